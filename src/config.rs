@@ -1,0 +1,117 @@
+//! The knobs. The same struct in Rust and (field for field) in Python.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Alignment that every direct transfer keeps: file offset, memory address and length in bytes.
+/// 4096 satisfies every disk in use (512-byte and 4Kn) and file systems that announce nothing.
+pub const ALIGN: usize = 4096;
+
+/// Which engine moves the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineChoice {
+    /// io_uring where it works, else the portable engine; the report says which and why.
+    #[default]
+    Auto,
+    /// io_uring, or an error with its remedy.
+    Uring,
+    /// Threads with positioned reads and writes.
+    Portable,
+}
+
+/// A feature that is used where it works, always, or never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// Used where it works; the report says when it does not, and why.
+    #[default]
+    Auto,
+    /// Used, or an error with its remedy.
+    On,
+    /// Not used.
+    Off,
+}
+
+/// How to save and load. The defaults are right for most machines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Bytes of staging memory: the only memory a save needs, however large the checkpoint.
+    /// As large as the checkpoint makes a save a snapshot; smaller streams. Default 256 MiB.
+    pub pool_bytes: u64,
+    /// Bytes of one staging buffer, which is also one transfer and one checksum. A multiple of
+    /// 4096. Default 4 MiB.
+    pub block_bytes: u64,
+    /// Transfers in flight at once. Default 8.
+    pub queue_depth: u32,
+    /// Threads that copy and checksum. 0, the default, means one a core, at most four.
+    pub fillers: u32,
+    /// Which engine moves the bytes.
+    pub engine: EngineChoice,
+    /// O_DIRECT: past the page cache.
+    pub direct: Switch,
+    /// Fixed buffers: staging memory registered with io_uring once, not pinned at every transfer.
+    pub fixed: Switch,
+    /// Largest shard file in bytes, as far as whole tensors allow; 0, the default, means no limit.
+    pub shard_bytes: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            pool_bytes: 256 << 20,
+            block_bytes: 4 << 20,
+            queue_depth: 8,
+            fillers: 0,
+            engine: EngineChoice::Auto,
+            direct: Switch::Auto,
+            fixed: Switch::Auto,
+            shard_bytes: 0,
+        }
+    }
+}
+
+impl Config {
+    /// Checks the numbers against each other.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the field, its value and what it may be.
+    pub fn validate(&self) -> Result<()> {
+        let bad = |field: &str, value: u64, may_be: &str| {
+            Err(Error::invalid(format!("Config.{field} = {value}: must be {may_be}")))
+        };
+        if self.block_bytes < ALIGN as u64
+            || self.block_bytes > 1 << 30
+            || !self.block_bytes.is_multiple_of(ALIGN as u64)
+        {
+            return bad("block_bytes", self.block_bytes, "a multiple of 4096, from 4 KiB to 1 GiB");
+        }
+        if self.pool_bytes < 2 * self.block_bytes {
+            return bad("pool_bytes", self.pool_bytes, "at least two blocks (2 * block_bytes)");
+        }
+        if self.pool_bytes > 1 << 44 {
+            return bad("pool_bytes", self.pool_bytes, "at most 16 TiB");
+        }
+        if self.queue_depth == 0 || self.queue_depth > 1024 {
+            return bad("queue_depth", self.queue_depth.into(), "from 1 to 1024");
+        }
+        if self.fillers > 256 {
+            return bad("fillers", self.fillers.into(), "from 0 (automatic) to 256");
+        }
+        Ok(())
+    }
+
+    /// Buffers in the pool.
+    pub fn buffers(&self) -> usize {
+        (self.pool_bytes / self.block_bytes) as usize
+    }
+
+    /// Threads that copy and checksum, with 0 resolved to this machine's number.
+    pub fn filler_threads(&self) -> usize {
+        match self.fillers {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(4),
+            n => n as usize,
+        }
+    }
+}

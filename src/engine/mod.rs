@@ -1,0 +1,109 @@
+//! Engines move buffers to and from files, and do nothing else.
+//!
+//! An [`Engine`] is driven by one thread: it takes operations, each with the [`Buffer`] it moves,
+//! and gives them back as [`Completion`]s, in any order, possibly short, possibly failed: it is as
+//! raw as the kernel. [`queue`] wraps an engine in its thread, carries short and interrupted
+//! transfers on to their end, and keeps no more in flight than the engine takes.
+
+pub mod file;
+pub mod ladder;
+pub mod portable;
+pub mod queue;
+#[cfg(all(target_os = "linux", feature = "uring"))]
+pub mod uring;
+
+use crate::pool::Buffer;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// A file attached to an engine. Numbers are reused once detached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileId(pub u32);
+
+/// One operation.
+#[derive(Debug)]
+pub struct Op {
+    /// The caller's mark; comes back unchanged.
+    pub token: u64,
+    /// The file.
+    pub file: FileId,
+    /// What to do.
+    pub action: Action,
+}
+
+/// What an [`Op`] does.
+#[derive(Debug)]
+pub enum Action {
+    /// Write to the file.
+    Write(Transfer),
+    /// Read from the file.
+    Read(Transfer),
+    /// `fsync`: data and metadata of the file are on the disk when this completes. Covers writes
+    /// that completed before it was submitted, none in flight.
+    Sync,
+}
+
+/// Which bytes of a buffer go to or come from where.
+#[derive(Debug)]
+pub struct Transfer {
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// The memory. Owned by the engine until the completion.
+    pub buffer: Buffer,
+    /// First byte of the buffer to move.
+    pub start: usize,
+    /// Bytes to move; `start + len` is within the buffer.
+    pub len: usize,
+}
+
+/// An operation that ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The operation as it was submitted, its buffer with it.
+    pub op: Op,
+    /// Bytes moved (0 for a sync, and for a read at the file's end), or the system's error.
+    pub result: io::Result<usize>,
+}
+
+/// Makes [`Engine::wait`] return soon, from any thread.
+pub type Waker = Arc<dyn Fn() + Send + Sync>;
+
+/// The seam between ringstow and an operating system's way of doing I/O.
+///
+/// All calls come from one thread, the one that built the engine. Dropping an engine waits for
+/// what is in flight, since the kernel owns those buffers until then.
+pub trait Engine {
+    /// For reports: `"uring"`, `"portable"`.
+    fn name(&self) -> &'static str;
+
+    /// How many operations may be in flight at once.
+    fn depth(&self) -> usize;
+
+    /// How many of the pool's buffers are registered with the kernel as fixed buffers.
+    fn registered(&self) -> usize {
+        0
+    }
+
+    /// Makes a file known.
+    ///
+    /// # Errors
+    /// The system's.
+    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId>;
+
+    /// Forgets a file, which has nothing in flight.
+    fn detach(&mut self, file: FileId);
+
+    /// Starts an operation. The caller keeps at most [`Engine::depth`] in flight. An operation that
+    /// cannot be started comes back from [`Engine::wait`] as failed.
+    fn submit(&mut self, op: Op);
+
+    /// Waits until something has completed or the waker was called, and appends what completed.
+    ///
+    /// # Errors
+    /// Only when the engine as a whole is broken and no completion can be had any more.
+    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()>;
+
+    /// A way to interrupt [`Engine::wait`].
+    fn waker(&self) -> Waker;
+}

@@ -1,0 +1,187 @@
+//! The one error type. Every variant says where, what was expected, and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// `Result` with ringstow's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that can go wrong while saving, loading or checking a checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused: no space, no permission, no such file, a failing disk.
+    #[error("{doing} {}{}: {source}{}", path.display(), at(*offset), remedy_for(source))]
+    Io {
+        /// What was being done, as a verb phrase: `"writing"`, `"opening"`.
+        doing: &'static str,
+        /// The file or directory concerned.
+        path: PathBuf,
+        /// Byte offset in that file, where one applies.
+        offset: Option<u64>,
+        /// What the system said.
+        source: io::Error,
+    },
+
+    /// The directory holds no committed checkpoint: a save was killed before its commit, or a file
+    /// that the manifest names is gone.
+    #[error("{} is not a complete checkpoint: {reason}", path.display())]
+    Incomplete {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// What is missing, and what to do.
+        reason: String,
+    },
+
+    /// Bytes on disk are not the bytes that were written.
+    #[error("{} is damaged at offset {offset}: {what} should be {expected}, is {got}; \
+             restore the file from a copy or go back to an earlier checkpoint", path.display())]
+    Corrupt {
+        /// The damaged file.
+        path: PathBuf,
+        /// Byte offset in that file at which the damaged region starts.
+        offset: u64,
+        /// What was compared: `"crc32 of block 7"`, `"length in bytes"`.
+        what: String,
+        /// The value recorded when the checkpoint was written.
+        expected: String,
+        /// The value found now.
+        got: String,
+    },
+
+    /// A manifest or header that cannot be what ringstow wrote: bad JSON, ranges that overlap or
+    /// overflow, file names that leave the directory.
+    #[error("{}: {reason}", path.display())]
+    Format {
+        /// The file concerned.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// Something that this version, this build, this kernel or this file system cannot do, but
+    /// that was asked for by name.
+    #[error("{what}; {remedy}")]
+    Unsupported {
+        /// What cannot be done, and why.
+        what: String,
+        /// What to do instead.
+        remedy: String,
+    },
+
+    /// The caller handed over something that cannot be saved or loaded as it is.
+    #[error("{reason}")]
+    Invalid {
+        /// What is wrong with it; names the key where one applies.
+        reason: String,
+    },
+
+    /// The checkpoint and the request do not have the same tensors.
+    #[error("{}", key_mismatch(path, missing, unexpected, mismatched))]
+    Keys {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// Names asked for that the checkpoint does not have.
+        missing: Vec<String>,
+        /// Names in the checkpoint that nobody asked for (strict loads only).
+        unexpected: Vec<String>,
+        /// Tensors whose dtype or shape differs, each as a sentence.
+        mismatched: Vec<String>,
+    },
+
+    /// Another save into the same directory is under way.
+    #[error("another save into {} is under way (in this process or another); \
+             wait for it, or save to another path", path.display())]
+    Busy {
+        /// The checkpoint's directory.
+        path: PathBuf,
+    },
+
+    /// The caller cancelled the operation.
+    #[error("{} was cancelled; an earlier checkpoint at this path, if any, is untouched", path.display())]
+    Cancelled {
+        /// The checkpoint's directory.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`] without an offset.
+    pub fn io(doing: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Io { doing, path: path.into(), offset: None, source }
+    }
+
+    /// An [`Error::Io`] at a byte offset of a file.
+    pub fn io_at(
+        doing: &'static str,
+        path: impl Into<PathBuf>,
+        offset: u64,
+        source: io::Error,
+    ) -> Self {
+        Self::Io { doing, path: path.into(), offset: Some(offset), source }
+    }
+
+    /// An [`Error::Format`].
+    pub fn format(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
+        Self::Format { path: path.into(), reason: reason.into() }
+    }
+
+    /// An [`Error::Invalid`].
+    pub fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid { reason: reason.into() }
+    }
+}
+
+fn at(offset: Option<u64>) -> String {
+    offset.map(|o| format!(" at offset {o}")).unwrap_or_default()
+}
+
+/// What to do about a refusal of the system, for the errnos that users meet.
+fn remedy_for(source: &io::Error) -> &'static str {
+    use io::ErrorKind::*;
+    match source.kind() {
+        StorageFull => {
+            "; free some space or save elsewhere. What this save wrote has been removed, \
+             an earlier checkpoint at this path is untouched"
+        }
+        QuotaExceeded => "; the disk quota is used up: free some space or save elsewhere",
+        PermissionDenied => "; check the owner and mode of the file and of its directory",
+        ReadOnlyFilesystem => "; the file system is mounted read-only: save elsewhere",
+        FileTooLarge => "; raise `ulimit -f`, or set `shard_bytes` so that each file is smaller",
+        _ if source.raw_os_error() == Some(nix::errno::Errno::EIO as i32) => {
+            "; the device reports a hardware error: see the kernel's log (dmesg)"
+        }
+        _ if source.raw_os_error() == Some(nix::errno::Errno::EMFILE as i32) => {
+            "; too many open files: raise `ulimit -n`"
+        }
+        _ => "",
+    }
+}
+
+fn key_mismatch(
+    path: &Path,
+    missing: &[String],
+    unexpected: &[String],
+    mismatched: &[String],
+) -> String {
+    let mut text = format!("{} does not fit what was asked for", path.display());
+    let mut list = |title: &str, names: &[String]| {
+        if !names.is_empty() {
+            text.push_str(&format!("; {title} ({}): {}", names.len(), some_of(names)));
+        }
+    };
+    list("not in the checkpoint", missing);
+    list("only in the checkpoint", unexpected);
+    list("different", mismatched);
+    text
+}
+
+/// At most twenty of the names, so that a message stays readable.
+fn some_of(names: &[String]) -> String {
+    const SHOWN_MAX: usize = 20;
+    let mut text = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN_MAX {
+        text.push_str(&format!(", and {} more", names.len() - SHOWN_MAX));
+    }
+    text
+}

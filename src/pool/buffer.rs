@@ -1,0 +1,92 @@
+//! A run of a mapping with exactly one owner.
+
+use super::Mapping;
+use crossbeam_channel::Sender;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+/// Exclusive ownership of some bytes of a [`Mapping`]. Returned to its pool, if it has one, on drop.
+#[derive(Debug)]
+pub struct Buffer {
+    mapping: Arc<Mapping>,
+    range: Range<usize>,
+    /// Number in the pool, which is its index among the ring's fixed buffers.
+    slot: Option<u16>,
+    /// Where the slot goes back to.
+    home: Option<Sender<u16>>,
+}
+
+impl Buffer {
+    /// Cuts a mapping into adjacent buffers of the given lengths.
+    ///
+    /// # Panics
+    /// If the lengths add up to more than the mapping's.
+    pub fn cut(mapping: Arc<Mapping>, lens: impl IntoIterator<Item = usize>) -> Vec<Buffer> {
+        // One reference means that no other buffer over it exists.
+        assert_eq!(Arc::strong_count(&mapping), 1, "the mapping is cut already");
+        let mut start = 0;
+        lens.into_iter()
+            .map(|len| {
+                let range = start..start + len;
+                assert!(range.end <= mapping.len());
+                start = range.end;
+                Buffer { mapping: mapping.clone(), range, slot: None, home: None }
+            })
+            .collect()
+    }
+
+    /// A pool's buffer. The pool hands each slot to one holder at a time.
+    pub(super) fn of_pool(
+        mapping: Arc<Mapping>,
+        range: Range<usize>,
+        slot: u16,
+        home: Sender<u16>,
+    ) -> Self {
+        Self { mapping, range, slot: Some(slot), home: Some(home) }
+    }
+
+    /// Number in the pool; `None` for memory that is no pool's.
+    pub fn slot(&self) -> Option<u16> {
+        self.slot
+    }
+
+    /// First byte, for the kernel. Valid for `len()` bytes while this buffer lives.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        // SAFETY: the range lies in the mapping.
+        unsafe { self.mapping.as_ptr().add(self.range.start) }
+    }
+
+    /// Faults the buffer's pages in; see [`Mapping::prefault`].
+    pub fn prefault(&mut self) {
+        self.mapping.prefault(self.range.start, self.range.len());
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: in bounds, initialised (anonymous memory is zeroed), and exclusively ours.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.mapping.as_ptr().add(self.range.start),
+                self.range.len(),
+            )
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` makes it the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.range.len()) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let (Some(home), Some(slot)) = (&self.home, self.slot) {
+            // Fails only when the pool is gone already; the memory goes with the last buffer.
+            let _ = home.send(slot);
+        }
+    }
+}

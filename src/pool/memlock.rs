@@ -1,0 +1,41 @@
+//! RLIMIT_MEMLOCK: how much memory may be registered with io_uring. Asked before registering,
+//! because a registration over the limit pins for seconds before it fails.
+
+use nix::sys::resource::{Resource, getrlimit};
+
+/// How many bytes this process may lock; `None` means any number.
+///
+/// The kernel charges registered buffers per user, over all of the user's processes, so that less
+/// than this may be left.
+pub fn limit_bytes() -> Option<u64> {
+    if may_lock_any() {
+        return None;
+    }
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Ok((soft, _)) if soft == nix::libc::RLIM_INFINITY => None,
+        Ok((soft, _)) => Some(soft),
+        Err(_) => Some(0),
+    }
+}
+
+/// Whether the process has CAP_IPC_LOCK, which lifts the limit.
+fn may_lock_any() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    std::fs::read_to_string("/proc/self/status").ok().is_some_and(|status| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("CapEff:"))
+            .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+            .is_some_and(|caps| caps & (1 << CAP_IPC_LOCK) != 0)
+    })
+}
+
+/// What to do when `wanted` bytes are more than the limit allows.
+pub fn remedy(wanted_bytes: u64) -> String {
+    let kib = wanted_bytes.div_ceil(1024);
+    format!(
+        "raise the limit to {kib} KiB or more: `ulimit -l {kib}` in the shell, `LimitMEMLOCK=infinity` in a \
+         systemd unit, `--ulimit memlock=-1` for docker, `* - memlock unlimited` in \
+         /etc/security/limits.conf; or lower pool_bytes"
+    )
+}
