@@ -9,7 +9,7 @@ from ringstow import _native
 
 
 def main() -> None:
-    """Runs the program on ``sys.argv`` and exits with its code."""
+    """Run the program on ``sys.argv`` and exits with its code."""
     # Die of Ctrl-C and of a closed pipe as any other program does, not with a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

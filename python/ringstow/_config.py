@@ -44,5 +44,5 @@ class Config:
     """Largest shard file in bytes, as far as whole tensors allow; 0 means no limit."""
 
     def to_json(self) -> str:
-        """Returns the fields as a JSON object, as the native side takes them."""
+        """Return the fields as a JSON object, as the native side takes them."""
         return json.dumps(dataclasses.asdict(self))

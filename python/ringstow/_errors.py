@@ -66,7 +66,7 @@ class UnsupportedError(Error):
 
 
 class InvalidStateError(Error, ValueError):
-    """What was handed over cannot be saved or loaded as it is. Names the key, where there is one."""
+    """What was handed over cannot be saved or loaded as it is. Names its key if it has one."""
 
 
 class KeyMismatchError(Error):

@@ -16,23 +16,19 @@ class _FromJson:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Builds one from the native side's JSON text."""
+        """Build one from the native side's JSON text."""
         return cls.from_object(json.loads(text))
 
     @classmethod
     def from_object(cls, values: dict[str, Any]) -> Self:
-        """Builds one from a parsed JSON object."""
+        """Build one from a parsed JSON object."""
         known = {field.name for field in dataclasses.fields(cls)} - {"extra"}  # type: ignore[arg-type]
         fields = {name: value for name, value in values.items() if name in known}
         for name, part in (("fallbacks", Fallback), ("damage", Damage)):
             if name in fields:
                 fields[name] = tuple(part.from_object(item) for item in fields[name] or ())
         extra = {name: value for name, value in values.items() if name not in known}
-        return cls(**fields, extra=extra)
-
-
-def _extra() -> Any:
-    return dataclasses.field(default_factory=dict, repr=False, compare=False)
+        return cls(**{**fields, "extra": extra})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +38,7 @@ class Fallback(_FromJson):
     what: str = ""
     why: str = ""
     remedy: str = ""
-    extra: dict[str, Any] = _extra()
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +50,7 @@ class Damage(_FromJson):
     what: str = ""
     expected: str = ""
     got: str = ""
-    extra: dict[str, Any] = _extra()
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ class SaveReport(_FromJson):
     seconds_staged: float = 0.0
     """Until the last byte had left its tensor."""
     fallbacks: tuple[Fallback, ...] = ()
-    extra: dict[str, Any] = _extra()
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,10 +91,10 @@ class LoadReport(_FromJson):
     verified: bool = False
     seconds: float = 0.0
     fallbacks: tuple[Fallback, ...] = ()
-    extra: dict[str, Any] = _extra()
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     def followed_by(self, other: LoadReport) -> LoadReport:
-        """Returns the report of this load and then the other, as one."""
+        """Return the report of this load and then the other, as one."""
         return dataclasses.replace(
             self,
             tensors=self.tensors + other.tensors,
@@ -120,7 +116,7 @@ class VerifyReport(_FromJson):
     """Bytes read and compared with their checksums."""
     seconds: float = 0.0
     damage: tuple[Damage, ...] = ()
-    extra: dict[str, Any] = _extra()
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
