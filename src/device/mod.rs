@@ -16,8 +16,10 @@ pub trait Source: Send + Sync {
     fn read(&self, offset: usize, to: &mut [u8]);
 }
 
-/// Where a tensor's bytes go. Given in pieces, by several threads at once, no byte twice.
-pub trait Sink: Send + Sync {
+/// Where a tensor's bytes go. Given in pieces, by several threads at once.
+///
+/// Not public: that no two threads are given the same byte is the pipeline's promise to keep.
+pub(crate) trait Sink: Send + Sync {
     /// Bytes of the dense data.
     fn nbytes(&self) -> u64;
 

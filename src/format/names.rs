@@ -37,6 +37,12 @@ pub fn is_shard(name: &str) -> bool {
     rank.len() >= 5 && number(rank) && number(index) && number(generation)
 }
 
+/// The generation in a name that [`is_shard`]; numbers beyond 64 bits count as the largest.
+pub fn generation(name: &str) -> u64 {
+    let stem = name.trim_end_matches(".safetensors");
+    stem.split_once(".g").map_or(0, |(_, number)| number.parse().unwrap_or(u64::MAX - 1))
+}
+
 /// Whether this is a file that an unfinished save left behind.
 pub fn is_part(name: &str) -> bool {
     name == MANIFEST_PART || name.strip_suffix(PART_SUFFIX).is_some_and(is_shard)
@@ -59,6 +65,7 @@ mod tests {
         for own in [shard(0, 0, 0), shard(7, 12, 3), shard(123_456, 0, 0)] {
             assert!(is_shard(&own), "{own}");
             assert!(is_confined(&own));
+            assert_eq!(generation(&own), if own.contains(".g3.") { 3 } else { 0 });
             assert!(is_part(&part(&own)) && !is_shard(&part(&own)));
         }
         for foreign in ["model.safetensors", "rank0-0.safetensors", "rank00000.safetensors"] {
