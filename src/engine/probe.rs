@@ -1,0 +1,1 @@
+//! Facts for `ringstow doctor`.
