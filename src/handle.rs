@@ -30,7 +30,7 @@ impl SaveHandle {
         path: PathBuf,
         save: impl FnOnce(&Arc<Job>) -> Result<SaveReport> + Send + 'static,
     ) -> Result<Self> {
-        let (job, outcome) = (Arc::<Job>::default(), Arc::default());
+        let (job, outcome) = (Arc::<Job>::default(), Arc::<Mutex<Option<_>>>::default());
         let (its_job, its_outcome) = (job.clone(), Arc::clone(&outcome));
         let run = move || {
             let saved = catch_unwind(AssertUnwindSafe(|| save(&its_job))).unwrap_or_else(|panic| {
@@ -86,13 +86,13 @@ impl SaveHandle {
     ///
     /// # Errors
     /// What the save failed with.
-    pub fn result(mut self) -> Result<SaveReport> {
+    pub fn result(self) -> Result<SaveReport> {
         self.job.wait_ended(None);
         self.take().expect("it is taken only here, by value, or by a poll that was ready")
     }
 
     /// The outcome, the first time after the end.
-    pub fn take(&mut self) -> Option<Result<SaveReport>> {
+    pub fn take(&self) -> Option<Result<SaveReport>> {
         self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 }
@@ -100,7 +100,7 @@ impl SaveHandle {
 impl Future for SaveHandle {
     type Output = Result<SaveReport>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if self.job.wake_at_end(context.waker()) {
             return Poll::Pending;
         }

@@ -54,11 +54,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
-pub fn save(
-    state: &StateDict<'_>,
-    path: impl AsRef<Path>,
-    config: &Config,
-) -> Result<SaveReport> {
+pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> Result<SaveReport> {
     let runtime = Runtime::shared(config)?;
     let tree = state.tree()?;
     let job = Arc::default();

@@ -90,14 +90,17 @@ impl<'a> StateDict<'a> {
         if let Some(tree) = &self.tree {
             return Ok(tree.clone());
         }
-        let tensors = self.infos.iter().map(|info| {
-            (Value::Str(info.name.clone()), Value::Tensor(info.name.clone()))
-        });
+        let tensors = self
+            .infos
+            .iter()
+            .map(|info| (Value::Str(info.name.clone()), Value::Tensor(info.name.clone())));
         let items: Vec<_> = tensors.chain(self.values.iter().cloned()).collect();
         let mut seen = std::collections::HashSet::new();
         for (key, _) in &items {
             if let Some(twice) = key.as_str().filter(|key| !seen.insert(*key)) {
-                return Err(Error::invalid(format!("two entries of the state are named {twice:?}")));
+                return Err(Error::invalid(format!(
+                    "two entries of the state are named {twice:?}"
+                )));
             }
         }
         Value::Dict(items).to_json()

@@ -172,6 +172,11 @@ impl Queue {
         self.about.name
     }
 
+    /// Whether the I/O thread still runs; one whose engine broke has ended.
+    pub fn is_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// How many operations are in flight at most; what is submitted beyond waits its turn.
     pub fn depth(&self) -> usize {
         self.about.depth
@@ -235,6 +240,12 @@ impl Queue {
         let reply = Reply::new(move |outcome| drop(send.send(outcome)));
         self.submit(Request { file: file.id(), action, needed, abort: None, reply });
         answer.recv().unwrap_or_else(|_| Outcome { result: Err(gone()), buffer: None })
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("engine", &self.about.name).finish_non_exhaustive()
     }
 }
 

@@ -31,7 +31,10 @@ pub(super) fn climb<T>(
             Ok(queue) => queue,
             Err(error) => {
                 let why = ladder::refusal(&rung, Stage::Start, &error);
-                refused.push((rung, why.ok_or_else(|| Error::io("starting", rung.to_string(), error))?));
+                refused.push((
+                    rung,
+                    why.ok_or_else(|| Error::io("starting", rung.to_string(), error))?,
+                ));
                 continue;
             }
         };

@@ -16,7 +16,7 @@ use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::engine::{Action, Transfer, file};
 use crate::error::{Error, Result};
 use crate::plan::load::BlockRead;
-use crate::pool::{Buffer, Mapping, Pool};
+use crate::pool::{Buffer, Mapping, Pool, Whole};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::io;
 use std::ops::Range;
@@ -74,17 +74,17 @@ pub(crate) fn read_arenas(
             let blocks = reads.blocks.iter().filter(move |b| b.file == file);
             blocks.map(|b| b.len.next_multiple_of(ALIGN))
         };
-        let arena = Arc::new(Mapping::new(lens().sum()).map_err(no_memory)?);
-        buffers.extend(Buffer::cut(arena.clone(), lens()).into_iter().map(|b| Mutex::new(Some(b))));
-        arenas.push(arena);
+        let arena = Mapping::new(lens().sum()).map_err(no_memory)?;
+        let (whole, places) = Buffer::cut(arena, lens());
+        buffers.extend(places.into_iter().map(|place| Mutex::new(Some(place))));
+        arenas.push(whole);
     }
     // Staging is not involved, so neither are fixed buffers.
     let config = Config { fixed: Switch::Off, ..runtime.config().clone() };
     let memory = Memory::Arena(&buffers);
     let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Damages::Stop)?;
     drop(buffers);
-    let whole = |arena| Arc::try_unwrap(arena).expect("all of its buffers are dropped");
-    Ok((arenas.into_iter().map(whole).collect(), read))
+    Ok((arenas.into_iter().map(Whole::rejoin).collect(), read))
 }
 
 /// A destination, and where its bytes lie.
@@ -173,7 +173,8 @@ fn read_blocks(
 ) -> Result<Read> {
     let started = Instant::now();
     let (opened, moved) = open_files(runtime, config, reads)?;
-    let mut seconds = LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
+    let mut seconds =
+        LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
     let reading = Instant::now();
     let threads = config.filler_threads().min(reads.blocks.len()).max(1);
     let stream = Stream {
@@ -231,14 +232,12 @@ fn open_on(
             files.push(None);
             continue;
         }
-        let failed = |stage, doing| {
-            move |error| Failed { stage, doing, path: shard.path.clone(), error }
-        };
+        let failed =
+            |stage, doing| move |error| Failed { stage, doing, path: shard.path.clone(), error };
         let file =
             file::open_read(&shard.path, rung.direct).map_err(failed(Stage::Open, "opening"))?;
-        let attached = queue
-            .attach(Arc::new(file))
-            .map_err(failed(Stage::Open, "attaching to the engine"))?;
+        let attached =
+            queue.attach(Arc::new(file)).map_err(failed(Stage::Open, "attaching to the engine"))?;
         if !tried {
             trial(queue, &attached).map_err(failed(Stage::Trial, "reading"))?;
             tried = true;
@@ -250,8 +249,8 @@ fn open_on(
 
 /// A trial read needs no more memory than a page: the pool may never be wanted.
 fn trial(queue: &Queue, file: &Attached) -> io::Result<()> {
-    let page = Buffer::cut(Arc::new(Mapping::new(ALIGN)?), [ALIGN]).remove(0);
-    ladder::trial_read(queue, file, page).0
+    let (_, mut page) = Buffer::cut(Mapping::new(ALIGN)?, [ALIGN]);
+    ladder::trial_read(queue, file, page.remove(0)).0
 }
 
 /// A load in motion.

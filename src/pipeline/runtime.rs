@@ -17,13 +17,17 @@ const THREAD: &str = "ringstow-io";
 ///
 /// Saves and loads that run at the same time share it: they draw buffers from one pool, and their
 /// transfers take turns in one queue.
-#[derive(Debug)]
 pub struct Runtime {
     config: Config,
+    /// Builds every engine, in place of ringstow's own.
+    build: Option<Build>,
     pool: Mutex<Option<Pool>>,
     /// Whether with fixed buffers, and the queue.
     queues: Mutex<Vec<(Kind, bool, Arc<Queue>)>>,
 }
+
+/// Builds an engine, in the thread that will drive it.
+pub type Build = Arc<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
 
 impl Runtime {
     /// Checks the configuration; takes nothing from the system yet.
@@ -32,7 +36,16 @@ impl Runtime {
     /// [`Error::Invalid`](crate::Error::Invalid) for numbers that do not fit.
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
-        Ok(Self { config, pool: Mutex::new(None), queues: Mutex::new(Vec::new()) })
+        Ok(Self { config, build: None, pool: Mutex::new(None), queues: Mutex::new(Vec::new()) })
+    }
+
+    /// A runtime over an engine of the caller's: one of its own making, or a
+    /// [`Faulty`](crate::engine::faulty::Faulty) one in tests. It serves every rung of the ladder.
+    ///
+    /// # Errors
+    /// As for [`Runtime::new`].
+    pub fn with_engine(config: Config, build: Build) -> Result<Self> {
+        Ok(Self { build: Some(build), ..Self::new(config)? })
     }
 
     /// The process's runtime for this configuration. The one of the latest configuration is kept,
@@ -87,7 +100,8 @@ impl Runtime {
     pub(crate) fn queue(&self, rung: &Rung) -> io::Result<Arc<Queue>> {
         let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         queues.retain(|(.., queue)| queue.is_alive());
-        let fits = |(kind, fixed, _): &&(Kind, bool, _)| (*kind, *fixed) == (rung.engine, rung.fixed);
+        let fits =
+            |(kind, fixed, _): &&(Kind, bool, _)| (*kind, *fixed) == (rung.engine, rung.fixed);
         if let Some((.., queue)) = queues.iter().find(fits) {
             return Ok(queue.clone());
         }
@@ -98,6 +112,9 @@ impl Runtime {
 
     fn start(&self, rung: &Rung) -> io::Result<Queue> {
         let depth = self.config.queue_depth as usize;
+        if let Some(build) = self.build.clone() {
+            return Queue::start(THREAD, move || build());
+        }
         match rung.engine {
             Kind::Portable => {
                 Queue::start(THREAD, move || Ok(Box::new(Portable::new(depth)?) as Box<dyn Engine>))
@@ -125,6 +142,12 @@ impl Runtime {
             io::ErrorKind::Unsupported,
             "this build has no io_uring engine (Linux with the cargo feature `uring` has)",
         ))
+    }
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime").field("config", &self.config).finish_non_exhaustive()
     }
 }
 

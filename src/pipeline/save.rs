@@ -93,9 +93,8 @@ fn open_shards(
     plan: &SavePlan,
     dir: &Path,
 ) -> Result<(Shards, Moved)> {
-    let (files, queue, moved) = climb(runtime, runtime.config(), |queue, rung| {
-        open_on(queue, rung, pool, plan, dir)
-    })?;
+    let (files, queue, moved) =
+        climb(runtime, runtime.config(), |queue, rung| open_on(queue, rung, pool, plan, dir))?;
     Ok((Shards { queue, files }, moved))
 }
 

@@ -215,9 +215,10 @@ impl Checkpoint {
             .map(|(place, (_, sink))| Scatter { file: place.file, range: place.range, sink })
             .collect();
         scatter.sort_by_key(|s| (s.file, s.range.start));
-        if let Some(twice) = scatter.windows(2).find(|w| {
-            (w[0].file, w[0].range.start) == (w[1].file, w[1].range.start)
-        }) {
+        if let Some(twice) = scatter
+            .windows(2)
+            .find(|w| (w[0].file, w[0].range.start) == (w[1].file, w[1].range.start))
+        {
             let range = &twice[0].range;
             return Err(Error::invalid(format!("the tensor at {range:?} was asked for twice")));
         }
@@ -226,10 +227,7 @@ impl Checkpoint {
     }
 
     /// The entries of these names.
-    fn find<S: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = S>,
-    ) -> Result<Vec<&TensorEntry>> {
+    fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<&TensorEntry>> {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for name in names {
             match self.tensor(name.as_ref()) {
@@ -244,11 +242,7 @@ impl Checkpoint {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    fn check_sizes(
-        &self,
-        wanted: &[&TensorEntry],
-        targets: &[(&str, HostSink<'_>)],
-    ) -> Result<()> {
+    fn check_sizes(&self, wanted: &[&TensorEntry], targets: &[(&str, HostSink<'_>)]) -> Result<()> {
         let mismatched: Vec<String> = wanted
             .iter()
             .zip(targets)
@@ -299,10 +293,9 @@ impl Checkpoint {
 /// Where a tensor lies that one chunk holds whole.
 fn place(entry: &TensorEntry) -> Result<Want> {
     match entry.chunks.as_slice() {
-        [chunk] => Ok(Want {
-            file: chunk.file as usize,
-            range: chunk.begin..chunk.begin + entry.nbytes(),
-        }),
+        [chunk] => {
+            Ok(Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + entry.nbytes() })
+        }
         chunks => Err(Error::Unsupported {
             what: format!("tensor {:?} is sharded in {} chunks", entry.name, chunks.len()),
             remedy: "this version loads tensors that lie in one piece".into(),

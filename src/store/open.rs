@@ -111,7 +111,9 @@ fn no_manifest(dir: &Path) -> Error {
         entries.flatten().filter(|e| names::is_part(&e.file_name().to_string_lossy())).count()
     });
     let reason = match parts {
-        0 => format!("it has no {}; nothing was saved here, or another format was", names::MANIFEST),
+        0 => {
+            format!("it has no {}; nothing was saved here, or another format was", names::MANIFEST)
+        }
         n => format!(
             "it has no {} but {n} uncommitted file(s): a save is under way or was killed before its \
              commit. Resume from an earlier checkpoint; `ringstow prune` removes what was left",
@@ -144,6 +146,8 @@ fn find_shard(dir: &Path, name: &str, bytes: u64) -> Result<PathBuf> {
             Ok(_) => return Ok(path),
         }
     }
-    let reason = format!("{name}, which its manifest lists, is missing; restore it or go back to an earlier checkpoint");
+    let reason = format!(
+        "{name}, which its manifest lists, is missing; restore it or go back to an earlier checkpoint"
+    );
     Err(Error::Incomplete { path: dir.into(), reason })
 }

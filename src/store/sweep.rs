@@ -41,9 +41,8 @@ pub(super) fn file_names(dir: &Path) -> Result<Vec<String>> {
 /// Without a manifest only uncommitted files go: shards that a manifest once listed may be all that
 /// is left of somebody's data.
 pub(super) fn sweep(dir: &Path, manifest: Option<&Manifest>) -> Result<Swept> {
-    let listed: HashSet<&str> = manifest.map_or_else(HashSet::new, |m| {
-        m.files.iter().map(|file| file.name.as_str()).collect()
-    });
+    let listed: HashSet<&str> = manifest
+        .map_or_else(HashSet::new, |m| m.files.iter().map(|file| file.name.as_str()).collect());
     let mut swept = Swept::default();
     let present = file_names(dir)?;
     for name in &present {
