@@ -29,8 +29,8 @@ from peers import PEERS
 DEFAULT_PEERS = [name for name in PEERS if name != "dcp-8-threads"]
 OURS = "ringstow"
 FIO = "fio"
-FIO_BLOCK = 4 << 20
-FIO_JOB = f"--ioengine=io_uring --bs={FIO_BLOCK} --iodepth=8 --fixedbufs --registerfiles --direct=1"
+FIO_BLOCK_BYTES = 4 << 20
+FIO_JOB = "--ioengine=io_uring --bs=4M --iodepth=8 --fixedbufs --registerfiles --direct=1"
 SPARE_BYTES = 512 << 20  # left free on the disk beside the checkpoint
 
 Result = dict[str, float]
