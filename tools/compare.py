@@ -249,9 +249,10 @@ def print_table(
     for name in names:
         say(table_line(table_row(name, rounds)))
     say()
-    for line in ratio_lines(rounds, names):
-        say(line)
-    say()
+    if any(OURS in results for results in rounds):
+        for line in ratio_lines(rounds, names):
+            say(line)
+        say()
     for line in notes(directory, names):
         say(line)
     for name, reason in failed.items():
