@@ -63,6 +63,7 @@ clean:
 # PyTorch comes with the first run and stays; a changed source costs a Rust build.
 $(READY): $(INPUTS)
 	@tools/preflight.sh $(PYTHON)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "building the wheel, installing it with what tests need (the first time: PyTorch too)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]'
 	@touch $@
