@@ -77,7 +77,8 @@ impl Job {
         self.changed.notify_all();
     }
 
-    pub(crate) fn set_ended(&self) {
+    /// Says that it has ended, to whoever waits. For those who run a job on a thread of their own.
+    pub fn set_ended(&self) {
         let wakers = {
             let mut phase = self.phase();
             phase.ended = true;

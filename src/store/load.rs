@@ -195,9 +195,9 @@ impl Checkpoint {
     /// [`Error::Keys`] naming all that are not in the checkpoint or of another size, before a byte
     /// is changed; [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before
     /// it are in place already.
-    pub fn load_into(
+    pub fn load_into<S: AsRef<str>>(
         &self,
-        targets: &[(&str, HostSink<'_>)],
+        targets: &[(S, HostSink<'_>)],
         options: LoadOptions,
         runtime: &Runtime,
         job: &Arc<Job>,
@@ -242,14 +242,14 @@ impl Checkpoint {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    fn check_sizes(&self, wanted: &[&TensorEntry], targets: &[(&str, HostSink<'_>)]) -> Result<()> {
+    fn check_sizes<S>(&self, wanted: &[&TensorEntry], targets: &[(S, HostSink<'_>)]) -> Result<()> {
         let mismatched: Vec<String> = wanted
             .iter()
             .zip(targets)
             .filter(|(entry, (_, sink))| entry.nbytes() != sink.nbytes())
-            .map(|(entry, (name, sink))| {
+            .map(|(entry, (_, sink))| {
                 let (has, room) = (entry.nbytes(), sink.nbytes());
-                format!("{name:?} has {has} bytes in the checkpoint, {room} in memory")
+                format!("{:?} has {has} bytes in the checkpoint, {room} in memory", entry.name)
             })
             .collect();
         if mismatched.is_empty() {

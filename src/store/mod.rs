@@ -11,7 +11,7 @@ mod sweep;
 mod verify;
 
 pub use list::{Found, Status, latest, list};
-pub use load::{LoadOptions, Loaded, TensorView};
+pub use load::{LoadOptions, Loaded, LoadedTensor, TensorView};
 pub use open::Checkpoint;
 pub use save::save;
 pub use sweep::{Swept, prune};

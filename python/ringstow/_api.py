@@ -1,0 +1,248 @@
+"""The functions that a trainer calls: save, load, verify, latest."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+from ringstow import _build, _handle, _merge, _native, _select, _state, _tree
+from ringstow._config import Config
+from ringstow._handle import SaveHandle
+from ringstow._report import LoadReport, SaveReport, VerifyReport
+
+StrPath = str | os.PathLike[str]
+
+_log = logging.getLogger("ringstow")
+
+
+def save(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    *,
+    config: Config | None = None,
+    allow_pickle: bool = False,
+) -> SaveReport:
+    """Save a state dict as a checkpoint, and return once it is durable.
+
+    The checkpoint appears whole or not at all; one that was at the path is replaced at the last
+    moment, and is untouched by a failure, a kill or a Ctrl-C.
+
+    Args:
+        state_dict: a dict of any nesting of dict, list, tuple, int, float, str, bytes, bool,
+            None, CPU tensors of any shape and stride, numpy arrays and scalars, torch.Size,
+            torch.dtype and torch.device. ``model.state_dict()`` and ``optimizer.state_dict()`` go
+            in as they are. Tensors that are the same memory are stored once.
+        path: the checkpoint's directory; made if it is not there, its parents too.
+        config: the knobs; None means the defaults.
+        allow_pickle: pickle what is none of the above. Loading it needs the same word, and runs
+            whatever code the file says. Tensors within such a value are pickled with it.
+
+    Returns:
+        What was done and how long it took.
+
+    Raises:
+        InvalidStateError: a value that can't be saved, named by its key; or a bad ``config``.
+        UnsupportedError: a tensor that can't be saved yet (sparse, quantized, on a GPU, ...), or
+            something that ``config`` asks for by name and that this machine can't do.
+        BusyError: another save into the same directory is under way.
+        OSError: the system refused: no space, no permission, a path that is a file.
+        Exception: the failure of an earlier `save_async` that nobody has asked about.
+    """
+    handle = save_async(state_dict, path, config=config, allow_pickle=allow_pickle)
+    try:
+        return handle.result()
+    except BaseException:
+        handle._abandon()  # Ctrl-C; a save that failed is done already
+        raise
+
+
+def save_async(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    *,
+    config: Config | None = None,
+    allow_pickle: bool = False,
+) -> SaveHandle:
+    """Start to save a state dict in the background, and return at once.
+
+    Leave the tensors and arrays alone until ``handle.wait_staged()`` returns; what they hold in
+    between is what is saved. All other values are taken at the call. The interpreter's exit waits
+    for the save.
+
+    Args:
+        state_dict: as in `save`.
+        path: as in `save`.
+        config: as in `save`. With a ``pool_bytes`` as large as the checkpoint, staging takes as
+            long as a copy; with less, about as long as the disk needs for the rest.
+        allow_pickle: as in `save`.
+
+    Returns:
+        The handle to wait on.
+
+    Raises:
+        InvalidStateError: as in `save`.
+        UnsupportedError: as in `save`, for what is seen at once; the rest is raised by the handle.
+        Exception: the failure of an earlier `save_async` that nobody has asked about.
+    """
+    where = _absolute(path)
+    _handle.raise_untold()
+    encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
+    job = _native.start_save(encoded.tensors, encoded.tree, where, _json(config))
+    return _handle.start(job, where, encoded.owners)
+
+
+def load(
+    path: StrPath,
+    *,
+    prefix: str | None = None,
+    keys: Iterable[str] | None = None,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> dict[Any, Any]:
+    """Load a checkpoint, or a part of it, into fresh tensors on the CPU.
+
+    What comes back is equal to what was saved, types and order included, with two exceptions:
+    Parameters and other sub-classes are plain tensors, and all tensors are dense. Tensors that
+    shared memory share it again. A tensor's storage can't be resized.
+
+    With ``prefix`` or ``keys`` the same structure comes back with the selected leaves only, and
+    only their bytes are read. A leaf's name is its path joined by dots, such as
+    ``optimizer.state.0.exp_avg``. A list or tuple comes whole if any of its leaves is selected.
+
+    Args:
+        path: the checkpoint's directory.
+        prefix: select the leaves whose name starts so; any string, ``"model."`` for one.
+        keys: select the leaves of exactly these names.
+        verify: compare every block that is read with its checksum before any of it is used.
+        allow_pickle: unpickle what was saved with ``allow_pickle``; it can run any code.
+        config: the knobs; None means the defaults.
+
+    Returns:
+        The state dict.
+
+    Raises:
+        ValueError: both ``prefix`` and ``keys`` were given.
+        KeyMismatchError: no leaf has the prefix; or some of the keys, all of them named.
+        UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch.
+        IncompleteCheckpointError: the directory holds no committed checkpoint.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    if prefix is not None and keys is not None:
+        raise ValueError("give prefix or keys, not both")
+    if isinstance(keys, str):
+        raise TypeError("keys is a collection of names; for one name give [name]")
+    where = _absolute(path)
+    checkpoint = _native.Checkpoint(where)
+    skeleton = _tree.parse(checkpoint.state, where)
+    if prefix is not None:
+        skeleton = _select.by_prefix(skeleton, prefix, where)
+    elif keys is not None:
+        skeleton = _select.by_keys(skeleton, keys, where)
+    contents = _build.Contents(where, checkpoint.tensors)
+    survey = _build.Survey(contents, allow_pickle=allow_pickle)
+    survey.add(skeleton)
+    blocks, report = checkpoint.load(survey.names, verify, _json(config))
+    _log.debug("loaded %s", report)
+    named = dict(zip(survey.names, blocks, strict=True))
+    return _build.Builder(contents, named).value(skeleton)  # type: ignore[no-any-return]
+
+
+def load_into(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    *,
+    strict: bool = True,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> LoadReport:
+    """Load a checkpoint into the tensors of a state dict of the same structure.
+
+    Tensors and arrays are filled in place, without autograd noticing; all other values are
+    replaced in the dicts and lists that hold them. Nothing is changed unless everything fits. If
+    damage or a failing disk is met while reading, the elements of the tensors are undefined.
+
+    Args:
+        state_dict: what to fill. Its tensors may be strided, require grad, and share memory; ones
+            that aren't dense and on the CPU take a copy on the way. A list or tuple that holds
+            no tensor is one value, replaced as a whole.
+        path: the checkpoint's directory.
+        strict: the two must hold the same keys. False loads what is in both; a tensor of another
+            dtype or shape is still an error.
+        verify: compare every block that is read with its checksum before any of it is used.
+        allow_pickle: unpickle what was saved with ``allow_pickle``; it can run any code.
+        config: the knobs; None means the defaults.
+
+    Returns:
+        What was done and how long it took.
+
+    Raises:
+        KeyMismatchError: names every key that is missing, unexpected or different.
+        InvalidStateError: the state dict is no dict.
+        UnsupportedError: a pickled value without ``allow_pickle``.
+        IncompleteCheckpointError: the directory holds no committed checkpoint.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    where = _absolute(path)
+    checkpoint = _native.Checkpoint(where)
+    skeleton = _tree.parse(checkpoint.state, where)
+    contents = _build.Contents(where, checkpoint.tensors)
+    return _merge.load_into(
+        state_dict,
+        skeleton,
+        checkpoint,
+        contents,
+        strict=strict,
+        verify=verify,
+        allow_pickle=allow_pickle,
+        config=_json(config),
+    )
+
+
+def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
+    """Read a whole checkpoint and compare every block with its checksum.
+
+    Args:
+        path: the checkpoint's directory.
+        config: the knobs; None means the defaults.
+
+    Returns:
+        The report: ``ok``, and in ``damage`` each place that is damaged.
+
+    Raises:
+        IncompleteCheckpointError: the directory holds no committed checkpoint.
+        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    return VerifyReport.from_json(_native.verify(_absolute(path), _json(config)))
+
+
+def latest(directory: StrPath) -> str | None:
+    """Return the path of the newest committed checkpoint in a directory; None if there is none.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
+    return _native.latest(_absolute(directory))
+
+
+def _absolute(path: StrPath) -> str:
+    """Return the path from the root: a later chdir must not move a save in the background."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
+    if not text:
+        raise ValueError("the path is empty")
+    return str(pathlib.Path(text).absolute())
+
+
+def _json(config: Config | None) -> str:
+    return (config or Config()).to_json()

@@ -1,0 +1,129 @@
+"""From a skeleton and the bytes that were read to the values that the caller gets.
+
+The one place that unpickles, and only where the caller allowed it.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+from ringstow import _numpy, _torch
+from ringstow._errors import FormatError, UnsupportedError
+from ringstow._memory import Stored
+from ringstow._state import Path, describe
+from ringstow._tree import Leaf, rebuild
+
+
+class Contents:
+    """What a checkpoint's manifest says that it stores."""
+
+    def __init__(self, path: str, tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> None:
+        self.path = path
+        self.manifest = f"{path}/manifest.json"
+        self._stored = {
+            name: Stored(dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in tensors
+        }
+
+    def stored(self, leaf: Leaf, path: Path) -> Stored:
+        """Return what is stored for the tensor or array leaf at a path.
+
+        Raises:
+            FormatError: nothing is, or something of another dtype than the leaf's.
+        """
+        stored = self._stored.get(leaf.body)
+        if stored is None:
+            raise self._wrong(path, f"refers to the tensor {leaf.body!r}, which is not stored")
+        if leaf.tag == "$ndarray" and stored.dtype != _numpy.code_of(leaf.dtype):
+            raise self._wrong(
+                path, f"is an array of {leaf.dtype!r} but is stored as {stored.dtype}"
+            )
+        return stored
+
+    def _wrong(self, path: Path, what: str) -> FormatError:
+        message = f"{self.manifest}: {describe(path)} {what}"
+        return FormatError(message, path=self.manifest)
+
+
+class Survey:
+    """Gathers the tensors that skeletons need, each once, and refuses what may not be unpickled."""
+
+    def __init__(self, contents: Contents, *, allow_pickle: bool) -> None:
+        self._contents = contents
+        self._allow_pickle = allow_pickle
+        self._names: dict[str, None] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors' names in the order in which they were met."""
+        return list(self._names)
+
+    def add(self, node: object, path: Path = ()) -> None:
+        """Add a skeleton, or a part of one that lies at a path.
+
+        Raises:
+            FormatError: it refers to a tensor that is not stored.
+            UnsupportedError: a pickled value that may not be unpickled; names its key.
+        """
+        rebuild(node, path, self._note)
+
+    def _note(self, leaf: Leaf, path: Path) -> object:
+        if leaf.tag in ("$tensor", "$ndarray"):
+            self._contents.stored(leaf, path)
+            self._names[leaf.body] = None
+        elif leaf.tag == "$pickle" and not self._allow_pickle:
+            raise UnsupportedError(
+                f"{describe(path)} was saved with pickle, which can run any code when it is "
+                "loaded: if you trust who wrote the checkpoint, pass allow_pickle=True; or load "
+                "the rest with prefix= or keys="
+            )
+        return leaf
+
+
+class Builder:
+    """Makes values of skeletons that a `Survey` let pass, from the blocks that were read for it.
+
+    Leaves that name the same tensor get tensor objects of their own over one storage.
+    """
+
+    def __init__(self, contents: Contents, blocks: dict[str, Any]) -> None:
+        self._contents = contents
+        self._blocks = blocks
+        self._flat: dict[str, Any] = {}
+
+    def value(self, node: object, path: Path = ()) -> Any:
+        """Return the value of a skeleton, or of a part of one that lies at a path.
+
+        Raises:
+            UnsupportedError: it needs torch or numpy, and there is none, or an older one.
+        """
+        return rebuild(node, path, self._make)
+
+    def _make(self, leaf: Leaf, path: Path) -> Any:
+        key = describe(path)
+        match leaf.tag:
+            case "$tensor":
+                return self._tensor(leaf, path)
+            case "$ndarray":
+                stored = self._contents.stored(leaf, path)
+                return _numpy.array_over(self._blocks[leaf.body], stored, leaf.dtype, key)
+            case "$scalar":
+                return _numpy.scalar_from(leaf.body, leaf.dtype, key)
+            case "$size":
+                return _torch.require(key).Size(leaf.body)
+            case "$dtype":
+                return _torch.dtype_named(leaf.body, key)
+            case "$device":
+                return _torch.device_named(leaf.body, key)
+            case "$pickle":
+                return pickle.loads(base64.b64decode(leaf.body))
+        raise AssertionError(leaf.tag)
+
+    def _tensor(self, leaf: Leaf, path: Path) -> Any:
+        stored = self._contents.stored(leaf, path)
+        if leaf.body not in self._flat:
+            block = self._blocks[leaf.body]
+            self._flat[leaf.body] = _torch.flat_over(block, stored, describe(path))
+        return _torch.shaped(self._flat[leaf.body], stored)

@@ -1,0 +1,16 @@
+"""The ``ringstow`` program as the wheel installs it: the Rust program, run in this process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from ringstow import _native
+
+
+def main() -> None:
+    """Run the program on ``sys.argv`` and exits with its code."""
+    # Die of Ctrl-C and of a closed pipe as any other program does, not with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.exit(_native.cli(sys.argv))

@@ -1,0 +1,109 @@
+"""The exceptions. The same tree as the Rust side's error enum, which constructs these classes.
+
+What the operating system refused is not here: it comes as OSError's own kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Error(Exception):
+    """Base of everything that ringstow raises, apart from OSError's own kinds.
+
+    Attributes have defaults in every class, so that ``Cls(*args)`` works: copy and pickle rebuild
+    an exception that way and then restore its attributes.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+
+class IncompleteCheckpointError(Error):
+    """The directory holds no committed checkpoint, or a file of it is gone.
+
+    ``path`` is the checkpoint's directory.
+    """
+
+    def __init__(self, message: str = "", *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class CorruptCheckpointError(Error):
+    """Bytes on disk are not the bytes that were written.
+
+    ``file`` and ``offset`` (bytes) say where; ``expected`` and ``got`` are what was recorded and
+    what was found, as text.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        file: str = "",
+        offset: int = 0,
+        expected: str = "",
+        got: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.file = file
+        self.offset = offset
+        self.expected = expected
+        self.got = got
+
+
+class FormatError(Error):
+    """A manifest or header that cannot be what ringstow wrote. ``path`` is the file concerned."""
+
+    def __init__(self, message: str = "", *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnsupportedError(Error):
+    """Something that this version, build, kernel or file system cannot do. Says what to do."""
+
+
+class InvalidStateError(Error, ValueError):
+    """What was handed over cannot be saved or loaded as it is. Names its key if it has one."""
+
+
+class KeyMismatchError(Error):
+    """The checkpoint and the request do not hold the same things.
+
+    ``path`` is the checkpoint's directory. ``missing``: asked for and not in the checkpoint;
+    ``unexpected``: in the checkpoint and not asked for; ``mismatched``: of another dtype, shape
+    or kind, each as a sentence.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        path: str = "",
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        mismatched: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.missing = list(missing)
+        self.unexpected = list(unexpected)
+        self.mismatched = list(mismatched)
+
+
+class BusyError(Error):
+    """Another save into the same directory is under way. ``path`` is that directory."""
+
+    def __init__(self, message: str = "", *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class CancelledError(Error):
+    """The save was cancelled; an earlier checkpoint at ``path`` is untouched."""
+
+    def __init__(self, message: str = "", *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path

@@ -1,0 +1,295 @@
+"""A save under way: the handle that the caller holds and the thread that watches over it.
+
+The thread keeps the tensors alive until they are staged, makes the interpreter's exit wait (it is
+no daemon), and sees to it that a failure nobody asked about is not lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+
+from ringstow import _native
+from ringstow._errors import Error
+from ringstow._report import Progress, SaveReport
+
+_log = logging.getLogger("ringstow")
+
+# Guards every flight's outcome. Re-entrant: the garbage collector may drop a handle anywhere.
+_lock = threading.RLock()
+# Saves of whose end nobody has been told.
+_untold: list[_Flight] = []
+
+
+class SaveHandle:
+    """A save that runs in the background.
+
+    It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
+    then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
+
+    A failure is raised by `result` (and by `wait_staged`, if it came before that moment). If
+    nobody asks, it is logged, to the logger ``ringstow``, when the handle is dropped or the
+    interpreter exits, and the next save raises it in place of starting.
+    """
+
+    def __init__(self, flight: _Flight) -> None:
+        self._flight = flight
+        # Its thread holds the flight, not the handle: so the handle's end can be noticed.
+        weakref.finalize(self, flight.drop).atexit = False
+
+    def __repr__(self) -> str:
+        flight = self._flight
+        if flight.pid != os.getpid():
+            state = "in another process"
+        elif flight.job.done():
+            state = "done"
+        else:
+            state = "staged" if flight.job.staged() else "staging"
+        return f"<SaveHandle {flight.path!r} {state}>"
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's directory."""
+        return self._flight.path
+
+    def staged(self) -> bool:
+        """Tell whether every byte has left its tensor. A save that failed before never gets there.
+
+        Raises:
+            Error: the handle was inherited over a fork.
+        """
+        return self._mine().job.staged()
+
+    def done(self) -> bool:
+        """Tell whether the save has ended, well or not.
+
+        Raises:
+            Error: the handle was inherited over a fork.
+        """
+        return self._mine().job.done()
+
+    def wait_staged(self, timeout: float | None = None) -> bool:
+        """Wait until the tensors may be changed.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Returns:
+            True once every byte has left its tensor, False if the time ran out before.
+
+        Raises:
+            Exception: what the save failed of, if it failed before everything was staged: there
+                will be no checkpoint of this moment. The tensors may then be changed as well.
+            Error: the handle was inherited over a fork.
+        """
+        flight = self._mine()
+        if not flight.job.wait_staged(_seconds(timeout)):
+            return False
+        if not flight.job.staged():  # it ended before
+            flight.job.wait()
+            flight.tell()
+        return True
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Wait until the checkpoint is committed.
+
+        May be called again: it returns the same report, or raises the same error.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: the time ran out; the save goes on.
+            CancelledError: it was cancelled.
+            OSError: the system refused: no space, no permission, a failing disk.
+            Error: any other failure of the save; or the handle was inherited over a fork.
+        """
+        flight = self._mine()
+        if not flight.job.wait(_seconds(timeout)):
+            raise TimeoutError(f"the save to {flight.path} is not done after {timeout} s")
+        return flight.tell()
+
+    def progress(self) -> Progress:
+        """Return how far the save has come, in bytes.
+
+        Raises:
+            Error: the handle was inherited over a fork.
+        """
+        return Progress(*self._mine().job.progress())
+
+    def cancel(self) -> None:
+        """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
+
+        Returns at once: `result` raises CancelledError when it has. Too late a call changes
+        nothing.
+
+        Raises:
+            Error: the handle was inherited over a fork.
+        """
+        flight = self._mine()
+        if not flight.job.done():
+            flight.told()  # who cancels knows how it ends
+            flight.job.cancel()
+
+    def _abandon(self) -> None:
+        self.cancel()
+        abandon(self._flight.job)
+
+    def _mine(self) -> _Flight:
+        flight = self._flight
+        if flight.pid != os.getpid():
+            raise Error(
+                f"the save to {flight.path} belongs to process {flight.pid}, which started it; "
+                "this process was forked from that one and cannot ask about it"
+            )
+        return flight
+
+
+class _Flight:
+    """What the thread, the handle and the module share of one save."""
+
+    def __init__(self, job: _native.SaveJob, path: str, owners: list[object]) -> None:
+        self.job = job
+        self.path = path
+        self.pid = os.getpid()
+        self.report: SaveReport | None = None
+        self.error: BaseException | None = None
+        self._owners = owners
+        self._is_told = False
+        self._is_dropped = False
+        self._is_logged = False
+
+    def watch(self) -> None:
+        """See the save through. The thread's whole life."""
+        self.job.wait_staged()
+        self._owners.clear()
+        self.job.wait()
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the outcome of a save that is done."""
+        with _lock:
+            if self.report is not None or self.error is not None:
+                return
+            try:
+                self.report = SaveReport.from_json(self.job.result())
+            except BaseException as error:
+                self.error = error
+            if self.error is None:
+                self.told()
+            elif self._is_dropped:
+                self.log()
+
+    def told(self) -> None:
+        """Note that the save's failure, if there is one, is nobody's surprise any more."""
+        with _lock:
+            self._is_told = True
+            if self in _untold:
+                _untold.remove(self)
+
+    def tell(self) -> SaveReport:
+        """Return the report of a save that is done, or raises its failure."""
+        self.settle()
+        self.told()
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        assert self.report is not None
+        return self.report
+
+    def drop(self) -> None:
+        """Note that the handle is gone: nobody can ask any more."""
+        if self.pid != os.getpid():
+            return
+        with _lock:
+            self._is_dropped = True
+            if self.error is not None:
+                self.log()
+
+    def log(self) -> None:
+        """Log the failure, once, unless somebody has been told of it."""
+        with _lock:
+            if self._is_told or self._is_logged:
+                return
+            self._is_logged = True
+        _log.error("the save to %s failed: %s", self.path, self.error, exc_info=self.error)
+
+
+def start(job: _native.SaveJob, path: str, owners: list[object]) -> SaveHandle:
+    """Return a handle to a job that was just started, and has a thread watch over it."""
+    flight = _Flight(job, path, owners)
+    thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
+    with _lock:
+        _untold.append(flight)
+    try:
+        thread.start()
+    except BaseException:  # at interpreter exit, or too many threads
+        flight.told()
+        abandon(job)
+        raise
+    return SaveHandle(flight)
+
+
+def abandon(job: _native.SaveJob) -> None:
+    """Cancel a job and waits for its end, Ctrl-C or not: till then it reads the tensors."""
+    if not job.done():
+        job.cancel()
+    while not job.done():
+        try:
+            job.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def raise_untold() -> None:
+    """Raise the failure of an earlier save that nobody has been told of; logs any others.
+
+    Raises:
+        Exception: the oldest such failure, with a note that says which save it was.
+    """
+    with _lock:
+        for flight in list(_untold):
+            if flight.job.done():
+                flight.settle()
+        failed = [flight for flight in _untold if flight.error is not None]
+        for flight in failed:
+            flight.log()
+            flight.told()
+    if failed:
+        error = failed[0].error
+        assert error is not None
+        error.add_note(
+            f"This is the failure of the background save to {failed[0].path}, which nobody had "
+            "asked about; the save that was now called for has not been started."
+        )
+        raise error.with_traceback(None)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Log what nobody asked about. Ctrl-C may have cut the wait for the threads short."""
+    for flight in list(_untold):
+        abandon(flight.job)
+        flight.settle()
+        if flight.error is not None:
+            flight.log()
+
+
+def _after_fork() -> None:
+    """In a forked child: the parent's saves are not the child's, nor are its threads there."""
+    global _lock
+    _lock = threading.RLock()
+    _untold.clear()
+    _native.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    """Return a timeout that every clock can take."""
+    if timeout is None or timeout > threading.TIMEOUT_MAX:
+        return None
+    return max(timeout, 0.0)

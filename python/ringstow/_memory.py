@@ -1,0 +1,33 @@
+"""Where a tensor's or array's bytes lie: what the native side needs to know of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Memory(NamedTuple):
+    """The bytes of one tensor. Whoever holds ``owner`` keeps them alive."""
+
+    dtype: str
+    """safetensors' name of the element type: ``"F32"``."""
+    shape: tuple[int, ...]
+    """In elements of that type."""
+    strides: tuple[int, ...] | None
+    """In bytes; None when the elements lie densely in row-major order."""
+    address: int
+    nbytes: int
+    """Bytes of the dense data, not of the span that a strided view covers."""
+    owner: object
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for two tensors that are the same elements in the same memory."""
+        return (self.address, self.dtype, self.shape, self.strides)
+
+
+class Stored(NamedTuple):
+    """One tensor of a checkpoint: safetensors' dtype name, shape in elements, size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int

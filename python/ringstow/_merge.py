@@ -1,0 +1,277 @@
+"""Loading into a state dict that exists: first all is compared, then all is read, then changed."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ringstow import _native, _numpy, _torch
+from ringstow._build import Builder, Contents, Survey
+from ringstow._errors import InvalidStateError, KeyMismatchError
+from ringstow._memory import Stored
+from ringstow._report import LoadReport
+from ringstow._select import listed
+from ringstow._state import Path, describe, flat_name, type_name
+from ringstow._tree import METADATA, Leaf, metadata_of, rebuild_key
+
+# Makes a value once the bytes have been read.
+Make = Callable[[Builder], Any]
+
+
+class Fill(NamedTuple):
+    """A tensor or array of the state dict, and the stored one whose elements it gets."""
+
+    target: Any
+    leaf: Leaf
+    stored: Stored
+
+
+class Merge:
+    """Compares a state dict with a skeleton: what is to be done, and what does not fit."""
+
+    def __init__(self, contents: Contents, *, allow_pickle: bool) -> None:
+        self.contents = contents
+        self.survey = Survey(contents, allow_pickle=allow_pickle)
+        """The tensors that new values need."""
+        self.fills: list[Fill] = []
+        self.assigns: list[tuple[Any, Any, Make]] = []
+        """(container, key, value) to be assigned."""
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.mismatched: list[str] = []
+
+    def check(self, path: str, *, strict: bool) -> None:
+        """Raise a KeyMismatchError that names all that does not fit."""
+        lists = {
+            "not in the checkpoint": self.missing if strict else [],
+            "only in the checkpoint": self.unexpected if strict else [],
+            "different": self.mismatched,
+        }
+        if not any(lists.values()):
+            return
+        parts = [listed(title, names) for title, names in lists.items() if names]
+        if strict and (self.missing or self.unexpected):
+            parts.append("strict=False loads what is in both")
+        raise KeyMismatchError(
+            f"{path} does not fit the state dict; " + "; ".join(parts),
+            path=path,
+            missing=self.missing,
+            unexpected=self.unexpected,
+            mismatched=self.mismatched,
+        )
+
+    def merge(self, target: Any, node: Any, path: Path) -> Make | None:
+        """Plan to bring the target at a path to what the skeleton says.
+
+        Returns:
+            What makes its new value; None if it stays the same object.
+        """
+        is_pickled = isinstance(node, Leaf) and node.tag == "$pickle"
+        if _torch.is_tensor(target):
+            self._tensor(target, node, path)
+        elif _numpy.is_array(target) and _numpy.code_of(target.dtype.str):
+            self._array(target, node, path)
+        elif isinstance(target, dict) and not is_pickled:
+            self._dict(target, node, path)
+        elif type(target) in (list, tuple) and not is_pickled and _holds_tensors(target):
+            return self._sequence(target, node, path)
+        else:
+            self.survey.add(node, path)
+            return lambda builder: builder.value(node, path)
+        return None
+
+    def _tensor(self, target: Any, node: Any, path: Path) -> None:
+        if not (isinstance(node, Leaf) and node.tag == "$tensor"):
+            return self._differ(path, "a tensor", _kind(node))
+        key = describe(path)
+        _torch.check_dense(target, key)
+        _torch.check_storage(target, key)
+        if _torch.overlaps_itself(target):
+            return self._differ(path, "an expanded view, which can't be filled,", "a tensor")
+        self._fill(target, node, path, _torch.code_of(target, key), _torch.shape_of(target, key))
+
+    def _array(self, target: Any, node: Any, path: Path) -> None:
+        if not (isinstance(node, Leaf) and node.tag == "$ndarray"):
+            return self._differ(path, "a numpy array", _kind(node))
+        if not target.flags.writeable:
+            return self._differ(path, "a read-only array, which can't be filled,", "an array")
+        self._fill(target, node, path, _numpy.code_of(target.dtype.str) or "", target.shape)
+
+    def _fill(
+        self, target: Any, leaf: Leaf, path: Path, dtype: str, shape: tuple[int, ...]
+    ) -> None:
+        stored = self.contents.stored(leaf, path)
+        if (stored.dtype, stored.shape) != (dtype, shape):
+            here, there = f"{dtype} {list(shape)}", f"{stored.dtype} {list(stored.shape)}"
+            self._differ(path, here, there)
+        elif stored.nbytes:
+            self.fills.append(Fill(target, leaf, stored))
+
+    def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
+        if not isinstance(node, dict):
+            return self._differ(path, f"a {type_name(target)}", _kind(node))
+        saved = {self._key(key, path): child for key, child in node.items()}
+        for key, child in saved.items():
+            if key in target:
+                self._merge_item(target, key, child, path)
+            else:
+                self.unexpected += _names(child, (*path, key))
+        for key in target.keys() - saved.keys():
+            self.missing += _names(target[key], (*path, key))
+        metadata = metadata_of(node)
+        if metadata is not None and isinstance(target, collections.OrderedDict):
+            at = (*path, METADATA)
+            self.survey.add(metadata, at)
+            self.assigns.append((vars(target), str(METADATA), lambda b: b.value(metadata, at)))
+
+    def _sequence(self, target: Any, node: Any, path: Path) -> Make | None:
+        if type(node) is not type(target):
+            self._differ(path, f"a {type_name(target)}", _kind(node))
+            return None
+        both = min(len(target), len(node))
+        for index in range(both, len(target)):
+            self.missing += _names(target[index], (*path, index))
+        for index in range(both, len(node)):
+            self.unexpected += _names(node[index], (*path, index))
+        if isinstance(target, list):
+            for index in range(both):
+                self._merge_item(target, index, node[index], path)
+            return None
+        makes = [self.merge(target[i], node[i], (*path, i)) for i in range(both)]
+        return lambda builder: _new_tuple(target, makes, builder)
+
+    def _merge_item(self, target: Any, key: Any, node: Any, path: Path) -> None:
+        make = self.merge(target[key], node, (*path, key))
+        if make is not None:
+            self.assigns.append((target, key, make))
+
+    def _key(self, key: Any, path: Path) -> Any:
+        self.survey.add(key, path)
+        return rebuild_key(key, path, lambda leaf, at: Builder(self.contents, {}).value(leaf, at))
+
+    def _differ(self, path: Path, here: str, there: str) -> None:
+        self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
+
+
+def load_into(
+    state: object,
+    skeleton: dict[Any, Any],
+    checkpoint: _native.Checkpoint,
+    contents: Contents,
+    *,
+    strict: bool,
+    verify: bool,
+    allow_pickle: bool,
+    config: str,
+) -> LoadReport:
+    """Bring a state dict to what the checkpoint says; changes nothing unless everything fits.
+
+    Raises:
+        KeyMismatchError: names all that does not fit.
+        InvalidStateError: the state dict is no dict.
+    """
+    if not isinstance(state, dict):
+        raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
+    merge = Merge(contents, allow_pickle=allow_pickle)
+    merge.merge(state, skeleton, ())
+    merge.check(contents.path, strict=strict)
+    direct, copied = _split(merge.fills)
+    for fill in copied:
+        merge.survey.add(fill.leaf)
+
+    blocks, read = checkpoint.load(merge.survey.names, verify, config)
+    builder = Builder(contents, dict(zip(merge.survey.names, blocks, strict=True)))
+    values = [(container, key, make(builder)) for container, key, make in merge.assigns]
+    sources = [builder.value(fill.leaf) for fill in copied]
+
+    # From here on the state dict changes.
+    targets = [(fill.leaf.body, _address(fill.target), fill.stored.nbytes) for fill in direct]
+    report = LoadReport.from_json(checkpoint.load_into(targets, verify, config))
+    for fill in direct:
+        if _torch.is_tensor(fill.target):
+            _torch.mark_changed(fill.target)
+    for fill, source in zip(copied, sources, strict=True):
+        _copy(fill.target, source)
+    for container, key, value in values:
+        container[key] = value
+    return report.followed_by(LoadReport.from_json(read))
+
+
+def _split(fills: list[Fill]) -> tuple[list[Fill], list[Fill]]:
+    """Return the fills that are read straight into place, and those that are copied there.
+
+    Targets that are one memory, as tied weights are, are filled once. Each stored tensor is read
+    straight into one place, and each place is read into once.
+    """
+    direct: list[Fill] = []
+    copied: list[Fill] = []
+    seen: set[tuple[object, ...]] = set()
+    names: set[str] = set()
+    addresses: set[int] = set()
+    for fill in fills:
+        name, address = fill.leaf.body, _address(fill.target)
+        identity = (name, address, _strides(fill.target))
+        if identity in seen:
+            continue
+        seen.add(identity)
+        if name not in names and address not in addresses and _can_take_bytes(fill.target):
+            names.add(name)
+            addresses.add(address)
+            direct.append(fill)
+        else:
+            copied.append(fill)
+    return direct, copied
+
+
+def _can_take_bytes(target: Any) -> bool:
+    module = _torch if _torch.is_tensor(target) else _numpy
+    return bool(module.can_take_bytes(target))
+
+
+def _address(target: Any) -> int:
+    return int(target.data_ptr() if _torch.is_tensor(target) else target.ctypes.data)
+
+
+def _strides(target: Any) -> tuple[int, ...]:
+    return tuple(target.stride() if _torch.is_tensor(target) else target.strides)
+
+
+def _copy(target: Any, source: Any) -> None:
+    (_torch if _torch.is_tensor(target) else _numpy).copy_into(target, source)
+
+
+def _new_tuple(old: tuple[Any, ...], makes: list[Make | None], builder: Builder) -> Any:
+    head = (item if make is None else make(builder) for item, make in zip(old, makes, strict=False))
+    return (*head, *old[len(makes) :])
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Tell whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
+    if isinstance(value, dict):
+        return any(_holds_tensors(item) for item in value.values())
+    if type(value) in (list, tuple):
+        return any(_holds_tensors(item) for item in value)
+    if isinstance(value, Leaf):
+        return value.tag in ("$tensor", "$ndarray")
+    return _torch.is_tensor(value) or _numpy.is_array(value)
+
+
+def _names(value: Any, path: Path) -> Iterator[str]:
+    """Yield the flat names of what a value holds; a list without tensors is one thing."""
+    if isinstance(value, dict):
+        pairs: Any = value.items()
+    elif type(value) in (list, tuple) and _holds_tensors(value):
+        pairs = enumerate(value)
+    else:
+        yield flat_name(path)
+        return
+    for key, item in pairs:
+        yield from _names(item, (*path, key))
+
+
+def _kind(node: Any) -> str:
+    if not isinstance(node, Leaf):
+        return f"a {type_name(node)}"
+    kinds = {"$tensor": "a tensor", "$ndarray": "a numpy array", "$pickle": "a pickled value"}
+    return kinds.get(node.tag, f"a {node.tag[1:]}")

@@ -1,0 +1,96 @@
+"""The part of a skeleton that a load asked for, by exact names or by a prefix. Pure."""
+
+from __future__ import annotations
+
+import collections
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from ringstow._errors import KeyMismatchError
+from ringstow._state import Path
+from ringstow._tree import children, leaf_name, leaves, metadata_of
+
+# Close matches are looked for among so many names at most: it takes long.
+_CANDIDATES_MAX = 5_000
+_SUGGESTED_FOR_MAX = 3
+_NOTHING: Any = object()
+
+
+def by_prefix(skeleton: dict[Any, Any], prefix: str, path: str) -> dict[Any, Any]:
+    """Return the skeleton with only the leaves whose flat name starts with the prefix.
+
+    Raises:
+        KeyMismatchError: no leaf does. ``path`` is the checkpoint's, for the message.
+    """
+    part = _restrict(skeleton, (), lambda name: name.startswith(prefix))
+    if part is not _NOTHING:
+        return part  # type: ignore[no-any-return]
+    if not skeleton:
+        return skeleton
+    raise _missing([prefix], [f"{prefix}..."], skeleton, path)
+
+
+def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[Any, Any]:
+    """Return the skeleton with only the leaves whose flat names are among the keys.
+
+    Raises:
+        KeyMismatchError: names all keys that no leaf has.
+    """
+    wanted = dict.fromkeys(keys)
+    found: set[str] = set()
+
+    def is_wanted(name: str) -> bool:
+        if name in wanted:
+            found.add(name)
+        return name in wanted
+
+    part = _restrict(skeleton, (), is_wanted)
+    missing = [key for key in wanted if key not in found]
+    if missing:
+        raise _missing(missing, missing, skeleton, path)
+    return {} if part is _NOTHING else part
+
+
+def _restrict(node: Any, path: Path, wanted: Any) -> Any:
+    """Cut unwanted leaves out of dicts; a list or tuple stays whole or goes whole."""
+    pairs = children(node)
+    if pairs is None:
+        return node if wanted(leaf_name(path, node)) else _NOTHING
+    if not isinstance(node, dict):
+        # Every leaf is asked, since asking also notes which keys were found.
+        hits = [wanted(leaf_name(at, leaf)) for at, leaf in leaves(node, path)]
+        return node if any(hits) else _NOTHING
+    part: dict[Any, Any] = type(node)()
+    for key, child in pairs:
+        kept = _restrict(child, (*path, key), wanted)
+        if kept is not _NOTHING:
+            part[key] = kept
+    metadata = metadata_of(node)
+    if metadata is not None and isinstance(part, collections.OrderedDict):
+        part._metadata = metadata  # type: ignore[attr-defined]
+    return part or _NOTHING
+
+
+def _missing(
+    missing: list[str], shown: list[str], skeleton: dict[Any, Any], path: str
+) -> KeyMismatchError:
+    names = [leaf_name(at, leaf) for at, leaf in leaves(skeleton)]
+    hints = [_hint(name, names) for name in missing[:_SUGGESTED_FOR_MAX]]
+    text = f"{path} does not hold what was asked for; {listed('not in the checkpoint', shown)}"
+    return KeyMismatchError(text + "".join(hints), path=path, missing=missing)
+
+
+def _hint(name: str, names: list[str]) -> str:
+    below = f"{name}."
+    if any(other.startswith(below) for other in names):
+        return f"; {name!r} is a group: load it with prefix={below!r}"
+    close = difflib.get_close_matches(name, names[:_CANDIDATES_MAX])
+    return f"; instead of {name!r} perhaps {' or '.join(map(repr, close))}" if close else ""
+
+
+def listed(title: str, names: list[str]) -> str:
+    """Return ``title (count): names``, twenty of them at most."""
+    shown = ", ".join(names[:20])
+    more = f", and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"{title} ({len(names)}): {shown}{more}"

@@ -1,0 +1,281 @@
+"""A state dict to a JSON tree and a list of tensors. Pure: it reads the values, and does no I/O.
+
+The tree (``_tree`` reads it back):
+
+=====================  ===========================================================================
+value                  JSON
+=====================  ===========================================================================
+None, bool, str        JSON's own
+int                    a JSON integer within ±2^53; else ``{"$int": "decimal"}``, or ``"0x..."``
+                       where it has more than 2000 bits
+float                  a JSON number, always with ``.`` or ``e``; ``{"$float": "nan"}``, ``"inf"``,
+                       ``"-inf"``
+bytes                  ``{"$bytes": base64}``
+list                   a JSON array
+tuple                  ``{"$tuple": [...]}``
+dict                   a JSON object, in order, if every key is a str that does not begin with
+                       ``$``; else ``{"$dict": [[key, value], ...]}``
+OrderedDict            ``{"$odict": ...}`` of the object or of the pairs; with ``"attrs":
+                       {"_metadata": ...}`` where it carries one (``Module.state_dict()`` does)
+tensor                 ``{"$tensor": name}``: its data is the tensor of that name in the shards
+numpy array            ``{"$ndarray": name, "dtype": "<f4"}``: stored little-endian, given back
+                       in that byte order
+numpy scalar           ``{"$scalar": "<f8", "data": base64}``
+torch.Size             ``{"$size": [...]}``
+torch.dtype            ``{"$dtype": "float32"}``
+torch.device           ``{"$device": "cpu"}``
+anything else          ``{"$pickle": base64}``, only where pickle was allowed
+=====================  ===========================================================================
+
+Types are exact: what would come back as another type (an IntEnum, a named tuple, a defaultdict, a
+set) is an error that names its key. Two kinds come back changed on purpose: sub-classes of Tensor,
+nn.Parameter among them, as plain tensors without requires_grad, and views as dense tensors.
+
+A tensor's name is its path joined by dots: str keys as they are, ints and list indices in decimal,
+other keys by ``repr``. One that is taken gets ``#2``, ``#3``, ... Tensors that are the same
+elements of the same memory are stored once, under the first one's name.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import json
+import math
+import pickle
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ringstow import _numpy, _torch
+from ringstow._errors import InvalidStateError
+from ringstow._memory import Memory
+
+if TYPE_CHECKING:
+    from ringstow._native import TensorSpec
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Path = tuple[object, ...]
+
+# Deep enough for any configuration; shallow enough for every reader's recursion limit.
+DEPTH_MAX = 200
+INT_MAX = 2**53
+PICKLE_PROTOCOL = 4
+# safetensors keeps this name in a shard's header for itself.
+RESERVED_NAMES = frozenset({"__metadata__"})
+
+
+class Attribute(str):
+    """A step of a path that is an attribute, not a key."""
+
+    __slots__ = ()
+
+
+class Encoded:
+    """A state dict, ready to be written: tensors, the JSON tree, and what keeps both true.
+
+    ``owners`` holds the memory of the tensors: keep it until every byte has been read.
+    """
+
+    def __init__(self, tensors: list[TensorSpec], tree: str, owners: list[object]) -> None:
+        self.tensors = tensors
+        self.tree = tree
+        self.owners = owners
+
+
+def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
+    """Encode a state dict; every value but the tensors' elements is copied now.
+
+    Raises:
+        InvalidStateError: a value that can't be saved; names its key and type.
+        UnsupportedError: a tensor that can't be saved yet; says what to do.
+    """
+    if type(state) not in (dict, collections.OrderedDict):
+        raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
+    encoder = _Encoder(allow_pickle)
+    try:
+        tree = encoder.value(state, ())
+        text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        raise InvalidStateError(
+            "the state dict is nested too deeply to be saved from here"
+        ) from None
+    return Encoded(encoder.tensors, text, encoder.owners)
+
+
+def describe(path: Path) -> str:
+    """Return a path as it would be written in Python: ``optimizer['state'][0]``."""
+    if not path:
+        return "the state dict"
+    root, *rest = path
+    text = root if isinstance(root, str) else f"[{root!r}]"
+    for step in rest:
+        text += f".{step}" if isinstance(step, Attribute) else f"[{step!r}]"
+    return text
+
+
+def flat_name(path: Path) -> str:
+    """Return a path joined by dots: ``optimizer.state.0``."""
+    return ".".join(step if isinstance(step, str) else repr(step) for step in path)
+
+
+def type_name(value: object) -> str:
+    """Return the full name of the value's type, without ``builtins``."""
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else kind.__module__ + "."
+    return module + kind.__qualname__
+
+
+class _Encoder:
+    """Turns values into JSON, and gathers the tensors that it meets on the way."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self.tensors: list[TensorSpec] = []
+        self.owners: list[object] = []
+        self._allow_pickle = allow_pickle
+        self._names = set(RESERVED_NAMES)
+        self._name_of: dict[tuple[object, ...], str] = {}
+        self._open: set[int] = set()  # ids of the containers that are being encoded
+
+    def value(self, value: Any, path: Path) -> Json:
+        kind = type(value)
+        if kind is str:
+            return self._text(value, path)
+        if value is None or kind is bool:
+            return bool(value) if kind is bool else None
+        if kind is int:
+            return int(value) if abs(value) <= INT_MAX else {"$int": _digits(value)}
+        if kind is float:
+            return float(value) if math.isfinite(value) else {"$float": repr(value)}
+        if kind is bytes:
+            return {"$bytes": _base64(value)}
+        if kind in (dict, list, tuple, collections.OrderedDict):
+            return self._container(value, path)
+        return self._foreign(value, path)
+
+    def _text(self, text: str, path: Path) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidStateError(
+                f"{describe(path)} holds text that is not valid Unicode (a lone surrogate): "
+                f"{text!r:.80}; save it as bytes"
+            ) from None
+        return text
+
+    # Loops, not comprehensions: each would be one more frame on the way down.
+
+    def _container(self, value: Any, path: Path) -> Json:
+        if id(value) in self._open:
+            raise InvalidStateError(f"{describe(path)} contains itself")
+        if len(self._open) >= DEPTH_MAX:
+            raise InvalidStateError(
+                f"{describe(path[:4])}... is nested more than {DEPTH_MAX} levels deep"
+            )
+        self._open.add(id(value))
+        try:
+            if isinstance(value, dict):
+                return self._dict(value, path)
+            items: list[Json] = []
+            for index, item in enumerate(value):
+                items.append(self.value(item, (*path, index)))
+            return items if type(value) is list else {"$tuple": items}
+        finally:
+            self._open.discard(id(value))
+
+    def _dict(self, value: dict[Any, Any], path: Path) -> Json:
+        plain = all(type(key) is str and not key.startswith("$") for key in value)
+        fields: dict[str, Json] = {}
+        pairs: list[Json] = []
+        for key, item in value.items():
+            if plain:
+                fields[self._text(key, path)] = self.value(item, (*path, key))
+            else:
+                pairs.append([self._key(key, path), self.value(item, (*path, key))])
+        body: Json = fields if plain else pairs
+        if type(value) is dict:
+            return body if plain else {"$dict": body}
+        return {"$odict": body, **self._attributes(value, path)}
+
+    def _key(self, key: object, path: Path) -> Json:
+        if _torch.is_tensor(key):
+            raise InvalidStateError(f"{describe(path)} has a tensor as a key")
+        return self.value(key, (*path, key))
+
+    def _attributes(self, value: object, path: Path) -> dict[str, Json]:
+        attributes = vars(value)
+        unknown = sorted(attributes.keys() - {"_metadata"})
+        if unknown:
+            raise InvalidStateError(
+                f"{describe(path)} is an OrderedDict with the attribute {unknown[0]!r}, which "
+                "would be lost: make it an item"
+            )
+        if not attributes:
+            return {}
+        step = Attribute("_metadata")
+        return {"attrs": {step: self.value(attributes[step], (*path, step))}}
+
+    def _foreign(self, value: Any, path: Path) -> Json:
+        if _torch.is_tensor(value):
+            return {"$tensor": self._store(_torch.memory_of(value, describe(path)), path)}
+        if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
+            name = self._store(_numpy.memory_of(value), path)
+            return {"$ndarray": name, "dtype": value.dtype.str}
+        if _numpy.is_scalar(value) and _numpy.code_of(value.dtype.str):
+            return {"$scalar": value.dtype.str, "data": _base64(value.tobytes())}
+        torch = _torch.imported()
+        if torch is not None:
+            if type(value) is torch.Size:
+                return {"$size": list(value)}
+            if type(value) is torch.dtype:
+                return {"$dtype": _torch.dtype_name(value)}
+            if type(value) is torch.device:
+                return {"$device": str(value)}
+        return self._pickle(value, path)
+
+    def _pickle(self, value: object, path: Path) -> Json:
+        if not self._allow_pickle:
+            self._refuse(value, path)
+        try:
+            return {"$pickle": _base64(pickle.dumps(value, PICKLE_PROTOCOL))}
+        except Exception as error:
+            raise InvalidStateError(
+                f"{describe(path)} is a {type_name(value)}, which can't be pickled: {error}"
+            ) from error
+
+    def _refuse(self, value: object, path: Path) -> NoReturn:
+        what = type_name(value)
+        if _numpy.is_array(value):
+            what += f" of dtype {value.dtype}"
+        raise InvalidStateError(
+            f"{describe(path)} is a {what}, which can't be saved as it is: save what it is made "
+            "of (dict, list, tuple, int, float, str, bytes, bool, None, tensors, numpy arrays); "
+            "allow_pickle=True would take it, for those who then trust the file when loading"
+        )
+
+    def _store(self, memory: Memory, path: Path) -> str:
+        """Note the tensor, unless the same memory was met before; returns its name."""
+        known = self._name_of.get(memory.identity) if memory.nbytes else None
+        if known is not None:
+            return known
+        name = self._unique(self._text(flat_name(path), path))
+        if memory.nbytes:
+            self._name_of[memory.identity] = name
+        self.tensors.append((name, *memory[:5]))
+        self.owners.append(memory.owner)
+        return name
+
+    def _unique(self, name: str) -> str:
+        unique, count = name, 1
+        while unique in self._names:
+            count += 1
+            unique = f"{name}#{count}"
+        self._names.add(unique)
+        return unique
+
+
+def _digits(value: int) -> str:
+    # Python refuses to convert thousands of decimal digits, which takes quadratic time.
+    return str(value) if value.bit_length() <= 2000 else hex(value)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

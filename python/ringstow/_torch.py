@@ -1,0 +1,272 @@
+"""torch's tensors to memory and back. torch is looked up when it is needed, never required.
+
+Nothing here imports torch before a checkpoint with tensors is loaded: a value can only be a
+tensor if the caller has imported torch already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._memory import Memory, Stored
+
+if TYPE_CHECKING:
+    import torch
+
+# torch's name of each dtype that can be saved, and safetensors' name of it. C32 and C128 are not
+# in safetensors; the native side stores them as raw bytes.
+CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float4_e2m1fn_x2": "F4",
+    "complex32": "C32",
+    "complex64": "C64",
+    "complex128": "C128",
+}
+_NAMES = {code: name for name, code in CODES.items()}
+
+
+def imported() -> Any:
+    """Return the torch module if the caller has imported it, else None."""
+    return sys.modules.get("torch")
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Tell whether the value is a torch tensor, without importing torch."""
+    torch = imported()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def require(key: str) -> Any:
+    """Return the torch module, imported now if need be, to load what is at ``key``.
+
+    Raises:
+        UnsupportedError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{key} needs torch, which cannot be imported ({error}); install torch, or load "
+            "only what needs none with prefix= or keys="
+        ) from error
+    return torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's own name of a dtype: ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_named(name: str, key: str) -> torch.dtype:
+    """Return the dtype with torch's own name; the key is for the message.
+
+    Raises:
+        UnsupportedError: this torch has no such dtype.
+    """
+    torch = require(key)
+    dtype: object = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedError(f"{key}: torch {torch.__version__} has no dtype {name!r}")
+    return dtype  # type: ignore[no-any-return]
+
+
+def device_named(name: str, key: str) -> torch.device:
+    """Return the device of that name, ``"cuda:0"``, whether or not this machine has it.
+
+    Raises:
+        UnsupportedError: this torch does not know such a device.
+    """
+    torch = require(key)
+    try:
+        return torch.device(name)  # type: ignore[no-any-return]
+    except RuntimeError:
+        raise UnsupportedError(f"{key}: torch {torch.__version__} has no device {name!r}") from None
+
+
+def memory_of(tensor: torch.Tensor, key: str) -> Memory:
+    """Return where a CPU tensor's elements lie.
+
+    The owner is an alias of the tensor (or a copy, where its elements are not in memory as they
+    read: conjugated views), so that ``parameter.data = ...`` does not free them.
+
+    Raises:
+        UnsupportedError: not a dense CPU tensor of a known dtype; says what to do.
+        InvalidStateError: the tensor has no memory (lazy, or its storage was freed).
+    """
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        check_dense(tensor, key)
+        if tensor.device.type != "cpu":
+            raise UnsupportedError(
+                f"{key} is on {tensor.device}: only CPU tensors can be saved for now; "
+                "move it with .cpu() first"
+            )
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        code = code_of(plain, key)
+        if code == "F4" and not plain.is_contiguous():
+            plain = plain.contiguous()  # half a byte an element has no stride in bytes
+        check_storage(plain, key)
+        size = plain.element_size()
+        dense = plain.is_contiguous()
+        return Memory(
+            code,
+            shape_of(plain, key),
+            None if dense else tuple(stride * size for stride in plain.stride()),
+            plain.data_ptr(),
+            plain.numel() * size,
+            plain,
+        )
+
+
+def check_dense(tensor: torch.Tensor, key: str) -> None:
+    """Refuse every kind of tensor whose elements are not simply in memory.
+
+    Raises:
+        UnsupportedError: names the kind and what to do.
+        InvalidStateError: a lazy module's parameter that has no memory yet.
+    """
+    import torch
+
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise UnsupportedError(f"{key} is a {kind.__module__}.{kind.__qualname__}: {_remedy(kind)}")
+    if torch.nn.parameter.is_lazy(tensor):
+        raise InvalidStateError(f"{key} is not initialized yet: run the lazy module once first")
+    if tensor.device.type == "meta":
+        raise UnsupportedError(f"{key} is on the meta device and has no data; materialize it first")
+    if tensor.is_nested:
+        raise UnsupportedError(f"{key} is a nested tensor; save its .unbind() parts instead")
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(
+            f"{key} is sparse or in a library's own layout ({tensor.layout}); save .to_dense(), "
+            "or its indices and values, instead"
+        )
+    if tensor.is_quantized:
+        raise UnsupportedError(
+            f"{key} is quantized ({tensor.dtype}); save .int_repr(), its scale and its zero point"
+        )
+
+
+def _remedy(kind: type) -> str:
+    if kind.__name__ == "DTensor":
+        return (
+            "distributed tensors need the distributed writer, which is to come; "
+            "until then save .full_tensor() on one rank or .to_local() on each"
+        )
+    return "it computes its elements (__torch_dispatch__); save a plain tensor made from it"
+
+
+def check_storage(tensor: torch.Tensor, key: str) -> None:
+    """Refuse a tensor that reaches beyond its storage, as sharding libraries leave behind."""
+    if tensor.numel() == 0:
+        return
+    span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + span + 1) * tensor.element_size()
+    held = tensor.untyped_storage().nbytes()
+    if needed > held or tensor.data_ptr() == 0:
+        raise InvalidStateError(
+            f"{key} has no memory: it needs {needed} bytes and its storage holds {held} "
+            "(freed by a sharding library?); gather it first"
+        )
+
+
+def code_of(tensor: torch.Tensor, key: str) -> str:
+    """Return safetensors' name of the tensor's dtype.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    code = CODES.get(dtype_name(tensor.dtype))
+    if code is None:
+        raise UnsupportedError(
+            f"{key} has dtype {tensor.dtype}, which the format does not know; save a .view() of it "
+            "as another dtype"
+        )
+    return code
+
+
+def shape_of(tensor: torch.Tensor, key: str) -> tuple[int, ...]:
+    """Return the shape in elements: torch counts pairs in the last dimension of a 4-bit dtype.
+
+    Raises:
+        UnsupportedError: a 4-bit tensor without dimensions.
+    """
+    shape = tuple(tensor.shape)
+    if CODES.get(dtype_name(tensor.dtype)) != "F4":
+        return shape
+    if not shape:
+        raise UnsupportedError(f"{key} is a pair of 4-bit numbers without a dimension; reshape(1)")
+    return (*shape[:-1], shape[-1] * 2)
+
+
+def flat_over(block: Any, stored: Stored, key: str) -> torch.Tensor:
+    """Return a 1-d tensor over the block, with a storage that is the block and no more.
+
+    Raises:
+        UnsupportedError: no torch, or one that has not this dtype.
+    """
+    torch = require(key)
+    dtype = dtype_named(_NAMES.get(stored.dtype, stored.dtype), key)
+    if stored.nbytes == 0:
+        return torch.empty(0, dtype=dtype)  # type: ignore[no-any-return]
+    return torch.frombuffer(block, dtype=dtype)  # type: ignore[no-any-return]
+
+
+def shaped(flat: torch.Tensor, stored: Stored) -> torch.Tensor:
+    """Return a tensor object of its own over the same storage, in the stored shape."""
+    shape = stored.shape
+    if stored.dtype == "F4":
+        shape = (*shape[:-1], shape[-1] // 2)
+    return flat.view(shape).detach()  # detached: a tensor in its own right, not autograd's view
+
+
+def can_take_bytes(tensor: torch.Tensor) -> bool:
+    """Tell whether dense bytes written to the tensor's address are its elements."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether two elements share memory (an expanded view), so that it can't be filled."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.numel() > 0 and any(step == 0 and n > 1 for n, step in pairs)
+
+
+def mark_changed(tensor: torch.Tensor) -> None:
+    """Tell autograd that the elements changed, as an in-place operation would."""
+    import torch
+
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy the elements, across devices and strides, unseen by autograd's graph."""
+    import torch
+
+    with torch.no_grad():
+        target.copy_(source)

@@ -1,0 +1,264 @@
+"""A checkpoint's JSON tree to a skeleton: the state dict with a `Leaf` for what is not read yet.
+
+Pure, like ``_state``, which describes the tree. The text may have been tampered with: whatever it
+cannot be is a FormatError, and nothing is unpickled here.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from ringstow import _numpy
+from ringstow._errors import FormatError
+from ringstow._state import Attribute, Path, flat_name
+
+# The fields that a tagged object may have beside its tag.
+_FIELDS = {"$odict": {"attrs"}, "$ndarray": {"dtype"}, "$scalar": {"data"}}
+_INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
+_FLOATS = {"nan", "inf", "-inf"}
+
+Fields = dict[str, Any]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Leaf:
+    """A value that needs its tensor's bytes, torch, numpy or pickle to be made.
+
+    ``tag`` is the tree's: ``"$tensor"``; ``body`` what it holds: the tensor's name, for one.
+    """
+
+    tag: str
+    body: Any
+    dtype: str = ""
+    """numpy's dtype string, for arrays and scalars."""
+
+    def __repr__(self) -> str:
+        """Return what a flat name shows of a leaf that is a dict's key."""
+        return f"torch.{self.body}" if self.tag == "$dtype" else f"<{self.tag[1:]}>"
+
+
+def parse(text: str, path: str) -> dict[Any, Any]:
+    """Return the skeleton of the state dict whose tree this is.
+
+    Args:
+        text: the JSON text.
+        path: the checkpoint's directory, for the messages.
+
+    Raises:
+        FormatError: the text is not a tree that ringstow wrote.
+    """
+    manifest = f"{path}/manifest.json"
+    try:
+        root = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        if not isinstance(root, dict):
+            raise ValueError("it is not a dict")
+    except (ValueError, RecursionError) as error:
+        message = f"{manifest}: the saved state cannot be read: {error}"
+        raise FormatError(message, path=manifest) from None
+    return root
+
+
+def children(node: object) -> Iterator[tuple[Any, Any]] | None:
+    """Return the (key or index, child) pairs of a container that has any, else None."""
+    if isinstance(node, dict) and node:
+        return iter(node.items())
+    if isinstance(node, (list, tuple)) and node:
+        return iter(enumerate(node))
+    return None
+
+
+def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and value of all that is no container; an empty container is a leaf too."""
+    pairs = children(node)
+    if pairs is None:
+        yield path, node
+        return
+    for key, child in pairs:
+        yield from leaves(child, (*path, key))
+
+
+def rebuild(node: Any, path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
+    """Return a copy of a skeleton with ``make(leaf, path)`` in place of each `Leaf`."""
+    kind = type(node)
+    if kind is Leaf:
+        return make(node, path)
+    if kind is dict or kind is collections.OrderedDict:
+        return _rebuild_dict(node, path, make)
+    if kind is list or kind is tuple:
+        # A loop, not a comprehension: that would be one more frame on the way down.
+        items = []
+        for index, child in enumerate(node):
+            items.append(rebuild(child, (*path, index), make))
+        return items if kind is list else tuple(items)
+    return node
+
+
+def rebuild_key(key: Any, path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
+    """Return the dict key that a skeleton's key stands for."""
+    return rebuild(key, (*path, "<key>"), make) if type(key) in (Leaf, tuple) else key
+
+
+def _rebuild_dict(node: dict[Any, Any], path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
+    result: dict[Any, Any] = type(node)()
+    for key, child in node.items():
+        result[rebuild_key(key, path, make)] = rebuild(child, (*path, key), make)
+    metadata = metadata_of(node)
+    if metadata is not None:
+        value = rebuild(metadata, (*path, METADATA), make)
+        result._metadata = value  # type: ignore[attr-defined]
+    return result
+
+
+def leaf_name(path: Path, node: object) -> str:
+    """Return the flat name of a leaf.
+
+    It is the name under which its tensor is stored, unless that is another leaf's, with which
+    this one shares memory.
+    """
+    name = flat_name(path)
+    if isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray"):
+        stored: str = node.body
+        if stored.startswith(f"{name}#"):
+            return stored
+    return name
+
+
+def metadata_of(node: object) -> Any:
+    """Return the ``_metadata`` that an OrderedDict carries; None if it carries none."""
+    return getattr(node, "_metadata", None) if isinstance(node, collections.OrderedDict) else None
+
+
+METADATA = Attribute("_metadata")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    tag = pairs[0][0] if pairs else ""
+    if not tag.startswith("$"):
+        return fields
+    reader = _READERS.get(tag)
+    if reader is None:
+        raise ValueError(f"a value of the kind {tag!r} is not known (written by a newer version?)")
+    if not fields.keys() - {tag} <= _FIELDS.get(tag, set()):
+        raise ValueError(f"a value of the kind {tag!r} has unknown fields")
+    return reader(fields)
+
+
+def _take(fields: Fields, name: str, kind: type) -> Any:
+    value = fields.get(name)
+    if type(value) is not kind:
+        raise ValueError(f"{name!r} does not hold a {kind.__name__}")
+    return value
+
+
+def _int(fields: Fields) -> int:
+    digits = _take(fields, "$int", str)
+    if not _INT.fullmatch(digits):
+        raise ValueError("'$int' does not hold an integer")
+    return int(digits, 0)
+
+
+def _float(fields: Fields) -> float:
+    name = _take(fields, "$float", str)
+    if name not in _FLOATS:
+        raise ValueError("'$float' holds something else than nan, inf or -inf")
+    return float(name)
+
+
+def _bytes(fields: Fields) -> bytes:
+    return base64.b64decode(_take(fields, "$bytes", str), validate=True)
+
+
+def _tuple(fields: Fields) -> tuple[Any, ...]:
+    return tuple(_take(fields, "$tuple", list))
+
+
+def _dict(fields: Fields) -> dict[Any, Any]:
+    return dict(_pairs(_take(fields, "$dict", list)))
+
+
+def _odict(fields: Fields) -> collections.OrderedDict[Any, Any]:
+    body = fields["$odict"]
+    if type(body) is dict:
+        result = collections.OrderedDict(body)
+    else:
+        result = collections.OrderedDict(_pairs(_take(fields, "$odict", list)))
+    if "attrs" in fields:
+        attributes = _take(fields, "attrs", dict)
+        if attributes.keys() != {METADATA}:
+            raise ValueError("'$odict' has unknown attributes")
+        result._metadata = attributes[METADATA]  # type: ignore[attr-defined]
+    return result
+
+
+def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
+    keys = set()
+    for pair in body:
+        if type(pair) is not list or len(pair) != 2:
+            raise ValueError("a dict is not a list of [key, value]")
+        try:
+            keys.add(pair[0])
+        except TypeError:
+            raise ValueError("a dict has a key that cannot be one") from None
+    if len(keys) != len(body):
+        raise ValueError("a dict has the same key twice")
+    return [(key, value) for key, value in body]
+
+
+def _size(fields: Fields) -> Leaf:
+    sizes = _take(fields, "$size", list)
+    if any(type(n) is not int for n in sizes):
+        raise ValueError("'$size' does not hold integers")
+    return Leaf("$size", sizes)
+
+
+def _named(tag: str) -> Callable[[Fields], Leaf]:
+    return lambda fields: Leaf(tag, _take(fields, tag, str))
+
+
+def _ndarray(fields: Fields) -> Leaf:
+    return Leaf("$ndarray", _take(fields, "$ndarray", str), _numpy_dtype(fields, "dtype"))
+
+
+def _scalar(fields: Fields) -> Leaf:
+    data = base64.b64decode(_take(fields, "data", str), validate=True)
+    dtype = _numpy_dtype(fields, "$scalar")
+    if len(data) != _numpy.itemsize(dtype):
+        raise ValueError("'$scalar' does not hold one element")
+    return Leaf("$scalar", data, dtype)
+
+
+def _numpy_dtype(fields: Fields, name: str) -> str:
+    dtype: str = _take(fields, name, str)
+    if _numpy.code_of(dtype) is None:
+        raise ValueError(f"the numpy dtype {dtype!r} is not known")
+    return dtype
+
+
+_READERS: dict[str, Callable[[Fields], Any]] = {
+    "$int": _int,
+    "$float": _float,
+    "$bytes": _bytes,
+    "$tuple": _tuple,
+    "$dict": _dict,
+    "$odict": _odict,
+    "$size": _size,
+    "$dtype": _named("$dtype"),
+    "$device": _named("$device"),
+    "$tensor": _named("$tensor"),
+    "$pickle": _named("$pickle"),
+    "$ndarray": _ndarray,
+    "$scalar": _scalar,
+}
