@@ -3,15 +3,20 @@
 //! An [`Engine`] is driven by one thread: it takes operations, each with the [`Buffer`] it moves,
 //! and gives them back as [`Completion`]s, in any order, possibly short, possibly failed: it is as
 //! raw as the kernel. [`queue`] wraps an engine in its thread, carries short and interrupted
-//! transfers on to their end, and keeps no more in flight than the engine takes.
+//! transfers on to their end, and keeps no more in flight than the engine takes. [`ladder`] says
+//! which engine to try first and what each step down means.
 
+pub mod faulty;
 pub mod file;
 pub mod ladder;
 pub mod portable;
+pub mod probe;
 pub mod queue;
+mod retry;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 pub mod uring;
 
+use crate::config::ALIGN;
 use crate::pool::Buffer;
 use std::fs::File;
 use std::io;
@@ -44,6 +49,32 @@ pub enum Action {
     Sync,
 }
 
+impl Action {
+    /// The bytes moved, if it moves any.
+    pub fn transfer(&self) -> Option<&Transfer> {
+        match self {
+            Self::Write(transfer) | Self::Read(transfer) => Some(transfer),
+            Self::Sync => None,
+        }
+    }
+
+    /// As [`Action::transfer`], to change it.
+    pub fn transfer_mut(&mut self) -> Option<&mut Transfer> {
+        match self {
+            Self::Write(transfer) | Self::Read(transfer) => Some(transfer),
+            Self::Sync => None,
+        }
+    }
+
+    /// The buffer, if it has one.
+    pub fn into_buffer(self) -> Option<Buffer> {
+        match self {
+            Self::Write(transfer) | Self::Read(transfer) => Some(transfer.buffer),
+            Self::Sync => None,
+        }
+    }
+}
+
 /// Which bytes of a buffer go to or come from where.
 #[derive(Debug)]
 pub struct Transfer {
@@ -55,6 +86,43 @@ pub struct Transfer {
     pub start: usize,
     /// Bytes to move; `start + len` is within the buffer.
     pub len: usize,
+}
+
+impl Transfer {
+    /// The first `len` bytes of a buffer, to or from `offset`.
+    pub fn of(buffer: Buffer, len: usize, offset: u64) -> Self {
+        Self { offset, buffer, start: 0, len }
+    }
+
+    /// Whether file offset, memory address and length are multiples of [`ALIGN`], as a direct
+    /// transfer's must be.
+    pub fn is_aligned(&self) -> bool {
+        let address = self.buffer.as_ptr() as usize + self.start;
+        self.offset.is_multiple_of(ALIGN as u64)
+            && address.is_multiple_of(ALIGN)
+            && self.len.is_multiple_of(ALIGN)
+    }
+
+    /// Whether the bytes lie within the buffer and the file's range of offsets. What an engine
+    /// hands to the kernel as a bare address has passed this.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] with the numbers.
+    pub fn check(&self) -> io::Result<()> {
+        let in_buffer =
+            self.start.checked_add(self.len).is_some_and(|end| end <= self.buffer.len());
+        let in_file =
+            self.offset.checked_add(self.len as u64).is_some_and(|end| end <= i64::MAX as u64);
+        if in_buffer && in_file {
+            return Ok(());
+        }
+        let Self { offset, buffer, start, len } = self;
+        let size = buffer.len();
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{len} bytes from {start} of a buffer of {size}, file offset {offset}"),
+        ))
+    }
 }
 
 /// An operation that ended.
@@ -85,6 +153,11 @@ pub trait Engine {
         0
     }
 
+    /// What was wanted when the engine was built but could not be had, with reason and remedy.
+    fn fallbacks(&self) -> Vec<ladder::Fallback> {
+        Vec::new()
+    }
+
     /// Makes a file known.
     ///
     /// # Errors
@@ -106,4 +179,9 @@ pub trait Engine {
 
     /// A way to interrupt [`Engine::wait`].
     fn waker(&self) -> Waker;
+}
+
+/// The answer to an operation on a file that is not attached.
+fn not_attached(file: FileId) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("file {} is not attached", file.0))
 }

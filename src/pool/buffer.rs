@@ -5,6 +5,20 @@ use crossbeam_channel::Sender;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
+/// A mapping that was cut into buffers: out of reach until they are gone.
+#[derive(Debug)]
+pub struct Whole(Arc<Mapping>);
+
+impl Whole {
+    /// The mapping again.
+    ///
+    /// # Panics
+    /// If a buffer over it is left.
+    pub fn rejoin(self) -> Mapping {
+        Arc::try_unwrap(self.0).expect("every buffer over the mapping is dropped")
+    }
+}
+
 /// Exclusive ownership of some bytes of a [`Mapping`]. Returned to its pool, if it has one, on drop.
 #[derive(Debug)]
 pub struct Buffer {
@@ -21,18 +35,17 @@ impl Buffer {
     ///
     /// # Panics
     /// If the lengths add up to more than the mapping's.
-    pub fn cut(mapping: Arc<Mapping>, lens: impl IntoIterator<Item = usize>) -> Vec<Buffer> {
-        // One reference means that no other buffer over it exists.
-        assert_eq!(Arc::strong_count(&mapping), 1, "the mapping is cut already");
+    pub fn cut(mapping: Mapping, lens: impl IntoIterator<Item = usize>) -> (Whole, Vec<Buffer>) {
+        let mapping = Arc::new(mapping);
         let mut start = 0;
-        lens.into_iter()
-            .map(|len| {
-                let range = start..start + len;
-                assert!(range.end <= mapping.len());
-                start = range.end;
-                Buffer { mapping: mapping.clone(), range, slot: None, home: None }
-            })
-            .collect()
+        let buffers = lens.into_iter().map(|len| {
+            let range = start..start + len;
+            assert!(range.end <= mapping.len());
+            start = range.end;
+            Buffer { mapping: mapping.clone(), range, slot: None, home: None }
+        });
+        let buffers = buffers.collect();
+        (Whole(mapping), buffers)
     }
 
     /// A pool's buffer. The pool hands each slot to one holder at a time.

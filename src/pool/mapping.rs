@@ -84,16 +84,33 @@ impl Mapping {
         }
     }
 
+    /// Gives the memory of the whole pages in `[offset, offset + len)` back to the system.
+    ///
+    /// # Safety
+    /// Nobody uses these bytes any more: they read as zeros from now on.
+    pub unsafe fn release(&self, offset: usize, len: usize) {
+        const PAGE: usize = 4096;
+        let start = offset.next_multiple_of(PAGE);
+        let end = offset.saturating_add(len).min(self.len) / PAGE * PAGE;
+        #[cfg(target_os = "linux")]
+        if start < end {
+            // SAFETY: within the mapping; its contents are given up by the caller.
+            let _ = unsafe {
+                let advice = memmap2::UncheckedAdvice::DontNeed;
+                self.raw.unchecked_advise_range(advice, self.lead + start, end - start)
+            };
+        }
+        let _ = (start, end);
+    }
+
     fn advise(&self, advice: Advice, offset: usize, len: usize) -> io::Result<()> {
         self.raw.advise_range(advice, self.lead + offset, len)
     }
 
-    /// The bytes. Taking `&mut self` or the unique owner of the mapping guarantees that no
-    /// [`Buffer`](super::Buffer) over it is left: each holds a reference count of its own.
+    /// The bytes. Nobody writes to them: the writers are [`Buffer`](super::Buffer)s, and while one
+    /// is left, safe code cannot reach the mapping that it was cut from.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `as_ptr` is valid for `len` initialised (zeroed) bytes. Buffers, the only
-        // writers, hold an `Arc<Mapping>`; safe callers reach a bare `Mapping` only after
-        // `Arc::try_unwrap` proved that none is left.
+        // SAFETY: `as_ptr` is valid for `len` initialised (zeroed) bytes, without writers: see above.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 }

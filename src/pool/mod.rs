@@ -10,6 +10,6 @@ mod mapping;
 pub mod memlock;
 mod staging;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Whole};
 pub use mapping::Mapping;
 pub use staging::Pool;

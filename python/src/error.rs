@@ -1,0 +1,65 @@
+//! Rust's errors as Python's exceptions: the classes of `ringstow._errors`, and OSError's own kinds.
+
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use ringstow::Error;
+
+/// The exception for an error.
+pub(crate) fn to_python(error: Error) -> PyErr {
+    Python::attach(|py| build(py, &error).unwrap_or_else(|failure| failure))
+}
+
+fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
+    let message = error.to_string();
+    let attributes = PyDict::new(py);
+    let class = match error {
+        Error::Io { path, source, .. } => {
+            return Ok(os_error(path.to_string_lossy().into_owned(), source, message));
+        }
+        Error::Incomplete { path, .. } => {
+            attributes.set_item("path", path.to_string_lossy())?;
+            "IncompleteCheckpointError"
+        }
+        Error::Corrupt { path, offset, expected, got, .. } => {
+            attributes.set_item("file", path.to_string_lossy())?;
+            attributes.set_item("offset", offset)?;
+            attributes.set_item("expected", expected)?;
+            attributes.set_item("got", got)?;
+            "CorruptCheckpointError"
+        }
+        Error::Format { path, .. } => {
+            attributes.set_item("path", path.to_string_lossy())?;
+            "FormatError"
+        }
+        Error::Keys { path, missing, unexpected, mismatched } => {
+            attributes.set_item("path", path.to_string_lossy())?;
+            attributes.set_item("missing", missing)?;
+            attributes.set_item("unexpected", unexpected)?;
+            attributes.set_item("mismatched", mismatched)?;
+            "KeyMismatchError"
+        }
+        Error::Busy { path } => {
+            attributes.set_item("path", path.to_string_lossy())?;
+            "BusyError"
+        }
+        Error::Cancelled { path } => {
+            attributes.set_item("path", path.to_string_lossy())?;
+            "CancelledError"
+        }
+        Error::Unsupported { .. } => "UnsupportedError",
+        Error::Invalid { .. } => "InvalidStateError",
+        _ => "Error",
+    };
+    let class = py.import("ringstow._errors")?.getattr(class)?;
+    Ok(PyErr::from_value(class.call((message,), Some(&attributes))?))
+}
+
+/// OSError picks its sub-class (FileNotFoundError, PermissionError) by the errno. The message says
+/// the path itself, so that none is given apart: Python would print it twice.
+fn os_error(path: String, source: &std::io::Error, message: String) -> PyErr {
+    match source.raw_os_error() {
+        Some(errno) => PyOSError::new_err((errno, message, path)),
+        None => PyOSError::new_err(message),
+    }
+}

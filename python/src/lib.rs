@@ -1,0 +1,69 @@
+//! The compiled half of the Python package `ringstow`: thin, typed by `ringstow/_native.pyi`.
+//!
+//! It takes addresses and JSON and gives the library what it asks for; all that knows of torch or
+//! numpy is on the Python side. Every wait is without the GIL, and looks for Ctrl-C.
+#![allow(unsafe_code)]
+
+mod error;
+mod load;
+mod save;
+mod wait;
+
+use pyo3::prelude::*;
+use ringstow::{Config, Job, Runtime};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The configuration that Python sent.
+fn config(json: &str) -> PyResult<Config> {
+    serde_json::from_str(json)
+        .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad Config: {e}"))))
+}
+
+/// The process's runtime. Called with the GIL held: a fork, which holds it too, never finds the lock
+/// behind this taken.
+fn runtime(json: &str) -> PyResult<Arc<Runtime>> {
+    Runtime::shared(&config(json)?).map_err(error::to_python)
+}
+
+fn to_json(report: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(report)
+        .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad report: {e}"))))
+}
+
+#[pyfunction]
+fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
+    let runtime = runtime(config)?;
+    let report = wait::run(py, |job: &Arc<Job>| ringstow::store::verify(&runtime, &path, job))?;
+    to_json(&report)
+}
+
+#[pyfunction]
+fn latest(py: Python<'_>, directory: PathBuf) -> PyResult<Option<PathBuf>> {
+    py.detach(|| ringstow::latest(&directory)).map_err(error::to_python)
+}
+
+#[pyfunction]
+fn cli(py: Python<'_>, argv: Vec<OsString>) -> u8 {
+    py.detach(|| ringstow::cli::run(argv))
+}
+
+#[pyfunction]
+fn forget_after_fork() {
+    Runtime::forget_after_fork();
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<save::SaveJob>()?;
+    module.add_class::<load::Block>()?;
+    module.add_class::<load::Checkpoint>()?;
+    module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
+    module.add_function(wrap_pyfunction!(verify, module)?)?;
+    module.add_function(wrap_pyfunction!(latest, module)?)?;
+    module.add_function(wrap_pyfunction!(cli, module)?)?;
+    module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;
+    Ok(())
+}

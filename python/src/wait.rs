@@ -1,0 +1,74 @@
+//! Waiting without the GIL, in slices, so that Ctrl-C is seen.
+
+use crate::error::to_python;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use ringstow::{Job, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long Ctrl-C may go unseen.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Repeats `wait`, which waits for at most the time it is given and says whether what it waits for
+/// has come, until that is so or `timeout` seconds have passed.
+pub(crate) fn until(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    wait: impl Fn(Duration) -> bool + Send + Sync,
+) -> PyResult<bool> {
+    let deadline = deadline(timeout)?;
+    loop {
+        let left = deadline.map_or(SLICE, |d| d.saturating_duration_since(Instant::now()));
+        if py.detach(|| wait(left.min(SLICE))) {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if left.is_zero() {
+            return Ok(false);
+        }
+    }
+}
+
+/// `None` for no time-out, and for one beyond what the clock can say.
+fn deadline(timeout: Option<f64>) -> PyResult<Option<Instant>> {
+    let Some(seconds) = timeout else { return Ok(None) };
+    if seconds.is_nan() {
+        return Err(PyValueError::new_err("timeout is not a number"));
+    }
+    let wait = Duration::try_from_secs_f64(seconds.max(0.0)).ok();
+    Ok(wait.and_then(|wait| Instant::now().checked_add(wait)))
+}
+
+/// Runs `work` on a thread of its own; Ctrl-C cancels its job, and is raised once it has stopped.
+pub(crate) fn run<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&Arc<Job>) -> Result<T> + Send,
+) -> PyResult<T> {
+    let job = Arc::<Job>::default();
+    let done = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            // Ends the job also if the work panics.
+            let _end = End(&job);
+            work(&job)
+        });
+        let waited = until(py, None, |slice| job.wait_ended(Some(slice)));
+        if waited.is_err() {
+            job.cancel();
+        }
+        let outcome = py.detach(|| worker.join());
+        waited.map(|_| outcome)
+    })?;
+    match done {
+        Ok(outcome) => outcome.map_err(to_python),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+struct End<'a>(&'a Job);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.set_ended();
+    }
+}

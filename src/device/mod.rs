@@ -1,0 +1,28 @@
+//! How bytes get from a tensor into a buffer, and back. One module a kind of memory.
+#![allow(unsafe_code)]
+
+pub mod host;
+
+/// Where a tensor's bytes come from. Asked for in pieces, by several threads at once.
+///
+/// Data is dense and in row-major order, whatever the tensor's own strides.
+pub trait Source: Send + Sync {
+    /// Bytes of the dense data.
+    fn nbytes(&self) -> u64;
+
+    /// Copies the dense bytes from `offset` on into `to`, all of it.
+    ///
+    /// Offset and length are multiples of the element's size.
+    fn read(&self, offset: usize, to: &mut [u8]);
+}
+
+/// Where a tensor's bytes go. Given in pieces, by several threads at once.
+///
+/// Not public: that no two threads are given the same byte is the pipeline's promise to keep.
+pub(crate) trait Sink: Send + Sync {
+    /// Bytes of the dense data.
+    fn nbytes(&self) -> u64;
+
+    /// Takes the dense bytes from `offset` on.
+    fn write(&self, offset: usize, from: &[u8]);
+}

@@ -1,0 +1,231 @@
+//! Opening, preallocating, cutting and syncing: what is done to a file besides moving its bytes.
+//! Plain system calls; nothing here knows of checkpoints.
+
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// Creates a file for writing, or empties the regular file that is there. Never follows a link.
+///
+/// With `direct`, transfers go past the page cache and must keep to [`crate::config::ALIGN`].
+///
+/// # Errors
+/// The system's; a file system without O_DIRECT says `EINVAL`, here or only at the first write.
+pub fn create(path: &Path, direct: bool) -> io::Result<File> {
+    open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, direct)
+}
+
+/// Opens a regular file for reading. Never follows a link.
+///
+/// # Errors
+/// As [`create`].
+pub fn open_read(path: &Path, direct: bool) -> io::Result<File> {
+    open(path, OFlags::RDONLY, direct)
+}
+
+fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
+    // NONBLOCK, so that a FIFO in the place of the file cannot hold us in open().
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let flags = if direct { flags | direct_flag()? } else { flags };
+    let mode = Mode::from_raw_mode(0o666);
+    let file = File::from(retry(|| rustix::fs::open(path, flags, mode))?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    // io_uring takes NONBLOCK for a wish to get EAGAIN.
+    let now = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, now - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+#[cfg(target_os = "linux")]
+fn direct_flag() -> io::Result<OFlags> {
+    Ok(OFlags::DIRECT)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn direct_flag() -> io::Result<OFlags> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "no O_DIRECT on this platform"))
+}
+
+/// Whether a file was opened with O_DIRECT.
+pub fn is_direct(file: &File) -> bool {
+    direct_flag()
+        .is_ok_and(|direct| rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(direct)))
+}
+
+/// What [`preallocate`] could do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preallocated {
+    /// Every block is reserved: writes neither extend the file nor run out of space.
+    Allocated,
+    /// The file system cannot reserve: the file has its length, and there was enough free space.
+    SizeOnly,
+}
+
+/// Gives a file its final length, with its blocks reserved where the file system can do that.
+/// Writes that do not extend a file need not be handed to the kernel's worker threads.
+///
+/// # Errors
+/// `ENOSPC` before a byte is written; the system's otherwise.
+pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
+    if len == 0 {
+        return Ok(Preallocated::Allocated);
+    }
+    match allocate(file, len) {
+        Err(error) if cannot_allocate(&error) => {
+            let vfs = rustix::fs::fstatvfs(file)?;
+            // A file system that reports no size at all reports no free space either.
+            if vfs.f_blocks > 0 && vfs.f_bavail.saturating_mul(vfs.f_frsize) < len {
+                return Err(rustix::io::Errno::NOSPC.into());
+            }
+            file.set_len(len)?;
+            Ok(Preallocated::SizeOnly)
+        }
+        result => result.map(|()| Preallocated::Allocated),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn allocate(file: &File, len: u64) -> io::Result<()> {
+    retry(|| rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn allocate(_: &File, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+fn cannot_allocate(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    error.kind() == io::ErrorKind::Unsupported
+        || [Errno::OPNOTSUPP, Errno::NOSYS]
+            .iter()
+            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Cuts a file to its length in bytes: the padding of a direct write's last block goes.
+///
+/// # Errors
+/// The system's.
+pub fn finish(file: &File, len: u64) -> io::Result<()> {
+    file.set_len(len)
+}
+
+/// Makes the names in a directory durable: files created, renamed and removed.
+///
+/// # Errors
+/// The system's. A file system that has no such operation (`EINVAL`) is taken to need none.
+pub fn sync_dir(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = retry(|| rustix::fs::open(path, flags, Mode::empty()))?;
+    match retry(|| rustix::fs::fsync(&dir)) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        result => result,
+    }
+}
+
+/// The alignment that direct transfers of a file need, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DioAlign {
+    /// Of the memory address.
+    pub mem: u32,
+    /// Of file offset and length.
+    pub offset: u32,
+}
+
+/// What a file's system announces for direct I/O (`statx`, Linux 6.1). `None` where nothing is
+/// announced, though O_DIRECT may work all the same.
+#[cfg(target_os = "linux")]
+pub fn dio_align(path: &Path) -> Option<DioAlign> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    let found = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::DIOALIGN).ok()?;
+    let announced = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+    (announced && found.stx_dio_offset_align != 0)
+        .then_some(DioAlign { mem: found.stx_dio_mem_align, offset: found.stx_dio_offset_align })
+}
+
+/// What a file's system announces for direct I/O: nothing, off Linux.
+#[cfg(not(target_os = "linux"))]
+pub fn dio_align(_: &Path) -> Option<DioAlign> {
+    None
+}
+
+/// Asks the system to forget a file's cached pages, so that a benchmark reads from the disk. Pages
+/// not yet written stay: sync first. A no-op off Linux.
+///
+/// # Errors
+/// The system's.
+pub fn drop_page_cache(file: &File) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
+    let _ = file;
+    Ok(())
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => continue,
+            result => return result.map_err(Into::into),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_and_things_that_are_no_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("file"), "x").unwrap();
+        symlink(path("file"), path("link")).unwrap();
+        assert!(open_read(&path("link"), false).is_err());
+        assert!(create(&path("link"), false).is_err());
+        assert!(open_read(dir.path(), false).is_err());
+        let fifo = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, path("fifo"), rustix::fs::FileType::Fifo, fifo, 0)
+            .unwrap();
+        assert!(open_read(&path("fifo"), false).is_err());
+        assert!(create(&path("fifo"), false).is_err());
+        assert_eq!(std::fs::read(path("file")).unwrap(), b"x");
+    }
+
+    #[test]
+    fn a_preallocated_file_has_its_length_and_is_cut_to_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = create(&path, false).unwrap();
+        preallocate(&file, 0).unwrap();
+        preallocate(&file, 100_000).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 100_000);
+        finish(&file, 12_345).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 12_345);
+        sync_dir(dir.path()).unwrap();
+        drop_page_cache(&file).unwrap();
+    }
+
+    #[test]
+    fn an_opened_file_blocks_like_any_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = create(&dir.path().join("file"), false).unwrap();
+        assert!(!rustix::fs::fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
+        assert!(!is_direct(&file));
+    }
+
+    #[test]
+    fn more_than_the_device_holds_is_refused_before_a_byte_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = create(&dir.path().join("file"), false).unwrap();
+        let error = preallocate(&file, 1 << 50).unwrap_err();
+        assert!(
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::FileTooLarge),
+            "{error}"
+        );
+    }
+}

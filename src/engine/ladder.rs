@@ -1,0 +1,349 @@
+//! Which way of doing I/O to try first, what a step down means, and what to tell the user about
+//! it. Pure but for two small trial transfers and one look at a sysctl.
+
+use super::Transfer;
+use super::queue::{Attached, Queue};
+use crate::config::{ALIGN, Config, EngineChoice, Switch};
+use crate::error::{Error, Result};
+use crate::pool::{Buffer, memlock};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io;
+
+/// An engine by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// io_uring.
+    Uring,
+    /// Threads with positioned reads and writes.
+    Portable,
+}
+
+/// One way of doing I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rung {
+    /// Who moves the bytes.
+    pub engine: Kind,
+    /// Whether the pool is registered with the kernel.
+    pub fixed: bool,
+    /// Whether files are opened with O_DIRECT.
+    pub direct: bool,
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.engine, self.fixed) {
+            (Kind::Uring, true) => "uring, fixed buffers, ",
+            (Kind::Uring, false) => "uring, ",
+            (Kind::Portable, _) => "portable, ",
+        })?;
+        f.write_str(if self.direct { "O_DIRECT" } else { "buffered" })
+    }
+}
+
+/// Whether this build has the io_uring engine.
+const HAS_URING: bool = cfg!(all(target_os = "linux", feature = "uring"));
+
+/// The rungs to try, best first: io_uring with fixed buffers, without, then the portable engine,
+/// all direct; then buffered. A rung that the caller's choices exclude is left out.
+///
+/// # Errors
+/// [`Error::Invalid`] for choices that contradict each other, [`Error::Unsupported`] for an engine
+/// that this build does not have.
+pub fn rungs(config: &Config) -> Result<Vec<Rung>> {
+    rungs_of(config, HAS_URING)
+}
+
+fn rungs_of(config: &Config, has_uring: bool) -> Result<Vec<Rung>> {
+    let uring_only = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
+    if config.engine == EngineChoice::Portable && config.fixed == Switch::On {
+        return Err(Error::invalid(
+            "Config.engine = portable and Config.fixed = on contradict each other: only io_uring \
+             has fixed buffers; leave one of them on auto",
+        ));
+    }
+    if uring_only && !has_uring {
+        return Err(Error::Unsupported {
+            what: "this build of ringstow has no io_uring engine, which Config.engine = uring or \
+                   Config.fixed = on asks for"
+                .into(),
+            remedy: "build for Linux with the cargo feature `uring`, or leave both on auto".into(),
+        });
+    }
+    let uring = |direct| {
+        choices(config.fixed).iter().map(move |&fixed| Rung { engine: Kind::Uring, fixed, direct })
+    };
+    let portable = |direct| Rung { engine: Kind::Portable, fixed: false, direct };
+    let mut rungs = Vec::new();
+    for (step, &direct) in choices(config.direct).iter().enumerate() {
+        // The page cache takes several copying threads better than one ring: where io_uring is not
+        // insisted on, the step from direct to buffered is the portable engine's.
+        if has_uring && config.engine != EngineChoice::Portable && (step == 0 || uring_only) {
+            rungs.extend(uring(direct));
+        }
+        if !uring_only {
+            rungs.push(portable(direct));
+        }
+    }
+    Ok(rungs)
+}
+
+/// The settings that a switch allows, preferred first.
+fn choices(switch: Switch) -> &'static [bool] {
+    match switch {
+        Switch::Auto => &[true, false],
+        Switch::On => &[true],
+        Switch::Off => &[false],
+    }
+}
+
+/// Something that was wanted and could not be had, though the work went on without it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fallback {
+    /// What was tried: `"uring, fixed buffers, O_DIRECT"`.
+    pub wanted: String,
+    /// What was used instead.
+    pub got: String,
+    /// Why it could not be had.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// Why something cannot be had, and what to do about it. Travels inside an [`io::Error`] where an
+/// engine knows better than its errno.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refusal {
+    /// Why it cannot be had.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+impl Refusal {
+    pub(super) fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { reason: reason.into(), remedy: remedy.into() }
+    }
+
+    /// The step from one rung to the next.
+    pub fn fallback(self, wanted: &Rung, got: &Rung) -> Fallback {
+        let Self { reason, remedy } = self;
+        Fallback { wanted: wanted.to_string(), got: got.to_string(), reason, remedy }
+    }
+}
+
+impl From<Refusal> for io::Error {
+    fn from(refusal: Refusal) -> Self {
+        io::Error::new(io::ErrorKind::Unsupported, refusal)
+    }
+}
+
+/// At which point a rung failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Building the engine.
+    Start,
+    /// Opening the file.
+    Open,
+    /// The trial transfer.
+    Trial,
+}
+
+/// What an error says about a rung. `None`: it is not the rung's fault (no space, no permission, a
+/// failing disk), the next one would fail as well, and the error is to be reported as it is.
+pub fn refusal(rung: &Rung, stage: Stage, error: &io::Error) -> Option<Refusal> {
+    if let Some(known) = error.get_ref().and_then(|inner| inner.downcast_ref::<Refusal>()) {
+        return Some(known.clone());
+    }
+    match stage {
+        Stage::Start if rung.engine == Kind::Uring => Some(no_ring(error)),
+        Stage::Start => None,
+        Stage::Open | Stage::Trial => no_transfer(rung, error),
+    }
+}
+
+/// Why there is no ring.
+fn no_ring(error: &io::Error) -> Refusal {
+    let portable = "or set engine = portable";
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => match uring_disabled() {
+            Some(level @ (1 | 2)) => Refusal::new(
+                format!("io_uring is switched off: sysctl kernel.io_uring_disabled = {level}"),
+                format!("`sysctl kernel.io_uring_disabled=0` as root, {portable}"),
+            ),
+            _ => Refusal::new(
+                format!(
+                    "io_uring is denied ({error}), most likely by a container's seccomp filter"
+                ),
+                format!(
+                    "run the container with a seccomp profile that allows io_uring_setup, \
+                     io_uring_enter and io_uring_register (docker: `--security-opt \
+                     seccomp=PROFILE.json`, or `seccomp=unconfined`), {portable}"
+                ),
+            ),
+        },
+        _ if is(error, nix::libc::ENOSYS) || error.kind() == io::ErrorKind::Unsupported => {
+            Refusal::new(
+                format!("this kernel has no usable io_uring ({error})"),
+                format!("use Linux 5.6 or later, built with CONFIG_IO_URING, {portable}"),
+            )
+        }
+        _ if is(error, nix::libc::ENOMEM) => Refusal::new(
+            format!("no memory for a ring ({error}): RLIMIT_MEMLOCK, or a memory cgroup"),
+            memlock::remedy(16 << 20),
+        ),
+        _ if is(error, nix::libc::EMFILE) => Refusal::new(
+            format!("no file descriptor left for a ring ({error})"),
+            "raise `ulimit -n`".to_string(),
+        ),
+        _ => Refusal::new(
+            format!("the ring could not be set up: {error}"),
+            format!("see `ringstow doctor`, {portable}"),
+        ),
+    }
+}
+
+/// Why a rung cannot move bytes to or from this file, if it is the rung's doing.
+fn no_transfer(rung: &Rung, error: &io::Error) -> Option<Refusal> {
+    let refused = is(error, nix::libc::EINVAL)
+        || is(error, nix::libc::EOPNOTSUPP)
+        || error.kind() == io::ErrorKind::Unsupported;
+    if rung.direct && refused {
+        return Some(Refusal::new(
+            format!("the file system does not take O_DIRECT ({error})"),
+            "save to a file system with direct I/O (ext4, XFS, btrfs, NFS), or set direct = off",
+        ));
+    }
+    if rung.fixed && (is(error, nix::libc::EFAULT) || is(error, nix::libc::EOPNOTSUPP)) {
+        return Some(Refusal::new(
+            format!("the file system does not take fixed buffers ({error})"),
+            "set fixed = off",
+        ));
+    }
+    None
+}
+
+fn is(error: &io::Error, errno: i32) -> bool {
+    error.raw_os_error() == Some(errno)
+}
+
+/// `kernel.io_uring_disabled`: 0 allowed, 1 for privileged groups only, 2 for nobody. `None` on
+/// kernels without it (before 6.6).
+pub(super) fn uring_disabled() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
+}
+
+/// The error when every rung failed: each with its reason, and the remedies, each once.
+pub fn none_left(failed: &[(Rung, Refusal)]) -> Error {
+    let tried: Vec<_> = failed.iter().map(|(rung, why)| format!("{rung}: {why}")).collect();
+    let mut remedies: Vec<&str> = Vec::new();
+    for (_, why) in failed {
+        if !remedies.contains(&why.remedy.as_str()) {
+            remedies.push(&why.remedy);
+        }
+    }
+    Error::Unsupported { what: tried.join("; "), remedy: remedies.join("; ") }
+}
+
+/// Writes the first [`ALIGN`] bytes of a buffer to the start of a file: some file systems take
+/// O_DIRECT at open and refuse it here. The buffer is lost only with the engine.
+///
+/// # Errors
+/// The system's; see [`refusal`].
+pub fn trial_write(
+    queue: &Queue,
+    file: &Attached,
+    buffer: Buffer,
+) -> (io::Result<()>, Option<Buffer>) {
+    queue.transfer(file, true, Transfer::of(buffer, ALIGN, 0), ALIGN)
+}
+
+/// As [`trial_write`], reading; a file shorter than that is fine.
+///
+/// # Errors
+/// The system's; see [`refusal`].
+pub fn trial_read(
+    queue: &Queue,
+    file: &Attached,
+    buffer: Buffer,
+) -> (io::Result<()>, Option<Buffer>) {
+    queue.transfer(file, false, Transfer::of(buffer, ALIGN, 0), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(engine: EngineChoice, fixed: Switch, direct: Switch) -> Vec<String> {
+        let config = Config { engine, fixed, direct, ..Config::default() };
+        rungs_of(&config, true).unwrap().iter().map(Rung::to_string).collect()
+    }
+
+    #[test]
+    fn the_whole_ladder_goes_from_fixed_and_direct_to_portable_and_buffered() {
+        assert_eq!(
+            names(EngineChoice::Auto, Switch::Auto, Switch::Auto),
+            [
+                "uring, fixed buffers, O_DIRECT",
+                "uring, O_DIRECT",
+                "portable, O_DIRECT",
+                "portable, buffered"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_the_caller_insists_on_is_never_left_out_of_a_rung() {
+        use EngineChoice::*;
+        assert_eq!(names(Uring, Switch::On, Switch::On), ["uring, fixed buffers, O_DIRECT"]);
+        assert_eq!(names(Uring, Switch::Off, Switch::Off), ["uring, buffered"]);
+        assert_eq!(names(Uring, Switch::Off, Switch::Auto), ["uring, O_DIRECT", "uring, buffered"]);
+        assert_eq!(
+            names(Auto, Switch::On, Switch::Auto),
+            ["uring, fixed buffers, O_DIRECT", "uring, fixed buffers, buffered"]
+        );
+        assert_eq!(names(Portable, Switch::Auto, Switch::On), ["portable, O_DIRECT"]);
+    }
+
+    #[test]
+    fn a_build_without_io_uring_has_the_portable_rungs_only() {
+        let auto = rungs_of(&Config::default(), false).unwrap();
+        assert!(auto.iter().all(|rung| rung.engine == Kind::Portable));
+        assert_eq!(auto.len(), 2);
+        let insisting = Config { engine: EngineChoice::Uring, ..Config::default() };
+        assert!(matches!(rungs_of(&insisting, false), Err(Error::Unsupported { .. })));
+    }
+
+    #[test]
+    fn fixed_buffers_of_the_portable_engine_are_a_contradiction() {
+        let config =
+            Config { engine: EngineChoice::Portable, fixed: Switch::On, ..Config::default() };
+        assert!(matches!(rungs(&config), Err(Error::Invalid { .. })));
+    }
+
+    #[test]
+    fn only_what_another_rung_would_mend_is_a_refusal() {
+        let direct = Rung { engine: Kind::Uring, fixed: true, direct: true };
+        let buffered = Rung { engine: Kind::Portable, fixed: false, direct: false };
+        let errno = io::Error::from_raw_os_error;
+        assert!(refusal(&direct, Stage::Trial, &errno(nix::libc::EINVAL)).is_some());
+        assert!(refusal(&buffered, Stage::Trial, &errno(nix::libc::EINVAL)).is_none());
+        assert!(refusal(&direct, Stage::Trial, &errno(nix::libc::ENOSPC)).is_none());
+        assert!(refusal(&direct, Stage::Open, &errno(nix::libc::EACCES)).is_none());
+        assert!(refusal(&direct, Stage::Start, &errno(nix::libc::EACCES)).is_some());
+    }
+
+    #[test]
+    fn the_last_error_names_each_rung_and_each_remedy_once() {
+        let rung = Rung { engine: Kind::Uring, fixed: true, direct: true };
+        let other = Rung { fixed: false, ..rung };
+        let why = Refusal::new("denied", "allow it");
+        let text = none_left(&[(rung, why.clone()), (other, why)]).to_string();
+        assert_eq!(
+            text,
+            "uring, fixed buffers, O_DIRECT: denied; uring, O_DIRECT: denied; allow it"
+        );
+    }
+}

@@ -1,0 +1,287 @@
+//! The io_uring engine: one ring, driven by the thread that built it.
+//!
+//! Operations in flight are kept here with the buffers they move, because the kernel holds their
+//! bare addresses until it has completed them.
+#![allow(unsafe_code)]
+
+mod files;
+mod fixed;
+pub(super) mod setup;
+
+use super::ladder::{Fallback, Refusal};
+use super::{Action, Completion, Engine, FileId, Op, Waker, not_attached};
+use crate::config::Switch;
+use crate::pool::Pool;
+use files::Files;
+use fixed::Fixed;
+use io_uring::{IoUring, opcode, squeue, types};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+
+/// The largest transfer that the kernel makes in one go (`MAX_RW_COUNT`); more comes back short.
+const TRANSFER_MAX: usize = 0x7fff_f000;
+
+/// Marks the completion of the bell's read. Other completions carry an index of `in_flight`.
+const BELL: u64 = u64::MAX;
+
+/// One ring. Not to be moved to another thread: the kernel refuses any but the first.
+pub struct Uring {
+    // Dropped before what follows, which the kernel may refer to until then.
+    ring: IoUring,
+    depth: usize,
+    files: Files,
+    fixed: Fixed,
+    bell: Bell,
+    /// Operations that the kernel has, by index.
+    in_flight: Vec<Option<Op>>,
+    free: Vec<usize>,
+    /// Completed, not returned yet.
+    done: Vec<Completion>,
+    fallbacks: Vec<Fallback>,
+}
+
+/// An eventfd with a read always pending in the ring: writing to it from any thread makes the ring
+/// complete something.
+struct Bell {
+    fd: Arc<EventFd>,
+    /// Where the kernel puts what it reads.
+    count: Box<AtomicU64>,
+    armed: bool,
+}
+
+impl Uring {
+    /// Sets up a ring for `depth` operations in flight, and registers `pool` unless `fixed` is off.
+    ///
+    /// # Errors
+    /// The system's when it refuses a ring; a [`Refusal`] inside the error when the kernel is too
+    /// old, or when `fixed` is on and not all of the pool can be registered.
+    pub fn new(depth: usize, pool: Option<&Pool>, fixed: Switch) -> io::Result<Self> {
+        let entries = u32::try_from(depth.max(1) + 1).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let (ring, flags) = setup::ring(entries)?;
+        let known = setup::Operations::probe(&ring).map_err(|_| too_old())?;
+        if !known.suffice() {
+            return Err(too_old());
+        }
+        let (fixed, fallback) = Fixed::new(&ring, pool, fixed, known.take_fixed())?;
+        let fd = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
+        tracing::debug!(depth, flags = flags.name(), registered = fixed.count(), "ring set up");
+        Ok(Self {
+            files: Files::new(&ring),
+            ring,
+            depth: depth.max(1),
+            fixed,
+            bell: Bell { fd, count: Box::default(), armed: false },
+            in_flight: (0..depth.max(1)).map(|_| None).collect(),
+            free: (0..depth.max(1)).rev().collect(),
+            done: Vec::new(),
+            fallbacks: fallback.into_iter().collect(),
+        })
+    }
+
+    /// Hands an operation to the ring, to be submitted by the next [`Engine::wait`].
+    fn start(&mut self, mut op: Op) {
+        let entry = match self.entry(&mut op) {
+            Ok(entry) => entry,
+            Err(error) => return self.done.push(Completion { op, result: Err(error) }),
+        };
+        let Some(index) = self.free.pop() else {
+            let result = Err(io::Error::other("more operations than the engine's depth"));
+            return self.done.push(Completion { op, result });
+        };
+        self.in_flight[index] = Some(op);
+        self.push(entry.user_data(index as u64));
+    }
+
+    /// The submission for an operation, all addresses and lengths checked.
+    fn entry(&self, op: &mut Op) -> io::Result<squeue::Entry> {
+        let slot = self.files.get(op.file).ok_or_else(|| not_attached(op.file))?;
+        if let Some(transfer) = op.action.transfer() {
+            transfer.check()?;
+        }
+        let index = op.action.transfer().and_then(|t| self.fixed.index_of(&t.buffer));
+        Ok(if slot.registered {
+            submission!(types::Fixed(op.file.0), &mut op.action, index)
+        } else {
+            submission!(types::Fd(slot.file.as_raw_fd()), &mut op.action, index)
+        })
+    }
+
+    fn push(&mut self, entry: squeue::Entry) {
+        loop {
+            // SAFETY: a transfer's address and length were checked to lie in its buffer, which
+            // `in_flight` keeps until the completion, and which nobody touches meanwhile; the bell's
+            // count lives in its box until the drop has seen the last completion.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // Full, which takes more in flight than entries: let the kernel take what is there.
+            let mut done = std::mem::take(&mut self.done);
+            if let Err(error) = self.enter(0, &mut done) {
+                // No way to report it here; the next wait meets it again.
+                tracing::warn!(%error, "io_uring_enter");
+                thread::yield_now();
+            }
+            self.done = done;
+        }
+    }
+
+    /// Submits what is queued, waits for `want` completions, and takes what has completed. Says
+    /// whether the bell rang.
+    fn enter(&mut self, want: usize, done: &mut Vec<Completion>) -> io::Result<bool> {
+        use nix::libc::{EAGAIN, EBUSY, EINTR};
+        if let Err(error) = self.ring.submit_and_wait(want) {
+            match error.raw_os_error() {
+                Some(EINTR) => {}
+                // Short of memory, or of room for completions: both pass once some are taken.
+                Some(EAGAIN | EBUSY) => thread::yield_now(),
+                _ => return Err(error),
+            }
+        }
+        Ok(self.reap(done))
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
+        let mut rang = false;
+        for entry in self.ring.completion() {
+            if entry.user_data() == BELL {
+                self.bell.armed = false;
+                rang = true;
+                continue;
+            }
+            let index = entry.user_data() as usize;
+            let op = self.in_flight[index].take().expect("completed once");
+            self.free.push(index);
+            let result = match entry.result() {
+                bytes @ 0.. => Ok(bytes as usize),
+                errno => Err(io::Error::from_raw_os_error(-errno)),
+            };
+            done.push(Completion { op, result });
+        }
+        rang
+    }
+
+    fn arm_bell(&mut self) {
+        if !self.bell.armed {
+            self.bell.armed = true;
+            let fd = types::Fd(self.bell.fd.as_fd().as_raw_fd());
+            let read = opcode::Read::new(fd, self.bell.count.as_ptr().cast(), 8);
+            self.push(read.build().user_data(BELL));
+        }
+    }
+
+    /// Waits until the kernel has nothing of ours any more.
+    fn drain(&mut self) -> io::Result<()> {
+        if self.bell.armed {
+            self.bell.fd.write(1)?;
+        }
+        let mut done = std::mem::take(&mut self.done);
+        while self.bell.armed || self.free.len() < self.depth {
+            self.enter(1, &mut done)?;
+        }
+        Ok(())
+    }
+}
+
+fn too_old() -> io::Error {
+    let reason = "this kernel's io_uring lacks READ, WRITE or FSYNC";
+    Refusal::new(reason, "use Linux 5.6 or later, or set engine = portable").into()
+}
+
+/// The submission for an action. `index`: that of the buffer among the fixed ones. A macro, because
+/// the two kinds of file, `Fixed` and `Fd`, have no public trait in common.
+macro_rules! submission {
+    ($file:expr, $action:expr, $index:expr) => {{
+        let file = $file;
+        match $action {
+            Action::Write(t) => {
+                let (from, len) = (t.buffer.as_mut_ptr().wrapping_add(t.start), chunk(t.len));
+                match $index {
+                    Some(i) => opcode::WriteFixed::new(file, from, len, i).offset(t.offset).build(),
+                    None => opcode::Write::new(file, from, len).offset(t.offset).build(),
+                }
+            }
+            Action::Read(t) => {
+                let (to, len) = (t.buffer.as_mut_ptr().wrapping_add(t.start), chunk(t.len));
+                match $index {
+                    Some(i) => opcode::ReadFixed::new(file, to, len, i).offset(t.offset).build(),
+                    None => opcode::Read::new(file, to, len).offset(t.offset).build(),
+                }
+            }
+            Action::Sync => opcode::Fsync::new(file).build(),
+        }
+    }};
+}
+use submission;
+
+/// As much of a transfer as the kernel makes at once.
+fn chunk(len: usize) -> u32 {
+    len.min(TRANSFER_MAX) as u32
+}
+
+impl Engine for Uring {
+    fn name(&self) -> &'static str {
+        "uring"
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn registered(&self) -> usize {
+        self.fixed.count()
+    }
+
+    fn fallbacks(&self) -> Vec<Fallback> {
+        self.fallbacks.clone()
+    }
+
+    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
+        Ok(self.files.attach(&self.ring, file))
+    }
+
+    fn detach(&mut self, file: FileId) {
+        self.files.detach(&self.ring, file);
+    }
+
+    fn submit(&mut self, op: Op) {
+        self.start(op);
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        self.arm_bell();
+        let before = done.len();
+        done.append(&mut self.done);
+        loop {
+            let want = usize::from(done.len() == before);
+            let rang = self.enter(want, done)?;
+            if rang || done.len() > before {
+                return Ok(());
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        let fd = self.bell.fd.clone();
+        Arc::new(move || {
+            // Cannot fail: the counter would have to overflow.
+            let _ = fd.write(1);
+        })
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        if let Err(error) = self.drain() {
+            // The kernel may still write to these buffers: they are never to be used again.
+            tracing::error!(%error, "the ring could not be drained; its buffers are given up");
+            std::mem::forget(std::mem::take(&mut self.in_flight));
+            std::mem::forget(std::mem::take(&mut self.bell.count));
+        }
+        self.fixed.release(&self.ring);
+    }
+}

@@ -1,0 +1,87 @@
+//! Setting up a ring: the flags that this kernel takes, the operations that it knows.
+
+use io_uring::{IoUring, Probe, opcode};
+use std::io;
+
+/// How a ring runs its completions, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum Flags {
+    /// `SINGLE_ISSUER | DEFER_TASKRUN` (Linux 6.1): completions run when the thread asks for them.
+    Deferred,
+    /// `COOP_TASKRUN` (Linux 5.19): completions run at the thread's next system call.
+    Cooperative,
+    /// None.
+    Plain,
+}
+
+impl Flags {
+    const LADDER: [Self; 3] = [Self::Deferred, Self::Cooperative, Self::Plain];
+
+    /// As the kernel's headers call them.
+    pub(in crate::engine) fn name(self) -> &'static str {
+        match self {
+            Self::Deferred => "SINGLE_ISSUER | DEFER_TASKRUN",
+            Self::Cooperative => "COOP_TASKRUN",
+            Self::Plain => "none",
+        }
+    }
+}
+
+/// A ring for `entries` submissions with the best flags that the kernel takes.
+pub(in crate::engine) fn ring(entries: u32) -> io::Result<(IoUring, Flags)> {
+    let mut refused = None;
+    for flags in Flags::LADDER {
+        let mut builder = IoUring::builder();
+        match flags {
+            Flags::Deferred => {
+                builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
+            }
+            Flags::Cooperative => {
+                builder.setup_coop_taskrun().setup_submit_all();
+            }
+            Flags::Plain => {}
+        }
+        match builder.dontfork().build(entries) {
+            Ok(ring) => return Ok((ring, flags)),
+            // Flags that the kernel does not know. Anything else would be refused again.
+            Err(error) if error.raw_os_error() == Some(nix::libc::EINVAL) => refused = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refused.expect("the ladder has rungs"))
+}
+
+/// Which of the operations that we use the kernel knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) struct Operations {
+    pub(in crate::engine) read: bool,
+    pub(in crate::engine) write: bool,
+    pub(in crate::engine) read_fixed: bool,
+    pub(in crate::engine) write_fixed: bool,
+    pub(in crate::engine) sync: bool,
+}
+
+impl Operations {
+    /// Asks the kernel.
+    pub(in crate::engine) fn probe(ring: &IoUring) -> io::Result<Self> {
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        Ok(Self {
+            read: probe.is_supported(opcode::Read::CODE),
+            write: probe.is_supported(opcode::Write::CODE),
+            read_fixed: probe.is_supported(opcode::ReadFixed::CODE),
+            write_fixed: probe.is_supported(opcode::WriteFixed::CODE),
+            sync: probe.is_supported(opcode::Fsync::CODE),
+        })
+    }
+
+    /// Whether the engine can work at all.
+    pub(in crate::engine) fn suffice(self) -> bool {
+        self.read && self.write && self.sync
+    }
+
+    /// Whether fixed buffers are of use.
+    pub(in crate::engine) fn take_fixed(self) -> bool {
+        self.read_fixed && self.write_fixed
+    }
+}

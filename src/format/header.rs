@@ -1,0 +1,162 @@
+//! The header of a shard, a valid safetensors file: 8 bytes of length (little endian), then JSON
+//! padded with spaces so that the data section starts on a multiple of 4096.
+
+use super::{Dtype, TensorInfo, names};
+use crate::config::ALIGN;
+use serde_json::{Map, Value, json};
+
+/// A tensor's place in a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed<'a> {
+    /// What it is.
+    pub info: &'a TensorInfo,
+    /// First byte, from the start of the data section.
+    pub begin: u64,
+    /// One past its last byte.
+    pub end: u64,
+    /// Offsets of this piece in the global tensor, one a dimension: zeros for a whole tensor.
+    pub offsets: Vec<u64>,
+}
+
+/// Bytes a tensor adds to the header, at most: for deciding when a shard has enough of them.
+///
+/// The name stands twice, the second time (in `DCP_SHARDING_INFO`) as JSON within JSON, where a
+/// control character takes seven bytes.
+pub fn entry_bytes_max(info: &TensorInfo) -> u64 {
+    let name = info.name.len() as u64 + names::RESERVED_PREFIX.len() as u64;
+    name * 13 + info.shape.len() as u64 * 42 + 160
+}
+
+/// The name and type under which a tensor lies in its shard: its own, or bytes under a reserved
+/// name where safetensors has no word for it.
+pub fn stored_as(info: &TensorInfo) -> (String, safetensors::Dtype, Option<Vec<u64>>) {
+    match info.dtype.safetensors() {
+        Some(dtype) if !is_reserved(&info.name) => (info.name.clone(), dtype, None),
+        dtype => {
+            let name = format!("{}{}", names::RESERVED_PREFIX, info.name);
+            match dtype {
+                Some(dtype) => (name, dtype, None),
+                None => (name, safetensors::Dtype::U8, info.nbytes().ok().map(|n| vec![n])),
+            }
+        }
+    }
+}
+
+/// Names that mean something else to a reader of safetensors, or could be taken for ours.
+fn is_reserved(name: &str) -> bool {
+    name == "__metadata__" || name.starts_with(names::RESERVED_PREFIX)
+}
+
+/// Builds the first bytes of a shard, up to its data section. Length: a multiple of 4096.
+pub fn build(tensors: &[Placed]) -> Vec<u8> {
+    let mut entries = Map::with_capacity(tensors.len() + 1);
+    let mut sharding = Map::with_capacity(tensors.len());
+    entries.insert("__metadata__".into(), Value::Null);
+    for tensor in tensors {
+        let (name, dtype, raw_shape) = stored_as(tensor.info);
+        let offsets = match raw_shape {
+            Some(_) => vec![0],
+            None => tensor.offsets.clone(),
+        };
+        sharding.insert(name.clone(), json!({ "saved_offsets": offsets }));
+        let entry = json!({
+            "dtype": dtype.to_string(),
+            "shape": raw_shape.as_ref().unwrap_or(&tensor.info.shape),
+            "data_offsets": [tensor.begin, tensor.end],
+        });
+        entries.insert(name, entry);
+    }
+    // `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the Hugging Face
+    // reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
+    entries["__metadata__"] = json!({
+        "format": "pt",
+        "ringstow": super::manifest::VERSION.to_string(),
+        "DCP_VERSION": "1.0",
+        "DCP_SHARDING_INFO": Value::Object(sharding).to_string(),
+    });
+    let mut json = Value::Object(entries).to_string().into_bytes();
+    let padded = (8 + json.len()).next_multiple_of(ALIGN) - 8;
+    json.resize(padded, b' ');
+    let mut header = (padded as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    header
+}
+
+/// Alignment that a tensor of this many bytes gets when larger powers of two come first: the
+/// largest power of two that divides its size, 4096 at most.
+///
+/// Every dtype of a whole number of bytes divides its tensor's size, so each tensor is aligned to
+/// its dtype, and most to far more, without a hole between any two.
+pub fn natural_alignment(nbytes: u64, dtype: Dtype) -> u64 {
+    debug_assert!(dtype.bits() < 8 || nbytes.is_multiple_of(dtype.bits() / 8));
+    match nbytes {
+        0 => ALIGN as u64,
+        n => (1 << n.trailing_zeros()).min(ALIGN as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(name: &str, dtype: Dtype, shape: &[u64]) -> TensorInfo {
+        TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }
+    }
+
+    fn placed(tensors: &[TensorInfo]) -> Vec<Placed<'_>> {
+        let mut at = 0;
+        tensors
+            .iter()
+            .map(|info| {
+                let begin = at;
+                at += info.nbytes().unwrap();
+                Placed { info, begin, end: at, offsets: vec![0; info.shape.len()] }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_safetensors_library_reads_it() {
+        let tensors = [
+            info("empty", Dtype::I64, &[0, 5]),
+            info("größe \u{1F980}\n\"", Dtype::F32, &[2, 3]),
+            info("", Dtype::BF16, &[]),
+            info("z", Dtype::C128, &[3]),
+            info("__metadata__", Dtype::U8, &[1]),
+        ];
+        let mut file = build(&placed(&tensors));
+        assert_eq!(file.len() % ALIGN, 0);
+        let data: u64 = tensors.iter().map(|t| t.nbytes().unwrap()).sum();
+        file.resize(file.len() + data as usize, 1);
+        let read = safetensors::SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(read.len(), tensors.len());
+        assert_eq!(read.tensor("größe \u{1F980}\n\"").unwrap().shape(), [2, 3]);
+        assert_eq!(read.tensor("").unwrap().dtype(), safetensors::Dtype::BF16);
+        assert_eq!(read.tensor("__ringstow__.z").unwrap().shape(), [48]);
+        assert_eq!(read.tensor("__ringstow__.__metadata__").unwrap().shape(), [1]);
+    }
+
+    #[test]
+    fn an_entry_is_never_larger_than_its_estimate() {
+        let long = [u64::MAX >> 1, 1, 1, 1];
+        for tensor in [
+            info("a", Dtype::F8_E4M3FNUZ, &[]),
+            info(&"\u{1}".repeat(100), Dtype::F32, &[1, 2, 3]),
+            info(&"\"".repeat(50), Dtype::C128, &[7]),
+            info("long", Dtype::BOOL, &long),
+        ] {
+            let with = Placed {
+                info: &tensor,
+                begin: u64::MAX / 4,
+                end: u64::MAX / 2,
+                offsets: tensor.shape.clone(),
+            };
+            let grown = unpadded(&[with]) - unpadded(&[]);
+            assert!(grown as u64 <= entry_bytes_max(&tensor), "{} {grown}", tensor.name.len());
+        }
+    }
+
+    fn unpadded(tensors: &[Placed]) -> usize {
+        build(tensors).trim_ascii_end().len()
+    }
+}

@@ -1,0 +1,472 @@
+//! The manifest: what a checkpoint holds and where, with a checksum of every block, sealed by a
+//! checksum of its own. Reading one checks everything that later code relies on.
+
+use super::{Dtype, TensorInfo, names};
+use crate::config::ALIGN;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+use std::collections::HashSet;
+use std::path::Path;
+
+/// Version of the format that this library writes, and the newest that it reads.
+pub const VERSION: u32 = 1;
+
+const FORMAT: &str = "ringstow";
+
+/// Everything about a checkpoint but the tensors' bytes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Always `"ringstow"`.
+    pub format: String,
+    /// Version of the format.
+    pub version: u32,
+    /// Version of the library that wrote it.
+    pub writer: String,
+    /// When it was committed, in milliseconds since 1970-01-01 UTC.
+    pub created_unix_ms: u64,
+    /// How many times this directory had been saved into before.
+    pub generation: u64,
+    /// Processes that wrote shards.
+    pub world_size: u32,
+    /// Bytes of a block: each file is checksummed in runs of this length, the last one shorter.
+    pub block_bytes: u64,
+    /// The shards.
+    pub files: Vec<FileEntry>,
+    /// The tensors, in the order in which they were handed over.
+    pub tensors: Vec<TensorEntry>,
+    /// The tree of non-tensor values, with references to tensors; see [`Value`](super::Value).
+    pub state: Box<RawValue>,
+}
+
+/// A shard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its name in the checkpoint's directory.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-32 (ISO-HDLC, the zip one) of each block; in JSON eight hex digits each, run together.
+    #[serde(with = "hex_words")]
+    pub crc32: Vec<u32>,
+}
+
+/// A tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// Unique in the checkpoint.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Elements a dimension, of the whole tensor.
+    pub shape: Vec<u64>,
+    /// Where its bytes are.
+    pub chunks: Vec<Chunk>,
+}
+
+/// A box of a tensor, dense in row-major order in one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chunk {
+    /// Index in [`Manifest::files`].
+    pub file: u32,
+    /// Offset of its first byte in that file.
+    pub begin: u64,
+    /// Where in the tensor it starts, one a dimension; absent for a chunk that is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offsets: Option<Vec<u64>>,
+    /// Its extent, one a dimension; absent for a chunk that is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sizes: Option<Vec<u64>>,
+}
+
+impl TensorEntry {
+    /// Name, type and shape.
+    pub fn info(&self) -> TensorInfo {
+        TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.clone() }
+    }
+
+    /// Bytes of the whole tensor. A manifest that was read has only sizes that fit.
+    pub fn nbytes(&self) -> u64 {
+        self.dtype.nbytes(&self.shape).unwrap_or(0)
+    }
+}
+
+impl Manifest {
+    /// A manifest of this version of format and library.
+    pub fn new(
+        generation: u64,
+        block_bytes: u64,
+        files: Vec<FileEntry>,
+        tensors: Vec<TensorEntry>,
+        state: Box<RawValue>,
+    ) -> Self {
+        let since_epoch =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            writer: env!("CARGO_PKG_VERSION").into(),
+            created_unix_ms: since_epoch.as_millis() as u64,
+            generation,
+            world_size: 1,
+            block_bytes,
+            files,
+            tensors,
+            state,
+        }
+    }
+
+    /// The file's bytes: one line of JSON whose last field, `crc32`, seals all that precedes it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it cannot be said in JSON, which would be a bug.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let mut text = serde_json::to_vec(self)
+            .map_err(|e| Error::invalid(format!("the manifest cannot be written: {e}")))?;
+        text.pop();
+        let seal = seal_of(&text);
+        text.extend_from_slice(seal.as_bytes());
+        Ok(text)
+    }
+
+    /// Reads and checks a manifest. `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the seal is broken, [`Error::Unsupported`] for a newer version,
+    /// [`Error::Format`] for anything that this library would not have written.
+    pub fn decode(bytes: &[u8], path: &Path) -> Result<Self> {
+        let body = check_seal(bytes, path)?;
+        let mut text = Vec::with_capacity(body.len() + 1);
+        text.extend_from_slice(body);
+        text.push(b'}');
+        let manifest: Self = match serde_json::from_slice(&text) {
+            Ok(manifest) => manifest,
+            Err(error) => return Err(unreadable(&text, path, &error)),
+        };
+        manifest.check_version(path)?;
+        manifest.validate().map_err(|reason| Error::format(path, reason))?;
+        Ok(manifest)
+    }
+
+    fn check_version(&self, path: &Path) -> Result<()> {
+        if self.format != FORMAT {
+            return Err(Error::format(
+                path,
+                format!("format is {:?}, not ringstow's", self.format),
+            ));
+        }
+        match self.version {
+            1..=VERSION => Ok(()),
+            newer => Err(newer_version(path, newer.into())),
+        }
+    }
+
+    /// Checks all that readers rely on: names that stay in the directory, sizes that do not
+    /// overflow, chunks that lie in their files and do not overlap.
+    fn validate(&self) -> std::result::Result<(), String> {
+        if !self.block_bytes.is_multiple_of(ALIGN as u64)
+            || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
+        {
+            return Err(format!("block_bytes is {}, no multiple of 4096", self.block_bytes));
+        }
+        let mut names = HashSet::new();
+        for file in &self.files {
+            self.validate_file(file)?;
+            if !names.insert(&file.name) {
+                return Err(format!("two files are named {:?}", file.name));
+            }
+        }
+        let mut names = HashSet::with_capacity(self.tensors.len());
+        let mut extents = Vec::with_capacity(self.tensors.len());
+        for (index, tensor) in self.tensors.iter().enumerate() {
+            if !names.insert(&tensor.name) {
+                return Err(format!("two tensors are named {:?}", tensor.name));
+            }
+            self.validate_tensor(tensor, |file, begin, end| {
+                extents.push((file, begin, end, index));
+            })?;
+        }
+        extents.sort_unstable();
+        match extents.windows(2).find(|w| w[0].0 == w[1].0 && w[0].2 > w[1].1) {
+            Some(w) => Err(format!(
+                "tensors {:?} and {:?} overlap at offset {} of {:?}",
+                self.tensors[w[0].3].name,
+                self.tensors[w[1].3].name,
+                w[1].1,
+                self.files[w[0].0 as usize].name
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn validate_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
+        if !names::is_confined(&file.name) {
+            return Err(format!(
+                "file name {:?} is refused: a shard is a plain *.safetensors name in the checkpoint's own directory",
+                file.name
+            ));
+        }
+        let blocks = file.bytes.div_ceil(self.block_bytes);
+        if file.crc32.len() as u64 != blocks {
+            return Err(format!(
+                "{:?} has {} blocks but {} checksums",
+                file.name,
+                blocks,
+                file.crc32.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks a tensor's chunks, and reports each that is not empty as (file, begin, end).
+    fn validate_tensor(
+        &self,
+        tensor: &TensorEntry,
+        mut extent: impl FnMut(u32, u64, u64),
+    ) -> std::result::Result<(), String> {
+        let name = &tensor.name;
+        let whole = tensor.dtype.nbytes(&tensor.shape).ok_or_else(|| {
+            format!("tensor {name:?}: shape {:?} of {} overflows", tensor.shape, tensor.dtype)
+        })?;
+        let mut covered = 0u64;
+        for chunk in &tensor.chunks {
+            let bytes = chunk_bytes(tensor, chunk)
+                .ok_or_else(|| format!("tensor {name:?}: a chunk reaches outside of its shape"))?;
+            let file = self.files.get(chunk.file as usize).ok_or_else(|| {
+                format!("tensor {name:?}: there is no file number {}", chunk.file)
+            })?;
+            let end =
+                chunk.begin.checked_add(bytes).filter(|&end| end <= file.bytes).ok_or_else(
+                    || {
+                        format!(
+                            "tensor {name:?}: {bytes} bytes at offset {} do not fit in {:?} of {} bytes",
+                            chunk.begin, file.name, file.bytes
+                        )
+                    },
+                )?;
+            covered = covered.saturating_add(bytes);
+            if bytes > 0 {
+                extent(chunk.file, chunk.begin, end);
+            }
+        }
+        if covered != whole || tensor.chunks.is_empty() {
+            return Err(format!("tensor {name:?}: its chunks hold {covered} of {whole} bytes"));
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a chunk; `None` if it does not lie within its tensor.
+fn chunk_bytes(tensor: &TensorEntry, chunk: &Chunk) -> Option<u64> {
+    match (&chunk.offsets, &chunk.sizes) {
+        (None, None) => tensor.dtype.nbytes(&tensor.shape),
+        (Some(offsets), Some(sizes)) => {
+            let rank = tensor.shape.len();
+            let inside = offsets.len() == rank
+                && sizes.len() == rank
+                && (0..rank).all(|d| {
+                    offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= tensor.shape[d])
+                });
+            inside.then(|| tensor.dtype.nbytes(sizes)).flatten()
+        }
+        _ => None,
+    }
+}
+
+const SEAL_KEY: &str = ",\"crc32\":\"";
+const SEAL_LEN: usize = SEAL_KEY.len() + 8 + "\"}\n".len();
+
+fn seal_of(body: &[u8]) -> String {
+    format!("{SEAL_KEY}{:08x}\"}}\n", crc32fast::hash(body))
+}
+
+/// The bytes that the seal covers, if it is whole.
+fn check_seal<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
+    let at = bytes.len().saturating_sub(SEAL_LEN);
+    let (body, found) = bytes.split_at(at);
+    let expected = seal_of(body);
+    if found == expected.as_bytes() {
+        return Ok(body);
+    }
+    Err(Error::Corrupt {
+        path: path.into(),
+        offset: at as u64,
+        what: "the manifest's closing checksum".into(),
+        expected: expected.trim_end().into(),
+        got: String::from_utf8_lossy(found).trim_end().into(),
+    })
+}
+
+/// Why JSON that is no manifest of ours was refused: a newer version where it says so.
+fn unreadable(text: &[u8], path: &Path, error: &serde_json::Error) -> Error {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u64,
+    }
+    match serde_json::from_slice::<Version>(text) {
+        Ok(Version { version }) if version > VERSION.into() => newer_version(path, version),
+        _ => Error::format(path, format!("is no manifest of ringstow: {error}")),
+    }
+}
+
+fn newer_version(path: &Path, version: u64) -> Error {
+    Error::Unsupported {
+        what: format!(
+            "{} is of format version {version}, this library reads up to version {VERSION}",
+            path.display()
+        ),
+        remedy: "upgrade ringstow".into(),
+    }
+}
+
+/// A list of 32-bit words as one string of hex digits.
+mod hex_words {
+    use super::*;
+    use serde::de::Error as _;
+
+    pub fn serialize<S: Serializer>(words: &[u32], to: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut text = String::with_capacity(words.len() * 8);
+        for word in words {
+            use std::fmt::Write as _;
+            let _ = write!(text, "{word:08x}");
+        }
+        to.serialize_str(&text)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> std::result::Result<Vec<u32>, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(from)?;
+        if !text.len().is_multiple_of(8) || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(D::Error::custom("checksums are eight hex digits a block"));
+        }
+        (0..text.len() / 8)
+            .map(|i| u32::from_str_radix(&text[i * 8..i * 8 + 8], 16).map_err(D::Error::custom))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Manifest {
+        let file = |name: &str, bytes: u64| FileEntry {
+            name: name.into(),
+            bytes,
+            crc32: vec![0xdead_beef; bytes.div_ceil(8192) as usize],
+        };
+        let tensor = |name: &str, shape: &[u64], file, begin| TensorEntry {
+            name: name.into(),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+            chunks: vec![Chunk { file, begin, offsets: None, sizes: None }],
+        };
+        Manifest::new(
+            3,
+            8192,
+            vec![file("a.safetensors", 20000), file("b.safetensors", 4096)],
+            vec![
+                tensor("w", &[10, 20], 0, 4096),
+                tensor("b", &[20], 0, 4896),
+                tensor("none", &[0, 1 << 60], 1, 4096),
+            ],
+            RawValue::from_string("{\"w\":1}".into()).unwrap(),
+        )
+    }
+
+    fn decode(manifest: &Manifest) -> Result<Manifest> {
+        Manifest::decode(&manifest.encode().unwrap(), Path::new("m"))
+    }
+
+    /// The reason for which a changed manifest is refused.
+    fn refused(change: impl FnOnce(&mut Manifest)) -> String {
+        let mut manifest = sample();
+        change(&mut manifest);
+        match decode(&manifest) {
+            Err(Error::Format { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (manifest, read) = (sample(), decode(&sample()).unwrap());
+        assert_eq!(read.files, manifest.files);
+        assert_eq!(read.tensors, manifest.tensors);
+        assert_eq!(read.state.get(), manifest.state.get());
+        assert_eq!(read.generation, 3);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_seen() {
+        let bytes = sample().encode().unwrap();
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(matches!(
+                Manifest::decode(&flipped, Path::new("m")),
+                Err(Error::Corrupt { .. })
+            ));
+        }
+        for len in 0..bytes.len() {
+            assert!(Manifest::decode(&bytes[..len], Path::new("m")).is_err());
+        }
+    }
+
+    #[test]
+    fn hostile_manifests_are_refused_with_the_reason() {
+        assert!(refused(|m| m.files[0].name = "../../x.safetensors".into()).contains("refused"));
+        assert!(refused(|m| m.files[0].name = "/etc/x.safetensors".into()).contains("refused"));
+        assert!(refused(|m| m.files[1].name = m.files[0].name.clone()).contains("two files"));
+        assert!(refused(|m| m.tensors[1].name = "w".into()).contains("two tensors"));
+        assert!(refused(|m| m.tensors[1].chunks[0].begin = 4892).contains("overlap"));
+        assert!(refused(|m| m.tensors[1].chunks[0].begin = u64::MAX - 4).contains("do not fit"));
+        assert!(refused(|m| m.tensors[1].shape = vec![1 << 38]).contains("do not fit"));
+        assert!(refused(|m| m.tensors[1].shape = vec![1 << 40, 1 << 40]).contains("overflows"));
+        assert!(refused(|m| m.tensors[1].chunks[0].file = 2).contains("no file number 2"));
+        assert!(refused(|m| m.tensors[1].chunks.clear()).contains("0 of 80 bytes"));
+        assert!(refused(|m| m.files[0].crc32.clear()).contains("checksums"));
+        assert!(refused(|m| m.files[0].bytes = 1 << 63).contains("checksums"));
+        assert!(refused(|m| m.block_bytes = 0).contains("block_bytes"));
+        assert!(refused(|m| m.format = "other".into()).contains("other"));
+    }
+
+    #[test]
+    fn chunks_must_lie_in_their_tensor_and_cover_it() {
+        let boxed = |offsets: &[u64], sizes: &[u64]| Chunk {
+            file: 0,
+            begin: 4096,
+            offsets: Some(offsets.to_vec()),
+            sizes: Some(sizes.to_vec()),
+        };
+        let refused_chunk = |chunk: Chunk| refused(|m| m.tensors[0].chunks = vec![chunk]);
+        assert!(refused_chunk(boxed(&[5, 0], &[6, 20])).contains("outside"));
+        assert!(refused_chunk(boxed(&[u64::MAX, 0], &[2, 20])).contains("outside"));
+        assert!(refused_chunk(boxed(&[0], &[10])).contains("outside"));
+        assert!(refused_chunk(boxed(&[0, 0], &[5, 20])).contains("400 of 800"));
+    }
+
+    #[test]
+    fn a_newer_version_asks_for_an_upgrade_even_if_its_fields_are_new() {
+        let text = br#"{"format":"ringstow","version":2,"layout":"columns""#;
+        let sealed = [text.as_slice(), seal_of(text).as_bytes()].concat();
+        let error = Manifest::decode(&sealed, Path::new("m")).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("version 2"));
+    }
+
+    #[test]
+    fn duplicate_fields_are_refused() {
+        let text = sample().encode().unwrap();
+        let body = check_seal(&text, Path::new("m")).unwrap();
+        let doubled = [body, br#","generation":9"#.as_slice()].concat();
+        let sealed = [doubled.as_slice(), seal_of(&doubled).as_bytes()].concat();
+        let error = Manifest::decode(&sealed, Path::new("m")).unwrap_err();
+        assert!(error.to_string().contains("duplicate"), "{error}");
+    }
+}

@@ -1,0 +1,92 @@
+//! Names of files in a checkpoint's directory.
+
+/// The manifest: its presence is the commit.
+pub const MANIFEST: &str = "manifest.json";
+
+/// Where the manifest is written before it is renamed into place.
+pub const MANIFEST_PART: &str = "manifest.json.part";
+
+/// Ending of every file that is not committed. No reader of safetensors takes such a file.
+pub const PART_SUFFIX: &str = ".part";
+
+/// Tensor names under which shards hold what safetensors has no words for.
+pub const RESERVED_PREFIX: &str = "__ringstow__.";
+
+/// Name of a shard: `rank00000-0.safetensors`, and from the second save into the same directory
+/// on `rank00000-0.g1.safetensors`, so that a save never writes over the files of an earlier one.
+pub fn shard(rank: u32, index: usize, generation: u64) -> String {
+    match generation {
+        0 => format!("rank{rank:05}-{index}.safetensors"),
+        g => format!("rank{rank:05}-{index}.g{g}.safetensors"),
+    }
+}
+
+/// Name of a shard until its checkpoint is committed.
+pub fn part(name: &str) -> String {
+    format!("{name}{PART_SUFFIX}")
+}
+
+/// Whether this is a name that [`shard`] gives: a file that ringstow may clean away.
+pub fn is_shard(name: &str) -> bool {
+    let Some(stem) = name.strip_suffix(".safetensors").and_then(|s| s.strip_prefix("rank")) else {
+        return false;
+    };
+    let Some((rank, rest)) = stem.split_once('-') else { return false };
+    let (index, generation) = rest.split_once(".g").unwrap_or((rest, "1"));
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    rank.len() >= 5 && number(rank) && number(index) && number(generation)
+}
+
+/// The generation in a name that [`is_shard`]; numbers beyond 64 bits count as the largest.
+pub fn generation(name: &str) -> u64 {
+    let stem = name.trim_end_matches(".safetensors");
+    stem.split_once(".g").map_or(0, |(_, number)| number.parse().unwrap_or(u64::MAX - 1))
+}
+
+/// Whether this is a file that an unfinished save left behind.
+pub fn is_part(name: &str) -> bool {
+    name == MANIFEST_PART || name.strip_suffix(PART_SUFFIX).is_some_and(is_shard)
+}
+
+/// Whether a manifest may name this file: a plain name in the directory itself, of a shard.
+pub fn is_confined(name: &str) -> bool {
+    name.ends_with(".safetensors")
+        && name.len() <= 200
+        && !name.starts_with('.')
+        && !name.contains(['/', '\\', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_names_are_known_and_foreign_ones_are_not() {
+        for own in [shard(0, 0, 0), shard(7, 12, 3), shard(123_456, 0, 0)] {
+            assert!(is_shard(&own), "{own}");
+            assert!(is_confined(&own));
+            assert_eq!(generation(&own), if own.contains(".g3.") { 3 } else { 0 });
+            assert!(is_part(&part(&own)) && !is_shard(&part(&own)));
+        }
+        for foreign in ["model.safetensors", "rank0-0.safetensors", "rank00000.safetensors"] {
+            assert!(!is_shard(foreign), "{foreign}");
+        }
+        assert!(is_part(MANIFEST_PART) && !is_part("notes.part"));
+    }
+
+    #[test]
+    fn names_that_leave_the_directory_are_not_confined() {
+        for bad in [
+            "../x.safetensors",
+            "/x.safetensors",
+            "a/b.safetensors",
+            "..",
+            "",
+            "x.bin",
+            ".hidden.safetensors",
+            "a\0.safetensors",
+        ] {
+            assert!(!is_confined(bad), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Values that are no tensors: step counters, learning rates, names, nested as the trainer had them.
+//!
+//! JSON says what it can; what it cannot is an object with one key that starts with `$`. The same
+//! tree is written and read by the Python package; `docs/format.md` lists the tags.
+
+use crate::error::{Error, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::value::RawValue;
+use std::collections::HashSet;
+use std::fmt;
+
+/// Integers up to this size are plain JSON numbers, which every reader takes exactly.
+const PLAIN_INT_MAX: i64 = 1 << 53;
+
+/// Levels of JSON that are read: what 200 levels of Python's values take at most, and little enough
+/// for the stack of any thread.
+const NESTING_MAX: usize = 640;
+
+/// A value of the state that is no tensor, or a reference to one.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Value {
+    /// Nothing; Python's `None`.
+    Null,
+    /// True or false.
+    Bool(bool),
+    /// An integer of 64 bits.
+    Int(i64),
+    /// An integer beyond 64 bits, in decimal.
+    BigInt(String),
+    /// A double, NaN and infinities included.
+    Float(f64),
+    /// Text.
+    Str(String),
+    /// Bytes.
+    Bytes(Vec<u8>),
+    /// A list.
+    List(Vec<Value>),
+    /// A tuple.
+    Tuple(Vec<Value>),
+    /// A dictionary, in the order of insertion. Keys may be any value.
+    Dict(Vec<(Value, Value)>),
+    /// The tensor of this name.
+    Tensor(String),
+    /// What another language wrote: a NumPy scalar, a `torch.Size`, a pickle. Tag, then fields.
+    Other(Vec<(String, Value)>),
+}
+
+impl Value {
+    /// Reads a tree.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for text that is not such a tree: bad JSON, a key that stands twice.
+    pub fn from_json(text: &RawValue) -> Result<Self> {
+        let bad = |e: &dyn fmt::Display| {
+            Error::invalid(format!("the state's values cannot be read: {e}"))
+        };
+        if nesting(text.get()) > NESTING_MAX {
+            return Err(bad(&format!("nested more than {NESTING_MAX} levels deep")));
+        }
+        let mut from = serde_json::Deserializer::from_str(text.get());
+        from.disable_recursion_limit(); // in favour of the limit above
+        Self::deserialize(&mut from).map_err(|e| bad(&e))
+    }
+
+    /// Writes a tree.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it cannot be said in JSON.
+    pub fn to_json(&self) -> Result<Box<RawValue>> {
+        serde_json::value::to_raw_value(self)
+            .map_err(|e| Error::invalid(format!("the state's values cannot be written: {e}")))
+    }
+
+    /// The value at a key of a dictionary.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        match self {
+            Self::Dict(items) => {
+                items.iter().find(|(k, _)| matches!(k, Self::Str(s) if s == key)).map(|(_, v)| v)
+            }
+            _ => None,
+        }
+    }
+
+    /// The integer, if it is one of 64 bits.
+    pub fn as_int(&self) -> Option<i64> {
+        match self {
+            Self::Int(n) => Some(*n),
+            _ => None,
+        }
+    }
+
+    /// The double, if it is one.
+    pub fn as_float(&self) -> Option<f64> {
+        match self {
+            Self::Float(x) => Some(*x),
+            _ => None,
+        }
+    }
+
+    /// The text, if it is one.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::Str(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// How deep valid JSON is nested.
+fn nesting(json: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+macro_rules! from {
+    ($($from:ty => $make:expr),* $(,)?) => {
+        $(impl From<$from> for Value {
+            fn from(value: $from) -> Self {
+                ($make)(value)
+            }
+        })*
+    };
+}
+
+from! {
+    bool => Value::Bool,
+    i64 => Value::Int,
+    i32 => |n: i32| Value::Int(n.into()),
+    u32 => |n: u32| Value::Int(n.into()),
+    u64 => |n: u64| i64::try_from(n).map_or_else(|_| Value::BigInt(n.to_string()), Value::Int),
+    usize => |n: usize| Value::from(n as u64),
+    f64 => Value::Float,
+    f32 => |x: f32| Value::Float(x.into()),
+    &str => |text: &str| Value::Str(text.into()),
+    String => Value::Str,
+    Vec<u8> => Value::Bytes,
+    Vec<Value> => Value::List,
+}
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::Null => to.serialize_unit(),
+            Self::Bool(b) => to.serialize_bool(*b),
+            Self::Int(n) if n.unsigned_abs() <= PLAIN_INT_MAX as u64 => to.serialize_i64(*n),
+            Self::Int(n) => tagged(to, "$int", &n.to_string()),
+            Self::BigInt(digits) => tagged(to, "$int", digits),
+            Self::Float(x) if x.is_finite() => to.serialize_f64(*x),
+            Self::Float(x) if x.is_nan() => tagged(to, "$float", "nan"),
+            Self::Float(x) => tagged(to, "$float", if *x > 0.0 { "inf" } else { "-inf" }),
+            Self::Str(text) => to.serialize_str(text),
+            Self::Bytes(bytes) => tagged(to, "$bytes", &BASE64.encode(bytes)),
+            Self::List(items) => to.collect_seq(items),
+            Self::Tuple(items) => tagged(to, "$tuple", items),
+            Self::Dict(items) => serialize_dict(items, to),
+            Self::Tensor(name) => tagged(to, "$tensor", name),
+            Self::Other(fields) => to.collect_map(fields.iter().map(|(k, v)| (k, v))),
+        }
+    }
+}
+
+fn tagged<S: Serializer, T: Serialize + ?Sized>(
+    to: S,
+    tag: &str,
+    value: &T,
+) -> std::result::Result<S::Ok, S::Error> {
+    let mut map = to.serialize_map(Some(1))?;
+    map.serialize_entry(tag, value)?;
+    map.end()
+}
+
+/// A JSON object where all keys are text that no tag is mistaken for, else a list of pairs.
+fn serialize_dict<S: Serializer>(
+    items: &[(Value, Value)],
+    to: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    let plain: Option<Vec<_>> =
+        items.iter().map(|(k, v)| Some((k.as_str().filter(|k| !k.starts_with('$'))?, v))).collect();
+    match plain {
+        Some(items) => to.collect_map(items),
+        None => tagged(to, "$dict", items),
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        from.deserialize_any(ValueVisitor)
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a value of the state")
+    }
+
+    fn visit_unit<E>(self) -> std::result::Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> std::result::Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> std::result::Result<Value, E> {
+        Ok(Value::Int(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> std::result::Result<Value, E> {
+        Ok(Value::from(value))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> std::result::Result<Value, E> {
+        Ok(Value::Float(value))
+    }
+
+    fn visit_str<E>(self, value: &str) -> std::result::Result<Value, E> {
+        Ok(Value::Str(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> std::result::Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = from.next_element()? {
+            items.push(item);
+        }
+        Ok(Value::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> std::result::Result<Value, A::Error> {
+        let (mut items, mut seen) = (Vec::new(), HashSet::new());
+        while let Some((key, value)) = from.next_entry::<String, Value>()? {
+            if !seen.insert(key.clone()) {
+                return Err(serde::de::Error::custom(format!("the key {key:?} stands twice")));
+            }
+            items.push((key, value));
+        }
+        untag(items).map_err(serde::de::Error::custom)
+    }
+}
+
+/// An object that was read: what its tag says, or the dictionary that it is.
+fn untag(mut items: Vec<(String, Value)>) -> std::result::Result<Value, String> {
+    let Some((tag, value)) = items.first_mut().filter(|(key, _)| key.starts_with('$')) else {
+        return Ok(Value::Dict(items.into_iter().map(|(k, v)| (Value::Str(k), v)).collect()));
+    };
+    let bad = || format!("bad value under {tag:?}");
+    Ok(match (tag.as_str(), std::mem::replace(value, Value::Null)) {
+        ("$int", Value::Str(digits)) => match digits.parse() {
+            Ok(n) => Value::Int(n),
+            Err(_) => Value::BigInt(digits),
+        },
+        ("$float", Value::Str(word)) => Value::Float(word.parse().map_err(|_| bad())?),
+        ("$bytes", Value::Str(text)) => Value::Bytes(BASE64.decode(text).map_err(|_| bad())?),
+        ("$tuple", Value::List(items)) => Value::Tuple(items),
+        ("$tensor", Value::Str(name)) => Value::Tensor(name),
+        ("$dict" | "$odict", Value::List(pairs)) => {
+            Value::Dict(pairs.into_iter().map(pair).collect::<Option<_>>().ok_or_else(bad)?)
+        }
+        ("$odict", Value::Dict(items)) => Value::Dict(items),
+        (_, other) => {
+            *value = other;
+            Value::Other(items)
+        }
+    })
+}
+
+fn pair(value: Value) -> Option<(Value, Value)> {
+    match value {
+        Value::List(items) => <[Value; 2]>::try_from(items).ok().map(|[k, v]| (k, v)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<f64>()
+                .prop_filter("NaN is not equal to itself", |x| !x.is_nan())
+                .prop_map(Value::from),
+            Just(Value::Float(-0.0)),
+            Just(Value::Float(f64::NEG_INFINITY)),
+            any::<String>().prop_map(Value::from),
+            any::<Vec<u8>>().prop_map(Value::from),
+            any::<String>().prop_map(Value::Tensor),
+        ];
+        leaf.prop_recursive(4, 64, 6, |inner| {
+            let key = prop_oneof![
+                "\\$?[a-c]{0,3}".prop_map(Value::from),
+                any::<i64>().prop_map(Value::from)
+            ];
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::List),
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::Tuple),
+                prop::collection::vec((key, inner), 0..6).prop_map(|mut items| {
+                    let mut seen = Vec::new();
+                    items.retain(|(k, _)| {
+                        !seen.contains(k) && {
+                            seen.push(k.clone());
+                            true
+                        }
+                    });
+                    Value::Dict(items)
+                }),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_tree_comes_back_equal(value in any_value()) {
+            let read = Value::from_json(&value.to_json().unwrap()).unwrap();
+            prop_assert_eq!(&read, &value);
+            prop_assert_eq!(format!("{read:?}"), format!("{value:?}")); // tells -0.0 from 0.0
+        }
+    }
+
+    #[test]
+    fn nan_comes_back() {
+        let read = Value::from_json(&Value::Float(f64::NAN).to_json().unwrap()).unwrap();
+        assert!(matches!(read, Value::Float(x) if x.is_nan()));
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_refused() {
+        let text = RawValue::from_string(r#"{"a":{"b":1,"b":2}}"#.into()).unwrap();
+        assert!(Value::from_json(&text).unwrap_err().to_string().contains("twice"));
+    }
+
+    #[test]
+    fn deep_nesting_is_read_and_bottomless_nesting_refused() {
+        let nested = |depth: usize| {
+            let json = format!("{}\"]\"{}", "[".repeat(depth), "]".repeat(depth));
+            Value::from_json(&RawValue::from_string(json).unwrap())
+        };
+        assert!(nested(NESTING_MAX).is_ok());
+        assert!(nested(NESTING_MAX + 1).unwrap_err().to_string().contains("nested"));
+    }
+
+    #[test]
+    fn unknown_tags_are_kept() {
+        let json = r#"{"$scalar":"<f8","data":"AAAAAAAA8D8="}"#;
+        let text = RawValue::from_string(json.into()).unwrap();
+        assert_eq!(Value::from_json(&text).unwrap().to_json().unwrap().get(), json);
+    }
+}

@@ -1,0 +1,103 @@
+//! Training checkpoints at the speed of the disk.
+//!
+//! A state of tensors and values is saved as a directory of plain safetensors files and a
+//! manifest: durable, checked by a checksum of every block, and there whole or not at all. Shards
+//! go through one bounded pool of staging buffers, registered with io_uring, into O_DIRECT files.
+//!
+//! ```no_run
+//! use ringstow::{Config, StateDict};
+//!
+//! # fn main() -> ringstow::Result<()> {
+//! let weights = vec![0u8; 4096];
+//! let mut state = StateDict::new();
+//! state.bytes("layer.weight", ringstow::Dtype::F32, &[32, 32], &weights)?.value("step", 7);
+//! let report = ringstow::save(&state, "ckpt/step-7", &Config::default())?;
+//! println!("{:.2} GB/s", report.gb_per_s());
+//!
+//! let loaded = ringstow::load("ckpt/step-7")?;
+//! let weights: &[f32] = loaded.tensor("layer.weight").unwrap().as_slice()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`save_async`] returns at once with a [`SaveHandle`]. [`Checkpoint`] opens a checkpoint to look
+//! at it or to load a part. `docs/format.md` describes the files.
+
+pub mod config;
+pub mod device;
+pub mod engine;
+mod error;
+pub mod format;
+mod handle;
+pub mod pipeline;
+pub mod plan;
+pub mod pool;
+mod state;
+pub mod store;
+
+pub use config::{Config, EngineChoice, Switch};
+pub use engine::ladder::Fallback;
+pub use error::{Error, Result};
+pub use format::{Dtype, TensorInfo, Value};
+pub use handle::SaveHandle;
+pub use pipeline::job::{Job, Progress};
+pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
+pub use pipeline::runtime::Runtime;
+pub use state::StateDict;
+pub use store::{Checkpoint, LoadOptions, Loaded, TensorView, latest, list, prune};
+
+use std::path::Path;
+use std::sync::Arc;
+
+/// Saves a state as the checkpoint at `path` (a directory, made if need be) and returns once it is
+/// durable. An earlier checkpoint there stands until then.
+///
+/// # Errors
+/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
+pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> Result<SaveReport> {
+    let runtime = Runtime::shared(config)?;
+    let tree = state.tree()?;
+    let job = Arc::default();
+    store::save(&runtime, &state.infos, &state.sources, tree, path.as_ref(), &job)
+}
+
+/// Starts saving a state and returns at once. Owned tensors are dropped at the end; memory that is
+/// shared with the trainer must not change until [`SaveHandle::wait_staged`] returns.
+///
+/// # Errors
+/// [`Error::Invalid`] for a configuration or values that cannot be; all else comes through
+/// [`SaveHandle::result`].
+pub fn save_async(
+    state: StateDict<'static>,
+    path: impl AsRef<Path>,
+    config: &Config,
+) -> Result<SaveHandle> {
+    let runtime = Runtime::shared(config)?;
+    let tree = state.tree()?;
+    let path = path.as_ref().to_path_buf();
+    SaveHandle::start(path.clone(), move |job| {
+        store::save(&runtime, &state.infos, &state.sources, tree, &path, job)
+    })
+}
+
+/// Loads all tensors of the checkpoint at `path`, each block checked against its checksum. For a
+/// part of them, or for the values, see [`Checkpoint`].
+///
+/// # Errors
+/// What [`Checkpoint::open`] and [`Checkpoint::load_names`] give.
+pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
+    let checkpoint = Checkpoint::open(path)?;
+    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
+    let runtime = Runtime::shared(&Config::default())?;
+    checkpoint.load_names(names, LoadOptions::default(), &runtime, &Arc::default())
+}
+
+/// Reads every byte of the checkpoint at `path` and checks it against its checksums; what is
+/// damaged is listed in the report.
+///
+/// # Errors
+/// What [`Checkpoint::open`] gives, a file of another length among it, and failures to read.
+pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
+    let runtime = Runtime::shared(&Config::default())?;
+    store::verify(&runtime, path.as_ref(), &Arc::default())
+}

@@ -1,0 +1,140 @@
+//! A running save or load as others see it: how far it is, whether to stop, when it ended.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+/// Progress of one save or load. Shared by the threads that work on it and those that wait for it.
+#[derive(Debug, Default)]
+pub struct Job {
+    total: AtomicU64,
+    staged: AtomicU64,
+    written: AtomicU64,
+    stop: Arc<AtomicBool>,
+    phase: Mutex<Phase>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Phase {
+    staged: bool,
+    ended: bool,
+    wakers: Vec<Waker>,
+}
+
+/// How far a save is, in bytes of its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Copied out of their tensors.
+    pub staged: u64,
+    /// Written to the files. Durable only once the save has ended well.
+    pub written: u64,
+    /// In all; 0 until the layout is made.
+    pub total: u64,
+}
+
+impl Job {
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            staged: self.staged.load(Relaxed),
+            written: self.written.load(Relaxed),
+            total: self.total.load(Relaxed),
+        }
+    }
+
+    /// Asks it to stop. It ends with [`Error::Cancelled`](crate::Error::Cancelled), if it has not
+    /// passed its commit.
+    pub fn cancel(&self) {
+        self.stop.store(true, Relaxed);
+    }
+
+    /// Whether it should stop: cancelled, or failed elsewhere.
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    /// The flag behind [`Job::stopped`], for requests that wait in a queue.
+    pub(crate) fn stop_flag(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
+    }
+
+    pub(crate) fn set_total(&self, bytes: u64) {
+        self.total.store(bytes, Relaxed);
+    }
+
+    pub(crate) fn add_staged(&self, bytes: u64) {
+        self.staged.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn add_written(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn set_staged(&self) {
+        self.phase().staged = true;
+        self.changed.notify_all();
+    }
+
+    /// Says that it has ended, to whoever waits. For those who run a job on a thread of their own.
+    pub fn set_ended(&self) {
+        let wakers = {
+            let mut phase = self.phase();
+            phase.ended = true;
+            std::mem::take(&mut phase.wakers)
+        };
+        self.changed.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether every byte has left its tensor.
+    pub fn staged(&self) -> bool {
+        self.phase().staged
+    }
+
+    /// Whether it has ended, well or not.
+    pub fn ended(&self) -> bool {
+        self.phase().ended
+    }
+
+    /// Waits until every byte has left its tensor, or the job has ended without that. False if
+    /// `timeout` passed first.
+    pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
+        self.wait(timeout, |phase| phase.staged || phase.ended)
+    }
+
+    /// Waits until the job has ended. False if `timeout` passed first.
+    pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
+        self.wait(timeout, |phase| phase.ended)
+    }
+
+    /// Has `waker` called at the end; false, and nothing registered, if that has come already.
+    pub(crate) fn wake_at_end(&self, waker: &Waker) -> bool {
+        let mut phase = self.phase();
+        if !phase.ended && !phase.wakers.iter().any(|known| known.will_wake(waker)) {
+            phase.wakers.push(waker.clone());
+        }
+        !phase.ended
+    }
+
+    fn wait(&self, timeout: Option<Duration>, reached: impl Fn(&Phase) -> bool) -> bool {
+        // A time-out too far to be a moment of the clock is none.
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let mut phase = self.phase();
+        while !reached(&phase) {
+            phase = match deadline.map(|d| d.saturating_duration_since(Instant::now())) {
+                None => self.changed.wait(phase).expect("no panic while it is held"),
+                Some(Duration::ZERO) => return false,
+                Some(left) => {
+                    self.changed.wait_timeout(phase, left).expect("no panic while it is held").0
+                }
+            };
+        }
+        true
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        self.phase.lock().expect("no panic while it is held")
+    }
+}

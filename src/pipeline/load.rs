@@ -1,0 +1,392 @@
+//! Moves blocks of files back into memory, each checked against its checksum before anyone sees it.
+//!
+//! Worker threads keep a few reads each in flight. Where a block goes is the caller's: straight into
+//! the memory that the tensors will live in ([`read_arenas`]), or through the staging pool into
+//! memory that is there already ([`read_into`]), or nowhere ([`check`]).
+
+use super::climb::{Failed, climb};
+use super::job::Job;
+use super::report::{Damage, LoadSeconds, Moved};
+use super::runtime::Runtime;
+use super::save::Clock;
+use crate::config::{ALIGN, Config, Switch};
+use crate::device::Sink;
+use crate::engine::ladder::{self, Rung, Stage};
+use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
+use crate::engine::{Action, Transfer, file};
+use crate::error::{Error, Result};
+use crate::plan::load::BlockRead;
+use crate::pool::{Buffer, Mapping, Pool, Whole};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// A shard to read from.
+#[derive(Debug, Clone)]
+pub(crate) struct ShardFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its length, which the file on disk has.
+    pub bytes: u64,
+    /// Checksum of each block.
+    pub crc32: Vec<u32>,
+}
+
+/// What to read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reads<'a> {
+    /// The checkpoint's directory, for messages.
+    pub dir: &'a Path,
+    /// The shards.
+    pub files: &'a [ShardFile],
+    /// The blocks, sorted.
+    pub blocks: &'a [BlockRead],
+    /// Whether to check each against its checksum.
+    pub verify: bool,
+}
+
+/// What reading took.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub moved: Moved,
+    pub seconds: LoadSeconds,
+}
+
+/// Reads blocks straight into fresh memory: one mapping a file, in which its blocks lie back to
+/// back, each at a multiple of 4096. Files of which nothing is read get an empty one.
+///
+/// # Errors
+/// The first failure or damaged block.
+pub(crate) fn read_arenas(
+    runtime: &Runtime,
+    reads: Reads,
+    job: &Arc<Job>,
+) -> Result<(Vec<Mapping>, Read)> {
+    let no_memory = |e| Error::io("taking memory for", reads.dir, e);
+    let mut arenas = Vec::with_capacity(reads.files.len());
+    let mut buffers = Vec::with_capacity(reads.blocks.len());
+    for file in 0..reads.files.len() {
+        let lens = || {
+            let blocks = reads.blocks.iter().filter(move |b| b.file == file);
+            blocks.map(|b| b.len.next_multiple_of(ALIGN))
+        };
+        let arena = Mapping::new(lens().sum()).map_err(no_memory)?;
+        let (whole, places) = Buffer::cut(arena, lens());
+        buffers.extend(places.into_iter().map(|place| Mutex::new(Some(place))));
+        arenas.push(whole);
+    }
+    // Staging is not involved, so neither are fixed buffers.
+    let config = Config { fixed: Switch::Off, ..runtime.config().clone() };
+    let memory = Memory::Arena(&buffers);
+    let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Damages::Stop)?;
+    drop(buffers);
+    Ok((arenas.into_iter().map(Whole::rejoin).collect(), read))
+}
+
+/// A destination, and where its bytes lie.
+pub(crate) struct Scatter<'a> {
+    /// Index in [`Reads::files`].
+    pub file: usize,
+    /// Byte offsets in that file.
+    pub range: Range<u64>,
+    /// Where they go.
+    pub sink: &'a dyn Sink,
+}
+
+/// Reads blocks through the staging pool and copies what is wanted of each into its destination.
+///
+/// `to` is sorted by file and offset, and does not overlap.
+///
+/// # Errors
+/// The first failure or damaged block; blocks read before it have been copied.
+pub(crate) fn read_into(
+    runtime: &Runtime,
+    reads: Reads,
+    to: &[Scatter],
+    job: &Arc<Job>,
+) -> Result<Read> {
+    let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", reads.dir, e))?;
+    let deliver = |block: &BlockRead, buffer: &Buffer| {
+        let span = block.offset..block.offset + block.len as u64;
+        let first = to.partition_point(|s| (s.file, s.range.end) <= (block.file, span.start));
+        for piece in &to[first..] {
+            if piece.file != block.file || piece.range.start >= span.end {
+                break;
+            }
+            let begin = span.start.max(piece.range.start);
+            let end = span.end.min(piece.range.end);
+            let bytes = &buffer[(begin - span.start) as usize..(end - span.start) as usize];
+            piece.sink.write((begin - piece.range.start) as usize, bytes);
+        }
+    };
+    let memory = Memory::Pool(&pool);
+    read_blocks(runtime, runtime.config(), reads, job, memory, deliver, Damages::Stop)
+}
+
+/// Reads blocks through the staging pool, and returns those that are damaged.
+///
+/// # Errors
+/// The first failure to read; damage is no failure here.
+pub(crate) fn check(
+    runtime: &Runtime,
+    reads: Reads,
+    job: &Arc<Job>,
+) -> Result<(Vec<Damage>, Read)> {
+    let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", reads.dir, e))?;
+    let found = Mutex::new(Vec::new());
+    let (memory, damages) = (Memory::Pool(&pool), Damages::Collect(&found));
+    let read = read_blocks(runtime, runtime.config(), reads, job, memory, |_, _| {}, damages)?;
+    let mut damage = found.into_inner().expect("no panic while it was held");
+    damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
+    Ok((damage, read))
+}
+
+/// The memory that blocks are read into.
+#[derive(Clone, Copy)]
+enum Memory<'a> {
+    /// A place of its own for each block.
+    Arena(&'a [Mutex<Option<Buffer>>]),
+    /// Whatever staging buffer is free.
+    Pool(&'a Pool),
+}
+
+/// What to do about a block that is not what was written.
+#[derive(Clone, Copy)]
+enum Damages<'a> {
+    Stop,
+    Collect(&'a Mutex<Vec<Damage>>),
+}
+
+/// The common loop; `deliver` gets each good block with its memory.
+fn read_blocks(
+    runtime: &Runtime,
+    config: &Config,
+    reads: Reads,
+    job: &Arc<Job>,
+    memory: Memory,
+    deliver: impl Fn(&BlockRead, &Buffer) + Sync,
+    damages: Damages,
+) -> Result<Read> {
+    let started = Instant::now();
+    let (opened, moved) = open_files(runtime, config, reads)?;
+    let mut seconds =
+        LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
+    let reading = Instant::now();
+    let threads = config.filler_threads().min(reads.blocks.len()).max(1);
+    let stream = Stream {
+        reads,
+        opened: &opened,
+        job,
+        next: AtomicUsize::new(0),
+        // Twice the queue's depth, so that it has the next read at hand while blocks are checked.
+        share: (2 * config.queue_depth as usize).div_ceil(threads).max(2),
+        memory,
+        deliver,
+        damages,
+        failure: Mutex::new(None),
+        checksum: Clock::default(),
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|| stream.work());
+        }
+        stream.work();
+    });
+    seconds.read = reading.elapsed().as_secs_f64();
+    seconds.checksum_cpu = stream.checksum.seconds();
+    seconds.total = started.elapsed().as_secs_f64();
+    match stream.failure.into_inner().expect("no panic while it was held") {
+        Some(error) => Err(error),
+        None if job.stopped() => Err(Error::Cancelled { path: reads.dir.into() }),
+        None => Ok(Read { moved, seconds }),
+    }
+}
+
+/// The open files of a load and the queue that serves them.
+struct Opened {
+    queue: Arc<Queue>,
+    /// One a file; `None` for those of which nothing is read.
+    files: Vec<Option<Attached>>,
+}
+
+/// Opens all files that are read on the first rung of the ladder that passes its trial.
+fn open_files(runtime: &Runtime, config: &Config, reads: Reads) -> Result<(Opened, Moved)> {
+    let (files, queue, moved) =
+        climb(runtime, config, |queue, rung| Ok((open_on(queue, rung, reads)?, Vec::new())))?;
+    Ok((Opened { queue, files }, moved))
+}
+
+fn open_on(
+    queue: &Queue,
+    rung: &Rung,
+    reads: Reads,
+) -> std::result::Result<Vec<Option<Attached>>, Failed> {
+    let mut files = Vec::with_capacity(reads.files.len());
+    let mut tried = false;
+    for (number, shard) in reads.files.iter().enumerate() {
+        if !reads.blocks.iter().any(|block| block.file == number) {
+            files.push(None);
+            continue;
+        }
+        let failed =
+            |stage, doing| move |error| Failed { stage, doing, path: shard.path.clone(), error };
+        let file =
+            file::open_read(&shard.path, rung.direct).map_err(failed(Stage::Open, "opening"))?;
+        let attached =
+            queue.attach(Arc::new(file)).map_err(failed(Stage::Open, "attaching to the engine"))?;
+        if !tried {
+            trial(queue, &attached).map_err(failed(Stage::Trial, "reading"))?;
+            tried = true;
+        }
+        files.push(Some(attached));
+    }
+    Ok(files)
+}
+
+/// A trial read needs no more memory than a page: the pool may never be wanted.
+fn trial(queue: &Queue, file: &Attached) -> io::Result<()> {
+    let (_, mut page) = Buffer::cut(Mapping::new(ALIGN)?, [ALIGN]);
+    ladder::trial_read(queue, file, page.remove(0)).0
+}
+
+/// A load in motion.
+struct Stream<'a, Deliver> {
+    reads: Reads<'a>,
+    opened: &'a Opened,
+    job: &'a Arc<Job>,
+    /// The next block to read.
+    next: AtomicUsize,
+    /// Reads that one worker keeps in flight.
+    share: usize,
+    memory: Memory<'a>,
+    deliver: Deliver,
+    damages: Damages<'a>,
+    failure: Mutex<Option<Error>>,
+    checksum: Clock,
+}
+
+type Done = (usize, Outcome);
+
+impl<Deliver: Fn(&BlockRead, &Buffer)> Stream<'_, Deliver> {
+    /// One worker: keeps its share of reads in flight, and checks what comes back. Leaves only when
+    /// all of its reads have come back, so that no file is closed under one.
+    fn work(&self) {
+        let (send, receive): (Sender<Done>, Receiver<Done>) = unbounded();
+        let mut in_flight = 0;
+        loop {
+            while in_flight < self.share && self.start_next(&send, in_flight == 0) {
+                in_flight += 1;
+            }
+            if in_flight == 0 {
+                return;
+            }
+            let (number, outcome) = receive.recv().expect("`send` is alive");
+            in_flight -= 1;
+            if let Err(error) = self.finish(&self.reads.blocks[number], outcome) {
+                self.failure.lock().expect("no panic while it is held").get_or_insert(error);
+                self.job.cancel();
+            }
+        }
+    }
+
+    /// Starts one more read; false if there is none left, or no memory for it now.
+    fn start_next(&self, send: &Sender<Done>, idle: bool) -> bool {
+        if self.job.stopped() {
+            return false;
+        }
+        let leased = match self.memory {
+            Memory::Arena(_) => None,
+            // Only a worker with nothing in flight waits: others have blocks to check, which frees
+            // buffers.
+            Memory::Pool(pool) if idle => Some(pool.lease()),
+            Memory::Pool(pool) => match pool.try_lease() {
+                None => return false,
+                leased => leased,
+            },
+        };
+        let number = self.next.fetch_add(1, Relaxed);
+        let Some(block) = self.reads.blocks.get(number) else { return false };
+        let Some(buffer) = leased.or_else(|| self.arena_buffer(number)) else { return false };
+        let Some(file) = &self.opened.files[block.file] else { return false };
+        let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
+        let send = send.clone();
+        self.opened.queue.submit(Request {
+            file: file.id(),
+            action: Action::Read(Transfer { offset: block.offset, buffer, start: 0, len }),
+            needed: block.len,
+            abort: Some(self.job.stop_flag()),
+            reply: Reply::new(move |outcome| {
+                let _ = send.send((number, outcome));
+            }),
+        });
+        true
+    }
+
+    /// The place of a block in its arena.
+    fn arena_buffer(&self, number: usize) -> Option<Buffer> {
+        let Memory::Arena(places) = self.memory else { return None };
+        let mut buffer = places[number].lock().expect("no panic while it is held").take()?;
+        // Page faults here, on this thread, instead of inside of the engine's submission.
+        buffer.prefault();
+        Some(buffer)
+    }
+
+    /// Checks a block that was read, and hands it out.
+    fn finish(&self, block: &BlockRead, outcome: Outcome) -> Result<()> {
+        if self.job.stopped() {
+            return Ok(()); // failed elsewhere, or cancelled: nothing is handed out any more
+        }
+        let shard = &self.reads.files[block.file];
+        outcome.result.map_err(|error| self.read_failed(block, error))?;
+        let buffer = outcome.buffer.expect("a read gives its buffer back");
+        if self.reads.verify {
+            let hashing = Instant::now();
+            let crc32 = crc32fast::hash(&buffer[..block.len]);
+            self.checksum.add(hashing);
+            if crc32 != shard.crc32[block.block] {
+                return self.damaged(damage(shard, block, crc32));
+            }
+        }
+        self.job.add_written(block.len as u64);
+        (self.deliver)(block, &buffer);
+        Ok(())
+    }
+
+    fn damaged(&self, damage: Damage) -> Result<()> {
+        match self.damages {
+            Damages::Stop => Err(damage.into()),
+            Damages::Collect(found) => {
+                found.lock().expect("no panic while it is held").push(damage);
+                Ok(())
+            }
+        }
+    }
+
+    fn read_failed(&self, block: &BlockRead, error: io::Error) -> Error {
+        let shard = &self.reads.files[block.file];
+        if error.kind() != io::ErrorKind::UnexpectedEof {
+            return Error::io_at("reading", &shard.path, block.offset, error);
+        }
+        Error::Corrupt {
+            path: shard.path.clone(),
+            offset: block.offset,
+            what: "length in bytes".into(),
+            expected: shard.bytes.to_string(),
+            got: "less: the file was cut while it was read".into(),
+        }
+    }
+}
+
+fn damage(shard: &ShardFile, block: &BlockRead, got: u32) -> Damage {
+    Damage {
+        file: shard.path.clone(),
+        offset: block.offset,
+        what: format!("crc32 of block {} ({} bytes)", block.block, block.len),
+        expected: format!("{:08x}", shard.crc32[block.block]),
+        got: format!("{got:08x}"),
+    }
+}

@@ -1,0 +1,9 @@
+//! Joins plan, device, pool and engine: moves a laid-out state to files, and blocks of files back.
+//! Knows nothing of commits; that is the store's.
+
+mod climb;
+pub mod job;
+pub mod load;
+pub mod report;
+pub mod runtime;
+pub mod save;

@@ -1,0 +1,161 @@
+//! What a save, a load or a check did, and how long each part took.
+
+use crate::engine::ladder::Fallback;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// How bytes were moved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    /// The engine: `"uring"` or `"portable"`.
+    pub engine: String,
+    /// Whether with O_DIRECT.
+    pub direct: bool,
+    /// Staging buffers that were registered with io_uring.
+    pub fixed_buffers: usize,
+    /// What was tried first and refused, why, and what to do about it.
+    pub fallbacks: Vec<Fallback>,
+}
+
+/// What a save did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SaveReport {
+    /// The checkpoint's directory.
+    pub path: PathBuf,
+    /// Saves into this directory that came before.
+    pub generation: u64,
+    /// Tensors saved; those that share memory count once.
+    pub tensors: usize,
+    /// Bytes of tensor data.
+    pub tensor_bytes: u64,
+    /// Bytes of all shards, headers included.
+    pub file_bytes: u64,
+    /// Shards.
+    pub files: usize,
+    /// Staging memory in bytes.
+    pub pool_bytes: u64,
+    /// How the bytes were moved.
+    #[serde(flatten)]
+    pub moved: Moved,
+    /// Where the time went.
+    pub seconds: SaveSeconds,
+}
+
+/// Seconds of each part of a save. Copying, checksums and writing overlap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct SaveSeconds {
+    /// Laying out the shards.
+    pub plan: f64,
+    /// Taking the staging memory (the first save only), opening and preallocating files, and the
+    /// trial write.
+    pub prepare: f64,
+    /// From the first byte copied to the last: after `plan + prepare + stage` the tensors are free.
+    pub stage: f64,
+    /// From the first byte copied to the last one written.
+    pub write: f64,
+    /// Making the data durable.
+    pub sync: f64,
+    /// Manifest and renames, each made durable.
+    pub commit: f64,
+    /// All of it.
+    pub total: f64,
+    /// Copying, added up over the threads.
+    pub copy_cpu: f64,
+    /// Checksums, added up over the threads.
+    pub checksum_cpu: f64,
+    /// Waiting for a free buffer, added up over the threads: high where the disk is the limit.
+    pub wait: f64,
+}
+
+impl SaveReport {
+    /// Gigabytes (10^9) of files a second, from the call to the commit.
+    pub fn gb_per_s(&self) -> f64 {
+        gb_per_s(self.file_bytes, self.seconds.total)
+    }
+}
+
+/// What a load did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LoadReport {
+    /// The checkpoint's directory.
+    pub path: PathBuf,
+    /// Tensors loaded.
+    pub tensors: usize,
+    /// Bytes of their data.
+    pub tensor_bytes: u64,
+    /// Bytes read from disk for them.
+    pub read_bytes: u64,
+    /// Whether every block was checked against its checksum.
+    pub verified: bool,
+    /// How the bytes were moved.
+    #[serde(flatten)]
+    pub moved: Moved,
+    /// Where the time went.
+    pub seconds: LoadSeconds,
+}
+
+/// Seconds of each part of a load. Reading and checksums overlap.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoadSeconds {
+    /// Opening files and the trial read.
+    pub prepare: f64,
+    /// From the first read to the last block checked.
+    pub read: f64,
+    /// All of it.
+    pub total: f64,
+    /// Checksums, added up over the threads.
+    pub checksum_cpu: f64,
+}
+
+impl LoadReport {
+    /// Gigabytes (10^9) read a second.
+    pub fn gb_per_s(&self) -> f64 {
+        gb_per_s(self.read_bytes, self.seconds.total)
+    }
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VerifyReport {
+    /// The checkpoint's directory.
+    pub path: PathBuf,
+    /// Files checked.
+    pub files: usize,
+    /// Blocks checked.
+    pub blocks: usize,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Every block that is not what was written; empty for a whole checkpoint.
+    pub damage: Vec<Damage>,
+    /// How the bytes were moved.
+    #[serde(flatten)]
+    pub moved: Moved,
+    /// All of the time.
+    pub seconds: f64,
+}
+
+/// A run of a file that is not what was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// The file.
+    pub file: PathBuf,
+    /// Byte offset at which the damaged block starts.
+    pub offset: u64,
+    /// What was compared: `"crc32 of block 7"`.
+    pub what: String,
+    /// What was recorded when the checkpoint was written.
+    pub expected: String,
+    /// What was found.
+    pub got: String,
+}
+
+impl From<Damage> for crate::Error {
+    fn from(damage: Damage) -> Self {
+        let Damage { file: path, offset, what, expected, got } = damage;
+        Self::Corrupt { path, offset, what, expected, got }
+    }
+}
+
+fn gb_per_s(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / 1e9 / seconds.max(1e-9)
+}

@@ -1,0 +1,108 @@
+//! What a Rust trainer hands over: tensors by name, and values beside them.
+
+use crate::device::Source;
+use crate::device::host::ViewSource;
+use crate::error::{Error, Result};
+use crate::format::{Dtype, TensorInfo, Value};
+use serde_json::value::RawValue;
+
+/// The state to be saved. Tensors are borrowed or owned, and copied only while they are saved.
+#[derive(Default)]
+pub struct StateDict<'a> {
+    pub(crate) infos: Vec<TensorInfo>,
+    pub(crate) sources: Vec<Box<dyn Source + 'a>>,
+    values: Vec<(Value, Value)>,
+    tree: Option<Box<RawValue>>,
+}
+
+impl<'a> StateDict<'a> {
+    /// An empty state, which can be saved like any other.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor of any library whose tensors implement [`safetensors::View`]: candle's,
+    /// burn's, a wrapper over an array.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a dtype that this version does not know.
+    pub fn tensor(
+        &mut self,
+        name: impl Into<String>,
+        view: impl safetensors::View + Send + Sync + 'a,
+    ) -> Result<&mut Self> {
+        let name = name.into();
+        let Some(dtype) = Dtype::from_safetensors(view.dtype()) else {
+            return Err(Error::Unsupported {
+                what: format!("tensor {name:?} is of {}, which is not known here", view.dtype()),
+                remedy: "upgrade ringstow, or save it as bytes (U8)".into(),
+            });
+        };
+        let shape = view.shape().iter().map(|&dim| dim as u64).collect();
+        Ok(self.source(TensorInfo { name, dtype, shape }, Box::new(ViewSource::new(view))))
+    }
+
+    /// Adds a tensor as its bytes: dense, in row-major order, little-endian.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are more or fewer bytes than dtype and shape say.
+    pub fn bytes(
+        &mut self,
+        name: impl Into<String>,
+        dtype: Dtype,
+        shape: &[u64],
+        data: &'a [u8],
+    ) -> Result<&mut Self> {
+        let info = TensorInfo { name: name.into(), dtype, shape: shape.to_vec() };
+        let expected = info.nbytes()?;
+        if expected != data.len() as u64 {
+            return Err(Error::invalid(format!(
+                "tensor {:?}: {dtype} of shape {shape:?} is {expected} bytes, not {}",
+                info.name,
+                data.len()
+            )));
+        }
+        Ok(self.source(info, Box::new(data)))
+    }
+
+    /// Adds a tensor that any [`Source`] gives the bytes of.
+    pub fn source(&mut self, info: TensorInfo, source: Box<dyn Source + 'a>) -> &mut Self {
+        self.infos.push(info);
+        self.sources.push(source);
+        self
+    }
+
+    /// Adds a value that is no tensor: a step, a learning rate, a list of them.
+    pub fn value(&mut self, name: impl Into<String>, value: impl Into<Value>) -> &mut Self {
+        self.values.push((Value::Str(name.into()), value.into()));
+        self
+    }
+
+    /// Replaces the tree of values by one made elsewhere, in the format's JSON. It must refer to
+    /// the tensors itself.
+    pub fn set_tree(&mut self, tree: Box<RawValue>) -> &mut Self {
+        self.tree = Some(tree);
+        self
+    }
+
+    /// The tree of values: one dictionary of all tensors and values, unless it was set.
+    pub(crate) fn tree(&self) -> Result<Box<RawValue>> {
+        if let Some(tree) = &self.tree {
+            return Ok(tree.clone());
+        }
+        let tensors = self
+            .infos
+            .iter()
+            .map(|info| (Value::Str(info.name.clone()), Value::Tensor(info.name.clone())));
+        let items: Vec<_> = tensors.chain(self.values.iter().cloned()).collect();
+        let mut seen = std::collections::HashSet::new();
+        for (key, _) in &items {
+            if let Some(twice) = key.as_str().filter(|key| !seen.insert(*key)) {
+                return Err(Error::invalid(format!(
+                    "two entries of the state are named {twice:?}"
+                )));
+            }
+        }
+        Value::Dict(items).to_json()
+    }
+}

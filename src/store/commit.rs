@@ -1,0 +1,328 @@
+//! The transaction that makes a checkpoint appear whole or not at all.
+//!
+//! 1. Shards are written under uncommitted names (`.part`) and synced; so is the directory.
+//! 2. The manifest is written under an uncommitted name, synced, and renamed into place; the
+//!    directory is synced. This rename is the commit: before it the earlier checkpoint stands, from
+//!    it on the new one does, whose shards readers also find under their uncommitted names.
+//! 3. Shards of the earlier checkpoint are removed, the new ones get their final names, and the
+//!    directory is synced. A kill in between leaves this to the next save, or to `prune`.
+
+use super::lock::DirLock;
+use super::open::read_manifest;
+use super::sweep::{file_names, remove, sweep};
+use crate::engine::file::sync_dir;
+use crate::error::{Error, Result};
+use crate::format::{Manifest, names};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// A save into a directory. Dropped without a commit, it removes what it made.
+#[derive(Debug)]
+pub(crate) struct Transaction {
+    dir: PathBuf,
+    /// Directories that this save made, outermost first.
+    made: Vec<PathBuf>,
+    generation: u64,
+    /// Set by [`Transaction::begin_files`]: uncommitted files there are this save's.
+    files: Vec<PathBuf>,
+    committed: bool,
+    _lock: DirLock,
+}
+
+impl Transaction {
+    /// Makes the directory if need be, locks it, and cleans up after a killed save.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
+    /// safetensors files of somebody else's; [`Error::Unsupported`] if it holds a checkpoint of a
+    /// newer version; [`Error::Io`].
+    pub fn begin(dir: &Path) -> Result<Self> {
+        let made = make_dirs(dir)?;
+        let lock = DirLock::take(dir).inspect_err(|_| unmake_dirs(&made))?;
+        let mut this = Self {
+            dir: dir.into(),
+            made,
+            generation: 0,
+            files: Vec::new(),
+            committed: false,
+            _lock: lock,
+        };
+        match read_manifest(dir) {
+            Ok(earlier) => drop(sweep(dir, Some(&earlier))?),
+            Err(Error::Incomplete { .. }) => drop(sweep(dir, None)?),
+            // A damaged checkpoint is no reason to lose the next one: it is replaced, and until then
+            // left as it is.
+            Err(error @ (Error::Corrupt { .. } | Error::Format { .. })) => {
+                tracing::warn!(%error, "the checkpoint to be replaced is damaged");
+            }
+            Err(error) => return Err(error),
+        }
+        this.generation = next_generation(dir)?;
+        Ok(this)
+    }
+
+    /// Saves into this directory that came before, as far as its files tell.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Notes which shards are about to be written, so that they are removed if there is no commit.
+    pub fn begin_files<'a>(&mut self, shards: impl Iterator<Item = &'a str>) {
+        self.files = shards.map(|name| self.dir.join(names::part(name))).collect();
+    }
+
+    /// Commits: all shards of `manifest` are on disk under their uncommitted names.
+    ///
+    /// # Errors
+    /// [`Error::Io`], and nothing is committed.
+    pub fn commit(mut self, manifest: &Manifest) -> Result<()> {
+        self.write_manifest(manifest)?;
+        self.publish()?;
+        if let Err(error) = self.settle(manifest) {
+            // Committed all the same: readers find the shards under either name.
+            tracing::warn!(%error, "the checkpoint is committed, but old files could not be cleared away; the next save or `ringstow prune` will");
+        }
+        Ok(())
+    }
+
+    /// Step 1 and the first half of 2: after this, only the rename is missing.
+    fn write_manifest(&mut self, manifest: &Manifest) -> Result<()> {
+        let path = self.dir.join(names::MANIFEST_PART);
+        self.files.push(path.clone());
+        let text = manifest.encode()?;
+        let write = || {
+            let mut file = crate::engine::file::create(&path, false)?;
+            file.write_all(&text)?;
+            file.sync_all()
+        };
+        write().map_err(|e| Error::io("writing", &path, e))?;
+        sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))
+    }
+
+    /// The commit.
+    fn publish(&mut self) -> Result<()> {
+        let to = self.dir.join(names::MANIFEST);
+        fs::rename(self.dir.join(names::MANIFEST_PART), &to)
+            .map_err(|e| Error::io("renaming the manifest to", &to, e))?;
+        // From here on nothing may be taken back, even if the directory cannot be synced: the
+        // manifest may or may not survive a crash, but its shards must if it does.
+        self.committed = true;
+        sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))?;
+        for made in &self.made {
+            if let Some(parent) = made.parent().filter(|p| !p.as_os_str().is_empty()) {
+                sync_dir(parent).map_err(|e| Error::io("syncing", parent, e))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Step 3.
+    fn settle(&mut self, manifest: &Manifest) -> Result<()> {
+        sweep(&self.dir, Some(manifest)).map(drop)
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if self.committed {
+            return;
+        }
+        for file in &self.files {
+            if let Err(error) = remove(file) {
+                tracing::warn!(%error, "could not remove what a failed save wrote");
+            }
+        }
+        unmake_dirs(&self.made);
+    }
+}
+
+/// Makes a directory and its parents; returns those that were not there, outermost first.
+fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>> {
+    let missing: Vec<PathBuf> = dir
+        .ancestors()
+        .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())
+        .map(Path::to_path_buf)
+        .collect();
+    let mut made = Vec::new();
+    for dir in missing.into_iter().rev() {
+        match fs::create_dir(&dir) {
+            Ok(()) => made.push(dir),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => {
+                unmake_dirs(&made);
+                return Err(Error::io("creating", dir, e));
+            }
+        }
+    }
+    match fs::metadata(dir) {
+        Ok(kind) if kind.is_dir() => Ok(made),
+        Ok(_) => {
+            let error = std::io::Error::from_raw_os_error(nix::libc::ENOTDIR);
+            Err(Error::io("saving to (a checkpoint is a directory)", dir, error))
+        }
+        Err(e) => Err(Error::io("opening", dir, e)),
+    }
+}
+
+/// Removes directories that are empty, innermost first.
+fn unmake_dirs(made: &[PathBuf]) {
+    for dir in made.iter().rev() {
+        let _ = fs::remove_dir(dir);
+    }
+}
+
+/// One more than the largest generation among the shards that are there. Told from the files, not
+/// from the manifest, so that a damaged manifest cannot make a save write over an earlier one.
+fn next_generation(dir: &Path) -> Result<u64> {
+    let mut next = 0;
+    for name in file_names(dir)? {
+        if names::is_shard(&name) {
+            next = next.max(names::generation(&name) + 1);
+        } else if name.ends_with(".safetensors") {
+            return Err(Error::invalid(format!(
+                "{} holds {name}, which ringstow did not write: readers of safetensors directories would \
+                 take it for a part of this checkpoint; save to another directory, or remove it",
+                dir.display()
+            )));
+        }
+    }
+    Ok(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Checkpoint;
+    use crate::store::sweep::prune;
+
+    /// A one-shard manifest whose only tensor is `mark`, and its shard under the uncommitted name.
+    fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
+        use crate::format::{Dtype, FileEntry, TensorInfo};
+        let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![1] };
+        let generation = tx.generation();
+        let options =
+            crate::plan::save::Options { rank: 0, generation, block_bytes: 4096, shard_bytes: 0 };
+        let plan = crate::plan::save::plan(std::slice::from_ref(&info), options).unwrap();
+        let shard = &plan.shards[0];
+        let mut bytes = shard.header.clone();
+        bytes.push(mark);
+        tx.begin_files([shard.name.as_str()].into_iter());
+        fs::write(&tx.files[0], &bytes).unwrap();
+        let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
+        let file = FileEntry { name: shard.name.clone(), bytes: bytes.len() as u64, crc32 };
+        let state = serde_json::value::to_raw_value(&()).unwrap();
+        Manifest::new(generation, 4096, vec![file], plan.entries(&[info]), state)
+    }
+
+    fn mark_at(dir: &Path) -> u8 {
+        let checkpoint = Checkpoint::open(dir).unwrap();
+        *fs::read(&checkpoint.files[0].path).unwrap().last().unwrap()
+    }
+
+    fn commit(dir: &Path, mark: u8) {
+        let mut tx = Transaction::begin(dir).unwrap();
+        let manifest = write_part(&mut tx, mark);
+        tx.commit(&manifest).unwrap();
+    }
+
+    /// Dies without any clean-up, as if killed; only the lock goes, as the kernel would see to.
+    fn die(mut tx: Transaction) {
+        tx.committed = true;
+    }
+
+    fn safetensors_in(dir: &Path) -> Vec<String> {
+        file_names(dir).unwrap().into_iter().filter(|n| n.ends_with(".safetensors")).collect()
+    }
+
+    #[test]
+    fn killed_before_the_rename_keeps_the_old_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        commit(dir.path(), 1);
+        let mut tx = Transaction::begin(dir.path()).unwrap();
+        let manifest = write_part(&mut tx, 2);
+        tx.write_manifest(&manifest).unwrap();
+        die(tx);
+        assert_eq!(mark_at(dir.path()), 1);
+        assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
+        prune(dir.path()).unwrap();
+        assert_eq!(
+            file_names(dir.path()).unwrap(),
+            ["manifest.json", "rank00000-0.safetensors"],
+            "nothing of the killed save is left"
+        );
+        assert_eq!(mark_at(dir.path()), 1);
+    }
+
+    #[test]
+    fn killed_right_after_the_rename_has_the_new_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        commit(dir.path(), 1);
+        let mut tx = Transaction::begin(dir.path()).unwrap();
+        let manifest = write_part(&mut tx, 2);
+        tx.write_manifest(&manifest).unwrap();
+        tx.publish().unwrap();
+        die(tx);
+        assert_eq!(mark_at(dir.path()), 2);
+        commit(dir.path(), 3);
+        assert_eq!(mark_at(dir.path()), 3);
+        assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g2.safetensors"]);
+    }
+
+    #[test]
+    fn killed_between_commit_and_renames_is_finished_by_prune() {
+        let dir = tempfile::tempdir().unwrap();
+        commit(dir.path(), 1);
+        let mut tx = Transaction::begin(dir.path()).unwrap();
+        let manifest = write_part(&mut tx, 2);
+        tx.write_manifest(&manifest).unwrap();
+        tx.publish().unwrap();
+        die(tx);
+        let swept = prune(dir.path()).unwrap();
+        assert_eq!((swept.renamed.len(), swept.removed.len()), (1, 1));
+        assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
+        assert_eq!(mark_at(dir.path()), 2);
+    }
+
+    #[test]
+    fn a_failed_save_leaves_no_trace() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a/b");
+        let mut tx = Transaction::begin(&dir).unwrap();
+        write_part(&mut tx, 1);
+        drop(tx);
+        assert!(!root.path().join("a").exists());
+    }
+
+    #[test]
+    fn a_second_saver_is_told_and_does_no_harm() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("x");
+        let mut tx = Transaction::begin(&dir).unwrap();
+        let manifest = write_part(&mut tx, 1);
+        assert!(matches!(Transaction::begin(&dir), Err(Error::Busy { .. })));
+        tx.commit(&manifest).unwrap();
+        assert_eq!(mark_at(&dir), 1);
+    }
+
+    #[test]
+    fn foreign_safetensors_files_are_neither_removed_nor_mixed_in() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("model.safetensors"), "theirs").unwrap();
+        let error = Transaction::begin(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("model.safetensors"), "{error}");
+        assert!(dir.path().join("model.safetensors").exists());
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_replaced_and_harmed_no_further_until_then() {
+        let dir = tempfile::tempdir().unwrap();
+        commit(dir.path(), 1);
+        fs::write(dir.path().join(names::MANIFEST), "rubbish").unwrap();
+        drop(Transaction::begin(dir.path()).unwrap());
+        assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
+        commit(dir.path(), 2);
+        assert_eq!(mark_at(dir.path()), 2);
+        assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
+    }
+}

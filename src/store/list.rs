@@ -1,0 +1,116 @@
+//! Finding checkpoints in a directory.
+
+use super::open::{Checkpoint, read_manifest};
+use super::sweep::file_names;
+use crate::error::{Error, Result};
+use crate::format::{Manifest, names};
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A directory that is, or was to become, a checkpoint.
+#[derive(Debug, Serialize)]
+pub struct Found {
+    /// The directory.
+    pub path: PathBuf,
+    /// Whether it can be loaded.
+    pub status: Status,
+    /// Why not, if not.
+    pub problem: Option<String>,
+    /// The largest number at the end of its name: the step, in `step-00001000`.
+    pub step: Option<u64>,
+    /// When it was committed, in milliseconds since 1970-01-01 UTC.
+    pub created_unix_ms: Option<u64>,
+    /// Number of tensors.
+    pub tensors: Option<usize>,
+    /// Bytes of its shards.
+    pub file_bytes: Option<u64>,
+}
+
+/// Whether a checkpoint can be loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Committed, and all files are there with their full length.
+    Committed,
+    /// Never committed, or a file is missing.
+    Incomplete,
+    /// Its manifest or a file's length is not what was written.
+    Damaged,
+}
+
+/// All checkpoints in `dir`: itself, if it is one, else those directly under it, by rising step.
+///
+/// Directories in which nothing of ringstow's is are left out. Tensors' bytes are not checked.
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed.
+pub fn list(dir: &Path) -> Result<Vec<Found>> {
+    if let Some(found) = look(dir)? {
+        return Ok(vec![found]);
+    }
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir).map_err(|e| Error::io("listing", dir, e))? {
+        let path = entry.map_err(|e| Error::io("listing", dir, e))?.path();
+        if path.is_dir() {
+            all.extend(look(&path)?);
+        }
+    }
+    all.sort_by(|a, b| {
+        (a.step, a.created_unix_ms, &a.path).cmp(&(b.step, b.created_unix_ms, &b.path))
+    });
+    Ok(all)
+}
+
+/// The newest checkpoint in `dir` that can be loaded: that of the highest step, the number at the
+/// end of its name; of equal or no numbers the one committed last. `None` if there is none.
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed.
+pub fn latest(dir: &Path) -> Result<Option<PathBuf>> {
+    let newest = list(dir)?.into_iter().rev().find(|found| found.status == Status::Committed);
+    Ok(newest.map(|found| found.path))
+}
+
+fn look(dir: &Path) -> Result<Option<Found>> {
+    let ours =
+        |name: &String| name == names::MANIFEST || names::is_part(name) || names::is_shard(name);
+    if !file_names(dir)?.iter().any(ours) {
+        return Ok(None);
+    }
+    let manifest = read_manifest(dir).ok();
+    let (status, problem) = match Checkpoint::open(dir) {
+        Ok(_) => (Status::Committed, None),
+        Err(error @ Error::Incomplete { .. }) => (Status::Incomplete, Some(error.to_string())),
+        Err(error) => (Status::Damaged, Some(error.to_string())),
+    };
+    let of = |part: fn(&Manifest) -> u64| manifest.as_ref().map(part);
+    Ok(Some(Found {
+        path: dir.into(),
+        status,
+        problem,
+        step: step(dir),
+        created_unix_ms: of(|m| m.created_unix_ms),
+        tensors: manifest.as_ref().map(|m| m.tensors.len()),
+        file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
+    }))
+}
+
+/// The number at the end of a directory's name.
+fn step(dir: &Path) -> Option<u64> {
+    let name = dir.file_name()?.to_str()?;
+    let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+    name[name.len() - digits..].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_step_is_the_number_at_the_end_of_the_name() {
+        assert_eq!(step(Path::new("/a/step-00001000")), Some(1000));
+        assert_eq!(step(Path::new("run7/latest")), None);
+        assert_eq!(step(Path::new("größe42")), Some(42));
+    }
+}

@@ -1,0 +1,18 @@
+//! A checkpoint as a directory: how one comes to be, whole or not at all, and how it is found,
+//! opened, read and checked.
+
+mod commit;
+mod list;
+mod load;
+mod lock;
+mod open;
+mod save;
+mod sweep;
+mod verify;
+
+pub use list::{Found, Status, latest, list};
+pub use load::{LoadOptions, Loaded, LoadedTensor, TensorView};
+pub use open::Checkpoint;
+pub use save::save;
+pub use sweep::{Swept, prune};
+pub use verify::verify;

@@ -1,0 +1,153 @@
+//! Opening a checkpoint: its manifest, read and checked, and its files, all there.
+
+use crate::error::{Error, Result};
+use crate::format::{Manifest, TensorEntry, Value, names};
+use crate::pipeline::load::ShardFile;
+use nix::fcntl::OFlag;
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// A committed checkpoint, opened.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    by_name: HashMap<String, usize>,
+    pub(super) files: Vec<ShardFile>,
+}
+
+impl Checkpoint {
+    /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with
+    /// their full length. Reads no tensor.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is no such directory; [`Error::Incomplete`] if nothing was committed
+    /// there or a file is missing; [`Error::Corrupt`] if the manifest or a file's length is not what
+    /// was written; [`Error::Format`] for a manifest that is not ringstow's; [`Error::Unsupported`]
+    /// for one of a newer version.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let manifest = read_manifest(path)?;
+        let files = manifest
+            .files
+            .iter()
+            .map(|file| {
+                let found = find_shard(path, &file.name, file.bytes)?;
+                Ok(ShardFile { path: found, bytes: file.bytes, crc32: file.crc32.clone() })
+            })
+            .collect::<Result<_>>()?;
+        let names = manifest.tensors.iter().enumerate();
+        let by_name = names.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
+        Ok(Self { path: path.into(), manifest, by_name, files })
+    }
+
+    /// The checkpoint's directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All that is known of it but the tensors' bytes.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The tensors, in the order in which they were saved.
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.manifest.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        self.by_name.get(name).map(|&index| &self.manifest.tensors[index])
+    }
+
+    /// The values that are no tensors, and where among them the tensors belong.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if they cannot be read.
+    pub fn state(&self) -> Result<Value> {
+        Value::from_json(&self.manifest.state)
+            .map_err(|e| Error::format(self.path.join(names::MANIFEST), e.to_string()))
+    }
+}
+
+/// Reads and checks a directory's manifest.
+pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
+    let kind = fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?;
+    if !kind.is_dir() {
+        let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
+        return Err(Error::io("opening (a checkpoint is a directory)", dir, error));
+    }
+    let path = dir.join(names::MANIFEST);
+    match read_plain(&path) {
+        Ok(bytes) => Manifest::decode(&bytes, &path),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_manifest(dir)),
+        Err(e) if is_link(&e) => Err(Error::format(path, "is a symbolic link, which is refused")),
+        Err(e) => Err(Error::io("reading", path, e)),
+    }
+}
+
+/// Reads a regular file; a link is refused, and a pipe does not hang.
+fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mut file = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn is_link(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(nix::libc::ELOOP)
+}
+
+fn no_manifest(dir: &Path) -> Error {
+    let parts = fs::read_dir(dir).map_or(0, |entries| {
+        entries.flatten().filter(|e| names::is_part(&e.file_name().to_string_lossy())).count()
+    });
+    let reason = match parts {
+        0 => {
+            format!("it has no {}; nothing was saved here, or another format was", names::MANIFEST)
+        }
+        n => format!(
+            "it has no {} but {n} uncommitted file(s): a save is under way or was killed before its \
+             commit. Resume from an earlier checkpoint; `ringstow prune` removes what was left",
+            names::MANIFEST
+        ),
+    };
+    Error::Incomplete { path: dir.into(), reason }
+}
+
+/// Where a committed shard is: under its own name, or, if the save was killed between its commit and
+/// its last rename, still under the uncommitted one.
+fn find_shard(dir: &Path, name: &str, bytes: u64) -> Result<PathBuf> {
+    for path in [dir.join(name), dir.join(names::part(name))] {
+        match fs::symlink_metadata(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(Error::io("opening", path, e)),
+            Ok(found) if !found.is_file() => {
+                let reason = "is no regular file: a shard that is a link or a device is refused";
+                return Err(Error::format(path, reason));
+            }
+            Ok(found) if found.len() != bytes => {
+                return Err(Error::Corrupt {
+                    path,
+                    offset: found.len().min(bytes),
+                    what: "length in bytes".into(),
+                    expected: bytes.to_string(),
+                    got: found.len().to_string(),
+                });
+            }
+            Ok(_) => return Ok(path),
+        }
+    }
+    let reason = format!(
+        "{name}, which its manifest lists, is missing; restore it or go back to an earlier checkpoint"
+    );
+    Err(Error::Incomplete { path: dir.into(), reason })
+}

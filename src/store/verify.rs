@@ -1,0 +1,36 @@
+//! Checking a whole checkpoint against its checksums.
+
+use super::Checkpoint;
+use crate::error::Result;
+use crate::pipeline::job::Job;
+use crate::pipeline::load::{Reads, check};
+use crate::pipeline::report::VerifyReport;
+use crate::pipeline::runtime::Runtime;
+use crate::plan::load::all_blocks;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Reads every byte of the checkpoint at `path` and compares each block's checksum. Damaged blocks
+/// are listed in the report.
+///
+/// # Errors
+/// What [`Checkpoint::open`] gives, a file of another length among it, and failures to read.
+pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
+    let started = Instant::now();
+    let checkpoint = Checkpoint::open(path)?;
+    let file_bytes: Vec<u64> = checkpoint.files.iter().map(|file| file.bytes).collect();
+    let blocks = all_blocks(&file_bytes, checkpoint.manifest().block_bytes);
+    job.set_total(file_bytes.iter().sum());
+    let reads = Reads { dir: path, files: &checkpoint.files, blocks: &blocks, verify: true };
+    let (damage, read) = check(runtime, reads, job)?;
+    Ok(VerifyReport {
+        path: path.into(),
+        files: file_bytes.len(),
+        blocks: blocks.len(),
+        read_bytes: file_bytes.iter().sum(),
+        damage,
+        moved: read.moved,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
