@@ -3,6 +3,9 @@
 
 use nix::sys::resource::{Resource, getrlimit};
 
+/// What the rings and tables of a ring itself are charged, at most (1024 operations in flight).
+pub const RING_BYTES: u64 = 256 << 10;
+
 /// How many bytes this process may lock; `None` means any number.
 ///
 /// The kernel charges registered buffers per user, over all of the user's processes, so that less
@@ -30,9 +33,9 @@ fn may_lock_any() -> bool {
     })
 }
 
-/// What to do when `wanted` bytes are more than the limit allows.
+/// What to do when `wanted` bytes of buffers, and the ring, are more than the limit allows.
 pub fn remedy(wanted_bytes: u64) -> String {
-    let kib = wanted_bytes.div_ceil(1024);
+    let kib = (wanted_bytes + RING_BYTES).div_ceil(1024);
     format!(
         "raise the limit to {kib} KiB or more: `ulimit -l {kib}` in the shell, `LimitMEMLOCK=infinity` in a \
          systemd unit, `--ulimit memlock=-1` for docker, `* - memlock unlimited` in \
