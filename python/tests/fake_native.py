@@ -91,17 +91,7 @@ class SaveJob:
     def result(self):
         if self._error is not None:
             raise self._error
-        return json.dumps(
-            {
-                "path": self._path,
-                "tensors": len(self._tensors),
-                "bytes": self._total,
-                "files": 1,
-                "engine": "fake",
-                "fallbacks": [{"what": "uring", "why": "it is a fake", "remedy": "none"}],
-                "new_in_a_later_version": 1,
-            }
-        )
+        return json.dumps(save_report(self._path, len(self._tensors), self._total))
 
     def progress(self):
         return self._bytes_staged, 0, self._total
@@ -109,6 +99,38 @@ class SaveJob:
     def cancel(self):
         self._cancelled = True
         self._gate.open()
+
+
+MOVED = {
+    "engine": "fake",
+    "direct": False,
+    "fixed_buffers": 0,
+    "fallbacks": [{"wanted": "uring", "got": "fake", "reason": "a stand-in", "remedy": "none"}],
+}
+
+
+def save_report(path, tensors, size):
+    parts = [
+        "plan",
+        "prepare",
+        "stage",
+        "write",
+        "sync",
+        "commit",
+        "total",
+        "copy_cpu",
+        "checksum_cpu",
+        "wait",
+    ]
+    counts = {"generation": 0, "tensors": tensors, "files": 1, "pool_bytes": 0}
+    sizes = {"tensor_bytes": size, "file_bytes": size}
+    return {"path": path, **counts, **sizes, **MOVED, "seconds": dict.fromkeys(parts, 0.5)}
+
+
+def load_report(path, tensors, size):
+    parts = ["prepare", "read", "total", "checksum_cpu"]
+    sizes = {"tensors": tensors, "tensor_bytes": size, "read_bytes": size, "verified": True}
+    return {"path": path, **sizes, **MOVED, "seconds": dict.fromkeys(parts, 0.5)}
 
 
 def gather(spec):
@@ -185,7 +207,7 @@ class Checkpoint:
         body = (self._path / self._manifest["files"][0]["name"]).read_bytes()
         blocks = [Block(body[slice(*self._sizes[name])]) for name in names]
         size = sum(map(len, blocks))
-        return blocks, json.dumps({"tensors": len(names), "bytes": size, "bytes_read": size})
+        return blocks, json.dumps(load_report(str(self._path), len(names), size))
 
     def load_into(self, targets, verify, config):
         blocks, report = self.load([name for name, _, _ in targets], verify, config)

@@ -76,7 +76,7 @@ def test_save_async_returns_before_anything_is_staged(gate, state, tmp_path):
     assert handle.wait_staged() is True
     assert not handle.done()
     one.end.set()
-    assert handle.result().bytes == 32
+    assert handle.result().tensor_bytes == 32
     assert handle.done()
 
 

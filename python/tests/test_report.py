@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import fake_native
 import pytest
 
 from ringstow import Config, Fallback, LoadReport, SaveReport, VerifyReport
@@ -28,23 +29,26 @@ def test_config_is_frozen():
         Config().engine = "uring"  # type: ignore[misc]
 
 
-def test_reports_take_what_they_know_and_keep_the_rest():
-    fallback = {"what": "io_uring", "why": "EPERM", "remedy": "allow it", "errno": 1}
-    report = SaveReport.from_json(json.dumps({"bytes": 5, "fallbacks": [fallback], "new": [1]}))
-    assert report.bytes == 5
+def test_a_save_report_is_read_with_its_fallbacks_and_times():
+    report = SaveReport.from_json(json.dumps(fake_native.save_report("/a", 2, 5)))
+    assert (report.tensors, report.tensor_bytes, report.file_bytes) == (2, 5, 5)
     assert report.fallbacks == (
-        Fallback(what="io_uring", why="EPERM", remedy="allow it", extra={"errno": 1}),
+        Fallback(wanted="uring", got="fake", reason="a stand-in", remedy="none"),
     )
-    assert report.extra == {"new": [1]}
-    assert report.seconds == 0.0
+    assert report.seconds.total == 0.5
+    assert report.gb_per_s == pytest.approx(5 / 1e9 / 0.5)
 
 
-def test_damage_is_parsed():
+def test_damage_is_read_and_is_not_ok():
     damage = {"file": "/a", "offset": 8, "what": "crc32 of block 0", "expected": "0", "got": "1"}
-    report = VerifyReport.from_json(json.dumps({"ok": False, "damage": [damage]}))
+    counts = {"path": "/", "files": 1, "blocks": 1, "read_bytes": 9, "seconds": 0.1}
+    text = json.dumps({**counts, **fake_native.MOVED, "damage": [damage]})
+    report = VerifyReport.from_json(text)
+    assert not report.ok
     assert report.damage[0].offset == 8
 
 
 def test_load_reports_add_up():
-    both = LoadReport(bytes=1, tensors=2).followed_by(LoadReport(bytes=10, tensors=20))
-    assert (both.bytes, both.tensors) == (11, 22)
+    one = LoadReport.from_json(json.dumps(fake_native.load_report("/a", 2, 1)))
+    both = one.followed_by(one)
+    assert (both.tensors, both.tensor_bytes, both.seconds.total) == (4, 2, 1.0)

@@ -249,8 +249,7 @@ fn open_on(
 
 /// A trial read needs no more memory than a page: the pool may never be wanted.
 fn trial(queue: &Queue, file: &Attached) -> io::Result<()> {
-    let (_, mut page) = Buffer::cut(Mapping::new(ALIGN)?, [ALIGN]);
-    ladder::trial_read(queue, file, page.remove(0)).0
+    ladder::trial_read(queue, file, Buffer::alone(ALIGN)?).0
 }
 
 /// A load in motion.
