@@ -167,6 +167,7 @@ impl Faulty {
     /// Lets some of the held completions out, in any order: all but those held back, and at least
     /// one if none could come otherwise.
     fn release(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
         let mut kept = Vec::new();
         self.random.shuffle(&mut self.held);
         while let Some(completion) = self.held.pop() {
@@ -177,7 +178,7 @@ impl Faulty {
                 done.push(completion);
             }
         }
-        if done.is_empty() && self.inner_in_flight == 0 {
+        if done.len() == before && self.inner_in_flight == 0 {
             self.completed += u64::from(!kept.is_empty());
             done.extend(kept.pop());
         }
@@ -228,6 +229,7 @@ impl Engine for Faulty {
         if self.faults.break_after.is_some_and(|count| self.completed >= count) {
             return Err(io::Error::other("broken on purpose"));
         }
+        let before = done.len();
         loop {
             let mut real = Vec::new();
             // With nothing under way below, only what is held can be waited for.
@@ -242,7 +244,7 @@ impl Engine for Faulty {
                 self.held.push(completion);
             }
             self.release(done);
-            if woken || !done.is_empty() {
+            if woken || done.len() > before {
                 return Ok(());
             }
         }

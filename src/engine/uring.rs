@@ -254,11 +254,12 @@ impl Engine for Uring {
 
     fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         self.arm_bell();
+        let before = done.len();
         done.append(&mut self.done);
         loop {
-            let want = usize::from(done.is_empty());
+            let want = usize::from(done.len() == before);
             let rang = self.enter(want, done)?;
-            if rang || !done.is_empty() {
+            if rang || done.len() > before {
                 return Ok(());
             }
         }

@@ -1,0 +1,66 @@
+//! The queue over a failing disk.
+
+use crate::queue::write_blocks;
+use crate::setup::*;
+use nix::libc::{EIO, ENOSPC};
+use ringstow::engine::faulty::{Faults, Faulty, OpKind};
+use ringstow::engine::queue::Queue;
+
+const SEEDS: u64 = 200;
+const BLOCKS: usize = 12;
+
+fn queue_with(setup: &Setup, faults: Faults) -> Queue {
+    setup.queue_over(|engine| Box::new(Faulty::new(engine, faults)))
+}
+
+pub fn short_interrupted_and_reordered_transfers_give_the_same_file(setup: &Setup) {
+    let expected: Vec<u8> = (0..BLOCKS).flat_map(pattern).collect();
+    for seed in 0..SEEDS {
+        let queue = queue_with(setup, Faults::survivable(seed));
+        let file = queue.attach(setup.create("file")).unwrap();
+        let outcomes = write_blocks(setup, &queue, &file, BLOCKS);
+        assert_eq!(outcomes.iter().map(Result::unwrap).count(), BLOCKS, "seed {seed}");
+        queue.sync(&file).unwrap();
+        assert_eq!(std::fs::read(setup.path("file")).unwrap(), expected, "seed {seed}");
+
+        let back = queue.attach(setup.open("file")).unwrap();
+        for block in 0..BLOCKS {
+            let read = whole(setup.pool.lease(), block);
+            let (result, buffer) = queue.transfer(&back, false, read, BLOCK);
+            result.unwrap();
+            assert_eq!(buffer.unwrap()[..], pattern(block), "seed {seed}, block {block}");
+        }
+    }
+    setup.assert_no_buffer_is_lost();
+}
+
+pub fn errors_surface_unchanged(setup: &Setup) {
+    for (kind, errno) in [(OpKind::Write, EIO), (OpKind::Write, ENOSPC), (OpKind::Sync, EIO)] {
+        let nth = if kind == OpKind::Sync { 0 } else { 5 };
+        let queue = queue_with(setup, Faults::failing(kind, nth, errno));
+        let file = queue.attach(setup.create("file")).unwrap();
+        let mut results: Vec<_> = write_blocks(setup, &queue, &file, BLOCKS).iter().collect();
+        results.push(queue.sync(&file));
+        let errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+        assert_eq!(errors.len(), 1);
+        assert_eq!(errors[0].raw_os_error(), Some(errno));
+    }
+    std::fs::write(setup.path("file"), pattern(0)).unwrap();
+    let queue = queue_with(setup, Faults::failing(OpKind::Read, 0, EIO));
+    let file = queue.attach(setup.open("file")).unwrap();
+    let (result, buffer) = queue.transfer(&file, false, whole(setup.pool.lease(), 0), BLOCK);
+    assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
+    assert!(buffer.is_some());
+}
+
+pub fn a_broken_engine_answers_every_request(setup: &Setup) {
+    let faults = Faults { break_after: Some(3), ..Faults::default() };
+    let queue = queue_with(setup, faults);
+    let file = queue.attach(setup.create("file")).unwrap();
+    let results: Vec<_> = write_blocks(setup, &queue, &file, BLOCKS).iter().collect();
+    assert_eq!(results.len(), BLOCKS);
+    assert!(results.iter().any(Result::is_err));
+    assert!(queue.sync(&file).is_err());
+    drop((queue, file));
+    setup.assert_no_buffer_is_lost();
+}

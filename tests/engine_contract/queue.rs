@@ -1,0 +1,165 @@
+//! What the queue makes of an engine: requests carried to their end, each answered once.
+
+use crate::setup::*;
+use crossbeam_channel::{Receiver, unbounded};
+use ringstow::engine::ladder::{trial_read, trial_write};
+use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, is_cancelled};
+use ringstow::engine::{Action, Transfer};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Submits writes of whole blocks as buffers come free; the outcomes arrive in the channel.
+pub fn write_blocks(
+    setup: &Setup,
+    queue: &Queue,
+    file: &Attached,
+    count: usize,
+) -> Receiver<io::Result<()>> {
+    let (send, outcomes) = unbounded();
+    for block in 0..count {
+        let send = send.clone();
+        // The buffer goes home here, and the next block can be filled.
+        let reply = Reply::new(move |Outcome { result, buffer }| {
+            drop(buffer);
+            let _ = send.send(result);
+        });
+        let action = Action::Write(whole(setup.filled(block), block));
+        queue.submit(Request { file: file.id(), action, needed: BLOCK, abort: None, reply });
+    }
+    outcomes
+}
+
+pub fn many_more_requests_than_the_depth_all_complete(setup: &Setup) {
+    const BLOCKS: usize = 16 * DEPTH;
+    let queue = setup.queue();
+    let file = queue.attach(setup.create("file")).unwrap();
+    let outcomes = write_blocks(setup, &queue, &file, BLOCKS);
+    assert_eq!(outcomes.iter().map(Result::unwrap).count(), BLOCKS);
+    queue.sync(&file).unwrap();
+    let expected: Vec<u8> = (0..BLOCKS).flat_map(pattern).collect();
+    assert_eq!(std::fs::read(setup.path("file")).unwrap(), expected);
+    setup.assert_no_buffer_is_lost();
+}
+
+pub fn a_file_shorter_than_needed_is_an_unexpected_end(setup: &Setup) {
+    std::fs::write(setup.path("file"), &pattern(0)[..5000]).unwrap();
+    let queue = setup.queue();
+    let file = queue.attach(setup.open("file")).unwrap();
+    let read = |needed| queue.transfer(&file, false, whole(setup.pool.lease(), 0), needed);
+
+    let (result, buffer) = read(5000);
+    result.unwrap();
+    assert_eq!(buffer.unwrap()[..5000], pattern(0)[..5000]);
+    assert_eq!(read(5001).0.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(read(BLOCK).0.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(read(BLOCK + 1).0.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+}
+
+pub fn a_misaligned_direct_transfer_is_refused_on_any_file_system(setup: &Setup) {
+    let queue = setup.queue();
+    let file = queue.attach(setup.create("file")).unwrap();
+    for (offset, start, len) in [(512, 0, 4096), (0, 512, 4096), (0, 0, 4608)] {
+        let transfer = Transfer { offset, buffer: setup.filled(0), start, len };
+        let (result, buffer) = queue.transfer(&file, true, transfer, len);
+        assert!(buffer.is_some());
+        match result {
+            Err(error) => {
+                assert!(setup.direct);
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            }
+            Ok(()) => assert!(!setup.direct),
+        }
+    }
+}
+
+pub fn an_aborted_request_is_cancelled_without_io(setup: &Setup) {
+    let queue = setup.queue();
+    let file = queue.attach(setup.create("file")).unwrap();
+    let (send, outcomes) = unbounded();
+    queue.submit(Request {
+        file: file.id(),
+        action: Action::Write(whole(setup.filled(0), 0)),
+        needed: BLOCK,
+        abort: Some(Arc::new(AtomicBool::new(true))),
+        reply: Reply::new(move |outcome| send.send(outcome).unwrap()),
+    });
+    let Outcome { result, buffer } = outcomes.recv().unwrap();
+    let error = result.unwrap_err();
+    assert!(is_cancelled(&error));
+    assert_ne!(error.kind(), io::ErrorKind::Interrupted);
+    assert!(buffer.is_some());
+    assert_eq!(std::fs::read(setup.path("file")).unwrap(), b"");
+}
+
+pub fn a_file_is_closed_after_the_requests_submitted_before(setup: &Setup) {
+    let queue = setup.queue();
+    let file = queue.attach(setup.create("file")).unwrap();
+    let id = file.id();
+    let outcomes = write_blocks(setup, &queue, &file, BUFFERS);
+    drop(file);
+    assert_eq!(outcomes.iter().map(Result::unwrap).count(), BUFFERS);
+    let other = queue.attach(setup.create("other")).unwrap();
+    assert_eq!(other.id(), id);
+    queue.sync(&other).unwrap();
+}
+
+pub fn dropping_the_queue_finishes_what_was_submitted(setup: &Setup) {
+    let queue = setup.queue();
+    let file = queue.attach(setup.create("file")).unwrap();
+    let outcomes = write_blocks(setup, &queue, &file, BUFFERS);
+    drop(queue);
+    assert_eq!(outcomes.iter().map(Result::unwrap).count(), BUFFERS);
+    let expected: Vec<u8> = (0..BUFFERS).flat_map(pattern).collect();
+    assert_eq!(std::fs::read(setup.path("file")).unwrap(), expected);
+    setup.assert_no_buffer_is_lost();
+}
+
+pub fn a_reply_may_submit_the_next_request(setup: &Setup) {
+    let queue = Arc::new(setup.queue());
+    let file = queue.attach(setup.create("file")).unwrap();
+    let (id, again) = (file.id(), queue.clone());
+    let (send, outcomes) = unbounded();
+    let reply = Reply::new(move |outcome| {
+        outcome.result.unwrap();
+        let reply = Reply::new(move |outcome| send.send(outcome.result).unwrap());
+        again.submit(Request { file: id, action: Action::Sync, needed: 0, abort: None, reply });
+    });
+    let action = Action::Write(whole(setup.filled(0), 0));
+    queue.submit(Request { file: id, action, needed: BLOCK, abort: None, reply });
+    outcomes.recv().unwrap().unwrap();
+}
+
+pub fn a_trial_tells_whether_a_file_takes_transfers(setup: &Setup) {
+    let queue = setup.queue();
+    let file = queue.attach(setup.create("file")).unwrap();
+    trial_write(&queue, &file, setup.filled(0)).0.unwrap();
+    let back = queue.attach(setup.open("file")).unwrap();
+    let (result, buffer) = trial_read(&queue, &back, setup.pool.lease());
+    result.unwrap();
+    assert_eq!(buffer.unwrap()[..4096], pattern(0)[..4096]);
+    assert!(trial_write(&queue, &back, setup.filled(0)).0.is_err());
+}
+
+#[test]
+fn an_engine_that_cannot_be_built_is_an_error_of_start() {
+    let refused = Queue::start("ringstow-io", || Err(io::ErrorKind::PermissionDenied.into()));
+    assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::PermissionDenied);
+    assert!(Queue::start("ringstow-io", || panic!("while building")).is_err());
+}
+
+#[test]
+fn a_dead_io_thread_answers_everything_with_an_error() {
+    let setup = Setup::portable_buffered().unwrap();
+    let queue = setup.queue();
+    let file = queue.attach(setup.create("file")).unwrap();
+    let reply = Reply::new(|_| panic!("in a reply"));
+    let request = Request { file: file.id(), action: Action::Sync, needed: 0, abort: None, reply };
+    queue.submit(request);
+    let outcomes = write_blocks(&setup, &queue, &file, BUFFERS);
+    assert_eq!(outcomes.iter().count(), BUFFERS);
+    assert!(queue.sync(&file).is_err());
+    assert!(queue.attach(setup.create("other")).is_err());
+    drop((queue, file));
+    setup.assert_no_buffer_is_lost();
+}
