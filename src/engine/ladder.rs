@@ -52,6 +52,10 @@ const HAS_URING: bool = cfg!(all(target_os = "linux", feature = "uring"));
 /// [`Error::Invalid`] for choices that contradict each other, [`Error::Unsupported`] for an engine
 /// that this build does not have.
 pub fn rungs(config: &Config) -> Result<Vec<Rung>> {
+    rungs_of(config, HAS_URING)
+}
+
+fn rungs_of(config: &Config, has_uring: bool) -> Result<Vec<Rung>> {
     let uring_only = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
     if config.engine == EngineChoice::Portable && config.fixed == Switch::On {
         return Err(Error::invalid(
@@ -59,7 +63,7 @@ pub fn rungs(config: &Config) -> Result<Vec<Rung>> {
              has fixed buffers; leave one of them on auto",
         ));
     }
-    if uring_only && !HAS_URING {
+    if uring_only && !has_uring {
         return Err(Error::Unsupported {
             what: "this build of ringstow has no io_uring engine, which Config.engine = uring or \
                    Config.fixed = on asks for"
@@ -75,7 +79,7 @@ pub fn rungs(config: &Config) -> Result<Vec<Rung>> {
     for (step, &direct) in choices(config.direct).iter().enumerate() {
         // The page cache takes several copying threads better than one ring: where io_uring is not
         // insisted on, the step from direct to buffered is the portable engine's.
-        if HAS_URING && config.engine != EngineChoice::Portable && (step == 0 || uring_only) {
+        if has_uring && config.engine != EngineChoice::Portable && (step == 0 || uring_only) {
             rungs.extend(uring(direct));
         }
         if !uring_only {
@@ -274,11 +278,10 @@ mod tests {
 
     fn names(engine: EngineChoice, fixed: Switch, direct: Switch) -> Vec<String> {
         let config = Config { engine, fixed, direct, ..Config::default() };
-        rungs(&config).unwrap().iter().map(Rung::to_string).collect()
+        rungs_of(&config, true).unwrap().iter().map(Rung::to_string).collect()
     }
 
     #[test]
-    #[cfg(all(target_os = "linux", feature = "uring"))]
     fn the_whole_ladder_goes_from_fixed_and_direct_to_portable_and_buffered() {
         assert_eq!(
             names(EngineChoice::Auto, Switch::Auto, Switch::Auto),
@@ -292,7 +295,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(all(target_os = "linux", feature = "uring"))]
     fn what_the_caller_insists_on_is_never_left_out_of_a_rung() {
         use EngineChoice::*;
         assert_eq!(names(Uring, Switch::On, Switch::On), ["uring, fixed buffers, O_DIRECT"]);
@@ -303,6 +305,15 @@ mod tests {
             ["uring, fixed buffers, O_DIRECT", "uring, fixed buffers, buffered"]
         );
         assert_eq!(names(Portable, Switch::Auto, Switch::On), ["portable, O_DIRECT"]);
+    }
+
+    #[test]
+    fn a_build_without_io_uring_has_the_portable_rungs_only() {
+        let auto = rungs_of(&Config::default(), false).unwrap();
+        assert!(auto.iter().all(|rung| rung.engine == Kind::Portable));
+        assert_eq!(auto.len(), 2);
+        let insisting = Config { engine: EngineChoice::Uring, ..Config::default() };
+        assert!(matches!(rungs_of(&insisting, false), Err(Error::Unsupported { .. })));
     }
 
     #[test]

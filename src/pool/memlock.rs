@@ -1,13 +1,16 @@
 //! RLIMIT_MEMLOCK: how much memory may be registered with io_uring. Asked before registering,
 //! because a registration over the limit pins for seconds before it fails.
 
-use nix::sys::resource::{Resource, getrlimit};
+/// What the rings and tables of a ring itself are charged, at most (1024 operations in flight).
+pub const RING_BYTES: u64 = 256 << 10;
 
 /// How many bytes this process may lock; `None` means any number.
 ///
 /// The kernel charges registered buffers per user, over all of the user's processes, so that less
 /// than this may be left.
+#[cfg(target_os = "linux")]
 pub fn limit_bytes() -> Option<u64> {
+    use nix::sys::resource::{Resource, getrlimit};
     if may_lock_any() {
         return None;
     }
@@ -18,7 +21,14 @@ pub fn limit_bytes() -> Option<u64> {
     }
 }
 
+/// Off Linux nothing is registered, and so nothing limited.
+#[cfg(not(target_os = "linux"))]
+pub fn limit_bytes() -> Option<u64> {
+    None
+}
+
 /// Whether the process has CAP_IPC_LOCK, which lifts the limit.
+#[cfg(target_os = "linux")]
 fn may_lock_any() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     std::fs::read_to_string("/proc/self/status").ok().is_some_and(|status| {
@@ -30,9 +40,9 @@ fn may_lock_any() -> bool {
     })
 }
 
-/// What to do when `wanted` bytes are more than the limit allows.
+/// What to do when `wanted` bytes of buffers, and the ring, are more than the limit allows.
 pub fn remedy(wanted_bytes: u64) -> String {
-    let kib = wanted_bytes.div_ceil(1024);
+    let kib = (wanted_bytes + RING_BYTES).div_ceil(1024);
     format!(
         "raise the limit to {kib} KiB or more: `ulimit -l {kib}` in the shell, `LimitMEMLOCK=infinity` in a \
          systemd unit, `--ulimit memlock=-1` for docker, `* - memlock unlimited` in \

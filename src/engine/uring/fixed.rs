@@ -77,7 +77,9 @@ fn register(ring: &IoUring, pool: &Pool) -> (usize, Option<Refusal>) {
     let limit = memlock::limit_bytes();
     let wanted = pool.bytes() as u64;
     // Asked before, because a registration over the limit pins for seconds before it fails.
-    let allowed = limit.map_or(pool.count(), |bytes| (bytes / pool.block_bytes() as u64) as usize);
+    let allowed = limit.map_or(pool.count(), |bytes| {
+        (bytes.saturating_sub(memlock::RING_BYTES) / pool.block_bytes() as u64) as usize
+    });
     let mut count = pool.count().min(allowed);
     let mut last = None;
     while count > 0 {

@@ -1,0 +1,197 @@
+//! The machine: kernel, io_uring, memory, GPU.
+
+use super::{Check, human};
+use crate::config::{Config, Switch};
+use crate::pool::{Mapping, memlock};
+use std::path::Path;
+
+pub(super) fn checks(config: &Config) -> Vec<Check> {
+    let mut checks = vec![kernel()];
+    checks.extend(ring(config));
+    checks.push(memory_lock(config));
+    checks.push(huge_pages());
+    checks.push(gpu());
+    checks
+}
+
+fn kernel() -> Check {
+    let name = rustix::system::uname();
+    let found =
+        format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy());
+    if cfg!(target_os = "linux") {
+        Check::ok("kernel", found)
+    } else {
+        Check::warn(
+            "kernel",
+            found,
+            "io_uring and O_DIRECT need Linux; the portable engine is used",
+        )
+    }
+}
+
+#[cfg(not(all(target_os = "linux", feature = "uring")))]
+fn ring(_: &Config) -> Vec<Check> {
+    let remedy = "build for Linux with the cargo feature `uring`; the portable engine is used";
+    vec![Check::warn("io_uring", "not part of this build", remedy)]
+}
+
+#[cfg(all(target_os = "linux", feature = "uring"))]
+fn ring(config: &Config) -> Vec<Check> {
+    use crate::config::EngineChoice;
+    use crate::engine::{ladder, uring::setup};
+    let insisted = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
+    let sysctl = match ladder::uring_disabled() {
+        Some(level) => format!("kernel.io_uring_disabled = {level}"),
+        None => "no sysctl kernel.io_uring_disabled".to_string(),
+    };
+    match setup::ring(config.queue_depth + 1) {
+        Ok((ring, flags)) => {
+            let up = format!("works, with flags {}; {sysctl}", flags.name());
+            vec![Check::ok("io_uring", up), operations(&ring)]
+        }
+        Err(error) => {
+            let rung = ladder::Rung { engine: ladder::Kind::Uring, fixed: true, direct: true };
+            let why = ladder::refusal(&rung, ladder::Stage::Start, &error);
+            let (reason, remedy) =
+                why.map_or((error.to_string(), String::new()), |why| (why.reason, why.remedy));
+            let found =
+                if reason.contains(&sysctl) { reason } else { format!("{reason}; {sysctl}") };
+            vec![if insisted {
+                Check::fail("io_uring", found, remedy)
+            } else {
+                Check::warn("io_uring", found, remedy)
+            }]
+        }
+    }
+}
+
+#[cfg(all(target_os = "linux", feature = "uring"))]
+fn operations(ring: &io_uring::IoUring) -> Check {
+    use crate::engine::uring::setup::Operations;
+    let name = "io_uring operations";
+    let upgrade = "use Linux 5.6 or later";
+    match Operations::probe(ring) {
+        Ok(known) => {
+            let all = [
+                ("READ", known.read),
+                ("WRITE", known.write),
+                ("READ_FIXED", known.read_fixed),
+                ("WRITE_FIXED", known.write_fixed),
+                ("FSYNC", known.sync),
+            ];
+            let list = |wanted| {
+                let names = all.iter().filter(|(_, has)| *has == wanted).map(|(name, _)| *name);
+                names.collect::<Vec<_>>().join(", ")
+            };
+            let missing = list(false);
+            if missing.is_empty() {
+                Check::ok(name, list(true))
+            } else {
+                Check::warn(name, format!("missing: {missing}"), upgrade)
+            }
+        }
+        Err(error) => Check::warn(name, format!("the kernel does not tell: {error}"), upgrade),
+    }
+}
+
+fn memory_lock(config: &Config) -> Check {
+    let name = "memory lock limit";
+    let pool = config.pool_bytes;
+    match memlock::limit_bytes() {
+        None => Check::ok(name, "unlimited"),
+        Some(limit) if limit >= pool + memlock::RING_BYTES => {
+            Check::ok(name, format!("{}, the pool has {}", human(limit), human(pool)))
+        }
+        Some(limit) => {
+            let (limit, pool) = (human(limit), human(pool));
+            let found = format!("{limit} of the pool's {pool} at most can be fixed buffers");
+            let remedy = memlock::remedy(config.pool_bytes);
+            if config.fixed == Switch::On {
+                Check::fail(name, found, remedy)
+            } else {
+                Check::warn(name, found, remedy)
+            }
+        }
+    }
+}
+
+/// Whether staging memory gets huge pages, told from a mapping made like the pool's.
+fn huge_pages() -> Check {
+    const TRIED: usize = 8 << 20;
+    let name = "transparent huge pages";
+    let remedy = "as root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, and leave \
+                  some memory free";
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = setting.map_or("no setting".into(), |text| format!("set to {}", text.trim()));
+    let got = Mapping::new(TRIED).ok().and_then(|mapping| {
+        mapping.prefault(0, TRIED);
+        huge_bytes_at(mapping.as_ptr() as u64)
+    });
+    match got {
+        Some(bytes) if bytes >= TRIED as u64 => {
+            Check::ok(name, format!("{setting}; staging memory gets them"))
+        }
+        Some(bytes) => {
+            let (bytes, tried) = (human(bytes), human(TRIED as u64));
+            Check::warn(name, format!("{setting}; {bytes} of {tried} tried got them"), remedy)
+        }
+        None => {
+            Check::warn(name, format!("{setting}; the kernel does not tell who gets them"), remedy)
+        }
+    }
+}
+
+/// `AnonHugePages` of the mapping that holds an address, in bytes.
+fn huge_bytes_at(address: u64) -> Option<u64> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut inside = false;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next()?;
+        if let Some((start, end)) = first.split_once('-') {
+            let hex = |text| u64::from_str_radix(text, 16).ok();
+            inside = (hex(start)?..hex(end)?).contains(&address);
+        } else if inside && first == "AnonHugePages:" {
+            return words.next()?.parse::<u64>().ok()?.checked_mul(1024);
+        }
+    }
+    None
+}
+
+/// Whether there is a GPU with its driver. Looks for files only: starting CUDA takes a second and
+/// memory on each device.
+fn gpu() -> Check {
+    let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter(|entry| {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    });
+    match (devices.count(), driver_library()) {
+        (0, _) => Check::ok("GPU", "none"),
+        (count, Some(path)) => Check::ok("GPU", format!("{count} NVIDIA, driver library {path}")),
+        (count, None) => Check::warn(
+            "GPU",
+            format!("{count} NVIDIA, but no libcuda.so.1"),
+            "install the driver's user-space library, or run the container with `--gpus all`",
+        ),
+    }
+}
+
+/// Where the loader would find libcuda.
+fn driver_library() -> Option<String> {
+    let configured = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+    let usual = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/nvidia/lib64",
+        "/usr/local/cuda/compat",
+        "/usr/lib/wsl/lib",
+        "/run/opengl-driver/lib",
+    ];
+    let dirs = configured.split(':').filter(|dir| !dir.is_empty()).chain(usual);
+    dirs.map(|dir| Path::new(dir).join("libcuda.so.1"))
+        .find(|path| path.exists())
+        .map(|path| path.display().to_string())
+}
