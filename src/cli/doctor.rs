@@ -54,8 +54,9 @@ fn rows(check: &Check) -> Vec<[String; 3]> {
         Status::Fail => "FAIL",
     };
     let found = [status.to_owned(), text::printable(&check.name), text::printable(&check.found)];
-    let remedy = check.remedy.iter().map(|remedy| {
-        [String::new(), String::new(), format!("→ {}", text::printable(remedy))]
-    });
+    let remedy = check
+        .remedy
+        .iter()
+        .map(|remedy| [String::new(), String::new(), format!("→ {}", text::printable(remedy))]);
     std::iter::once(found).chain(remedy).collect()
 }

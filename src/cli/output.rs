@@ -47,7 +47,10 @@ impl Output {
         self.attempt(Write::flush)
     }
 
-    fn attempt(&mut self, act: impl FnOnce(&mut BufWriter<Stdout>) -> io::Result<()>) -> Result<()> {
+    fn attempt(
+        &mut self,
+        act: impl FnOnce(&mut BufWriter<Stdout>) -> io::Result<()>,
+    ) -> Result<()> {
         if self.closed {
             return Ok(());
         }

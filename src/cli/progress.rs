@@ -45,7 +45,8 @@ fn bar(label: &str, quiet: bool) -> ProgressBar {
     if quiet || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = "{msg}  {bar:24}  {decimal_bytes} of {decimal_total_bytes}  {decimal_bytes_per_sec}";
+    let style =
+        "{msg}  {bar:24}  {decimal_bytes} of {decimal_total_bytes}  {decimal_bytes_per_sec}";
     let style = ProgressStyle::with_template(style).unwrap_or(ProgressStyle::default_bar());
     ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
         .with_style(style.progress_chars("=> "))

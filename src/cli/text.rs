@@ -95,7 +95,10 @@ mod tests {
     fn what_a_terminal_would_act_on_is_escaped() {
         assert_eq!(printable("a\x1b[2Jb\r\n\u{9b}31m"), r"a\u{1b}[2Jb\r\n\u{9b}31m");
         assert_eq!(printable("\u{202e}cod"), r"\u{202e}cod");
-        assert_eq!(printable("größe \"x\" 'y' \\ 层.0 e\u{301}"), "größe \"x\" 'y' \\ 层.0 e\u{301}");
+        assert_eq!(
+            printable("größe \"x\" 'y' \\ 层.0 e\u{301}"),
+            "größe \"x\" 'y' \\ 层.0 e\u{301}"
+        );
     }
 
     #[test]

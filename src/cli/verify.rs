@@ -164,7 +164,8 @@ fn hit(path: &Path, damage: &[Damage]) -> Vec<String> {
         })
         .collect();
     let is_hit = |tensor: &&TensorEntry| {
-        blocks(manifest, tensor).any(|(file, mut range)| range.any(|b| damaged.contains(&(file, b))))
+        blocks(manifest, tensor)
+            .any(|(file, mut range)| range.any(|b| damaged.contains(&(file, b))))
     };
     manifest.tensors.iter().filter(is_hit).map(|tensor| tensor.name.clone()).collect()
 }

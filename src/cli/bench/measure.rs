@@ -81,7 +81,8 @@ pub(super) fn rounds(
             let label = |what| format!("{what} {round}/{rounds}: {}", contender.rung);
             let save = label("save");
             let load = label("load");
-            let saved = progress::watch(&save, false, |job| time_save(contender, &data, &path, job))?;
+            let saved =
+                progress::watch(&save, false, |job| time_save(contender, &data, &path, job))?;
             contender.saves.push(saved);
             let loaded = progress::watch(&load, false, |job| time_load(contender, &path, job))?;
             contender.loads.push(loaded);

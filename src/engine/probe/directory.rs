@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 pub(super) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -136,7 +135,7 @@ fn direct(trial: &Trial, config: &Config) -> Check {
 /// Some file systems take O_DIRECT at open and refuse it at write.
 fn write_direct(path: &Path) -> io::Result<()> {
     let file = file::create(path, true)?;
-    let block = Buffer::cut(Arc::new(Mapping::new(ALIGN)?), [ALIGN]).remove(0);
+    let block = Buffer::cut(Mapping::new(ALIGN)?, [ALIGN]).1.remove(0);
     file.write_all_at(&block, 0)
 }
 
