@@ -110,14 +110,25 @@ MOVED = {
 
 
 def save_report(path, tensors, size):
-    parts = "plan prepare stage write sync commit total copy_cpu checksum_cpu wait".split()
+    parts = [
+        "plan",
+        "prepare",
+        "stage",
+        "write",
+        "sync",
+        "commit",
+        "total",
+        "copy_cpu",
+        "checksum_cpu",
+        "wait",
+    ]
     counts = {"generation": 0, "tensors": tensors, "files": 1, "pool_bytes": 0}
     sizes = {"tensor_bytes": size, "file_bytes": size}
     return {"path": path, **counts, **sizes, **MOVED, "seconds": dict.fromkeys(parts, 0.5)}
 
 
 def load_report(path, tensors, size):
-    parts = "prepare read total checksum_cpu".split()
+    parts = ["prepare", "read", "total", "checksum_cpu"]
     sizes = {"tensors": tensors, "tensor_bytes": size, "read_bytes": size, "verified": True}
     return {"path": path, **sizes, **MOVED, "seconds": dict.fromkeys(parts, 0.5)}
 

@@ -3,12 +3,11 @@
 use super::{Check, human};
 use crate::config::{ALIGN, Config, Switch};
 use crate::engine::file;
-use crate::pool::{Buffer, Mapping};
+use crate::pool::Buffer;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 pub(super) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -136,7 +135,7 @@ fn direct(trial: &Trial, config: &Config) -> Check {
 /// Some file systems take O_DIRECT at open and refuse it at write.
 fn write_direct(path: &Path) -> io::Result<()> {
     let file = file::create(path, true)?;
-    let block = Buffer::cut(Arc::new(Mapping::new(ALIGN)?), [ALIGN]).remove(0);
+    let block = Buffer::alone(ALIGN)?;
     file.write_all_at(&block, 0)
 }
 
