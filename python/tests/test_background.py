@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -14,8 +15,6 @@ import torch
 from support import assert_same, litter, python, python_start
 
 import ringstow
-
-pytestmark = pytest.mark.native
 
 # One small transfer at a time. How much then takes a while depends on the disk: see `slow_bytes`.
 SLOW = ringstow.Config(block_bytes=4096, pool_bytes=8192, queue_depth=1, fillers=1)
@@ -211,14 +210,21 @@ def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
 
 
 def test_two_savers_on_one_path_do_not_mix(slow_state, tmp_path):
+    code = """
+import sys, ringstow
+print("ready", flush=True)
+sys.stdin.readline()
+ringstow.save({"other": 1}, sys.argv[1])
+"""
+    other = python_start(code, tmp_path / "c", stdin=subprocess.PIPE)
+    assert other.stdout.readline() == "ready\n"
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     handle.wait_staged(0.1)
+    _, err = other.communicate("go\n", timeout=60)
+    assert "BusyError" in err
     with pytest.raises(ringstow.BusyError) as caught:
         ringstow.save({"other": 1}, tmp_path / "c")
     assert caught.value.path == str(tmp_path / "c")
-    code = "import ringstow, sys; ringstow.save({'other': 1}, sys.argv[1])"
-    done = python(code, tmp_path / "c")
-    assert "BusyError" in done.stderr
     handle.result()
     assert list(ringstow.load(tmp_path / "c")) == ["a"]
     ringstow.save({"other": 1}, tmp_path / "c")

@@ -11,8 +11,6 @@ from support import manifest_of, reseal, shards_of
 
 import ringstow
 
-pytestmark = pytest.mark.native
-
 CONFIG = ringstow.Config(block_bytes=8192, pool_bytes=64 << 10)
 
 

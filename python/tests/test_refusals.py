@@ -17,8 +17,6 @@ from support import assert_same, litter, python, shards_of
 
 import ringstow
 
-pytestmark = pytest.mark.native
-
 MIB = 1 << 20
 NOBODY = 65534  # user and group
 
