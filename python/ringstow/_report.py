@@ -1,7 +1,6 @@
 """What a save, load or verification did, built from the native side's JSON.
 
-Fields that this version does not know are kept in ``extra``; ones that are absent keep their
-default: the two sides may be of different versions.
+The fields are those of the Rust structs of the same names (``src/pipeline/report.rs``).
 """
 
 from __future__ import annotations
@@ -11,112 +10,190 @@ import json
 from typing import Any, Self
 
 
-class _FromJson:
-    """Builds a dataclass from a JSON object, whatever the object has too much or too little."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """Something that was wanted and could not be had, though the work went on without it."""
+
+    wanted: str
+    """What was tried: ``"uring, fixed buffers, O_DIRECT"``."""
+    got: str
+    """What was used instead."""
+    reason: str
+    """Why it could not be had."""
+    remedy: str
+    """What to do about it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Damage:
+    """A block of a file that is not what was written."""
+
+    file: str
+    offset: int
+    """Bytes from the start of the file at which the block starts."""
+    what: str
+    """What was compared: ``"crc32 of block 7 (4194304 bytes)"``."""
+    expected: str
+    """What was recorded when the checkpoint was written."""
+    got: str
+    """What was found."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveSeconds:
+    """Seconds of each part of a save. Copying, checksums and writing overlap."""
+
+    plan: float
+    """Laying out the shards."""
+    prepare: float
+    """Taking the staging memory (the first save only), opening and preallocating, trial write."""
+    stage: float
+    """From the first byte copied to the last: after plan + prepare + stage tensors are free."""
+    write: float
+    """From the first byte copied to the last one written."""
+    sync: float
+    """Making the data durable."""
+    commit: float
+    """Manifest and renames, each made durable."""
+    total: float
+    """All of it."""
+    copy_cpu: float
+    """Copying, added up over the threads."""
+    checksum_cpu: float
+    """Checksums, added up over the threads."""
+    wait: float
+    """Waiting for a free buffer, added up over the threads: high where the disk is the limit."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadSeconds:
+    """Seconds of each part of a load. Reading and checksums overlap."""
+
+    prepare: float
+    """Opening files and the trial read."""
+    read: float
+    """From the first read to the last block checked."""
+    total: float
+    """All of it."""
+    checksum_cpu: float
+    """Checksums, added up over the threads."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Moved:
+    """How bytes were moved."""
+
+    path: str
+    """The checkpoint's directory."""
+    engine: str
+    """``"uring"`` or ``"portable"``."""
+    direct: bool
+    """Whether with O_DIRECT."""
+    fixed_buffers: int
+    """Staging buffers that were registered with io_uring."""
+    fallbacks: tuple[Fallback, ...]
+    """What was tried first and refused, why, and what to do about it."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build one from the native side's JSON text."""
-        return cls.from_object(json.loads(text))
+        values: dict[str, Any] = json.loads(text)
+        for name, part in (("fallbacks", Fallback), ("damage", Damage)):
+            if name in values:
+                values[name] = tuple(part(**item) for item in values[name])
+        return cls(**values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveReport(_Moved):
+    """What a save did."""
+
+    generation: int
+    """Saves into this directory that came before."""
+    tensors: int
+    """Tensors saved; those that share memory count once."""
+    tensor_bytes: int
+    """Bytes of tensor data."""
+    file_bytes: int
+    """Bytes of all shards, headers included."""
+    files: int
+    """Shards."""
+    pool_bytes: int
+    """Staging memory in bytes."""
+    seconds: SaveSeconds
+    """Where the time went."""
 
     @classmethod
-    def from_object(cls, values: dict[str, Any]) -> Self:
-        """Build one from a parsed JSON object."""
-        known = {field.name for field in dataclasses.fields(cls)} - {"extra"}  # type: ignore[arg-type]
-        fields = {name: value for name, value in values.items() if name in known}
-        for name, part in (("fallbacks", Fallback), ("damage", Damage)):
-            if name in fields:
-                fields[name] = tuple(part.from_object(item) for item in fields[name] or ())
-        extra = {name: value for name, value in values.items() if name not in known}
-        return cls(**{**fields, "extra": extra})
+    def from_json(cls, text: str) -> Self:
+        """Build one from the native side's JSON text."""
+        report = super().from_json(text)
+        seconds: Any = report.seconds  # a dict until here
+        return dataclasses.replace(report, seconds=SaveSeconds(**seconds))
+
+    @property
+    def gb_per_s(self) -> float:
+        """Gigabytes (10^9) of files a second, from the call to the commit."""
+        return self.file_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fallback(_FromJson):
-    """A faster way that was not taken: what, why, and how to mend it."""
+class LoadReport(_Moved):
+    """What a load did."""
 
-    what: str = ""
-    why: str = ""
-    remedy: str = ""
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    tensors: int
+    """Tensors loaded."""
+    tensor_bytes: int
+    """Bytes of their data."""
+    read_bytes: int
+    """Bytes read from disk for them."""
+    verified: bool
+    """Whether every block was checked against its checksum."""
+    seconds: LoadSeconds
+    """Where the time went."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Damage(_FromJson):
-    """One damaged place: the file, the byte offset in it, what was recorded and what was found."""
-
-    file: str = ""
-    offset: int = 0
-    what: str = ""
-    expected: str = ""
-    got: str = ""
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SaveReport(_FromJson):
-    """What a save did. Sizes in bytes, times in seconds from the start of the save."""
-
-    path: str = ""
-    tensors: int = 0
-    """Tensors stored; ones that share memory count once."""
-    bytes: int = 0
-    """Bytes of tensor data."""
-    files: int = 0
-    engine: str = ""
-    direct: bool = False
-    fixed: bool = False
-    pool_bytes: int = 0
-    seconds: float = 0.0
-    """Until the checkpoint was committed."""
-    seconds_staged: float = 0.0
-    """Until the last byte had left its tensor."""
-    fallbacks: tuple[Fallback, ...] = ()
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadReport(_FromJson):
-    """What a load did. Sizes in bytes, times in seconds."""
-
-    path: str = ""
-    tensors: int = 0
-    bytes: int = 0
-    """Bytes of tensor data handed out."""
-    bytes_read: int = 0
-    """Bytes read from files, whole blocks where they are verified."""
-    engine: str = ""
-    direct: bool = False
-    fixed: bool = False
-    verified: bool = False
-    seconds: float = 0.0
-    fallbacks: tuple[Fallback, ...] = ()
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build one from the native side's JSON text."""
+        report = super().from_json(text)
+        seconds: Any = report.seconds  # a dict until here
+        return dataclasses.replace(report, seconds=LoadSeconds(**seconds))
 
     def followed_by(self, other: LoadReport) -> LoadReport:
         """Return the report of this load and then the other, as one."""
+        mine, others = dataclasses.asdict(self.seconds), dataclasses.asdict(other.seconds)
         return dataclasses.replace(
             self,
             tensors=self.tensors + other.tensors,
-            bytes=self.bytes + other.bytes,
-            bytes_read=self.bytes_read + other.bytes_read,
-            seconds=self.seconds + other.seconds,
+            tensor_bytes=self.tensor_bytes + other.tensor_bytes,
+            read_bytes=self.read_bytes + other.read_bytes,
+            seconds=LoadSeconds(**{part: mine[part] + others[part] for part in mine}),
         )
+
+    @property
+    def gb_per_s(self) -> float:
+        """Gigabytes (10^9) read a second."""
+        return self.read_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VerifyReport(_FromJson):
-    """What a verification found. ``ok`` is True when ``damage`` is empty."""
+class VerifyReport(_Moved):
+    """What a verification found."""
 
-    path: str = ""
-    ok: bool = False
-    files: int = 0
-    blocks: int = 0
-    bytes: int = 0
-    """Bytes read and compared with their checksums."""
-    seconds: float = 0.0
-    damage: tuple[Damage, ...] = ()
-    extra: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    files: int
+    """Files checked."""
+    blocks: int
+    """Blocks checked."""
+    read_bytes: int
+    """Bytes read."""
+    damage: tuple[Damage, ...]
+    """Every block that is not what was written; empty for a whole checkpoint."""
+    seconds: float
+    """All of the time."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every block is what was written."""
+        return not self.damage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,6 +114,8 @@ struct Line {
     /// Set by who rings, cleared by the I/O thread before it looks at the commands: of many
     /// commands in a row only the first costs a system call.
     rung: Arc<AtomicBool>,
+    /// False from the moment at which the engine is given up, before anyone is told.
+    alive: Arc<AtomicBool>,
 }
 
 enum Command {
@@ -134,6 +136,15 @@ impl Line {
     }
 }
 
+/// Says, when dropped, that the engine is gone.
+struct Life(Arc<AtomicBool>);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 impl Queue {
     /// Starts a thread of that name and builds the engine in it (a ring belongs to the thread that
     /// built it).
@@ -147,7 +158,8 @@ impl Queue {
         let (commands, receiver) = unbounded();
         let (hello, first_word) = bounded(1);
         let rung = Arc::new(AtomicBool::new(false));
-        let seen = rung.clone();
+        let alive = Arc::new(AtomicBool::new(true));
+        let (seen, life) = (rung.clone(), Life(alive.clone()));
         let thread = thread::Builder::new().name(name.into()).spawn(move || {
             let engine = match build() {
                 Ok(engine) => engine,
@@ -160,10 +172,10 @@ impl Queue {
                 fallbacks: engine.fallbacks(),
             };
             let _ = hello.send(Ok((about, engine.waker())));
-            Actor::new(engine, receiver, seen).run();
+            Actor::new(engine, life, receiver, seen).run();
         })?;
         let (about, waker) = first_word.recv().unwrap_or_else(|_| Err(gone()))?;
-        let line = Arc::new(Line { commands, waker, rung });
+        let line = Arc::new(Line { commands, waker, rung, alive });
         Ok(Self { line, about, thread: Some(thread) })
     }
 
@@ -172,9 +184,10 @@ impl Queue {
         self.about.name
     }
 
-    /// Whether the I/O thread still runs; one whose engine broke has ended.
+    /// Whether the engine still works. Who was told that it broke is told here as well: asking the
+    /// thread instead would find it running for a moment longer.
     pub fn is_alive(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.line.alive.load(Ordering::Acquire)
     }
 
     /// How many operations are in flight at most; what is submitted beyond waits its turn.

@@ -48,6 +48,15 @@ impl Buffer {
         (Whole(mapping), buffers)
     }
 
+    /// A buffer over memory of its own.
+    ///
+    /// # Errors
+    /// The system's, when there is no memory for it.
+    pub fn alone(len: usize) -> std::io::Result<Buffer> {
+        let mapping = Arc::new(Mapping::new(len)?);
+        Ok(Buffer { mapping, range: 0..len, slot: None, home: None })
+    }
+
     /// A pool's buffer. The pool hands each slot to one holder at a time.
     pub(super) fn of_pool(
         mapping: Arc<Mapping>,

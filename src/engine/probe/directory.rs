@@ -3,7 +3,7 @@
 use super::{Check, human};
 use crate::config::{ALIGN, Config, Switch};
 use crate::engine::file;
-use crate::pool::{Buffer, Mapping};
+use crate::pool::Buffer;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -135,7 +135,7 @@ fn direct(trial: &Trial, config: &Config) -> Check {
 /// Some file systems take O_DIRECT at open and refuse it at write.
 fn write_direct(path: &Path) -> io::Result<()> {
     let file = file::create(path, true)?;
-    let block = Buffer::cut(Mapping::new(ALIGN)?, [ALIGN]).1.remove(0);
+    let block = Buffer::alone(ALIGN)?;
     file.write_all_at(&block, 0)
 }
 

@@ -1,6 +1,6 @@
 //! The I/O thread's loop: take commands, keep the engine full, carry transfers to their end.
 
-use super::{Command, Outcome, Reply, Request, cancelled};
+use super::{Command, Life, Outcome, Reply, Request, cancelled};
 use crate::config::ALIGN;
 use crate::engine::retry::{Progress, Step};
 use crate::engine::{Action, Completion, Engine, FileId, Op, file, not_attached};
@@ -13,9 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// Everything that the I/O thread owns. The engine comes first, and so is dropped first: it gives
-/// up its buffers before the requests in flight are answered.
+/// up its buffers before the requests in flight are answered. So does the sign of life: who gets
+/// the answer does not come back with more.
 pub(super) struct Actor {
     engine: Box<dyn Engine>,
+    life: Life,
     commands: Receiver<Command>,
     rung: Arc<AtomicBool>,
     files: HashMap<FileId, Open>,
@@ -55,11 +57,13 @@ impl Flight {
 impl Actor {
     pub(super) fn new(
         engine: Box<dyn Engine>,
+        life: Life,
         commands: Receiver<Command>,
         rung: Arc<AtomicBool>,
     ) -> Self {
         Self {
             engine,
+            life,
             commands,
             rung,
             files: HashMap::new(),
@@ -190,8 +194,9 @@ impl Actor {
 
     /// The engine is broken: everything outstanding fails with its error.
     fn give_up(self, error: &io::Error) {
-        let Self { engine, in_flight, waiting, .. } = self;
+        let Self { engine, life, in_flight, waiting, .. } = self;
         drop(engine);
+        drop(life);
         let broken = || io::Error::new(error.kind(), format!("the I/O engine broke: {error}"));
         for flight in in_flight.into_values() {
             flight.reply.send(Outcome { result: Err(broken()), buffer: None });

@@ -1,0 +1,69 @@
+# What people and CI run. Every target sets up all it needs and is fast when nothing changed.
+
+PYTHON ?= python3
+GB     ?= 1
+ROUNDS ?= 3
+
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
+	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
+	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
+
+.PHONY: help demo test lint doc bench compare wheel clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
+	@echo "make test     every Rust and Python test"
+	@echo "make lint     formatting, clippy, ruff, mypy, documentation, type stubs"
+	@echo "make bench    criterion benches, in bytes a second"
+	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
+	@echo "make wheel    a wheel in dist/"
+	@echo "make clean    remove all that was built, the virtual environment too"
+
+demo: $(READY)
+	$(BIN)/python tools/demo.py --gb $(GB)
+
+test: $(READY)
+	cargo test
+	$(BIN)/python -m pytest -q python/tests
+
+lint: $(READY) doc
+	tools/preflight.sh $(PYTHON) lint
+	cargo fmt --all --check
+	PYO3_PYTHON=$(abspath $(BIN)/python) \
+		cargo clippy --workspace --all-targets --all-features -- -D warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict tools examples
+	cd python && ../$(BIN)/mypy --strict ringstow
+	$(BIN)/stubtest ringstow._native
+
+doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+
+bench:
+	cargo bench
+
+compare: $(READY)
+	$(BIN)/python tools/compare.py --gb $(GB) --rounds $(ROUNDS)
+
+wheel: $(READY)
+	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist ./python
+
+clean:
+	cargo clean
+	rm -rf $(VENV) dist demo-out
+
+# The stamp: the environment exists and holds this tree's wheel and all that tests and lints need.
+# PyTorch comes with the first run and stays; a changed source costs a Rust build.
+$(READY): $(INPUTS)
+	@tools/preflight.sh $(PYTHON)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "building the wheel, installing it with what tests need (the first time: PyTorch too)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]'
+	@touch $@

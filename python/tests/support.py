@@ -1,0 +1,122 @@
+"""What several tests share: comparing states, reading and resealing manifests, other processes."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import torch
+
+from ringstow import _build, _state, _tree
+
+
+def assert_same(a, b, at="root"):
+    """Asserts that two states are equal: values, types, order, NaNs and the sign of zero."""
+    assert type(a) is type(b), f"{at}: {type(a)} and {type(b)}"
+    if isinstance(a, dict):
+        assert len(a) == len(b), at
+        for (key_a, value_a), (key_b, value_b) in zip(a.items(), b.items(), strict=True):
+            assert_same(key_a, key_b, f"{at} key {key_a!r}")
+            assert_same(value_a, value_b, f"{at}[{key_a!r}]")
+        if isinstance(a, collections.OrderedDict):
+            assert_same(vars(a), vars(b), f"{at}.__dict__")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), at
+        for index, (item_a, item_b) in enumerate(zip(a, b, strict=True)):
+            assert_same(item_a, item_b, f"{at}[{index}]")
+    elif isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype, at
+        assert a.shape == b.shape, at
+        assert raw(a) == raw(b), at
+    elif isinstance(a, (np.ndarray, np.generic)):
+        assert a.dtype == b.dtype, at
+        assert a.dtype.str == b.dtype.str, at
+        assert a.shape == b.shape, at
+        assert a.tobytes() == b.tobytes(), at
+    elif isinstance(a, float):
+        assert math.isnan(a) == math.isnan(b), at
+        assert math.isnan(a) or (a == b and math.copysign(1, a) == math.copysign(1, b)), at
+    else:
+        assert a == b, at
+
+
+def raw(tensor):
+    """Returns the elements' bytes, in row-major order."""
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size())
+
+
+def codec(state, **options):
+    """Encodes and decodes a state without any file."""
+    import fake_native
+
+    encoded = _state.encode(state, **options)
+    table = [(name, dtype, shape, nbytes) for name, dtype, shape, _, _, nbytes in encoded.tensors]
+    blocks = {spec[0]: bytearray(fake_native.gather(spec)) for spec in encoded.tensors}
+    contents = _build.Contents("/ckpt", table)
+    skeleton = _tree.parse(encoded.tree, "/ckpt")
+    _build.Survey(contents, **{"allow_pickle": False, **options}).add(skeleton)
+    return _build.Builder(contents, blocks).value(skeleton)
+
+
+def manifest_of(path):
+    """Returns the parsed manifest of a checkpoint."""
+    return json.loads((pathlib.Path(path) / "manifest.json").read_bytes())
+
+
+def shards_of(path):
+    """Returns the paths of a checkpoint's shards, in the manifest's order."""
+    return [pathlib.Path(path) / file["name"] for file in manifest_of(path)["files"]]
+
+
+def reseal(path, manifest):
+    """Writes a manifest with a right checksum, so that what it says reaches the parser.
+
+    ``manifest`` is an object (its own ``crc32`` is ignored) or the bytes before ``,"crc32"``.
+    """
+    if isinstance(manifest, bytes):
+        text = manifest
+    else:
+        fields = {name: value for name, value in manifest.items() if name != "crc32"}
+        text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()[:-1]
+    sealed = text + b',"crc32":"%08x"}\n' % zlib.crc32(text)
+    (pathlib.Path(path) / "manifest.json").write_bytes(sealed)
+
+
+def _command(code, args):
+    if sys.modules["ringstow._native"].__name__ == "fake_native":
+        folder = str(pathlib.Path(__file__).parent)
+        load = "import fake_native; sys.modules['ringstow._native'] = fake_native"
+        code = f"import sys; sys.path.insert(0, {folder!r}); {load}\n{code}"
+    return [sys.executable, "-c", code, *map(str, args)]
+
+
+def python(code, *args, **options):
+    """Runs Python code in a process of its own; returns the completed process, with text."""
+    command = _command(code, args)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def python_start(code, *args, **options):
+    """Starts Python code in a process of its own, with pipes for its output."""
+    command = _command(code, args)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **{**pipes, **options})
+
+
+def litter(directory):
+    """Returns what lies in a checkpoint's directory beside what its manifest names."""
+    directory = pathlib.Path(directory)
+    if not directory.exists():
+        return []
+    known = {"manifest.json"}
+    if (directory / "manifest.json").exists():
+        known |= {file["name"] for file in manifest_of(directory)["files"]}
+    return sorted(p.name for p in directory.iterdir() if p.name not in known)

@@ -1,0 +1,47 @@
+"""The exceptions survive pickle and copy, and fit the tree that the Rust side constructs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import ringstow
+
+CASES = [
+    (ringstow.Error, {}),
+    (ringstow.IncompleteCheckpointError, {"path": "/a"}),
+    (
+        ringstow.CorruptCheckpointError,
+        {"file": "/a/b", "offset": 4096, "expected": "00", "got": "01"},
+    ),
+    (ringstow.FormatError, {"path": "/a"}),
+    (ringstow.UnsupportedError, {}),
+    (ringstow.InvalidStateError, {}),
+    (
+        ringstow.KeyMismatchError,
+        {"path": "/a", "missing": ["x"], "unexpected": ["y"], "mismatched": ["z is ..."]},
+    ),
+    (ringstow.BusyError, {"path": "/a"}),
+    (ringstow.CancelledError, {"path": "/a"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "attributes"), CASES, ids=lambda case: getattr(case, "__name__", "")
+)
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
+)
+def test_errors_survive_copy_and_pickle(cls, attributes, again):
+    error = again(cls("what happened", **attributes))
+    assert type(error) is cls
+    assert isinstance(error, ringstow.Error)
+    assert str(error) == "what happened"
+    for name, value in attributes.items():
+        assert getattr(error, name) == value
+
+
+def test_an_invalid_state_is_a_value_error():
+    assert issubclass(ringstow.InvalidStateError, ValueError)

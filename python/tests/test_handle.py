@@ -1,0 +1,316 @@
+"""What a handle promises, against a stand-in that can be held up and let fail at any moment."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+
+import fake_native
+import pytest
+import torch
+
+import ringstow
+from ringstow import _handle
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch):
+    """Lets saves go to the stand-in, compiled module or not; leaves no failure behind."""
+    from ringstow import _api
+
+    monkeypatch.setattr(_api, "_native", fake_native)
+    yield
+    for thread in watchers():
+        thread.join()
+    _handle._untold.clear()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Returns a function that sets the gate which the saves that follow pass."""
+    gates = []
+
+    def install(**options):
+        gates.append(fake_native.Gate(**options))
+        monkeypatch.setattr(fake_native, "gate", gates[-1])
+        return gates[-1]
+
+    yield install
+    for one in gates:
+        one.open()
+
+
+@pytest.fixture
+def state():
+    return {"w": torch.arange(8.0), "step": 1}
+
+
+def watchers():
+    return [thread for thread in threading.enumerate() if thread.name == "ringstow-save"]
+
+
+def join_watchers():
+    for thread in watchers():
+        thread.join(10)
+
+
+def failing(gate, error=None, **options):
+    one = gate(**options)
+    one.end_error = error or OSError(28, "No space left on device")
+    return one
+
+
+def test_save_async_returns_before_anything_is_staged(gate, state, tmp_path):
+    one = gate(staging=False, end=False)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    assert not handle.staged()
+    assert not handle.done()
+    assert handle.progress() == ringstow.Progress(0, 0, 32)
+    assert handle.wait_staged(0.01) is False
+    with pytest.raises(TimeoutError, match=r"not done after 0\.01 s"):
+        handle.result(0.01)
+    one.staging.set()
+    assert handle.wait_staged() is True
+    assert not handle.done()
+    one.end.set()
+    assert handle.result().tensor_bytes == 32
+    assert handle.done()
+
+
+def test_result_may_be_asked_again(gate, state, tmp_path):
+    gate()
+    handle = ringstow.save_async(state, tmp_path / "c")
+    assert handle.result() is handle.result(timeout=0)
+    failing(gate)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            handle.result()
+
+
+def test_timeouts_of_any_size_are_taken(gate, state, tmp_path):
+    gate(staging=False)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    assert handle.wait_staged(-1) is False
+    fake_native.gate.open()
+    assert handle.wait_staged(float("inf")) is True
+    handle.result(1e300)
+
+
+def test_tensors_are_kept_until_staged_and_then_let_go(gate, tmp_path):
+    one = gate(staging=False, end=False)
+    tensor = torch.arange(1000.0)
+    address = tensor.data_ptr()
+    handle = ringstow.save_async({"t": tensor}, tmp_path / "c")
+    del tensor
+    other = torch.zeros(1000)
+    assert other.data_ptr() != address
+    assert handle._flight._owners
+    one.staging.set()
+    handle.wait_staged()
+    deadline = time.monotonic() + 10
+    while handle._flight._owners and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not handle._flight._owners
+    assert not handle.done()
+    one.end.set()
+    handle.result()
+    assert torch.equal(ringstow.load(tmp_path / "c")["t"], torch.arange(1000.0))
+
+
+def test_staging_that_fails_raises_from_wait_staged(gate, state, tmp_path):
+    gate().staging_error = OSError(5, "Input/output error")
+    handle = ringstow.save_async(state, tmp_path / "c")
+    with pytest.raises(OSError, match="Input/output"):
+        handle.wait_staged()
+    assert not handle.staged()
+    ringstow.save_async(state, tmp_path / "d").cancel()  # and the next save does not raise it
+
+
+def test_a_later_failure_leaves_wait_staged_true(gate, state, tmp_path):
+    failing(gate)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    assert handle.wait_staged() is True
+    with pytest.raises(OSError, match="No space"):
+        handle.result()
+
+
+def test_a_failure_nobody_asked_about_is_raised_by_the_next_save_once(
+    gate, state, tmp_path, caplog
+):
+    failing(gate)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    join_watchers()
+    gate()
+    with pytest.raises(OSError, match="No space") as caught:
+        ringstow.save(state, tmp_path / "d")
+    assert str(tmp_path / "c") in caught.value.__notes__[0]
+    assert not (tmp_path / "d").exists()
+    assert len(errors(caplog)) == 1
+    ringstow.save(state, tmp_path / "d")
+    del handle
+    gc.collect()
+    assert len(errors(caplog)) == 1
+
+
+def errors(caplog):
+    return [r for r in caplog.records if r.name == "ringstow" and r.levelno == logging.ERROR]
+
+
+def test_of_several_failures_one_is_raised_and_all_are_logged(gate, state, tmp_path, caplog):
+    one = failing(gate, end=False)
+    handles = [ringstow.save_async(state, tmp_path / name) for name in "abc"]
+    one.end.set()
+    join_watchers()
+    gate()
+    with pytest.raises(OSError, match="No space") as caught:
+        ringstow.save(state, tmp_path / "d")
+    assert str(tmp_path / "a") in caught.value.__notes__[0]
+    assert len(errors(caplog)) == len(handles)
+    ringstow.save(state, tmp_path / "d")
+
+
+def test_a_failure_that_result_raised_is_not_raised_or_logged_again(gate, state, tmp_path, caplog):
+    failing(gate)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    with pytest.raises(OSError, match="No space"):
+        handle.result()
+    join_watchers()
+    gate()
+    ringstow.save(state, tmp_path / "c")
+    del handle
+    gc.collect()
+    assert errors(caplog) == []
+
+
+def test_dropping_the_handle_of_a_failed_save_logs_it(gate, state, tmp_path, caplog):
+    failing(gate)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    join_watchers()
+    assert errors(caplog) == []
+    del handle
+    gc.collect()
+    assert "No space" in errors(caplog)[0].getMessage()
+    with pytest.raises(OSError, match="No space"):
+        ringstow.save(state, tmp_path / "c")
+    assert len(errors(caplog)) == 1
+
+
+def test_a_save_that_fails_after_its_handle_was_dropped_logs_it(gate, state, tmp_path, caplog):
+    one = failing(gate, end=False)
+    ringstow.save_async(state, tmp_path / "c")
+    gc.collect()
+    one.end.set()
+    join_watchers()
+    assert len(errors(caplog)) == 1
+
+
+def test_a_save_goes_on_after_its_handle_was_dropped(gate, state, tmp_path):
+    one = gate(staging=False)
+    ringstow.save_async(state, tmp_path / "c")
+    del state
+    gc.collect()
+    one.open()
+    join_watchers()
+    assert torch.equal(ringstow.load(tmp_path / "c")["w"], torch.arange(8.0))
+
+
+def test_cancelling_is_no_failure_to_be_told_of(gate, state, tmp_path, caplog):
+    gate(staging=False)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    handle.cancel()
+    with pytest.raises(ringstow.CancelledError):
+        handle.result()
+    gate()
+    ringstow.save(state, tmp_path / "c")
+    handle.cancel()  # too late, and harmless
+    assert errors(caplog) == []
+
+
+def test_ctrl_c_in_save_cancels_it_and_waits_for_its_end(gate, state, tmp_path, monkeypatch):
+    gate(staging=False)
+    jobs = []
+
+    def start(*args):
+        jobs.append(fake_native.SaveJob(*args[:3]))
+        return jobs[0]
+
+    real_wait, interrupts = fake_native.SaveJob.wait, iter([True, True])
+
+    def wait(job, timeout=None):
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and next(interrupts, False):
+            raise KeyboardInterrupt
+        return real_wait(job, timeout)
+
+    monkeypatch.setattr(fake_native, "start_save", start)
+    monkeypatch.setattr(fake_native.SaveJob, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        ringstow.save(state, tmp_path / "c")
+    assert jobs[0].done()
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, monkeypatch):
+    gate(staging=False)
+
+    real = threading.Thread.start
+
+    def start(self):
+        if self.name == "ringstow-save":
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        ringstow.save_async(state, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    assert not _handle._untold
+
+
+def test_a_handle_inherited_over_fork_raises_instead_of_hanging(gate, state, tmp_path):
+    gate(staging=False)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    child = os.fork()
+    if child == 0:
+        os._exit(ask_everything(handle))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert not handle.done()
+
+
+def ask_everything(handle):
+    asks = [handle.wait_staged, handle.result, handle.done, handle.staged, handle.progress]
+    for ask in [*asks, handle.cancel]:
+        try:
+            ask()
+        except ringstow.Error as error:
+            if "forked" not in str(error):
+                return 1
+        else:
+            return 2
+    return 0 if "another process" in repr(handle) else 3
+
+
+def test_a_forked_child_does_not_inherit_failures(gate, state, tmp_path):
+    failing(gate)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    join_watchers()
+    child = os.fork()
+    if child == 0:
+        os._exit(len(_handle._untold))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    with pytest.raises(OSError, match="No space"):
+        handle.result()
+
+
+def test_the_handle_shows_what_it_is(gate, state, tmp_path):
+    gate()
+    handle = ringstow.save_async(state, tmp_path / "c")
+    handle.result()
+    assert handle.path == str(tmp_path / "c")
+    assert repr(handle) == f"<SaveHandle {str(tmp_path / 'c')!r} done>"

@@ -1,0 +1,302 @@
+"""What is saved comes back equal: every dtype in every shape, and real models with optimizers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from support import assert_same, python, shards_of
+from test_state import TORCH_DTYPES, values
+
+import ringstow
+
+safetensors = pytest.importorskip("safetensors")
+
+
+def filled(shape, dtype):
+    """Returns a tensor of any dtype with bytes that differ, and are valid for it."""
+    tensor = torch.empty(shape, dtype=dtype)
+    count = tensor.numel() * tensor.element_size()
+    data = torch.arange(count) % (2 if dtype == torch.bool else 251)
+    if count:
+        tensor.view(-1).view(torch.uint8).copy_(data.to(torch.uint8))
+    return tensor
+
+
+def shapes_of(dtype):
+    """Returns tensors of one dtype in every way in which one can lie in memory."""
+    weight = filled((4, 6), dtype)
+    state = {
+        "dense": weight,
+        "empty": filled((0, 3), dtype),
+        "strided": filled((6, 8), dtype)[::2, 1::3],
+        "expanded": filled((1, 6), dtype).expand(5, 6),
+        "transposed": filled((3, 4), dtype).t(),
+        "permuted": filled((2, 3, 4), dtype).permute(1, 2, 0),
+        "tied": weight,
+        "slice": filled((100,), dtype)[7:20],
+    }
+    if dtype != torch.float4_e2m1fn_x2:
+        state["scalar"] = filled((), dtype)
+    if dtype.is_floating_point and weight.element_size() > 1:
+        state["parameter"] = torch.nn.Parameter(filled((3,), dtype))
+    return state
+
+
+def plain(state):
+    return {k: v.data if isinstance(v, torch.nn.Parameter) else v for k, v in state.items()}
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_every_dtype_in_every_shape(dtype, tmp_path):
+    state = shapes_of(dtype)
+    report = ringstow.save(state, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c")
+    assert_same(back, plain(state))
+    assert report.tensors == len(state) - 1  # tied
+    assert back["dense"].untyped_storage()._cdata == back["tied"].untyped_storage()._cdata
+
+
+@given(state=values.map(lambda v: {"v": v}))
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_state_comes_back_equal(state, tmp_path):
+    ringstow.save(state, tmp_path / "c")
+    assert_same(ringstow.load(tmp_path / "c"), state)
+
+
+def trained(seed=0):
+    """Returns a small transformer and its optimizer after a few real steps."""
+    torch.manual_seed(seed)
+    model = torch.nn.Transformer(32, 2, 1, 1, 64, batch_first=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(2, 5, 32), torch.randn(2, 4, 32)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def test_a_model_and_its_optimizer_resume_from_what_was_saved(tmp_path):
+    model, optimizer = trained()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    ringstow.save(state, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c")
+    assert_same(back, state)
+
+    other, other_optimizer = trained(seed=1)
+    other.load_state_dict(back["model"])
+    other_optimizer.load_state_dict(back["optimizer"])
+    assert_same(other.state_dict(), model.state_dict())
+    assert_same(other_optimizer.state_dict(), optimizer.state_dict())
+
+
+def test_what_a_training_loop_holds_besides(tmp_path):
+    import random
+
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    state = {
+        "scheduler": scheduler.state_dict(),
+        "torch_rng": torch.get_rng_state(),
+        "numpy_rng": np.random.get_state(),
+        "numpy_generator": np.random.default_rng(0).bit_generator.state,
+        "python_rng": random.getstate(),
+        "scaler": torch.amp.GradScaler("cpu").state_dict(),
+    }
+    ringstow.save(state, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c")
+    assert_same(back, state)
+    random.setstate(back["python_rng"])
+    np.random.set_state(back["numpy_rng"])
+    torch.set_rng_state(back["torch_rng"])
+
+
+def test_tied_weights_are_saved_once_and_stay_tied(tmp_path):
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(50, 8)
+            self.head = torch.nn.Linear(8, 50, bias=False)
+            self.head.weight = self.embed.weight
+
+    model = Tied()
+    report = ringstow.save(model.state_dict(), tmp_path / "c")
+    assert (report.tensors, report.bytes) == (1, 50 * 8 * 4)
+    back = ringstow.load(tmp_path / "c")
+    back["embed.weight"][0] = 1
+    assert torch.equal(back["head.weight"][0], torch.ones(8))
+    model.load_state_dict(back)
+
+
+def test_a_loaded_tensor_pickles_its_own_bytes_only(tmp_path):
+    ringstow.save({"big": torch.zeros(1 << 20), "small": torch.ones(4)}, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c")
+    assert back["small"].untyped_storage().nbytes() == 16
+    file = io.BytesIO()
+    torch.save(back["small"], file)
+    assert len(file.getvalue()) < 4096
+
+
+def test_a_loaded_tensor_outlives_all_others(tmp_path):
+    ringstow.save({str(i): torch.full((1000,), float(i)) for i in range(20)}, tmp_path / "c")
+    kept = ringstow.load(tmp_path / "c")["7"]
+    ringstow.load(tmp_path / "c")
+    assert torch.equal(kept, torch.full((1000,), 7.0))
+
+
+def test_loaded_tensors_can_be_trained(tmp_path):
+    ringstow.save({"w": torch.ones(3)}, tmp_path / "c")
+    w = ringstow.load(tmp_path / "c")["w"].requires_grad_()
+    (w * w).sum().backward()
+    assert w.grad.tolist() == [2, 2, 2]
+    torch.optim.SGD([w], lr=1.0).step()
+    assert w.tolist() == [-1, -1, -1]
+    copy.deepcopy(w)
+
+
+def test_loaded_arrays_can_be_written(tmp_path):
+    ringstow.save({"a": np.arange(3), "z": np.zeros((2, 0))}, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c")
+    back["a"][0] = 5
+    assert back["a"].tolist() == [5, 1, 2]
+
+
+@pytest.mark.parametrize("state", [{}, {"a": {}}, {"a": []}, {"a": torch.empty(0)}, {"a": 1}])
+def test_a_state_without_bytes_is_a_checkpoint_too(state, tmp_path):
+    ringstow.save(state, tmp_path / "c")
+    assert_same(ringstow.load(tmp_path / "c"), state)
+    assert ringstow.verify(tmp_path / "c").ok
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "..", "é", "日本語", "\U0001f600", 'q"\\', "\n\0", "#2", "x" * 9999]
+)
+def test_any_name_will_do(name, tmp_path):
+    state = {name: torch.ones(2), "other": {name: torch.zeros(1)}}
+    ringstow.save(state, tmp_path / "c")
+    assert_same(ringstow.load(tmp_path / "c"), state)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_the_safetensors_library_sees_the_same_tensors(dtype, tmp_path):
+    if dtype in (torch.complex32, torch.complex128):
+        pytest.skip("safetensors has no such dtype")
+    state = shapes_of(dtype)
+    ringstow.save(state, tmp_path / "c")
+    seen = {}
+    for shard in shards_of(tmp_path / "c"):
+        try:
+            with safetensors.safe_open(shard, framework="pt") as file:
+                seen |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except AttributeError as error:
+            pytest.skip(f"the safetensors library can't give this dtype to torch: {error}")
+    del state["tied"]
+    assert_same(dict(sorted(seen.items())), dict(sorted(plain(state).items())))
+
+
+@pytest.mark.native
+def test_the_data_section_starts_on_a_4096_boundary_and_tensors_are_aligned(tmp_path):
+    state = {f"{dtype}-{n}": filled((n,), dtype) for dtype in TORCH_DTYPES for n in (1, 3, 1000)}
+    ringstow.save(state, tmp_path / "c")
+    for shard in shards_of(tmp_path / "c"):
+        data = shard.read_bytes()
+        header = int.from_bytes(data[:8], "little")
+        assert (8 + header) % 4096 == 0
+    for name, tensor in ringstow.load(tmp_path / "c").items():
+        assert tensor.data_ptr() % tensor.element_size() == 0, name
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("engine", ["uring", "portable"])
+@pytest.mark.parametrize("direct", ["auto", "off"])
+@pytest.mark.parametrize("pool", [16 << 10, 64 << 10, 1 << 20])
+def test_every_engine_and_pool_size_gives_the_same(engine, direct, pool, tmp_path):
+    config = ringstow.Config(engine=engine, direct=direct, pool_bytes=pool, block_bytes=8192)
+    state = {"a": torch.randn(100_003), "b": torch.randn(77, 31).t(), "c": torch.tensor(1)}
+    try:
+        report = ringstow.save(state, tmp_path / "c", config=config)
+    except ringstow.UnsupportedError as error:
+        pytest.skip(str(error))
+    assert report.engine == engine
+    assert_same(ringstow.load(tmp_path / "c", config=config), state)
+    assert ringstow.verify(tmp_path / "c", config=config).ok
+
+
+@pytest.mark.native
+def test_shards_stay_below_shard_bytes(tmp_path):
+    config = ringstow.Config(shard_bytes=1 << 20)
+    state = {str(i): torch.randn(50_000) for i in range(20)}
+    report = ringstow.save(state, tmp_path / "c", config=config)
+    sizes = [shard.stat().st_size for shard in shards_of(tmp_path / "c")]
+    assert len(sizes) == report.files > 1
+    assert max(sizes) <= (1 << 20) + 8192
+    assert_same(ringstow.load(tmp_path / "c"), state)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize(
+    "field", [{"block_bytes": 1000}, {"pool_bytes": 1}, {"queue_depth": 0}, {"fillers": 1000}]
+)
+def test_a_bad_config_names_the_field(field, tmp_path):
+    with pytest.raises(ringstow.InvalidStateError, match=next(iter(field))):
+        ringstow.save({"a": torch.ones(1)}, tmp_path / "c", config=ringstow.Config(**field))
+    assert not (tmp_path / "c").exists()
+
+
+def test_relative_paths_do_not_move_with_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    handle = ringstow.save_async({"a": torch.ones(1)}, "c")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    handle.result()
+    assert ringstow.load(pathlib.Path("..") / "c")["a"].tolist() == [1]
+
+
+@pytest.mark.parametrize(("path", "error"), [("", ValueError), (b"x", TypeError), (1, TypeError)])
+def test_paths_that_are_none(path, error):
+    with pytest.raises(error):
+        ringstow.save({}, path)
+
+
+def test_latest_is_the_newest_committed_one(tmp_path):
+    assert ringstow.latest(tmp_path) is None
+    for step in (9, 10):
+        ringstow.save({"step": step}, tmp_path / f"step-{step:08}")
+    (tmp_path / "step-00000011").mkdir()
+    assert ringstow.latest(tmp_path) == str(tmp_path / "step-00000010")
+
+
+def test_numpy_alone_needs_no_torch(tmp_path):
+    code = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+import numpy as np, ringstow
+ringstow.save({"a": np.arange(3), "s": np.float32(2), "n": [1, (2,)]}, sys.argv[1])
+back = ringstow.load(sys.argv[1])
+assert back["a"].tolist() == [0, 1, 2] and back["s"] == 2, back
+assert ringstow.load_into({"a": np.zeros(3, int), "s": 0, "n": 0}, sys.argv[1]).bytes == 24
+try:
+    ringstow.load(sys.argv[2])
+except ringstow.UnsupportedError as error:
+    assert "t needs torch" in str(error), error
+else:
+    sys.exit("it loaded a tensor without torch")
+"""
+    ringstow.save({"t": torch.ones(1)}, tmp_path / "t")
+    done = python(code, tmp_path / "c", tmp_path / "t")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.native
+def test_importing_ringstow_imports_neither_torch_nor_numpy():
+    done = python("import ringstow, sys; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))")
+    assert done.returncode == 0, done.stderr

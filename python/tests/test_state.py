@@ -1,0 +1,444 @@
+"""Any state comes back equal, types and order included; what can't is refused by name."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import assert_same, codec
+
+from ringstow import FormatError, InvalidStateError, UnsupportedError, _state, _torch, _tree
+
+TORCH_DTYPES = [getattr(torch, name) for name in _torch.CODES if hasattr(torch, name)]
+NUMPY_DTYPES = ["|b1", "|u1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", ">c16"]
+
+text = st.text(st.characters(codec="utf-8"), max_size=12)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=-(2**4000), max_value=2**4000),
+    st.floats(),
+    text,
+    st.binary(max_size=20),
+    st.sampled_from([2**53, 2**53 + 1, -(2**53), -0.0, math.nan, math.inf, -math.inf, 1e16]),
+    st.sampled_from([torch.float32, torch.Size([2, 3]), torch.Size([]), torch.device("cuda:1")]),
+    st.builds(np.float32, st.floats(width=32)),
+    st.sampled_from([np.int64(-1), np.bool_(True), np.complex128(1j), np.uint8(7)]),
+)
+
+
+@st.composite
+def tensors(draw):
+    dtype = draw(st.sampled_from(TORCH_DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    if dtype == torch.float4_e2m1fn_x2 and not shape:
+        shape = [1]
+    tensor = torch.empty(shape, dtype=dtype)
+    tensor.view(-1).view(torch.uint8).random_(0, 2)
+    return tensor.transpose(0, -1) if draw(st.booleans()) and shape else tensor
+
+
+@st.composite
+def arrays(draw):
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    array = np.arange(math.prod(shape)).reshape(shape).astype(draw(st.sampled_from(NUMPY_DTYPES)))
+    return array[::-1] if draw(st.booleans()) and shape else array
+
+
+keys = st.one_of(
+    text,
+    st.integers(),
+    st.sampled_from(["$tensor", "$", "", "a.b", "__metadata__", None, 2.5, b"x", torch.float16]),
+    st.tuples(st.integers(), text),
+)
+
+
+def nested(children):
+    pairs = st.lists(st.tuples(keys, children), max_size=4)
+    return st.one_of(
+        st.lists(children, max_size=4),
+        st.lists(children, max_size=4).map(tuple),
+        pairs.map(dict),
+        pairs.map(collections.OrderedDict),
+        st.dictionaries(text, children, max_size=4),
+    )
+
+
+values = st.recursive(st.one_of(scalars, tensors(), arrays()), nested, max_leaves=25)
+
+
+@given(st.dictionaries(keys, values, max_size=5))
+@settings(max_examples=300, deadline=None)
+def test_any_state_comes_back_equal(state):
+    assert_same(codec(state), state)
+
+
+@given(st.dictionaries(keys, values, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_every_tensor_has_a_name_of_its_own_that_safetensors_allows(state):
+    names = [spec[0] for spec in _state.encode(state).tensors]
+    assert len(set(names)) == len(names)
+    assert "__metadata__" not in names
+
+
+def test_the_tree_is_the_documented_one():
+    odict = collections.OrderedDict(w=torch.zeros(2))
+    odict._metadata = collections.OrderedDict({"": {"version": 1}})
+    state = {
+        "step": 3,
+        "big": 2**60,
+        "lr": 1.0,
+        "nan": math.nan,
+        "betas": (0.9, 0.999),
+        "raw": b"\0\1",
+        "model": odict,
+        "ids": {0: "a"},
+        "array": np.zeros(1, ">f4"),
+        "seed": np.uint8(7),
+        "shape": torch.Size([2]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+    }
+    metadata = {"_metadata": {"$odict": {"": {"version": 1}}}}
+    assert json.loads(_state.encode(state).tree) == {
+        "step": 3,
+        "big": {"$int": "1152921504606846976"},
+        "lr": 1.0,
+        "nan": {"$float": "nan"},
+        "betas": {"$tuple": [0.9, 0.999]},
+        "raw": {"$bytes": "AAE="},
+        "model": {"$odict": {"w": {"$tensor": "model.w"}}, "attrs": metadata},
+        "ids": {"$dict": [[0, "a"]]},
+        "array": {"$ndarray": "array", "dtype": ">f4"},
+        "seed": {"$scalar": "|u1", "data": "Bw=="},
+        "shape": {"$size": [2]},
+        "dtype": {"$dtype": "bfloat16"},
+        "device": {"$device": "cpu"},
+    }
+
+
+def test_floats_are_never_mistaken_for_ints():
+    tree = _state.encode({"x": [1.0, 1e16, 1e300, -0.0]}).tree
+    assert tree == '{"x":[1.0,1e+16,1e+300,-0.0]}'
+
+
+def test_module_state_dict_keeps_its_metadata():
+    state = torch.nn.BatchNorm1d(3).state_dict()
+    back = codec({"model": state})["model"]
+    assert back._metadata == state._metadata
+    assert type(back._metadata) is collections.OrderedDict
+
+
+def test_names_that_collide_get_a_suffix():
+    a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
+    encoded = _state.encode({"x": {"y": a}, "x.y": b, "x.y#2": c})
+    assert [spec[0] for spec in encoded.tensors] == ["x.y", "x.y#2", "x.y#2#2"]
+
+
+def test_int_and_str_keys_do_not_collide():
+    state = {"s": {0: torch.zeros(1), "0": torch.ones(1)}}
+    assert_same(codec(state), state)
+
+
+def test_tied_tensors_are_stored_once_and_tied_again():
+    weight = torch.arange(6.0).view(2, 3)
+    state = {"a": weight, "b": [weight], "c": torch.nn.Parameter(weight), "view": weight[0]}
+    assert [spec[0] for spec in _state.encode(state).tensors] == ["a", "view"]
+    back = codec(state)
+    assert back["a"] is not back["b"][0]
+    back["a"][0, 0] = 7
+    assert back["b"][0][0, 0] == back["c"][0, 0] == 7
+    assert back["a"].untyped_storage()._cdata == back["c"].untyped_storage()._cdata
+
+
+def test_same_address_but_other_shape_is_not_tied():
+    weight = torch.arange(6.0)
+    state = {"flat": weight, "square": weight.view(2, 3), "bits": weight.view(torch.int32)}
+    assert len(_state.encode(state).tensors) == 3
+    assert_same(codec(state), state)
+
+
+def test_empty_tensors_are_not_tied():
+    state = {"a": torch.empty(0), "b": torch.empty(0)}
+    assert len(_state.encode(state).tensors) == 2
+
+
+def test_an_array_and_a_tensor_over_it_stay_tied():
+    array = np.arange(3.0)
+    back = codec({"a": array, "t": torch.from_numpy(array)})
+    back["a"][0] = 9
+    assert back["t"][0] == 9
+
+
+def test_a_tensors_storage_is_its_own():
+    big = torch.arange(1000.0)
+    back = codec({"part": big[10:12]})
+    assert back["part"].untyped_storage().nbytes() == 8
+
+
+def test_parameters_and_subclasses_come_back_as_plain_tensors():
+    class Special(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args, **kwargs):
+            raise AssertionError("a save must not run a sub-class's code")
+
+    state = {"p": torch.nn.Parameter(torch.ones(2)), "s": torch.ones(2).as_subclass(Special)}
+    back = codec(state)
+    for tensor in back.values():
+        assert type(tensor) is torch.Tensor
+        assert not tensor.requires_grad
+        assert not tensor._is_view()
+        assert tensor.tolist() == [1, 1]
+
+
+def test_conjugated_and_negated_views_are_resolved():
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"conj": z.conj(), "neg": z.conj().imag}
+    assert state["neg"].is_neg()
+    assert_same(codec(state), state)
+
+
+def test_a_swapped_out_parameter_stays_in_memory():
+    parameter = torch.nn.Parameter(torch.full((1000,), 5.0))
+    encoded = _state.encode({"p": parameter})
+    address = parameter.data_ptr()
+    parameter.data = torch.zeros(3)
+    assert torch.full((1000,), 1.0).data_ptr() != address
+    assert encoded.owners[0].data_ptr() == address
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_expanded_tensors_are_saved_dense(dtype):
+    tensor = torch.empty(1, 2, dtype=dtype)
+    tensor.view(torch.uint8).fill_(1)
+    state = {"t": tensor.expand(3, 2)}
+    assert_same(codec(state), state)
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Color.RED,
+        Point(1, 2),
+        collections.defaultdict(int),
+        {1, 2},
+        frozenset(),
+        1j,
+        range(3),
+        np.array(["a"]),
+        np.array([object()], dtype=object),
+        np.array(["2020-01-01"], dtype="M8[D]"),
+        np.zeros(1, dtype=[("a", "f4")]),
+        np.datetime64("2020-01-01"),
+        np.longdouble(1),
+        np.ma.masked_array([1, 2]),
+    ],
+    ids=lambda value: type(value).__name__ + str(getattr(value, "dtype", "")),
+)
+def test_what_would_come_back_changed_needs_pickle_and_is_named(value):
+    state = {"optimizer": {"state": [{"foo": value}]}}
+    with pytest.raises(InvalidStateError) as caught:
+        _state.encode(state)
+    message = str(caught.value)
+    assert "optimizer['state'][0]['foo']" in message
+    assert type(value).__name__ in message
+    assert "allow_pickle=True" in message
+    back = codec(state, allow_pickle=True)["optimizer"]["state"][0]["foo"]
+    assert type(back) is type(value)
+    assert str(back) == str(value) or isinstance(value, np.ndarray)
+
+
+def test_pickle_needs_the_same_word_when_loading():
+    tree = _state.encode({"a": {"b": {1, 2}}}, allow_pickle=True).tree
+    with pytest.raises(UnsupportedError, match=r"a\['b'\].*allow_pickle=True"):
+        codec_of_tree(tree)
+
+
+def test_what_cannot_be_pickled_is_named():
+    with pytest.raises(InvalidStateError, match=r"a\['f'\] is a function.*can't be pickled"):
+        _state.encode({"a": {"f": lambda: 1}}, allow_pickle=True)
+
+
+def codec_of_tree(tree):
+    from ringstow import _build
+
+    contents = _build.Contents("/ckpt", [])
+    skeleton = _tree.parse(tree, "/ckpt")
+    _build.Survey(contents, allow_pickle=False).add(skeleton)
+    return _build.Builder(contents, {}).value(skeleton)
+
+
+def quantized():
+    with warnings.catch_warnings(action="ignore"):
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+def nested_tensor():
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: torch.ones(3).to_sparse(), "to_dense"),
+        (lambda: torch.ones(3, device="meta"), "materialize"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "plain tensor"),
+        (nested_tensor, "unbind"),
+        (quantized, "int_repr"),
+        (lambda: torch.empty((), dtype=torch.float4_e2m1fn_x2), "reshape"),
+        (lambda: torch.empty(2, dtype=torch.bits8), "view"),
+    ],
+    ids=["sparse", "meta", "jagged", "nested", "quantized", "F4 without dimension", "bits8"],
+)
+def test_tensors_that_are_not_dense_are_named_with_a_remedy(make, remedy):
+    with pytest.raises(UnsupportedError, match=rf"a\[0\].*{remedy}"):
+        _state.encode({"a": [make()]}, allow_pickle=True)
+
+
+def test_dtensors_point_to_the_distributed_writer():
+    class DTensor(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *args, **kwargs):
+            raise AssertionError("a save must not run a sub-class's code")
+
+    tensor = torch.Tensor._make_wrapper_subclass(DTensor, (2,))
+    with pytest.raises(UnsupportedError, match="distributed writer"):
+        _state.encode({"a": tensor})
+
+
+def test_freed_storage_is_refused():
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(InvalidStateError, match=r"^a has no memory: it needs 16 bytes"):
+        _state.encode({"a": tensor})
+
+
+def test_lazy_parameters_are_refused():
+    layer = torch.nn.LazyLinear(3)
+    with pytest.raises(InvalidStateError, match=r"^weight is not initialized"):
+        _state.encode({"weight": layer.weight})
+
+
+def test_a_tensor_as_a_key_is_refused():
+    with pytest.raises(InvalidStateError, match="^a has a tensor as a key"):
+        _state.encode({"a": {torch.ones(1): 1}})
+
+
+def test_cycles_are_named():
+    inner: dict[str, object] = {}
+    inner["again"] = [inner]
+    with pytest.raises(InvalidStateError, match=r"a\['again'\]\[0\] contains itself"):
+        _state.encode({"a": inner})
+
+
+def test_a_container_may_be_met_twice():
+    shared = [1, 2]
+    assert codec({"a": shared, "b": shared}) == {"a": [1, 2], "b": [1, 2]}
+
+
+@pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {0: v}])
+def test_nesting_up_to_the_limit_works_and_beyond_is_named(wrap):
+    state = 1
+    for _ in range(_state.DEPTH_MAX - 1):
+        state = wrap(state)
+    assert_same(codec({"a": state}), {"a": state})
+    with pytest.raises(InvalidStateError, match="^a.*200 levels"):
+        _state.encode({"a": wrap(state)})
+
+
+@pytest.mark.parametrize(
+    "state", [{"a": ["\ud800"]}, {"a": {"\ud800": 1}}, {"a": {1: {"\ud800": 1}}}]
+)
+def test_lone_surrogates_are_named(state):
+    with pytest.raises(InvalidStateError, match="^a.*surrogate"):
+        _state.encode(state)
+
+
+def test_an_ordered_dict_with_attributes_of_its_own_is_refused():
+    odict = collections.OrderedDict()
+    odict.note = "lost?"
+    with pytest.raises(InvalidStateError, match=r"^a is an OrderedDict.*'note'"):
+        _state.encode({"a": odict})
+
+
+@pytest.mark.parametrize("state", [[], None, torch.ones(1), collections.defaultdict(int)])
+def test_the_root_must_be_a_dict(state):
+    with pytest.raises(InvalidStateError, match="must be a dict"):
+        _state.encode(state)
+
+
+def test_values_are_frozen_at_the_call():
+    state = {"step": 1, "history": [1]}
+    encoded = _state.encode(state)
+    state["step"] = 2
+    state["history"].append(2)
+    assert json.loads(encoded.tree) == {"step": 1, "history": [1]}
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        "",
+        "[]",
+        "1",
+        '{"a":',
+        '{"a":NaN}',
+        '{"a":1,"a":2}',
+        '{"a":{"$new":1}}',
+        '{"a":{"$int":1}}',
+        '{"a":{"$int":"1e5"}}',
+        '{"a":{"$int":"' + "9" * 100_000 + '"}}',
+        '{"a":' + "9" * 100_000 + "}",
+        '{"a":{"$float":"1.0"}}',
+        '{"a":{"$bytes":"!"}}',
+        '{"a":{"$bytes":"A"}}',
+        '{"a":{"$tuple":1}}',
+        '{"a":{"$tuple":[],"more":1}}',
+        '{"a":{"$dict":{}}}',
+        '{"a":{"$dict":[1]}}',
+        '{"a":{"$dict":[[1]]}}',
+        '{"a":{"$dict":[[[],1]]}}',
+        '{"a":{"$dict":[[{"$tuple":[[]]},1]]}}',
+        '{"a":{"$dict":[[1,1],[1,2]]}}',
+        '{"a":{"$odict":5}}',
+        '{"a":{"$odict":{"$int":"5"}}}',
+        '{"a":{"$odict":{},"attrs":{"items":1}}}',
+        '{"a":{"$tensor":1}}',
+        '{"a":{"$tensor":"nowhere"}}',
+        '{"a":{"$ndarray":"x","dtype":"O"}}',
+        '{"a":{"$ndarray":"x"}}',
+        '{"a":{"$scalar":"|O8","data":"AAAAAAAAAAA="}}',
+        '{"a":{"$scalar":"<f8","data":"AAAA"}}',
+        '{"a":{"$size":["x"]}}',
+        '{"a":{"$pickle":1}}',
+        '{"a":' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+    ids=lambda tree: tree[:40],
+)
+def test_a_tree_that_ringstow_never_wrote_is_a_format_error(tree):
+    with pytest.raises(FormatError, match=r"/ckpt/manifest\.json") as caught:
+        codec_of_tree(tree)
+    assert caught.value.path == "/ckpt/manifest.json"
+
+
+@pytest.mark.parametrize("tree", ['{"a":{"$dtype":"save"}}', '{"a":{"$device":"no such"}}'])
+def test_a_dtype_or_device_that_torch_does_not_know_is_unsupported(tree):
+    with pytest.raises(UnsupportedError, match="^a: torch"):
+        codec_of_tree(tree)

@@ -1,0 +1,169 @@
+//! What the integration tests share: states that can be told apart, and checks on directories.
+#![allow(dead_code)] // every test binary uses a part of it
+
+use ringstow::device::Source;
+use ringstow::engine::Engine;
+use ringstow::engine::portable::Portable;
+use ringstow::{
+    Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Runtime, SaveReport, TensorInfo,
+    Value,
+};
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes that differ everywhere, the same for the same seed.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&random.next().to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A small seeded generator of numbers (xorshift64).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// From 0 to `bound - 1`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        (self.next() >> 16) % bound
+    }
+}
+
+/// Small blocks and a small pool, so that little data makes many transfers.
+pub fn small_config() -> Config {
+    Config { block_bytes: 4096, pool_bytes: 8 * 4096, fillers: 2, ..Config::default() }
+}
+
+/// A state that is wholly told by its step: a counter and tensors of noise.
+pub struct State {
+    pub step: i64,
+    pub tensors: Vec<(String, Vec<u8>)>,
+}
+
+impl State {
+    pub fn new(step: i64, sizes: &[usize]) -> Self {
+        let tensor = |(i, &len): (usize, &usize)| {
+            (format!("layer.{i}.weight"), noise(step as u64 * 1000 + i as u64, len))
+        };
+        Self { step, tensors: sizes.iter().enumerate().map(tensor).collect() }
+    }
+
+    pub fn save(&self, runtime: &Runtime, path: &Path) -> ringstow::Result<SaveReport> {
+        self.save_as(runtime, path, &Arc::default())
+    }
+
+    /// As [`State::save`], with progress that others see.
+    pub fn save_as(
+        &self,
+        runtime: &Runtime,
+        path: &Path,
+        job: &Arc<Job>,
+    ) -> ringstow::Result<SaveReport> {
+        let mut infos = Vec::new();
+        let mut sources: Vec<Box<dyn Source + '_>> = Vec::new();
+        let mut tree = vec![(Value::from("step"), Value::Int(self.step))];
+        for (name, data) in &self.tensors {
+            let shape = vec![data.len() as u64];
+            infos.push(TensorInfo { name: name.clone(), dtype: Dtype::U8, shape });
+            sources.push(Box::new(data.as_slice()));
+            tree.push((Value::from(name.as_str()), Value::Tensor(name.clone())));
+        }
+        let tree = Value::Dict(tree).to_json()?;
+        ringstow::store::save(runtime, &infos, &sources, tree, path, job)
+    }
+
+    /// The checkpoint at `path` is this state, byte by byte.
+    #[track_caller]
+    pub fn assert_at(&self, runtime: &Runtime, path: &Path) {
+        assert_eq!(step_at(path), self.step);
+        let loaded = load_all(runtime, path).unwrap();
+        assert_eq!(loaded.tensors().count(), self.tensors.len());
+        for (name, data) in &self.tensors {
+            assert!(loaded.tensor(name).unwrap().data() == data, "{name} differs");
+        }
+    }
+}
+
+/// A directory in memory where there is one, for tests that save hundreds of times and do not care
+/// for the disk: its syncs cost nothing.
+pub fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+/// The counter of the checkpoint at `path`.
+#[track_caller]
+pub fn step_at(path: &Path) -> i64 {
+    let state = Checkpoint::open(path).unwrap().state().unwrap();
+    state.get("step").and_then(Value::as_int).expect("the state has a step")
+}
+
+pub fn load_all(runtime: &Runtime, path: &Path) -> ringstow::Result<Loaded> {
+    let checkpoint = Checkpoint::open(path)?;
+    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
+    checkpoint.load_names(names, LoadOptions::default(), runtime, &Arc::default())
+}
+
+/// Names in a directory, sorted.
+#[track_caller]
+pub fn names_in(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// The directory holds the manifest and the shards that it lists, and nothing else.
+#[track_caller]
+pub fn assert_no_litter(dir: &Path) {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let mut listed: Vec<String> =
+        checkpoint.manifest().files.iter().map(|file| file.name.clone()).collect();
+    listed.push("manifest.json".into());
+    listed.sort();
+    assert_eq!(names_in(dir), listed);
+}
+
+/// The system's error number, if it was the system that refused.
+pub fn errno(error: &Error) -> Option<i32> {
+    match error {
+        Error::Io { source, .. } => source.raw_os_error(),
+        _ => None,
+    }
+}
+
+/// Ringstow's own engines, by name.
+pub fn engine(name: &str) -> io::Result<Box<dyn Engine>> {
+    match name {
+        "portable" => Ok(Box::new(Portable::new(4)?)),
+        #[cfg(all(target_os = "linux", feature = "uring"))]
+        "uring" => {
+            use ringstow::Switch;
+            use ringstow::engine::uring::Uring;
+            Ok(Box::new(Uring::new(4, None, Switch::Off)?))
+        }
+        other => panic!("no engine {other}"),
+    }
+}
+
+/// Names of the engines that this build has.
+pub const ENGINES: &[&str] = if cfg!(all(target_os = "linux", feature = "uring")) {
+    &["portable", "uring"]
+} else {
+    &["portable"]
+};

@@ -1,0 +1,354 @@
+//! Disks that misbehave, through the whole library: what a save must survive it survives, what it
+//! cannot it reports, and the earlier checkpoint is there as before.
+
+mod common;
+
+use common::{
+    ENGINES, State, assert_no_litter, engine, errno, load_all, names_in, scratch, small_config,
+    step_at,
+};
+use nix::libc::{EIO, ENOSPC};
+use ringstow::engine::faulty::{Faults, Faulty, OpKind};
+use ringstow::engine::{Completion, Engine, FileId, Op, Waker};
+use ringstow::{Error, Runtime};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Empty, tiny, odd, around a block, many blocks.
+const SIZES: [usize; 8] = [0, 1, 4095, 4096, 4097, 10_000, 33_333, 100_000];
+
+/// A runtime all of whose engines have these faults.
+fn faulty(name: &'static str, faults: Faults) -> Runtime {
+    let build = move || {
+        let faulty = Faulty::new(engine(name)?, faults.clone());
+        Ok(Box::new(faulty) as Box<dyn Engine>)
+    };
+    Runtime::with_engine(small_config(), Arc::new(build)).unwrap()
+}
+
+fn sound() -> Runtime {
+    Runtime::new(small_config()).unwrap()
+}
+
+/// A directory that holds the checkpoint of step 1, that state, and a path where nothing is.
+struct Scene {
+    _root: tempfile::TempDir,
+    old: std::path::PathBuf,
+    fresh: std::path::PathBuf,
+    before: State,
+    files: Vec<String>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let root = scratch();
+        let (old, fresh) = (root.path().join("old"), root.path().join("new/er"));
+        let before = State::new(1, &SIZES);
+        before.save(&sound(), &old).unwrap();
+        let files = names_in(&old);
+        Self { _root: root, old, fresh, before, files }
+    }
+
+    /// The earlier checkpoint is whole, and there is not a file more than before.
+    #[track_caller]
+    fn assert_untouched(&self) {
+        assert_eq!(names_in(&self.old), self.files);
+        self.before.assert_at(&sound(), &self.old);
+        assert!(!self.fresh.parent().unwrap().exists(), "a failed save leaves no directory");
+    }
+}
+
+/// Fails the test instead of hanging with it. The limit is no measure of speed: it only ends a test
+/// that would never end.
+fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (send, receive) = mpsc::channel();
+    let worker = std::thread::spawn(move || send.send(work()));
+    match receive.recv_timeout(Duration::from_secs(120)) {
+        Ok(value) => {
+            worker.join().unwrap().unwrap();
+            value
+        }
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(worker.join().unwrap_err())
+        }
+    }
+}
+
+#[test]
+fn short_interrupted_and_reordered_transfers_change_no_byte() {
+    let (memory, disk) = (scratch(), tempfile::tempdir().unwrap());
+    for seed in 0..200 {
+        for name in ENGINES {
+            let root = if seed % 20 == 0 { &disk } else { &memory };
+            let path = root.path().join(format!("{name}-{}", seed % 3));
+            let runtime = faulty(name, Faults::survivable(seed));
+            let state = State::new(seed as i64, &SIZES);
+            state.save(&runtime, &path).unwrap_or_else(|e| panic!("seed {seed}, {name}: {e}"));
+            state.assert_at(&runtime, &path);
+            let report = ringstow::store::verify(&runtime, &path, &Arc::default()).unwrap();
+            assert!(report.damage.is_empty(), "seed {seed}, {name}: {:?}", report.damage);
+            assert_no_litter(&path);
+        }
+    }
+}
+
+#[test]
+fn a_failing_write_is_reported_with_file_and_offset_and_leaves_the_old_checkpoint() {
+    // Write 0 is the ladder's trial; then come about forty blocks.
+    for name in ENGINES {
+        for (nth, errno_wanted) in [(0, EIO), (1, EIO), (1, ENOSPC), (17, ENOSPC), (30, EIO)] {
+            let scene = Scene::new();
+            for path in [&scene.old, &scene.fresh] {
+                let runtime = faulty(name, Faults::failing(OpKind::Write, nth, errno_wanted));
+                let after = State::new(2, &SIZES);
+                let error = after.save(&runtime, path).unwrap_err();
+                assert_eq!(errno(&error), Some(errno_wanted), "{error}");
+                let text = error.to_string();
+                assert!(text.contains("writing") && text.contains(".safetensors.part"), "{text}");
+                assert!(nth == 0 || text.contains("offset"), "{text}");
+                scene.assert_untouched();
+                // The disk is well again: so is the runtime.
+                let elsewhere = scene.old.with_file_name("elsewhere");
+                after.save(&runtime, &elsewhere).unwrap();
+                after.assert_at(&runtime, &elsewhere);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failing_sync_is_reported_and_commits_nothing() {
+    for name in ENGINES {
+        let scene = Scene::new();
+        for path in [&scene.old, &scene.fresh] {
+            let runtime = faulty(name, Faults::failing(OpKind::Sync, 0, EIO));
+            let error = State::new(2, &SIZES).save(&runtime, path).unwrap_err();
+            assert_eq!(errno(&error), Some(EIO), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("syncing") && text.contains("dmesg"), "{text}");
+            scene.assert_untouched();
+        }
+        let runtime = faulty(name, Faults::failing(OpKind::Sync, 0, EIO));
+        State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
+        let after = State::new(3, &SIZES);
+        after.save(&runtime, &scene.old).unwrap();
+        after.assert_at(&runtime, &scene.old);
+        assert_no_litter(&scene.old);
+    }
+}
+
+#[test]
+fn a_failing_read_is_reported_with_file_and_offset_and_the_next_load_works() {
+    for name in ENGINES {
+        let scene = Scene::new();
+        for nth in [0, 1, 20] {
+            let runtime = faulty(name, Faults::failing(OpKind::Read, nth, EIO));
+            let error = load_all(&runtime, &scene.old).unwrap_err();
+            assert_eq!(errno(&error), Some(EIO), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("reading") && text.contains("rank00000-0"), "{text}");
+            assert!(nth == 0 || text.contains("offset"), "{text}");
+            scene.before.assert_at(&runtime, &scene.old);
+        }
+    }
+}
+
+/// Builds a broken engine the first time, and sound ones from then on.
+fn broken_at_first(
+    name: &'static str,
+    breaks: impl Fn(Box<dyn Engine>) -> Box<dyn Engine> + Send + Sync + 'static,
+) -> Runtime {
+    let built = AtomicU64::new(0);
+    let build = move || {
+        let sound = engine(name)?;
+        Ok(if built.fetch_add(1, Relaxed) == 0 { breaks(sound) } else { sound })
+    };
+    Runtime::with_engine(small_config(), Arc::new(build)).unwrap()
+}
+
+/// The error says that the engine, or the thread it ran in, is gone.
+#[track_caller]
+fn assert_says_that_the_engine_died(error: &Error) {
+    assert!(matches!(error, Error::Io { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("engine broke") || text.contains("I/O thread has ended"), "{text}");
+}
+
+/// The first save fails; the second finds a new engine.
+fn assert_recovers(runtime: Runtime) {
+    must_end(move || {
+        let scene = Scene::new();
+        let error = State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
+        assert_says_that_the_engine_died(&error);
+        scene.assert_untouched();
+        let after = State::new(3, &SIZES);
+        after.save(&runtime, &scene.old).unwrap();
+        after.assert_at(&runtime, &scene.old);
+        assert_no_litter(&scene.old);
+    });
+}
+
+#[test]
+fn an_engine_that_breaks_is_an_error_and_replaced_at_the_next_save() {
+    for name in ENGINES {
+        for after in [0, 1, 7, 30] {
+            let breaks = move |inner| {
+                let faults = Faults { break_after: Some(after), ..Faults::default() };
+                Box::new(Faulty::new(inner, faults)) as Box<dyn Engine>
+            };
+            assert_recovers(broken_at_first(name, breaks));
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_breaks_during_a_load_is_an_error() {
+    for name in ENGINES {
+        for after in [0, 1, 9] {
+            let breaks = move |inner| {
+                let faults = Faults { break_after: Some(after), ..Faults::default() };
+                Box::new(Faulty::new(inner, faults)) as Box<dyn Engine>
+            };
+            let runtime = broken_at_first(name, breaks);
+            must_end(move || {
+                let scene = Scene::new();
+                let error = load_all(&runtime, &scene.old).unwrap_err();
+                assert_says_that_the_engine_died(&error);
+                scene.before.assert_at(&runtime, &scene.old);
+            });
+        }
+    }
+}
+
+/// Panics at its nth completion: its thread dies with transfers in flight.
+struct Panics {
+    inner: Box<dyn Engine>,
+    left: u64,
+}
+
+impl Engine for Panics {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
+        self.inner.attach(file)
+    }
+    fn detach(&mut self, file: FileId) {
+        self.inner.detach(file);
+    }
+    fn submit(&mut self, op: Op) {
+        self.inner.submit(op);
+    }
+    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        let before = done.len();
+        self.inner.wait(done)?;
+        let completed = (done.len() - before) as u64;
+        assert!(completed <= self.left, "a panic on purpose, which this test is about");
+        self.left -= completed;
+        Ok(())
+    }
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn a_dying_io_thread_is_an_error_and_never_a_hang() {
+    for name in ENGINES {
+        for left in [0, 1, 12] {
+            let breaks = move |inner| Box::new(Panics { inner, left }) as Box<dyn Engine>;
+            assert_recovers(broken_at_first(name, breaks));
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_cannot_be_built_is_an_error() {
+    let build = || -> io::Result<Box<dyn Engine>> { panic!("on purpose, while being built") };
+    let runtime = Runtime::with_engine(small_config(), Arc::new(build)).unwrap();
+    must_end(move || {
+        let scene = Scene::new();
+        State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
+        load_all(&runtime, &scene.old).unwrap_err();
+        scene.assert_untouched();
+    });
+}
+
+/// A tensor whose memory is gone: its source panics after some bytes.
+struct Torn(usize);
+
+impl ringstow::device::Source for Torn {
+    fn nbytes(&self) -> u64 {
+        200_000
+    }
+    fn read(&self, offset: usize, to: &mut [u8]) {
+        assert!(offset < self.0, "a panic on purpose, which this test is about");
+        to.fill(7);
+    }
+}
+
+#[test]
+fn a_panicking_tensor_fails_its_save_alone() {
+    let scene = Scene::new();
+    let save = |path: &Path| {
+        let mut state = ringstow::StateDict::new();
+        let dtype = ringstow::Dtype::U8;
+        let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
+        state.source(info, Box::new(Torn(60_000)));
+        ringstow::save_async(state, path, &small_config()).unwrap()
+    };
+    for path in [&scene.old, &scene.fresh] {
+        let handle = save(path);
+        let error = must_end(move || handle.result()).unwrap_err();
+        assert!(error.to_string().contains("panicked"), "{error}");
+        scene.assert_untouched();
+    }
+    let after = State::new(3, &SIZES);
+    let runtime = Runtime::shared(&small_config()).unwrap();
+    after.save(&runtime, &scene.old).unwrap();
+    assert_eq!(step_at(&scene.old), 3);
+}
+
+#[test]
+fn a_cancelled_save_leaves_the_old_checkpoint() {
+    /// Cancels its own save in the middle: a moment that needs no clock.
+    struct Cancels(Arc<std::sync::OnceLock<ringstow::SaveHandle>>);
+    impl ringstow::device::Source for Cancels {
+        fn nbytes(&self) -> u64 {
+            200_000
+        }
+        fn read(&self, offset: usize, to: &mut [u8]) {
+            if offset > 100_000 {
+                while self.0.get().is_none() {
+                    std::thread::yield_now();
+                }
+                self.0.get().unwrap().cancel();
+            }
+            to.fill(7);
+        }
+    }
+    let scene = Scene::new();
+    for path in [&scene.old, &scene.fresh] {
+        let cell = Arc::new(std::sync::OnceLock::new());
+        let mut state = ringstow::StateDict::new();
+        let dtype = ringstow::Dtype::U8;
+        let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
+        state.source(info, Box::new(Cancels(cell.clone())));
+        let handle = ringstow::save_async(state, path, &small_config()).unwrap();
+        assert!(cell.set(handle).is_ok());
+        let watched = cell.clone();
+        must_end(move || watched.get().unwrap().wait(None));
+        let error = cell.get().unwrap().take().unwrap().unwrap_err();
+        assert!(matches!(error, Error::Cancelled { .. }), "{error}");
+        scene.assert_untouched();
+    }
+}
