@@ -23,6 +23,8 @@
 //! [`save_async`] returns at once with a [`SaveHandle`]. [`Checkpoint`] opens a checkpoint to look
 //! at it or to load a part. `docs/format.md` describes the files.
 
+#[cfg(feature = "cli")]
+pub mod cli;
 pub mod config;
 pub mod device;
 pub mod engine;

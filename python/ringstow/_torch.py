@@ -121,7 +121,9 @@ def memory_of(tensor: torch.Tensor, key: str) -> Memory:
                 f"{key} is on {tensor.device}: only CPU tensors can be saved for now; "
                 "move it with .cpu() first"
             )
-        plain = tensor.detach().resolve_conj().resolve_neg()
+        plain = tensor.detach()
+        if plain.is_conj() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
         code = code_of(plain, key)
         if code == "F4" and not plain.is_contiguous():
             plain = plain.contiguous()  # half a byte an element has no stride in bytes
@@ -180,7 +182,10 @@ def check_storage(tensor: torch.Tensor, key: str) -> None:
     """Refuse a tensor that reaches beyond its storage, as sharding libraries leave behind."""
     if tensor.numel() == 0:
         return
-    span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous():
+        span = tensor.numel() - 1
+    else:
+        span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + span + 1) * tensor.element_size()
     held = tensor.untyped_storage().nbytes()
     if needed > held or tensor.data_ptr() == 0:

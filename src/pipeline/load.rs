@@ -109,7 +109,7 @@ pub(crate) fn read_into(
     to: &[Scatter],
     job: &Arc<Job>,
 ) -> Result<Read> {
-    let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", reads.dir, e))?;
+    let pool = staging(runtime, reads)?;
     let deliver = |block: &BlockRead, buffer: &Buffer| {
         let span = block.offset..block.offset + block.len as u64;
         let first = to.partition_point(|s| (s.file, s.range.end) <= (block.file, span.start));
@@ -136,13 +136,27 @@ pub(crate) fn check(
     reads: Reads,
     job: &Arc<Job>,
 ) -> Result<(Vec<Damage>, Read)> {
-    let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", reads.dir, e))?;
+    let pool = staging(runtime, reads)?;
     let found = Mutex::new(Vec::new());
     let (memory, damages) = (Memory::Pool(&pool), Damages::Collect(&found));
     let read = read_blocks(runtime, runtime.config(), reads, job, memory, |_, _| {}, damages)?;
     let mut damage = found.into_inner().expect("no panic while it was held");
     damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
     Ok((damage, read))
+}
+
+/// The pool to read through: the runtime's, unless the checkpoint was written in larger blocks than
+/// its buffers; then one of about the same size for the time of this load.
+fn staging(runtime: &Runtime, reads: Reads) -> Result<Pool> {
+    let config = runtime.config();
+    let largest = reads.blocks.iter().map(|block| block.len).max().unwrap_or(0);
+    let pool = if largest as u64 <= config.block_bytes {
+        runtime.pool()
+    } else {
+        let len = largest.next_multiple_of(ALIGN);
+        Pool::new((config.pool_bytes as usize / len).max(2), len)
+    };
+    pool.map_err(|e| Error::io("taking staging memory for", reads.dir, e))
 }
 
 /// The memory that blocks are read into.

@@ -1,8 +1,6 @@
 //! RLIMIT_MEMLOCK: how much memory may be registered with io_uring. Asked before registering,
 //! because a registration over the limit pins for seconds before it fails.
 
-use nix::sys::resource::{Resource, getrlimit};
-
 /// What the rings and tables of a ring itself are charged, at most (1024 operations in flight).
 pub const RING_BYTES: u64 = 256 << 10;
 
@@ -10,7 +8,9 @@ pub const RING_BYTES: u64 = 256 << 10;
 ///
 /// The kernel charges registered buffers per user, over all of the user's processes, so that less
 /// than this may be left.
+#[cfg(target_os = "linux")]
 pub fn limit_bytes() -> Option<u64> {
+    use nix::sys::resource::{Resource, getrlimit};
     if may_lock_any() {
         return None;
     }
@@ -21,7 +21,14 @@ pub fn limit_bytes() -> Option<u64> {
     }
 }
 
+/// Off Linux nothing is registered, and so nothing limited.
+#[cfg(not(target_os = "linux"))]
+pub fn limit_bytes() -> Option<u64> {
+    None
+}
+
 /// Whether the process has CAP_IPC_LOCK, which lifts the limit.
+#[cfg(target_os = "linux")]
 fn may_lock_any() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     std::fs::read_to_string("/proc/self/status").ok().is_some_and(|status| {

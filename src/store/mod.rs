@@ -14,5 +14,5 @@ pub use list::{Found, Status, latest, list};
 pub use load::{LoadOptions, Loaded, LoadedTensor, TensorView};
 pub use open::Checkpoint;
 pub use save::save;
-pub use sweep::{Swept, prune};
+pub use sweep::{Left, Swept, prune, prune_plan};
 pub use verify::verify;

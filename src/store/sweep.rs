@@ -5,18 +5,30 @@ use super::lock::DirLock;
 use super::open::{Checkpoint, read_manifest};
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
+use serde::Serialize;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What a clean-up did to a directory.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+/// What a clean-up did to a directory, or would do.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub struct Swept {
-    /// Files that were removed.
+    /// Files that were removed, and directories that held nothing else.
     pub removed: Vec<PathBuf>,
     /// Shards of a committed checkpoint that got their final name.
     pub renamed: Vec<PathBuf>,
+    /// What was left alone, and why.
+    pub left: Vec<Left>,
+}
+
+/// A directory that a clean-up left as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// The directory.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: String,
 }
 
 /// Names of the files in a directory; those that are not Unicode are not ours.
@@ -37,13 +49,23 @@ pub(super) fn file_names(dir: &Path) -> Result<Vec<String>> {
 
 /// Brings a directory to what its manifest says: renames committed shards that are still under
 /// their uncommitted names, removes ringstow's other files. Files of others stay.
-///
+pub(super) fn sweep(dir: &Path, manifest: Option<&Manifest>) -> Result<Swept> {
+    plan(dir, manifest)?.carry_out(dir)
+}
+
+/// What is to be done to a directory.
+struct Plan {
+    remove: Vec<PathBuf>,
+    /// From, to.
+    rename: Vec<(PathBuf, PathBuf)>,
+}
+
 /// Without a manifest only uncommitted files go: shards that a manifest once listed may be all that
 /// is left of somebody's data.
-pub(super) fn sweep(dir: &Path, manifest: Option<&Manifest>) -> Result<Swept> {
+fn plan(dir: &Path, manifest: Option<&Manifest>) -> Result<Plan> {
     let listed: HashSet<&str> = manifest
         .map_or_else(HashSet::new, |m| m.files.iter().map(|file| file.name.as_str()).collect());
-    let mut swept = Swept::default();
+    let mut plan = Plan { remove: Vec::new(), rename: Vec::new() };
     let present = file_names(dir)?;
     for name in &present {
         let path = dir.join(name);
@@ -51,21 +73,33 @@ pub(super) fn sweep(dir: &Path, manifest: Option<&Manifest>) -> Result<Swept> {
         let stale_shard = manifest.is_some() && names::is_shard(name) && !listed.contains(&**name);
         match committed {
             Some(shard) if !present.iter().any(|n| n == shard) => {
-                let to = dir.join(shard);
-                fs::rename(&path, &to).map_err(|e| Error::io("renaming", &path, e))?;
-                swept.renamed.push(to);
+                plan.rename.push((path, dir.join(shard)));
             }
-            _ if names::is_part(name) || stale_shard => {
-                remove(&path)?;
-                swept.removed.push(path);
-            }
+            _ if names::is_part(name) || stale_shard => plan.remove.push(path),
             _ => {}
         }
     }
-    if swept != Swept::default() {
-        crate::engine::file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))?;
+    Ok(plan)
+}
+
+impl Plan {
+    fn carry_out(self, dir: &Path) -> Result<Swept> {
+        for (from, to) in &self.rename {
+            fs::rename(from, to).map_err(|e| Error::io("renaming", from, e))?;
+        }
+        for path in &self.remove {
+            remove(path)?;
+        }
+        if !self.rename.is_empty() || !self.remove.is_empty() {
+            crate::engine::file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))?;
+        }
+        Ok(self.swept())
     }
-    Ok(swept)
+
+    fn swept(self) -> Swept {
+        let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
+        Swept { removed: self.remove, renamed, left: Vec::new() }
+    }
 }
 
 /// Removes a file; one that is gone already is no failure.
@@ -77,40 +111,100 @@ pub(super) fn remove(path: &Path) -> Result<()> {
 }
 
 /// Removes what killed saves left in `dir` and in the directories directly under it; such a
-/// directory that holds nothing else goes too. Directories being saved into are left alone.
+/// directory that holds nothing else goes too. Directories being saved into, those that cannot be
+/// read, and those whose manifest is damaged, so that nobody can tell what is stale, are left alone.
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed or a file not be removed; what a damaged manifest
-/// gives, since then nobody can tell what is stale.
+/// [`Error::Io`] if `dir` cannot be listed or a file not be removed.
 pub fn prune(dir: &Path) -> Result<Swept> {
-    let mut all = prune_one(dir)?;
-    for entry in fs::read_dir(dir).map_err(|e| Error::io("listing", dir, e))? {
-        let entry = entry.map_err(|e| Error::io("listing", dir, e))?;
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            let swept = prune_one(&entry.path())?;
-            if !swept.removed.is_empty() {
-                // Only an empty directory can be removed so.
-                let _ = fs::remove_dir(entry.path());
+    prune_all(dir, Act::CarryOut)
+}
+
+/// What [`prune`] would do now. Changes nothing.
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed.
+pub fn prune_plan(dir: &Path) -> Result<Swept> {
+    prune_all(dir, Act::Plan)
+}
+
+/// Whether a clean-up is carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Act {
+    CarryOut,
+    Plan,
+}
+
+fn prune_all(dir: &Path, act: Act) -> Result<Swept> {
+    let mut all = prune_one(dir, act)?;
+    for path in directories(dir)? {
+        let swept = match prune_one(&path, act) {
+            // Not ours to look into (`lost+found`), or gone in the meantime.
+            Err(Error::Io { doing: "listing", source, .. }) => {
+                let reason = format!("it cannot be listed: {source}");
+                Swept { left: vec![Left { path, reason }], ..Swept::default() }
             }
-            all.removed.extend(swept.removed);
-            all.renamed.extend(swept.renamed);
-        }
+            Err(error) => return Err(error),
+            Ok(mut swept) => {
+                if !swept.removed.is_empty() && remove_emptied(&path, &swept, act) {
+                    swept.removed.push(path);
+                }
+                swept
+            }
+        };
+        all.removed.extend(swept.removed);
+        all.renamed.extend(swept.renamed);
+        all.left.extend(swept.left);
     }
     Ok(all)
 }
 
-fn prune_one(dir: &Path) -> Result<Swept> {
+/// The directories directly under `dir`, by name; links are not followed.
+fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e| Error::io("listing", dir, e);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Removes a directory that a clean-up emptied; false if something else is in it.
+fn remove_emptied(dir: &Path, swept: &Swept, act: Act) -> bool {
+    match act {
+        // Only an empty directory can be removed so.
+        Act::CarryOut => fs::remove_dir(dir).is_ok(),
+        Act::Plan => fs::read_dir(dir).is_ok_and(|mut entries| {
+            entries.all(|entry| entry.is_ok_and(|entry| swept.removed.contains(&entry.path())))
+        }),
+    }
+}
+
+fn prune_one(dir: &Path, act: Act) -> Result<Swept> {
     if !file_names(dir)?.iter().any(|name| names::is_part(name) || names::is_shard(name)) {
         return Ok(Swept::default());
     }
+    let left = |reason: String| {
+        let left = Left { path: dir.into(), reason };
+        Ok(Swept { left: vec![left], ..Swept::default() })
+    };
     let _lock = match DirLock::take(dir) {
-        Err(Error::Busy { .. }) => return Ok(Swept::default()),
+        Err(Error::Busy { .. }) => return left("a save into it is under way".into()),
         lock => lock?,
     };
-    match read_manifest(dir) {
-        Ok(manifest) => sweep(dir, Some(&manifest)),
-        Err(Error::Incomplete { .. }) => sweep(dir, None),
-        Err(error) => Err(error),
+    let plan = match read_manifest(dir) {
+        Ok(manifest) => plan(dir, Some(&manifest))?,
+        Err(Error::Incomplete { .. }) => plan(dir, None)?,
+        Err(error @ Error::Io { .. }) => return Err(error),
+        Err(error) => return left(format!("nobody can tell what is stale there: {error}")),
+    };
+    match act {
+        Act::CarryOut => plan.carry_out(dir),
+        Act::Plan => Ok(plan.swept()),
     }
 }
 
@@ -120,6 +214,6 @@ impl Checkpoint {
     /// # Errors
     /// As for [`prune`].
     pub fn prune(&self) -> Result<Swept> {
-        prune_one(self.path())
+        prune_one(self.path(), Act::CarryOut)
     }
 }

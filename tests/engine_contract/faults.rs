@@ -5,6 +5,7 @@ use crate::setup::*;
 use nix::libc::{EIO, ENOSPC};
 use ringstow::engine::faulty::{Faults, Faulty, OpKind};
 use ringstow::engine::queue::Queue;
+use std::io;
 
 const SEEDS: u64 = 200;
 const BLOCKS: usize = 12;
@@ -51,6 +52,13 @@ pub fn errors_surface_unchanged(setup: &Setup) {
     let (result, buffer) = queue.transfer(&file, false, whole(setup.pool.lease(), 0), BLOCK);
     assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
     assert!(buffer.is_some());
+}
+
+pub fn what_is_interrupted_for_ever_fails_in_the_end(setup: &Setup) {
+    let queue = queue_with(setup, Faults { interrupt_percent: 100, ..Faults::default() });
+    let file = queue.attach(setup.create("file")).unwrap();
+    let kind = queue.sync(&file).unwrap_err().kind();
+    assert!(matches!(kind, io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock), "{kind}");
 }
 
 pub fn a_broken_engine_answers_every_request(setup: &Setup) {

@@ -5,6 +5,7 @@ mod faults;
 mod queue;
 mod raw;
 mod setup;
+mod uring;
 
 use setup::Setup;
 
@@ -71,6 +72,7 @@ mod failing {
         => faults {
             short_interrupted_and_reordered_transfers_give_the_same_file,
             errors_surface_unchanged,
+            what_is_interrupted_for_ever_fails_in_the_end,
             a_broken_engine_answers_every_request,
         }
     );

@@ -4,10 +4,11 @@ use crate::setup::*;
 use crossbeam_channel::{Receiver, unbounded};
 use ringstow::engine::ladder::{trial_read, trial_write};
 use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, is_cancelled};
-use ringstow::engine::{Action, Transfer};
+use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer, Waker};
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Submits writes of whole blocks as buffers come free; the outcomes arrive in the channel.
 pub fn write_blocks(
@@ -139,6 +140,79 @@ pub fn a_trial_tells_whether_a_file_takes_transfers(setup: &Setup) {
     result.unwrap();
     assert_eq!(buffer.unwrap()[..4096], pattern(0)[..4096]);
     assert!(trial_write(&queue, &back, setup.filled(0)).0.is_err());
+}
+
+/// Interrupts whatever it is given, after setting the request's abort.
+struct Aborting {
+    abort: Arc<AtomicBool>,
+    inner: Box<dyn Engine>,
+    taken: Vec<Op>,
+    submitted: Arc<AtomicUsize>,
+}
+
+impl Engine for Aborting {
+    fn name(&self) -> &'static str {
+        "aborting"
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
+        self.inner.attach(file)
+    }
+
+    fn detach(&mut self, file: FileId) {
+        self.inner.detach(file);
+    }
+
+    fn submit(&mut self, op: Op) {
+        self.submitted.fetch_add(1, Ordering::Relaxed);
+        self.taken.push(op);
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        if self.taken.is_empty() {
+            return self.inner.wait(done);
+        }
+        self.abort.store(true, Ordering::Relaxed);
+        done.extend(self.taken.drain(..).map(|op| {
+            let result = Err(io::ErrorKind::Interrupted.into());
+            Completion { op, result }
+        }));
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn an_abort_ends_a_request_before_its_next_attempt() {
+    let setup = Setup::portable_buffered().unwrap();
+    let abort = Arc::new(AtomicBool::new(false));
+    let submitted = Arc::new(AtomicUsize::new(0));
+    let engine = (abort.clone(), submitted.clone());
+    let queue = setup.queue_over(move |inner| {
+        Box::new(Aborting { abort: engine.0, inner, taken: Vec::new(), submitted: engine.1 })
+    });
+    let file = queue.attach(setup.create("file")).unwrap();
+    let (send, outcomes) = unbounded();
+    let reply = Reply::new(move |outcome| send.send(outcome).unwrap());
+    let action = Action::Write(whole(setup.filled(0), 0));
+    let abort = Some(abort);
+    queue.submit(Request { file: file.id(), action, needed: BLOCK, abort, reply });
+    assert!(is_cancelled(&outcomes.recv().unwrap().result.unwrap_err()));
+    assert_eq!(submitted.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_queue_may_be_shared_by_threads() {
+    fn shareable<T: Send + Sync>() {}
+    shareable::<Queue>();
+    shareable::<Attached>();
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use io_uring::{IoUring, Probe, opcode};
 use std::io;
+use std::thread;
+use std::time::Duration;
 
 /// How a ring runs its completions, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +31,20 @@ impl Flags {
 
 /// A ring for `entries` submissions with the best flags that the kernel takes.
 pub(in crate::engine) fn ring(entries: u32) -> io::Result<(IoUring, Flags)> {
+    // A ring is charged to the memory lock limit for some 20 ms after its end. Under a small limit
+    // (64 KiB in many containers) that may be what the next one needs.
+    for _ in 0..5 {
+        match try_ring(entries) {
+            Err(error) if error.raw_os_error() == Some(nix::libc::ENOMEM) => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            result => return result,
+        }
+    }
+    try_ring(entries)
+}
+
+fn try_ring(entries: u32) -> io::Result<(IoUring, Flags)> {
     let mut refused = None;
     for flags in Flags::LADDER {
         let mut builder = IoUring::builder();

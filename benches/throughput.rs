@@ -1,0 +1,230 @@
+//! How fast each part is, in bytes a second: saving and loading on every rung of the ladder, on
+//! this disk and in memory; checksums; the planner; the manifest.
+//!
+//! Knobs, all from the environment: `RINGSTOW_BENCH_DIR` (where to save; a directory under
+//! `target/` otherwise), `RINGSTOW_BENCH_MB` (how much, 256 otherwise), `RINGSTOW_BENCH_LARGE` (set:
+//! manifests of 1,000,000 tensors as well). `cargo bench -- --test` runs everything once, small.
+//!
+//! A disk that others use too gives numbers that only mean something within one run; to compare
+//! with what the disk can do, see the bench `against_fio`.
+
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use ringstow::engine::{file, ladder};
+use ringstow::format::{FileEntry, Manifest};
+use ringstow::plan::load::{Want, blocks};
+use ringstow::plan::save::{Options, SavePlan, plan};
+use ringstow::{Config, Dtype, EngineChoice, Runtime, StateDict, Switch, TensorInfo};
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Whether this is the smoke test.
+fn smoke() -> bool {
+    std::env::args().any(|arg| arg == "--test")
+}
+
+fn bench_bytes() -> usize {
+    let asked = std::env::var("RINGSTOW_BENCH_MB").ok().and_then(|mb| mb.parse::<usize>().ok());
+    asked.unwrap_or(if smoke() { 8 } else { 256 }) << 20
+}
+
+fn bench_dir() -> PathBuf {
+    let dir = std::env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
+    dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())
+}
+
+/// A tensor of each size that a model has: most bytes in large ones.
+fn tensors(bytes: usize) -> Vec<(String, Vec<u8>)> {
+    let sizes = [bytes / 2, bytes / 4, bytes / 8, bytes / 16];
+    let small = (0..64).map(|_| bytes / 1024);
+    let all = sizes.into_iter().chain(small).enumerate();
+    all.map(|(i, len)| (format!("layer.{i}.weight"), vec![i as u8; len])).collect()
+}
+
+fn state(tensors: &[(String, Vec<u8>)]) -> StateDict<'_> {
+    let mut state = StateDict::new();
+    for (name, data) in tensors {
+        state.bytes(name, Dtype::U8, &[data.len() as u64], data).expect("sizes are right");
+    }
+    state
+}
+
+/// The rungs of the ladder, each insisted on, by name.
+fn rungs() -> Vec<(String, Config)> {
+    let uring = [(true, true), (false, true), (false, false)];
+    let on = |yes| if yes { Switch::On } else { Switch::Off };
+    let mut all: Vec<Config> = uring
+        .into_iter()
+        .filter(|_| cfg!(all(target_os = "linux", feature = "uring")))
+        .map(|(fixed, direct)| Config {
+            engine: EngineChoice::Uring,
+            fixed: on(fixed),
+            direct: on(direct),
+            ..Config::default()
+        })
+        .collect();
+    all.extend([true, false].map(|direct| Config {
+        engine: EngineChoice::Portable,
+        direct: on(direct),
+        ..Config::default()
+    }));
+    let name = |config: &Config| ladder::rungs(config).expect("no contradictions")[0].to_string();
+    all.into_iter().map(|config| (name(&config), config)).collect()
+}
+
+/// A bench of one size that is large enough not to need many samples.
+fn group<'a>(
+    criterion: &'a mut Criterion,
+    name: &str,
+    throughput: Throughput,
+) -> BenchmarkGroup<'a, criterion::measurement::WallTime> {
+    let mut group = criterion.benchmark_group(name);
+    group.throughput(throughput).sample_size(10).warm_up_time(Duration::from_secs(1));
+    group
+}
+
+/// Time of durable saves into new directories; removing them is not counted.
+fn time_saves(iterations: u64, state: &StateDict, dir: &Path, config: &Config) -> Duration {
+    (0..iterations)
+        .map(|_| {
+            let _ = std::fs::remove_dir_all(dir);
+            let started = Instant::now();
+            ringstow::save(state, dir, config).expect("the save works");
+            started.elapsed()
+        })
+        .sum()
+}
+
+/// Time of loads that find nothing in the page cache.
+fn time_loads(iterations: u64, dir: &Path, runtime: &Runtime) -> Duration {
+    let checkpoint = ringstow::Checkpoint::open(dir).expect("it was just saved");
+    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
+    (0..iterations)
+        .map(|_| {
+            for shard in &checkpoint.manifest().files {
+                let shard = std::fs::File::open(dir.join(&shard.name)).expect("it is there");
+                file::drop_page_cache(&shard).expect("the cache can be dropped");
+            }
+            let started = Instant::now();
+            let (options, job) = Default::default();
+            let loaded = checkpoint.load_names(&names, options, runtime, &job);
+            black_box(loaded.expect("the load works"));
+            started.elapsed()
+        })
+        .sum()
+}
+
+/// Saves and loads on each rung that `dir` takes.
+fn save_and_load(criterion: &mut Criterion, place: &str, dir: &Path, all: Vec<(String, Config)>) {
+    let tensors = tensors(bench_bytes());
+    let state = state(&tensors);
+    let bytes = Throughput::BytesDecimal(tensors.iter().map(|(_, data)| data.len() as u64).sum());
+    for (name, config) in all {
+        let dir = dir.join("ringstow-bench");
+        if let Err(why) = ringstow::save(&state, &dir, &config) {
+            println!("{place}: left out {name}: {why}");
+            continue;
+        }
+        group(criterion, &format!("save/{place}"), bytes.clone()).bench_function(
+            &name,
+            |bencher| {
+                bencher.iter_custom(|iterations| time_saves(iterations, &state, &dir, &config));
+            },
+        );
+        ringstow::save(&state, &dir, &config).expect("it worked before");
+        let runtime = Runtime::new(config).expect("it was valid before");
+        group(criterion, &format!("load/{place}"), bytes.clone()).bench_function(
+            &name,
+            |bencher| {
+                bencher.iter_custom(|iterations| time_loads(iterations, &dir, &runtime));
+            },
+        );
+        let _ = std::fs::remove_dir_all(&dir);
+    }
+    Runtime::release_shared();
+}
+
+fn disk(criterion: &mut Criterion) {
+    let dir = bench_dir();
+    std::fs::create_dir_all(&dir).expect("the bench directory can be made");
+    save_and_load(criterion, "disk", &dir, rungs());
+}
+
+/// What the software itself can do: a file system in memory stands for a disk without limit.
+fn memory(criterion: &mut Criterion) {
+    let dir = Path::new("/dev/shm");
+    if dir.is_dir() {
+        save_and_load(criterion, "memory", dir, vec![("auto".into(), Config::default())]);
+    }
+}
+
+fn checksum(criterion: &mut Criterion) {
+    for kib in [256, 4096] {
+        let data = vec![7u8; kib << 10];
+        let bytes = Throughput::BytesDecimal(data.len() as u64);
+        group(criterion, "checksum", bytes).bench_function(format!("crc32 of {kib} KiB"), |b| {
+            b.iter(|| crc32fast::hash(black_box(&data)));
+        });
+    }
+}
+
+/// Infos of as many tensors as asked for, of 4 KiB each.
+fn many(count: usize) -> Vec<TensorInfo> {
+    let info = |i| TensorInfo {
+        name: format!("model.layers.{}.block.{}.weight", i / 10, i % 10),
+        dtype: Dtype::F32,
+        shape: vec![32, 32],
+    };
+    (0..count).map(info).collect()
+}
+
+fn plan_of(infos: &[TensorInfo]) -> SavePlan {
+    let options = Options { rank: 0, generation: 0, block_bytes: 4 << 20, shard_bytes: 0 };
+    plan(infos, options).expect("names are unique")
+}
+
+fn manifest_of(infos: &[TensorInfo], plan: &SavePlan) -> Manifest {
+    let file = |shard: &ringstow::plan::save::Shard| FileEntry {
+        name: shard.name.clone(),
+        bytes: shard.bytes,
+        crc32: vec![0; shard.bytes.div_ceil(4 << 20) as usize],
+    };
+    let files = plan.shards.iter().map(file).collect();
+    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
+    Manifest::new(0, 4 << 20, files, plan.entries(infos), state)
+}
+
+fn planner(criterion: &mut Criterion) {
+    let count = if smoke() { 1000 } else { 100_000 };
+    let infos = many(count);
+    let plan = plan_of(&infos);
+    let mut group = group(criterion, "planner", Throughput::BytesDecimal(plan.tensor_bytes));
+    group.bench_function(format!("layout of {count} tensors"), |b| b.iter(|| plan_of(&infos)));
+    group.bench_function(format!("pieces of all blocks of {count} tensors"), |b| {
+        b.iter(|| plan.blocks.iter().map(|block| plan.pieces(block).len()).sum::<usize>());
+    });
+    let place =
+        |extent: &ringstow::plan::save::Extent| Want { file: 0, range: extent.range.clone() };
+    let wants: Vec<Want> = plan.shards[0].tensors.iter().map(place).collect();
+    let file_bytes: Vec<u64> = plan.shards.iter().map(|shard| shard.bytes).collect();
+    group.bench_function(format!("reads of {count} tensors"), |b| {
+        b.iter(|| blocks(&wants, &file_bytes, 4 << 20));
+    });
+}
+
+fn manifest(criterion: &mut Criterion) {
+    let large = std::env::var_os("RINGSTOW_BENCH_LARGE").map(|_| 1_000_000);
+    for count in large.into_iter().chain([if smoke() { 1000 } else { 100_000 }]) {
+        let infos = many(count);
+        let manifest = manifest_of(&infos, &plan_of(&infos));
+        let text = manifest.encode().expect("it can be written");
+        let mut group = group(criterion, "manifest", Throughput::BytesDecimal(text.len() as u64));
+        group.bench_function(format!("write {count} tensors"), |b| b.iter(|| manifest.encode()));
+        group.bench_function(format!("read {count} tensors"), |b| {
+            b.iter(|| Manifest::decode(&text, Path::new("manifest.json")).expect("it is valid"));
+        });
+    }
+}
+
+criterion_group!(benches, checksum, planner, manifest, memory, disk);
+criterion_main!(benches);

@@ -1,0 +1,255 @@
+"""Saves in the background with the real engine: snapshots, exits, Ctrl-C, forks, two at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same, litter, python, python_start
+
+import ringstow
+
+pytestmark = pytest.mark.native
+
+# One small transfer at a time. How much then takes a while depends on the disk: see `slow_bytes`.
+SLOW = ringstow.Config(block_bytes=4096, pool_bytes=8192, queue_depth=1, fillers=1)
+SLOW_CODE = """
+import os, sys, threading, time, logging
+import numpy as np, ringstow
+slow = ringstow.Config(block_bytes=4096, pool_bytes=8192, queue_depth=1, fillers=1)
+path, size = sys.argv[1], int(sys.argv[2])
+state = {"a": np.ones(size, np.uint8)}
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_bytes(tmp_path_factory):
+    """Returns how many bytes take about two seconds to save with SLOW."""
+    path, size = tmp_path_factory.mktemp("calibrate") / "c", 2 << 20
+    seconds = ringstow.save({"a": torch.ones(size // 4)}, path, config=SLOW).seconds.write
+    return min(max(int(2 * size / seconds), 4 << 20), 1 << 30) // 4096 * 4096
+
+
+@pytest.fixture
+def slow_state(slow_bytes):
+    return {"a": torch.ones(slow_bytes // 4)}
+
+
+@pytest.mark.parametrize("pool_bytes", [1 << 20, 256 << 20], ids=["streams", "snapshot"])
+def test_what_is_overwritten_after_wait_staged_is_not_saved(pool_bytes, tmp_path):
+    config = ringstow.Config(pool_bytes=pool_bytes, block_bytes=256 << 10)
+    state = {str(i): torch.full((1 << 20,), float(i)) for i in range(16)}
+    handle = ringstow.save_async(state, tmp_path / "c", config=config)
+    assert handle.wait_staged()
+    for tensor in state.values():
+        tensor.fill_(-1)
+    report = handle.result()
+    assert report.tensor_bytes == 16 << 22
+    back = ringstow.load(tmp_path / "c")
+    assert_same(back, {str(i): torch.full((1 << 20,), float(i)) for i in range(16)})
+
+
+def test_dropping_everything_right_away_does_not_harm_the_save(tmp_path):
+    ringstow.save_async({"w": torch.arange(10_000_000)}, tmp_path / "c")
+    handle = ringstow.save_async({"x": torch.ones(3)}, tmp_path / "d")
+    handle.result()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "c" / "manifest.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert torch.equal(ringstow.load(tmp_path / "c")["w"], torch.arange(10_000_000))
+
+
+def test_progress_goes_from_nothing_to_all(slow_state, slow_bytes, tmp_path):
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    seen = [handle.progress()]
+    while not handle.wait_staged(0.05):
+        seen.append(handle.progress())
+    handle.result()
+    seen.append(handle.progress())
+    for before, after in itertools.pairwise(seen):
+        assert before.staged <= after.staged
+        assert before.written <= after.written
+    assert all(p.written <= p.staged <= p.total for p in seen)
+    assert seen[-1].written == seen[-1].total >= slow_bytes
+
+
+def test_a_background_failure_is_raised_by_the_next_save(tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    handle = ringstow.save_async({"a": torch.ones(1)}, tmp_path / "file" / "c")
+    while not handle.done():
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="file") as caught:
+        ringstow.save({"a": torch.ones(1)}, tmp_path / "c")
+    assert "has not been started" in caught.value.__notes__[0]
+    ringstow.save({"a": torch.ones(1)}, tmp_path / "c")
+    assert [r.name for r in caplog.records if r.levelname == "ERROR"] == ["ringstow"]
+
+
+def test_the_interpreters_exit_waits_for_the_save(slow_bytes, tmp_path):
+    code = SLOW_CODE + "ringstow.save_async(state, path, config=slow)"
+    done = python(code, tmp_path / "c", slow_bytes)
+    assert done.returncode == 0, done.stderr
+    assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
+
+
+def test_a_failure_nobody_asked_about_is_logged_at_exit(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    code = SLOW_CODE + "handle = ringstow.save_async(state, path)"
+    done = python(code, tmp_path / "file" / "c", 1)
+    assert done.returncode == 0
+    assert f"the save to {tmp_path}/file/c failed" in done.stderr
+
+
+def test_cancelling_leaves_nothing(slow_state, tmp_path):
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    handle.wait_staged(0.1)
+    handle.cancel()
+    with pytest.raises(ringstow.CancelledError) as caught:
+        handle.result(timeout=30)
+    assert caught.value.path == str(tmp_path / "c")
+    assert litter(tmp_path / "c") == []
+
+
+def test_cancelling_keeps_the_earlier_checkpoint(slow_state, tmp_path):
+    ringstow.save({"a": 1}, tmp_path / "c")
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    handle.wait_staged(0.1)
+    handle.cancel()
+    with pytest.raises(ringstow.CancelledError):
+        handle.result(timeout=30)
+    assert ringstow.load(tmp_path / "c") == {"a": 1}
+    assert litter(tmp_path / "c") == []
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "ringstow.save(state, path, config=slow)",
+        "h = ringstow.save_async(state, path, config=slow); h.wait_staged(); h.cancel()",
+        "h = ringstow.save_async(state, path, config=slow); h.result(); h.cancel()",
+    ],
+    ids=["save", "wait_staged", "result"],
+)
+def test_ctrl_c_ends_the_wait(wait, slow_bytes, tmp_path):
+    code = f"""{SLOW_CODE}
+print("ready", flush=True)
+try:
+    {wait}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    if "h" in globals():
+        h.cancel()
+"""
+    process = python_start(code, tmp_path / "c", slow_bytes)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert out == "interrupted\n", err
+    assert time.monotonic() - begun < 5
+    assert litter(tmp_path / "c") == []
+    assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.tensor(index**2)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_data_loader_may_fork_workers_during_a_save(slow_state, tmp_path):
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    for _ in range(3):
+        loader = torch.utils.data.DataLoader(
+            Squares(), batch_size=8, num_workers=2, multiprocessing_context="fork"
+        )
+        assert sum(int(batch.sum()) for batch in loader) == sum(i**2 for i in range(64))
+    handle.result()
+    assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
+
+
+def in_child(act):
+    """Runs a function in a forked child; returns the child's exit code."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
+    ringstow.save({"warm": np.ones(3)}, tmp_path / "warm")  # the parent's engine is up
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+
+    def child():
+        ringstow.save({"b": np.arange(1000)}, tmp_path / "child")
+        assert ringstow.load(tmp_path / "child")["b"].sum() == 499500
+        assert ringstow.load(tmp_path / "warm")["warm"].sum() == 3
+        with pytest.raises(ringstow.Error, match="forked"):
+            handle.result()
+
+    assert in_child(child) == 0
+    handle.result()
+    assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
+
+
+def test_two_savers_on_one_path_do_not_mix(slow_state, tmp_path):
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    handle.wait_staged(0.1)
+    with pytest.raises(ringstow.BusyError) as caught:
+        ringstow.save({"other": 1}, tmp_path / "c")
+    assert caught.value.path == str(tmp_path / "c")
+    code = "import ringstow, sys; ringstow.save({'other': 1}, sys.argv[1])"
+    done = python(code, tmp_path / "c")
+    assert "BusyError" in done.stderr
+    handle.result()
+    assert list(ringstow.load(tmp_path / "c")) == ["a"]
+    ringstow.save({"other": 1}, tmp_path / "c")
+    assert litter(tmp_path / "c") == []
+
+
+def test_saves_to_different_paths_run_at_once(tmp_path):
+    states = [{"a": torch.full((1 << 20,), float(i))} for i in range(6)]
+    handles = [ringstow.save_async(s, tmp_path / str(i)) for i, s in enumerate(states)]
+    for handle in handles:
+        handle.result()
+    for i, state in enumerate(states):
+        assert_same(ringstow.load(tmp_path / str(i)), state)
+
+
+def test_other_threads_run_while_a_save_waits(slow_state, tmp_path):
+    ticks = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.wait(0.001):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        ringstow.save(slow_state, tmp_path / "c", config=SLOW)
+        ringstow.load(tmp_path / "c")
+        ringstow.verify(tmp_path / "c")
+    finally:
+        stop.set()
+        thread.join()
+    gaps = [after - before for before, after in itertools.pairwise(ticks)]
+    assert max(gaps) < 1.0

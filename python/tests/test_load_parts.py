@@ -1,0 +1,161 @@
+"""A load by prefix or by names gives the same structure with the selected leaves only."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+from support import assert_same
+
+import ringstow
+
+
+@pytest.fixture
+def state():
+    model = collections.OrderedDict(
+        {f"layers.{i}.weight": torch.full((4,), float(i)) for i in range(12)}
+    )
+    model._metadata = collections.OrderedDict({"": {"version": 1}})
+    return {
+        "model": model,
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0)}, 1: {"step": torch.tensor(4.0)}},
+            "param_groups": [{"lr": 0.1, "params": [0]}, {"lr": 0.2, "params": [1]}],
+        },
+        "tied": model["layers.0.weight"],
+        "pair": (torch.ones(2), {"note": "whole"}),
+        "empty": {},
+        "step": 7,
+    }
+
+
+@pytest.fixture
+def path(state, tmp_path):
+    ringstow.save(state, tmp_path / "c")
+    return tmp_path / "c"
+
+
+def test_a_prefix_is_a_plain_string_prefix(path, state):
+    back = ringstow.load(path, prefix="model.layers.1")
+    names = ["layers.1.weight", "layers.10.weight", "layers.11.weight"]
+    expected = collections.OrderedDict({name: state["model"][name] for name in names})
+    expected._metadata = state["model"]._metadata
+    assert_same(back, {"model": expected})
+
+
+def test_keys_are_exact(path, state):
+    back = ringstow.load(path, keys=["optimizer.state.1.step", "step"])
+    assert_same(back, {"optimizer": {"state": {1: {"step": torch.tensor(4.0)}}}, "step": 7})
+
+
+def test_order_is_the_checkpoints(path):
+    assert list(ringstow.load(path, keys=["step", "tied"])) == ["tied", "step"]
+
+
+def test_lists_and_tuples_come_whole(path, state):
+    back = ringstow.load(path, keys=["optimizer.param_groups.1.lr", "pair.0"])
+    groups = state["optimizer"]["param_groups"]
+    assert_same(back, {"optimizer": {"param_groups": groups}, "pair": state["pair"]})
+
+
+def test_all_keys_of_one_list_are_found(path):
+    ringstow.load(path, keys=["optimizer.param_groups.0.lr", "optimizer.param_groups.1.lr"])
+
+
+def test_an_empty_container_is_a_leaf(path):
+    assert ringstow.load(path, keys=["empty"]) == {"empty": {}}
+
+
+def test_a_tied_tensor_is_found_by_its_own_name_alone(path, state):
+    assert list(ringstow.load(path, keys=["tied"])) == ["tied"]
+    assert list(ringstow.load(path, keys=["model.layers.0.weight"])) == ["model"]
+
+
+def test_tensors_that_collide_are_told_apart_by_their_suffix(tmp_path):
+    state = {"x": {"y": torch.zeros(1)}, "x.y": torch.ones(1)}
+    ringstow.save(state, tmp_path / "c")
+    assert_same(ringstow.load(tmp_path / "c", keys=["x.y"]), {"x": state["x"]})
+    assert_same(ringstow.load(tmp_path / "c", keys=["x.y#2"]), {"x.y": state["x.y"]})
+
+
+def test_no_keys_give_nothing_and_the_empty_prefix_everything(path, state):
+    assert ringstow.load(path, keys=[]) == {}
+    assert_same(ringstow.load(path, prefix=""), state)
+
+
+def test_prefix_and_keys_exclude_each_other(path):
+    with pytest.raises(ValueError, match="not both"):
+        ringstow.load(path, prefix="a", keys=["b"])
+
+
+def test_one_key_must_not_be_given_as_a_string(path):
+    with pytest.raises(TypeError, match=r"\[name\]"):
+        ringstow.load(path, keys="step")
+
+
+def test_every_missing_key_is_named_with_close_matches(path):
+    with pytest.raises(ringstow.KeyMismatchError) as caught:
+        ringstow.load(path, keys=["stepp", "step", "model.layers.3.wieght", "zzz"])
+    assert caught.value.missing == ["stepp", "model.layers.3.wieght", "zzz"]
+    assert caught.value.path == str(path)
+    message = str(caught.value)
+    assert "(3)" in message
+    assert "'step'" in message
+    assert "'model.layers.3.weight'" in message
+
+
+def test_the_name_of_a_group_is_explained(path):
+    with pytest.raises(ringstow.KeyMismatchError, match=r"'optimizer' is a group.*'optimizer\.'"):
+        ringstow.load(path, keys=["optimizer"])
+
+
+def test_a_prefix_that_no_name_has_is_an_error(path):
+    with pytest.raises(ringstow.KeyMismatchError, match=r"modell\.") as caught:
+        ringstow.load(path, prefix="modell.")
+    assert caught.value.missing == ["modell."]
+
+
+def test_pickled_leaves_that_are_not_selected_need_no_word(tmp_path):
+    state = {"a": torch.ones(1), "b": {"odd": {1, 2}}}
+    ringstow.save(state, tmp_path / "c", allow_pickle=True)
+    assert ringstow.load(tmp_path / "c", keys=["a"])["a"].tolist() == [1]
+    with pytest.raises(ringstow.UnsupportedError, match=r"b\['odd'\].*allow_pickle=True"):
+        ringstow.load(tmp_path / "c")
+    assert ringstow.load(tmp_path / "c", allow_pickle=True)["b"] == {"odd": {1, 2}}
+
+
+@pytest.mark.native
+def test_only_what_is_needed_is_read(tmp_path):
+    state = {"big": torch.zeros(16 << 20), "small": torch.ones(1000)}
+    ringstow.save(state, tmp_path / "c")
+    reads = bytes_read_by(lambda: ringstow.load(tmp_path / "c", keys=["small"]))
+    assert reads < 10 << 20  # a block of 4 MiB or two, and the manifest
+
+
+def bytes_read_by(act):
+    before = io_counter("rchar")
+    act()
+    return io_counter("rchar") - before
+
+
+def io_counter(name):
+    with open("/proc/self/io") as file:
+        counters = dict(line.split(": ") for line in file)
+    return int(counters[name])
+
+
+@pytest.mark.native
+def test_damage_elsewhere_does_not_matter_to_a_part(tmp_path):
+    config = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20)
+    state = {"a": torch.zeros(1 << 18), "b": torch.ones(1 << 18)}
+    ringstow.save(state, tmp_path / "c", config=config)
+    shard = next((tmp_path / "c").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    last = max(ringstow._native.Checkpoint(str(tmp_path / "c")).tensors, key=lambda t: t[0])[0]
+    other = "a" if last == "b" else "b"
+    assert_same(ringstow.load(tmp_path / "c", keys=[other])[other], state[other])
+    with pytest.raises(ringstow.CorruptCheckpointError):
+        ringstow.load(tmp_path / "c", keys=[last])

@@ -1,0 +1,221 @@
+"""Where the system refuses: a clear error, nothing lost, no litter; and the next save mends it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import pickle
+import resource
+import subprocess
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same, litter, python, shards_of
+
+import ringstow
+
+pytestmark = pytest.mark.native
+
+MIB = 1 << 20
+NOBODY = 65534  # user and group
+
+
+def mounted(folder, options):
+    """Mounts a file system of memory, or skips the test where that is not allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "ringstow-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"cannot mount: {error}")
+    if done.returncode != 0:
+        pytest.skip(f"mounting a tmpfs needs root: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    mounted(tmp_path / "disk", "size=16m")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+@pytest.fixture
+def read_only_disk(tmp_path):
+    mounted(tmp_path / "disk", "ro,size=16m")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that an ordinary user can reach, and write to if its mode says so."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield pathlib.Path(name)
+
+
+def as_nobody(act, *limits):
+    """Runs a function as an ordinary user; returns what it returned, or the exception.
+
+    In a forked child: such a user may not be able to start this Python, which is loaded already.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("only root can become an ordinary user")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for limit in limits:
+            resource.setrlimit(*limit)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        try:
+            outcome = act()
+        except BaseException as error:
+            outcome = error
+        os.write(writer, pickle.dumps(outcome))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        data = file.read()
+    os.waitpid(child, 0)
+    return pickle.loads(data)
+
+
+@pytest.mark.parametrize("engine", ["auto", "portable"])
+def test_a_full_disk_loses_nothing(engine, small_disk):
+    config = ringstow.Config(engine=engine, pool_bytes=2 * MIB, block_bytes=MIB)
+    ringstow.save({"a": torch.ones(MIB)}, small_disk / "c", config=config)
+    before = os.statvfs(small_disk).f_bavail
+    for path in ("c", "new"):
+        with pytest.raises(OSError, match=str(small_disk / path)) as caught:
+            ringstow.save({"a": torch.ones(32 * MIB)}, small_disk / path, config=config)
+        assert caught.value.errno == errno.ENOSPC
+        assert litter(small_disk / path) == []
+    assert not (small_disk / "new" / "manifest.json").exists()
+    assert os.statvfs(small_disk).f_bavail == before
+    assert torch.equal(ringstow.load(small_disk / "c")["a"], torch.ones(MIB))
+
+
+def test_a_full_disk_in_the_background_is_told(small_disk):
+    handle = ringstow.save_async({"a": torch.ones(32 * MIB)}, small_disk / "c")
+    with pytest.raises(OSError, match="space") as caught:
+        handle.result()
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_read_only_file_system_is_named(read_only_disk):
+    with pytest.raises(OSError, match=str(read_only_disk)) as caught:
+        ringstow.save({"a": torch.ones(3)}, read_only_disk / "c")
+    assert caught.value.errno == errno.EROFS
+
+
+def test_a_directory_that_may_not_be_written_is_a_permission_error(open_folder):
+    error = as_nobody(lambda: ringstow.save({"a": 1}, open_folder / "c"))
+    assert type(error) is PermissionError
+    assert str(open_folder / "c") in str(error)
+    assert list(open_folder.iterdir()) == []
+
+
+def test_a_checkpoint_that_may_not_be_written_stays(open_folder):
+    ringstow.save({"a": 5}, open_folder / "c")
+    error = as_nobody(lambda: ringstow.save({"a": 1}, open_folder / "c"))
+    assert type(error) is PermissionError
+    assert ringstow.load(open_folder / "c") == {"a": 5}
+    assert litter(open_folder / "c") == []
+
+
+def test_a_checkpoint_that_may_not_be_read_is_a_permission_error(open_folder):
+    ringstow.save({"a": 5}, open_folder / "c")
+    os.chmod(open_folder / "c", 0o700)
+    assert type(as_nobody(lambda: ringstow.load(open_folder / "c"))) is PermissionError
+
+
+def test_too_little_lockable_memory_is_told_with_its_remedy(open_folder):
+    os.chmod(open_folder, 0o777)
+    state = {"a": np.ones(MIB)}
+    small = (resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
+    report = as_nobody(lambda: ringstow.save(state, open_folder / "c"), small)
+    if report.engine != "uring":
+        pytest.skip("no io_uring here")
+    told = " ".join(f"{fallback.reason} {fallback.remedy}" for fallback in report.fallbacks)
+    assert "memlock" in told.lower()
+    assert "ulimit" in told
+    assert_same(ringstow.load(open_folder / "c"), state)
+
+
+def test_replacing_a_checkpoint_removes_the_old_shards(tmp_path):
+    for step in range(4):
+        ringstow.save({"a": torch.full((1000,), float(step))}, tmp_path / "c")
+        assert litter(tmp_path / "c") == []
+        assert len(list((tmp_path / "c").glob("*.safetensors"))) == 1
+        assert ringstow.load(tmp_path / "c")["a"][0] == step
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path):
+    ringstow.save({"a": torch.ones(3)}, tmp_path / "c")
+    (shard,) = shards_of(tmp_path / "c")
+    left = shard.with_name(shard.name.replace("-0", "-9") + ".part")
+    left.write_bytes(b"half")
+    assert ringstow.load(tmp_path / "c")["a"].sum() == 3
+    ringstow.save({"a": torch.ones(4)}, tmp_path / "c")
+    assert litter(tmp_path / "c") == []
+
+
+def test_other_peoples_files_in_the_directory_stay(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    ringstow.save({"a": 1}, tmp_path / "c")
+    ringstow.save({"a": 2}, tmp_path / "c")
+    assert (tmp_path / "c" / "notes.txt").read_text() == "mine"
+    assert ringstow.load(tmp_path / "c") == {"a": 2}
+
+
+def test_parents_are_made(tmp_path):
+    ringstow.save({"a": 1}, tmp_path / "x" / "y" / "c")
+    assert ringstow.load(tmp_path / "x" / "y" / "c") == {"a": 1}
+
+
+def test_a_state_that_cannot_be_saved_touches_nothing(tmp_path):
+    ringstow.save({"a": 1}, tmp_path / "c")
+    for bad in ({"a": object()}, {"a": torch.ones(2).to_sparse()}):
+        with pytest.raises(ringstow.Error):
+            ringstow.save(bad, tmp_path / "c")
+        with pytest.raises(ringstow.Error):
+            ringstow.save(bad, tmp_path / "new")
+    assert ringstow.load(tmp_path / "c") == {"a": 1}
+    assert not (tmp_path / "new").exists()
+
+
+def test_many_small_tensors_are_packed(tmp_path):
+    state = {f"t{i:05}": np.full(3, i, np.int32) for i in range(20_000)}
+    report = ringstow.save(state, tmp_path / "c")
+    assert report.files == 1
+    assert_same(ringstow.load(tmp_path / "c"), state)
+
+
+def test_memory_stays_within_the_pool(tmp_path):
+    code = """
+import resource, sys, threading, time
+import numpy as np, ringstow
+
+def rss():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+state = {str(i): np.ones(8 << 20) for i in range(8)}  # 512 MiB
+config = ringstow.Config(pool_bytes=32 << 20)
+before, peak = rss(), 0
+handle = ringstow.save_async(state, sys.argv[1], config=config)
+while not handle.done():
+    peak = max(peak, rss())
+    time.sleep(0.001)
+handle.result()
+extra = (peak - before) >> 20
+assert extra <= 32 + 64, f"{extra} MiB"
+"""
+    done = python(code, tmp_path / "c")
+    assert done.returncode == 0, done.stderr

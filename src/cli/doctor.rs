@@ -1,0 +1,62 @@
+//! `ringstow doctor`: what this machine and a directory can do, and how to mend what they cannot.
+
+use super::config::ConfigFlags;
+use super::output::Output;
+use super::{Exit, table, text};
+use crate::engine::probe::{Check, Diagnosis, Status, diagnose};
+use crate::error::Result;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Checks this machine and a directory, and says how to mend what is short
+///
+/// Looks at the kernel, io_uring, memory limits and huge pages, and tries O_DIRECT on the directory
+/// by writing a file of 4096 bytes, which is removed. Exits with 1 if a save would fail, not
+/// if it would only be slower than it could be.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Where checkpoints are to go
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    config: ConfigFlags,
+}
+
+pub fn run(args: &Doctor, out: &mut Output) -> Result<Exit> {
+    let diagnosis = diagnose(&args.dir, &args.config.config()?);
+    if args.json {
+        out.json(&diagnosis)?;
+    } else {
+        out.line(render(&diagnosis))?;
+    }
+    Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Ok })
+}
+
+fn render(diagnosis: &Diagnosis) -> String {
+    let summary = match diagnosis.status() {
+        Status::Ok => "All is well.",
+        Status::Warn => "Saves work here; what is marked warn would make them faster or safer.",
+        Status::Fail => "Saves fail here until what is marked FAIL is mended.",
+    };
+    format!("{}\n\n{summary}", table::list(diagnosis.checks.iter().flat_map(rows)))
+}
+
+/// What was found, and below it what to do.
+fn rows(check: &Check) -> Vec<[String; 3]> {
+    let status = match check.status {
+        Status::Ok => "ok",
+        Status::Warn => "warn",
+        Status::Fail => "FAIL",
+    };
+    let found = [status.to_owned(), text::printable(&check.name), text::printable(&check.found)];
+    let remedy = check
+        .remedy
+        .iter()
+        .map(|remedy| [String::new(), String::new(), format!("→ {}", text::printable(remedy))]);
+    std::iter::once(found).chain(remedy).collect()
+}

@@ -1,0 +1,89 @@
+//! `ringstow ls`: which checkpoints are in a directory, and which of them can be loaded.
+
+use super::output::Output;
+use super::table::{Align, list as rows, table};
+use super::{Exit, text};
+use crate::error::Result;
+use crate::store::{Found, Status, list};
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+/// Lists the checkpoints in a directory, by rising step
+///
+/// A checkpoint is committed (it can be loaded), incomplete (its save was killed or is under way,
+/// or a file is gone) or damaged (its manifest or a file's length is not what was written). Bytes
+/// are not read; for that see `verify`.
+#[derive(Debug, Args)]
+pub struct Ls {
+    /// A directory of checkpoints, or one checkpoint
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
+    let found = list(&args.dir)?;
+    if args.json {
+        out.json(&found)?;
+    } else {
+        out.line(render(&args.dir, &found))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn render(dir: &Path, found: &[Found]) -> String {
+    if found.is_empty() {
+        return format!("no checkpoints in {}", text::path(dir));
+    }
+    use Align::{Left, Right};
+    let columns = [
+        ("NAME", Left),
+        ("STEP", Right),
+        ("STATUS", Left),
+        ("TENSORS", Right),
+        ("SIZE", Right),
+        ("COMMITTED", Left),
+    ];
+    let mut text = table(columns, found.iter().map(|found| row(dir, found)));
+    let problems: Vec<[String; 1]> = found
+        .iter()
+        .filter_map(|found| found.problem.as_deref())
+        .map(|problem| [text::printable(problem)])
+        .collect();
+    if !problems.is_empty() {
+        text.push_str("\n\n");
+        text.push_str(&rows(problems));
+    }
+    text
+}
+
+fn row(dir: &Path, found: &Found) -> [String; 6] {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+    [
+        name(dir, &found.path),
+        or_dash(found.step.map(|step| step.to_string())),
+        status(found.status).into(),
+        or_dash(found.tensors.map(|n| n.to_string())),
+        or_dash(found.file_bytes.map(text::size)),
+        or_dash(found.created_unix_ms.and_then(text::utc)),
+    ]
+}
+
+/// A checkpoint's name in the directory that is listed.
+fn name(dir: &Path, path: &Path) -> String {
+    match path.strip_prefix(dir) {
+        Ok(name) if !name.as_os_str().is_empty() => text::path(name),
+        _ => text::path(path),
+    }
+}
+
+fn status(status: Status) -> &'static str {
+    match status {
+        Status::Committed => "committed",
+        Status::Incomplete => "INCOMPLETE",
+        Status::Damaged => "DAMAGED",
+    }
+}

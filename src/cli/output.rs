@@ -1,0 +1,84 @@
+//! Standard output and standard error, for people and for programs. A reader that has seen enough
+//! (`| head`) ends the output, not the program.
+
+use super::text::printable;
+use crate::error::{Error, Result};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::{self, BufWriter, Stdout, Write};
+
+/// Standard output.
+pub struct Output {
+    to: BufWriter<Stdout>,
+    /// The reader is gone: whatever else is said goes nowhere.
+    closed: bool,
+}
+
+impl Output {
+    /// That of this process.
+    pub fn stdout() -> Self {
+        Self { to: BufWriter::new(io::stdout()), closed: false }
+    }
+
+    /// Prints a line, or several.
+    ///
+    /// # Errors
+    /// [`Error::Io`] unless it is that the reader is gone.
+    pub fn line(&mut self, text: impl AsRef<str>) -> Result<()> {
+        let text = text.as_ref();
+        self.attempt(|to| writeln!(to, "{text}"))
+    }
+
+    /// Prints a value as JSON.
+    ///
+    /// # Errors
+    /// As [`Output::line`]; [`Error::Invalid`] for a path that is not Unicode.
+    pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string_pretty(value)
+            .map_err(|e| Error::invalid(format!("this cannot be said in JSON: {e}")))?;
+        self.line(escape_controls(&text))
+    }
+
+    /// Hands what was printed so far to the reader.
+    ///
+    /// # Errors
+    /// As [`Output::line`].
+    pub fn finish(&mut self) -> Result<()> {
+        self.attempt(Write::flush)
+    }
+
+    fn attempt(
+        &mut self,
+        act: impl FnOnce(&mut BufWriter<Stdout>) -> io::Result<()>,
+    ) -> Result<()> {
+        if self.closed {
+            return Ok(());
+        }
+        match act(&mut self.to) {
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
+                self.closed = true;
+                Ok(())
+            }
+            result => result.map_err(|e| Error::io("writing to", "the standard output", e)),
+        }
+    }
+}
+
+/// Says something on stderr, in one line.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "ringstow: {}", printable(text));
+}
+
+/// JSON lets DEL and the C1 controls stand in a string as they are, and terminals act on them.
+fn escape_controls(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\u{7f}'..='\u{9f}' => {
+                let _ = write!(safe, "\\u{:04x}", c as u32);
+            }
+            _ => safe.push(c),
+        }
+    }
+    safe
+}

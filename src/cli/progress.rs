@@ -1,0 +1,68 @@
+//! Work with a bar on stderr, where that is a terminal, and an ear for Ctrl-C.
+
+use super::text::short;
+use crate::pipeline::job::Job;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// How often the bar moves, and how long Ctrl-C takes.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Runs a job to its end, and shows how far it is. Ctrl-C and SIGTERM cancel it, so that it can
+/// clean up; a second one ends the program at once.
+pub fn watch<T: Send>(label: &str, quiet: bool, work: impl FnOnce(&Arc<Job>) -> T + Send) -> T {
+    let job = Arc::<Job>::default();
+    let bar = bar(label, quiet);
+    let interrupted = interrupted();
+    // Nothing is sent: its end is dropped when the work is done.
+    let (working, done) = mpsc::channel::<()>();
+    let result = std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let _working = working;
+            work(&job)
+        });
+        while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+            let progress = job.progress();
+            bar.set_length(progress.total);
+            bar.set_position(progress.written);
+            if interrupted.load(Relaxed) {
+                job.cancel();
+            }
+        }
+        worker.join()
+    });
+    bar.finish_and_clear();
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn bar(label: &str, quiet: bool) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style =
+        "{msg}  {bar:24}  {decimal_bytes} of {decimal_total_bytes}  {decimal_bytes_per_sec}";
+    let style = ProgressStyle::with_template(style).unwrap_or(ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+        .with_style(style.progress_chars("=> "))
+        .with_message(short(label, 40))
+}
+
+/// Set by Ctrl-C and SIGTERM, which are listened to from the first call on.
+fn interrupted() -> &'static Arc<AtomicBool> {
+    static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    FLAG.get_or_init(|| {
+        let set = Arc::<AtomicBool>::default();
+        for signal in [SIGINT, SIGTERM] {
+            // In this order: the signal that sets the flag is not the one that ends the program.
+            let _ = flag::register_conditional_shutdown(signal, 130, set.clone());
+            let _ = flag::register(signal, set.clone());
+        }
+        set
+    })
+}

@@ -1,0 +1,242 @@
+//! `ringstow show`: what one checkpoint holds.
+
+use super::output::Output;
+use super::table::{self, Align};
+use super::{Exit, text, values};
+use crate::error::{Error, Result};
+use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
+use crate::store::{Checkpoint, Status, list};
+use clap::Args;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::path::{Path, PathBuf};
+
+/// Rows of a section, unless all are asked for.
+const ROWS_MAX: usize = 24;
+
+/// Characters of a tensor's name.
+const NAME_MAX: usize = 120;
+
+/// Shows what is in a checkpoint: files, tensors, values
+///
+/// Sections are cut after 24 rows; `--all` prints them whole.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// A checkpoint's directory
+    path: PathBuf,
+
+    /// Print everything as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Only the files
+    #[arg(long)]
+    files: bool,
+
+    /// Only the tensors
+    #[arg(long)]
+    tensors: bool,
+
+    /// Only the values
+    #[arg(long)]
+    values: bool,
+
+    /// Every row
+    #[arg(short, long)]
+    all: bool,
+}
+
+pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
+    let checkpoint = Checkpoint::open(&args.path).map_err(|error| explain(&args.path, error))?;
+    if args.json {
+        out.json(&Shown::of(&checkpoint))?;
+        return Ok(Exit::Ok);
+    }
+    let everything = !(args.files || args.tensors || args.values);
+    let mut sections = Vec::new();
+    if everything {
+        sections.push(summary(&checkpoint));
+    }
+    if everything || args.files {
+        sections.push(files(checkpoint.manifest(), args.all));
+    }
+    if everything || args.tensors {
+        sections.push(tensors(checkpoint.manifest(), args.all));
+    }
+    if everything || args.values {
+        sections.push(tree(&checkpoint, args.all)?);
+    }
+    out.line(sections.join("\n\n"))?;
+    Ok(Exit::Ok)
+}
+
+/// An easy mistake: the directory of checkpoints instead of one of them.
+fn explain(path: &Path, error: Error) -> Error {
+    if !matches!(error, Error::Incomplete { .. }) {
+        return error;
+    }
+    let found = list(path).unwrap_or_default();
+    let mut committed = found.iter().rev().filter(|found| found.status == Status::Committed);
+    match committed.next() {
+        Some(newest) => Error::Incomplete {
+            path: path.into(),
+            reason: format!(
+                "it is a directory of checkpoints, the newest of which is {}",
+                newest.path.display()
+            ),
+        },
+        None => error,
+    }
+}
+
+/// A checkpoint in JSON. Names and units are those of the manifest.
+#[derive(Serialize)]
+struct Shown<'a> {
+    path: &'a Path,
+    version: u32,
+    writer: &'a str,
+    created_unix_ms: u64,
+    created: Option<String>,
+    generation: u64,
+    world_size: u32,
+    block_bytes: u64,
+    file_bytes: u64,
+    tensor_bytes: u64,
+    files: Vec<ShownFile<'a>>,
+    tensors: Vec<ShownTensor<'a>>,
+    /// In the manifest's own notation, which `docs/format.md` describes.
+    values: &'a RawValue,
+}
+
+#[derive(Serialize)]
+struct ShownFile<'a> {
+    blocks: usize,
+    #[serde(flatten)]
+    entry: &'a FileEntry,
+}
+
+#[derive(Serialize)]
+struct ShownTensor<'a> {
+    bytes: u64,
+    /// Name of the file in which each chunk lies.
+    files: Vec<&'a str>,
+    #[serde(flatten)]
+    entry: &'a TensorEntry,
+}
+
+impl<'a> Shown<'a> {
+    fn of(checkpoint: &'a Checkpoint) -> Self {
+        let manifest = checkpoint.manifest();
+        let file = |entry: &'a FileEntry| ShownFile { blocks: entry.crc32.len(), entry };
+        let tensor = |entry: &'a TensorEntry| ShownTensor {
+            bytes: entry.nbytes(),
+            files: entry.chunks.iter().map(|chunk| file_name(manifest, chunk)).collect(),
+            entry,
+        };
+        Self {
+            path: checkpoint.path(),
+            version: manifest.version,
+            writer: &manifest.writer,
+            created_unix_ms: manifest.created_unix_ms,
+            created: text::utc(manifest.created_unix_ms),
+            generation: manifest.generation,
+            world_size: manifest.world_size,
+            block_bytes: manifest.block_bytes,
+            file_bytes: file_bytes(manifest),
+            tensor_bytes: tensor_bytes(manifest),
+            files: manifest.files.iter().map(file).collect(),
+            tensors: manifest.tensors.iter().map(tensor).collect(),
+            values: &manifest.state,
+        }
+    }
+}
+
+fn file_name<'a>(manifest: &'a Manifest, chunk: &Chunk) -> &'a str {
+    manifest.files.get(chunk.file as usize).map_or("", |file| &file.name)
+}
+
+fn file_bytes(manifest: &Manifest) -> u64 {
+    manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add)
+}
+
+fn tensor_bytes(manifest: &Manifest) -> u64 {
+    manifest.tensors.iter().map(TensorEntry::nbytes).fold(0, u64::saturating_add)
+}
+
+fn summary(checkpoint: &Checkpoint) -> String {
+    let manifest = checkpoint.manifest();
+    let blocks: usize = manifest.files.iter().map(|file| file.crc32.len()).sum();
+    let committed = text::utc(manifest.created_unix_ms).unwrap_or_else(|| "-".into());
+    let row = |name: &str, value: String| [name.to_owned(), value];
+    let rows = [
+        row("committed", committed),
+        row("written by", format!("ringstow {}", text::printable(&manifest.writer))),
+        row(
+            "tensors",
+            format!("{}, {}", manifest.tensors.len(), text::size(tensor_bytes(manifest))),
+        ),
+        row("files", format!("{}, {}", manifest.files.len(), text::size(file_bytes(manifest)))),
+        row("blocks", format!("{blocks} of {}", text::binary_size(manifest.block_bytes))),
+        row("generation", format!("{} (earlier saves into this directory)", manifest.generation)),
+    ];
+    format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
+}
+
+fn files(manifest: &Manifest, all: bool) -> String {
+    use Align::{Left, Right};
+    let columns = [("FILE", Left), ("BLOCKS", Right), ("SIZE", Right), ("BYTES", Right)];
+    let rows = manifest.files.iter().take(limit(all)).map(|file| {
+        let blocks = file.crc32.len().to_string();
+        [text::printable(&file.name), blocks, text::size(file.bytes), file.bytes.to_string()]
+    });
+    table::table(columns, rows) + &more(manifest.files.len(), all)
+}
+
+fn tensors(manifest: &Manifest, all: bool) -> String {
+    use Align::{Left, Right};
+    let columns = [
+        ("TENSOR", Left),
+        ("DTYPE", Left),
+        ("SHAPE", Left),
+        ("SIZE", Right),
+        ("FILE", Left),
+        ("OFFSET", Right),
+    ];
+    let rows = manifest.tensors.iter().take(limit(all)).map(|tensor| tensor_row(manifest, tensor));
+    table::table(columns, rows) + &more(manifest.tensors.len(), all)
+}
+
+fn tensor_row(manifest: &Manifest, tensor: &TensorEntry) -> [String; 6] {
+    let (file, offset) = match tensor.chunks.as_slice() {
+        [chunk] => {
+            let name = file_name(manifest, chunk);
+            let stem = name.strip_suffix(".safetensors").unwrap_or(name);
+            (text::printable(stem), chunk.begin.to_string())
+        }
+        chunks => (format!("{} chunks", chunks.len()), "-".into()),
+    };
+    let name = text::short(&tensor.name, NAME_MAX);
+    let (shape, size) = (text::shape(&tensor.shape), text::size(tensor.nbytes()));
+    [name, tensor.dtype.to_string(), shape, size, file, offset]
+}
+
+fn tree(checkpoint: &Checkpoint, all: bool) -> Result<String> {
+    let lines = values::lines(&checkpoint.state()?);
+    if lines.is_empty() {
+        return Ok("VALUES\n(none but tensors)".into());
+    }
+    let shown = lines.len().min(limit(all));
+    Ok(format!("VALUES\n{}{}", lines[..shown].join("\n"), more(lines.len(), all)))
+}
+
+fn limit(all: bool) -> usize {
+    if all { usize::MAX } else { ROWS_MAX }
+}
+
+/// Says how much was left out.
+fn more(count: usize, all: bool) -> String {
+    match count.saturating_sub(limit(all)) {
+        0 => String::new(),
+        hidden => format!("\n… {hidden} more; --all shows them"),
+    }
+}

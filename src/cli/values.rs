@@ -1,0 +1,173 @@
+//! A checkpoint's values as an indented list. Tensors among them are counted, not listed.
+
+use super::text::{count, printable, short};
+use crate::format::Value;
+
+/// Characters of a value on one line.
+const INLINE_MAX: usize = 64;
+
+/// Items of a list that are looked at to put it on one line.
+const ITEMS_MAX: usize = 16;
+
+/// Levels that are indented further.
+const INDENT_MAX: usize = 16;
+
+/// The lines of a tree.
+pub fn lines(root: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    match root {
+        Value::Dict(_) | Value::List(_) | Value::Tuple(_) => children(root, 0, &mut lines),
+        _ => lines.push(inline(root)),
+    }
+    lines
+}
+
+/// One line a child, tensors left out; then those of its own children.
+fn children(parent: &Value, depth: usize, lines: &mut Vec<String>) {
+    match parent {
+        Value::Dict(items) => {
+            for (key, value) in items {
+                let key = match key {
+                    Value::Str(text) => short(text, INLINE_MAX),
+                    other => inline(other),
+                };
+                child(&key, value, depth, lines);
+            }
+        }
+        Value::List(items) | Value::Tuple(items) => {
+            for (index, value) in items.iter().enumerate() {
+                child(&format!("[{index}]"), value, depth, lines);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn child(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
+    let indent = "  ".repeat(depth.min(INDENT_MAX));
+    let tensors = tensors(value);
+    match value {
+        Value::Tensor(_) => {}
+        _ if is_flat(value) && tensors == 0 => {
+            lines.push(format!("{indent}{name}: {}", inline(value)))
+        }
+        _ => {
+            let note = match tensors {
+                0 => String::new(),
+                n => format!(" {}", count(n, "tensor")),
+            };
+            lines.push(format!("{indent}{name}:{note}"));
+            children(value, depth + 1, lines);
+        }
+    }
+}
+
+/// Tensors directly in a container.
+fn tensors(value: &Value) -> usize {
+    let is_tensor = |value: &Value| matches!(value, Value::Tensor(_));
+    match value {
+        Value::Dict(items) => items.iter().filter(|(_, value)| is_tensor(value)).count(),
+        Value::List(items) | Value::Tuple(items) => items.iter().filter(|v| is_tensor(v)).count(),
+        _ => 0,
+    }
+}
+
+/// Whether a value goes on one line: a scalar, or a list of scalars.
+fn is_flat(value: &Value) -> bool {
+    let is_scalar = |value: &Value| {
+        !matches!(value, Value::Dict(_) | Value::List(_) | Value::Tuple(_) | Value::Tensor(_))
+    };
+    match value {
+        Value::Dict(items) => items.is_empty(),
+        Value::List(items) | Value::Tuple(items) => items.iter().all(is_scalar),
+        _ => true,
+    }
+}
+
+/// A value on one line, shortened.
+fn inline(value: &Value) -> String {
+    match value {
+        Value::Null => "null".into(),
+        Value::Bool(b) => b.to_string(),
+        Value::Int(n) => n.to_string(),
+        Value::BigInt(digits) => short(digits, INLINE_MAX),
+        Value::Float(x) => format!("{x:?}"),
+        Value::Str(text) => format!("\"{}\"", short(text, INLINE_MAX)),
+        Value::Bytes(bytes) => count(bytes.len(), "byte"),
+        Value::List(items) => sequence("[", items.iter().map(inline), items.len(), "]"),
+        Value::Tuple(items) => sequence("(", items.iter().map(inline), items.len(), ")"),
+        Value::Dict(items) => {
+            let pairs = items.iter().map(|(k, v)| format!("{}: {}", inline(k), inline(v)));
+            sequence("{", pairs, items.len(), "}")
+        }
+        Value::Tensor(name) => format!("tensor {}", short(name, INLINE_MAX)),
+        Value::Other(fields) => other(fields),
+    }
+}
+
+/// Items as far as a line takes them; the rest is counted.
+fn sequence(open: &str, items: impl Iterator<Item = String>, len: usize, close: &str) -> String {
+    let mut shown: Vec<String> = Vec::new();
+    let mut width = 0;
+    for item in items.take(ITEMS_MAX) {
+        width += item.chars().count() + 2;
+        if width > INLINE_MAX && !shown.is_empty() {
+            break;
+        }
+        shown.push(item);
+    }
+    let (left, inside) = (len - shown.len(), shown.join(", "));
+    match left {
+        0 => format!("{open}{inside}{close}"),
+        n => format!("{open}{inside}, … {n} more{close}"),
+    }
+}
+
+/// What another language wrote: its tag, then its fields.
+fn other(fields: &[(String, Value)]) -> String {
+    let Some(((tag, first), rest)) = fields.split_first() else { return "{}".into() };
+    let named = rest.iter().map(|(name, value)| format!("{}={}", printable(name), inline(value)));
+    let all = std::iter::once(inline(first)).chain(named);
+    let inside = sequence("(", all, fields.len(), ")");
+    format!("{}{inside}", printable(tag.trim_start_matches('$')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dict(items: Vec<(&str, Value)>) -> Value {
+        Value::Dict(items.into_iter().map(|(k, v)| (Value::from(k), v)).collect())
+    }
+
+    #[test]
+    fn tensors_are_counted_and_scalars_shown() {
+        let tensor = || Value::Tensor("t".into());
+        let group = dict(vec![
+            ("lr", Value::Float(1e-3)),
+            ("betas", Value::Tuple(vec![Value::Float(0.9), Value::Float(0.999)])),
+            ("params", Value::List((0..100).map(Value::Int).collect())),
+        ]);
+        let tree = dict(vec![
+            ("model", dict(vec![("a", tensor()), ("b", tensor())])),
+            ("groups", Value::List(vec![group])),
+            ("loss", Value::Float(f64::NAN)),
+            ("name", Value::from("a\x1b[31m")),
+            ("rng", Value::Bytes(vec![0; 5056])),
+        ]);
+        assert_eq!(
+            lines(&tree),
+            [
+                "model: 2 tensors",
+                "groups:",
+                "  [0]:",
+                "    lr: 0.001",
+                "    betas: (0.9, 0.999)",
+                "    params: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, … 84 more]",
+                "loss: NaN",
+                "name: \"a\\u{1b}[31m\"",
+                "rng: 5056 bytes",
+            ]
+        );
+    }
+}

@@ -1,0 +1,253 @@
+//! `ringstow verify`: every byte against its checksum.
+
+use super::config::ConfigFlags;
+use super::output::{self, Output};
+use super::{Exit, progress, table, text};
+use crate::error::{Error, Result};
+use crate::format::{Manifest, TensorEntry, names};
+use crate::pipeline::report::{Damage, VerifyReport};
+use crate::pipeline::runtime::Runtime;
+use crate::store::{Checkpoint, list, verify};
+use clap::Args;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Damaged blocks that are described; the rest is counted.
+const DAMAGE_SHOWN_MAX: usize = 10;
+
+/// Tensors in them that are named; the rest is counted.
+const TENSORS_SHOWN_MAX: usize = 8;
+
+/// Characters of a tensor's name.
+const TENSOR_NAME_MAX: usize = 90;
+
+/// Reads every byte of checkpoints and compares it with its checksum
+///
+/// Exits with 1 if anything is damaged, and says in which file, at which offset, and which tensors
+/// it hits; with 2 if something could not be checked. In a directory of checkpoints, those that
+/// were never committed are passed over.
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// Checkpoints, or directories of checkpoints
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    /// Print a JSON array, one object a checkpoint
+    #[arg(long)]
+    json: bool,
+
+    /// Print only what is not well, and no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    config: ConfigFlags,
+}
+
+/// What came of one checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// Every byte is what was written.
+    Ok,
+    /// Some are not, or are gone.
+    Damaged,
+    /// Never committed: there is nothing to check.
+    Incomplete,
+    /// It could not be read.
+    Unchecked,
+}
+
+#[derive(Debug, Serialize)]
+struct Checked {
+    path: PathBuf,
+    verdict: Verdict,
+    /// Why it is damaged as a whole, or could not be checked.
+    problem: Option<String>,
+    /// Names of the tensors in damaged blocks.
+    damaged_tensors: Vec<String>,
+    /// What was read, and each damaged block.
+    report: Option<VerifyReport>,
+}
+
+pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
+    let runtime = Runtime::new(args.config.config()?)?;
+    let mut all = Vec::new();
+    let mut failed = false;
+    for path in &args.paths {
+        let targets = targets(path);
+        let many = targets.len() > 1;
+        let from = all.len();
+        for target in targets {
+            let checked = check(&runtime, &target, args.quiet)?;
+            if !args.json {
+                print(&checked, args.quiet, out)?;
+            }
+            failed |= checked.verdict == Verdict::Unchecked
+                || (checked.verdict == Verdict::Incomplete && !many);
+            all.push(checked);
+        }
+        // A directory in which nothing could be checked is not one in which all is well.
+        failed |= all[from..].iter().all(|checked| checked.verdict == Verdict::Incomplete);
+    }
+    if args.json {
+        out.json(&all)?;
+    }
+    Ok(if all.iter().any(|checked| checked.verdict == Verdict::Damaged) {
+        Exit::Found
+    } else if failed {
+        Exit::Failed
+    } else {
+        Exit::Ok
+    })
+}
+
+/// The checkpoints at or under a path; the path itself where there are none, for its error.
+fn targets(path: &Path) -> Vec<PathBuf> {
+    let found = if path.is_dir() { list(path).unwrap_or_default() } else { Vec::new() };
+    match found.is_empty() {
+        true => vec![path.to_path_buf()],
+        false => found.into_iter().map(|found| found.path).collect(),
+    }
+}
+
+/// Checks one.
+///
+/// # Errors
+/// [`Error::Cancelled`]; all else is a verdict.
+fn check(runtime: &Runtime, path: &Path, quiet: bool) -> Result<Checked> {
+    let label = path.to_string_lossy();
+    let outcome = progress::watch(&label, quiet, |job| verify(runtime, path, job));
+    let mut checked = Checked {
+        path: path.into(),
+        verdict: Verdict::Ok,
+        problem: None,
+        damaged_tensors: Vec::new(),
+        report: None,
+    };
+    match outcome {
+        Ok(report) => {
+            if !report.damage.is_empty() {
+                checked.verdict = Verdict::Damaged;
+                checked.damaged_tensors = hit(path, &report.damage);
+            }
+            checked.report = Some(report);
+        }
+        Err(error @ Error::Cancelled { .. }) => return Err(error),
+        Err(error) => {
+            checked.verdict = verdict(path, &error);
+            checked.problem = Some(error.to_string());
+        }
+    }
+    Ok(checked)
+}
+
+/// What a failure to open or read says of a checkpoint.
+fn verdict(path: &Path, error: &Error) -> Verdict {
+    let committed = || path.join(names::MANIFEST).exists();
+    match error {
+        Error::Corrupt { .. } | Error::Format { .. } => Verdict::Damaged,
+        // It was committed once: a file has gone since.
+        Error::Incomplete { .. } if committed() => Verdict::Damaged,
+        Error::Incomplete { .. } => Verdict::Incomplete,
+        _ => Verdict::Unchecked,
+    }
+}
+
+/// Names of the tensors that lie in damaged blocks.
+fn hit(path: &Path, damage: &[Damage]) -> Vec<String> {
+    let Ok(checkpoint) = Checkpoint::open(path) else { return Vec::new() };
+    let manifest = checkpoint.manifest();
+    let damaged: HashSet<(&str, u64)> = damage
+        .iter()
+        .filter_map(|damage| {
+            let name = damage.file.file_name()?.to_str()?;
+            // A shard whose last rename is missing still has its uncommitted name.
+            let name = name.strip_suffix(names::PART_SUFFIX).unwrap_or(name);
+            Some((name, damage.offset / manifest.block_bytes))
+        })
+        .collect();
+    let is_hit = |tensor: &&TensorEntry| {
+        blocks(manifest, tensor)
+            .any(|(file, mut range)| range.any(|b| damaged.contains(&(file, b))))
+    };
+    manifest.tensors.iter().filter(is_hit).map(|tensor| tensor.name.clone()).collect()
+}
+
+/// The blocks in which a tensor lies, each run with its file.
+fn blocks<'a>(
+    manifest: &'a Manifest,
+    tensor: &'a TensorEntry,
+) -> impl Iterator<Item = (&'a str, Range<u64>)> {
+    tensor.chunks.iter().filter_map(|chunk| {
+        let file = manifest.files.get(chunk.file as usize)?;
+        let bytes = tensor.dtype.nbytes(chunk.sizes.as_ref().unwrap_or(&tensor.shape))?;
+        let end = (chunk.begin + bytes).div_ceil(manifest.block_bytes);
+        let begin = if bytes == 0 { end } else { chunk.begin / manifest.block_bytes };
+        Some((file.name.as_str(), begin..end))
+    })
+}
+
+/// Prints one result at once: the next one may take minutes.
+fn print(checked: &Checked, quiet: bool, out: &mut Output) -> Result<()> {
+    match checked.verdict {
+        Verdict::Ok if quiet => {}
+        Verdict::Incomplete if quiet => {}
+        Verdict::Unchecked => output::note(checked.problem.as_deref().unwrap_or_default()),
+        _ => out.line(render(checked))?,
+    }
+    out.finish()
+}
+
+fn render(checked: &Checked) -> String {
+    let path = text::path(&checked.path);
+    let problem = text::printable(checked.problem.as_deref().unwrap_or_default());
+    match (checked.verdict, &checked.report) {
+        (Verdict::Ok, Some(report)) => format!("ok       {path}  {}", read(report)),
+        (Verdict::Damaged, Some(report)) => render_damage(&path, report, &checked.damaged_tensors),
+        (Verdict::Damaged, None) => format!("DAMAGED  {path}\n{}", indented(problem)),
+        _ => format!("skipped  {path}\n{}", indented(problem)),
+    }
+}
+
+/// A sentence, wrapped.
+fn indented(text: String) -> String {
+    table::list([[String::new(), text]])
+}
+
+fn read(report: &VerifyReport) -> String {
+    let rate = report.read_bytes as f64 / 1e9 / report.seconds.max(1e-9);
+    format!(
+        "{} in {}, {} blocks, {:.2} GB/s",
+        text::size(report.read_bytes),
+        text::count(report.files, "file"),
+        report.blocks,
+        rate
+    )
+}
+
+fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> String {
+    let damaged = report.damage.len();
+    let mut lines = vec![format!("DAMAGED  {path}  {damaged} of {} blocks", report.blocks)];
+    for Damage { file, offset, what, expected, got } in report.damage.iter().take(DAMAGE_SHOWN_MAX)
+    {
+        let file = text::printable(&file.file_name().unwrap_or_default().to_string_lossy());
+        lines.push(format!("  {file} at offset {offset}"));
+        lines.push(format!("    {what} should be {expected}, is {got}"));
+    }
+    if damaged > DAMAGE_SHOWN_MAX {
+        lines.push(format!("  … {} more; --json lists them all", damaged - DAMAGE_SHOWN_MAX));
+    }
+    if !tensors.is_empty() {
+        lines.push(format!("  {} hit:", text::count(tensors.len(), "tensor")));
+        let shown = tensors.iter().take(TENSORS_SHOWN_MAX);
+        lines.extend(shown.map(|name| format!("    {}", text::short(name, TENSOR_NAME_MAX))));
+        if tensors.len() > TENSORS_SHOWN_MAX {
+            lines.push(format!("    … {} more", tensors.len() - TENSORS_SHOWN_MAX));
+        }
+    }
+    lines.push("  Restore the files from a copy, or go back to an earlier checkpoint.".into());
+    lines.join("\n")
+}

@@ -1,0 +1,197 @@
+//! Killed at any moment, a save leaves a whole checkpoint: the one before it or its own.
+//!
+//! A child process (this binary again) saves over one path without end and reports each commit
+//! through a pipe; this one kills it, by SIGKILL, at moments told by what it sees and by a seed. The
+//! long form, several hundred kills, runs with `cargo test --test crash -- --ignored`; how many is
+//! set by RINGSTOW_KILLS.
+#![cfg(unix)]
+
+mod common;
+
+use common::{Random, State, assert_no_litter, names_in, step_at};
+use ringstow::{Config, EngineChoice, Runtime};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+
+/// Where the child saves; set only for it.
+const CHILD_DIR: &str = "RINGSTOW_TEST_CRASH_DIR";
+/// The engine that it uses.
+const CHILD_ENGINE: &str = "RINGSTOW_TEST_CRASH_ENGINE";
+
+/// A few shards of some blocks each, with tensors across their ends.
+const SIZES: [usize; 6] = [300_000, 1, 700_000, 65_536, 150_000, 400_001];
+
+fn config(engine: EngineChoice) -> Config {
+    let (block_bytes, shard_bytes) = (65_536, 700_000);
+    Config { block_bytes, pool_bytes: 8 * block_bytes, engine, shard_bytes, ..Config::default() }
+}
+
+/// The child's life, when started by [`start`]; nothing in an ordinary run.
+#[test]
+fn child_that_saves_until_it_is_killed() {
+    let Some(dir) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
+    let engine = match std::env::var(CHILD_ENGINE).as_deref() {
+        Ok("portable") => EngineChoice::Portable,
+        _ => EngineChoice::Auto,
+    };
+    let runtime = Runtime::new(config(engine)).unwrap();
+    for step in step_at(&dir) + 1.. {
+        State::new(step, &SIZES).save(&runtime, &dir).unwrap();
+        println!("\ncommitted {step}");
+    }
+}
+
+/// A saver in a process of its own.
+struct Saver {
+    child: Child,
+    commits: Receiver<i64>,
+    /// The last step that it said to have committed.
+    last: i64,
+}
+
+impl Saver {
+    fn start(dir: &Path, engine: &str, last: i64) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_saves_until_it_is_killed", "--nocapture"])
+            .env(CHILD_DIR, dir)
+            .env(CHILD_ENGINE, engine)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (send, commits) = channel();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if let Some(step) = line.strip_prefix("committed ") {
+                    let _ = send.send(step.parse().unwrap());
+                }
+            }
+        });
+        Self { child, commits, last }
+    }
+
+    /// Waits for `count` more commits.
+    fn await_commits(&mut self, count: u64) {
+        for _ in 0..count {
+            self.last = self.commits.recv().expect("the child saves until it is killed");
+        }
+    }
+
+    /// Waits until `seen` or until two more commits have gone by.
+    fn await_moment(&mut self, mut seen: impl FnMut() -> bool) {
+        let mut passed = 0;
+        while passed < 2 && !seen() {
+            match self.commits.try_recv() {
+                Ok(step) => (self.last, passed) = (step, passed + 1),
+                Err(TryRecvError::Empty) => std::hint::spin_loop(),
+                Err(TryRecvError::Disconnected) => panic!("the child saves until it is killed"),
+            }
+        }
+    }
+
+    /// Kills it, and returns the last step that it had said to have committed.
+    fn kill(mut self) -> i64 {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        while let Ok(step) = self.commits.recv() {
+            self.last = step;
+        }
+        self.last
+    }
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the directory of a save under way shows, from its first file to its last rename.
+fn moment(number: u64, dir: &Path, spins: u64) -> Box<dyn FnMut() -> bool + '_> {
+    let shows = |wanted: fn(&str) -> bool| move || names_now(dir).iter().any(|name| wanted(name));
+    let mut left = spins;
+    match number {
+        0 => Box::new(shows(|name| name.ends_with(".safetensors.part"))),
+        1 => Box::new(shows(|name| name == "manifest.json.part")),
+        2 => {
+            let manifest = std::fs::read(dir.join("manifest.json")).unwrap_or_default();
+            Box::new(move || {
+                std::fs::read(dir.join("manifest.json")).unwrap_or_default() != manifest
+            })
+        }
+        3 => {
+            let shards = |dir| names_now(dir).into_iter().filter(|n| n.ends_with(".safetensors"));
+            let before: Vec<String> = shards(dir).collect();
+            Box::new(move || shards(dir).any(|name| !before.contains(&name)))
+        }
+        // Any moment at all.
+        _ => Box::new(move || {
+            left = left.saturating_sub(1);
+            left == 0
+        }),
+    }
+}
+
+/// Names in a directory that changes meanwhile.
+fn names_now(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Kills a saver `kills` times, and looks at what each kill left.
+fn kill_and_look(kills: u64, seed: u64) {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("ckpt");
+    let runtime = Runtime::new(config(EngineChoice::Auto)).unwrap();
+    State::new(0, &SIZES).save(&runtime, &dir).unwrap();
+    let mut random = Random::new(seed);
+    let (mut last, mut of_the_killed_save) = (0, 0);
+    for kill in 0..kills {
+        let engine = if kill % 3 == 2 { "portable" } else { "auto" };
+        let mut saver = Saver::start(&dir, engine, last);
+        saver.await_commits(random.below(3));
+        let seen = moment(random.below(6), &dir, random.below(200_000));
+        saver.await_moment(seen);
+        // A moment later than that, from none to about a save's time.
+        let most = 1 << random.below(22);
+        (0..random.below(most)).for_each(|_| std::hint::spin_loop());
+        let reported = saver.kill();
+
+        let found = step_at(&dir);
+        assert!(
+            found == reported || found == reported + 1,
+            "kill {kill} of seed {seed}: {found} is committed, {reported} was the last reported"
+        );
+        of_the_killed_save += u64::from(found == reported + 1);
+        State::new(found, &SIZES).assert_at(&runtime, &dir);
+        let report = ringstow::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+        assert!(report.damage.is_empty(), "kill {kill} of seed {seed}: {:?}", report.damage);
+        // Every other time, what was left is the next save's to clear away.
+        if kill % 2 == 0 {
+            ringstow::prune(&dir).unwrap();
+            assert_no_litter(&dir);
+            State::new(found, &SIZES).assert_at(&runtime, &dir);
+        }
+        last = found;
+    }
+    println!("{kills} kills, {last} saves, {of_the_killed_save} killed between commit and report");
+    State::new(last + 1, &SIZES).save(&runtime, &dir).unwrap();
+    assert_no_litter(&dir);
+    assert_eq!(names_in(root.path()), ["ckpt"]);
+}
+
+#[test]
+fn killed_at_any_moment_the_last_committed_checkpoint_or_the_next_loads() {
+    kill_and_look(15, 1);
+}
+
+#[test]
+#[ignore = "long: several hundred kills"]
+fn killed_hundreds_of_times_the_last_committed_checkpoint_or_the_next_loads() {
+    let kills = std::env::var("RINGSTOW_KILLS").ok().and_then(|n| n.parse().ok());
+    kill_and_look(kills.unwrap_or(300), 2);
+}

@@ -1,0 +1,336 @@
+//! Other file systems than this machine's: made in image files, mounted, used and unmounted.
+//!
+//! Mounting needs root; each test says so and does nothing without. Mounts are made in a mount
+//! namespace of the test's thread, so that they end with it, whatever becomes of the test.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use common::{State, assert_no_litter, errno, names_in};
+use nix::libc;
+use nix::sched::{CloneFlags, unshare};
+use ringstow::{Config, EngineChoice, Error, Job, Runtime, SaveReport, Switch};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+
+/// Around a block, some blocks, odd lengths; a few MB in all.
+const SIZES: [usize; 5] = [1, 65_537, 1_000_003, 65_536, 2_000_000];
+
+fn config(engine: EngineChoice, direct: Switch) -> Config {
+    Config { block_bytes: 65_536, pool_bytes: 8 * 65_536, engine, direct, ..Config::default() }
+}
+
+fn runtime() -> Runtime {
+    Runtime::new(config(EngineChoice::Auto, Switch::Auto)).unwrap()
+}
+
+/// A mounted file system, unmounted when dropped.
+struct Mount {
+    root: tempfile::TempDir,
+    point: PathBuf,
+}
+
+impl Mount {
+    fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// A file system that lives in an image, on a loop device with sectors of this size.
+    fn image(mkfs: &[&str], bytes: u64, sector: u32, options: &str) -> Result<Self, String> {
+        let root = tempfile::tempdir().unwrap();
+        let image = root.path().join("image");
+        fs::File::create(&image).unwrap().set_len(bytes).unwrap();
+        let image = image.to_str().unwrap();
+        let sector = sector.to_string();
+        let device = run("losetup", &["--find", "--show", "--sector-size", &sector, image])?;
+        let device = device.trim();
+        let made = run(mkfs[0], &[&mkfs[1..], &[device]].concat());
+        let mount = made.and_then(|_| Self::mounted(root, &["-o", options, device]));
+        // Detached by the kernel at the unmount, or now if it was not mounted.
+        let _ = run("losetup", &["--detach", device]);
+        mount
+    }
+
+    /// A file system without a device.
+    fn of_memory(kind: &str, options: &str) -> Result<Self, String> {
+        Self::mounted(tempfile::tempdir().unwrap(), &["-t", kind, "-o", options, "none"])
+    }
+
+    fn mounted(root: tempfile::TempDir, how: &[&str]) -> Result<Self, String> {
+        let point = root.path().join("mounted");
+        fs::create_dir(&point).unwrap();
+        run("mount", &[how, &[point.to_str().unwrap()]].concat())?;
+        Ok(Self { root, point })
+    }
+
+    fn remount(&self, options: &str) {
+        let options = format!("remount,{options}");
+        run("mount", &["-o", &options, self.point.to_str().unwrap()]).unwrap();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let point = self.point.to_str().unwrap();
+        // Lazily if something still holds it: it goes when that does, with the thread at the latest.
+        if let Err(error) = run("umount", &[point]).or_else(|_| run("umount", &["-l", point])) {
+            eprintln!("{}: {error}", self.root.path().display());
+        }
+    }
+}
+
+/// Runs a program; its output, or what it said about its failure.
+fn run(program: &str, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(program)
+        .args(args)
+        .output()
+        .map_err(|error| format!("{program} cannot be run: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Runs a test where it may mount, and says so if there is no such place or no such file system.
+fn where_mounts_work(test: impl FnOnce() -> Result<(), String> + Send) {
+    let outcome = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNS).map_err(|e| format!("no mount namespace: {e}"))?;
+            run("mount", &["--make-rprivate", "/"])?;
+            test()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    if let Err(why) = outcome {
+        println!("skipped (it needs root and the file system's tools): {why}");
+    }
+}
+
+/// Saves twice over one path and once to another, each byte checked, and returns the last report.
+fn round_trip(on: &Path, engine: EngineChoice, direct: Switch) -> SaveReport {
+    let runtime = Runtime::new(config(engine, direct)).unwrap();
+    let dir = on.join(format!("{engine:?}-{direct:?}"));
+    for step in 0..2 {
+        let state = State::new(step, &SIZES);
+        let report = state.save(&runtime, &dir).unwrap();
+        state.assert_at(&runtime, &dir);
+        let check = ringstow::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+        assert!(check.damage.is_empty());
+        assert_eq!(check.moved.direct, report.moved.direct);
+        assert_no_litter(&dir);
+        if step == 1 {
+            return report;
+        }
+    }
+    unreachable!()
+}
+
+/// What a file system is known to have.
+struct Has {
+    direct: bool,
+    fallocate: bool,
+}
+
+/// Round trips through both engines, and reports that tell the truth about the file system.
+fn assert_works(on: &Path, has: Has) {
+    for engine in [EngineChoice::Auto, EngineChoice::Portable] {
+        for direct in [Switch::Auto, Switch::Off] {
+            let report = round_trip(on, engine, direct);
+            let told = |word: &str| {
+                report.moved.fallbacks.iter().find(|f| f.reason.contains(word)).cloned()
+            };
+            assert_eq!(report.moved.direct, has.direct && direct == Switch::Auto, "{report:?}");
+            assert_eq!(told("fallocate").is_none(), has.fallocate, "{report:?}");
+            let refused = told("does not take O_DIRECT");
+            assert_eq!(refused.is_some(), !has.direct && direct == Switch::Auto, "{report:?}");
+            assert!(refused.is_none_or(|f| f.remedy.contains("direct = off")));
+        }
+        if has.direct {
+            assert!(round_trip(on, engine, Switch::On).moved.direct);
+        } else {
+            assert_insisting_on_direct_fails(on, engine);
+        }
+    }
+}
+
+fn assert_insisting_on_direct_fails(on: &Path, engine: EngineChoice) {
+    let before = names_in(on);
+    let runtime = Runtime::new(config(engine, Switch::On)).unwrap();
+    let error = State::new(1, &SIZES).save(&runtime, &on.join("insists")).unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("O_DIRECT") && text.contains("set direct = off"), "{text}");
+    assert_eq!(names_in(on), before);
+}
+
+macro_rules! works_on {
+    ($($name:ident: $mount:expr, direct $direct:literal, fallocate $fallocate:literal;)*) => {
+        $(#[test]
+        fn $name() {
+            where_mounts_work(|| {
+                let mount = $mount?;
+                assert_works(mount.path(), Has { direct: $direct, fallocate: $fallocate });
+                Ok(())
+            });
+        })*
+    };
+}
+
+const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F"];
+/// Files mapped block by block, as on ext2 and ext3: no extents, and so no fallocate.
+const EXT4_OF_OLD: &[&str] = &["mkfs.ext4", "-q", "-F", "-O", "^extent,^64bit"];
+
+works_on! {
+    ext4_takes_all: Mount::image(EXT4, 64 * MIB, 512, "rw"), direct true, fallocate true;
+    ext4_on_4k_sectors_takes_all: Mount::image(EXT4, 64 * MIB, 4096, "rw"), direct true, fallocate true;
+    ext4_without_extents_has_no_fallocate:
+        Mount::image(EXT4_OF_OLD, 64 * MIB, 512, "rw"), direct true, fallocate false;
+    xfs_takes_all: Mount::image(&["mkfs.xfs", "-q"], 320 * MIB, 512, "rw"), direct true, fallocate true;
+    xfs_on_4k_sectors_takes_all:
+        Mount::image(&["mkfs.xfs", "-q"], 320 * MIB, 4096, "rw"), direct true, fallocate true;
+    btrfs_takes_all: Mount::image(&["mkfs.btrfs", "-q"], 128 * MIB, 512, "rw"), direct true, fallocate true;
+    ramfs_has_neither_direct_io_nor_fallocate:
+        Mount::of_memory("ramfs", "rw"), direct false, fallocate false;
+}
+
+#[test]
+fn an_overlay_as_containers_have_it_works() {
+    where_mounts_work(|| {
+        let below = Mount::image(EXT4, 64 * MIB, 512, "rw")?;
+        let of = |name: &str| {
+            let dir = below.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            dir.to_str().unwrap().to_owned()
+        };
+        let options =
+            format!("lowerdir={},upperdir={},workdir={}", of("low"), of("up"), of("work"));
+        let overlay = Mount::of_memory("overlay", &options)?;
+        assert_works(overlay.path(), Has { direct: true, fallocate: true });
+        Ok(())
+    });
+}
+
+/// A save that the file system has no room for, over an earlier checkpoint and beside it.
+fn assert_full_disk_is_told_before_a_byte_is_written(on: &Path, too_much: usize) {
+    for engine in [EngineChoice::Auto, EngineChoice::Portable] {
+        let runtime = Runtime::new(config(engine, Switch::Auto)).unwrap();
+        let (old, fresh) = (on.join("old"), on.join("new/er"));
+        let before = State::new(1, &SIZES);
+        before.save(&runtime, &old).unwrap();
+        let files = names_in(&old);
+        for path in [&old, &fresh] {
+            let job = Arc::<Job>::default();
+            let error = State::new(2, &[too_much]).save_as(&runtime, path, &job).unwrap_err();
+            assert_eq!(errno(&error), Some(libc::ENOSPC), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("preallocating") && text.contains("free some space"), "{text}");
+            assert!(text.contains("safetensors"), "{text}");
+            assert_eq!((job.progress().staged, job.progress().written), (0, 0));
+            assert_eq!(names_in(&old), files);
+            assert!(!on.join("new").exists());
+        }
+        before.assert_at(&runtime, &old);
+        // There is room for another small one: what the failed save took was given back.
+        let after = State::new(3, &SIZES);
+        after.save(&runtime, &old).unwrap();
+        after.assert_at(&runtime, &old);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_before_a_byte_is_written_on_ext4() {
+    where_mounts_work(|| {
+        let mount = Mount::image(EXT4, 32 * MIB, 512, "rw")?;
+        assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 40 << 20);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_full_disk_is_told_before_a_byte_is_written_on_tmpfs() {
+    where_mounts_work(|| {
+        let mount = Mount::of_memory("tmpfs", "size=16m")?;
+        assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 20 << 20);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_full_disk_is_told_before_a_byte_is_written_without_fallocate() {
+    where_mounts_work(|| {
+        let mount = Mount::image(EXT4_OF_OLD, 32 * MIB, 512, "rw")?;
+        assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 40 << 20);
+        Ok(())
+    });
+}
+
+#[test]
+fn no_room_for_the_manifest_alone_keeps_the_old_checkpoint() {
+    where_mounts_work(|| {
+        let mount = Mount::of_memory("tmpfs", "size=8m")?;
+        let dir = mount.path().join("ckpt");
+        let before = State::new(1, &[100_000]);
+        before.save(&runtime(), &dir).unwrap();
+        let files = names_in(&dir);
+        // Room for the shard to the page, and none for the manifest.
+        let vfs = nix::sys::statvfs::statvfs(mount.path()).unwrap();
+        let free = vfs.blocks_free() * vfs.fragment_size();
+        let filler = fs::File::create(mount.path().join("filler")).unwrap();
+        let shard = 4096 + 65_536;
+        nix::fcntl::posix_fallocate(&filler, 0, (free - shard) as i64).unwrap();
+        let error = State::new(2, &[65_536]).save(&runtime(), &dir).unwrap_err();
+        assert_eq!(errno(&error), Some(libc::ENOSPC), "{error}");
+        assert!(error.to_string().contains("manifest.json.part"), "{error}");
+        assert_eq!(names_in(&dir), files);
+        before.assert_at(&runtime(), &dir);
+        drop(filler);
+        fs::remove_file(mount.path().join("filler")).unwrap();
+        let after = State::new(2, &[65_536]);
+        after.save(&runtime(), &dir).unwrap();
+        after.assert_at(&runtime(), &dir);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_read_only_mount_refuses_the_save_and_loads_what_is_there() {
+    where_mounts_work(|| {
+        for mount in
+            [Mount::image(EXT4, 64 * MIB, 512, "rw")?, Mount::of_memory("tmpfs", "size=64m")?]
+        {
+            let (old, fresh) = (mount.path().join("old"), mount.path().join("new"));
+            let before = State::new(1, &SIZES);
+            before.save(&runtime(), &old).unwrap();
+            let files = names_in(&old);
+            mount.remount("ro");
+            for path in [&old, &fresh] {
+                let error = State::new(2, &SIZES).save(&runtime(), path).unwrap_err();
+                assert_eq!(errno(&error), Some(libc::EROFS), "{error}");
+                assert!(error.to_string().contains("mounted read-only"), "{error}");
+            }
+            before.assert_at(&runtime(), &old);
+            assert_eq!(names_in(&old), files);
+            assert!(!fresh.exists());
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_disk_that_fails_under_the_file_system_is_an_error_and_no_hang() {
+    where_mounts_work(|| {
+        let mount = Mount::image(EXT4, 64 * MIB, 512, "rw,errors=continue")?;
+        let dir = mount.path().join("ckpt");
+        let before = State::new(1, &SIZES);
+        before.save(&runtime(), &dir).unwrap();
+        // On request, ext4 fails all that follows, as it does when its disk is gone.
+        run("xfs_io", &["-x", "-c", "shutdown", mount.path().to_str().unwrap()])?;
+        let error = State::new(2, &SIZES).save(&runtime(), &dir).unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error:?}");
+        Ok(())
+    });
+}
