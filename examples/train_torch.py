@@ -46,7 +46,8 @@ class Block(nn.Module):
         q, k, v = qkv.view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.project(mixed.transpose(1, 2).reshape(batch, time, width))
-        return x + self.feed(self.norm_feed(x))
+        out: Tensor = x + self.feed(self.norm_feed(x))
+        return out
 
 
 class LanguageModel(nn.Module):
@@ -160,8 +161,11 @@ def train(args: argparse.Namespace) -> None:
 
 def report(save: ringstow.SaveHandle) -> None:
     """Waits for a save to be committed; raises what went wrong, if anything did."""
-    result = save.result()
-    print(f"          saved: {result}", flush=True)
+    done = save.result()
+    how = f"{done.engine}, {'direct' if done.direct else 'buffered'}"
+    megabytes, seconds = done.tensor_bytes / 1e6, done.seconds.total
+    name = Path(done.path).name
+    print(f"  saved {name}: {megabytes:.1f} MB in {seconds:.3f} s ({how})", flush=True)
 
 
 def arguments() -> argparse.Namespace:
