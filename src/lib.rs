@@ -23,6 +23,9 @@
 //! [`save_async`] returns at once with a [`SaveHandle`]. [`Checkpoint`] opens a checkpoint to look
 //! at it or to load a part. `docs/format.md` describes the files.
 
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("ringstow maps whole checkpoints: it needs 64-bit addresses");
+
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;

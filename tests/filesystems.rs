@@ -49,7 +49,7 @@ impl Mount {
         let device = run("losetup", &["--find", "--show", "--sector-size", &sector, image])?;
         let device = device.trim();
         let made = run(mkfs[0], &[&mkfs[1..], &[device]].concat());
-        let mount = made.and_then(|_| Self::mount(root, &["-o", options, device]));
+        let mount = made.and_then(|_| Self::mounted(root, &["-o", options, device]));
         // Detached by the kernel at the unmount, or now if it was not mounted.
         let _ = run("losetup", &["--detach", device]);
         mount
@@ -57,10 +57,10 @@ impl Mount {
 
     /// A file system without a device.
     fn of_memory(kind: &str, options: &str) -> Result<Self, String> {
-        Self::mount(tempfile::tempdir().unwrap(), &["-t", kind, "-o", options, "none"])
+        Self::mounted(tempfile::tempdir().unwrap(), &["-t", kind, "-o", options, "none"])
     }
 
-    fn mount(root: tempfile::TempDir, how: &[&str]) -> Result<Self, String> {
+    fn mounted(root: tempfile::TempDir, how: &[&str]) -> Result<Self, String> {
         let point = root.path().join("mounted");
         fs::create_dir(&point).unwrap();
         run("mount", &[how, &[point.to_str().unwrap()]].concat())?;

@@ -212,7 +212,8 @@ fn a_damaged_block_spoils_only_what_lies_in_it_and_never_reaches_the_caller() {
 
 #[test]
 fn a_shard_that_is_a_link_a_pipe_or_a_directory_is_refused() {
-    let make: [(&str, fn(&Path)); 3] = [
+    type Make = fn(&Path);
+    let make: [(&str, Make); 3] = [
         ("link", |path| {
             let elsewhere = path.with_file_name("../elsewhere");
             fs::rename(path, &elsewhere).unwrap();

@@ -219,6 +219,7 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
 
     Raises:
         IncompleteCheckpointError: the directory holds no committed checkpoint.
+        CorruptCheckpointError: the manifest is damaged, or a file is shorter or longer than it was.
         FormatError: the manifest is not one of ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
@@ -231,7 +232,8 @@ def latest(directory: StrPath) -> str | None:
     Raises:
         OSError: the directory can't be read.
     """
-    return _native.latest(_absolute(directory))
+    found = _native.latest(_absolute(directory))
+    return None if found is None else os.fspath(found)
 
 
 def _absolute(path: StrPath) -> str:

@@ -1,6 +1,7 @@
 # The compiled module, as the Python side sees it. The Rust side is python/src/; the two change
 # together. Every method that waits does so without the GIL.
 
+import os
 from collections.abc import Sequence
 
 # name, dtype, shape (elements), strides in BYTES or None when C-contiguous, address,
@@ -48,7 +49,7 @@ class Checkpoint:
 def verify(path: str, config: str) -> str: ...
 
 # The newest committed checkpoint under a directory.
-def latest(directory: str) -> str | None: ...
+def latest(directory: str) -> os.PathLike[str] | None: ...
 def cli(argv: Sequence[str]) -> int: ...
 
 # Called in a forked child: drop the handle to threads that do not exist there.

@@ -1,7 +1,6 @@
-"""A stand-in for the compiled module that a test can hold up or let fail at any moment.
+"""A stand-in for the compiled module's saves that a test can hold up or let fail at any moment.
 
-It writes one shard with buffered writes and checks nothing that a hostile file could hold: it is
-for the logic of the Python side alone.
+It writes no file: what was saved is in `saved`.
 """
 
 from __future__ import annotations
@@ -9,11 +8,14 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import pathlib
 import threading
-import zlib
 
 import numpy as np
+
+from ringstow import CancelledError
+
+# By the checkpoint's path: the bytes of each tensor by its name, and the tree.
+saved: dict[str, tuple[dict[str, bytes], str]] = {}
 
 
 class Gate:
@@ -60,17 +62,15 @@ class SaveJob:
     def _save(self):
         self._gate.staging.wait()
         self._check(self._gate.staging_error)
-        data = [gather(spec) for spec in self._tensors]
+        data = {spec[0]: gather(spec) for spec in self._tensors}
         self._bytes_staged = self._total
         self._staged.set()
         self._may_go_on.set()
         self._gate.end.wait()
         self._check(self._gate.end_error)
-        write(pathlib.Path(self._path), self._tensors, data, self._state)
+        saved[self._path] = (data, self._state)
 
     def _check(self, error):
-        from ringstow._errors import CancelledError
-
         if self._cancelled:
             raise CancelledError(f"{self._path} was cancelled", path=self._path)
         if error is not None:
@@ -101,39 +101,12 @@ class SaveJob:
         self._gate.open()
 
 
-MOVED = {
-    "engine": "fake",
-    "direct": False,
-    "fixed_buffers": 0,
-    "fallbacks": [{"wanted": "uring", "got": "fake", "reason": "a stand-in", "remedy": "none"}],
-}
-
-
-def save_report(path, tensors, size):
-    parts = [
-        "plan",
-        "prepare",
-        "stage",
-        "write",
-        "sync",
-        "commit",
-        "total",
-        "copy_cpu",
-        "checksum_cpu",
-        "wait",
-    ]
-    counts = {"generation": 0, "tensors": tensors, "files": 1, "pool_bytes": 0}
-    sizes = {"tensor_bytes": size, "file_bytes": size}
-    return {"path": path, **counts, **sizes, **MOVED, "seconds": dict.fromkeys(parts, 0.5)}
-
-
-def load_report(path, tensors, size):
-    parts = ["prepare", "read", "total", "checksum_cpu"]
-    sizes = {"tensors": tensors, "tensor_bytes": size, "read_bytes": size, "verified": True}
-    return {"path": path, **sizes, **MOVED, "seconds": dict.fromkeys(parts, 0.5)}
+def start_save(tensors, state, path, config):
+    return SaveJob(tensors, state, path)
 
 
 def gather(spec):
+    """Returns the bytes of a tensor as the native side would read them."""
     _, _, shape, strides, address, nbytes = spec
     if nbytes == 0:
         return b""
@@ -146,100 +119,24 @@ def gather(spec):
     return view.tobytes()
 
 
-def write(path, tensors, data, state):
-    path.mkdir(parents=True, exist_ok=True)
-    entries, at = [], 0
-    for (name, dtype, shape, *_), blob in zip(tensors, data, strict=True):
-        chunk = {"file": 0, "begin": at}
-        entries.append({"name": name, "dtype": dtype, "shape": shape, "chunks": [chunk]})
-        at += len(blob)
-    body = b"".join(data)
-    file = {
-        "name": "rank00000-0.safetensors",
-        "bytes": len(body),
-        "crc32": f"{zlib.crc32(body):08x}",
-    }
-    (path / file["name"]).write_bytes(body)
-    manifest = {"version": 1, "files": [file], "tensors": entries, "state": json.loads(state)}
-    text = json.dumps(manifest, ensure_ascii=False).encode()[:-1]
-    sealed = text + b',"crc32":"%08x"}\n' % zlib.crc32(text)
-    (path / "manifest.json").write_bytes(sealed)
+MOVED = {
+    "engine": "fake",
+    "direct": False,
+    "fixed_buffers": 0,
+    "fallbacks": [{"wanted": "uring", "got": "fake", "reason": "a stand-in", "remedy": "none"}],
+}
+SAVE_PARTS = ("plan", "prepare", "stage", "write", "sync", "commit", "total")
+SAVE_CPU_PARTS = ("copy_cpu", "checksum_cpu", "wait")
+LOAD_PARTS = ("prepare", "read", "total", "checksum_cpu")
 
 
-class Block(bytearray):
-    pass
+def save_report(path, tensors, size):
+    counts = {"generation": 0, "tensors": tensors, "files": 1, "pool_bytes": 0}
+    sizes = {"tensor_bytes": size, "file_bytes": size}
+    seconds = dict.fromkeys(SAVE_PARTS + SAVE_CPU_PARTS, 0.5)
+    return {"path": path, **counts, **sizes, **MOVED, "seconds": seconds}
 
 
-class Checkpoint:
-    def __init__(self, path):
-        from ringstow._errors import IncompleteCheckpointError
-
-        self._path = pathlib.Path(path)
-        try:
-            self._manifest = json.loads((self._path / "manifest.json").read_bytes())
-        except FileNotFoundError:
-            if not self._path.exists():
-                raise
-            message = f"{path} is not a complete checkpoint: there is no manifest.json"
-            raise IncompleteCheckpointError(message, path=path) from None
-        self._sizes = {}
-        ends = [t["chunks"][0]["begin"] for t in self._manifest["tensors"]][1:]
-        ends.append(self._manifest["files"][0]["bytes"])
-        for tensor, end in zip(self._manifest["tensors"], ends, strict=False):
-            self._sizes[tensor["name"]] = (tensor["chunks"][0]["begin"], end)
-
-    @property
-    def state(self):
-        return json.dumps(self._manifest["state"])
-
-    @property
-    def tensors(self):
-        return [
-            (t["name"], t["dtype"], tuple(t["shape"]), self._nbytes(t["name"]))
-            for t in self._manifest["tensors"]
-        ]
-
-    def _nbytes(self, name):
-        begin, end = self._sizes[name]
-        return end - begin
-
-    def load(self, names, verify, config):
-        body = (self._path / self._manifest["files"][0]["name"]).read_bytes()
-        blocks = [Block(body[slice(*self._sizes[name])]) for name in names]
-        size = sum(map(len, blocks))
-        return blocks, json.dumps(load_report(str(self._path), len(names), size))
-
-    def load_into(self, targets, verify, config):
-        blocks, report = self.load([name for name, _, _ in targets], verify, config)
-        for (_, address, nbytes), block in zip(targets, blocks, strict=True):
-            assert len(block) == nbytes
-            ctypes.memmove(address, bytes(block), nbytes)
-        return report
-
-
-def start_save(tensors, state, path, config):
-    return SaveJob(tensors, state, path)
-
-
-def verify(path, config):
-    Checkpoint(path)
-    return json.dumps({"path": path, "ok": True, "damage": []})
-
-
-def latest(directory):
-    found = [p.parent for p in pathlib.Path(directory).glob("*/manifest.json")]
-    return (
-        str(
-            max(found, key=lambda p: (p / "manifest.json").stat().st_mtime_ns),
-        )
-        if found
-        else None
-    )
-
-
-def cli(argv):
-    return 0
-
-
-def forget_after_fork():
-    pass
+def load_report(path, tensors, size):
+    sizes = {"tensors": tensors, "tensor_bytes": size, "read_bytes": size, "verified": True}
+    return {"path": path, **sizes, **MOVED, "seconds": dict.fromkeys(LOAD_PARTS, 0.5)}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 
+import fake_native
 import numpy as np
 import torch
 
@@ -55,8 +56,6 @@ def raw(tensor):
 
 def codec(state, **options):
     """Encodes and decodes a state without any file."""
-    import fake_native
-
     encoded = _state.encode(state, **options)
     table = [(name, dtype, shape, nbytes) for name, dtype, shape, _, _, nbytes in encoded.tensors]
     blocks = {spec[0]: bytearray(fake_native.gather(spec)) for spec in encoded.tensors}
@@ -90,23 +89,15 @@ def reseal(path, manifest):
     (pathlib.Path(path) / "manifest.json").write_bytes(sealed)
 
 
-def _command(code, args):
-    if sys.modules["ringstow._native"].__name__ == "fake_native":
-        folder = str(pathlib.Path(__file__).parent)
-        load = "import fake_native; sys.modules['ringstow._native'] = fake_native"
-        code = f"import sys; sys.path.insert(0, {folder!r}); {load}\n{code}"
-    return [sys.executable, "-c", code, *map(str, args)]
-
-
 def python(code, *args, **options):
     """Runs Python code in a process of its own; returns the completed process, with text."""
-    command = _command(code, args)
+    command = [sys.executable, "-c", code, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
 def python_start(code, *args, **options):
     """Starts Python code in a process of its own, with pipes for its output."""
-    command = _command(code, args)
+    command = [sys.executable, "-c", code, *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{**pipes, **options})
 

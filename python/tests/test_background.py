@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -15,22 +16,28 @@ from support import assert_same, litter, python, python_start
 
 import ringstow
 
-pytestmark = pytest.mark.native
-
-# One small transfer at a time: a save of a few hundred MiB takes seconds on any disk.
+# One small transfer at a time. How much then takes a while depends on the disk: see `slow_bytes`.
 SLOW = ringstow.Config(block_bytes=4096, pool_bytes=8192, queue_depth=1, fillers=1)
 SLOW_CODE = """
 import os, sys, threading, time, logging
 import numpy as np, ringstow
 slow = ringstow.Config(block_bytes=4096, pool_bytes=8192, queue_depth=1, fillers=1)
-state = {"a": np.ones(32 << 20)}  # 256 MiB
-path = sys.argv[1]
+path, size = sys.argv[1], int(sys.argv[2])
+state = {"a": np.ones(size, np.uint8)}
 """
 
 
+@pytest.fixture(scope="module")
+def slow_bytes(tmp_path_factory):
+    """Returns how many bytes take about two seconds to save with SLOW."""
+    path, size = tmp_path_factory.mktemp("calibrate") / "c", 2 << 20
+    seconds = ringstow.save({"a": torch.ones(size // 4)}, path, config=SLOW).seconds.write
+    return min(max(int(2 * size / seconds), 4 << 20), 1 << 30) // 4096 * 4096
+
+
 @pytest.fixture
-def slow_state():
-    return {"a": torch.ones(64 << 20)}  # 256 MiB
+def slow_state(slow_bytes):
+    return {"a": torch.ones(slow_bytes // 4)}
 
 
 @pytest.mark.parametrize("pool_bytes", [1 << 20, 256 << 20], ids=["streams", "snapshot"])
@@ -42,7 +49,7 @@ def test_what_is_overwritten_after_wait_staged_is_not_saved(pool_bytes, tmp_path
     for tensor in state.values():
         tensor.fill_(-1)
     report = handle.result()
-    assert report.bytes == 16 << 22
+    assert report.tensor_bytes == 16 << 22
     back = ringstow.load(tmp_path / "c")
     assert_same(back, {str(i): torch.full((1 << 20,), float(i)) for i in range(16)})
 
@@ -58,7 +65,7 @@ def test_dropping_everything_right_away_does_not_harm_the_save(tmp_path):
     assert torch.equal(ringstow.load(tmp_path / "c")["w"], torch.arange(10_000_000))
 
 
-def test_progress_goes_from_nothing_to_all(slow_state, tmp_path):
+def test_progress_goes_from_nothing_to_all(slow_state, slow_bytes, tmp_path):
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     seen = [handle.progress()]
     while not handle.wait_staged(0.05):
@@ -69,7 +76,7 @@ def test_progress_goes_from_nothing_to_all(slow_state, tmp_path):
         assert before.staged <= after.staged
         assert before.written <= after.written
     assert all(p.written <= p.staged <= p.total for p in seen)
-    assert seen[-1].written == seen[-1].total >= 256 << 20
+    assert seen[-1].written == seen[-1].total >= slow_bytes
 
 
 def test_a_background_failure_is_raised_by_the_next_save(tmp_path, caplog):
@@ -84,23 +91,24 @@ def test_a_background_failure_is_raised_by_the_next_save(tmp_path, caplog):
     assert [r.name for r in caplog.records if r.levelname == "ERROR"] == ["ringstow"]
 
 
-def test_the_interpreters_exit_waits_for_the_save(tmp_path):
-    done = python(SLOW_CODE + "ringstow.save_async(state, path)", tmp_path / "c")
+def test_the_interpreters_exit_waits_for_the_save(slow_bytes, tmp_path):
+    code = SLOW_CODE + "ringstow.save_async(state, path, config=slow)"
+    done = python(code, tmp_path / "c", slow_bytes)
     assert done.returncode == 0, done.stderr
-    assert ringstow.load(tmp_path / "c")["a"].sum() == 32 << 20
+    assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
 
 
 def test_a_failure_nobody_asked_about_is_logged_at_exit(tmp_path):
     (tmp_path / "file").write_text("in the way")
     code = SLOW_CODE + "handle = ringstow.save_async(state, path)"
-    done = python(code, tmp_path / "file" / "c")
+    done = python(code, tmp_path / "file" / "c", 1)
     assert done.returncode == 0
     assert f"the save to {tmp_path}/file/c failed" in done.stderr
 
 
 def test_cancelling_leaves_nothing(slow_state, tmp_path):
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
-    handle.wait_staged(0.2)
+    handle.wait_staged(0.1)
     handle.cancel()
     with pytest.raises(ringstow.CancelledError) as caught:
         handle.result(timeout=30)
@@ -111,7 +119,7 @@ def test_cancelling_leaves_nothing(slow_state, tmp_path):
 def test_cancelling_keeps_the_earlier_checkpoint(slow_state, tmp_path):
     ringstow.save({"a": 1}, tmp_path / "c")
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
-    handle.wait_staged(0.2)
+    handle.wait_staged(0.1)
     handle.cancel()
     with pytest.raises(ringstow.CancelledError):
         handle.result(timeout=30)
@@ -128,7 +136,7 @@ def test_cancelling_keeps_the_earlier_checkpoint(slow_state, tmp_path):
     ],
     ids=["save", "wait_staged", "result"],
 )
-def test_ctrl_c_ends_the_wait(wait, tmp_path):
+def test_ctrl_c_ends_the_wait(wait, slow_bytes, tmp_path):
     code = f"""{SLOW_CODE}
 print("ready", flush=True)
 try:
@@ -138,9 +146,9 @@ except KeyboardInterrupt:
     if "h" in globals():
         h.cancel()
 """
-    process = python_start(code, tmp_path / "c")
+    process = python_start(code, tmp_path / "c", slow_bytes)
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.3)
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     begun = time.monotonic()
     out, err = process.communicate(timeout=60)
@@ -202,14 +210,21 @@ def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
 
 
 def test_two_savers_on_one_path_do_not_mix(slow_state, tmp_path):
+    code = """
+import sys, ringstow
+print("ready", flush=True)
+sys.stdin.readline()
+ringstow.save({"other": 1}, sys.argv[1])
+"""
+    other = python_start(code, tmp_path / "c", stdin=subprocess.PIPE)
+    assert other.stdout.readline() == "ready\n"
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     handle.wait_staged(0.1)
+    _, err = other.communicate("go\n", timeout=60)
+    assert "BusyError" in err
     with pytest.raises(ringstow.BusyError) as caught:
         ringstow.save({"other": 1}, tmp_path / "c")
     assert caught.value.path == str(tmp_path / "c")
-    code = "import ringstow, sys; ringstow.save({'other': 1}, sys.argv[1])"
-    done = python(code, tmp_path / "c")
-    assert "BusyError" in done.stderr
     handle.result()
     assert list(ringstow.load(tmp_path / "c")) == ["a"]
     ringstow.save({"other": 1}, tmp_path / "c")

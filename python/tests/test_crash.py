@@ -12,8 +12,6 @@ from support import litter, python_start
 
 import ringstow
 
-pytestmark = pytest.mark.native
-
 KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "30"))
 
 SAVER = """

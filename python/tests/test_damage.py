@@ -11,8 +11,6 @@ from support import manifest_of, reseal, shards_of
 
 import ringstow
 
-pytestmark = pytest.mark.native
-
 CONFIG = ringstow.Config(block_bytes=8192, pool_bytes=64 << 10)
 
 
@@ -99,15 +97,16 @@ def test_a_truncated_shard_is_found(path, shard, cut):
         ringstow.load(path)
     assert caught.value.file == str(shard)
     assert caught.value.expected == str(len(data))
-    assert not ringstow.verify(path).ok
+    with pytest.raises(ringstow.CorruptCheckpointError, match="length"):
+        ringstow.verify(path)
 
 
 def test_a_grown_shard_is_found(path, shard):
     with shard.open("ab") as file:
         file.write(b"\0")
-    with pytest.raises(ringstow.CorruptCheckpointError, match="length"):
-        ringstow.load(path)
-    assert not ringstow.verify(path).ok
+    for act in (ringstow.load, ringstow.verify):
+        with pytest.raises(ringstow.CorruptCheckpointError, match="length"):
+            act(path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1, -2])
@@ -231,7 +230,6 @@ HOSTILE = {
     "shape that overflows to nothing": set_tensor(shape=[1 << 32, 1 << 32]),
     "negative shape": set_tensor(shape=[-1]),
     "shape of another type": set_tensor(shape=["x"]),
-    "another shape": set_tensor(shape=[1]),
     "unknown dtype": set_tensor(dtype="F7"),
     "another dtype": set_tensor(dtype="F64"),
     "no chunks": set_tensor(chunks=[]),

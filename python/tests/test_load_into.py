@@ -26,7 +26,7 @@ def test_tensors_are_filled_in_place_and_values_replaced(tmp_path):
     assert state["w"] is w
     assert state["a"] is a
     assert_same(state, {"w": torch.ones(3), "a": np.ones(2), "step": 5, "names": ["x", "y"]})
-    assert (report.tensors, report.bytes) == (2, 28)
+    assert (report.tensors, report.tensor_bytes) == (2, 28)
 
 
 def test_a_model_and_an_optimizer_resume_in_place(tmp_path):
@@ -83,7 +83,7 @@ def test_tied_targets_are_filled_once(tmp_path):
     target = torch.zeros(4)
     report = ringstow.load_into({"a": target, "b": target}, path)
     assert torch.equal(target, weight)
-    assert report.bytes == 16
+    assert report.tensor_bytes == 16
 
 
 def test_tied_in_the_checkpoint_but_not_here(tmp_path):

@@ -125,7 +125,6 @@ def test_pickled_leaves_that_are_not_selected_need_no_word(tmp_path):
     assert ringstow.load(tmp_path / "c", allow_pickle=True)["b"] == {"odd": {1, 2}}
 
 
-@pytest.mark.native
 def test_only_what_is_needed_is_read(tmp_path):
     state = {"big": torch.zeros(16 << 20), "small": torch.ones(1000)}
     ringstow.save(state, tmp_path / "c")
@@ -145,7 +144,6 @@ def io_counter(name):
     return int(counters[name])
 
 
-@pytest.mark.native
 def test_damage_elsewhere_does_not_matter_to_a_part(tmp_path):
     config = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20)
     state = {"a": torch.zeros(1 << 18), "b": torch.ones(1 << 18)}

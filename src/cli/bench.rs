@@ -191,6 +191,9 @@ fn render(measured: &Measured) -> String {
         text.push_str("\n\n");
         text.push_str(&list(refused));
     }
+    if cfg!(debug_assertions) {
+        text.push_str("\n\nThis is a debug build; one with --release is many times faster.");
+    }
     text
 }
 

@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
 use output::Output;
 use std::ffi::OsString;
+use table::WIDTH_MAX;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,6 +38,7 @@ Exit codes:
 /// Looks at, checks and clears up training checkpoints written by ringstow.
 #[derive(Debug, Parser)]
 #[command(name = "ringstow", bin_name = "ringstow", version, after_help = EXAMPLES)]
+#[command(max_term_width = WIDTH_MAX as usize)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

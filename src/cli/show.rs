@@ -177,7 +177,7 @@ fn summary(checkpoint: &Checkpoint) -> String {
         ),
         row("files", format!("{}, {}", manifest.files.len(), text::size(file_bytes(manifest)))),
         row("blocks", format!("{blocks} of {}", text::binary_size(manifest.block_bytes))),
-        row("generation", manifest.generation.to_string()),
+        row("generation", format!("{} (earlier saves into this directory)", manifest.generation)),
     ];
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
 }

@@ -2,7 +2,7 @@
 
 use super::config::ConfigFlags;
 use super::output::{self, Output};
-use super::{Exit, progress, text};
+use super::{Exit, progress, table, text};
 use crate::error::{Error, Result};
 use crate::format::{Manifest, TensorEntry, names};
 use crate::pipeline::report::{Damage, VerifyReport};
@@ -14,8 +14,14 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Tensors that are named for a damaged block; the rest is counted.
-const TENSORS_SHOWN_MAX: usize = 5;
+/// Damaged blocks that are described; the rest is counted.
+const DAMAGE_SHOWN_MAX: usize = 10;
+
+/// Tensors in them that are named; the rest is counted.
+const TENSORS_SHOWN_MAX: usize = 8;
+
+/// Characters of a tensor's name.
+const TENSOR_NAME_MAX: usize = 90;
 
 /// Reads every byte of checkpoints and compares it with its checksum
 ///
@@ -201,9 +207,14 @@ fn render(checked: &Checked) -> String {
     match (checked.verdict, &checked.report) {
         (Verdict::Ok, Some(report)) => format!("ok       {path}  {}", read(report)),
         (Verdict::Damaged, Some(report)) => render_damage(&path, report, &checked.damaged_tensors),
-        (Verdict::Damaged, None) => format!("DAMAGED  {path}\n  {problem}"),
-        _ => format!("skipped  {path}\n  {problem}"),
+        (Verdict::Damaged, None) => format!("DAMAGED  {path}\n{}", indented(problem)),
+        _ => format!("skipped  {path}\n{}", indented(problem)),
     }
+}
+
+/// A sentence, wrapped.
+fn indented(text: String) -> String {
+    table::list([[String::new(), text]])
 }
 
 fn read(report: &VerifyReport) -> String {
@@ -220,19 +231,23 @@ fn read(report: &VerifyReport) -> String {
 fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> String {
     let damaged = report.damage.len();
     let mut lines = vec![format!("DAMAGED  {path}  {damaged} of {} blocks", report.blocks)];
-    lines.extend(report.damage.iter().map(|damage| {
-        let Damage { file, offset, what, expected, got } = damage;
+    for Damage { file, offset, what, expected, got } in report.damage.iter().take(DAMAGE_SHOWN_MAX)
+    {
         let file = text::printable(&file.file_name().unwrap_or_default().to_string_lossy());
-        format!("  {file} at offset {offset}: {what} should be {expected}, is {got}")
-    }));
-    if !tensors.is_empty() {
-        let mut names: Vec<String> =
-            tensors.iter().take(TENSORS_SHOWN_MAX).map(|name| text::short(name, 60)).collect();
-        if tensors.len() > TENSORS_SHOWN_MAX {
-            names.push(format!("and {} more", tensors.len() - TENSORS_SHOWN_MAX));
-        }
-        lines.push(format!("  tensors hit: {}", names.join(", ")));
+        lines.push(format!("  {file} at offset {offset}"));
+        lines.push(format!("    {what} should be {expected}, is {got}"));
     }
-    lines.push("  restore the files from a copy, or go back to an earlier checkpoint".into());
+    if damaged > DAMAGE_SHOWN_MAX {
+        lines.push(format!("  … {} more; --json lists them all", damaged - DAMAGE_SHOWN_MAX));
+    }
+    if !tensors.is_empty() {
+        lines.push(format!("  {} hit:", text::count(tensors.len(), "tensor")));
+        let shown = tensors.iter().take(TENSORS_SHOWN_MAX);
+        lines.extend(shown.map(|name| format!("    {}", text::short(name, TENSOR_NAME_MAX))));
+        if tensors.len() > TENSORS_SHOWN_MAX {
+            lines.push(format!("    … {} more", tensors.len() - TENSORS_SHOWN_MAX));
+        }
+    }
+    lines.push("  Restore the files from a copy, or go back to an earlier checkpoint.".into());
     lines.join("\n")
 }

@@ -8,7 +8,7 @@ use crate::engine::queue::Queue;
 use crate::error::Result;
 use crate::pool::Pool;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Name of the engines' threads.
 const THREAD: &str = "ringstow-io";
@@ -48,32 +48,32 @@ impl Runtime {
         Ok(Self { build: Some(build), ..Self::new(config)? })
     }
 
-    /// The process's runtime for this configuration. The one of the latest configuration is kept,
-    /// so that the next save finds its memory prefaulted and registered.
+    /// The process's runtime for this configuration. The two used last are kept, so that the next
+    /// save finds its memory prefaulted and registered, also if loads are configured otherwise.
     ///
     /// # Errors
     /// As for [`Runtime::new`].
     pub fn shared(config: &Config) -> Result<Arc<Self>> {
-        let mut current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match &*current {
-            Some(runtime) if runtime.config == *config => Ok(runtime.clone()),
-            _ => {
-                let runtime = Arc::new(Self::new(config.clone())?);
-                *current = Some(runtime.clone());
-                Ok(runtime)
-            }
-        }
+        let mut kept = kept();
+        let known = kept.iter().position(|runtime| runtime.config == *config);
+        let runtime = match known {
+            Some(index) => kept.remove(index),
+            None => Arc::new(Self::new(config.clone())?),
+        };
+        kept.insert(0, runtime.clone());
+        kept.truncate(KEPT_MAX);
+        Ok(runtime)
     }
 
-    /// Gives the shared runtime's memory and threads back once nothing uses them.
+    /// Gives the shared runtimes' memory and threads back once nothing uses them.
     pub fn release_shared() {
-        *CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+        kept().clear();
     }
 
-    /// To be called in a forked child: the threads are the parent's, and the pool is not mapped here.
+    /// To be called in a forked child: the threads are the parent's, and the pools are not mapped
+    /// here.
     pub fn forget_after_fork() {
-        let mut current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        std::mem::forget(current.take());
+        std::mem::forget(std::mem::take(&mut *kept()));
     }
 
     /// The configuration.
@@ -151,4 +151,12 @@ impl std::fmt::Debug for Runtime {
     }
 }
 
-static CURRENT: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
+/// Runtimes that are kept for the next save or load.
+const KEPT_MAX: usize = 2;
+
+/// The one used last comes first.
+static KEPT: Mutex<Vec<Arc<Runtime>>> = Mutex::new(Vec::new());
+
+fn kept() -> MutexGuard<'static, Vec<Arc<Runtime>>> {
+    KEPT.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}

@@ -41,7 +41,7 @@ pub enum Status {
 
 /// All checkpoints in `dir`: itself, if it is one, else those directly under it, by rising step.
 ///
-/// Directories in which nothing of ringstow's is are left out. Tensors' bytes are not checked.
+/// Directories in which nothing of ringstow's is, or that cannot be read, are left out. Tensors' bytes are not checked.
 ///
 /// # Errors
 /// [`Error::Io`] if `dir` cannot be listed.
@@ -53,7 +53,11 @@ pub fn list(dir: &Path) -> Result<Vec<Found>> {
     for entry in fs::read_dir(dir).map_err(|e| Error::io("listing", dir, e))? {
         let path = entry.map_err(|e| Error::io("listing", dir, e))?.path();
         if path.is_dir() {
-            all.extend(look(&path)?);
+            match look(&path) {
+                Ok(found) => all.extend(found),
+                // Somebody else's (`lost+found`): no reason to find none of the others.
+                Err(error) => tracing::warn!(%error, "left out of the list"),
+            }
         }
     }
     all.sort_by(|a, b| {

@@ -12,7 +12,7 @@ use crate::pipeline::runtime::Runtime;
 use crate::plan::load::{BlockRead, Want, blocks};
 use crate::pool::Mapping;
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -215,23 +215,21 @@ impl Checkpoint {
             .map(|(place, (_, sink))| Scatter { file: place.file, range: place.range, sink })
             .collect();
         scatter.sort_by_key(|s| (s.file, s.range.start));
-        if let Some(twice) = scatter
-            .windows(2)
-            .find(|w| (w[0].file, w[0].range.start) == (w[1].file, w[1].range.start))
-        {
-            let range = &twice[0].range;
-            return Err(Error::invalid(format!("the tensor at {range:?} was asked for twice")));
-        }
         let read = read_into(runtime, self.reads(&reads, options), &scatter, job)?;
         Ok(self.report(&wanted, &reads, options, read, started))
     }
 
-    /// The entries of these names.
+    /// The entries of these names, each asked for once: two holders of one tensor's memory could
+    /// not both be its owner.
     fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<&TensorEntry>> {
-        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        let (mut found, mut missing, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         for name in names {
             match self.tensor(name.as_ref()) {
-                Some(entry) => found.push(entry),
+                Some(entry) if seen.insert(&entry.name) => found.push(entry),
+                Some(twice) => {
+                    let name = &twice.name;
+                    return Err(Error::invalid(format!("tensor {name:?} was asked for twice")));
+                }
                 None => missing.push(name.as_ref().to_owned()),
             }
         }

@@ -30,15 +30,20 @@ impl Checkpoint {
     /// for one of a newer version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let manifest = read_manifest(path)?;
-        let files = manifest
-            .files
-            .iter()
-            .map(|file| {
-                let found = find_shard(path, &file.name, file.bytes)?;
-                Ok(ShardFile { path: found, bytes: file.bytes, crc32: file.crc32.clone() })
-            })
-            .collect::<Result<_>>()?;
+        let mut manifest = read_manifest(path)?;
+        let files = loop {
+            match find_shards(path, &manifest) {
+                // A save that committed since the manifest was read has removed its shards.
+                Err(missing @ Error::Incomplete { .. }) => {
+                    let now = read_manifest(path)?;
+                    if now.generation == manifest.generation {
+                        return Err(missing);
+                    }
+                    manifest = now;
+                }
+                found => break found?,
+            }
+        };
         let names = manifest.tensors.iter().enumerate();
         let by_name = names.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
         Ok(Self { path: path.into(), manifest, by_name, files })
@@ -121,6 +126,15 @@ fn no_manifest(dir: &Path) -> Error {
         ),
     };
     Error::Incomplete { path: dir.into(), reason }
+}
+
+/// All shards of a manifest, with their full length.
+fn find_shards(dir: &Path, manifest: &Manifest) -> Result<Vec<ShardFile>> {
+    let found = manifest.files.iter().map(|file| {
+        let path = find_shard(dir, &file.name, file.bytes)?;
+        Ok(ShardFile { path, bytes: file.bytes, crc32: file.crc32.clone() })
+    });
+    found.collect()
 }
 
 /// Where a committed shard is: under its own name, or, if the save was killed between its commit and

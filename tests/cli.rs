@@ -1,0 +1,377 @@
+//! The program, run as a user runs it, on checkpoints that the library made.
+
+#![cfg(feature = "cli")]
+
+use ringstow::{Config, Dtype, StateDict, Value};
+use serde_json::Value as Json;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// Bytes of a block in these tests.
+const BLOCK: u64 = 65536;
+
+const SHARD: &str = "rank00000-0.safetensors";
+
+/// What the program said, and how it ended.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn json(&self) -> Json {
+        assert!(!self.out.contains('\x1b'), "JSON goes to a terminal as well: {}", self.out);
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {}", self.out))
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringstow"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn ringstow(args: &[&str]) -> Ran {
+    let Output { status, stdout, stderr } = command(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let ran = Ran { code: status.code(), out: text(stdout), err: text(stderr) };
+    assert!(!ran.err.contains("panicked"), "{}", ran.err);
+    for line in ran.out.lines().filter(|_| !args.contains(&"--json")) {
+        assert!(
+            line.chars().count() <= 100 || line.contains(&*std::env::temp_dir().to_string_lossy()),
+            "too wide: {line}"
+        );
+    }
+    ran
+}
+
+/// A directory of checkpoints.
+struct Checkpoints(TempDir);
+
+impl Checkpoints {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &str {
+        self.0.path().to_str().unwrap()
+    }
+
+    fn step(&self, step: u32) -> String {
+        format!("{}/step-{step:08}", self.path())
+    }
+
+    /// Saves one of two tensors, of one block and of three.
+    fn save(&self, step: u32) -> PathBuf {
+        let path = PathBuf::from(self.step(step));
+        let small = vec![step as u8; 1000];
+        let large: Vec<u8> = (0..200_000u32).flat_map(|n| (n as u8 ^ 7).to_le_bytes()).collect();
+        let mut state = StateDict::new();
+        state.bytes("layer.bias", Dtype::F32, &[250], &small).unwrap();
+        state.bytes("layer.weight", Dtype::U8, &[200, 1000], &large).unwrap();
+        state.value("step", step).value("lr", 1e-3);
+        save(&state, &path);
+        path
+    }
+
+    /// What a save that was killed before its commit leaves.
+    fn killed(&self, step: u32) -> PathBuf {
+        let path = PathBuf::from(self.step(step));
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join(format!("{SHARD}.part")), "half").unwrap();
+        path
+    }
+}
+
+fn save(state: &StateDict, path: &Path) {
+    let config = Config { block_bytes: BLOCK, pool_bytes: 4 * BLOCK, ..Config::default() };
+    ringstow::save(state, path, &config).unwrap();
+}
+
+/// Flips a bit of a file.
+fn flip(path: &Path, offset: u64) {
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+}
+
+#[test]
+fn ls_lists_committed_and_incomplete_and_damaged_ones_by_step() {
+    let dir = Checkpoints::new();
+    dir.save(20);
+    dir.save(3);
+    dir.killed(100);
+    let cut = dir.save(50);
+    OpenOptions::new().write(true).open(cut.join(SHARD)).unwrap().set_len(5).unwrap();
+    let ran = ringstow(&["ls", dir.path()]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let order: Vec<usize> = ["step-00000003", "step-00000020", "step-00000050", "step-00000100"]
+        .iter()
+        .map(|name| ran.out.find(name).unwrap())
+        .collect();
+    assert!(order.is_sorted(), "{}", ran.out);
+    assert!(ran.out.contains("INCOMPLETE") && ran.out.contains("DAMAGED"), "{}", ran.out);
+
+    let json = ringstow(&["ls", dir.path(), "--json"]).json();
+    let statuses: Vec<&str> =
+        json.as_array().unwrap().iter().map(|c| c["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["committed", "committed", "damaged", "incomplete"]);
+    assert_eq!(json[0]["step"], 3);
+    assert_eq!(json[0]["tensors"], 2);
+}
+
+#[test]
+fn ls_of_nothing_is_no_error_and_ls_of_nowhere_is() {
+    let dir = Checkpoints::new();
+    let ran = ringstow(&["ls", dir.path()]);
+    assert_eq!(ran.code, Some(0));
+    assert!(ran.out.starts_with("no checkpoints in"), "{}", ran.out);
+    assert_eq!(ringstow(&["ls", dir.path(), "--json"]).json(), Json::Array(vec![]));
+    let ran = ringstow(&["ls", "/nowhere/at/all"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.starts_with("ringstow: ") && ran.err.lines().count() == 1, "{}", ran.err);
+}
+
+#[test]
+fn show_tells_tensors_files_and_values() {
+    let dir = Checkpoints::new();
+    dir.save(7);
+    let ran = ringstow(&["show", &dir.step(7)]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    for part in ["layer.weight", "[200, 1000]", "F32", SHARD, "step: 7", "lr: 0.001"] {
+        assert!(ran.out.contains(part), "no {part:?} in {}", ran.out);
+    }
+    let only = ringstow(&["show", &dir.step(7), "--values"]).out;
+    assert!(only.contains("lr: 0.001") && !only.contains("layer.weight"), "{only}");
+
+    let json = ringstow(&["show", &dir.step(7), "--json"]).json();
+    assert_eq!(json["tensors"][1]["name"], "layer.weight");
+    assert_eq!(json["tensors"][1]["bytes"], 200_000);
+    assert_eq!(json["tensors"][1]["files"][0], SHARD);
+    assert_eq!(json["files"][0]["name"], SHARD);
+    assert_eq!(json["values"]["step"], 7);
+}
+
+#[test]
+fn show_cuts_long_tables_unless_all_is_asked_for() {
+    let dir = Checkpoints::new();
+    let mut state = StateDict::new();
+    for number in 0..100 {
+        state.bytes(format!("t{number}."), Dtype::U8, &[1], b"x").unwrap();
+    }
+    save(&state, dir.0.path());
+    let cut = ringstow(&["show", dir.path(), "--tensors"]).out;
+    assert!(!cut.contains("t99.") && cut.contains("76 more"), "{cut}");
+    let all = ringstow(&["show", dir.path(), "--tensors", "--all"]).out;
+    assert!(all.contains("t99.") && !all.contains("more"), "{all}");
+}
+
+#[test]
+fn show_of_a_directory_of_checkpoints_names_the_newest() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    dir.save(2);
+    let ran = ringstow(&["show", dir.path()]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("step-00000002"), "{}", ran.err);
+}
+
+#[test]
+fn hostile_names_reach_no_terminal_as_they_are() {
+    let dir = Checkpoints::new();
+    let mut state = StateDict::new();
+    state.bytes("evil\x1b]0;owned\x07\r\n\u{9b}2J\u{202e}", Dtype::U8, &[1], b"x").unwrap();
+    state.value("ke\x1by", "va\x1b[31mlue\u{9b}").value("list", Value::List(vec!["\x07".into()]));
+    save(&state, dir.0.path());
+    for args in [&["show", dir.path()][..], &["show", dir.path(), "--json"]] {
+        let ran = ringstow(args);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let raw = |c: char| c.is_control() && c != '\n';
+        assert!(!ran.out.contains(raw), "{:?}", ran.out);
+    }
+    flip(&dir.0.path().join(SHARD), 10);
+    let ran = ringstow(&["verify", dir.path()]);
+    assert!(!ran.out.contains('\x1b') && !ran.err.contains('\x1b'));
+}
+
+#[test]
+fn verify_of_whole_checkpoints_ends_with_0() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    dir.save(2);
+    dir.killed(3);
+    let ran = ringstow(&["verify", dir.path()]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert_eq!(ran.out.matches("ok  ").count(), 2, "{}", ran.out);
+    assert!(ran.out.contains("skipped"), "{}", ran.out);
+    assert!(ran.err.is_empty(), "no bar where stderr is no terminal: {}", ran.err);
+    assert_eq!(ringstow(&["verify", "-q", dir.path()]).out, "");
+}
+
+#[test]
+fn verify_names_file_block_and_tensors_of_damage_and_ends_with_1() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    let bad = dir.save(2);
+    flip(&bad.join(SHARD), 2 * BLOCK + 5);
+    for flags in [&[][..], &["--engine", "portable", "--direct", "off"]] {
+        let ran = ringstow(&[&["verify", dir.path()], flags].concat());
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        for part in [SHARD, "offset 131072", "block 2", "layer.weight", "step-00000002"] {
+            assert!(ran.out.contains(part), "no {part:?} in {}", ran.out);
+        }
+        assert!(!ran.out.contains("layer.bias"), "{}", ran.out);
+    }
+    let ran = ringstow(&["verify", "--json", dir.path()]);
+    assert_eq!(ran.code, Some(1));
+    let json = ran.json();
+    assert_eq!(json[0]["verdict"], "ok");
+    assert_eq!(json[1]["verdict"], "damaged");
+    assert_eq!(json[1]["report"]["damage"][0]["offset"], 2 * BLOCK);
+    assert_eq!(json[1]["damaged_tensors"][0], "layer.weight");
+}
+
+#[test]
+fn verify_takes_a_missing_file_and_a_flipped_manifest_for_damage() {
+    let dir = Checkpoints::new();
+    let missing = dir.save(1);
+    fs::remove_file(missing.join(SHARD)).unwrap();
+    let flipped = dir.save(2);
+    flip(&flipped.join("manifest.json"), 20);
+    for path in [missing, flipped] {
+        let ran = ringstow(&["verify", path.to_str().unwrap()]);
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        assert!(ran.out.contains("DAMAGED"), "{}", ran.out);
+    }
+}
+
+#[test]
+fn verify_of_what_is_no_checkpoint_ends_with_2() {
+    let dir = Checkpoints::new();
+    let file = dir.0.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let killed = dir.killed(1);
+    for path in ["/nowhere/at/all", dir.path(), file.to_str().unwrap(), killed.to_str().unwrap()] {
+        let ran = ringstow(&["verify", path]);
+        assert_eq!(ran.code, Some(2), "{path}: {}{}", ran.out, ran.err);
+        assert!(!(ran.out.is_empty() && ran.err.is_empty()));
+    }
+    let empty = tempfile::tempdir().unwrap();
+    for command in ["verify", "show"] {
+        assert_eq!(ringstow(&[command, empty.path().to_str().unwrap()]).code, Some(2));
+    }
+}
+
+#[test]
+fn prune_says_what_it_would_do_then_does_it() {
+    let dir = Checkpoints::new();
+    let whole = dir.save(1);
+    let killed = dir.killed(2);
+    let stale = whole.join("rank00000-0.g9.safetensors.part");
+    fs::write(&stale, "half").unwrap();
+    let damaged = dir.save(3);
+    flip(&damaged.join("manifest.json"), 20);
+
+    let planned = ringstow(&["prune", "--dry-run", dir.path()]);
+    assert_eq!(planned.code, Some(0), "{}", planned.err);
+    assert!(planned.out.contains("would remove"), "{}", planned.out);
+    assert!(stale.exists() && killed.exists(), "a dry run changes nothing");
+    let plan = ringstow(&["prune", "-n", dir.path(), "--json"]).json();
+
+    let done = ringstow(&["prune", dir.path(), "--json"]).json();
+    assert_eq!(plan, done, "it does what it said");
+    assert_eq!(done["removed"].as_array().unwrap().len(), 3);
+    assert!(!stale.exists() && !killed.exists());
+    assert_eq!(ringstow(&["verify", whole.to_str().unwrap()]).code, Some(0));
+    assert!(damaged.join(SHARD).exists(), "what is damaged is left alone");
+    assert_eq!(done["left"].as_array().unwrap().len(), 1);
+    fs::remove_dir_all(damaged).unwrap();
+    let again = ringstow(&["prune", dir.path()]);
+    assert!(again.out.starts_with("nothing to clear away"), "{}", again.out);
+}
+
+#[test]
+fn doctor_finds_a_directory_and_leaves_nothing_there() {
+    let dir = Checkpoints::new();
+    let ran = ringstow(&["doctor", dir.path()]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("O_DIRECT"), "{}", ran.out);
+    let json = ringstow(&["doctor", dir.path(), "--json"]).json();
+    assert!(json["checks"].as_array().unwrap().iter().all(|check| check["name"].is_string()));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_eq!(ringstow(&["doctor", "/nowhere/at/all"]).code, Some(1));
+}
+
+#[test]
+fn bench_measures_each_rung_and_leaves_nothing_behind() {
+    let dir = Checkpoints::new();
+    let small = ["--gb", "0.01", "--rounds", "2", "--pool-bytes", "1M", "--block-bytes", "64KiB"];
+    let ran = ringstow(&[&["bench", dir.path()], &small[..]].concat());
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("portable, buffered"), "{}", ran.out);
+    let ran = ringstow(&[&["bench", dir.path(), "--json"], &small[..]].concat());
+    let json = ran.json();
+    for way in json["ways"].as_array().unwrap() {
+        let measured = way["save"]["gb_per_s"]["median"].as_f64().is_some_and(|x| x > 0.0);
+        assert!(measured || way["refused"].is_string(), "{way}");
+    }
+    let ran = ringstow(&[&["bench", dir.path(), "--engine", "portable"], &small[..]].concat());
+    assert!(!ran.out.contains("uring"), "{}", ran.out);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn bench_refuses_what_does_not_fit_before_it_writes_a_byte() {
+    let dir = Checkpoints::new();
+    let ran = ringstow(&["bench", dir.path(), "--gb", "1000000"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("--gb"), "{}", ran.err);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn wrong_arguments_end_with_2_and_say_what_may_be() {
+    let dir = Checkpoints::new();
+    for args in [
+        &["frobnicate"][..],
+        &["verify"],
+        &["verify", dir.path(), "--block-bytes", "1000"],
+        &["verify", dir.path(), "--pool-bytes", "4 apples"],
+        &["bench", dir.path(), "--engine", "warp"],
+        &["bench", dir.path(), "--engine", "portable", "--fixed", "on"],
+        &["bench", dir.path(), "--rounds", "0"],
+    ] {
+        let ran = ringstow(args);
+        assert_eq!(ran.code, Some(2), "{args:?}");
+        assert!(!ran.err.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn help_and_version_end_with_0() {
+    assert!(ringstow(&["--version"]).out.starts_with("ringstow "));
+    for command in ["ls", "show", "verify", "prune", "doctor", "bench"] {
+        assert_eq!(ringstow(&[command, "--help"]).code, Some(0));
+    }
+    assert!(ringstow(&["--help"]).out.contains("Exit codes"));
+}
+
+#[test]
+fn a_reader_that_is_gone_is_no_error() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    let mut child = command(&["show", &dir.step(1), "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(0));
+    assert_eq!(ended.stderr, b"");
+}
