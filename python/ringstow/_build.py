@@ -6,6 +6,7 @@ The one place that unpickles, and only where the caller allowed it.
 from __future__ import annotations
 
 import base64
+import collections
 import pickle
 from collections.abc import Iterable
 from typing import Any
@@ -111,6 +112,8 @@ class Builder:
                 return _numpy.array_over(self._blocks[leaf.body], stored, leaf.dtype, key)
             case "$scalar":
                 return _numpy.scalar_from(leaf.body, leaf.dtype, key)
+            case "$counter":
+                return collections.Counter(leaf.body)
             case "$size":
                 return _torch.require(key).Size(leaf.body)
             case "$dtype":

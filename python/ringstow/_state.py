@@ -17,6 +17,8 @@ dict                   a JSON object, in order, if every key is a str that does 
                        ``$``; else ``{"$dict": [[key, value], ...]}``
 OrderedDict            ``{"$odict": ...}`` of the object or of the pairs; with ``"attrs":
                        {"_metadata": ...}`` where it carries one (``Module.state_dict()`` does)
+Counter                ``{"$counter": [[key, count], ...]}``, of numbers and text (the learning
+                       rate schedulers of torch carry one)
 tensor                 ``{"$tensor": name}``: its data is the tensor of that name in the shards
 numpy array            ``{"$ndarray": name, "dtype": "<f4"}``: stored little-endian, given back
                        in that byte order
@@ -124,6 +126,10 @@ def type_name(value: object) -> str:
     return module + kind.__qualname__
 
 
+def _is_plain(counter: collections.Counter[Any]) -> bool:
+    return all(type(k) in (int, str, float) and type(n) in (int, float) for k, n in counter.items())
+
+
 class _Encoder:
     """Turns values into JSON, and gathers the tensors that it meets on the way."""
 
@@ -149,6 +155,9 @@ class _Encoder:
             return {"$bytes": _base64(value)}
         if kind in (dict, list, tuple, collections.OrderedDict):
             return self._container(value, path)
+        if kind is collections.Counter and _is_plain(value):
+            pairs = value.items()
+            return {"$counter": [[self._key(k, path), self.value(n, (*path, k))] for k, n in pairs]}
         return self._foreign(value, path)
 
     def _text(self, text: str, path: Path) -> str:

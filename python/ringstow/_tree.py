@@ -217,6 +217,13 @@ def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
     return [(key, value) for key, value in body]
 
 
+def _counter(fields: Fields) -> Leaf:
+    pairs = _pairs(_take(fields, "$counter", list))
+    if any(isinstance(part, Leaf | list | tuple | dict) for pair in pairs for part in pair):
+        raise ValueError("'$counter' holds something else than numbers and text")
+    return Leaf("$counter", dict(pairs))
+
+
 def _size(fields: Fields) -> Leaf:
     sizes = _take(fields, "$size", list)
     if any(type(n) is not int for n in sizes):
@@ -254,6 +261,7 @@ _READERS: dict[str, Callable[[Fields], Any]] = {
     "$tuple": _tuple,
     "$dict": _dict,
     "$odict": _odict,
+    "$counter": _counter,
     "$size": _size,
     "$dtype": _named("$dtype"),
     "$device": _named("$device"),

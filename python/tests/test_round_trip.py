@@ -294,3 +294,25 @@ else:
 def test_importing_ringstow_imports_neither_torch_nor_numpy():
     done = python("import ringstow, sys; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))")
     assert done.returncode == 0, done.stderr
+
+
+def test_learning_rate_schedulers_come_back(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    schedulers = [
+        torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5, 5]),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10),
+    ]
+    optimizer.step()
+    for scheduler in schedulers:
+        scheduler.step()
+    states = [scheduler.state_dict() for scheduler in schedulers]
+    ringstow.save({"schedulers": states}, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c")["schedulers"]
+    assert back == states
+    assert [type(state.get("milestones")) for state in back] == [
+        type(state.get("milestones")) for state in states
+    ]
+    for scheduler, state in zip(schedulers, back, strict=True):
+        scheduler.load_state_dict(state)

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::plan::load::BlockRead;
 use crate::pool::{Buffer, Mapping, Pool, Whole};
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -28,8 +29,10 @@ use std::time::Instant;
 /// A shard to read from.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardFile {
-    /// Where it is.
+    /// Where it was found.
     pub path: PathBuf,
+    /// Its other name: a save that commits gives shards their final ones after the commit.
+    pub other_path: PathBuf,
     /// Its length, which the file on disk has.
     pub bytes: u64,
     /// Checksum of each block.
@@ -248,8 +251,7 @@ fn open_on(
         }
         let failed =
             |stage, doing| move |error| Failed { stage, doing, path: shard.path.clone(), error };
-        let file =
-            file::open_read(&shard.path, rung.direct).map_err(failed(Stage::Open, "opening"))?;
+        let file = open_shard(shard, rung.direct).map_err(failed(Stage::Open, "opening"))?;
         let attached =
             queue.attach(Arc::new(file)).map_err(failed(Stage::Open, "attaching to the engine"))?;
         if !tried {
@@ -259,6 +261,21 @@ fn open_on(
         files.push(Some(attached));
     }
     Ok(files)
+}
+
+/// Opens a shard under the name that it has now.
+fn open_shard(shard: &ShardFile, direct: bool) -> io::Result<File> {
+    // Thrice, since it may be renamed between two looks; it is renamed once.
+    let mut opened = file::open_read(&shard.path, direct);
+    for path in [&shard.other_path, &shard.path] {
+        match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                opened = file::open_read(path, direct);
+            }
+            _ => break,
+        }
+    }
+    opened
 }
 
 /// A trial read needs no more memory than a page: the pool may never be wanted.

@@ -1,7 +1,7 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
 use crate::error::{Error, Result};
-use crate::format::{Manifest, TensorEntry, Value, names};
+use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::ShardFile;
 use nix::fcntl::OFlag;
 use std::collections::HashMap;
@@ -130,38 +130,51 @@ fn no_manifest(dir: &Path) -> Error {
 
 /// All shards of a manifest, with their full length.
 fn find_shards(dir: &Path, manifest: &Manifest) -> Result<Vec<ShardFile>> {
-    let found = manifest.files.iter().map(|file| {
-        let path = find_shard(dir, &file.name, file.bytes)?;
-        Ok(ShardFile { path, bytes: file.bytes, crc32: file.crc32.clone() })
-    });
-    found.collect()
+    manifest.files.iter().map(|file| find_shard(dir, file)).collect()
 }
 
-/// Where a committed shard is: under its own name, or, if the save was killed between its commit and
-/// its last rename, still under the uncommitted one.
-fn find_shard(dir: &Path, name: &str, bytes: u64) -> Result<PathBuf> {
-    for path in [dir.join(name), dir.join(names::part(name))] {
-        match fs::symlink_metadata(&path) {
+/// Where a committed shard is: under its own name, or, if the save that wrote it has not got to its
+/// last rename (and may have been killed before it), still under the uncommitted one.
+fn find_shard(dir: &Path, file: &FileEntry) -> Result<ShardFile> {
+    let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
+    // Its own name twice, since it may be renamed between the looks.
+    for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
+        match fs::symlink_metadata(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(Error::io("opening", path, e)),
-            Ok(found) if !found.is_file() => {
-                let reason = "is no regular file: a shard that is a link or a device is refused";
-                return Err(Error::format(path, reason));
-            }
-            Ok(found) if found.len() != bytes => {
-                return Err(Error::Corrupt {
+            Ok(found) => {
+                check_shard(path, &found, file.bytes)?;
+                let (path, other_path) = (path.clone(), other_path.clone());
+                return Ok(ShardFile {
                     path,
-                    offset: found.len().min(bytes),
-                    what: "length in bytes".into(),
-                    expected: bytes.to_string(),
-                    got: found.len().to_string(),
+                    other_path,
+                    bytes: file.bytes,
+                    crc32: file.crc32.clone(),
                 });
             }
-            Ok(_) => return Ok(path),
         }
     }
+    let name = &file.name;
     let reason = format!(
         "{name}, which its manifest lists, is missing; restore it or go back to an earlier checkpoint"
     );
     Err(Error::Incomplete { path: dir.into(), reason })
+}
+
+/// A shard is a regular file of its full length.
+fn check_shard(path: &Path, found: &fs::Metadata, bytes: u64) -> Result<()> {
+    if !found.is_file() {
+        let reason = "is no regular file: a shard that is a link or a device is refused";
+        return Err(Error::format(path, reason));
+    }
+    if found.len() == bytes {
+        return Ok(());
+    }
+    Err(Error::Corrupt {
+        path: path.into(),
+        offset: found.len().min(bytes),
+        what: "length in bytes".into(),
+        expected: bytes.to_string(),
+        got: found.len().to_string(),
+    })
 }
