@@ -285,6 +285,22 @@ mod tests {
     }
 
     #[test]
+    fn a_checkpoint_opened_right_after_its_commit_is_loaded_under_its_new_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tx = Transaction::begin(dir.path()).unwrap();
+        let manifest = write_part(&mut tx, 7);
+        tx.write_manifest(&manifest).unwrap();
+        tx.publish().unwrap();
+        let opened = Checkpoint::open(dir.path()).unwrap();
+        tx.settle(&manifest).unwrap();
+        let runtime = crate::Runtime::new(crate::Config::default()).unwrap();
+        let loaded = opened
+            .load_names(["t"], crate::LoadOptions::default(), &runtime, &Default::default())
+            .unwrap();
+        assert_eq!(loaded.tensor("t").unwrap().data(), [7]);
+    }
+
+    #[test]
     fn a_failed_save_leaves_no_trace() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b");
