@@ -34,13 +34,14 @@ class Peer:
 
     `module` is imported before anything is measured.
     `begin` returns when training may change the weights; calling what it returned waits until the
-    checkpoint is durable. `load` reads all of it; `like` has tensors of the right shapes, for
-    libraries that can only load in place. None: loads as another row does.
+    checkpoint is durable. `load` reads all of it (None: loads as another row does); where it can
+    only load `in_place`, it is given tensors of the right shapes.
     """
 
     module: str
     begin: Callable[[State, Path], Finish]
     load: Callable[[Path, State], State] | None
+    in_place: bool = False
 
 
 def nothing_left() -> None:
@@ -145,8 +146,8 @@ PEERS = {
     "ringstow": Peer("ringstow", save_ringstow, load_ringstow),
     "ringstow-async": Peer("ringstow", save_ringstow_async, None),
     "torch.save": Peer("torch", save_torch, load_torch),
-    "dcp": Peer(DCP, save_dcp, load_dcp),
-    "dcp-8-threads": Peer(DCP, save_dcp_threads, load_dcp),
+    "dcp": Peer(DCP, save_dcp, load_dcp, in_place=True),
+    "dcp-8-threads": Peer(DCP, save_dcp_threads, load_dcp, in_place=True),
     "dcp-async": Peer(DCP, save_dcp_async, None),
     "safetensors": Peer("safetensors.torch", save_safetensors, load_safetensors),
 }
@@ -248,8 +249,8 @@ def measure_save(peer: Peer, directory: Path, state_bytes: int) -> dict[str, flo
 def measure_load(peer: Peer, directory: Path) -> dict[str, float]:
     assert peer.load is not None
     small, expected = json.loads((directory / "digest.json").read_text())
-    peer.load(directory / "warm-up", destination(small))
-    like = destination(expected)
+    peer.load(directory / "warm-up", destination(small) if peer.in_place else {})
+    like = destination(expected) if peer.in_place else {}
     cpu_before = cpu_seconds()
 
     start = time.perf_counter()
