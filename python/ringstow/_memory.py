@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+TensorSpec = tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]
+"""What is handed over of a tensor that is to be saved: name, dtype, shape in elements, strides in
+bytes (None: dense), address, number of bytes of the dense data."""
+
 
 class Memory(NamedTuple):
     """The bytes of one tensor. Whoever holds ``owner`` keeps them alive."""

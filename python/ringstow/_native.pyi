@@ -3,11 +3,25 @@
 
 import os
 from collections.abc import Sequence
+from typing import final
 
-# name, dtype, shape (elements), strides in BYTES or None when C-contiguous, address,
-# number of bytes of the dense data
-TensorSpec = tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]
+from ringstow._memory import TensorSpec
 
+__all__ = [
+    "Block",
+    "Checkpoint",
+    "SaveJob",
+    "__version__",
+    "cli",
+    "forget_after_fork",
+    "latest",
+    "start_save",
+    "verify",
+]
+
+__version__: str
+
+@final
 class SaveJob:
     # True once every byte has left its tensor (a save that failed before never gets there).
     def staged(self) -> bool: ...
@@ -27,13 +41,15 @@ class SaveJob:
 def start_save(tensors: list[TensorSpec], state: str, path: str, config: str) -> SaveJob: ...
 
 # One tensor's bytes, writable, kept alive by whoever holds the buffer.
+@final
 class Block:
     nbytes: int
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
 class Checkpoint:
     # Reads and checks the manifest.
-    def __init__(self, path: str) -> None: ...
+    def __new__(cls, path: str) -> Checkpoint: ...
     # The JSON tree as saved.
     @property
     def state(self) -> str: ...

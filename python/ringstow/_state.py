@@ -45,14 +45,11 @@ import collections
 import json
 import math
 import pickle
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ringstow import _numpy, _torch
 from ringstow._errors import InvalidStateError
-from ringstow._memory import Memory
-
-if TYPE_CHECKING:
-    from ringstow._native import TensorSpec
+from ringstow._memory import Memory, TensorSpec
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]

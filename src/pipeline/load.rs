@@ -52,6 +52,18 @@ pub(crate) struct Reads<'a> {
     pub verify: bool,
 }
 
+impl<'a> Reads<'a> {
+    /// The blocks of each file, in order; none for files of which nothing is read.
+    fn by_file(self) -> impl Iterator<Item = &'a [BlockRead]> {
+        let mut rest = self.blocks;
+        (0..self.files.len()).map(move |file| {
+            let (blocks, others) = rest.split_at(rest.partition_point(|b| b.file <= file));
+            rest = others;
+            blocks
+        })
+    }
+}
+
 /// What reading took.
 #[derive(Debug)]
 pub(crate) struct Read {
@@ -72,11 +84,8 @@ pub(crate) fn read_arenas(
     let no_memory = |e| Error::io("taking memory for", reads.dir, e);
     let mut arenas = Vec::with_capacity(reads.files.len());
     let mut buffers = Vec::with_capacity(reads.blocks.len());
-    for file in 0..reads.files.len() {
-        let lens = || {
-            let blocks = reads.blocks.iter().filter(move |b| b.file == file);
-            blocks.map(|b| b.len.next_multiple_of(ALIGN))
-        };
+    for blocks in reads.by_file() {
+        let lens = || blocks.iter().map(|block| block.len.next_multiple_of(ALIGN));
         let arena = Mapping::new(lens().sum()).map_err(no_memory)?;
         let (whole, places) = Buffer::cut(arena, lens());
         buffers.extend(places.into_iter().map(|place| Mutex::new(Some(place))));
@@ -244,8 +253,8 @@ fn open_on(
 ) -> std::result::Result<Vec<Option<Attached>>, Failed> {
     let mut files = Vec::with_capacity(reads.files.len());
     let mut tried = false;
-    for (number, shard) in reads.files.iter().enumerate() {
-        if !reads.blocks.iter().any(|block| block.file == number) {
+    for (shard, blocks) in reads.files.iter().zip(reads.by_file()) {
+        if blocks.is_empty() {
             files.push(None);
             continue;
         }

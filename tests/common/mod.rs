@@ -10,7 +10,7 @@ use ringstow::{
 };
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Bytes that differ everywhere, the same for the same seed.
@@ -167,3 +167,39 @@ pub const ENGINES: &[&str] = if cfg!(all(target_os = "linux", feature = "uring")
 } else {
     &["portable"]
 };
+
+/// Sizes in bytes of the tensors of [`saved`]: empty, over a block, whole pages, odd.
+pub const SIZES: [usize; 4] = [0, 5000, 12_288, 20_001];
+
+/// A runtime of small buffers.
+pub fn runtime() -> Runtime {
+    Runtime::new(small_config()).unwrap()
+}
+
+/// A checkpoint of step 1 and the directory that it is in.
+pub fn saved() -> (tempfile::TempDir, PathBuf) {
+    let root = scratch();
+    let dir = root.path().join("ckpt");
+    State::new(1, &SIZES).save(&runtime(), &dir).unwrap();
+    (root, dir)
+}
+
+/// The shard of a checkpoint that was saved once.
+pub fn shard_of(dir: &Path) -> PathBuf {
+    dir.join("rank00000-0.safetensors")
+}
+
+/// Loading all of it fails, and so does opening, unless only the bytes are damaged.
+#[track_caller]
+pub fn load_error(dir: &Path) -> Error {
+    load_all(&runtime(), dir).unwrap_err()
+}
+
+/// The message holds each of the words.
+#[track_caller]
+pub fn assert_says(error: &Error, words: &[&str]) {
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+}

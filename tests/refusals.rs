@@ -1,0 +1,147 @@
+//! What is refused to a saver: a path that another one saves to, a directory that is not its own.
+#![cfg(unix)]
+
+mod common;
+
+use common::*;
+use nix::libc;
+use ringstow::device::Source;
+use ringstow::{Dtype, Error, StateDict, TensorInfo};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+// ---- two savers on one path ----
+
+/// A tensor whose first byte waits for a word: a save that stands still while it lasts.
+struct Waits {
+    started: Sender<()>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl Source for Waits {
+    fn nbytes(&self) -> u64 {
+        10
+    }
+    fn read(&self, _: usize, to: &mut [u8]) {
+        let _ = self.started.send(());
+        let _ = self.go_on.lock().unwrap().recv();
+        to.fill(7);
+    }
+}
+
+/// A save under way, the sign that it has begun, and the word that lets it end when dropped.
+fn standing_save(path: &Path) -> (ringstow::SaveHandle, Receiver<()>, Sender<()>) {
+    let ((started, has_started), (word, go_on)) = (channel(), channel());
+    let mut state = StateDict::new();
+    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![10] };
+    state.source(info, Box::new(Waits { started, go_on: Mutex::new(go_on) }));
+    state.value("step", 7);
+    (ringstow::save_async(state, path, &small_config()).unwrap(), has_started, word)
+}
+
+#[test]
+fn a_second_saver_in_this_process_is_told_and_the_first_goes_on() {
+    let root = scratch();
+    let dir = root.path().join("ckpt");
+    let (first, started, word) = standing_save(&dir);
+    started.recv().unwrap();
+    let error = State::new(2, &SIZES).save(&runtime(), &dir).unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error:?}");
+    assert_says(&error, &["ckpt", "under way"]);
+    ringstow::prune(root.path()).unwrap();
+    drop(word);
+    first.result().unwrap();
+    assert_eq!(step_at(&dir), 7);
+    assert_no_litter(&dir);
+}
+
+/// Where the child of [`a_second_saver_in_another_process_is_told_until_the_first_is_dead`] saves.
+const CHILD_DIR: &str = "RINGSTOW_TEST_SAVER_DIR";
+
+#[test]
+fn child_whose_save_stands_still() {
+    let Some(dir) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
+    let (_save, started, _word) = standing_save(&dir);
+    started.recv().unwrap();
+    println!("\nstarted");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_second_saver_in_another_process_is_told_until_the_first_is_dead() {
+    use std::io::{BufRead, BufReader};
+    let (_root, dir) = saved();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_whose_save_stands_still", "--nocapture"])
+        .env(CHILD_DIR, &dir)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let started = lines.by_ref().map_while(Result::ok).any(|line| line == "started");
+    let error = State::new(2, &SIZES).save(&runtime(), &dir);
+    let found = step_at(&dir);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(started);
+    assert!(matches!(error, Err(Error::Busy { .. })), "{error:?}");
+    assert_eq!(found, 1, "the earlier checkpoint stands while a save is under way");
+    let after = State::new(3, &SIZES);
+    after.save(&runtime(), &dir).expect("a dead saver holds no lock");
+    after.assert_at(&runtime(), &dir);
+    assert_no_litter(&dir);
+}
+
+// ---- a directory that may not be written to ----
+
+/// On this thread, files are reached with an ordinary user's rights. False if that cannot be had.
+#[cfg(target_os = "linux")]
+fn become_nobody() -> bool {
+    use nix::unistd::{Uid, setfsuid};
+    const NOBODY: u32 = 65534;
+    setfsuid(Uid::from_raw(NOBODY));
+    // Answers what was set before, and changes nothing if it may not.
+    setfsuid(Uid::from_raw(NOBODY)).as_raw() == NOBODY
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_directory_that_may_not_be_written_to_is_named_and_its_checkpoint_loads() {
+    use std::os::unix::fs::PermissionsExt;
+    let (root, dir) = saved();
+    let set_mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    set_mode(root.path(), 0o755);
+    let (fresh, before) = (root.path().join("fresh"), names_in(&dir));
+    let nobody = !nix::unistd::Uid::effective().is_root() || {
+        std::thread::spawn(become_nobody).join().unwrap()
+    };
+    if !nobody {
+        println!("skipped: root whose rights cannot be dropped");
+        return;
+    }
+    set_mode(&dir, 0o555);
+    set_mode(root.path(), 0o555);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if nix::unistd::Uid::effective().is_root() {
+                become_nobody();
+            }
+            for path in [&dir, &fresh] {
+                let error = State::new(2, &SIZES).save(&runtime(), path).unwrap_err();
+                assert_eq!(errno(&error), Some(libc::EACCES), "{error}");
+                assert_says(&error, &[path.to_str().unwrap(), "owner and mode"]);
+            }
+            State::new(1, &SIZES).assert_at(&runtime(), &dir);
+        });
+    });
+    set_mode(root.path(), 0o755);
+    set_mode(&dir, 0o755);
+    assert_eq!(names_in(&dir), before);
+    assert!(!fresh.exists());
+}
