@@ -5,7 +5,6 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use ringstow::device::Source;
 use ringstow::device::host::HostSink;
 use ringstow::{Checkpoint, Error, LoadOptions, Runtime};
 use std::fs;
