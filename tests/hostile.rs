@@ -5,7 +5,6 @@ mod common;
 
 use common::*;
 use nix::libc;
-use ringstow::device::Source;
 use ringstow::device::host::HostSink;
 use ringstow::{Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Value};
 use std::fs;
