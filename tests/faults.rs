@@ -7,10 +7,10 @@ use common::{
     ENGINES, State, assert_no_litter, engine, errno, load_all, names_in, scratch, small_config,
     step_at,
 };
-use nix::libc::{EIO, ENOSPC};
+use nix::libc::{EINVAL, EIO, ENOSPC};
 use ringstow::engine::faulty::{Faults, Faulty, OpKind};
 use ringstow::engine::{Completion, Engine, FileId, Op, Waker};
-use ringstow::{Error, Runtime};
+use ringstow::{Config, Error, Runtime, Switch};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -156,6 +156,39 @@ fn a_failing_read_is_reported_with_file_and_offset_and_the_next_load_works() {
             assert!(nth == 0 || text.contains("offset"), "{text}");
             scene.before.assert_at(&runtime, &scene.old);
         }
+    }
+}
+
+#[test]
+fn direct_io_that_is_refused_only_at_the_write_is_told_and_done_without() {
+    for name in ENGINES {
+        let scene = Scene::new();
+        let refuses = || Faults::failing(OpKind::Write, 0, EINVAL);
+        let after = State::new(2, &SIZES);
+        let report = after.save(&faulty(name, refuses()), &scene.old).unwrap();
+        assert!(!report.moved.direct);
+        let told = report.moved.fallbacks.iter().find(|f| f.reason.contains("O_DIRECT")).unwrap();
+        assert!(told.wanted.contains("O_DIRECT") && told.got.contains("buffered"), "{told:?}");
+        assert!(told.remedy.contains("direct = off"), "{told:?}");
+        after.assert_at(&sound(), &scene.old);
+        assert_no_litter(&scene.old);
+    }
+}
+
+#[test]
+fn direct_io_that_was_asked_for_by_name_and_is_refused_is_an_error() {
+    for name in ENGINES {
+        let scene = Scene::new();
+        let build = move || {
+            let faulty = Faulty::new(engine(name)?, Faults::failing(OpKind::Write, 0, EINVAL));
+            Ok(Box::new(faulty) as Box<dyn Engine>)
+        };
+        let config = Config { direct: Switch::On, ..small_config() };
+        let runtime = Runtime::with_engine(config, Arc::new(build)).unwrap();
+        let error = State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert!(error.to_string().contains("O_DIRECT"), "{error}");
+        scene.assert_untouched();
     }
 }
 

@@ -1,23 +1,12 @@
 //! What is saved is what is loaded, through every engine and every way of opening files.
 
+mod common;
+
+use common::noise;
 use ringstow::{
     Checkpoint, Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch, Value,
 };
 use std::sync::Arc;
-
-/// Bytes that differ everywhere, the same for the same seed.
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        bytes.extend_from_slice(&x.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
 
 /// Sizes in bytes: empty, tiny, odd, a page, around a block, several blocks.
 const SIZES: [usize; 9] = [0, 1, 7, 4096, 65535, 65536, 65537, 300_000, 1_048_576];
@@ -111,4 +100,37 @@ fn a_part_is_loaded_without_reading_the_rest() {
     assert!(loaded.report.read_bytes <= (1 << 20) + 2 * config.block_bytes);
     assert_eq!(loaded.tensor("layer.5").unwrap().as_slice::<f32>().unwrap().len(), 1 << 18);
     assert!(loaded.tensor("layer.5").unwrap().as_slice::<u32>().is_err());
+}
+
+/// Wakes the thread that polls.
+struct Unpark(std::thread::Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+#[test]
+fn a_save_in_the_background_can_be_awaited_without_any_runtime() {
+    use std::future::Future;
+    use std::task::{Context, Poll, Waker};
+    let dir = tempfile::tempdir().unwrap();
+    let mut state = StateDict::new();
+    state.source(
+        ringstow::TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![1 << 20] },
+        Box::new(noise(1, 1 << 20)),
+    );
+    let handle = ringstow::save_async(state, dir.path(), &configs()[0]).unwrap();
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut handle = std::pin::pin!(handle);
+    let report = loop {
+        match handle.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(report) => break report.unwrap(),
+            Poll::Pending => std::thread::park(),
+        }
+    };
+    assert_eq!(report.tensor_bytes, 1 << 20);
+    assert!(handle.staged() && handle.done());
+    assert_eq!(ringstow::load(dir.path()).unwrap().tensor("w").unwrap().data(), noise(1, 1 << 20));
 }

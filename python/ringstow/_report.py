@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +83,8 @@ class LoadSeconds:
 class _Moved:
     """How bytes were moved."""
 
+    _seconds: ClassVar[type[SaveSeconds] | type[LoadSeconds] | None] = None
+
     path: str
     """The checkpoint's directory."""
     engine: str
@@ -101,12 +103,16 @@ class _Moved:
         for name, part in (("fallbacks", Fallback), ("damage", Damage)):
             if name in values:
                 values[name] = tuple(part(**item) for item in values[name])
+        if cls._seconds is not None:
+            values["seconds"] = cls._seconds(**values["seconds"])
         return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveReport(_Moved):
     """What a save did."""
+
+    _seconds = SaveSeconds
 
     generation: int
     """Saves into this directory that came before."""
@@ -123,13 +129,6 @@ class SaveReport(_Moved):
     seconds: SaveSeconds
     """Where the time went."""
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
-        report = super().from_json(text)
-        seconds: Any = report.seconds  # a dict until here
-        return dataclasses.replace(report, seconds=SaveSeconds(**seconds))
-
     @property
     def gb_per_s(self) -> float:
         """Gigabytes (10^9) of files a second, from the call to the commit."""
@@ -139,6 +138,8 @@ class SaveReport(_Moved):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadReport(_Moved):
     """What a load did."""
+
+    _seconds = LoadSeconds
 
     tensors: int
     """Tensors loaded."""
@@ -150,13 +151,6 @@ class LoadReport(_Moved):
     """Whether every block was checked against its checksum."""
     seconds: LoadSeconds
     """Where the time went."""
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
-        report = super().from_json(text)
-        seconds: Any = report.seconds  # a dict until here
-        return dataclasses.replace(report, seconds=LoadSeconds(**seconds))
 
     def followed_by(self, other: LoadReport) -> LoadReport:
         """Return the report of this load and then the other, as one."""

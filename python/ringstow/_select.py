@@ -28,7 +28,7 @@ def by_prefix(skeleton: dict[Any, Any], prefix: str, path: str) -> dict[Any, Any
         return part  # type: ignore[no-any-return]
     if not skeleton:
         return skeleton
-    raise _missing([prefix], [f"{prefix}..."], skeleton, path)
+    raise _missing([prefix], [f"any name that starts with {prefix!r}"], skeleton, path)
 
 
 def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[Any, Any]:
