@@ -138,17 +138,20 @@ def test_cancelling_keeps_the_earlier_checkpoint(slow_state, tmp_path):
 )
 def test_ctrl_c_ends_the_wait(wait, slow_bytes, tmp_path):
     code = f"""{SLOW_CODE}
-print("ready", flush=True)
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 try:
+    print("ready", flush=True)
     {wait}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     if "h" in globals():
         h.cancel()
 """
-    process = python_start(code, tmp_path / "c", slow_bytes)
+    process = python_start(code, tmp_path / "c", 4 * slow_bytes)
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.2)
+    while not list((tmp_path / "c").glob("*.part")):
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     begun = time.monotonic()
     out, err = process.communicate(timeout=60)
