@@ -3,7 +3,7 @@
 
 mod climb;
 pub mod job;
-pub mod load;
+pub(crate) mod load;
 pub mod report;
 pub mod runtime;
-pub mod save;
+pub(crate) mod save;
