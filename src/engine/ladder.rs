@@ -235,16 +235,23 @@ pub(super) fn uring_disabled() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
 }
 
-/// The error when every rung failed: each with its reason, and the remedies, each once.
+/// The error when every rung failed: each reason with the rungs that it kept from working, and the
+/// remedies, each once.
 pub fn none_left(failed: &[(Rung, Refusal)]) -> Error {
-    let tried: Vec<_> = failed.iter().map(|(rung, why)| format!("{rung}: {why}")).collect();
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
     let mut remedies: Vec<&str> = Vec::new();
-    for (_, why) in failed {
-        if !remedies.contains(&why.remedy.as_str()) {
-            remedies.push(&why.remedy);
+    for (rung, Refusal { reason, remedy }) in failed {
+        match reasons.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, rungs)) => rungs.push(rung.to_string()),
+            None => reasons.push((reason, vec![rung.to_string()])),
+        }
+        if !remedies.contains(&remedy.as_str()) {
+            remedies.push(remedy);
         }
     }
-    Error::Unsupported { what: tried.join("; "), remedy: remedies.join("; ") }
+    let told: Vec<_> =
+        reasons.iter().map(|(why, rungs)| format!("{why} (tried: {})", rungs.join("; "))).collect();
+    Error::Unsupported { what: told.join("; "), remedy: remedies.join("; ") }
 }
 
 /// Writes the first [`ALIGN`] bytes of a buffer to the start of a file: some file systems take
@@ -336,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_error_names_each_rung_and_each_remedy_once() {
+    fn the_last_error_names_each_rung_and_each_reason_and_remedy_once() {
         let rung = Rung { engine: Kind::Uring, fixed: true, direct: true };
         let other = Rung { fixed: false, ..rung };
         let why = Refusal::new("denied", "allow it");
         let text = none_left(&[(rung, why.clone()), (other, why)]).to_string();
         assert_eq!(
             text,
-            "uring, fixed buffers, O_DIRECT: denied; uring, O_DIRECT: denied; allow it"
+            "denied (tried: uring, fixed buffers, O_DIRECT; uring, O_DIRECT); allow it"
         );
     }
 }
