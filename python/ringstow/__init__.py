@@ -20,7 +20,16 @@ from ringstow._errors import (
     UnsupportedError,
 )
 from ringstow._handle import SaveHandle
-from ringstow._report import Damage, Fallback, LoadReport, Progress, SaveReport, VerifyReport
+from ringstow._report import (
+    Damage,
+    Fallback,
+    LoadReport,
+    LoadSeconds,
+    Progress,
+    SaveReport,
+    SaveSeconds,
+    VerifyReport,
+)
 
 __all__ = [
     "BusyError",
@@ -35,9 +44,11 @@ __all__ = [
     "InvalidStateError",
     "KeyMismatchError",
     "LoadReport",
+    "LoadSeconds",
     "Progress",
     "SaveHandle",
     "SaveReport",
+    "SaveSeconds",
     "UnsupportedError",
     "VerifyReport",
     "latest",
