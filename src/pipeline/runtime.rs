@@ -1,6 +1,6 @@
 //! What outlives a single save: the staging pool and the engines' threads.
 
-use crate::config::{Config, Switch};
+use crate::config::Config;
 use crate::engine::Engine;
 use crate::engine::ladder::{Kind, Rung};
 use crate::engine::portable::Portable;
@@ -125,6 +125,7 @@ impl Runtime {
 
     #[cfg(all(target_os = "linux", feature = "uring"))]
     fn start_uring(&self, depth: usize, fixed: bool) -> io::Result<Queue> {
+        use crate::config::Switch;
         use crate::engine::uring::Uring;
         let (pool, switch) = match fixed {
             true => (Some(self.pool()?), self.config.fixed),
@@ -137,7 +138,6 @@ impl Runtime {
 
     #[cfg(not(all(target_os = "linux", feature = "uring")))]
     fn start_uring(&self, _depth: usize, _fixed: bool) -> io::Result<Queue> {
-        let _ = Switch::Off;
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "this build has no io_uring engine (Linux with the cargo feature `uring` has)",

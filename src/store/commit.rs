@@ -226,6 +226,21 @@ mod tests {
         tx.commit(&manifest).unwrap();
     }
 
+    /// A save that lacks only the commit itself.
+    fn about_to_publish(dir: &Path, mark: u8) -> (Transaction, Manifest) {
+        let mut tx = Transaction::begin(dir).unwrap();
+        let manifest = write_part(&mut tx, mark);
+        tx.write_manifest(&manifest).unwrap();
+        (tx, manifest)
+    }
+
+    /// A save that is committed, and has cleared nothing away yet.
+    fn published(dir: &Path, mark: u8) -> (Transaction, Manifest) {
+        let (mut tx, manifest) = about_to_publish(dir, mark);
+        tx.publish().unwrap();
+        (tx, manifest)
+    }
+
     /// Dies without any clean-up, as if killed; only the lock goes, as the kernel would see to.
     fn die(mut tx: Transaction) {
         tx.committed = true;
@@ -239,10 +254,7 @@ mod tests {
     fn killed_before_the_rename_keeps_the_old_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         commit(dir.path(), 1);
-        let mut tx = Transaction::begin(dir.path()).unwrap();
-        let manifest = write_part(&mut tx, 2);
-        tx.write_manifest(&manifest).unwrap();
-        die(tx);
+        die(about_to_publish(dir.path(), 2).0);
         assert_eq!(mark_at(dir.path()), 1);
         assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
         prune(dir.path()).unwrap();
@@ -258,11 +270,7 @@ mod tests {
     fn killed_right_after_the_rename_has_the_new_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         commit(dir.path(), 1);
-        let mut tx = Transaction::begin(dir.path()).unwrap();
-        let manifest = write_part(&mut tx, 2);
-        tx.write_manifest(&manifest).unwrap();
-        tx.publish().unwrap();
-        die(tx);
+        die(published(dir.path(), 2).0);
         assert_eq!(mark_at(dir.path()), 2);
         commit(dir.path(), 3);
         assert_eq!(mark_at(dir.path()), 3);
@@ -273,11 +281,7 @@ mod tests {
     fn killed_between_commit_and_renames_is_finished_by_prune() {
         let dir = tempfile::tempdir().unwrap();
         commit(dir.path(), 1);
-        let mut tx = Transaction::begin(dir.path()).unwrap();
-        let manifest = write_part(&mut tx, 2);
-        tx.write_manifest(&manifest).unwrap();
-        tx.publish().unwrap();
-        die(tx);
+        die(published(dir.path(), 2).0);
         let swept = prune(dir.path()).unwrap();
         assert_eq!((swept.renamed.len(), swept.removed.len()), (1, 1));
         assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
@@ -287,10 +291,7 @@ mod tests {
     #[test]
     fn a_checkpoint_opened_right_after_its_commit_is_loaded_under_its_new_names() {
         let dir = tempfile::tempdir().unwrap();
-        let mut tx = Transaction::begin(dir.path()).unwrap();
-        let manifest = write_part(&mut tx, 7);
-        tx.write_manifest(&manifest).unwrap();
-        tx.publish().unwrap();
+        let (mut tx, manifest) = published(dir.path(), 7);
         let opened = Checkpoint::open(dir.path()).unwrap();
         tx.settle(&manifest).unwrap();
         let runtime = crate::Runtime::new(crate::Config::default()).unwrap();

@@ -82,20 +82,23 @@ fn look(dir: &Path) -> Result<Option<Found>> {
     if !file_names(dir)?.iter().any(ours) {
         return Ok(None);
     }
-    let manifest = read_manifest(dir).ok();
-    let (status, problem) = match Checkpoint::open(dir) {
+    let opened = Checkpoint::open(dir);
+    // One that cannot be loaded may still say what it was.
+    let readable = if opened.is_err() { read_manifest(dir).ok() } else { None };
+    let manifest = opened.as_ref().map(Checkpoint::manifest).ok().or(readable.as_ref());
+    let (status, problem) = match &opened {
         Ok(_) => (Status::Committed, None),
         Err(error @ Error::Incomplete { .. }) => (Status::Incomplete, Some(error.to_string())),
         Err(error) => (Status::Damaged, Some(error.to_string())),
     };
-    let of = |part: fn(&Manifest) -> u64| manifest.as_ref().map(part);
+    let of = |part: fn(&Manifest) -> u64| manifest.map(part);
     Ok(Some(Found {
         path: dir.into(),
         status,
         problem,
         step: step(dir),
         created_unix_ms: of(|m| m.created_unix_ms),
-        tensors: manifest.as_ref().map(|m| m.tensors.len()),
+        tensors: manifest.map(|m| m.tensors.len()),
         file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
     }))
 }
