@@ -84,11 +84,12 @@ fn plan(dir: &Path, manifest: Option<&Manifest>) -> Result<Plan> {
 
 impl Plan {
     fn carry_out(self, dir: &Path) -> Result<Swept> {
-        for (from, to) in &self.rename {
-            fs::rename(from, to).map_err(|e| Error::io("renaming", from, e))?;
-        }
+        // Stale shards go first: who knows no manifest never sees them beside new ones.
         for path in &self.remove {
             remove(path)?;
+        }
+        for (from, to) in &self.rename {
+            fs::rename(from, to).map_err(|e| Error::io("renaming", from, e))?;
         }
         if !self.rename.is_empty() || !self.remove.is_empty() {
             crate::engine::file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))?;
