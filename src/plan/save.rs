@@ -223,6 +223,7 @@ impl SavePlan {
             dtype: info.dtype,
             shape: info.shape.clone(),
             chunks: vec![Chunk { file, begin, offsets: None, sizes: None }],
+            object: false,
         };
         tensors.iter().zip(places).map(entry).collect()
     }
