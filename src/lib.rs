@@ -49,7 +49,7 @@ pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
-pub use store::{Checkpoint, LoadOptions, Loaded, TensorView, latest, list, prune};
+pub use store::{Checkpoint, Kind, LoadOptions, Loaded, Slice, TensorView, latest, list, prune};
 
 use std::path::Path;
 use std::sync::Arc;
