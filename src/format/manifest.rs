@@ -65,6 +65,9 @@ pub struct TensorEntry {
     pub shape: Vec<u64>,
     /// Where its bytes are.
     pub chunks: Vec<Chunk>,
+    /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub object: bool,
 }
 
 /// A box of a tensor, dense in row-major order in one file.
@@ -99,6 +102,7 @@ impl Manifest {
     /// A manifest of this version of format and library.
     pub fn new(
         generation: u64,
+        world_size: u32,
         block_bytes: u64,
         files: Vec<FileEntry>,
         tensors: Vec<TensorEntry>,
@@ -112,7 +116,7 @@ impl Manifest {
             writer: env!("CARGO_PKG_VERSION").into(),
             created_unix_ms: since_epoch.as_millis() as u64,
             generation,
-            world_size: 1,
+            world_size,
             block_bytes,
             files,
             tensors,
@@ -148,7 +152,7 @@ impl Manifest {
             Err(error) => return Err(unreadable(&text, path, &error)),
         };
         manifest.check_version(path)?;
-        manifest.validate().map_err(|reason| Error::format(path, reason))?;
+        manifest.check().map_err(|reason| Error::format(path, reason))?;
         Ok(manifest)
     }
 
@@ -166,8 +170,11 @@ impl Manifest {
     }
 
     /// Checks all that readers rely on: names that stay in the directory, sizes that do not
-    /// overflow, chunks that lie in their files and do not overlap.
-    fn validate(&self) -> std::result::Result<(), String> {
+    /// overflow, chunks that lie in their files, cover their tensors and do not overlap.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(&self) -> std::result::Result<(), String> {
         if !self.block_bytes.is_multiple_of(ALIGN as u64)
             || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
         {
@@ -175,7 +182,7 @@ impl Manifest {
         }
         let mut names = HashSet::new();
         for file in &self.files {
-            self.validate_file(file)?;
+            self.check_file(file)?;
             if !names.insert(&file.name) {
                 return Err(format!("two files are named {:?}", file.name));
             }
@@ -186,7 +193,7 @@ impl Manifest {
             if !names.insert(&tensor.name) {
                 return Err(format!("two tensors are named {:?}", tensor.name));
             }
-            self.validate_tensor(tensor, |file, begin, end| {
+            self.check_tensor(tensor, |file, begin, end| {
                 extents.push((file, begin, end, index));
             })?;
         }
@@ -203,7 +210,7 @@ impl Manifest {
         }
     }
 
-    fn validate_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
+    fn check_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
         if !names::is_confined(&file.name) {
             return Err(format!(
                 "file name {:?} is refused: a shard is a plain *.safetensors name in the checkpoint's own directory",
@@ -223,7 +230,7 @@ impl Manifest {
     }
 
     /// Checks a tensor's chunks, and reports each that is not empty as (file, begin, end).
-    fn validate_tensor(
+    fn check_tensor(
         &self,
         tensor: &TensorEntry,
         mut extent: impl FnMut(u32, u64, u64),
@@ -365,9 +372,11 @@ mod tests {
             dtype: Dtype::F32,
             shape: shape.to_vec(),
             chunks: vec![Chunk { file, begin, offsets: None, sizes: None }],
+            object: false,
         };
         Manifest::new(
             3,
+            1,
             8192,
             vec![file("a.safetensors", 20000), file("b.safetensors", 4096)],
             vec![

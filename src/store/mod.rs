@@ -7,12 +7,15 @@ mod load;
 mod lock;
 mod open;
 mod save;
+mod session;
 mod sweep;
 mod verify;
 
 pub use list::{Found, Status, latest, list};
 pub use load::{LoadOptions, Loaded, LoadedTensor, TensorView};
 pub use open::Checkpoint;
-pub use save::save;
+pub(crate) use save::Contents;
+pub use save::{save, write_rank};
+pub use session::{Committed, Session};
 pub use sweep::{Left, Swept, prune, prune_plan};
 pub use verify::verify;
