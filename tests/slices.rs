@@ -7,9 +7,10 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use ringstow::device::host::{HostSink, StridedSink};
-use ringstow::format::header::{self, Placed};
-use ringstow::format::{Chunk, FileEntry, Manifest, TensorEntry, names};
-use ringstow::{Checkpoint, Dtype, Error, LoadOptions, LoadReport, Runtime, Slice, TensorInfo};
+use ringstow::{
+    Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, Receipt, Runtime, Session,
+    Slice, StateDict, TensorInfo, write_rank,
+};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,57 +58,26 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// Writes a checkpoint of one shard a rank, as a distributed save does.
+/// Saves a checkpoint of one shard a rank.
 fn write(dir: &Path, tensors: &[Parts]) {
-    fs::create_dir_all(dir).unwrap();
     let ranks = 1 + tensors.iter().flat_map(|t| &t.parts).map(|p| p.0).max().unwrap();
-    let mut entries: Vec<TensorEntry> = tensors
-        .iter()
-        .map(|t| TensorEntry {
-            name: t.name.into(),
-            dtype: Dtype::U32,
-            shape: t.shape.clone(),
-            chunks: Vec::new(),
-            object: false,
-        })
-        .collect();
-    let mut files = Vec::new();
-    for rank in 0..ranks {
-        let mut placed: Vec<(usize, TensorInfo, Vec<u64>)> = Vec::new();
-        let mut data = Vec::new();
-        for (t, tensor) in tensors.iter().enumerate() {
-            for (_, offsets, sizes) in tensor.parts.iter().filter(|part| part.0 == rank) {
-                let info = TensorInfo {
-                    name: tensor.name.into(),
-                    dtype: Dtype::U32,
-                    shape: sizes.clone(),
-                };
-                placed.push((t, info, offsets.clone()));
-                data.push(bytes(&tensor.values(offsets, sizes)));
-            }
+    let session = Session::begin(dir, ranks as u32).unwrap();
+    let receipts = (0..ranks).map(|rank| write_part(dir, rank, tensors)).collect();
+    session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap();
+}
+
+fn write_part(dir: &Path, rank: usize, tensors: &[Parts]) -> Receipt {
+    let mut state = StateDict::new();
+    for tensor in tensors {
+        for (_, offsets, sizes) in tensor.parts.iter().filter(|part| part.0 == rank) {
+            let (name, shape) = (tensor.name.into(), tensor.shape.clone());
+            let info = TensorInfo { name, dtype: Dtype::U32, shape: sizes.clone() };
+            let part = Part { shape, offsets: offsets.clone() };
+            state.part(info, part, Box::new(bytes(&tensor.values(offsets, sizes))));
         }
-        let (mut at, mut in_header) = (0, Vec::new());
-        for ((_, info, offsets), data) in placed.iter().zip(&data) {
-            let end = at + data.len() as u64;
-            in_header.push(Placed { info, begin: at, end, offsets: offsets.clone() });
-            at = end;
-        }
-        let mut file = header::build(&in_header);
-        let header = file.len() as u64;
-        for ((t, info, offsets), placed) in placed.iter().zip(&in_header) {
-            let (offsets, sizes) = (Some(offsets.clone()), Some(info.shape.clone()));
-            let begin = header + placed.begin;
-            entries[*t].chunks.push(Chunk { file: rank as u32, begin, offsets, sizes });
-        }
-        file.extend(data.concat());
-        let name = names::shard(rank as u32, 0, 0);
-        fs::write(dir.join(&name), &file).unwrap();
-        let crc32 = file.chunks(BLOCK as usize).map(crc32fast::hash).collect();
-        files.push(FileEntry { name, bytes: file.len() as u64, crc32 });
     }
-    let state = serde_json::value::to_raw_value(&()).unwrap();
-    let manifest = Manifest::new(0, BLOCK, files, entries, state);
-    fs::write(dir.join("manifest.json"), manifest.encode().unwrap()).unwrap();
+    let config = Config { block_bytes: BLOCK, ..small_config() };
+    write_rank(&state, rank as u32, dir, &config).unwrap().0
 }
 
 /// A matrix cut by rows over four ranks, one cut in a grid, and a small one that is whole.
@@ -246,7 +216,7 @@ fn a_slice_of_rows_reads_little_more_than_its_own_bytes() {
 #[test]
 fn damage_matters_to_those_who_read_the_block() {
     let (_root, dir, tensors) = written();
-    let path = dir.join(names::shard(3, 0, 0));
+    let path = dir.join("rank00003-0.safetensors");
     let mut file = fs::read(&path).unwrap();
     let at = 4096 + 20_000; // in the chunk of "rows", rows 39 and on
     file[at] ^= 1;
@@ -383,10 +353,21 @@ proptest! {
 }
 
 #[test]
-fn a_manifest_whose_chunks_overlap_is_refused() {
-    let root = scratch();
+fn chunks_that_overlap_are_refused_by_the_commit_and_by_the_reader() {
+    let (root, committed) = (scratch(), scratch());
     let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[2, 0], &[4, 8])];
+    let overlapping = [Parts::new("w", &[8, 8], parts)];
+    let session = Session::begin(committed.path(), 2).unwrap();
+    let receipts = (0..2).map(|rank| write_part(committed.path(), rank, &overlapping)).collect();
+    let error =
+        session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap_err();
+    assert_says(&error, &["\"w\"", "overlap"]);
+
+    let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[4, 0], &[4, 8])];
     write(root.path(), &[Parts::new("w", &[8, 8], parts)]);
+    let mut manifest = Checkpoint::open(root.path()).unwrap().manifest().clone();
+    manifest.tensors[0].chunks[1].offsets = Some(vec![2, 0]);
+    fs::write(root.path().join("manifest.json"), manifest.encode().unwrap()).unwrap();
     let error = Checkpoint::open(root.path()).unwrap_err();
     assert!(matches!(error, Error::Format { .. }), "{error:?}");
     assert_says(&error, &["\"w\"", "overlap"]);

@@ -8,6 +8,21 @@ TensorSpec = tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]
 """What is handed over of a tensor that is to be saved: name, dtype, shape in elements, strides in
 bytes (None: dense), address, number of bytes of the dense data."""
 
+ItemSpec = tuple[
+    str,
+    str,
+    tuple[int, ...],
+    tuple[int, ...] | None,
+    int,
+    int,
+    tuple[int, ...] | None,
+    tuple[int, ...] | None,
+    bool,
+]
+"""The same of a box of a tensor, or of an object: after the box's own name, dtype, shape, strides,
+address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the item
+is all of it), and whether it is an object, an opaque byte string of dtype U8."""
+
 
 class Memory(NamedTuple):
     """The bytes of one tensor. Whoever holds ``owner`` keeps them alive."""

@@ -5,17 +5,19 @@ import os
 from collections.abc import Sequence
 from typing import TypeAlias, final
 
-from ringstow._memory import TensorSpec
+from ringstow._memory import ItemSpec, TensorSpec
 
 __all__ = [
     "Block",
     "Checkpoint",
     "SaveJob",
+    "Session",
     "__version__",
     "cli",
     "forget_after_fork",
     "latest",
     "start_save",
+    "start_write",
     "verify",
 ]
 
@@ -42,12 +44,26 @@ class SaveJob:
     def wait(self, timeout: float | None = None) -> bool: ...
     # JSON SaveReport; raises the save's error. Only after done.
     def result(self) -> str: ...
+    # What the coordinator needs of a rank's part. Only of start_write, and only after result.
+    def receipt(self) -> bytes: ...
     # Bytes staged, bytes written, bytes in all.
     def progress(self) -> tuple[int, int, int]: ...
     def cancel(self) -> None: ...
 
 # Returns at once. The caller keeps the memory alive and unchanged until staged.
 def start_save(tensors: list[TensorSpec], state: str, path: str, config: str) -> SaveJob: ...
+
+# One rank's part of a checkpoint: durable, not committed. The same promises.
+def start_write(items: list[ItemSpec], path: str, rank: int, config: str) -> SaveJob: ...
+
+# The coordinator's hold on a directory, begun before any rank writes. Dropped without a commit, it
+# removes what the ranks wrote.
+@final
+class Session:
+    def __new__(cls, path: str, world_size: int) -> Session: ...
+    # One receipt a rank; the JSON tree; the tensors and objects that must be there. JSON Committed.
+    def commit(self, receipts: list[bytes], state: str, names: list[str]) -> str: ...
+    def abandon(self) -> None: ...
 
 # One tensor's bytes, writable, kept alive by whoever holds the buffer.
 @final

@@ -120,6 +120,7 @@ impl Manifest {
     /// A manifest of this version of format and library.
     pub fn new(
         generation: u64,
+        world_size: u32,
         block_bytes: u64,
         files: Vec<FileEntry>,
         tensors: Vec<TensorEntry>,
@@ -133,7 +134,7 @@ impl Manifest {
             writer: env!("CARGO_PKG_VERSION").into(),
             created_unix_ms: since_epoch.as_millis() as u64,
             generation,
-            world_size: 1,
+            world_size,
             block_bytes,
             files,
             tensors,
@@ -169,7 +170,7 @@ impl Manifest {
             Err(error) => return Err(unreadable(&text, path, &error)),
         };
         manifest.check_version(path)?;
-        manifest.validate().map_err(|reason| Error::format(path, reason))?;
+        manifest.check().map_err(|reason| Error::format(path, reason))?;
         Ok(manifest)
     }
 
@@ -187,8 +188,11 @@ impl Manifest {
     }
 
     /// Checks all that readers rely on: names that stay in the directory, sizes that do not
-    /// overflow, chunks that lie in their files and do not overlap.
-    fn validate(&self) -> std::result::Result<(), String> {
+    /// overflow, chunks that lie in their files, cover their tensors and do not overlap.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(&self) -> std::result::Result<(), String> {
         if !self.block_bytes.is_multiple_of(ALIGN as u64)
             || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
         {
@@ -196,7 +200,7 @@ impl Manifest {
         }
         let mut names = HashSet::new();
         for file in &self.files {
-            self.validate_file(file)?;
+            self.check_file(file)?;
             if !names.insert(&file.name) {
                 return Err(format!("two files are named {:?}", file.name));
             }
@@ -207,7 +211,7 @@ impl Manifest {
             if !names.insert(&tensor.name) {
                 return Err(format!("two tensors are named {:?}", tensor.name));
             }
-            self.validate_tensor(tensor, |file, begin, end| {
+            self.check_tensor(tensor, |file, begin, end| {
                 extents.push((file, begin, end, index));
             })?;
         }
@@ -224,7 +228,7 @@ impl Manifest {
         }
     }
 
-    fn validate_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
+    fn check_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
         if !names::is_confined(&file.name) {
             return Err(format!(
                 "file name {:?} is refused: a shard is a plain *.safetensors name in the checkpoint's own directory",
@@ -244,7 +248,7 @@ impl Manifest {
     }
 
     /// Checks a tensor's chunks, and reports each that is not empty as (file, begin, end).
-    fn validate_tensor(
+    fn check_tensor(
         &self,
         tensor: &TensorEntry,
         mut extent: impl FnMut(u32, u64, u64),
@@ -398,6 +402,7 @@ mod tests {
         };
         Manifest::new(
             3,
+            1,
             8192,
             vec![file("a.safetensors", 20000), file("b.safetensors", 4096)],
             vec![

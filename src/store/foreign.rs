@@ -277,7 +277,7 @@ impl Found {
         }
         let state = RawValue::from_string("{}".into()).expect("an empty object is JSON");
         let block_bytes = Config::default().block_bytes;
-        let mut manifest = Manifest::new(0, block_bytes, self.files, self.tensors, state);
+        let mut manifest = Manifest::new(0, 1, block_bytes, self.files, self.tensors, state);
         (manifest.format, manifest.created_unix_ms) = ("safetensors".into(), 0);
         Ok((manifest, self.shards))
     }
