@@ -8,6 +8,21 @@ TensorSpec = tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]
 """What is handed over of a tensor that is to be saved: name, dtype, shape in elements, strides in
 bytes (None: dense), address, number of bytes of the dense data."""
 
+ItemSpec = tuple[
+    str,
+    str,
+    tuple[int, ...],
+    tuple[int, ...] | None,
+    int,
+    int,
+    tuple[int, ...] | None,
+    tuple[int, ...] | None,
+    bool,
+]
+"""What is handed over of one rank's part of a tensor: a `TensorSpec` of the part, then the shape of
+the whole tensor and the part's offsets in it (None and None: the part is all of it), and whether it
+is an object's bytes and no tensor."""
+
 
 class Memory(NamedTuple):
     """The bytes of one tensor. Whoever holds ``owner`` keeps them alive."""

@@ -266,6 +266,7 @@ _READERS: dict[str, Callable[[Fields], Any]] = {
     "$dtype": _named("$dtype"),
     "$device": _named("$device"),
     "$tensor": _named("$tensor"),
+    "$object": _named("$object"),
     "$pickle": _named("$pickle"),
     "$ndarray": _ndarray,
     "$scalar": _scalar,
