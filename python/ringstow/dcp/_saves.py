@@ -85,7 +85,7 @@ class Coordinator:
         self.abandon()
         with _lock:
             other = _holders.get(path)
-        if other is not None and not is_saving(other._thread):
+        if other is not None and not other._is_busy():
             other.abandon()
         session = _native.Session(path, world_size)
         self._session, self.path = session, path
@@ -120,6 +120,10 @@ class Coordinator:
             _inherited.append(session)  # the parent's: a forked child must not clean it up
         else:
             session.abandon()
+
+    def _is_busy(self) -> bool:
+        """Tell whether the save is still under way, in another thread than this one."""
+        return self._thread is not threading.current_thread() and is_saving(self._thread)
 
     def _let_go(self) -> _native.Session | None:
         with _lock:
