@@ -13,7 +13,7 @@ use ringstow::engine::{file, ladder};
 use ringstow::format::{FileEntry, Manifest};
 use ringstow::plan::load::{Want, blocks};
 use ringstow::plan::save::{Options, SavePlan, plan};
-use ringstow::{Config, Dtype, EngineChoice, Runtime, StateDict, Switch, TensorInfo};
+use ringstow::{Config, Dtype, EngineChoice, Item, Runtime, StateDict, Switch, TensorInfo};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -168,22 +168,22 @@ fn checksum(criterion: &mut Criterion) {
     }
 }
 
-/// Infos of as many tensors as asked for, of 4 KiB each.
-fn many(count: usize) -> Vec<TensorInfo> {
+/// As many tensors as asked for, of 4 KiB each.
+fn many(count: usize) -> Vec<Item> {
     let info = |i| TensorInfo {
         name: format!("model.layers.{}.block.{}.weight", i / 10, i % 10),
         dtype: Dtype::F32,
         shape: vec![32, 32],
     };
-    (0..count).map(info).collect()
+    (0..count).map(|i| info(i).into()).collect()
 }
 
-fn plan_of(infos: &[TensorInfo]) -> SavePlan {
+fn plan_of(items: &[Item]) -> SavePlan {
     let options = Options { rank: 0, generation: 0, block_bytes: 4 << 20, shard_bytes: 0 };
-    plan(infos, options).expect("names are unique")
+    plan(items, options).expect("names are unique")
 }
 
-fn manifest_of(infos: &[TensorInfo], plan: &SavePlan) -> Manifest {
+fn manifest_of(items: &[Item], plan: &SavePlan) -> Manifest {
     let file = |shard: &ringstow::plan::save::Shard| FileEntry {
         name: shard.name.clone(),
         bytes: shard.bytes,
@@ -191,21 +191,21 @@ fn manifest_of(infos: &[TensorInfo], plan: &SavePlan) -> Manifest {
     };
     let files = plan.shards.iter().map(file).collect();
     let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
-    Manifest::new(0, 4 << 20, files, plan.entries(infos), state)
+    Manifest::new(0, 1, 4 << 20, files, plan.entries(items), state)
 }
 
 fn planner(criterion: &mut Criterion) {
     let count = if smoke() { 1000 } else { 100_000 };
-    let infos = many(count);
-    let plan = plan_of(&infos);
+    let items = many(count);
+    let plan = plan_of(&items);
     let mut group = group(criterion, "planner", Throughput::BytesDecimal(plan.tensor_bytes));
-    group.bench_function(format!("layout of {count} tensors"), |b| b.iter(|| plan_of(&infos)));
+    group.bench_function(format!("layout of {count} tensors"), |b| b.iter(|| plan_of(&items)));
     group.bench_function(format!("pieces of all blocks of {count} tensors"), |b| {
         b.iter(|| plan.blocks.iter().map(|block| plan.pieces(block).len()).sum::<usize>());
     });
     let place =
         |extent: &ringstow::plan::save::Extent| Want { file: 0, range: extent.range.clone() };
-    let wants: Vec<Want> = plan.shards[0].tensors.iter().map(place).collect();
+    let wants: Vec<Want> = plan.shards[0].items.iter().map(place).collect();
     let file_bytes: Vec<u64> = plan.shards.iter().map(|shard| shard.bytes).collect();
     group.bench_function(format!("reads of {count} tensors"), |b| {
         b.iter(|| blocks(&wants, &file_bytes, 4 << 20));
@@ -215,8 +215,8 @@ fn planner(criterion: &mut Criterion) {
 fn manifest(criterion: &mut Criterion) {
     let large = std::env::var_os("RINGSTOW_BENCH_LARGE").map(|_| 1_000_000);
     for count in large.into_iter().chain([if smoke() { 1000 } else { 100_000 }]) {
-        let infos = many(count);
-        let manifest = manifest_of(&infos, &plan_of(&infos));
+        let items = many(count);
+        let manifest = manifest_of(&items, &plan_of(&items));
         let text = manifest.encode().expect("it can be written");
         let mut group = group(criterion, "manifest", Throughput::BytesDecimal(text.len() as u64));
         group.bench_function(format!("write {count} tensors"), |b| b.iter(|| manifest.encode()));

@@ -18,17 +18,17 @@ use std::time::Duration;
 /// failure nobody asked for is then logged through `tracing`.
 #[must_use = "a save that fails says so only to who asks: call `result`"]
 #[derive(Debug)]
-pub struct SaveHandle {
+pub struct SaveHandle<T = SaveReport> {
     job: Arc<Job>,
-    outcome: Arc<Mutex<Option<Result<SaveReport>>>>,
+    outcome: Arc<Mutex<Option<Result<T>>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl SaveHandle {
+impl<T: Send + 'static> SaveHandle<T> {
     /// Runs `save` on a thread of its own.
     pub(crate) fn start(
         path: PathBuf,
-        save: impl FnOnce(&Arc<Job>) -> Result<SaveReport> + Send + 'static,
+        save: impl FnOnce(&Arc<Job>) -> Result<T> + Send + 'static,
     ) -> Result<Self> {
         let (job, outcome) = (Arc::<Job>::default(), Arc::<Mutex<Option<_>>>::default());
         let (its_job, its_outcome) = (job.clone(), Arc::clone(&outcome));
@@ -48,6 +48,13 @@ impl SaveHandle {
             .spawn(run)
             .map_err(|e| Error::io("starting a thread to save", path, e))?;
         Ok(Self { job, outcome, thread: Some(thread) })
+    }
+}
+
+impl<T> SaveHandle<T> {
+    /// How far it is, and whether to stop: what all handles share.
+    pub fn job(&self) -> &Arc<Job> {
+        &self.job
     }
 
     /// Whether every byte has left its tensor: from then on the tensors may be changed.
@@ -86,19 +93,19 @@ impl SaveHandle {
     ///
     /// # Errors
     /// What the save failed with.
-    pub fn result(self) -> Result<SaveReport> {
+    pub fn result(self) -> Result<T> {
         self.job.wait_ended(None);
         self.take().expect("it is taken only here, by value, or by a poll that was ready")
     }
 
     /// The outcome, the first time after the end.
-    pub fn take(&self) -> Option<Result<SaveReport>> {
+    pub fn take(&self) -> Option<Result<T>> {
         self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 }
 
-impl Future for SaveHandle {
-    type Output = Result<SaveReport>;
+impl<T> Future for SaveHandle<T> {
+    type Output = Result<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if self.job.wake_at_end(context.waker()) {
@@ -108,7 +115,7 @@ impl Future for SaveHandle {
     }
 }
 
-impl Drop for SaveHandle {
+impl<T> Drop for SaveHandle<T> {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -43,13 +43,16 @@ pub mod store;
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::ladder::Fallback;
 pub use error::{Error, Result};
-pub use format::{Dtype, TensorInfo, Value};
+pub use format::{Dtype, Item, Part, Receipt, TensorInfo, Value};
 pub use handle::SaveHandle;
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
-pub use store::{Checkpoint, LoadOptions, Loaded, TensorView, latest, list, prune};
+pub use store::{
+    Checkpoint, Committed, Kind, LoadOptions, Loaded, Session, Slice, TensorView, latest, list,
+    prune,
+};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -61,9 +64,7 @@ use std::sync::Arc;
 /// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
 pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> Result<SaveReport> {
     let runtime = Runtime::shared(config)?;
-    let tree = state.tree()?;
-    let job = Arc::default();
-    store::save(&runtime, &state.infos, &state.sources, tree, path.as_ref(), &job)
+    store::save(&runtime, state, path.as_ref(), &Arc::default())
 }
 
 /// Starts saving a state and returns at once. Owned tensors are dropped at the end; memory that is
@@ -73,15 +74,49 @@ pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> R
 /// [`Error::Invalid`] for a configuration or values that cannot be; all else comes through
 /// [`SaveHandle::result`].
 pub fn save_async(
-    state: StateDict<'static>,
+    mut state: StateDict<'static>,
     path: impl AsRef<Path>,
     config: &Config,
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
     let tree = state.tree()?;
+    state.set_tree(tree);
+    let path = path.as_ref().to_path_buf();
+    SaveHandle::start(path.clone(), move |job| store::save(&runtime, &state, &path, job))
+}
+
+/// Writes one rank's part of the checkpoint at `path`, durable but not committed: the coordinator's
+/// [`Session`], begun before any rank writes, makes a checkpoint of all ranks' receipts.
+///
+/// Values of the state other than tensors are the coordinator's to commit; here they are ignored. A
+/// state of no tensors writes no file, and gives a receipt all the same.
+///
+/// # Errors
+/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
+pub fn write_rank(
+    state: &StateDict<'_>,
+    rank: u32,
+    path: impl AsRef<Path>,
+    config: &Config,
+) -> Result<(Receipt, SaveReport)> {
+    let runtime = Runtime::shared(config)?;
+    store::write_rank(&runtime, state, rank, path.as_ref(), &Arc::default())
+}
+
+/// [`write_rank`] in the background, as [`save_async`] is [`save`].
+///
+/// # Errors
+/// As for [`save_async`].
+pub fn write_rank_async(
+    state: StateDict<'static>,
+    rank: u32,
+    path: impl AsRef<Path>,
+    config: &Config,
+) -> Result<SaveHandle<(Receipt, SaveReport)>> {
+    let runtime = Runtime::shared(config)?;
     let path = path.as_ref().to_path_buf();
     SaveHandle::start(path.clone(), move |job| {
-        store::save(&runtime, &state.infos, &state.sources, tree, &path, job)
+        store::write_rank(&runtime, &state, rank, &path, job)
     })
 }
 

@@ -3,14 +3,15 @@
 use crate::device::Source;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
-use crate::format::{Dtype, TensorInfo, Value};
+use crate::format::{Dtype, Item, Part, TensorInfo, Value};
+use crate::store::Contents;
 use serde_json::value::RawValue;
 
 /// The state to be saved. Tensors are borrowed or owned, and copied only while they are saved.
 #[derive(Default)]
 pub struct StateDict<'a> {
-    pub(crate) infos: Vec<TensorInfo>,
-    pub(crate) sources: Vec<Box<dyn Source + 'a>>,
+    items: Vec<Item>,
+    sources: Vec<Box<dyn Source + 'a>>,
     values: Vec<(Value, Value)>,
     tree: Option<Box<RawValue>>,
 }
@@ -67,7 +68,24 @@ impl<'a> StateDict<'a> {
 
     /// Adds a tensor that any [`Source`] gives the bytes of.
     pub fn source(&mut self, info: TensorInfo, source: Box<dyn Source + 'a>) -> &mut Self {
-        self.infos.push(info);
+        self.item(info.into(), source)
+    }
+
+    /// Adds a box of a tensor that other ranks, or other boxes here, have the rest of.
+    ///
+    /// `info` has the tensor's name and the box's own shape; `part` says where in which tensor it lies.
+    pub fn part(
+        &mut self,
+        info: TensorInfo,
+        part: Part,
+        source: Box<dyn Source + 'a>,
+    ) -> &mut Self {
+        self.item(Item { info, part: Some(part), object: false }, source)
+    }
+
+    /// Adds an item of any kind.
+    pub fn item(&mut self, item: Item, source: Box<dyn Source + 'a>) -> &mut Self {
+        self.items.push(item);
         self.sources.push(source);
         self
     }
@@ -85,15 +103,19 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// The tensors, for the save.
+    pub(crate) fn contents(&self) -> Contents<'_> {
+        Contents { items: &self.items, sources: &self.sources }
+    }
+
     /// The tree of values: one dictionary of all tensors and values, unless it was set.
     pub(crate) fn tree(&self) -> Result<Box<RawValue>> {
         if let Some(tree) = &self.tree {
             return Ok(tree.clone());
         }
-        let tensors = self
-            .infos
-            .iter()
-            .map(|info| (Value::Str(info.name.clone()), Value::Tensor(info.name.clone())));
+        let tensors = self.items.iter().map(|Item { info, .. }| {
+            (Value::Str(info.name.clone()), Value::Tensor(info.name.clone()))
+        });
         let items: Vec<_> = tensors.chain(self.values.iter().cloned()).collect();
         let mut seen = std::collections::HashSet::new();
         for (key, _) in &items {

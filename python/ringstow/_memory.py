@@ -19,9 +19,9 @@ ItemSpec = tuple[
     tuple[int, ...] | None,
     bool,
 ]
-"""What is handed over of one rank's part of a tensor: a `TensorSpec` of the part, then the shape of
-the whole tensor and the part's offsets in it (None and None: the part is all of it), and whether it
-is an object's bytes and no tensor."""
+"""The same of a box of a tensor, or of an object: after the box's own name, dtype, shape, strides,
+address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the item
+is all of it), and whether it is an object, an opaque byte string of dtype U8."""
 
 
 class Memory(NamedTuple):

@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import final
+from typing import TypeAlias, final
 
 from ringstow._memory import ItemSpec, TensorSpec
 
@@ -23,6 +23,15 @@ __all__ = [
 
 __version__: str
 
+# name, dtype, shape, whether it is an object (bytes, not a tensor), chunks as (offsets, sizes)
+_Entry: TypeAlias = tuple[
+    str, str, tuple[int, ...], bool, list[tuple[tuple[int, ...], tuple[int, ...]]]
+]
+
+# name, number of the chunk in its entry, offsets of the box in the chunk, its lengths, address of
+# its first element's place, strides there in bytes
+_SliceSpec: TypeAlias = tuple[str, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
+
 @final
 class SaveJob:
     # True once every byte has left its tensor (a save that failed before never gets there).
@@ -35,27 +44,25 @@ class SaveJob:
     def wait(self, timeout: float | None = None) -> bool: ...
     # JSON SaveReport; raises the save's error. Only after done.
     def result(self) -> str: ...
+    # What the coordinator needs of a rank's part. Only of start_write, and only after result.
+    def receipt(self) -> bytes: ...
     # Bytes staged, bytes written, bytes in all.
     def progress(self) -> tuple[int, int, int]: ...
     def cancel(self) -> None: ...
-    # Of a job by start_write, after it is done: what the coordinator needs of this rank.
-    def receipt(self) -> bytes: ...
 
 # Returns at once. The caller keeps the memory alive and unchanged until staged.
 def start_save(tensors: list[TensorSpec], state: str, path: str, config: str) -> SaveJob: ...
 
-# One rank's part of a checkpoint: durable shards that are not committed. Returns at once, and asks
-# of the caller what start_save asks.
+# One rank's part of a checkpoint: durable, not committed. The same promises.
 def start_write(items: list[ItemSpec], path: str, rank: int, config: str) -> SaveJob: ...
 
-# The coordinator's hold on the directory: made before any rank writes.
+# The coordinator's hold on a directory, begun before any rank writes. Dropped without a commit, it
+# removes what the ranks wrote.
 @final
 class Session:
     def __new__(cls, path: str, world_size: int) -> Session: ...
-    # The receipts of all ranks, the JSON tree, all that the checkpoint must hold. Returns JSON:
-    # generation, files, file_bytes, tensors, seconds.
+    # One receipt a rank; the JSON tree; the tensors and objects that must be there. JSON Committed.
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> str: ...
-    # Removes what the ranks wrote and lets go of the directory; so does the session's end.
     def abandon(self) -> None: ...
 
 # One tensor's bytes, writable, kept alive by whoever holds the buffer.
@@ -66,36 +73,27 @@ class Block:
 
 @final
 class Checkpoint:
-    # Reads and checks the manifest. With foreign also opens a directory of safetensors files.
+    # Reads and checks the manifest. With `foreign`, opens where there is none also a directory of
+    # safetensors files: of torch's HuggingFaceStorageWriter, or plain Hugging Face.
     def __new__(cls, path: str, foreign: bool = False) -> Checkpoint: ...
-    # "ringstow" or "safetensors"
+    # "ringstow", or "safetensors": without checksums, so that no load is verified.
     @property
     def kind(self) -> str: ...
-    # name, dtype, shape, whether it is an object, chunks as (offsets, sizes)
-    @property
-    def entries(
-        self,
-    ) -> list[
-        tuple[str, str, tuple[int, ...], bool, list[tuple[tuple[int, ...], tuple[int, ...]]]]
-    ]: ...
     # The JSON tree as saved.
     @property
     def state(self) -> str: ...
     # name, dtype, shape, nbytes
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]: ...
+    # name, dtype, shape, whether it is an object (bytes), chunks as (offsets, sizes)
+    @property
+    def entries(self) -> list[_Entry]: ...
+    # Boxes of chunks to strided memory; JSON LoadReport. No two may share memory.
+    def read(self, slices: list[_SliceSpec], verify: bool, config: str) -> str: ...
     # Blocks in the order of names; JSON LoadReport.
     def load(self, names: list[str], verify: bool, config: str) -> tuple[list[Block], str]: ...
     # (name, address, nbytes) of dense writable memory; JSON LoadReport.
     def load_into(self, targets: list[tuple[str, int, int]], verify: bool, config: str) -> str: ...
-    # (name, chunk's number, offsets of the box in the chunk, its lengths, address, strides in
-    # bytes); no two may overlap. JSON LoadReport.
-    def read(
-        self,
-        slices: list[tuple[str, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]],
-        verify: bool,
-        config: str,
-    ) -> str: ...
 
 # JSON VerifyReport.
 def verify(path: str, config: str) -> str: ...

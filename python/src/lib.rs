@@ -7,6 +7,7 @@
 mod error;
 mod load;
 mod save;
+mod session;
 mod wait;
 
 use pyo3::prelude::*;
@@ -58,9 +59,11 @@ fn forget_after_fork() {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<save::SaveJob>()?;
+    module.add_class::<session::Session>()?;
     module.add_class::<load::Block>()?;
     module.add_class::<load::Checkpoint>()?;
     module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
+    module.add_function(wrap_pyfunction!(save::start_write, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;

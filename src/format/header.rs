@@ -1,7 +1,7 @@
 //! The header of a shard, a valid safetensors file: 8 bytes of length (little endian), then JSON
 //! padded with spaces so that the data section starts on a multiple of 4096.
 
-use super::{Dtype, TensorInfo, names};
+use super::{Dtype, Item, names};
 use crate::config::ALIGN;
 use serde_json::{Map, Value, json};
 
@@ -9,29 +9,29 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed<'a> {
     /// What it is.
-    pub info: &'a TensorInfo,
+    pub item: &'a Item,
     /// First byte, from the start of the data section.
     pub begin: u64,
     /// One past its last byte.
     pub end: u64,
-    /// Offsets of this piece in the global tensor, one a dimension: zeros for a whole tensor.
-    pub offsets: Vec<u64>,
 }
 
 /// Bytes a tensor adds to the header, at most: for deciding when a shard has enough of them.
 ///
 /// The name stands twice, the second time (in `DCP_SHARDING_INFO`) as JSON within JSON, where a
 /// control character takes seven bytes.
-pub fn entry_bytes_max(info: &TensorInfo) -> u64 {
+pub fn entry_bytes_max(item: &Item) -> u64 {
+    let info = &item.info;
     let name = info.name.len() as u64 + names::RESERVED_PREFIX.len() as u64;
     name * 13 + info.shape.len() as u64 * 42 + 160
 }
 
-/// The name and type under which a tensor lies in its shard: its own, or bytes under a reserved
-/// name where safetensors has no word for it.
-pub fn stored_as(info: &TensorInfo) -> (String, safetensors::Dtype, Option<Vec<u64>>) {
+/// The name and type under which an item lies in its shard: its own, or bytes under a reserved name
+/// where safetensors has no word for it.
+pub fn stored_as(item: &Item) -> (String, safetensors::Dtype, Option<Vec<u64>>) {
+    let info = &item.info;
     match info.dtype.safetensors() {
-        Some(dtype) if !is_reserved(&info.name) => (info.name.clone(), dtype, None),
+        Some(dtype) if !item.object && !is_reserved(&info.name) => (info.name.clone(), dtype, None),
         dtype => {
             let name = format!("{}{}", names::RESERVED_PREFIX, info.name);
             match dtype {
@@ -53,15 +53,17 @@ pub fn build(tensors: &[Placed]) -> Vec<u8> {
     let mut sharding = Map::with_capacity(tensors.len());
     entries.insert("__metadata__".into(), Value::Null);
     for tensor in tensors {
-        let (name, dtype, raw_shape) = stored_as(tensor.info);
-        let offsets = match raw_shape {
-            Some(_) => vec![0],
-            None => tensor.offsets.clone(),
+        let Item { info, part, .. } = tensor.item;
+        let (name, dtype, raw_shape) = stored_as(tensor.item);
+        let offsets = match (&raw_shape, part) {
+            (Some(_), _) => vec![0],
+            (None, Some(part)) => part.offsets.clone(),
+            (None, None) => vec![0; info.shape.len()],
         };
         sharding.insert(name.clone(), json!({ "saved_offsets": offsets }));
         let entry = json!({
             "dtype": dtype.to_string(),
-            "shape": raw_shape.as_ref().unwrap_or(&tensor.info.shape),
+            "shape": raw_shape.as_ref().unwrap_or(&info.shape),
             "data_offsets": [tensor.begin, tensor.end],
         });
         entries.insert(name, entry);
@@ -97,20 +99,21 @@ pub fn natural_alignment(nbytes: u64, dtype: Dtype) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Part, TensorInfo};
     use super::*;
 
-    fn info(name: &str, dtype: Dtype, shape: &[u64]) -> TensorInfo {
-        TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }
+    fn item(name: &str, dtype: Dtype, shape: &[u64]) -> Item {
+        TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }.into()
     }
 
-    fn placed(tensors: &[TensorInfo]) -> Vec<Placed<'_>> {
+    fn placed(items: &[Item]) -> Vec<Placed<'_>> {
         let mut at = 0;
-        tensors
+        items
             .iter()
-            .map(|info| {
+            .map(|item| {
                 let begin = at;
-                at += info.nbytes().unwrap();
-                Placed { info, begin, end: at, offsets: vec![0; info.shape.len()] }
+                at += item.info.nbytes().unwrap();
+                Placed { item, begin, end: at }
             })
             .collect()
     }
@@ -118,15 +121,16 @@ mod tests {
     #[test]
     fn the_safetensors_library_reads_it() {
         let tensors = [
-            info("empty", Dtype::I64, &[0, 5]),
-            info("größe \u{1F980}\n\"", Dtype::F32, &[2, 3]),
-            info("", Dtype::BF16, &[]),
-            info("z", Dtype::C128, &[3]),
-            info("__metadata__", Dtype::U8, &[1]),
+            item("empty", Dtype::I64, &[0, 5]),
+            item("größe \u{1F980}\n\"", Dtype::F32, &[2, 3]),
+            item("", Dtype::BF16, &[]),
+            item("z", Dtype::C128, &[3]),
+            item("__metadata__", Dtype::U8, &[1]),
+            Item { object: true, ..item("blob", Dtype::U8, &[7]) },
         ];
         let mut file = build(&placed(&tensors));
         assert_eq!(file.len() % ALIGN, 0);
-        let data: u64 = tensors.iter().map(|t| t.nbytes().unwrap()).sum();
+        let data: u64 = tensors.iter().map(|t| t.info.nbytes().unwrap()).sum();
         file.resize(file.len() + data as usize, 1);
         let read = safetensors::SafeTensors::deserialize(&file).unwrap();
         assert_eq!(read.len(), tensors.len());
@@ -134,25 +138,37 @@ mod tests {
         assert_eq!(read.tensor("").unwrap().dtype(), safetensors::Dtype::BF16);
         assert_eq!(read.tensor("__ringstow__.z").unwrap().shape(), [48]);
         assert_eq!(read.tensor("__ringstow__.__metadata__").unwrap().shape(), [1]);
+        assert_eq!(read.tensor("__ringstow__.blob").unwrap().shape(), [7]);
+    }
+
+    #[test]
+    fn a_box_says_where_it_lies() {
+        let part = Some(Part { shape: vec![4, 3], offsets: vec![2, 0] });
+        let tensors = [Item { part, ..item("w", Dtype::U8, &[2, 3]) }, item("b", Dtype::U8, &[])];
+        let header = build(&placed(&tensors));
+        let read: Value = serde_json::from_slice(&header[8..]).unwrap();
+        let sharding = read["__metadata__"]["DCP_SHARDING_INFO"].as_str().unwrap();
+        let sharding: Value = serde_json::from_str(sharding).unwrap();
+        assert_eq!(sharding["w"], json!({ "saved_offsets": [2, 0] }));
+        assert_eq!(sharding["b"], json!({ "saved_offsets": [] }));
+        assert_eq!(read["w"]["shape"], json!([2, 3]));
     }
 
     #[test]
     fn an_entry_is_never_larger_than_its_estimate() {
         let long = [u64::MAX >> 1, 1, 1, 1];
         for tensor in [
-            info("a", Dtype::F8_E4M3FNUZ, &[]),
-            info(&"\u{1}".repeat(100), Dtype::F32, &[1, 2, 3]),
-            info(&"\"".repeat(50), Dtype::C128, &[7]),
-            info("long", Dtype::BOOL, &long),
+            item("a", Dtype::F8_E4M3FNUZ, &[]),
+            item(&"\u{1}".repeat(100), Dtype::F32, &[1, 2, 3]),
+            item(&"\"".repeat(50), Dtype::C128, &[7]),
+            item("long", Dtype::BOOL, &long),
         ] {
-            let with = Placed {
-                info: &tensor,
-                begin: u64::MAX / 4,
-                end: u64::MAX / 2,
-                offsets: tensor.shape.clone(),
-            };
+            let shape = tensor.info.shape.clone();
+            let part = Some(Part { offsets: shape.clone(), shape });
+            let tensor = Item { part, ..tensor };
+            let with = Placed { item: &tensor, begin: u64::MAX / 4, end: u64::MAX / 2 };
             let grown = unpadded(&[with]) - unpadded(&[]);
-            assert!(grown as u64 <= entry_bytes_max(&tensor), "{} {grown}", tensor.name.len());
+            assert!(grown as u64 <= entry_bytes_max(&tensor), "{} {grown}", tensor.info.name.len());
         }
     }
 

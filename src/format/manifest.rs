@@ -1,6 +1,7 @@
 //! The manifest: what a checkpoint holds and where, with a checksum of every block, sealed by a
 //! checksum of its own. Reading one checks everything that later code relies on.
 
+use super::cover::{self, Extent};
 use super::{Dtype, TensorInfo, names};
 use crate::config::ALIGN;
 use crate::error::{Error, Result};
@@ -65,6 +66,9 @@ pub struct TensorEntry {
     pub shape: Vec<u64>,
     /// Where its bytes are.
     pub chunks: Vec<Chunk>,
+    /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub object: bool,
 }
 
 /// A box of a tensor, dense in row-major order in one file.
@@ -89,6 +93,23 @@ impl TensorEntry {
         TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.clone() }
     }
 
+    /// Whether chunks, all within the shape and in sum as large as it, fill it without an overlap.
+    fn tiled(&self) -> std::result::Result<bool, String> {
+        if self.chunks.len() == 1 {
+            return Ok(true);
+        }
+        let zeros = vec![0; self.shape.len()];
+        let boxes: Vec<Extent> = self
+            .chunks
+            .iter()
+            .map(|chunk| {
+                let offsets = chunk.offsets.as_ref().unwrap_or(&zeros);
+                (offsets.as_slice(), chunk.sizes.as_ref().unwrap_or(&self.shape).as_slice())
+            })
+            .collect();
+        cover::tiles(&self.shape, &boxes)
+    }
+
     /// Bytes of the whole tensor. A manifest that was read has only sizes that fit.
     pub fn nbytes(&self) -> u64 {
         self.dtype.nbytes(&self.shape).unwrap_or(0)
@@ -99,6 +120,7 @@ impl Manifest {
     /// A manifest of this version of format and library.
     pub fn new(
         generation: u64,
+        world_size: u32,
         block_bytes: u64,
         files: Vec<FileEntry>,
         tensors: Vec<TensorEntry>,
@@ -112,7 +134,7 @@ impl Manifest {
             writer: env!("CARGO_PKG_VERSION").into(),
             created_unix_ms: since_epoch.as_millis() as u64,
             generation,
-            world_size: 1,
+            world_size,
             block_bytes,
             files,
             tensors,
@@ -148,7 +170,7 @@ impl Manifest {
             Err(error) => return Err(unreadable(&text, path, &error)),
         };
         manifest.check_version(path)?;
-        manifest.validate().map_err(|reason| Error::format(path, reason))?;
+        manifest.check().map_err(|reason| Error::format(path, reason))?;
         Ok(manifest)
     }
 
@@ -166,8 +188,11 @@ impl Manifest {
     }
 
     /// Checks all that readers rely on: names that stay in the directory, sizes that do not
-    /// overflow, chunks that lie in their files and do not overlap.
-    fn validate(&self) -> std::result::Result<(), String> {
+    /// overflow, chunks that lie in their files, cover their tensors and do not overlap.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(&self) -> std::result::Result<(), String> {
         if !self.block_bytes.is_multiple_of(ALIGN as u64)
             || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
         {
@@ -175,7 +200,7 @@ impl Manifest {
         }
         let mut names = HashSet::new();
         for file in &self.files {
-            self.validate_file(file)?;
+            self.check_file(file)?;
             if !names.insert(&file.name) {
                 return Err(format!("two files are named {:?}", file.name));
             }
@@ -186,7 +211,7 @@ impl Manifest {
             if !names.insert(&tensor.name) {
                 return Err(format!("two tensors are named {:?}", tensor.name));
             }
-            self.validate_tensor(tensor, |file, begin, end| {
+            self.check_tensor(tensor, |file, begin, end| {
                 extents.push((file, begin, end, index));
             })?;
         }
@@ -203,7 +228,7 @@ impl Manifest {
         }
     }
 
-    fn validate_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
+    fn check_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
         if !names::is_confined(&file.name) {
             return Err(format!(
                 "file name {:?} is refused: a shard is a plain *.safetensors name in the checkpoint's own directory",
@@ -223,7 +248,7 @@ impl Manifest {
     }
 
     /// Checks a tensor's chunks, and reports each that is not empty as (file, begin, end).
-    fn validate_tensor(
+    fn check_tensor(
         &self,
         tensor: &TensorEntry,
         mut extent: impl FnMut(u32, u64, u64),
@@ -256,7 +281,15 @@ impl Manifest {
         if covered != whole || tensor.chunks.is_empty() {
             return Err(format!("tensor {name:?}: its chunks hold {covered} of {whole} bytes"));
         }
-        Ok(())
+        if tensor.object && (tensor.dtype, tensor.shape.len()) != (Dtype::U8, 1) {
+            return Err(format!("{name:?} is an object, but no byte string"));
+        }
+        match tensor.tiled() {
+            Ok(true) => Ok(()),
+            // The sum is right, so where there is a hole something else is held twice.
+            Ok(false) => Err(format!("tensor {name:?}: its chunks overlap each other")),
+            Err(why) => Err(format!("tensor {name:?}: its {why}")),
+        }
     }
 }
 
@@ -365,9 +398,11 @@ mod tests {
             dtype: Dtype::F32,
             shape: shape.to_vec(),
             chunks: vec![Chunk { file, begin, offsets: None, sizes: None }],
+            object: false,
         };
         Manifest::new(
             3,
+            1,
             8192,
             vec![file("a.safetensors", 20000), file("b.safetensors", 4096)],
             vec![
@@ -434,6 +469,7 @@ mod tests {
         assert!(refused(|m| m.files[0].bytes = 1 << 63).contains("checksums"));
         assert!(refused(|m| m.block_bytes = 0).contains("block_bytes"));
         assert!(refused(|m| m.format = "other".into()).contains("other"));
+        assert!(refused(|m| m.tensors[1].object = true).contains("no byte string"));
     }
 
     #[test]
@@ -449,6 +485,9 @@ mod tests {
         assert!(refused_chunk(boxed(&[u64::MAX, 0], &[2, 20])).contains("outside"));
         assert!(refused_chunk(boxed(&[0], &[10])).contains("outside"));
         assert!(refused_chunk(boxed(&[0, 0], &[5, 20])).contains("400 of 800"));
+        let twice =
+            vec![boxed(&[0, 0], &[5, 20]), Chunk { begin: 8192, ..boxed(&[4, 0], &[5, 20]) }];
+        assert!(refused(|m| m.tensors[0].chunks = twice).contains("overlap each other"));
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! Bytes on disk, without any I/O: dtypes, the shard's header, the manifest, the names of files.
 //! `docs/format.md` says the same in prose.
 
+pub mod cover;
 pub mod dtype;
 pub mod header;
 pub mod manifest;
 pub mod names;
+pub mod receipt;
 pub mod value;
 
 pub use dtype::Dtype;
 pub use manifest::{Chunk, FileEntry, Manifest, TensorEntry};
+pub use receipt::Receipt;
 pub use value::Value;
 
 use crate::error::{Error, Result};
@@ -36,5 +39,62 @@ impl TensorInfo {
                 self.name, self.shape, self.dtype
             ))
         })
+    }
+}
+
+/// What is saved as one piece: a tensor, a box of a tensor that several pieces make up, or an opaque
+/// byte string.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    /// Name and type of the tensor, and the shape of this piece of it.
+    pub info: TensorInfo,
+    /// Where this piece lies in its tensor; `None` for one that is all of it.
+    pub part: Option<Part>,
+    /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
+    pub object: bool,
+}
+
+/// Where a box lies in its tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Elements a dimension, of the whole tensor.
+    pub shape: Vec<u64>,
+    /// Where the box starts, one a dimension.
+    pub offsets: Vec<u64>,
+}
+
+impl From<TensorInfo> for Item {
+    /// A whole tensor.
+    fn from(info: TensorInfo) -> Self {
+        Self { info, part: None, object: false }
+    }
+}
+
+impl Item {
+    /// Shape of the whole tensor.
+    pub fn tensor_shape(&self) -> &[u64] {
+        self.part.as_ref().map_or(&self.info.shape, |part| &part.shape)
+    }
+
+    /// Checks that a box lies in its tensor, and that an object is bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the tensor, the box and the shape.
+    pub fn check(&self) -> Result<()> {
+        let TensorInfo { name, dtype, shape: sizes } = &self.info;
+        if self.object && (*dtype != Dtype::U8 || sizes.len() != 1 || self.part.is_some()) {
+            return Err(Error::invalid(format!("object {name:?} is no string of bytes")));
+        }
+        let Some(Part { shape, offsets }) = &self.part else { return Ok(()) };
+        let inside = shape.len() == sizes.len()
+            && shape.len() == offsets.len()
+            && (0..shape.len())
+                .all(|d| offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= shape[d]));
+        if inside && dtype.nbytes(shape).is_some() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "tensor {name:?}: a box of {sizes:?} at {offsets:?} does not lie in {dtype} {shape:?}"
+        )))
     }
 }

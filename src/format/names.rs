@@ -26,6 +26,27 @@ pub fn part(name: &str) -> String {
     format!("{name}{PART_SUFFIX}")
 }
 
+/// Mark of a rank that has written its shards, for whoever finds that the others have not. Empty, and
+/// gone at the commit.
+pub fn done(rank: u32) -> String {
+    format!("rank{rank:05}.done{PART_SUFFIX}")
+}
+
+/// The rank in a name that [`done`] gives.
+pub fn done_rank(name: &str) -> Option<u32> {
+    name.strip_prefix("rank")?.strip_suffix(PART_SUFFIX)?.strip_suffix(".done")?.parse().ok()
+}
+
+/// The rank in a name that [`shard`] gives.
+pub fn shard_rank(name: &str) -> Option<u32> {
+    is_shard(name).then(|| name.strip_prefix("rank")?.split_once('-')?.0.parse().ok()).flatten()
+}
+
+/// Where a rank that saves without the others keeps its own checkpoint.
+pub fn rank_dir(rank: u32) -> String {
+    format!("rank{rank:05}")
+}
+
 /// Whether this is a name that [`shard`] gives: a file that ringstow may clean away.
 pub fn is_shard(name: &str) -> bool {
     let Some(stem) = name.strip_suffix(".safetensors").and_then(|s| s.strip_prefix("rank")) else {
@@ -45,7 +66,9 @@ pub fn generation(name: &str) -> u64 {
 
 /// Whether this is a file that an unfinished save left behind.
 pub fn is_part(name: &str) -> bool {
-    name == MANIFEST_PART || name.strip_suffix(PART_SUFFIX).is_some_and(is_shard)
+    name == MANIFEST_PART
+        || done_rank(name).is_some()
+        || name.strip_suffix(PART_SUFFIX).is_some_and(is_shard)
 }
 
 /// Whether a manifest may name this file: a plain name in the directory itself, of a shard.
@@ -68,6 +91,8 @@ mod tests {
             assert_eq!(generation(&own), if own.contains(".g3.") { 3 } else { 0 });
             assert!(is_part(&part(&own)) && !is_shard(&part(&own)));
         }
+        assert!(is_part(&done(3)) && done_rank(&done(3)) == Some(3));
+        assert_eq!(shard_rank(&shard(7, 12, 3)), Some(7));
         for foreign in ["model.safetensors", "rank0-0.safetensors", "rank00000.safetensors"] {
             assert!(!is_shard(foreign), "{foreign}");
         }

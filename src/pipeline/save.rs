@@ -37,6 +37,15 @@ pub(crate) struct Written {
     pub seconds: SaveSeconds,
 }
 
+impl Written {
+    /// The outcome for a rank that has nothing to write: no engine was needed.
+    pub fn nothing() -> Self {
+        let moved =
+            Moved { engine: "none".into(), direct: false, fixed_buffers: 0, fallbacks: Vec::new() };
+        Self { crc32: Vec::new(), moved, seconds: SaveSeconds::default() }
+    }
+}
+
 /// Writes every shard of `plan` into `dir`, under uncommitted names, and makes the data durable.
 ///
 /// # Errors
@@ -244,7 +253,7 @@ impl<'a> Stream<'a> {
                 let header = &self.plan.shards[block.shard].header;
                 to.copy_from_slice(&header[offset..offset + to.len()]);
             }
-            From::Tensor(index) => self.sources[index].read(offset, to),
+            From::Item(index) => self.sources[index].read(offset, to),
         }
     }
 

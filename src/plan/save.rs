@@ -7,7 +7,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::header::{self, Placed};
-use crate::format::{Chunk, TensorEntry, TensorInfo, names};
+use crate::format::{Chunk, Item, TensorEntry, names};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// The safetensors library refuses headers of more than 100,000,000 bytes. Half of that leaves room
@@ -45,17 +46,17 @@ pub struct Shard {
     pub name: String,
     /// Its first bytes: length, JSON, padding.
     pub header: Vec<u8>,
-    /// Its tensors, by rising offset.
-    pub tensors: Vec<Extent>,
+    /// Its items, by rising offset.
+    pub items: Vec<Extent>,
     /// Its length.
     pub bytes: u64,
 }
 
-/// A tensor's bytes in a file.
+/// An item's bytes in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extent {
-    /// Index among the tensors given to [`plan`].
-    pub tensor: usize,
+    /// Index among the items given to [`plan`].
+    pub item: usize,
     /// Byte offsets in the file.
     pub range: Range<u64>,
 }
@@ -85,83 +86,117 @@ pub struct Piece {
 pub enum From {
     /// The shard's header.
     Header,
-    /// The tensor of this index.
-    Tensor(usize),
+    /// The item of this index.
+    Item(usize),
 }
 
-/// Lays out `tensors`, whose names are unique.
+/// Lays out `items`. Several may be boxes of one tensor; each goes into a file of its own, as
+/// safetensors knows no name twice.
 ///
 /// # Errors
-/// [`Error::Invalid`] naming a tensor whose name stands twice or whose size overflows.
-pub fn plan(tensors: &[TensorInfo], options: Options) -> Result<SavePlan> {
-    check_names(tensors)?;
-    let mut order = Vec::with_capacity(tensors.len());
-    let mut tensor_bytes = 0u64;
-    for (index, info) in tensors.iter().enumerate() {
-        let nbytes = info.nbytes()?;
-        tensor_bytes = tensor_bytes
-            .checked_add(nbytes)
-            .filter(|&sum| sum < 1 << 62)
-            .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))?;
-        order.push((index, nbytes));
-    }
-    let shards: Vec<Shard> = split(tensors, &order, options.shard_bytes)
+/// [`Error::Invalid`] naming a tensor that is there twice, whose size overflows, or a box that does
+/// not lie in its tensor.
+pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
+    let mut order = order(items)?;
+    let tensor_bytes = total(&order)?;
+    order.sort_by_key(|member| member.layer);
+    let shards: Vec<Shard> = split(items, &order, options.shard_bytes)
         .into_iter()
         .enumerate()
         .map(|(number, members)| {
             let name = names::shard(options.rank, number, options.generation);
-            lay_out(name, tensors, members)
+            lay_out(name, items, members)
         })
         .collect();
     let blocks = shards.iter().enumerate().flat_map(|(s, f)| cut(s, f, options.block_bytes));
     Ok(SavePlan { blocks: blocks.collect(), shards, tensor_bytes })
 }
 
-fn check_names(tensors: &[TensorInfo]) -> Result<()> {
-    let mut seen = std::collections::HashSet::with_capacity(tensors.len());
-    match tensors.iter().find(|info| !seen.insert(info.name.as_str())) {
-        Some(twice) => Err(Error::invalid(format!("two tensors are named {:?}", twice.name))),
-        None => Ok(()),
-    }
+/// An item on its way into a shard.
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    item: usize,
+    nbytes: u64,
+    /// Earlier items of the same name: each layer of them gets files of its own.
+    layer: u32,
 }
 
-/// Deals the tensors out to shards, in order, by header size and by `shard_bytes`.
-fn split(
-    tensors: &[TensorInfo],
-    order: &[(usize, u64)],
-    shard_bytes: u64,
-) -> Vec<Vec<(usize, u64)>> {
-    let mut shards = vec![Vec::new()];
+/// The items in the order in which they came, checked.
+fn order(items: &[Item]) -> Result<Vec<Member>> {
+    let mut layers: HashMap<&str, Vec<usize>> = HashMap::with_capacity(items.len());
+    let mut order = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        item.check()?;
+        let nbytes = item.info.nbytes()?;
+        let earlier = layers.entry(&item.info.name).or_default();
+        for &other in earlier.iter() {
+            check_boxes(&items[other], item)?;
+        }
+        order.push(Member { item: index, nbytes, layer: earlier.len() as u32 });
+        earlier.push(index);
+    }
+    Ok(order)
+}
+
+/// Two items of one name are two boxes of one tensor.
+fn check_boxes(other: &Item, item: &Item) -> Result<()> {
+    let (name, shape) = (&item.info.name, item.tensor_shape());
+    if other.part.is_none() || item.part.is_none() || other.part == item.part {
+        return Err(Error::invalid(format!("two tensors are named {name:?}")));
+    }
+    if (other.info.dtype, other.tensor_shape()) != (item.info.dtype, shape) {
+        return Err(Error::invalid(format!(
+            "tensor {name:?} is {} {:?} in one of its boxes and {} {shape:?} in another",
+            other.info.dtype,
+            other.tensor_shape(),
+            item.info.dtype
+        )));
+    }
+    Ok(())
+}
+
+fn total(order: &[Member]) -> Result<u64> {
+    order
+        .iter()
+        .try_fold(0u64, |sum, member| sum.checked_add(member.nbytes))
+        .filter(|&sum| sum < 1 << 62)
+        .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))
+}
+
+/// Deals the items out to shards, in order, by layer, by header size and by `shard_bytes`.
+fn split(items: &[Item], order: &[Member], shard_bytes: u64) -> Vec<Vec<Member>> {
+    let mut shards: Vec<Vec<Member>> = vec![Vec::new()];
     let (mut header, mut data) = (0u64, 0u64);
-    for &(index, nbytes) in order {
-        let entry = header::entry_bytes_max(&tensors[index]);
-        let too_large = shard_bytes > 0 && data + nbytes + header + entry > shard_bytes;
+    for &member in order {
+        let entry = header::entry_bytes_max(&items[member.item]);
+        let too_large = shard_bytes > 0 && data + member.nbytes + header + entry > shard_bytes;
         let last = shards.last_mut().expect("there is always one");
-        if !last.is_empty() && (header + entry > HEADER_BYTES_MAX || too_large) {
-            shards.push(vec![(index, nbytes)]);
-            (header, data) = (entry, nbytes);
+        let other_layer = last.first().is_some_and(|first| first.layer != member.layer);
+        if !last.is_empty() && (header + entry > HEADER_BYTES_MAX || too_large || other_layer) {
+            shards.push(vec![member]);
+            (header, data) = (entry, member.nbytes);
         } else {
-            last.push((index, nbytes));
-            (header, data) = (header + entry, data + nbytes);
+            last.push(member);
+            (header, data) = (header + entry, data + member.nbytes);
         }
     }
     shards
 }
 
-fn lay_out(name: String, tensors: &[TensorInfo], mut members: Vec<(usize, u64)>) -> Shard {
+fn lay_out(name: String, items: &[Item], mut members: Vec<Member>) -> Shard {
     // A stable sort: tensors of one size class keep the state's order, so that those of one module
     // stay together and are read in one run.
-    members.sort_by_key(|&(index, nbytes)| {
-        std::cmp::Reverse(header::natural_alignment(nbytes, tensors[index].dtype))
+    members.sort_by_key(|member| {
+        let dtype = items[member.item].info.dtype;
+        std::cmp::Reverse(header::natural_alignment(member.nbytes, dtype))
     });
     let mut at = 0;
     let placed: Vec<Placed> = members
         .iter()
-        .map(|&(index, nbytes)| {
+        .map(|member| {
             let begin = at;
-            at += nbytes;
-            let info = &tensors[index];
-            Placed { info, begin, end: at, offsets: vec![0; info.shape.len()] }
+            at += member.nbytes;
+            Placed { item: &items[member.item], begin, end: at }
         })
         .collect();
     let header = header::build(&placed);
@@ -169,8 +204,8 @@ fn lay_out(name: String, tensors: &[TensorInfo], mut members: Vec<(usize, u64)>)
     let extents = members
         .iter()
         .zip(&placed)
-        .map(|(&(tensor, _), p)| Extent { tensor, range: start + p.begin..start + p.end });
-    Shard { name, tensors: extents.collect(), bytes: start + at, header }
+        .map(|(member, p)| Extent { item: member.item, range: start + p.begin..start + p.end });
+    Shard { name, items: extents.collect(), bytes: start + at, header }
 }
 
 fn cut(shard: usize, file: &Shard, block_bytes: u64) -> impl Iterator<Item = Block> {
@@ -200,51 +235,71 @@ impl SavePlan {
             }
         };
         add(From::Header, &(0..shard.header.len() as u64));
-        let first = shard.tensors.partition_point(|t| t.range.end <= span.start);
-        for extent in &shard.tensors[first..] {
+        let first = shard.items.partition_point(|item| item.range.end <= span.start);
+        for extent in &shard.items[first..] {
             if extent.range.start >= span.end {
                 break;
             }
-            add(From::Tensor(extent.tensor), &extent.range);
+            add(From::Item(extent.item), &extent.range);
         }
         pieces
     }
 
-    /// The manifest's entries, in the order of the tensors given to [`plan`].
-    pub fn entries(&self, tensors: &[TensorInfo]) -> Vec<TensorEntry> {
-        let mut places = vec![(0u32, 0u64); tensors.len()];
+    /// The manifest's entries, in the order of the items given to [`plan`]; boxes of one tensor stand
+    /// in one entry.
+    pub fn entries(&self, items: &[Item]) -> Vec<TensorEntry> {
+        let mut places = vec![(0u32, 0u64); items.len()];
         for (file, shard) in self.shards.iter().enumerate() {
-            for extent in &shard.tensors {
-                places[extent.tensor] = (file as u32, extent.range.start);
+            for extent in &shard.items {
+                places[extent.item] = (file as u32, extent.range.start);
             }
         }
-        let entry = |(info, (file, begin)): (&TensorInfo, (u32, u64))| TensorEntry {
-            name: info.name.clone(),
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            chunks: vec![Chunk { file, begin, offsets: None, sizes: None }],
-        };
-        tensors.iter().zip(places).map(entry).collect()
+        let mut entries: Vec<TensorEntry> = Vec::with_capacity(items.len());
+        let mut numbers: HashMap<&str, usize> = HashMap::with_capacity(items.len());
+        for (item, (file, begin)) in items.iter().zip(places) {
+            let (offsets, sizes) = match &item.part {
+                None => (None, None),
+                Some(part) => (Some(part.offsets.clone()), Some(item.info.shape.clone())),
+            };
+            let number = *numbers.entry(&item.info.name).or_insert_with(|| {
+                entries.push(TensorEntry {
+                    name: item.info.name.clone(),
+                    dtype: item.info.dtype,
+                    shape: item.tensor_shape().to_vec(),
+                    chunks: Vec::new(),
+                    object: item.object,
+                });
+                entries.len() - 1
+            });
+            entries[number].chunks.push(Chunk { file, begin, offsets, sizes });
+        }
+        entries
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Dtype;
+    use crate::format::{Dtype, Part, TensorInfo};
     use proptest::prelude::*;
 
     fn options(block_bytes: u64, shard_bytes: u64) -> Options {
         Options { rank: 0, generation: 0, block_bytes, shard_bytes }
     }
 
-    fn tensors(sizes: &[(Dtype, u64)]) -> Vec<TensorInfo> {
-        let info = |(i, &(dtype, n)): (usize, &(Dtype, u64))| TensorInfo {
-            name: format!("layer.{i}"),
-            dtype,
-            shape: vec![n],
-        };
-        sizes.iter().enumerate().map(info).collect()
+    fn item(name: String, dtype: Dtype, n: u64) -> Item {
+        TensorInfo { name, dtype, shape: vec![n] }.into()
+    }
+
+    fn items(sizes: &[(Dtype, u64)]) -> Vec<Item> {
+        let item = |(i, &(dtype, n))| item(format!("layer.{i}"), dtype, n);
+        sizes.iter().enumerate().map(item).collect()
+    }
+
+    /// Bytes `from..to` of a tensor of `of` bytes.
+    fn part(name: &str, from: u64, to: u64, of: u64) -> Item {
+        let part = Some(Part { shape: vec![of], offsets: vec![from] });
+        Item { part, ..item(name.into(), Dtype::U8, to - from) }
     }
 
     fn any_sizes() -> impl Strategy<Value = Vec<(Dtype, u64)>> {
@@ -259,16 +314,16 @@ mod tests {
             block in prop::sample::select(vec![4096u64, 8192, 65536]),
             shard_bytes in prop::sample::select(vec![0u64, 10_000, 100_000]),
         ) {
-            let tensors = tensors(&sizes);
-            let plan = plan(&tensors, options(block, shard_bytes)).unwrap();
-            let mut copied = vec![0u64; tensors.len()];
+            let items = items(&sizes);
+            let plan = plan(&items, options(block, shard_bytes)).unwrap();
+            let mut copied = vec![0u64; items.len()];
             for (s, shard) in plan.shards.iter().enumerate() {
                 let mut at = 0;
                 for block in plan.blocks.iter().filter(|b| b.shard == s) {
                     prop_assert_eq!(block.offset, at);
                     for piece in plan.pieces(block) {
-                        if let From::Tensor(t) = piece.from {
-                            let extent = shard.tensors.iter().find(|e| e.tensor == t).unwrap();
+                        if let From::Item(t) = piece.from {
+                            let extent = shard.items.iter().find(|e| e.item == t).unwrap();
                             prop_assert_eq!(extent.range.start + piece.range.start as u64, at);
                             copied[t] += piece.range.len() as u64;
                         }
@@ -278,16 +333,16 @@ mod tests {
                 }
                 prop_assert_eq!(at, shard.bytes);
             }
-            let all: Vec<u64> = tensors.iter().map(|t| t.nbytes().unwrap()).collect();
+            let all: Vec<u64> = items.iter().map(|t| t.info.nbytes().unwrap()).collect();
             prop_assert_eq!(copied, all);
         }
 
         #[test]
         fn every_tensor_is_aligned_to_its_dtype(sizes in any_sizes()) {
-            let tensors = tensors(&sizes);
-            let plan = plan(&tensors, options(4096, 0)).unwrap();
-            for extent in plan.shards.iter().flat_map(|s| &s.tensors) {
-                let info = &tensors[extent.tensor];
+            let items = items(&sizes);
+            let plan = plan(&items, options(4096, 0)).unwrap();
+            for extent in plan.shards.iter().flat_map(|s| &s.items) {
+                let info = &items[extent.item].info;
                 let natural = header::natural_alignment(info.nbytes().unwrap(), info.dtype);
                 prop_assert_eq!(extent.range.start % natural, 0);
             }
@@ -295,15 +350,15 @@ mod tests {
 
         #[test]
         fn shards_are_valid_safetensors_files(sizes in any_sizes()) {
-            let tensors = tensors(&sizes);
-            let plan = plan(&tensors, options(4096, 20_000)).unwrap();
+            let items = items(&sizes);
+            let plan = plan(&items, options(4096, 20_000)).unwrap();
             let mut seen = 0;
             for shard in &plan.shards {
                 let mut file = shard.header.clone();
                 file.resize(shard.bytes as usize, 0);
                 seen += safetensors::SafeTensors::deserialize(&file).unwrap().len();
             }
-            prop_assert_eq!(seen, tensors.len());
+            prop_assert_eq!(seen, items.len());
         }
     }
 
@@ -316,12 +371,8 @@ mod tests {
 
     #[test]
     fn headers_stay_below_what_safetensors_reads() {
-        let many: Vec<TensorInfo> = (0..1000)
-            .map(|i| TensorInfo {
-                name: format!("{i:08}{}", "n".repeat(20_000)),
-                dtype: Dtype::U8,
-                shape: vec![1],
-            })
+        let many: Vec<Item> = (0..1000)
+            .map(|i| item(format!("{i:08}{}", "n".repeat(20_000)), Dtype::U8, 1))
             .collect();
         let plan = plan(&many, options(4096, 0)).unwrap();
         assert!(plan.shards.len() > 1);
@@ -330,9 +381,41 @@ mod tests {
 
     #[test]
     fn a_name_that_stands_twice_is_named() {
-        let mut two = tensors(&[(Dtype::U8, 1), (Dtype::U8, 1)]);
-        two[1].name = "layer.0".into();
+        let mut two = items(&[(Dtype::U8, 1), (Dtype::U8, 1)]);
+        two[1].info.name = "layer.0".into();
         let error = plan(&two, options(4096, 0)).unwrap_err();
         assert!(error.to_string().contains("layer.0"));
+        let twice = [part("w", 0, 2, 4), part("w", 2, 4, 4), part("w", 2, 4, 4)];
+        assert!(plan(&twice, options(4096, 0)).is_err());
+    }
+
+    #[test]
+    fn boxes_of_one_tensor_go_to_files_of_their_own() {
+        let items = [
+            part("w", 0, 2, 6),
+            part("v", 0, 3, 6),
+            part("w", 2, 4, 6),
+            part("w", 4, 6, 6),
+            part("v", 3, 6, 6),
+        ];
+        let plan = plan(&items, options(4096, 0)).unwrap();
+        let members = |shard: &Shard| {
+            let mut members: Vec<usize> = shard.items.iter().map(|extent| extent.item).collect();
+            members.sort_unstable();
+            members
+        };
+        let files: Vec<Vec<usize>> = plan.shards.iter().map(members).collect();
+        assert_eq!(files, [vec![0, 1], vec![2, 4], vec![3]]);
+        let entries = plan.entries(&items);
+        let names: Vec<(&str, usize)> =
+            entries.iter().map(|entry| (entry.name.as_str(), entry.chunks.len())).collect();
+        assert_eq!(names, [("w", 3), ("v", 2)]);
+        assert_eq!(entries[0].chunks[1].offsets, Some(vec![2]));
+    }
+
+    #[test]
+    fn a_box_outside_of_its_tensor_is_named() {
+        let error = plan(&[part("w", 3, 7, 6)], options(4096, 0)).unwrap_err();
+        assert!(error.to_string().contains("[4] at [3]"), "{error}");
     }
 }

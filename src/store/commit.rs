@@ -26,6 +26,8 @@ pub(crate) struct Transaction {
     generation: u64,
     /// Set by [`Transaction::begin_files`]: uncommitted files there are this save's.
     files: Vec<PathBuf>,
+    /// Set by [`Transaction::begin_ranks`]: every uncommitted file there is this save's.
+    ranks: bool,
     committed: bool,
     _lock: DirLock,
 }
@@ -45,6 +47,7 @@ impl Transaction {
             made,
             generation: 0,
             files: Vec::new(),
+            ranks: false,
             committed: false,
             _lock: lock,
         };
@@ -70,6 +73,17 @@ impl Transaction {
     /// Notes which shards are about to be written, so that they are removed if there is no commit.
     pub fn begin_files<'a>(&mut self, shards: impl Iterator<Item = &'a str>) {
         self.files = shards.map(|name| self.dir.join(names::part(name))).collect();
+    }
+
+    /// Notes that several ranks are about to write: whatever they have written is removed if there is
+    /// no commit.
+    pub fn begin_ranks(&mut self) {
+        self.ranks = true;
+    }
+
+    /// The checkpoint's directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Commits: all shards of `manifest` are on disk under their uncommitted names.
@@ -117,6 +131,15 @@ impl Transaction {
         Ok(())
     }
 
+    /// Removes all that is not committed there.
+    fn sweep_ranks(&self) -> Result<()> {
+        match read_manifest(&self.dir) {
+            Ok(earlier) => sweep(&self.dir, Some(&earlier)).map(drop),
+            Err(Error::Incomplete { .. }) => sweep(&self.dir, None).map(drop),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Step 3.
     fn settle(&mut self, manifest: &Manifest) -> Result<()> {
         sweep(&self.dir, Some(manifest)).map(drop)
@@ -128,6 +151,11 @@ impl Drop for Transaction {
         if self.committed {
             return;
         }
+        if self.ranks
+            && let Err(error) = self.sweep_ranks()
+        {
+            tracing::warn!(%error, "could not remove what a failed save wrote");
+        }
         for file in &self.files {
             if let Err(error) = remove(file) {
                 tracing::warn!(%error, "could not remove what a failed save wrote");
@@ -138,7 +166,7 @@ impl Drop for Transaction {
 }
 
 /// Makes a directory and its parents; returns those that were not there, outermost first.
-fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>> {
     let missing: Vec<PathBuf> = dir
         .ancestors()
         .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())
@@ -166,7 +194,7 @@ fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Removes directories that are empty, innermost first.
-fn unmake_dirs(made: &[PathBuf]) {
+pub(super) fn unmake_dirs(made: &[PathBuf]) {
     for dir in made.iter().rev() {
         let _ = fs::remove_dir(dir);
     }
@@ -174,7 +202,7 @@ fn unmake_dirs(made: &[PathBuf]) {
 
 /// One more than the largest generation among the shards that are there. Told from the files, not
 /// from the manifest, so that a damaged manifest cannot make a save write over an earlier one.
-fn next_generation(dir: &Path) -> Result<u64> {
+pub(super) fn next_generation(dir: &Path) -> Result<u64> {
     let mut next = 0;
     for name in file_names(dir)? {
         if names::is_shard(&name) {
@@ -203,7 +231,8 @@ mod tests {
         let generation = tx.generation();
         let options =
             crate::plan::save::Options { rank: 0, generation, block_bytes: 4096, shard_bytes: 0 };
-        let plan = crate::plan::save::plan(std::slice::from_ref(&info), options).unwrap();
+        let items = [info.into()];
+        let plan = crate::plan::save::plan(&items, options).unwrap();
         let shard = &plan.shards[0];
         let mut bytes = shard.header.clone();
         bytes.push(mark);
@@ -212,7 +241,7 @@ mod tests {
         let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
         let file = FileEntry { name: shard.name.clone(), bytes: bytes.len() as u64, crc32 };
         let state = serde_json::value::to_raw_value(&()).unwrap();
-        Manifest::new(generation, 4096, vec![file], plan.entries(&[info]), state)
+        Manifest::new(generation, 1, 4096, vec![file], plan.entries(&items), state)
     }
 
     fn mark_at(dir: &Path) -> u8 {

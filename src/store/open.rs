@@ -1,19 +1,32 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
+use super::foreign;
+use super::session::unfinished;
+use super::sweep::file_names;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::ShardFile;
 use nix::fcntl::OFlag;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+/// Who wrote a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// ringstow: committed by a manifest that has a checksum of every block.
+    Ringstow,
+    /// Others: safetensors files, without checksums.
+    Safetensors,
+}
+
 /// A committed checkpoint, opened.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
+    kind: Kind,
     manifest: Manifest,
     by_name: HashMap<String, usize>,
     pub(super) files: Vec<ShardFile>,
@@ -44,9 +57,36 @@ impl Checkpoint {
                 found => break found?,
             }
         };
+        Ok(Self::new(path, Kind::Ringstow, manifest, files))
+    }
+
+    /// As [`Checkpoint::open`], and where there is no manifest, opens a directory of safetensors
+    /// files: whole tensors, as Hugging Face's libraries write them, or chunks, as PyTorch's
+    /// `HuggingFaceStorageWriter` does. Those have no checksums: loads are not verified.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`]; [`Error::Incomplete`] also for shards of ringstow's without a
+    /// manifest, for files and tensors that an index lists but are not there, and for tensors whose
+    /// chunks are not all there; [`Error::Format`] for files that are not safetensors.
+    pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        check_directory(path)?;
+        if fs::symlink_metadata(path.join(names::MANIFEST)).is_ok() {
+            return Self::open(path);
+        }
+        let (manifest, files) = foreign::read(path)?;
+        Ok(Self::new(path, Kind::Safetensors, manifest, files))
+    }
+
+    fn new(path: &Path, kind: Kind, manifest: Manifest, files: Vec<ShardFile>) -> Self {
         let names = manifest.tensors.iter().enumerate();
         let by_name = names.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
-        Ok(Self { path: path.into(), manifest, by_name, files })
+        Self { path: path.into(), kind, manifest, by_name, files }
+    }
+
+    /// Who wrote it.
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// The checkpoint's directory.
@@ -79,13 +119,18 @@ impl Checkpoint {
     }
 }
 
+fn check_directory(dir: &Path) -> Result<()> {
+    let found = fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?;
+    if found.is_dir() {
+        return Ok(());
+    }
+    let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
+    Err(Error::io("opening (a checkpoint is a directory)", dir, error))
+}
+
 /// Reads and checks a directory's manifest.
 pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
-    let kind = fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?;
-    if !kind.is_dir() {
-        let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
-        return Err(Error::io("opening (a checkpoint is a directory)", dir, error));
-    }
+    check_directory(dir)?;
     let path = dir.join(names::MANIFEST);
     match read_plain(&path) {
         Ok(bytes) => Manifest::decode(&bytes, &path),
@@ -107,35 +152,81 @@ fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn is_link(error: &io::Error) -> bool {
+pub(super) fn is_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 
-fn no_manifest(dir: &Path) -> Error {
-    let parts = fs::read_dir(dir).map_or(0, |entries| {
-        entries.flatten().filter(|e| names::is_part(&e.file_name().to_string_lossy())).count()
-    });
-    let reason = match parts {
-        0 => {
+pub(super) fn no_manifest(dir: &Path) -> Error {
+    let names = file_names(dir).unwrap_or_default();
+    let parts = names.iter().filter(|name| names::is_part(name)).count();
+    let reason = match (parts, unfinished(dir, &names)) {
+        (0, _) => {
             format!("it has no {}; nothing was saved here, or another format was", names::MANIFEST)
         }
-        n => format!(
+        (_, Some(ranks)) => format!(
+            "it has no {}: a save is under way or was killed before its commit, and {ranks}. {GO_BACK}",
+            names::MANIFEST
+        ),
+        (n, None) => format!(
             "it has no {} but {n} uncommitted file(s): a save is under way or was killed before its \
-             commit. Resume from an earlier checkpoint; `ringstow prune` removes what was left",
+             commit. {GO_BACK}",
             names::MANIFEST
         ),
     };
     Error::Incomplete { path: dir.into(), reason }
 }
 
-/// All shards of a manifest, with their full length.
-fn find_shards(dir: &Path, manifest: &Manifest) -> Result<Vec<ShardFile>> {
-    manifest.files.iter().map(|file| find_shard(dir, file)).collect()
+const GO_BACK: &str = "Resume from an earlier checkpoint; `ringstow prune` removes what was left";
+
+/// The ranks of a world that are not in `there`.
+pub(super) fn missing_ranks(world_size: u32, there: &HashSet<u32>) -> Vec<u32> {
+    (0..world_size).filter(|rank| !there.contains(rank)).collect()
 }
 
-/// Where a committed shard is: under its own name, or, if the save that wrote it has not got to its
+/// `rank 3`, or `ranks 1, 3, 5`; twenty of them at most.
+pub(super) fn listed(one: &str, several: &str, numbers: &[u32]) -> String {
+    const SHOWN_MAX: usize = 20;
+    let shown: Vec<String> = numbers.iter().take(SHOWN_MAX).map(u32::to_string).collect();
+    let more = match numbers.len() {
+        n if n > SHOWN_MAX => format!(" and {} more", n - SHOWN_MAX),
+        _ => String::new(),
+    };
+    let title = if numbers.len() == 1 { one } else { several };
+    format!("{title} {}{more}", shown.join(", "))
+}
+
+/// All shards of a manifest, with their full length.
+fn find_shards(dir: &Path, manifest: &Manifest) -> Result<Vec<ShardFile>> {
+    let (mut found, mut missing) = (Vec::with_capacity(manifest.files.len()), Vec::new());
+    for file in &manifest.files {
+        match find_shard(dir, file)? {
+            Some(shard) => found.push(shard),
+            None => missing.push(file.name.as_str()),
+        }
+    }
+    if missing.is_empty() { Ok(found) } else { Err(missing_shards(dir, manifest, &missing)) }
+}
+
+fn missing_shards(dir: &Path, manifest: &Manifest, missing: &[&str]) -> Error {
+    let mut ranks: Vec<u32> = missing.iter().filter_map(|name| names::shard_rank(name)).collect();
+    ranks.dedup();
+    let of = match manifest.world_size {
+        1 => String::new(),
+        n => format!(" (of {}, {n} ranks in all)", listed("rank", "ranks", &ranks)),
+    };
+    let reason = format!(
+        "{} of {} files that its manifest lists are missing{of}: {}; restore them or go back to an \
+         earlier checkpoint",
+        missing.len(),
+        manifest.files.len(),
+        missing[..missing.len().min(20)].join(", ")
+    );
+    Error::Incomplete { path: dir.into(), reason }
+}
+
+/// Where a committed shard is, if it is there: under its own name, or, if the save that wrote it has not got to its
 /// last rename (and may have been killed before it), still under the uncommitted one.
-fn find_shard(dir: &Path, file: &FileEntry) -> Result<ShardFile> {
+fn find_shard(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
     let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
     // Its own name twice, since it may be renamed between the looks.
     for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
@@ -145,20 +236,12 @@ fn find_shard(dir: &Path, file: &FileEntry) -> Result<ShardFile> {
             Ok(found) => {
                 check_shard(path, &found, file.bytes)?;
                 let (path, other_path) = (path.clone(), other_path.clone());
-                return Ok(ShardFile {
-                    path,
-                    other_path,
-                    bytes: file.bytes,
-                    crc32: file.crc32.clone(),
-                });
+                let (bytes, crc32) = (file.bytes, file.crc32.clone());
+                return Ok(Some(ShardFile { path, other_path, bytes, crc32 }));
             }
         }
     }
-    let name = &file.name;
-    let reason = format!(
-        "{name}, which its manifest lists, is missing; restore it or go back to an earlier checkpoint"
-    );
-    Err(Error::Incomplete { path: dir.into(), reason })
+    Ok(None)
 }
 
 /// A shard is a regular file of its full length.

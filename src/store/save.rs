@@ -1,75 +1,168 @@
-//! A save from beginning to end: lay out, write, commit.
+//! A save from beginning to end: lay out, write, commit. Or only one rank's part of it.
 
-use super::commit::Transaction;
+use super::commit::{Transaction, make_dirs, next_generation, unmake_dirs};
+use super::sweep::remove;
 use crate::device::Source;
 use crate::error::{Error, Result};
-use crate::format::{FileEntry, Manifest, TensorInfo};
+use crate::format::{FileEntry, Item, Manifest, Receipt, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
-use crate::pipeline::save as pipeline;
-use crate::plan::save::{Options, SavePlan, plan};
-use serde_json::value::RawValue;
-use std::path::Path;
+use crate::pipeline::save::{self as pipeline, Written};
+use crate::plan::save::{Options, SavePlan, Shard, plan};
+use crate::state::StateDict;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// The tensors of a state: items and, one by one, where their bytes come from.
+pub(crate) struct Contents<'a> {
+    pub items: &'a [Item],
+    pub sources: &'a [Box<dyn Source + 'a>],
+}
+
 /// Saves tensors and values as the checkpoint at `path`, durably and whole or not at all.
 ///
-/// `infos` and `sources` belong together, one by one. An earlier checkpoint at `path` stands until
-/// the new one is committed.
+/// An earlier checkpoint at `path` stands until the new one is committed.
 ///
 /// # Errors
 /// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
 pub fn save(
     runtime: &Runtime,
-    infos: &[TensorInfo],
-    sources: &[Box<dyn Source + '_>],
-    state: Box<RawValue>,
+    state: &StateDict<'_>,
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
     let started = Instant::now();
-    check_sizes(infos, sources)?;
+    let (contents, tree) = (state.contents(), state.tree()?);
+    contents.check_sizes()?;
     let mut transaction = Transaction::begin(path)?;
     let generation = transaction.generation();
-    let config = runtime.config();
-    let options = Options {
-        rank: 0,
-        generation,
-        block_bytes: config.block_bytes,
-        shard_bytes: config.shard_bytes,
-    };
-    let plan = plan(infos, options)?;
-    job.set_total(plan.file_bytes());
+    let plan = contents.plan(runtime, 0, generation)?;
     transaction.begin_files(plan.shards.iter().map(|shard| shard.name.as_str()));
-    let planned = started.elapsed();
-
-    let written = pipeline::write(runtime, &plan, sources, path, job)?;
+    let planned = started.elapsed().as_secs_f64();
+    let written = contents.write(runtime, &plan, path, job)?;
 
     let committing = Instant::now();
-    let tensors = plan.entries(infos);
+    let tensors = plan.entries(contents.items);
     let files = file_entries(&plan, &written.crc32);
-    transaction.commit(&Manifest::new(generation, config.block_bytes, files, tensors, state))?;
-    let mut seconds = written.seconds;
-    seconds.plan = planned.as_secs_f64();
-    seconds.commit = committing.elapsed().as_secs_f64();
-    seconds.total = started.elapsed().as_secs_f64();
-    Ok(SaveReport {
-        path: path.into(),
-        generation,
-        tensors: infos.len(),
-        tensor_bytes: plan.tensor_bytes,
-        file_bytes: plan.file_bytes(),
-        files: plan.shards.len(),
-        pool_bytes: config.buffers() as u64 * config.block_bytes,
-        moved: written.moved,
-        seconds,
-    })
+    let block_bytes = runtime.config().block_bytes;
+    transaction.commit(&Manifest::new(generation, 1, block_bytes, files, tensors, tree))?;
+    let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    report.seconds.plan = planned;
+    report.seconds.commit = committing.elapsed().as_secs_f64();
+    report.seconds.total = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// Writes one rank's part of the checkpoint at `path`: durable, and not committed. The coordinator's
+/// [`Session`](super::Session), begun before, commits all parts.
+///
+/// # Errors
+/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
+pub fn write_rank(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    rank: u32,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<(Receipt, SaveReport)> {
+    let started = Instant::now();
+    let contents = state.contents();
+    contents.check_sizes()?;
+    let made = make_dirs(path)?;
+    let mut parts = Parts { files: Vec::new(), made, kept: false };
+    let generation = next_generation(path)?;
+    let mut plan = contents.plan(runtime, rank, generation)?;
+    if contents.items.is_empty() {
+        (plan.shards, plan.blocks) = (Vec::new(), Vec::new());
+    }
+    let part = |shard: &Shard| path.join(names::part(&shard.name));
+    parts.files = plan.shards.iter().map(part).collect();
+    let planned = started.elapsed().as_secs_f64();
+    let written = match plan.shards.is_empty() {
+        true => Written::nothing(),
+        false => contents.write(runtime, &plan, path, job)?,
+    };
+
+    let receipt = Receipt {
+        rank,
+        block_bytes: runtime.config().block_bytes,
+        files: file_entries(&plan, &written.crc32),
+        tensors: plan.entries(contents.items),
+    };
+    let done = path.join(names::done(rank));
+    fs::File::create(&done).map_err(|e| Error::io("creating", &done, e))?;
+    parts.kept = true;
+    let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    report.seconds.plan = planned;
+    report.seconds.total = started.elapsed().as_secs_f64();
+    Ok((receipt, report))
+}
+
+/// What a rank has written so far; removed unless it is kept.
+struct Parts {
+    files: Vec<PathBuf>,
+    made: Vec<PathBuf>,
+    kept: bool,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        for file in &self.files {
+            if let Err(error) = remove(file) {
+                tracing::warn!(%error, "could not remove what a failed save wrote");
+            }
+        }
+        unmake_dirs(&self.made);
+    }
+}
+
+impl Contents<'_> {
+    fn plan(&self, runtime: &Runtime, rank: u32, generation: u64) -> Result<SavePlan> {
+        let config = runtime.config();
+        let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
+        plan(self.items, Options { rank, generation, block_bytes, shard_bytes })
+    }
+
+    fn write(
+        &self,
+        runtime: &Runtime,
+        plan: &SavePlan,
+        path: &Path,
+        job: &Arc<Job>,
+    ) -> Result<Written> {
+        job.set_total(plan.file_bytes());
+        pipeline::write(runtime, plan, self.sources, path, job)
+    }
+
+    /// Each source has just the bytes that its dtype and shape say.
+    fn check_sizes(&self) -> Result<()> {
+        if self.items.len() != self.sources.len() {
+            let (items, sources) = (self.items.len(), self.sources.len());
+            return Err(Error::invalid(format!(
+                "{items} tensors were named, {sources} handed over"
+            )));
+        }
+        for (Item { info, .. }, source) in self.items.iter().zip(self.sources) {
+            let (expected, got) = (info.nbytes()?, source.nbytes());
+            if expected != got {
+                return Err(Error::invalid(format!(
+                    "tensor {:?}: {} of shape {:?} is {expected} bytes, its data is {got}",
+                    info.name, info.dtype, info.shape
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {
-    let entry = |(shard, crc32): (&crate::plan::save::Shard, &Vec<u32>)| FileEntry {
+    let entry = |(shard, crc32): (&Shard, &Vec<u32>)| FileEntry {
         name: shard.name.clone(),
         bytes: shard.bytes,
         crc32: crc32.clone(),
@@ -77,20 +170,24 @@ fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {
     plan.shards.iter().zip(crc32).map(entry).collect()
 }
 
-/// Each source has just the bytes that its dtype and shape say.
-fn check_sizes(infos: &[TensorInfo], sources: &[Box<dyn Source + '_>]) -> Result<()> {
-    if infos.len() != sources.len() {
-        let (infos, sources) = (infos.len(), sources.len());
-        return Err(Error::invalid(format!("{infos} tensors were named, {sources} handed over")));
+fn report(
+    runtime: &Runtime,
+    path: &Path,
+    generation: u64,
+    plan: &SavePlan,
+    tensors: usize,
+    written: Written,
+) -> SaveReport {
+    let config = runtime.config();
+    SaveReport {
+        path: path.into(),
+        generation,
+        tensors,
+        tensor_bytes: plan.tensor_bytes,
+        file_bytes: plan.file_bytes(),
+        files: plan.shards.len(),
+        pool_bytes: config.buffers() as u64 * config.block_bytes,
+        moved: written.moved,
+        seconds: written.seconds,
     }
-    for (info, source) in infos.iter().zip(sources) {
-        let (expected, got) = (info.nbytes()?, source.nbytes());
-        if expected != got {
-            return Err(Error::invalid(format!(
-                "tensor {:?}: {} of shape {:?} is {expected} bytes, its data is {got}",
-                info.name, info.dtype, info.shape
-            )));
-        }
-    }
-    Ok(())
 }

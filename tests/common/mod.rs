@@ -1,11 +1,10 @@
 //! What the integration tests share: states that can be told apart, and checks on directories.
 #![allow(dead_code)] // every test binary uses a part of it
 
-use ringstow::device::Source;
 use ringstow::engine::Engine;
 use ringstow::engine::portable::Portable;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Runtime, SaveReport, TensorInfo,
+    Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Runtime, SaveReport, StateDict,
     Value,
 };
 use std::fs;
@@ -75,17 +74,12 @@ impl State {
         path: &Path,
         job: &Arc<Job>,
     ) -> ringstow::Result<SaveReport> {
-        let mut infos = Vec::new();
-        let mut sources: Vec<Box<dyn Source + '_>> = Vec::new();
-        let mut tree = vec![(Value::from("step"), Value::Int(self.step))];
+        let mut state = StateDict::new();
+        state.value("step", self.step);
         for (name, data) in &self.tensors {
-            let shape = vec![data.len() as u64];
-            infos.push(TensorInfo { name: name.clone(), dtype: Dtype::U8, shape });
-            sources.push(Box::new(data.as_slice()));
-            tree.push((Value::from(name.as_str()), Value::Tensor(name.clone())));
+            state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
         }
-        let tree = Value::Dict(tree).to_json()?;
-        ringstow::store::save(runtime, &infos, &sources, tree, path, job)
+        ringstow::store::save(runtime, &state, path, job)
     }
 
     /// The checkpoint at `path` is this state, byte by byte.

@@ -3,13 +3,13 @@
 use super::super::progress;
 use super::{Figures, Spread, Way};
 use crate::config::Config;
-use crate::device::Source;
 use crate::engine::file::drop_page_cache;
 use crate::engine::ladder::{Fallback, Rung};
 use crate::error::{Error, Result};
-use crate::format::{Dtype, TensorInfo, Value};
+use crate::format::Dtype;
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
+use crate::state::StateDict;
 use crate::store::{Checkpoint, LoadOptions, save};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
@@ -123,16 +123,12 @@ fn run_save(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<Vec<Fallback>> {
-    let tensors = data.chunks(TENSOR_BYTES).enumerate();
-    let (infos, sources): (Vec<TensorInfo>, Vec<Box<dyn Source + '_>>) = tensors
-        .map(|(number, bytes)| {
-            let shape = vec![bytes.len() as u64];
-            let info = TensorInfo { name: format!("tensor.{number}"), dtype: Dtype::U8, shape };
-            (info, Box::new(bytes) as Box<dyn Source>)
-        })
-        .unzip();
-    let tree = Value::Dict(Vec::new()).to_json()?;
-    let report = save(&contender.runtime, &infos, &sources, tree, path, job)?;
+    let mut state = StateDict::new();
+    for (number, bytes) in data.chunks(TENSOR_BYTES).enumerate() {
+        let shape = [bytes.len() as u64];
+        state.bytes(format!("tensor.{number}"), Dtype::U8, &shape, bytes)?;
+    }
+    let report = save(&contender.runtime, &state, path, job)?;
     Ok(report.moved.fallbacks)
 }
 

@@ -1,0 +1,69 @@
+//! The coordinator's side of a save by several ranks.
+
+use crate::error::to_python;
+use crate::to_json;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use ringstow::{Error, Receipt, Result};
+use serde_json::value::RawValue;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// A hold on a checkpoint's directory, until it is committed or abandoned.
+#[pyclass(frozen, module = "ringstow._native")]
+pub(crate) struct Session {
+    inner: Mutex<Option<ringstow::Session>>,
+    /// The process that began it: a forked child must not clean up after its parent.
+    process: u32,
+}
+
+impl Session {
+    fn take(&self) -> Option<ringstow::Session> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl Session {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf, world_size: u32) -> PyResult<Self> {
+        let begin = || ringstow::Session::begin(path, world_size);
+        let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
+        Ok(Self { inner, process: std::process::id() })
+    }
+
+    fn commit(
+        &self,
+        py: Python<'_>,
+        receipts: Vec<Bound<'_, PyBytes>>,
+        state: String,
+        names: Vec<String>,
+    ) -> PyResult<String> {
+        let Some(session) = self.take() else {
+            return Err(to_python(Error::invalid(
+                "the save was given up before its commit: another one has begun, or it was closed",
+            )));
+        };
+        let receipts: Vec<&[u8]> = receipts.iter().map(|receipt| receipt.as_bytes()).collect();
+        let commit = || -> Result<_> {
+            let receipts = receipts.into_iter().map(Receipt::decode).collect::<Result<_>>()?;
+            let state = RawValue::from_string(state)
+                .map_err(|e| Error::invalid(format!("the state's tree is no JSON: {e}")))?;
+            session.commit_names(receipts, state, &names)
+        };
+        to_json(&py.detach(commit).map_err(to_python)?)
+    }
+
+    fn abandon(&self, py: Python<'_>) {
+        let session = self.take();
+        py.detach(|| drop(session));
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            std::mem::forget(self.take());
+        }
+    }
+}

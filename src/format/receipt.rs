@@ -1,0 +1,206 @@
+//! What one rank has to tell of its part of a checkpoint, and how the parts make a whole.
+
+use super::manifest::{Chunk, FileEntry, TensorEntry};
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+
+/// What a rank wrote: some hundred bytes a tensor and eight a block. It travels to the coordinator,
+/// by whatever the trainer has, as bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Receipt {
+    /// Which process wrote it.
+    pub rank: u32,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Its shards, durable under their uncommitted names.
+    pub files: Vec<FileEntry>,
+    /// What is in them; chunks number the files as they stand here.
+    pub tensors: Vec<TensorEntry>,
+}
+
+/// All parts of a checkpoint, put together.
+#[derive(Debug)]
+pub struct Merged {
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// All shards, by rank.
+    pub files: Vec<FileEntry>,
+    /// All tensors, in the order in which the ranks name them first.
+    pub tensors: Vec<TensorEntry>,
+}
+
+impl Receipt {
+    /// As bytes, for the journey.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it cannot be said in JSON, which would be a bug.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self)
+            .map_err(|e| Error::invalid(format!("the receipt cannot be written: {e}")))
+    }
+
+    /// The receipt that [`Receipt::encode`] made these bytes of.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        serde_json::from_slice(bytes).map_err(|e| {
+            Error::invalid(format!("a rank's receipt of {} bytes is none: {e}", bytes.len()))
+        })
+    }
+}
+
+/// Puts the ranks' parts together. A box that several ranks wrote counts once.
+///
+/// Whether the boxes cover their tensors is for the manifest to check.
+///
+/// # Errors
+/// [`Error::Invalid`] for two receipts of one rank, and for ranks that disagree on the block size or
+/// on a tensor's dtype or shape.
+pub fn merge(mut receipts: Vec<Receipt>) -> Result<Merged> {
+    receipts.sort_by_key(|receipt| receipt.rank);
+    check_ranks(&receipts)?;
+    let mut merged = Merged {
+        block_bytes: receipts.first().map_or(0, |receipt| receipt.block_bytes),
+        files: Vec::new(),
+        tensors: Vec::new(),
+    };
+    let mut numbers: HashMap<String, (usize, u32)> = HashMap::new();
+    for receipt in receipts {
+        let first_file = merged.files.len() as u32;
+        merged.files.extend(receipt.files);
+        for mut tensor in receipt.tensors {
+            tensor.chunks.iter_mut().for_each(|chunk| chunk.file += first_file);
+            match numbers.get(&tensor.name) {
+                Some(&(number, rank)) => {
+                    let known = &mut merged.tensors[number];
+                    check_same(known, rank, &tensor, receipt.rank)?;
+                    known.chunks.append(&mut tensor.chunks);
+                }
+                None => {
+                    numbers.insert(tensor.name.clone(), (merged.tensors.len(), receipt.rank));
+                    merged.tensors.push(tensor);
+                }
+            }
+        }
+    }
+    merged.tensors.iter_mut().for_each(drop_repeated);
+    Ok(merged)
+}
+
+fn check_ranks(receipts: &[Receipt]) -> Result<()> {
+    for pair in receipts.windows(2) {
+        let (one, other) = (&pair[0], &pair[1]);
+        if one.rank == other.rank {
+            let rank = one.rank;
+            return Err(Error::invalid(format!(
+                "two processes saved as rank {rank}: give each a rank of its own"
+            )));
+        }
+        if one.block_bytes != other.block_bytes {
+            return Err(Error::invalid(format!(
+                "rank {} saved in blocks of {} bytes, rank {} of {}: give all ranks the same \
+                 Config.block_bytes",
+                one.rank, one.block_bytes, other.rank, other.block_bytes
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn check_same(known: &TensorEntry, rank: u32, new: &TensorEntry, its_rank: u32) -> Result<()> {
+    if (known.dtype, &known.shape, known.object) == (new.dtype, &new.shape, new.object) {
+        return Ok(());
+    }
+    let kind = |entry: &TensorEntry| match entry.object {
+        true => "an object".to_owned(),
+        false => format!("{} {:?}", entry.dtype, entry.shape),
+    };
+    Err(Error::invalid(format!(
+        "tensor {:?} is {} on rank {rank} and {} on rank {its_rank}",
+        known.name,
+        kind(known),
+        kind(new)
+    )))
+}
+
+/// Keeps the first of the chunks that start at the same place and are as large: replicas.
+fn drop_repeated(tensor: &mut TensorEntry) {
+    if tensor.chunks.len() < 2 {
+        return;
+    }
+    if let Some(whole) = tensor.chunks.iter().position(|chunk| chunk.offsets.is_none()) {
+        tensor.chunks = vec![tensor.chunks.swap_remove(whole)];
+        return;
+    }
+    let boxes: Vec<Chunk> = std::mem::take(&mut tensor.chunks);
+    let mut seen = HashSet::with_capacity(boxes.len());
+    let first = boxes.iter().map(|chunk| seen.insert((&chunk.offsets, &chunk.sizes)));
+    let first: Vec<bool> = first.collect();
+    tensor.chunks =
+        boxes.into_iter().zip(first).filter(|(_, first)| *first).map(|(c, _)| c).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Dtype;
+
+    fn receipt(rank: u32, tensors: Vec<TensorEntry>) -> Receipt {
+        let name = crate::format::names::shard(rank, 0, 0);
+        let files = vec![FileEntry { name, bytes: 4096, crc32: vec![0] }];
+        Receipt { rank, block_bytes: 4096, files, tensors }
+    }
+
+    fn tensor(name: &str, shape: &[u64], boxes: &[(u64, u64)]) -> TensorEntry {
+        let chunk = |&(offset, size): &(u64, u64)| Chunk {
+            file: 0,
+            begin: 0,
+            offsets: Some(vec![offset]),
+            sizes: Some(vec![size]),
+        };
+        let chunks = boxes.iter().map(chunk).collect();
+        TensorEntry {
+            name: name.into(),
+            dtype: Dtype::U8,
+            shape: shape.into(),
+            chunks,
+            object: false,
+        }
+    }
+
+    #[test]
+    fn boxes_of_all_ranks_come_together_and_replicas_count_once() {
+        let one = receipt(1, vec![tensor("w", &[4], &[(2, 2)]), tensor("r", &[1], &[(0, 1)])]);
+        let zero = receipt(0, vec![tensor("w", &[4], &[(0, 2)]), tensor("r", &[1], &[(0, 1)])]);
+        let merged = merge(vec![one, zero]).unwrap();
+        let names: Vec<&str> = merged.files.iter().map(|f| f.name.as_str()).collect();
+        assert_eq!(names, ["rank00000-0.safetensors", "rank00001-0.safetensors"]);
+        let [w, r] = &merged.tensors[..] else { panic!("two tensors") };
+        let places: Vec<_> =
+            w.chunks.iter().map(|c| (c.file, c.offsets.clone().unwrap())).collect();
+        assert_eq!(places, [(0, vec![0]), (1, vec![2])]);
+        assert_eq!((r.chunks.len(), r.chunks[0].file), (1, 0));
+    }
+
+    #[test]
+    fn ranks_that_disagree_are_named() {
+        let of = |shape: &[u64]| vec![tensor("w", shape, &[(0, 1)])];
+        let error = merge(vec![receipt(0, of(&[4])), receipt(1, of(&[5]))]).unwrap_err();
+        assert!(error.to_string().contains("U8 [4] on rank 0 and U8 [5] on rank 1"), "{error}");
+        let error = merge(vec![receipt(3, of(&[4])), receipt(3, of(&[4]))]).unwrap_err();
+        assert!(error.to_string().contains("rank 3"), "{error}");
+        let other = Receipt { block_bytes: 8192, ..receipt(1, Vec::new()) };
+        let error = merge(vec![receipt(0, Vec::new()), other]).unwrap_err();
+        assert!(error.to_string().contains("block_bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_receipt_survives_the_journey() {
+        let sent = receipt(2, vec![tensor("w", &[4], &[(0, 4)])]);
+        assert_eq!(Receipt::decode(&sent.encode().unwrap()).unwrap(), sent);
+        assert!(Receipt::decode(b"{}").is_err());
+    }
+}

@@ -1,0 +1,210 @@
+//! The coordinator's side of a save by several ranks.
+
+use super::commit::Transaction;
+use super::open::{listed, missing_ranks};
+use crate::error::{Error, Result};
+use crate::format::{Manifest, Receipt, names, receipt};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+/// The coordinator's hold on a directory that several ranks save into: begun before any of them
+/// writes, ended by the commit. Dropped without one, it removes what they wrote; an earlier checkpoint
+/// stands.
+///
+/// How receipts come to the coordinator is the trainer's: MPI, `torch.distributed`, a file.
+///
+/// ```no_run
+/// # fn all_ranks<T>(_: T) -> Vec<T> { Vec::new() }
+/// # fn main() -> ringstow::Result<()> {
+/// # let (rank, world_size, state) = (0, 2, ringstow::StateDict::new());
+/// use ringstow::{Config, Session, Value, write_rank};
+/// let session = match rank {
+///     0 => Some(Session::begin("ckpt/step-7", world_size)?),
+///     _ => None,
+/// };
+/// // A barrier belongs here.
+/// let (receipt, _) = write_rank(&state, rank, "ckpt/step-7", &Config::default())?;
+/// let receipts = all_ranks(receipt); // gathered to the coordinator
+/// if let Some(session) = session {
+///     session.commit(receipts, Value::Dict(Vec::new()).to_json()?)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Session {
+    transaction: Transaction,
+    world_size: u32,
+}
+
+/// What a commit did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Committed {
+    /// Saves into this directory that came before.
+    pub generation: u64,
+    /// Shards of all ranks.
+    pub files: usize,
+    /// Their bytes, headers included.
+    pub file_bytes: u64,
+    /// Tensors and objects.
+    pub tensors: usize,
+    /// From the receipts to the last sync.
+    pub seconds: f64,
+}
+
+/// Who is to write: what `manifest.json.part` holds until the manifest itself is written there.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Note {
+    /// Ranks that take part.
+    pub world_size: u32,
+}
+
+impl Session {
+    /// Makes the directory if need be, locks it, cleans up after a killed save, and notes how many
+    /// ranks are to write.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
+    /// safetensors files of somebody else's, or for a world of no ranks; [`Error::Unsupported`] if it
+    /// holds a checkpoint of a newer version; [`Error::Io`].
+    pub fn begin(dir: impl AsRef<Path>, world_size: u32) -> Result<Self> {
+        if world_size == 0 {
+            return Err(Error::invalid("a save by no ranks: world_size is 0"));
+        }
+        let mut transaction = Transaction::begin(dir.as_ref())?;
+        transaction.begin_ranks();
+        let note = dir.as_ref().join(names::MANIFEST_PART);
+        let text = serde_json::json!(Note { world_size }).to_string();
+        fs::write(&note, text).map_err(|e| Error::io("writing", &note, e))?;
+        Ok(Self { transaction, world_size })
+    }
+
+    /// The checkpoint's directory.
+    pub fn path(&self) -> &Path {
+        self.transaction.dir()
+    }
+
+    /// Commits the parts of all ranks as one checkpoint, with `state` as its tree of values.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for receipts that are missing, do not fit together or do not cover a
+    /// tensor; [`Error::Incomplete`] for a part that cannot be seen from here; [`Error::Io`]. In each
+    /// case nothing is committed, and what the ranks wrote is removed.
+    pub fn commit(self, receipts: Vec<Receipt>, state: Box<RawValue>) -> Result<Committed> {
+        self.commit_names(receipts, state, &[])
+    }
+
+    /// [`Session::commit`], refusing to commit a checkpoint that lacks one of `names`.
+    ///
+    /// # Errors
+    /// As for [`Session::commit`]; [`Error::Keys`] naming all that no rank has written.
+    pub fn commit_names(
+        self,
+        receipts: Vec<Receipt>,
+        state: Box<RawValue>,
+        names: &[String],
+    ) -> Result<Committed> {
+        let started = Instant::now();
+        self.check_ranks(&receipts)?;
+        let parts = receipt::merge(receipts)?;
+        let manifest = Manifest::new(
+            self.transaction.generation(),
+            self.world_size,
+            parts.block_bytes,
+            parts.files,
+            parts.tensors,
+            state,
+        );
+        manifest.check().map_err(|reason| {
+            Error::invalid(format!("what the ranks wrote is no checkpoint: {reason}"))
+        })?;
+        self.check_names(&manifest, names)?;
+        self.check_files(&manifest)?;
+        let committed = Committed {
+            generation: manifest.generation,
+            files: manifest.files.len(),
+            file_bytes: manifest.files.iter().map(|file| file.bytes).sum(),
+            tensors: manifest.tensors.len(),
+            seconds: 0.0,
+        };
+        self.transaction.commit(&manifest)?;
+        Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
+    }
+
+    /// One receipt a rank.
+    fn check_ranks(&self, receipts: &[Receipt]) -> Result<()> {
+        let there: HashSet<u32> = receipts.iter().map(|receipt| receipt.rank).collect();
+        if there.len() == receipts.len() && receipts.len() == self.world_size as usize {
+            return Ok(());
+        }
+        let mut ranks: Vec<u32> = receipts.iter().map(|receipt| receipt.rank).collect();
+        ranks.sort_unstable();
+        Err(Error::invalid(format!(
+            "{} ranks were to save into {}, receipts came from {} ({})",
+            self.world_size,
+            self.path().display(),
+            ranks.len(),
+            listed("rank", "ranks", &ranks)
+        )))
+    }
+
+    /// Every name that the checkpoint must hold is there.
+    fn check_names(&self, manifest: &Manifest, names: &[String]) -> Result<()> {
+        let there: HashSet<&str> = manifest.tensors.iter().map(|t| t.name.as_str()).collect();
+        let missing: Vec<String> =
+            names.iter().filter(|name| !there.contains(name.as_str())).cloned().collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let path = self.path().into();
+        Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
+    }
+
+    /// The coordinator sees every part: the ranks write to one file system.
+    fn check_files(&self, manifest: &Manifest) -> Result<()> {
+        for file in &manifest.files {
+            let part = self.path().join(names::part(&file.name));
+            let found = fs::metadata(&part).map(|found| found.len());
+            let wrong = match found {
+                Ok(len) if len == file.bytes => continue,
+                Ok(len) => format!("has {len} bytes there, not {}", file.bytes),
+                Err(error) => error.to_string(),
+            };
+            let rank = names::shard_rank(&file.name);
+            return Err(Error::Incomplete {
+                path: self.path().into(),
+                reason: format!(
+                    "rank {} has written {}, but the coordinator does not see it ({wrong}): do all \
+                     ranks save to one path on one shared file system?",
+                    rank.map_or("?".into(), |rank| rank.to_string()),
+                    part.display()
+                ),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What is known of an unfinished save by several ranks: which of them had not finished, as a
+/// sentence. `None` for a save by one process.
+pub(super) fn unfinished(dir: &Path, names: &[String]) -> Option<String> {
+    let text = fs::read(dir.join(names::MANIFEST_PART)).ok()?;
+    let note: Note = serde_json::from_slice(&text).ok()?;
+    let done: HashSet<u32> = names.iter().filter_map(|name| names::done_rank(name)).collect();
+    let missing = missing_ranks(note.world_size, &done);
+    Some(match missing.len() {
+        0 => format!(
+            "all {} ranks had written their parts, the commit was not reached",
+            note.world_size
+        ),
+        _ => format!(
+            "of {} ranks, {} had not finished writing",
+            note.world_size,
+            listed("rank", "ranks", &missing)
+        ),
+    })
+}

@@ -1,0 +1,188 @@
+//! A checkpoint that several ranks write and one of them commits.
+
+mod common;
+
+use common::{noise, small_config};
+use ringstow::{
+    Checkpoint, Dtype, Error, Part, Receipt, SaveReport, Session, StateDict, TensorInfo, Value,
+    write_rank,
+};
+use serde_json::value::RawValue;
+use std::fs;
+use std::path::Path;
+
+/// Bytes of the tensor that the ranks share, and of the one that each has for itself.
+const SHARED: usize = 40_000;
+
+/// A rank's part: its rows of one tensor, and a tensor of its own.
+fn write(dir: &Path, rank: u32, world: u32, seed: u64) -> ringstow::Result<(Receipt, SaveReport)> {
+    let (shared, own) = (noise(seed, SHARED), noise(seed + 1 + u64::from(rank), 5000));
+    let rows = SHARED / world as usize;
+    let from = rows * rank as usize;
+    let mut state = StateDict::new();
+    let info = TensorInfo { name: "shared".into(), dtype: Dtype::U8, shape: vec![rows as u64] };
+    let part = Part { shape: vec![SHARED as u64], offsets: vec![from as u64] };
+    state.part(info, part, Box::new(shared[from..from + rows].to_vec()));
+    state.bytes(format!("own.{rank}"), Dtype::U8, &[5000], &own)?;
+    write_rank(&state, rank, dir, &small_config())
+}
+
+fn tree() -> Box<RawValue> {
+    Value::Dict(Vec::new()).to_json().unwrap()
+}
+
+fn save(dir: &Path, world: u32, seed: u64) {
+    let session = Session::begin(dir, world).unwrap();
+    let receipts = (0..world).rev().map(|rank| write(dir, rank, world, seed).unwrap().0).collect();
+    session.commit(receipts, tree()).unwrap();
+}
+
+/// The bytes of a tensor, put together from its chunks' places in the files.
+fn bytes_of(dir: &Path, name: &str) -> Vec<u8> {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let tensor = checkpoint.tensor(name).unwrap();
+    let mut bytes = vec![0; tensor.nbytes() as usize];
+    for chunk in &tensor.chunks {
+        let file =
+            fs::read(dir.join(&checkpoint.manifest().files[chunk.file as usize].name)).unwrap();
+        let at = chunk.offsets.as_ref().map_or(0, |offsets| offsets[0]) as usize;
+        let len = chunk.sizes.as_ref().unwrap_or(&tensor.shape)[0] as usize;
+        bytes[at..at + len].copy_from_slice(&file[chunk.begin as usize..][..len]);
+    }
+    bytes
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(|e| name(e.unwrap())).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn all_ranks_parts_are_one_checkpoint() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("step");
+    save(&dir, 4, 1);
+    assert_eq!(bytes_of(&dir, "shared"), noise(1, SHARED));
+    assert_eq!(bytes_of(&dir, "own.3"), noise(5, 5000));
+    assert_eq!(Checkpoint::open(&dir).unwrap().manifest().world_size, 4);
+    assert_eq!(
+        names_in(&dir),
+        [
+            "manifest.json",
+            "rank00000-0.safetensors",
+            "rank00001-0.safetensors",
+            "rank00002-0.safetensors",
+            "rank00003-0.safetensors",
+        ]
+    );
+    assert!(ringstow::verify(&dir).unwrap().damage.is_empty());
+}
+
+#[test]
+fn another_world_replaces_it_whole() {
+    let root = tempfile::tempdir().unwrap();
+    save(root.path(), 4, 1);
+    save(root.path(), 2, 9);
+    assert_eq!(bytes_of(root.path(), "shared"), noise(9, SHARED));
+    assert_eq!(
+        names_in(root.path()),
+        ["manifest.json", "rank00000-0.g1.safetensors", "rank00001-0.g1.safetensors"]
+    );
+}
+
+#[test]
+fn a_dead_rank_is_named_and_the_earlier_checkpoint_stands() {
+    let root = tempfile::tempdir().unwrap();
+    let fresh = root.path().join("fresh");
+    let session = Session::begin(&fresh, 4).unwrap();
+    for rank in [0, 2] {
+        write(&fresh, rank, 4, 1).unwrap();
+    }
+    let error = Checkpoint::open(&fresh).unwrap_err();
+    assert!(matches!(error, Error::Incomplete { .. }));
+    assert!(error.to_string().contains("of 4 ranks, ranks 1, 3 had not finished"), "{error}");
+    drop(session);
+    assert!(!fresh.exists(), "a save that is given up leaves no trace");
+
+    let dir = root.path().join("step");
+    save(&dir, 2, 1);
+    let session = Session::begin(&dir, 2).unwrap();
+    let receipt = write(&dir, 0, 2, 9).unwrap().0;
+    assert_eq!(bytes_of(&dir, "shared"), noise(1, SHARED));
+    let error = session.commit(vec![receipt], tree()).unwrap_err();
+    assert!(error.to_string().contains("2 ranks were to save"), "{error}");
+    assert_eq!(bytes_of(&dir, "shared"), noise(1, SHARED));
+    assert_eq!(names_in(&dir).len(), 3, "nothing of the failed save is left");
+}
+
+#[test]
+fn a_part_that_the_coordinator_does_not_see_is_no_commit() {
+    let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let session = Session::begin(here.path(), 2).unwrap();
+    let receipts =
+        vec![write(here.path(), 0, 2, 1).unwrap().0, write(elsewhere.path(), 1, 2, 1).unwrap().0];
+    let error = session.commit(receipts, tree()).unwrap_err().to_string();
+    assert!(error.contains("rank 1") && error.contains("shared file system"), "{error}");
+    assert!(Checkpoint::open(here.path()).is_err());
+}
+
+#[test]
+fn a_checkpoint_with_a_hole_is_no_commit() {
+    let root = tempfile::tempdir().unwrap();
+    let session = Session::begin(root.path(), 1).unwrap();
+    let receipt = write(root.path(), 0, 2, 1).unwrap().0;
+    let error = session.commit(vec![receipt], tree()).unwrap_err().to_string();
+    assert!(error.contains("\"shared\"") && error.contains("20000 of 40000"), "{error}");
+
+    let session = Session::begin(root.path(), 1).unwrap();
+    let receipt = write(root.path(), 0, 1, 1).unwrap().0;
+    let names = ["own.0", "lost"].map(String::from);
+    let error = session.commit_names(vec![receipt], tree(), &names).unwrap_err();
+    assert!(matches!(&error, Error::Keys { missing, .. } if missing == &["lost"]), "{error}");
+}
+
+#[test]
+fn a_rank_without_tensors_writes_no_file() {
+    let root = tempfile::tempdir().unwrap();
+    let session = Session::begin(root.path(), 2).unwrap();
+    let idle = write_rank(&StateDict::new(), 1, root.path(), &small_config()).unwrap();
+    assert_eq!((idle.0.files.len(), idle.1.file_bytes), (0, 0));
+    let committed =
+        session.commit(vec![idle.0, write(root.path(), 0, 1, 1).unwrap().0], tree()).unwrap();
+    assert_eq!((committed.files, committed.tensors), (1, 2));
+    assert_eq!(names_in(root.path()), ["manifest.json", "rank00000-0.safetensors"]);
+}
+
+#[test]
+fn a_rank_that_fails_removes_its_own_part_only() {
+    let root = tempfile::tempdir().unwrap();
+    let session = Session::begin(root.path(), 2).unwrap();
+    write(root.path(), 0, 2, 1).unwrap();
+    let mut bad = StateDict::new();
+    bad.bytes("x", Dtype::U8, &[3], b"abc").unwrap();
+    // What a rank writes to is a directory: it cannot be created.
+    fs::create_dir(root.path().join("rank00001-0.safetensors.part")).unwrap();
+    assert!(write_rank(&bad, 1, root.path(), &small_config()).is_err());
+    assert!(root.path().join("rank00000-0.safetensors.part").exists());
+    let error = Checkpoint::open(root.path()).unwrap_err().to_string();
+    assert!(error.contains("of 2 ranks, rank 1 had not"), "{error}");
+    drop(session);
+}
+
+#[test]
+fn a_missing_shard_is_refused_and_its_rank_named() {
+    let root = tempfile::tempdir().unwrap();
+    save(root.path(), 4, 1);
+    fs::remove_file(root.path().join("rank00002-0.safetensors")).unwrap();
+    let error = Checkpoint::open(root.path()).unwrap_err().to_string();
+    assert!(error.contains("of rank 2, 4 ranks in all"), "{error}");
+}
+
+#[test]
+fn two_sessions_in_one_directory_see_each_other() {
+    let root = tempfile::tempdir().unwrap();
+    let _session = Session::begin(root.path(), 2).unwrap();
+    assert!(matches!(Session::begin(root.path(), 2), Err(Error::Busy { .. })));
+}
