@@ -52,7 +52,7 @@ class Ranks:
         except BaseException:
             self.stop()
             raise
-        for rank, (value, error, trace) in enumerate(outcomes):
+        for rank, (_, error, trace) in enumerate(outcomes):
             if error is not None:
                 error.add_note(f"raised by rank {rank} of {self.world_size}:\n{trace}")
                 raise error

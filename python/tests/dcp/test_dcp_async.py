@@ -124,7 +124,10 @@ def test_tied_tensors_are_tied_in_the_snapshot_and_copied_once(writer):
 
 
 def test_a_tuple_and_a_named_one_hold_copies_too(writer):
-    state = {"t": (torch.ones(2), [torch.ones(2)]), "s": torch.return_types.max((torch.ones(1),) * 2)}
+    state = {
+        "t": (torch.ones(2), [torch.ones(2)]),
+        "s": torch.return_types.max((torch.ones(1),) * 2),
+    }
     staged = writer.stage(state)
     state["t"][0].zero_()
     state["t"][1][0].zero_()

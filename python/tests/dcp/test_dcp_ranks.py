@@ -1,4 +1,4 @@
-"""Several ranks over gloo: shards, failures on one of them, and every way to save in the background."""
+"""Several ranks over gloo: shards, failures on one of them, all ways to save in the background."""
 
 from __future__ import annotations
 

@@ -79,7 +79,11 @@ def test_what_is_copied_on_its_way_is_copied_in_small_batches(saved, monkeypatch
         return tensor
 
     monkeypatch.setattr(torch, "empty", counting)
-    fetch(targets, path, StorageReader(config=ringstow.Config(pool_bytes=4 << 20, block_bytes=1 << 20)))
+    fetch(
+        targets,
+        path,
+        StorageReader(config=ringstow.Config(pool_bytes=4 << 20, block_bytes=1 << 20)),
+    )
     assert max(sizes) <= 4 << 20
     assert_same(targets["a"], values.to(torch.float64))
     assert_same(targets["b"], values)
@@ -227,3 +231,25 @@ def test_a_state_that_lies_is_refused(saved):
     reseal(path, manifest)
     with pytest.raises(ringstow.FormatError):
         StorageReader(path).read_metadata()
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="torch without 4-bit floats")
+def test_pairs_of_4_bit_floats(saved):
+    raw = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
+    path = saved({"a": raw.view(torch.float4_e2m1fn_x2)})
+    metadata = StorageReader(path).read_metadata().state_dict_metadata["a"]
+    assert metadata.size == (4, 6)
+    target = torch.zeros(4, 6, dtype=torch.uint8)
+    fetch({"a": target.view(torch.float4_e2m1fn_x2)}, path)
+    assert_same(target, raw)
+
+
+def test_directories_of_plain_safetensors_load(tmp_path):
+    from safetensors.torch import save_file
+
+    state = {"a.b": torch.arange(6.0).reshape(2, 3), "c": torch.ones(2, dtype=torch.bfloat16)}
+    save_file(state, tmp_path / "model.safetensors")
+    target = {"a": {"b": torch.zeros(2, 3)}, "c": torch.zeros(2, dtype=torch.bfloat16)}
+    reader = fetch(target, tmp_path)
+    assert_same(target, {"a": {"b": state["a.b"]}, "c": state["c"]})
+    assert not reader.report.verified

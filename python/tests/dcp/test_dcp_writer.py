@@ -62,7 +62,13 @@ class Failing(DefaultSavePlanner):
         return super().resolve_data(item)
 
 
-MOMENTS = ["set_up_planner", "create_local_plan", "create_global_plan", "finish_plan", "resolve_data"]
+MOMENTS = [
+    "set_up_planner",
+    "create_local_plan",
+    "create_global_plan",
+    "finish_plan",
+    "resolve_data",
+]
 
 
 def test_import_ringstow_does_not_import_torch():
