@@ -64,8 +64,8 @@ def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
             yield from tensors(item, (*path, n))
 
 
-def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the plain tensors in this process's memory that a tensor consists of.
+def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the plain tensors in this process's memory that a tensor consists of, if any.
 
     None for a kind of tensor that computes its elements in its own way.
     """
@@ -73,7 +73,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [shard.tensor for shard in tensor.local_shards()]
     if isinstance(tensor, DTensor):
         tensor = local_of(tensor)
-    return [tensor] if is_plain(tensor) else []
+    return [tensor] if is_plain(tensor) else None
 
 
 def with_parts(tensor: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor:
@@ -102,11 +102,6 @@ def local_of(tensor: DTensor) -> torch.Tensor:
         local = tensor.to_local()
     wait = getattr(local, "wait", None)
     return wait() if callable(wait) else local
-
-
-def has_parts(tensor: torch.Tensor) -> bool:
-    """Tell whether `parts` knows the kind: a sharded tensor may have none of them here."""
-    return isinstance(tensor, ShardedTensor) or bool(parts(tensor))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -158,5 +153,9 @@ def check(tensor: torch.Tensor, path: Path) -> None:
     Raises:
         InvalidStateError: names its key.
     """
-    if tensor.device.type == "cpu":
-        _torch.check_storage(tensor, describe(path))
+    if tensor.device.type != "cpu":
+        return
+    try:
+        _torch.check_storage(tensor, "")
+    except InvalidStateError:
+        _torch.check_storage(tensor, describe(path))  # which takes longer than the check

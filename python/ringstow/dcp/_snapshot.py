@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,6 +28,8 @@ _ALIGNMENT = 64
 _PIECE = 8 << 20
 _BATCH = 16 << 20
 _THREADS_MAX = 4
+
+_Key = tuple[object, ...]
 
 _POLL_S = 0.002
 # How long a save may take from stage() to its first look at the snapshot. After that the snapshot
@@ -112,9 +114,33 @@ class Arena:
         return flat.view(like.shape)
 
 
-class _Slot(NamedTuple):
-    source: torch.Tensor
-    offset: int
+class _Layout:
+    """Where in the arena the parts of each tensor go. What is the same memory goes there once."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.nbytes = 0
+        self.slots: dict[_Key, tuple[torch.Tensor, int]] = {}
+        """The plain tensors, and the offset of each in bytes."""
+        self._parts: dict[int, tuple[torch.Tensor, list[_Key] | None]] = {}
+        for path, tensor in _copies.tensors(state):
+            if id(tensor) not in self._parts:
+                parts = _copies.parts(tensor)
+                keys = None if parts is None else [self._place(part, path) for part in parts]
+                self._parts[id(tensor)] = (tensor, keys)
+
+    def parts(self, tensor: torch.Tensor) -> list[_Key] | None:
+        """Return what a tensor consists of; None for one that is cloned as a whole."""
+        # A mapping may make its tensors anew whenever it is asked: then it is not this one.
+        return self._parts.get(id(tensor), (tensor, None))[1]
+
+    def _place(self, part: torch.Tensor, path: Path) -> _Key:
+        key = _identity(part)
+        if key not in self.slots:
+            _copies.check(part, path)
+            self.slots[key] = (part, self.nbytes)
+            nbytes = part.numel() * part.element_size()
+            self.nbytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return key
 
 
 class Snapshot:
@@ -130,24 +156,16 @@ class Snapshot:
         Raises:
             InvalidStateError: a value that can't be copied, named by its key.
         """
-        slots: dict[Any, _Slot] = {}
-        end = 0
-        for path, tensor in _copies.tensors(state):
-            for part in _copies.parts(tensor):
-                key = _identity(part)
-                if key not in slots:
-                    _copies.check(part, path)
-                    slots[key] = _Slot(part, end)
-                    end += -(-part.numel() * part.element_size() // _ALIGNMENT) * _ALIGNMENT
-        arena = self._memory(end)
-        copies = {key: arena.tensor(slot.offset, slot.source) for key, slot in slots.items()}
-        _copy_all([(copies[key], slot.source) for key, slot in slots.items()])
+        layout = _Layout(state)
+        arena = self._memory(layout.nbytes)
+        copies = {key: arena.tensor(at, source) for key, (source, at) in layout.slots.items()}
+        _copy_all([(copies[key], source) for key, (source, _) in layout.slots.items()])
 
         def replace(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-            if not _copies.has_parts(tensor):
+            keys = layout.parts(tensor)
+            if keys is None:
                 return _copies.clone(tensor, path)
-            mine = [copies[_identity(part)] for part in _copies.parts(tensor)]
-            return _copies.with_parts(tensor, mine)
+            return _copies.with_parts(tensor, [copies[key] for key in keys])
 
         lease = Lease()
         staged = Staged(_copies.rebuild(state, replace), lease)
@@ -179,11 +197,11 @@ class Snapshot:
         return self._arena
 
 
-def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+def _identity(tensor: torch.Tensor) -> _Key:
     """Equal for tensors that are the same elements of the same memory."""
     if tensor.numel() == 0:
         return (tensor.dtype, tensor.shape)
-    where = (tensor.data_ptr(), str(tensor.device), tensor.is_conj(), tensor.is_neg())
+    where = (tensor.data_ptr(), tensor.device, tensor.is_conj(), tensor.is_neg())
     return (*where, tensor.dtype, tensor.shape, tensor.stride())
 
 
