@@ -204,5 +204,5 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str]]:
     elif isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
             yield from _walk(child, (*path, index))
-    elif isinstance(node, _tree.Leaf) and node.tag in ("$tensor", "$object", "$ndarray"):
+    elif isinstance(node, _tree.Leaf) and node.tag in _tree.STORED:
         yield path, node.body

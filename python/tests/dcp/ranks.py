@@ -17,6 +17,7 @@ import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -36,6 +37,7 @@ class Ranks:
         self.world_size = world_size
         self._processes = []
         self._pipes = []
+        self._meeting = ""
 
     def run(self, function, *args, timeout=RUN_S):
         """Runs ``function(rank, *args)`` in every rank; returns what each returned, by rank.
@@ -68,11 +70,14 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self):
         context = multiprocessing.get_context("spawn")
         # A file to meet at: there is no port to collide on.
-        meeting = os.path.join(tempfile.mkdtemp(prefix="ringstow-ranks-"), "store")
+        self._meeting = tempfile.mkdtemp(prefix="ringstow-ranks-")
+        meeting = os.path.join(self._meeting, "store")
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             # No daemon: those may not have children, and a test's rank may.

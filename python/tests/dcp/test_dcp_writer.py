@@ -336,3 +336,21 @@ def test_blank_differs_from_every_kind():
     """Or the round trips above would show nothing."""
     with pytest.raises(AssertionError):
         assert_same(blank(every_kind()), plain(every_kind()))
+
+
+def test_ringstow_loads_what_dcp_saved(tmp_path):
+    state = every_kind()
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    assert_same(dict(sorted(ringstow.load(tmp_path).items())), dict(sorted(plain(state).items())))
+    assert ringstow.load(tmp_path, prefix="$odd.none") == {"$odd": {"none": None}}
+    target = blank(plain(state))
+    ringstow.load_into(target, tmp_path)
+    assert_same(target, plain(state))
+    assert ringstow.verify(tmp_path).ok
+
+
+def test_ringstow_refuses_the_pickles_of_dcp_unless_they_are_allowed(tmp_path):
+    dcp.save({"a": slice(1, 2)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    with pytest.raises(ringstow.UnsupportedError, match="a was saved with pickle"):
+        ringstow.load(tmp_path)
+    assert ringstow.load(tmp_path, allow_pickle=True) == {"a": slice(1, 2)}
