@@ -112,20 +112,17 @@ class StorageReader(storage.StorageReader):
             InvalidStateError: the reader has no path.
             OSError: the system refused: no such directory, no permission, a failing disk.
         """
-        path = self._require_path()
         rank = kwargs.get("rank")
-        if rank is not None:
-            path = _paths.of_rank(path, rank)
         try:
-            self._open(path)
+            path = self._require_path()
+            return self._open(path if rank is None else _paths.of_rank(path, rank)).metadata()
         except Exception as error:
             # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
-            own = os.path.exists(os.path.join(_paths.of_rank(path, 0), _paths.MANIFEST))
-            level = logging.DEBUG if rank is None and own else logging.ERROR
-            _log.log(level, "%s can't be loaded: %s", path, error)
+            is_next = rank is None and self._has_ranks()
+            _log.log(
+                logging.DEBUG if is_next else logging.ERROR, "nothing can be loaded: %s", error
+            )
             raise
-        assert self._contents is not None
-        return self._contents.metadata()
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -228,12 +225,20 @@ class StorageReader(storage.StorageReader):
             _targets.deliver(fill, source)
         return report
 
-    def _open(self, path: str) -> None:
+    def _has_ranks(self) -> bool:
+        """Tell whether the ranks have checkpoints of their own, saved without collectives."""
+        path = self._path
+        return path is not None and os.path.exists(
+            os.path.join(_paths.of_rank(path, 0), _paths.MANIFEST)
+        )
+
+    def _open(self, path: str) -> Contents:
         self._checkpoint = self._contents = None
         checkpoint = _native.Checkpoint(path, foreign=True)
         state = checkpoint.state if checkpoint.kind == "ringstow" else None
-        self._contents = Contents.of(path, checkpoint.entries, state)
-        self._checkpoint = checkpoint
+        contents = Contents.of(path, checkpoint.entries, state)
+        self._checkpoint, self._contents = checkpoint, contents
+        return contents
 
     def _require_path(self) -> str:
         if self._path is None:

@@ -45,14 +45,25 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         watch.start()
         return live
 
+    def done(self) -> bool:
+        """Tell whether it is staged. A failure is told by ``result()`` and by callbacks only.
+
+        ``async_save`` takes a future that is done when it returns for one that went well.
+        """
+        return self.is_over() and self.exception() is None
+
+    def is_over(self) -> bool:
+        """Tell whether the tensors may be changed."""
+        return super().done()
+
     def staged(self) -> None:
         """Note that the last byte has left its tensor."""
-        if not self.done():
+        if not self.is_over():
             self.set_result({})
 
     def fail(self, error: BaseException) -> None:
         """Note that the save ended before that."""
-        if not self.done():
+        if not self.is_over():
             self.set_exception(error)
 
     def _watch(self) -> None:

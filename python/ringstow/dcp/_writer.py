@@ -294,4 +294,4 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def _stream(self) -> StagingFuture | None:
         """Return the staging future of the save that runs in this thread, if it has one."""
         me = threading.current_thread()
-        return next((f for f in self._streams if f.thread is me and not f.done()), None)
+        return next((f for f in self._streams if f.thread is me and not f.is_over()), None)
