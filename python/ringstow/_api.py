@@ -150,7 +150,7 @@ def load(
     blocks, report = checkpoint.load(survey.names, verify, _json(config))
     _log.debug("loaded %s", report)
     named = dict(zip(survey.names, blocks, strict=True))
-    return _build.Builder(contents, named).value(skeleton)  # type: ignore[no-any-return]
+    return _build.Builder(contents, named, allow_pickle=allow_pickle).value(skeleton)  # type: ignore[no-any-return]
 
 
 def load_into(

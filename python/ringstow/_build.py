@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import io
 import pickle
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +16,7 @@ from ringstow import _numpy, _torch
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow._memory import Stored
 from ringstow._state import Path, describe
-from ringstow._tree import Leaf, rebuild
+from ringstow._tree import STORED, Leaf, rebuild
 
 
 class Contents:
@@ -71,7 +72,7 @@ class Survey:
         rebuild(node, path, self._note)
 
     def _note(self, leaf: Leaf, path: Path) -> object:
-        if leaf.tag in ("$tensor", "$ndarray"):
+        if leaf.tag in STORED:
             self._contents.stored(leaf, path)
             self._names[leaf.body] = None
         elif leaf.tag == "$pickle" and not self._allow_pickle:
@@ -86,12 +87,16 @@ class Survey:
 class Builder:
     """Makes values of skeletons that a `Survey` let pass, from the blocks that were read for it.
 
-    Leaves that name the same tensor get tensor objects of their own over one storage.
+    Leaves that name the same tensor get tensor objects of their own over one storage. An object
+    that needs more than torch's restricted unpickler is made only if that is allowed.
     """
 
-    def __init__(self, contents: Contents, blocks: dict[str, Any]) -> None:
+    def __init__(
+        self, contents: Contents, blocks: dict[str, Any], *, allow_pickle: bool = False
+    ) -> None:
         self._contents = contents
         self._blocks = blocks
+        self._allow_pickle = allow_pickle
         self._flat: dict[str, Any] = {}
 
     def value(self, node: object, path: Path = ()) -> Any:
@@ -107,6 +112,8 @@ class Builder:
         match leaf.tag:
             case "$tensor":
                 return self._tensor(leaf, path)
+            case "$object":
+                return self._object(leaf, key)
             case "$ndarray":
                 stored = self._contents.stored(leaf, path)
                 return _numpy.array_over(self._blocks[leaf.body], stored, leaf.dtype, key)
@@ -123,6 +130,20 @@ class Builder:
             case "$pickle":
                 return pickle.loads(base64.b64decode(leaf.body))
         raise AssertionError(leaf.tag)
+
+    def _object(self, leaf: Leaf, key: str) -> Any:
+        """Return what torch.distributed.checkpoint saved by ``torch.save``."""
+        torch = _torch.require(key)
+        stream = io.BytesIO(self._blocks[leaf.body])
+        try:
+            return torch.load(stream, map_location="cpu", weights_only=not self._allow_pickle)
+        except pickle.UnpicklingError as error:
+            raise UnsupportedError(
+                f"{key} was saved with pickle, which can run any code when it is loaded, and "
+                f"torch.load(weights_only=True) refuses it ({str(error).splitlines()[0]}): if you "
+                "trust who wrote the checkpoint, pass allow_pickle=True; or load the rest with "
+                "prefix= or keys="
+            ) from None
 
     def _tensor(self, leaf: Leaf, path: Path) -> Any:
         stored = self._contents.stored(leaf, path)

@@ -20,8 +20,8 @@ ItemSpec = tuple[
     bool,
 ]
 """The same of a box of a tensor, or of an object: after the box's own name, dtype, shape, strides,
-address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the item
-is all of it), and whether it is an object, an opaque byte string of dtype U8."""
+address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the
+item is all of it), and whether it is an object, an opaque byte string of dtype U8."""
 
 
 class Memory(NamedTuple):

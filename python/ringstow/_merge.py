@@ -181,7 +181,11 @@ def load_into(
         merge.survey.add(fill.leaf)
 
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
-    builder = Builder(contents, dict(zip(merge.survey.names, blocks, strict=True)))
+    builder = Builder(
+        contents,
+        dict(zip(merge.survey.names, blocks, strict=True)),
+        allow_pickle=allow_pickle,
+    )
     values = [(container, key, make(builder)) for container, key, make in merge.assigns]
     sources = [builder.value(fill.leaf) for fill in copied]
 

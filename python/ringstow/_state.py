@@ -26,6 +26,8 @@ numpy scalar           ``{"$scalar": "<f8", "data": base64}``
 torch.Size             ``{"$size": [...]}``
 torch.dtype            ``{"$dtype": "float32"}``
 torch.device           ``{"$device": "cpu"}``
+object                 ``{"$object": name}``: what ``torch.load`` makes of the entry of that name;
+                       written by `ringstow.dcp` only
 anything else          ``{"$pickle": base64}``, only where pickle was allowed
 =====================  ===========================================================================
 

@@ -20,6 +20,8 @@ from ringstow._state import Attribute, Path, flat_name
 
 # The fields that a tagged object may have beside its tag.
 _FIELDS = {"$odict": {"attrs"}, "$ndarray": {"dtype"}, "$scalar": {"data"}}
+# The tags whose body is the name of an entry of the manifest.
+STORED = ("$tensor", "$ndarray", "$object")
 _INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
 _FLOATS = {"nan", "inf", "-inf"}
 
@@ -122,7 +124,7 @@ def leaf_name(path: Path, node: object) -> str:
     this one shares memory.
     """
     name = flat_name(path)
-    if isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray"):
+    if isinstance(node, Leaf) and node.tag in STORED:
         stored: str = node.body
         if stored.startswith(f"{name}#"):
             return stored
@@ -266,6 +268,7 @@ _READERS: dict[str, Callable[[Fields], Any]] = {
     "$dtype": _named("$dtype"),
     "$device": _named("$device"),
     "$tensor": _named("$tensor"),
+    "$object": _named("$object"),
     "$pickle": _named("$pickle"),
     "$ndarray": _ndarray,
     "$scalar": _scalar,
