@@ -17,6 +17,7 @@ leaves early can take the job's others with it. No save needs a barrier of its o
 from __future__ import annotations
 
 import argparse
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -126,4 +127,5 @@ def arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     train(arguments())
-    dist.destroy_process_group()  # after the model: DistributedDataParallel holds on to the group
+    gc.collect()  # DistributedDataParallel holds on to the group, in a cycle
+    dist.destroy_process_group()
