@@ -330,7 +330,7 @@ def test_a_part_of_the_ranks_saves(ranks, tmp_path):
 
 
 class OlderWriter(StorageWriter):
-    """As a torch before 2.9 calls it: without its rank."""
+    """As torch 2.6 calls it: without its rank."""
 
     def set_up_storage_writer(self, is_coordinator):
         super().set_up_storage_writer(is_coordinator)
