@@ -5,6 +5,7 @@
 mod common;
 
 use common::*;
+use proptest::prelude::*;
 use ringstow::device::host::{HostSink, StridedSink};
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, Receipt, Runtime, Session,
@@ -266,6 +267,89 @@ fn what_cannot_be_read_is_named_at_once_and_nothing_is_touched() {
     assert_says(&error, &["absent", "gone", "outside"]);
     drop(slices);
     assert!(memory.iter().all(|memory| *memory == [7; 64]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+
+    /// A matrix cut in a grid at any places, asked for in any part by way of its chunks.
+    #[test]
+    fn any_part_of_any_grid_is_read_as_if_it_were_one_array(
+        shape in (1..90u64, 1..90u64),
+        cuts in prop::collection::vec((any::<u64>(), any::<bool>()), 0..5),
+        from in (any::<u64>(), any::<u64>()),
+        turned in any::<bool>(),
+        verify in any::<bool>(),
+    ) {
+        let (rows, columns) = shape;
+        let edges = |size: u64, along: bool| {
+            let cuts = cuts.iter().filter(|cut| cut.1 == along).map(|cut| cut.0 % (size + 1));
+            let mut edges: Vec<u64> = cuts.chain([0, size]).collect();
+            edges.sort_unstable();
+            edges
+        };
+        let mut parts = Vec::new();
+        for y in edges(rows, true).windows(2) {
+            for x in edges(columns, false).windows(2) {
+                let sizes = vec![y[1] - y[0], x[1] - x[0]];
+                parts.push((parts.len() % 3, vec![y[0], x[0]], sizes));
+            }
+        }
+        let root = scratch();
+        let grid = Parts { name: "grid", shape: vec![rows, columns], parts };
+        write(root.path(), std::slice::from_ref(&grid));
+
+        let (top, left) = (from.0 % rows, from.1 % columns);
+        let (high, wide) = (rows - top, columns - left);
+        let strides =
+            if turned { [4, 4 * high as isize] } else { [4 * wide as isize, 4] };
+        let mut memory = vec![0u8; (high * wide * 4) as usize];
+        let base = memory.as_mut_ptr();
+        let checkpoint = Checkpoint::open(root.path()).unwrap();
+        let chunks = &checkpoint.tensor("grid").unwrap().chunks;
+        // What each chunk has of the part: offsets in the chunk, lengths, and where it goes.
+        let boxes: Vec<(usize, [u64; 2], [u64; 2], isize)> = chunks
+            .iter()
+            .enumerate()
+            .filter_map(|(i, chunk)| {
+                let (o, s) = (chunk.offsets.as_ref()?, chunk.sizes.as_ref()?);
+                let start = [o[0].max(top), o[1].max(left)];
+                let lengths = [0, 1].map(|d| (o[d] + s[d]).saturating_sub(start[d]));
+                let at = (start[0] - top) as isize * strides[0]
+                    + (start[1] - left) as isize * strides[1];
+                let offsets = [0, 1].map(|d| (start[d] - o[d]).min(s[d]));
+                Some((i, offsets, lengths, at))
+            })
+            .collect();
+        let slices: Vec<Slice> = boxes
+            .iter()
+            .map(|(chunk, offsets, lengths, at)| {
+                // SAFETY: the boxes tile the part, so each has elements of `memory` to itself.
+                #[allow(unsafe_code)]
+                let to = unsafe {
+                    StridedSink::from_raw(base.wrapping_offset(*at), strides.to_vec())
+                };
+                Slice { name: "grid", chunk: *chunk, offsets, lengths, to }
+            })
+            .collect();
+        let report = read(root.path(), &slices, verify).unwrap();
+        drop(slices);
+        prop_assert_eq!(report.tensor_bytes, high * wide * 4);
+        let part = grid.values(&[top, left], &[high, wide]);
+        let expected: Vec<u32> = match turned {
+            false => part,
+            true => (0..wide)
+                .flat_map(|x| (0..high).map(move |y| (y * wide + x) as usize))
+                .map(|i| part[i])
+                .collect(),
+        };
+        prop_assert_eq!(numbers(&memory), expected);
+        let names = ["grid"];
+        let (options, job) = (LoadOptions { verify }, Arc::default());
+        let loaded = checkpoint.load_names(names, options, &runtime(), &job).unwrap();
+        let whole = loaded.tensor("grid").unwrap().as_slice::<u32>().unwrap();
+        prop_assert_eq!(whole, grid.all());
+    }
 }
 
 #[test]

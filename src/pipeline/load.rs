@@ -120,7 +120,9 @@ pub(crate) fn read_into<S: Sink>(
     to: Scatter<S>,
     job: &Arc<Job>,
 ) -> Result<Read> {
-    let pool = staging(runtime, reads)?;
+    let started = Instant::now();
+    let (pool, config) = staging(runtime, reads)?;
+    let staged = started.elapsed().as_secs_f64();
     let deliver = |number: usize, buffer: &Buffer| {
         let block = &reads.blocks[number];
         let span = block.offset..block.offset + block.len as u64;
@@ -133,7 +135,10 @@ pub(crate) fn read_into<S: Sink>(
         }
     };
     let memory = Memory::Pool(&pool);
-    read_blocks(runtime, runtime.config(), reads, job, memory, deliver, Damages::Stop)
+    let mut read = read_blocks(runtime, &config, reads, job, memory, deliver, Damages::Stop)?;
+    read.seconds.prepare += staged;
+    read.seconds.total += staged;
+    Ok(read)
 }
 
 /// Reads blocks through the staging pool, and returns those that are damaged.
@@ -145,27 +150,32 @@ pub(crate) fn check(
     reads: Reads,
     job: &Arc<Job>,
 ) -> Result<(Vec<Damage>, Read)> {
-    let pool = staging(runtime, reads)?;
+    let (pool, config) = staging(runtime, reads)?;
     let found = Mutex::new(Vec::new());
     let (memory, damages) = (Memory::Pool(&pool), Damages::Collect(&found));
-    let read = read_blocks(runtime, runtime.config(), reads, job, memory, |_, _| {}, damages)?;
+    let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, damages)?;
     let mut damage = found.into_inner().expect("no panic while it was held");
     damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
     Ok((damage, read))
 }
 
-/// The pool to read through: the runtime's, unless the checkpoint was written in larger blocks than
-/// its buffers; then one of about the same size for the time of this load.
-fn staging(runtime: &Runtime, reads: Reads) -> Result<Pool> {
+/// The pool to read through, and the configuration to do it with: the runtime's, unless the
+/// checkpoint was written in larger blocks than its buffers, or so little is wanted that taking all
+/// of the runtime's memory for it would be most of the work. Then a pool for the time of this load,
+/// not registered as fixed buffers.
+fn staging(runtime: &Runtime, reads: Reads) -> Result<(Pool, Config)> {
     let config = runtime.config();
     let largest = reads.blocks.iter().map(|block| block.len).max().unwrap_or(0);
-    let pool = if largest as u64 <= config.block_bytes {
-        runtime.pool()
-    } else {
-        let len = largest.next_multiple_of(ALIGN);
-        Pool::new((config.pool_bytes as usize / len).max(2), len)
-    };
-    pool.map_err(|e| Error::io("taking staging memory for", reads.dir, e))
+    let fits = largest as u64 <= config.block_bytes;
+    let few = 2 * reads.blocks.len() <= config.buffers();
+    let no_memory = |e| Error::io("taking staging memory for", reads.dir, e);
+    if fits && (!few || runtime.has_pool() || config.fixed == Switch::On) {
+        return Ok((runtime.pool().map_err(no_memory)?, config.clone()));
+    }
+    let len = largest.next_multiple_of(ALIGN).max(ALIGN);
+    let count = reads.blocks.len().min(config.pool_bytes as usize / len).max(2);
+    let pool = Pool::new(count, len).map_err(no_memory)?;
+    Ok((pool, Config { fixed: Switch::Off, ..config.clone() }))
 }
 
 /// The memory that blocks are read into.
@@ -238,6 +248,7 @@ struct Opened {
 
 /// Opens all files that are read on the first rung of the ladder that passes its trial.
 fn open_files(runtime: &Runtime, config: &Config, reads: Reads) -> Result<(Opened, Moved)> {
+    file::make_room_for(reads.by_file().filter(|blocks| !blocks.is_empty()).count());
     let (files, queue, moved) =
         climb(runtime, config, |queue, rung| Ok((open_on(queue, rung, reads)?, Vec::new())))?;
     Ok((Opened { queue, files }, moved))

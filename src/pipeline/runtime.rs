@@ -81,6 +81,11 @@ impl Runtime {
         &self.config
     }
 
+    /// Whether the staging pool has been made.
+    pub(super) fn has_pool(&self) -> bool {
+        self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_some()
+    }
+
     /// The staging pool.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! PyTorch's `HuggingFaceStorageWriter` notes in each file where its tensors lie in the whole ones
 //! (`DCP_SHARDING_INFO`). Files without that note hold whole tensors.
 
-use super::open::{is_link, no_manifest};
+use super::open::no_manifest;
 use super::sweep::file_names;
 use crate::config::Config;
 use crate::engine::file::open_read;
@@ -15,9 +15,9 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The list that Hugging Face's libraries write beside a model of several files.
 const INDEX: &str = "model.safetensors.index.json";
@@ -51,7 +51,7 @@ pub(super) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     };
     let names = match &index {
         Some(index) => listed_files(dir, index, &present)?,
-        None => present.into_iter().filter(|name| names::is_confined(name)).collect(),
+        None => safetensors_files(dir, present)?,
     };
     if names.is_empty() {
         return Err(no_manifest(dir));
@@ -73,7 +73,7 @@ fn uncommitted(dir: &Path, shard: &str) -> Error {
 }
 
 fn read_index(dir: &Path) -> Result<Index> {
-    let path = dir.join(INDEX);
+    let path = resolve(dir, INDEX)?;
     let (mut file, bytes) = open(&path)?;
     if bytes > HEADER_MAX {
         return Err(Error::format(path, format!("has {bytes} bytes: no list of tensors does")));
@@ -101,10 +101,26 @@ fn listed_files(dir: &Path, index: &Index, present: &[String]) -> Result<Vec<Str
     }
 }
 
+/// All files that are safetensors by their name, but for hidden ones.
+fn safetensors_files(dir: &Path, mut present: Vec<String>) -> Result<Vec<String>> {
+    present.retain(|name| name.ends_with(".safetensors") && !name.starts_with('.'));
+    match present.iter().find(|name| !names::is_confined(name)) {
+        Some(bad) => Err(Error::format(dir.join(bad), "has a name that is refused: rename it")),
+        None => Ok(present),
+    }
+}
+
 fn unlisted(dir: &Path, what: &str, missing: &[String]) -> Error {
     let (n, some) = (missing.len(), some_of(missing));
     let reason = format!("{n} {what} that {INDEX} lists are missing: {some}; fetch them again");
     Error::Incomplete { path: dir.into(), reason }
+}
+
+/// Where a file of the directory really is. Links are followed: the hub's cache holds nothing else,
+/// and there is no manifest here whose word would have to be confined.
+fn resolve(dir: &Path, name: &str) -> Result<PathBuf> {
+    let path = dir.join(name);
+    fs::canonicalize(&path).map_err(|e| Error::io("opening", path, e))
 }
 
 /// Opens a regular file, and tells its length.
@@ -114,10 +130,6 @@ fn open(path: &Path) -> Result<(File, u64)> {
         Ok((file, bytes))
     });
     opened.map_err(|error| match error.kind() {
-        _ if is_link(&error) => Error::format(
-            path,
-            "is a symbolic link, which is refused; give a directory that holds the file itself",
-        ),
         io::ErrorKind::InvalidInput => Error::format(path, "is no regular file"),
         _ => Error::io("opening", path, error),
     })
@@ -177,7 +189,7 @@ struct Found {
 
 impl Found {
     fn add_file(&mut self, dir: &Path, name: String) -> Result<()> {
-        let path = dir.join(&name);
+        let path = resolve(dir, &name)?;
         let Header { metadata, data, bytes } = read_header(&path)?;
         let notes = metadata.metadata().clone().unwrap_or_default();
         if notes.contains_key("ringstow") {

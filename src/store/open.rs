@@ -152,7 +152,7 @@ fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-pub(super) fn is_link(error: &io::Error) -> bool {
+fn is_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 

@@ -1,0 +1,100 @@
+"""A rank is killed in the middle of a save: an earlier checkpoint stands, and nothing half is taken
+for a whole one. Each test's pool dies with its rank; the next test gets another."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import ringstow
+import ringstow.dcp
+from ringstow import _native
+from ringstow.dcp import _writer
+
+VALUES = torch.arange(64.0)
+
+
+def state_of(rank, world, sign):
+    mesh = init_device_mesh("cpu", (world,))
+    local = (VALUES * sign).chunk(world)[rank].clone()
+    return {"w": DTensor.from_local(local, mesh, [Shard(0)]), "step": sign}
+
+
+def save(rank, path, world, sign):
+    state = state_of(rank, world, sign)
+    dcp.save(state, storage_writer=ringstow.dcp.StorageWriter(path))
+
+
+def save_and_die(rank, path, world, sign, victim, moment):
+    """Saves, and kills the victim's process at a moment of it."""
+    if rank == victim:
+        die_at(moment)
+    save(rank, path, world, sign)
+
+
+def die_at(moment):
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    native = _native.Session
+
+    class Dying:
+        """The coordinator's hold on the directory, which dies at the commit."""
+
+        def __init__(self, path, world_size):
+            self._session = native(path, world_size)
+
+        def commit(self, *args):
+            if moment == "before the commit":
+                die()
+            self._session.commit(*args)
+            die()
+
+    if moment == "while writing":
+        _native.start_write = die
+    elif moment == "after writing":
+        _writer.Future = die  # what write_data returns is never made
+    else:
+        _native.Session = Dying
+
+
+def kill(ranks, path, victim, moment):
+    pool = ranks(2)
+    with pytest.raises(RuntimeError, match=f"rank {victim} died with exit code -9"):
+        pool.run(save_and_die, path, 2, -1, victim, moment)
+
+
+@pytest.mark.parametrize(
+    ("victim", "moment", "missing"),
+    [
+        (1, "while writing", "of 2 ranks, .*1 had not finished writing"),
+        (0, "while writing", "of 2 ranks, ranks? 0.* had not finished writing"),
+        (1, "after writing", None),
+        (0, "before the commit", "all 2 ranks had written their parts"),
+    ],
+)
+def test_a_rank_that_is_killed_is_named_and_harms_nothing(ranks, tmp_path, victim, moment, missing):
+    fresh, over = tmp_path / "fresh", tmp_path / "over"
+    kill(ranks, fresh, victim, moment)
+    with pytest.raises(ringstow.IncompleteCheckpointError, match=missing):
+        ringstow.load(fresh)
+    assert ringstow.latest(tmp_path) is None
+    assert not list(fresh.glob("*.safetensors"))
+
+    ranks(2).run(save, over, 2, 1)
+    kill(ranks, over, victim, moment)
+    assert torch.equal(ringstow.load(over)["w"], VALUES)
+    ranks(2).run(save, over, 2, 3)  # whatever was left is no obstacle
+    assert torch.equal(ringstow.load(over)["w"], VALUES * 3)
+    assert len(list(over.glob("*.part"))) == 0
+
+
+def test_a_coordinator_that_is_killed_after_the_commit_has_committed(ranks, tmp_path):
+    kill(ranks, tmp_path, 0, "after the commit")
+    assert torch.equal(ringstow.load(tmp_path)["w"], -VALUES)
