@@ -88,7 +88,8 @@ def digest(state: dict[str, Any]) -> str:
                 add(value[key])
         elif isinstance(value, Tensor):
             local = value.to_local() if hasattr(value, "to_local") else value
-            hasher.update(local.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            raw = local.detach().cpu().contiguous().flatten().view(torch.uint8)
+            hasher.update(raw.numpy().tobytes())
         else:
             hasher.update(repr(value).encode())
 

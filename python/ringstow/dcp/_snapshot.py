@@ -102,7 +102,12 @@ class Arena:
         end = self._start + self.nbytes
         return any(self._start <= address < end for address in addresses)
 
-    def tensor(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+    def view(self) -> memoryview:
+        """Return the memory, by an object that the tensors made from it keep alive."""
+        return memoryview(self._memory)
+
+    @staticmethod
+    def tensor(view: memoryview, offset: int, like: torch.Tensor) -> torch.Tensor:
         """Return a dense tensor at an offset, of the same dtype and shape.
 
         Its storage is these bytes and no more: ``torch.save`` of it must not save the arena.
@@ -110,7 +115,7 @@ class Arena:
         numel = like.numel()
         if numel == 0:
             return torch.empty(like.shape, dtype=like.dtype)
-        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=numel, offset=offset)
+        flat = torch.frombuffer(view, dtype=like.dtype, count=numel, offset=offset)
         return flat.view(like.shape)
 
 
@@ -157,8 +162,8 @@ class Snapshot:
             InvalidStateError: a value that can't be copied, named by its key.
         """
         layout = _Layout(state)
-        arena = self._memory(layout.nbytes)
-        copies = {key: arena.tensor(at, source) for key, (source, at) in layout.slots.items()}
+        view = self._memory(layout.nbytes).view()
+        copies = {key: Arena.tensor(view, at, like) for key, (like, at) in layout.slots.items()}
         _copy_all([(copies[key], source) for key, (source, _) in layout.slots.items()])
 
         def replace(tensor: torch.Tensor, path: Path) -> torch.Tensor:
@@ -168,10 +173,9 @@ class Snapshot:
             return _copies.with_parts(tensor, [copies[key] for key in keys])
 
         lease = Lease()
-        staged = Staged(_copies.rebuild(state, replace), lease)
-        weakref.finalize(staged, lease.end).atexit = False
+        weakref.finalize(view, lease.end).atexit = False  # when the last of the copies is gone
         self._lease = lease
-        return staged
+        return Staged(_copies.rebuild(state, replace), lease)
 
     def read(self, addresses: Iterable[int]) -> Lease | None:
         """Return the lease of the save that reads from these addresses, if it is of a snapshot."""

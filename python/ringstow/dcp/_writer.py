@@ -1,7 +1,7 @@
 """The storage that torch.distributed.checkpoint saves to.
 
-Each rank writes its own shards, at once and in the background of nothing: `write_data` returns
-when they are durable. The coordinator's `finish` is the commit.
+Each rank writes its own shards, and `write_data` returns when they are durable. The coordinator's
+`finish` is the commit. Nothing here knows what is in a state: that is the planner's.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._coordinator.open(self._save_path, len(plans))
         if self._rank is not None:
             return plans
-        # torch before 2.9 does not tell a writer its rank in the process group.
+        # An older torch (2.6) does not tell a writer its rank in the process group.
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     @picklable
@@ -276,7 +276,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             response.staging_completion.result()   # from here on the tensors may be changed
             response.upload_completion.result()    # the checkpoint is committed
 
-        Needs a torch whose ``async_save`` has ``async_stager`` (2.9 has).
+        Needs a torch whose ``async_save`` has ``async_stager`` (2.11 has, 2.6 has not).
         """
         return StreamingStager(self)
 

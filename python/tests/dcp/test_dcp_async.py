@@ -107,6 +107,13 @@ def test_a_snapshots_memory_is_used_again(writer, tmp_path):
     assert len(addresses) == 1
 
 
+def test_a_snapshot_stays_while_a_tensor_of_it_is_held(writer, monkeypatch):
+    held = writer.stage({"a": {"b": torch.ones(5)}})["a"]["b"]
+    monkeypatch.setattr(_snapshot, "_UNCLAIMED_S", 0.05)
+    writer.stage({"a": {"b": torch.zeros(5)}})
+    assert_same(held, torch.ones(5))
+
+
 def test_a_tensor_of_a_snapshot_is_saved_by_torch_without_the_rest(writer, tmp_path):
     staged = writer.stage({"a": torch.zeros(1 << 20), "b": torch.arange(7.0)})
     torch.save(staged["b"], tmp_path / "b")

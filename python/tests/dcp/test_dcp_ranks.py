@@ -16,7 +16,7 @@ from test_dcp_writer import Failing
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import ringstow
 from ringstow.dcp import StorageReader, StorageWriter
@@ -44,10 +44,8 @@ def shards(fill=1.0, rows=5):
 
 
 def distribute(whole, placement):
-    """Returns a DTensor without any communication."""
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole.clone(), mesh(), [placement], src_data_rank=None)
+    """Returns a DTensor of a tensor that is the same on every rank."""
+    return distribute_tensor(whole.clone(), mesh(), [placement])
 
 
 def zeros_like(state):
@@ -332,7 +330,7 @@ def test_a_part_of_the_ranks_saves(ranks, tmp_path):
 
 
 class OlderWriter(StorageWriter):
-    """As a torch before 2.9 calls it: without its rank."""
+    """As torch 2.6 calls it: without its rank."""
 
     def set_up_storage_writer(self, is_coordinator):
         super().set_up_storage_writer(is_coordinator)

@@ -354,3 +354,31 @@ def test_ringstow_refuses_the_pickles_of_dcp_unless_they_are_allowed(tmp_path):
     with pytest.raises(ringstow.UnsupportedError, match="a was saved with pickle"):
         ringstow.load(tmp_path)
     assert ringstow.load(tmp_path, allow_pickle=True) == {"a": slice(1, 2)}
+
+
+def test_ctrl_c_ends_the_write_before_it_is_raised(tmp_path, monkeypatch):
+    class Job:
+        """Is interrupted while it stages, and needs two waits to stop after that."""
+
+        calls = ()
+        left = 2
+
+        def wait_staged(self):
+            raise KeyboardInterrupt
+
+        def done(self):
+            return self.left == 0
+
+        def cancel(self):
+            self.calls += ("cancel",)
+
+        def wait(self):
+            self.left -= 1
+            self.calls += ("wait",)
+
+    job = Job()
+    monkeypatch.setattr(ringstow._native, "start_write", lambda *arguments: job)
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save({"a": torch.ones(3)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    assert type(cause(caught)) is KeyboardInterrupt
+    assert job.calls == ("cancel", "wait", "wait")
