@@ -2,6 +2,7 @@
 //! opened, read and checked.
 
 mod commit;
+mod export;
 mod list;
 mod load;
 mod lock;
@@ -11,6 +12,7 @@ mod session;
 mod sweep;
 mod verify;
 
+pub use export::export;
 pub use list::{Found, Status, latest, list};
 pub use load::{LoadOptions, Loaded, LoadedTensor, TensorView};
 pub use open::Checkpoint;
