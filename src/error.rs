@@ -177,7 +177,7 @@ fn key_mismatch(
 }
 
 /// At most twenty of the names, so that a message stays readable.
-fn some_of(names: &[String]) -> String {
+pub(crate) fn some_of(names: &[String]) -> String {
     const SHOWN_MAX: usize = 20;
     let mut text = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
     if names.len() > SHOWN_MAX {

@@ -50,7 +50,8 @@ pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Checkpoint, Committed, LoadOptions, Loaded, Session, TensorView, latest, list, prune,
+    Checkpoint, Committed, Kind, LoadOptions, Loaded, Session, Slice, TensorView, latest, list,
+    prune,
 };
 
 use std::path::Path;

@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import final
+from typing import TypeAlias, final
 
 from ringstow._memory import ItemSpec, TensorSpec
 
@@ -22,6 +22,15 @@ __all__ = [
 ]
 
 __version__: str
+
+# name, dtype, shape, whether it is an object (bytes, not a tensor), chunks as (offsets, sizes)
+_Entry: TypeAlias = tuple[
+    str, str, tuple[int, ...], bool, list[tuple[tuple[int, ...], tuple[int, ...]]]
+]
+
+# name, number of the chunk in its entry, offsets of the box in the chunk, its lengths, address of
+# its first element's place, strides there in bytes
+_SliceSpec: TypeAlias = tuple[str, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
 
 @final
 class SaveJob:
@@ -64,14 +73,23 @@ class Block:
 
 @final
 class Checkpoint:
-    # Reads and checks the manifest.
-    def __new__(cls, path: str) -> Checkpoint: ...
+    # Reads and checks the manifest. With `foreign`, opens where there is none also a directory of
+    # safetensors files: of torch's HuggingFaceStorageWriter, or plain Hugging Face.
+    def __new__(cls, path: str, foreign: bool = False) -> Checkpoint: ...
+    # "ringstow", or "safetensors": without checksums, so that no load is verified.
+    @property
+    def kind(self) -> str: ...
     # The JSON tree as saved.
     @property
     def state(self) -> str: ...
     # name, dtype, shape, nbytes
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]: ...
+    # name, dtype, shape, whether it is an object (bytes), chunks as (offsets, sizes)
+    @property
+    def entries(self) -> list[_Entry]: ...
+    # Boxes of chunks to strided memory; JSON LoadReport. No two may share memory.
+    def read(self, slices: list[_SliceSpec], verify: bool, config: str) -> str: ...
     # Blocks in the order of names; JSON LoadReport.
     def load(self, names: list[str], verify: bool, config: str) -> tuple[list[Block], str]: ...
     # (name, address, nbytes) of dense writable memory; JSON LoadReport.

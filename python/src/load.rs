@@ -5,9 +5,11 @@ use crate::{runtime, to_json, wait};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringstow::device::host::HostSink;
+use pyo3::types::{PyList, PyTuple};
+use ringstow::device::host::{HostSink, StridedSink};
+use ringstow::format::{Chunk, TensorEntry};
 use ringstow::store::LoadedTensor;
-use ringstow::{LoadOptions, Result};
+use ringstow::{Kind, LoadOptions, Result, Slice};
 use std::ffi::c_int;
 use std::path::PathBuf;
 
@@ -56,6 +58,20 @@ impl Drop for Block {
     }
 }
 
+/// A box of a chunk and its memory: name, number of the chunk, offsets, lengths, address, strides.
+#[derive(FromPyObject)]
+struct SliceSpec(String, usize, Vec<u64>, Vec<u64>, usize, Vec<isize>);
+
+impl SliceSpec {
+    fn slice(&self) -> Slice<'_> {
+        let Self(name, chunk, offsets, lengths, address, strides) = self;
+        // SAFETY: the caller of `read` took address and strides from a live tensor that has at
+        // least the box's elements, and keeps it alive and to itself for the length of that call.
+        let to = unsafe { StridedSink::from_raw(*address as *mut u8, strides.clone()) };
+        Slice { name, chunk: *chunk, offsets, lengths, to }
+    }
+}
+
 /// An opened checkpoint.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Checkpoint {
@@ -65,9 +81,22 @@ pub(crate) struct Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let inner = py.detach(|| ringstow::Checkpoint::open(path)).map_err(to_python)?;
+    #[pyo3(signature = (path, foreign = false))]
+    fn new(py: Python<'_>, path: PathBuf, foreign: bool) -> PyResult<Self> {
+        let open = || match foreign {
+            true => ringstow::Checkpoint::open_foreign(path),
+            false => ringstow::Checkpoint::open(path),
+        };
+        let inner = py.detach(open).map_err(to_python)?;
         Ok(Self { inner })
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.inner.kind() {
+            Kind::Ringstow => "ringstow",
+            Kind::Safetensors => "safetensors",
+        }
     }
 
     #[getter]
@@ -77,12 +106,47 @@ impl Checkpoint {
 
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let describe = |tensor: &ringstow::format::TensorEntry| {
-            let shape = pyo3::types::PyTuple::new(py, &tensor.shape)?;
+        let describe = |tensor: &TensorEntry| {
+            let shape = PyTuple::new(py, &tensor.shape)?;
             let row = (tensor.name.as_str(), tensor.dtype.name(), shape, tensor.nbytes());
             Ok(row.into_pyobject(py)?.into_any())
         };
         self.inner.tensors().iter().map(describe).collect()
+    }
+
+    #[getter]
+    fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let describe = |tensor: &TensorEntry| {
+            let shape = PyTuple::new(py, &tensor.shape)?;
+            let origin = vec![0; tensor.shape.len()];
+            let extent = |chunk: &Chunk| {
+                let offsets = PyTuple::new(py, chunk.offsets.as_ref().unwrap_or(&origin))?;
+                let sizes = PyTuple::new(py, chunk.sizes.as_ref().unwrap_or(&tensor.shape))?;
+                Ok((offsets, sizes).into_pyobject(py)?.into_any())
+            };
+            let chunks: PyResult<Vec<Bound<'py, PyAny>>> =
+                tensor.chunks.iter().map(extent).collect();
+            let chunks = PyList::new(py, chunks?)?;
+            let row = (tensor.name.as_str(), tensor.dtype.name(), shape, tensor.object, chunks);
+            Ok(row.into_pyobject(py)?.into_any())
+        };
+        let rows: PyResult<Vec<_>> = self.inner.tensors().iter().map(describe).collect();
+        PyList::new(py, rows?)
+    }
+
+    fn read(
+        &self,
+        py: Python<'_>,
+        slices: Vec<SliceSpec>,
+        verify: bool,
+        config: &str,
+    ) -> PyResult<String> {
+        let (runtime, options) = (runtime(config)?, LoadOptions { verify });
+        let read = |job: &_| -> Result<_> {
+            let slices: Vec<Slice> = slices.iter().map(SliceSpec::slice).collect();
+            self.inner.read(&slices, options, &runtime, job)
+        };
+        to_json(&wait::run(py, read)?)
     }
 
     fn load(

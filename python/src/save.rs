@@ -19,7 +19,7 @@ type TensorSpec = (String, String, Vec<u64>, Option<Vec<isize>>, Data, u64);
 
 /// Where a tensor's data is.
 #[derive(FromPyObject)]
-enum Data {
+pub(crate) enum Data {
     /// In memory.
     Address(usize),
     /// Where this, called without arguments, puts it: see [`Lazy`].

@@ -1,8 +1,9 @@
 //! Tensors in ordinary memory.
 
-use super::{Sink, Source};
+use super::{Runs, Sink, Source};
 use std::borrow::Cow;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Mutex;
 
@@ -211,11 +212,13 @@ unsafe fn gather_of<const N: usize>(from: *const u8, stride: isize, to: &mut [u8
     }
 }
 
-/// Dense memory to load into.
+/// Memory to load into.
 #[derive(Debug)]
 pub struct HostSink<'a> {
+    /// The origin, from which places are counted.
     base: *mut u8,
-    nbytes: usize,
+    /// Offsets from there that may be written to.
+    room: Range<isize>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -227,7 +230,7 @@ unsafe impl Sync for HostSink<'_> {}
 impl<'a> HostSink<'a> {
     /// The memory of a slice.
     pub fn new(to: &'a mut [u8]) -> Self {
-        Self { base: to.as_mut_ptr(), nbytes: to.len(), memory: PhantomData }
+        Self { base: to.as_mut_ptr(), room: 0..to.len() as isize, memory: PhantomData }
     }
 
     /// Memory of another language's.
@@ -235,19 +238,111 @@ impl<'a> HostSink<'a> {
     /// # Safety
     /// `nbytes` from `base` on are writable, and used by nobody else, until this is dropped.
     pub unsafe fn from_raw(base: *mut u8, nbytes: usize) -> Self {
-        Self { base, nbytes, memory: PhantomData }
+        Self { base, room: 0..nbytes as isize, memory: PhantomData }
+    }
+
+    /// Bytes that may be written to.
+    pub fn nbytes(&self) -> u64 {
+        self.room.end.abs_diff(self.room.start) as u64
+    }
+
+    /// Whether all of these offsets from the origin may be written to.
+    pub(crate) fn has_room_for(&self, reach: &Range<i128>) -> bool {
+        reach.start >= self.room.start as i128 && reach.end <= self.room.end as i128
     }
 }
 
 impl Sink for HostSink<'_> {
-    fn nbytes(&self) -> u64 {
-        self.nbytes as u64
+    fn write(&self, to: isize, step: isize, from: Runs) {
+        let Some(last) = from.count.checked_sub(1) else { return };
+        let source = last.checked_mul(from.step).and_then(|at| at.checked_add(from.len));
+        assert!(source.is_some_and(|end| end <= from.bytes.len()));
+        let first = to as i128;
+        let last = first + last as i128 * step as i128;
+        assert!(self.has_room_for(&(first.min(last)..first.max(last) + from.len as i128)));
+        // SAFETY: the runs lie in `bytes`; where they go lies within the memory, in which concurrent
+        // writers are disjoint (the contract of `Sink`).
+        unsafe { scatter(from, self.base.wrapping_offset(to), step) };
+    }
+}
+
+/// A tensor in memory to load into, with strides of any sign. No two of its elements share memory.
+#[derive(Debug)]
+pub struct StridedSink<'a> {
+    memory: HostSink<'a>,
+    strides: Vec<isize>,
+}
+
+impl<'a> StridedSink<'a> {
+    /// A tensor whose first element is at `first` in `memory`, with strides in bytes. For types of
+    /// less than a byte the innermost stride is that of the fewest elements that fill whole bytes
+    /// (1 for F4, 3 for F6).
+    ///
+    /// # Panics
+    /// If `first` is not in `memory` or at its end.
+    pub fn new(memory: &'a mut [u8], first: usize, strides: &[isize]) -> Self {
+        let room = -(first as isize)..memory.len() as isize - first as isize;
+        let base = memory[first..].as_mut_ptr();
+        let memory = HostSink { base, room, memory: PhantomData };
+        Self { memory, strides: strides.to_vec() }
     }
 
-    fn write(&self, offset: usize, from: &[u8]) {
-        assert!(offset.checked_add(from.len()).is_some_and(|end| end <= self.nbytes));
-        // SAFETY: within the memory; concurrent writers are disjoint (the contract of `Sink`).
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.base.add(offset), from.len()) };
+    /// A tensor of another language's, whose first element is at `base`; strides as for
+    /// [`StridedSink::new`].
+    ///
+    /// # Safety
+    /// All elements of the slice that is read into this are writable, and used by nobody else,
+    /// until this is dropped.
+    pub unsafe fn from_raw(base: *mut u8, strides: Vec<isize>) -> Self {
+        let memory = HostSink { base, room: isize::MIN..isize::MAX, memory: PhantomData };
+        Self { memory, strides }
+    }
+
+    /// Bytes from one element to the next, one a dimension.
+    pub fn strides(&self) -> &[isize] {
+        &self.strides
+    }
+
+    /// The memory, in which places are counted from the first element.
+    pub(crate) fn memory(&self) -> &HostSink<'a> {
+        &self.memory
+    }
+}
+
+/// Copies runs of bytes to where they go: `to`, and every `step` bytes from there.
+///
+/// # Safety
+/// The runs lie in `from.bytes`, and where they go is writable and nobody else's.
+unsafe fn scatter(from: Runs, to: *mut u8, step: isize) {
+    // SAFETY: the same contract; the arms fix an element's size for the compiler.
+    unsafe {
+        match from.len {
+            1 => scatter_of::<1>(from, to, step),
+            2 => scatter_of::<2>(from, to, step),
+            4 => scatter_of::<4>(from, to, step),
+            8 => scatter_of::<8>(from, to, step),
+            16 => scatter_of::<16>(from, to, step),
+            len => {
+                for i in 0..from.count {
+                    let run = from.bytes.as_ptr().add(i * from.step);
+                    ptr::copy_nonoverlapping(run, to.wrapping_offset(i as isize * step), len);
+                }
+            }
+        }
+    }
+}
+
+/// [`scatter`] for runs of `N` bytes.
+///
+/// # Safety
+/// As for [`scatter`].
+unsafe fn scatter_of<const N: usize>(from: Runs, to: *mut u8, step: isize) {
+    for i in 0..from.count {
+        // SAFETY: run `i` lies in `bytes`, and its place is writable. Bytewise, so of any alignment.
+        unsafe {
+            let run = from.bytes.as_ptr().add(i * from.step).cast::<[u8; N]>().read();
+            to.wrapping_offset(i as isize * step).cast::<[u8; N]>().write(run);
+        }
     }
 }
 

@@ -32,9 +32,26 @@ pub trait Source: Send + Sync {
 ///
 /// Not public: that no two threads are given the same byte is the pipeline's promise to keep.
 pub(crate) trait Sink: Send + Sync {
-    /// Bytes of the dense data.
-    fn nbytes(&self) -> u64;
+    /// Takes runs of bytes: the first goes `to` bytes from the memory's origin, each further one
+    /// `step` bytes from the one before.
+    fn write(&self, to: isize, step: isize, from: Runs);
+}
 
-    /// Takes the dense bytes from `offset` on.
-    fn write(&self, offset: usize, from: &[u8]);
+impl<S: Sink> Sink for &S {
+    fn write(&self, to: isize, step: isize, from: Runs) {
+        (**self).write(to, step, from);
+    }
+}
+
+/// Runs of bytes that lie evenly apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Runs<'a> {
+    /// From the first byte of the first on, to the last of the last at least.
+    pub bytes: &'a [u8],
+    /// Bytes from one to the next.
+    pub step: usize,
+    /// Bytes of each.
+    pub len: usize,
+    /// How many.
+    pub count: usize,
 }

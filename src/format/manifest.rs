@@ -1,6 +1,7 @@
 //! The manifest: what a checkpoint holds and where, with a checksum of every block, sealed by a
 //! checksum of its own. Reading one checks everything that later code relies on.
 
+use super::cover::{self, Extent};
 use super::{Dtype, TensorInfo, names};
 use crate::config::ALIGN;
 use crate::error::{Error, Result};
@@ -90,6 +91,23 @@ impl TensorEntry {
     /// Name, type and shape.
     pub fn info(&self) -> TensorInfo {
         TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.clone() }
+    }
+
+    /// Whether chunks, all within the shape and in sum as large as it, fill it without an overlap.
+    fn tiled(&self) -> std::result::Result<bool, String> {
+        if self.chunks.len() == 1 {
+            return Ok(true);
+        }
+        let zeros = vec![0; self.shape.len()];
+        let boxes: Vec<Extent> = self
+            .chunks
+            .iter()
+            .map(|chunk| {
+                let offsets = chunk.offsets.as_ref().unwrap_or(&zeros);
+                (offsets.as_slice(), chunk.sizes.as_ref().unwrap_or(&self.shape).as_slice())
+            })
+            .collect();
+        cover::tiles(&self.shape, &boxes)
     }
 
     /// Bytes of the whole tensor. A manifest that was read has only sizes that fit.
@@ -263,7 +281,15 @@ impl Manifest {
         if covered != whole || tensor.chunks.is_empty() {
             return Err(format!("tensor {name:?}: its chunks hold {covered} of {whole} bytes"));
         }
-        Ok(())
+        if tensor.object && (tensor.dtype, tensor.shape.len()) != (Dtype::U8, 1) {
+            return Err(format!("{name:?} is an object, but no byte string"));
+        }
+        match tensor.tiled() {
+            Ok(true) => Ok(()),
+            // The sum is right, so where there is a hole something else is held twice.
+            Ok(false) => Err(format!("tensor {name:?}: its chunks overlap each other")),
+            Err(why) => Err(format!("tensor {name:?}: its {why}")),
+        }
     }
 }
 
@@ -443,6 +469,7 @@ mod tests {
         assert!(refused(|m| m.files[0].bytes = 1 << 63).contains("checksums"));
         assert!(refused(|m| m.block_bytes = 0).contains("block_bytes"));
         assert!(refused(|m| m.format = "other".into()).contains("other"));
+        assert!(refused(|m| m.tensors[1].object = true).contains("no byte string"));
     }
 
     #[test]
@@ -458,6 +485,9 @@ mod tests {
         assert!(refused_chunk(boxed(&[u64::MAX, 0], &[2, 20])).contains("outside"));
         assert!(refused_chunk(boxed(&[0], &[10])).contains("outside"));
         assert!(refused_chunk(boxed(&[0, 0], &[5, 20])).contains("400 of 800"));
+        let twice =
+            vec![boxed(&[0, 0], &[5, 20]), Chunk { begin: 8192, ..boxed(&[4, 0], &[5, 20]) }];
+        assert!(refused(|m| m.tensors[0].chunks = twice).contains("overlap each other"));
     }
 
     #[test]

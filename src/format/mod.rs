@@ -1,6 +1,7 @@
 //! Bytes on disk, without any I/O: dtypes, the shard's header, the manifest, the names of files.
 //! `docs/format.md` says the same in prose.
 
+pub mod cover;
 pub mod dtype;
 pub mod header;
 pub mod manifest;

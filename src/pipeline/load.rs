@@ -10,17 +10,17 @@ use super::report::{Damage, LoadSeconds, Moved};
 use super::runtime::Runtime;
 use super::save::Clock;
 use crate::config::{ALIGN, Config, Switch};
-use crate::device::Sink;
+use crate::device::{Runs, Sink};
 use crate::engine::ladder::{self, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::engine::{Action, Transfer, file};
 use crate::error::{Error, Result};
-use crate::plan::load::BlockRead;
+use crate::plan::load::{BlockRead, Scattered};
+use crate::plan::slab::Slab;
 use crate::pool::{Buffer, Mapping, Pool, Whole};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ pub(crate) struct ShardFile {
     pub other_path: PathBuf,
     /// Its length, which the file on disk has.
     pub bytes: u64,
-    /// Checksum of each block.
+    /// Checksum of each block; none at all in files that are not ringstow's.
     pub crc32: Vec<u32>,
 }
 
@@ -99,40 +99,37 @@ pub(crate) fn read_arenas(
     Ok((arenas.into_iter().map(Whole::rejoin).collect(), read))
 }
 
-/// A destination, and where its bytes lie.
-pub(crate) struct Scatter<'a> {
-    /// Index in [`Reads::files`].
-    pub file: usize,
-    /// Byte offsets in that file.
-    pub range: Range<u64>,
-    /// Where they go.
-    pub sink: &'a dyn Sink,
+/// Where boxes of the files go.
+#[derive(Clone, Copy)]
+pub(crate) struct Scatter<'a, S> {
+    /// The boxes.
+    pub slabs: &'a [Slab],
+    /// The memory of each, which has room for it and shares no byte with another's.
+    pub sinks: &'a [S],
+    /// Which of them each of [`Reads::blocks`] has something for.
+    pub plan: &'a Scattered,
 }
 
-/// Reads blocks through the staging pool and copies what is wanted of each into its destination.
-///
-/// `to` is sorted by file and offset, and does not overlap.
+/// Reads blocks through the staging pool and copies what is wanted of each to where it goes.
 ///
 /// # Errors
 /// The first failure or damaged block; blocks read before it have been copied.
-pub(crate) fn read_into(
+pub(crate) fn read_into<S: Sink>(
     runtime: &Runtime,
     reads: Reads,
-    to: &[Scatter],
+    to: Scatter<S>,
     job: &Arc<Job>,
 ) -> Result<Read> {
     let pool = staging(runtime, reads)?;
-    let deliver = |block: &BlockRead, buffer: &Buffer| {
+    let deliver = |number: usize, buffer: &Buffer| {
+        let block = &reads.blocks[number];
         let span = block.offset..block.offset + block.len as u64;
-        let first = to.partition_point(|s| (s.file, s.range.end) <= (block.file, span.start));
-        for piece in &to[first..] {
-            if piece.file != block.file || piece.range.start >= span.end {
-                break;
-            }
-            let begin = span.start.max(piece.range.start);
-            let end = span.end.min(piece.range.end);
-            let bytes = &buffer[(begin - span.start) as usize..(end - span.start) as usize];
-            piece.sink.write((begin - piece.range.start) as usize, bytes);
+        for slab in to.plan.slabs_of(number) {
+            to.slabs[slab].rows(&span, &mut |rows| {
+                let bytes = &buffer[rows.from..block.len];
+                let runs = Runs { bytes, step: rows.from_step, len: rows.len, count: rows.count };
+                to.sinks[slab].write(rows.to, rows.to_step, runs);
+            });
         }
     };
     let memory = Memory::Pool(&pool);
@@ -187,14 +184,14 @@ enum Damages<'a> {
     Collect(&'a Mutex<Vec<Damage>>),
 }
 
-/// The common loop; `deliver` gets each good block with its memory.
+/// The common loop; `deliver` gets each good block's number with its memory.
 fn read_blocks(
     runtime: &Runtime,
     config: &Config,
     reads: Reads,
     job: &Arc<Job>,
     memory: Memory,
-    deliver: impl Fn(&BlockRead, &Buffer) + Sync,
+    deliver: impl Fn(usize, &Buffer) + Sync,
     damages: Damages,
 ) -> Result<Read> {
     let started = Instant::now();
@@ -310,7 +307,7 @@ struct Stream<'a, Deliver> {
 
 type Done = (usize, Outcome);
 
-impl<Deliver: Fn(&BlockRead, &Buffer)> Stream<'_, Deliver> {
+impl<Deliver: Fn(usize, &Buffer)> Stream<'_, Deliver> {
     /// One worker: keeps its share of reads in flight, and checks what comes back. Leaves only when
     /// all of its reads have come back, so that no file is closed under one.
     fn work(&self) {
@@ -325,7 +322,7 @@ impl<Deliver: Fn(&BlockRead, &Buffer)> Stream<'_, Deliver> {
             }
             let (number, outcome) = receive.recv().expect("`send` is alive");
             in_flight -= 1;
-            if let Err(error) = self.finish(&self.reads.blocks[number], outcome) {
+            if let Err(error) = self.finish(number, outcome) {
                 self.failure.lock().expect("no panic while it is held").get_or_insert(error);
                 self.job.cancel();
             }
@@ -375,7 +372,8 @@ impl<Deliver: Fn(&BlockRead, &Buffer)> Stream<'_, Deliver> {
     }
 
     /// Checks a block that was read, and hands it out.
-    fn finish(&self, block: &BlockRead, outcome: Outcome) -> Result<()> {
+    fn finish(&self, number: usize, outcome: Outcome) -> Result<()> {
+        let block = &self.reads.blocks[number];
         if self.job.stopped() {
             return Ok(()); // failed elsewhere, or cancelled: nothing is handed out any more
         }
@@ -391,7 +389,7 @@ impl<Deliver: Fn(&BlockRead, &Buffer)> Stream<'_, Deliver> {
             }
         }
         self.job.add_written(block.len as u64);
-        (self.deliver)(block, &buffer);
+        (self.deliver)(number, &buffer);
         Ok(())
     }
 

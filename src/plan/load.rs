@@ -1,5 +1,7 @@
-//! Turns the tensors that are wanted into block reads: sorted, merged, each block once.
+//! Turns the tensors and boxes that are wanted into reads: sorted, merged, each byte once.
 
+use super::slab::Slab;
+use crate::config::ALIGN;
 use std::ops::Range;
 
 /// Bytes of a file that are wanted.
@@ -11,17 +13,51 @@ pub struct Want {
     pub range: Range<u64>,
 }
 
-/// A block to read: the unit of checksums, so that nothing smaller can be checked.
+/// One transfer: a block, which is the unit of checksums, or a run of pages that none guards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockRead {
     /// Index in the manifest's files.
     pub file: usize,
-    /// Number of the block in its file.
+    /// Number of the block in its file, or of the one in which the pages begin.
     pub block: usize,
     /// Byte offset in the file.
     pub offset: u64,
-    /// Bytes; less than the block size only for a file's last block.
+    /// Bytes; no multiple of 4096 only at a file's end.
     pub len: usize,
+}
+
+/// What is read at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Blocks of this many bytes, whole: nothing smaller can be checked.
+    Blocks(u64),
+    /// The pages that are needed, at most this many bytes at once (a multiple of 4096).
+    Pages(u64),
+}
+
+/// Bytes between two wanted ranges that are read along rather than left out: a transfer of its own
+/// costs a disk about as much.
+const PAGES_GAP: u64 = 64 << 10;
+
+impl Unit {
+    /// Ranges closer than this are read as one.
+    fn gap(self) -> u64 {
+        match self {
+            Self::Blocks(bytes) => bytes,
+            Self::Pages(_) => PAGES_GAP,
+        }
+    }
+
+    /// What to read for all that is wanted, by file and rising offset, no byte twice.
+    ///
+    /// `file_bytes` gives each file's length. Wants lie within their files; empty ones ask for
+    /// nothing.
+    pub fn reads(self, wants: &[Want], file_bytes: &[u64]) -> Vec<BlockRead> {
+        match self {
+            Self::Blocks(block_bytes) => blocks(wants, file_bytes, block_bytes),
+            Self::Pages(most) => pages(wants, file_bytes, most),
+        }
+    }
 }
 
 /// The blocks that hold all that is wanted, by file and rising offset, none twice.
@@ -58,6 +94,97 @@ pub fn all_blocks(file_bytes: &[u64], block_bytes: u64) -> Vec<BlockRead> {
     let whole = |(file, &bytes)| Want { file, range: 0..bytes };
     let wants: Vec<Want> = file_bytes.iter().enumerate().map(whole).collect();
     blocks(&wants, file_bytes, block_bytes)
+}
+
+/// The pages that hold all that is wanted, in transfers of at most `most` bytes.
+fn pages(wants: &[Want], file_bytes: &[u64], most: u64) -> Vec<BlockRead> {
+    const PAGE: u64 = ALIGN as u64;
+    let mut ranges: Vec<(usize, Range<u64>)> = wants
+        .iter()
+        .filter(|want| !want.range.is_empty())
+        .map(|Want { file, range }| {
+            let end = range.end.next_multiple_of(PAGE).min(file_bytes[*file]);
+            (*file, range.start / PAGE * PAGE..end)
+        })
+        .collect();
+    ranges.sort_unstable_by_key(|(file, range)| (*file, range.start));
+    ranges.dedup_by(|(file, range), (before, merged)| {
+        let joins = file == before && range.start < merged.end.saturating_add(PAGES_GAP);
+        if joins {
+            merged.end = merged.end.max(range.end);
+        }
+        joins
+    });
+    let cut = |(file, range): (usize, Range<u64>)| {
+        let end = range.end;
+        range.step_by(most as usize).map(move |offset| {
+            let len = (end - offset).min(most) as usize;
+            BlockRead { file, block: (offset / most) as usize, offset, len }
+        })
+    };
+    ranges.into_iter().flat_map(cut).collect()
+}
+
+/// What to read for a number of slabs, and which of them each read has something for.
+#[derive(Debug)]
+pub struct Scattered {
+    /// What to read.
+    pub reads: Vec<BlockRead>,
+    /// For each read, where in `slabs` its own begin; one more at the end.
+    starts: Vec<usize>,
+    /// Numbers of slabs.
+    slabs: Vec<u32>,
+}
+
+impl Scattered {
+    /// Plans the reads of `slabs`, which lie in their files. Each byte is read once, however many
+    /// slabs want it.
+    pub fn plan(slabs: &[Slab], file_bytes: &[u64], unit: Unit) -> Self {
+        let mut wants = Vec::with_capacity(slabs.len());
+        for slab in slabs {
+            slab.spans(unit.gap(), &mut |range| wants.push(Want { file: slab.file, range }));
+        }
+        let reads = unit.reads(&wants, file_bytes);
+        drop(wants);
+        let pairs = pairs(slabs, &reads, unit.gap());
+        // Sorted by counting: their number is all that it costs.
+        let mut starts = vec![0; reads.len() + 1];
+        for &(read, _) in &pairs {
+            starts[read + 1] += 1;
+        }
+        for i in 0..reads.len() {
+            starts[i + 1] += starts[i];
+        }
+        let (mut next, mut sorted) = (starts.clone(), vec![0; pairs.len()]);
+        for (read, slab) in pairs {
+            sorted[next[read]] = slab;
+            next[read] += 1;
+        }
+        Self { reads, starts, slabs: sorted }
+    }
+
+    /// Numbers of the slabs that want something of a read.
+    pub fn slabs_of(&self, read: usize) -> impl Iterator<Item = usize> {
+        self.slabs[self.starts[read]..self.starts[read + 1]].iter().map(|&slab| slab as usize)
+    }
+}
+
+/// (read, slab) for all that have bytes in common, each once.
+fn pairs(slabs: &[Slab], reads: &[BlockRead], gap: u64) -> Vec<(usize, u32)> {
+    let mut pairs = Vec::with_capacity(slabs.len());
+    for (number, slab) in slabs.iter().enumerate() {
+        let mut next = 0;
+        slab.spans(gap, &mut |span| {
+            let before =
+                |r: &BlockRead| (r.file, r.offset + r.len as u64) <= (slab.file, span.start);
+            let first = next + reads[next..].partition_point(before);
+            let within = |r: &&BlockRead| r.file == slab.file && r.offset < span.end;
+            let end = first + reads[first..].iter().take_while(within).count();
+            pairs.extend((first..end).map(|read| (read, number as u32)));
+            next = end;
+        });
+    }
+    pairs
 }
 
 #[cfg(test)]

@@ -1,18 +1,21 @@
 //! Loading tensors of a checkpoint: into fresh memory, or into memory that is there.
 
 use super::Checkpoint;
+use super::loaded::{Loaded, LoadedTensor};
+use super::open::Kind;
+use crate::config::ALIGN;
 use crate::device::Sink;
 use crate::device::host::HostSink;
 use crate::error::{Error, Result};
-use crate::format::{Dtype, TensorEntry};
+use crate::format::{Chunk, TensorEntry};
 use crate::pipeline::job::Job;
-use crate::pipeline::load::{Reads, Scatter, read_arenas, read_into};
+use crate::pipeline::load::{Read, Reads, Scatter, ShardFile, read_arenas, read_into};
 use crate::pipeline::report::LoadReport;
 use crate::pipeline::runtime::Runtime;
-use crate::plan::load::{BlockRead, Want, blocks};
-use crate::pool::Mapping;
-use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use crate::plan::load::{BlockRead, Scattered, Unit, Want};
+use crate::plan::slab::{Dense, Place, Slab, dense_strides};
+use crate::pool::{Buffer, Mapping};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,133 +33,25 @@ impl Default for LoadOptions {
     }
 }
 
-/// Tensors in memory of their own.
-#[derive(Debug)]
-pub struct Loaded {
-    tensors: Vec<LoadedTensor>,
-    by_name: HashMap<String, usize>,
-    /// What the load did.
-    pub report: LoadReport,
+/// A load under way: what it reads through, how, and since when.
+#[derive(Clone, Copy)]
+pub(super) struct Loading<'a> {
+    runtime: &'a Runtime,
+    job: &'a Arc<Job>,
+    verify: bool,
+    unit: Unit,
+    started: Instant,
 }
 
-/// One of them: what it is, and where.
-#[derive(Debug, Clone)]
-pub struct LoadedTensor {
-    /// What it is.
-    pub entry: TensorEntry,
-    /// The memory in which it lies, one for all tensors of a shard.
-    pub arena: Arc<Mapping>,
-    /// Where in that memory.
-    pub range: Range<usize>,
-}
-
-/// A tensor's type, shape and bytes. Implements [`safetensors::View`].
-#[derive(Debug, Clone, Copy)]
-pub struct TensorView<'a> {
-    entry: &'a TensorEntry,
-    data: &'a [u8],
-}
-
-impl Loaded {
-    /// The tensor of this name.
-    pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        self.by_name.get(name).map(|&index| self.tensors[index].view())
-    }
-
-    /// Names and tensors, in the order in which they were asked for.
-    pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorView<'_>)> {
-        self.tensors.iter().map(|t| (t.entry.name.as_str(), t.view()))
-    }
-
-    /// Takes the tensors apart, for bindings that hand each out by itself.
-    pub fn into_tensors(self) -> Vec<LoadedTensor> {
-        self.tensors
-    }
-}
-
-impl LoadedTensor {
-    fn view(&self) -> TensorView<'_> {
-        TensorView { entry: &self.entry, data: &self.arena.as_slice()[self.range.clone()] }
-    }
-}
-
-impl<'a> TensorView<'a> {
-    /// Element type.
-    pub fn dtype(&self) -> Dtype {
-        self.entry.dtype
-    }
-
-    /// Elements a dimension.
-    pub fn shape(&self) -> &'a [u64] {
-        &self.entry.shape
-    }
-
-    /// The bytes, dense and in row-major order, aligned to the dtype.
-    pub fn data(&self) -> &'a [u8] {
-        self.data
-    }
-
-    /// The elements.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if `T` is not the tensor's type.
-    pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
-        let wrong = || {
-            Error::invalid(format!(
-                "tensor {:?} is of {}, not of {}",
-                self.entry.name,
-                self.entry.dtype,
-                T::DTYPE
-            ))
-        };
-        if self.entry.dtype != T::DTYPE {
-            return Err(wrong());
-        }
-        bytemuck::try_cast_slice(self.data).map_err(|_| wrong())
-    }
-}
-
-impl safetensors::View for TensorView<'_> {
-    /// The type; U8 for a dtype of which safetensors knows nothing.
-    fn dtype(&self) -> safetensors::Dtype {
-        self.entry.dtype.safetensors().unwrap_or(safetensors::Dtype::U8)
-    }
-
-    fn shape(&self) -> &[usize] {
-        bytemuck::cast_slice(&self.entry.shape)
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        self.data.into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.data.len()
-    }
-}
-
-/// A Rust type that is some [`Dtype`]'s element.
-pub trait Element: bytemuck::AnyBitPattern {
-    /// That type.
-    const DTYPE: Dtype;
-}
-
-macro_rules! elements {
-    ($($rust:ty => $dtype:ident),* $(,)?) => {
-        $(impl Element for $rust {
-            const DTYPE: Dtype = Dtype::$dtype;
-        })*
-    };
-}
-
-elements! {
-    u8 => U8, u16 => U16, u32 => U32, u64 => U64, i8 => I8, i16 => I16, i32 => I32, i64 => I64,
-    half::f16 => F16, half::bf16 => BF16, f32 => F32, f64 => F64,
+/// What was read from disk, and what that took.
+pub(super) struct Fetched {
+    bytes: u64,
+    read: Read,
 }
 
 impl Checkpoint {
     /// Loads the tensors of these names into fresh memory, reading no more than the blocks in which
-    /// they lie.
+    /// they lie. Those of one chunk are read straight into their place, the others put together.
     ///
     /// # Errors
     /// [`Error::Keys`] naming all that are not in the checkpoint; [`Error::Corrupt`] for a damaged
@@ -168,25 +63,32 @@ impl Checkpoint {
         runtime: &Runtime,
         job: &Arc<Job>,
     ) -> Result<Loaded> {
-        let started = Instant::now();
+        let loading = self.loading(options, runtime, job);
         let wanted = self.find(names)?;
-        let places: Vec<Want> = wanted.iter().map(|entry| place(entry)).collect::<Result<_>>()?;
-        let reads = self.blocks(&places);
-        job.set_total(reads.iter().map(|read| read.len as u64).sum());
-        let (arenas, read) = read_arenas(runtime, self.reads(&reads, options), job)?;
-        let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
-        let report = self.report(&wanted, &reads, options, read, started);
-        let ranges = arena_ranges(&places, &reads);
-        let tensors: Vec<LoadedTensor> = wanted
-            .into_iter()
-            .zip(places.iter().zip(ranges))
-            .map(|(entry, (place, range))| {
-                let arena = arenas[place.file].clone();
-                LoadedTensor { entry: entry.clone(), arena, range }
-            })
-            .collect();
-        let names = tensors.iter().enumerate().map(|(i, t)| (t.entry.name.clone(), i));
-        Ok(Loaded { by_name: names.collect(), tensors, report })
+        let (whole, parted): (Vec<_>, Vec<_>) =
+            wanted.iter().copied().partition(|entry| lies_straight(entry));
+        let straight = self.plan_straight(&whole, loading);
+        let (slabs, owners) = tensor_slabs(&parted)?;
+        let plan = self.plan_slabs(&slabs, loading);
+        job.set_total(bytes_of(&straight) + bytes_of(&plan.reads));
+
+        let (mut whole, fetched) = self.load_straight(&whole, &straight, loading)?;
+        let mut fetches = vec![fetched];
+        let mut put_together = Vec::new();
+        if !parted.is_empty() {
+            let (tensors, fetched) = self.assemble(&parted, &slabs, &owners, &plan, loading)?;
+            put_together = tensors;
+            fetches.insert(if straight.is_empty() { 0 } else { 1 }, fetched);
+        }
+        let (whole, parted) = (&mut whole.drain(..), &mut put_together.drain(..));
+        let next = |entry: &&TensorEntry| match lies_straight(entry) {
+            true => whole.next(),
+            false => parted.next(),
+        };
+        let tensors: Vec<LoadedTensor> = wanted.iter().filter_map(next).collect();
+        let needed = wanted.iter().map(|entry| entry.nbytes()).sum();
+        let report = self.report(wanted.len(), needed, fetches, loading);
+        Ok(Loaded::new(tensors, report))
     }
 
     /// Loads tensors into memory of the caller's, each of just the bytes that its tensor has.
@@ -202,21 +104,32 @@ impl Checkpoint {
         runtime: &Runtime,
         job: &Arc<Job>,
     ) -> Result<LoadReport> {
-        let started = Instant::now();
+        let loading = self.loading(options, runtime, job);
         let wanted = self.find(targets.iter().map(|(name, _)| name))?;
         self.check_sizes(&wanted, targets)?;
-        let places: Vec<Want> = wanted.iter().map(|entry| place(entry)).collect::<Result<_>>()?;
-        let reads = self.blocks(&places);
-        job.set_total(reads.iter().map(|read| read.len as u64).sum());
-        let mut scatter: Vec<Scatter> = places
-            .into_iter()
-            .zip(targets)
-            .filter(|(place, _)| !place.range.is_empty())
-            .map(|(place, (_, sink))| Scatter { file: place.file, range: place.range, sink })
-            .collect();
-        scatter.sort_by_key(|s| (s.file, s.range.start));
-        let read = read_into(runtime, self.reads(&reads, options), &scatter, job)?;
-        Ok(self.report(&wanted, &reads, options, read, started))
+        let (slabs, owners) = tensor_slabs(&wanted)?;
+        let sinks: Vec<&HostSink> = owners.iter().map(|&owner| &targets[owner].1).collect();
+        let plan = self.plan_slabs(&slabs, loading);
+        job.set_total(bytes_of(&plan.reads));
+        let fetched = self.scatter(&slabs, &sinks, &plan, loading)?;
+        let needed = wanted.iter().map(|entry| entry.nbytes()).sum();
+        Ok(self.report(wanted.len(), needed, vec![fetched], loading))
+    }
+
+    /// Starts a load. Where there are no checksums, or none are asked for, pages are read instead
+    /// of blocks.
+    pub(super) fn loading<'a>(
+        &self,
+        options: LoadOptions,
+        runtime: &'a Runtime,
+        job: &'a Arc<Job>,
+    ) -> Loading<'a> {
+        let verify = options.verify && self.kind() == Kind::Ringstow;
+        let unit = match verify {
+            true => Unit::Blocks(self.manifest().block_bytes),
+            false => Unit::Pages(runtime.config().block_bytes),
+        };
+        Loading { runtime, job, verify, unit, started: Instant::now() }
     }
 
     /// The entries of these names, each asked for once: two holders of one tensor's memory could
@@ -257,53 +170,156 @@ impl Checkpoint {
         Err(Error::Keys { path, missing: Vec::new(), unexpected: Vec::new(), mismatched })
     }
 
-    fn blocks(&self, places: &[Want]) -> Vec<BlockRead> {
-        let file_bytes: Vec<u64> = self.files.iter().map(|file| file.bytes).collect();
-        blocks(places, &file_bytes, self.manifest().block_bytes)
+    fn file_bytes(&self) -> Vec<u64> {
+        self.files.iter().map(|file: &ShardFile| file.bytes).collect()
     }
 
-    fn reads<'a>(&'a self, blocks: &'a [BlockRead], options: LoadOptions) -> Reads<'a> {
-        Reads { dir: self.path(), files: &self.files, blocks, verify: options.verify }
+    fn reads<'a>(&'a self, blocks: &'a [BlockRead], verify: bool) -> Reads<'a> {
+        Reads { dir: self.path(), files: &self.files, blocks, verify }
     }
 
-    fn report(
+    fn plan_straight(&self, entries: &[&TensorEntry], loading: Loading) -> Vec<BlockRead> {
+        let places: Vec<Want> = entries.iter().map(|entry| place(entry)).collect();
+        loading.unit.reads(&places, &self.file_bytes())
+    }
+
+    /// Reads tensors of one chunk straight into their memory.
+    fn load_straight(
         &self,
-        wanted: &[&TensorEntry],
+        entries: &[&TensorEntry],
         reads: &[BlockRead],
-        options: LoadOptions,
-        read: crate::pipeline::load::Read,
-        started: Instant,
+        loading: Loading,
+    ) -> Result<(Vec<LoadedTensor>, Fetched)> {
+        let reads_of = self.reads(reads, loading.verify);
+        let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job)?;
+        let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
+        let places: Vec<Want> = entries.iter().map(|entry| place(entry)).collect();
+        let ranges = arena_ranges(&places, reads);
+        let tensor = |(entry, (place, range)): (&&TensorEntry, (&Want, Range<usize>))| {
+            LoadedTensor { entry: (*entry).clone(), arena: arenas[place.file].clone(), range }
+        };
+        let tensors = entries.iter().zip(places.iter().zip(ranges)).map(tensor).collect();
+        Ok((tensors, Fetched { bytes: bytes_of(reads), read }))
+    }
+
+    /// Reads tensors of several chunks into one fresh mapping.
+    fn assemble(
+        &self,
+        entries: &[&TensorEntry],
+        slabs: &[Slab],
+        owners: &[usize],
+        plan: &Scattered,
+        loading: Loading,
+    ) -> Result<(Vec<LoadedTensor>, Fetched)> {
+        /// Suits every element type, and keeps tensors out of each other's cache lines.
+        const APART: usize = 64;
+        let lens = entries.iter().map(|entry| (entry.nbytes() as usize).next_multiple_of(APART));
+        let memory = Mapping::new(lens.clone().sum())
+            .map_err(|e| Error::io("taking memory for", self.path(), e))?;
+        let (whole, mut buffers) = Buffer::cut(memory, lens.clone());
+        let targets: Vec<HostSink> =
+            buffers.iter_mut().map(|buffer| HostSink::new(&mut buffer[..])).collect();
+        let sinks: Vec<&HostSink> = owners.iter().map(|&owner| &targets[owner]).collect();
+        let fetched = self.scatter(slabs, &sinks, plan, loading)?;
+        drop(buffers);
+        let arena = Arc::new(whole.rejoin());
+        let mut start = 0;
+        let tensor = |(entry, len): (&&TensorEntry, usize)| {
+            let range = start..start + entry.nbytes() as usize;
+            start += len;
+            LoadedTensor { entry: (*entry).clone(), arena: arena.clone(), range }
+        };
+        Ok((entries.iter().zip(lens).map(tensor).collect(), fetched))
+    }
+
+    pub(super) fn plan_slabs(&self, slabs: &[Slab], loading: Loading) -> Scattered {
+        Scattered::plan(slabs, &self.file_bytes(), loading.unit)
+    }
+
+    /// Reads what is planned, and copies each slab into its sink.
+    pub(super) fn scatter<S: Sink>(
+        &self,
+        slabs: &[Slab],
+        sinks: &[S],
+        plan: &Scattered,
+        loading: Loading,
+    ) -> Result<Fetched> {
+        let reads = self.reads(&plan.reads, loading.verify);
+        let read = read_into(loading.runtime, reads, Scatter { slabs, sinks, plan }, loading.job)?;
+        Ok(Fetched { bytes: bytes_of(&plan.reads), read })
+    }
+
+    /// The report of one or more passes; how bytes were moved is told of the first.
+    pub(super) fn report(
+        &self,
+        tensors: usize,
+        tensor_bytes: u64,
+        fetches: Vec<Fetched>,
+        loading: Loading,
     ) -> LoadReport {
-        let mut seconds = read.seconds;
-        seconds.total = started.elapsed().as_secs_f64();
-        LoadReport {
-            path: self.path().into(),
-            tensors: wanted.len(),
-            tensor_bytes: wanted.iter().map(|entry| entry.nbytes()).sum(),
-            read_bytes: reads.iter().map(|read| read.len as u64).sum(),
-            verified: options.verify,
-            moved: read.moved,
-            seconds,
+        let read_bytes = fetches.iter().map(|fetched| fetched.bytes).sum();
+        let mut reads = fetches.into_iter().map(|fetched| fetched.read);
+        let Read { moved, mut seconds } = reads.next().expect("there is a pass at least");
+        for Read { seconds: more, .. } in reads {
+            seconds.prepare += more.prepare;
+            seconds.read += more.read;
+            seconds.checksum_cpu += more.checksum_cpu;
         }
+        seconds.total = loading.started.elapsed().as_secs_f64();
+        let (path, verified) = (self.path().into(), loading.verify);
+        LoadReport { path, tensors, tensor_bytes, read_bytes, verified, moved, seconds }
     }
 }
 
-/// Where a tensor lies that one chunk holds whole.
-fn place(entry: &TensorEntry) -> Result<Want> {
-    match entry.chunks.as_slice() {
-        [chunk] => {
-            Ok(Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + entry.nbytes() })
+pub(super) fn bytes_of(reads: &[BlockRead]) -> u64 {
+    reads.iter().map(|read| read.len as u64).sum()
+}
+
+/// Whether a tensor can be used where it was read to: it is of one chunk, aligned to its type.
+/// (Ringstow's own always are; other writers' need not be.)
+fn lies_straight(entry: &TensorEntry) -> bool {
+    let item = entry.dtype.bits().div_ceil(8).next_power_of_two();
+    matches!(entry.chunks.as_slice(), [chunk] if chunk.begin.is_multiple_of(item))
+}
+
+/// Where a tensor lies that [`lies_straight`].
+fn place(entry: &TensorEntry) -> Want {
+    let chunk = &entry.chunks[0];
+    Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + entry.nbytes() }
+}
+
+/// The chunks of whole tensors as slabs, each placed in its tensor's dense memory; and for each the
+/// number of its tensor.
+fn tensor_slabs(entries: &[&TensorEntry]) -> Result<(Vec<Slab>, Vec<usize>)> {
+    let mut slabs = Vec::with_capacity(entries.len());
+    let mut owners = Vec::with_capacity(entries.len());
+    for (owner, entry) in entries.iter().enumerate() {
+        for chunk in &entry.chunks {
+            let slab = chunk_slab(entry, chunk).map_err(|why| {
+                Error::invalid(format!("tensor {:?} cannot be put together: {why}", entry.name))
+            })?;
+            if let Some(slab) = slab {
+                slabs.push(slab);
+                owners.push(owner);
+            }
         }
-        chunks => Err(Error::Unsupported {
-            what: format!("tensor {:?} is sharded in {} chunks", entry.name, chunks.len()),
-            remedy: "this version loads tensors that lie in one piece".into(),
-        }),
     }
+    Ok((slabs, owners))
+}
+
+fn chunk_slab(entry: &TensorEntry, chunk: &Chunk) -> std::result::Result<Option<Slab>, String> {
+    let (Some(offsets), Some(sizes)) = (&chunk.offsets, &chunk.sizes) else {
+        let range = chunk.begin..chunk.begin + entry.nbytes();
+        return Ok(Slab::run(chunk.file as usize, &range));
+    };
+    let strides = dense_strides(entry.dtype, &entry.shape);
+    let at = offsets.iter().zip(&strides).map(|(&o, &s)| i128::from(o).saturating_mul(s)).sum();
+    let array = Dense { file: chunk.file as usize, begin: chunk.begin, dtype: entry.dtype, sizes };
+    Slab::new(array, &vec![0; sizes.len()], sizes, Place { at, strides: &strides })
 }
 
 /// Where in its file's arena each place lies, given the blocks that the arenas hold.
 fn arena_ranges(places: &[Want], reads: &[BlockRead]) -> Vec<Range<usize>> {
-    use crate::config::ALIGN;
     // (file, block's offset in the file, block's offset in the arena)
     let mut starts: Vec<(usize, u64, usize)> = Vec::with_capacity(reads.len());
     let mut at = 0;

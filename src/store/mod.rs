@@ -3,21 +3,26 @@
 
 mod commit;
 mod export;
+mod foreign;
 mod list;
 mod load;
+mod loaded;
 mod lock;
 mod open;
 mod save;
 mod session;
+mod slices;
 mod sweep;
 mod verify;
 
 pub use export::export;
 pub use list::{Found, Status, latest, list};
-pub use load::{LoadOptions, Loaded, LoadedTensor, TensorView};
-pub use open::Checkpoint;
+pub use load::LoadOptions;
+pub use loaded::{Loaded, LoadedTensor, TensorView};
+pub use open::{Checkpoint, Kind};
 pub(crate) use save::Contents;
 pub use save::{save, write_rank};
 pub use session::{Committed, Session};
+pub use slices::Slice;
 pub use sweep::{Left, Swept, prune, prune_plan};
 pub use verify::verify;

@@ -1,5 +1,6 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
+use super::foreign;
 use super::session::unfinished;
 use super::sweep::file_names;
 use crate::error::{Error, Result};
@@ -12,10 +13,20 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+/// Who wrote a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// ringstow: committed by a manifest that has a checksum of every block.
+    Ringstow,
+    /// Others: safetensors files, without checksums.
+    Safetensors,
+}
+
 /// A committed checkpoint, opened.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
+    kind: Kind,
     manifest: Manifest,
     by_name: HashMap<String, usize>,
     pub(super) files: Vec<ShardFile>,
@@ -46,9 +57,36 @@ impl Checkpoint {
                 found => break found?,
             }
         };
+        Ok(Self::new(path, Kind::Ringstow, manifest, files))
+    }
+
+    /// As [`Checkpoint::open`], and where there is no manifest, opens a directory of safetensors
+    /// files: whole tensors, as Hugging Face's libraries write them, or chunks, as PyTorch's
+    /// `HuggingFaceStorageWriter` does. Those have no checksums: loads are not verified.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`]; [`Error::Incomplete`] also for shards of ringstow's without a
+    /// manifest, for files and tensors that an index lists but are not there, and for tensors whose
+    /// chunks are not all there; [`Error::Format`] for files that are not safetensors.
+    pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        check_directory(path)?;
+        if fs::symlink_metadata(path.join(names::MANIFEST)).is_ok() {
+            return Self::open(path);
+        }
+        let (manifest, files) = foreign::read(path)?;
+        Ok(Self::new(path, Kind::Safetensors, manifest, files))
+    }
+
+    fn new(path: &Path, kind: Kind, manifest: Manifest, files: Vec<ShardFile>) -> Self {
         let names = manifest.tensors.iter().enumerate();
         let by_name = names.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
-        Ok(Self { path: path.into(), manifest, by_name, files })
+        Self { path: path.into(), kind, manifest, by_name, files }
+    }
+
+    /// Who wrote it.
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     /// The checkpoint's directory.
@@ -81,13 +119,18 @@ impl Checkpoint {
     }
 }
 
+fn check_directory(dir: &Path) -> Result<()> {
+    let found = fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?;
+    if found.is_dir() {
+        return Ok(());
+    }
+    let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
+    Err(Error::io("opening (a checkpoint is a directory)", dir, error))
+}
+
 /// Reads and checks a directory's manifest.
 pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
-    let kind = fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?;
-    if !kind.is_dir() {
-        let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
-        return Err(Error::io("opening (a checkpoint is a directory)", dir, error));
-    }
+    check_directory(dir)?;
     let path = dir.join(names::MANIFEST);
     match read_plain(&path) {
         Ok(bytes) => Manifest::decode(&bytes, &path),
@@ -109,11 +152,11 @@ fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn is_link(error: &io::Error) -> bool {
+pub(super) fn is_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 
-fn no_manifest(dir: &Path) -> Error {
+pub(super) fn no_manifest(dir: &Path) -> Error {
     let names = file_names(dir).unwrap_or_default();
     let parts = names.iter().filter(|name| names::is_part(name)).count();
     let reason = match (parts, unfinished(dir, &names)) {

@@ -1,0 +1,87 @@
+//! The manifest of a very large distributed save, and what a rank plans to read by it: 4,096 ranks,
+//! each with its part of 244 tensors, which makes a million chunks.
+//!
+//! `cargo bench --bench manifest -- --test` runs everything once, small.
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ringstow::Dtype;
+use ringstow::format::{Chunk, FileEntry, Manifest, TensorEntry};
+use ringstow::plan::load::{Scattered, Unit};
+use ringstow::plan::slab::{Dense, Place, Slab, dense_strides};
+use std::path::Path;
+use std::time::Duration;
+
+const BLOCK: u64 = 4 << 20;
+const TENSORS: u64 = 244;
+/// Elements of a row, and rows that a rank has of each tensor.
+const WIDTH: u64 = 8192;
+const ROWS: u64 = 4;
+
+fn ranks() -> u64 {
+    if std::env::args().any(|arg| arg == "--test") { 16 } else { 4096 }
+}
+
+/// Tensors cut along their first dimension, one chunk a rank, one file a rank.
+fn manifest(ranks: u64) -> Manifest {
+    let chunk_bytes = ROWS * WIDTH * 2;
+    let bytes = (1 << 16) + TENSORS * chunk_bytes;
+    let file = |rank| FileEntry {
+        name: format!("rank{rank:05}-0.safetensors"),
+        bytes,
+        crc32: vec![0x1234_5678; bytes.div_ceil(BLOCK) as usize],
+    };
+    let tensor = |t: u64| TensorEntry {
+        name: format!("model.layers.{t}.mlp.down_proj.weight"),
+        dtype: Dtype::BF16,
+        shape: vec![ranks * ROWS, WIDTH],
+        chunks: (0..ranks)
+            .map(|rank| Chunk {
+                file: rank as u32,
+                begin: (1 << 16) + t * chunk_bytes,
+                offsets: Some(vec![rank * ROWS, 0]),
+                sizes: Some(vec![ROWS, WIDTH]),
+            })
+            .collect(),
+        object: false,
+    };
+    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
+    let files = (0..ranks).map(file).collect();
+    Manifest::new(0, BLOCK, files, (0..TENSORS).map(tensor).collect(), state)
+}
+
+/// What one rank of as many as before reads of every tensor.
+fn slabs(manifest: &Manifest, rank: usize) -> Vec<Slab> {
+    let slab = |tensor: &TensorEntry| {
+        let chunk = &tensor.chunks[rank];
+        let sizes = chunk.sizes.as_deref().expect("it is a part");
+        let array =
+            Dense { file: chunk.file as usize, begin: chunk.begin, dtype: tensor.dtype, sizes };
+        let to = Place { at: 0, strides: &dense_strides(tensor.dtype, sizes) };
+        Slab::new(array, &[0, 0], sizes, to).expect("the box is right").expect("it is not empty")
+    };
+    manifest.tensors.iter().map(slab).collect()
+}
+
+fn million(criterion: &mut Criterion) {
+    let ranks = ranks();
+    let manifest = manifest(ranks);
+    let text = manifest.encode().expect("it can be written");
+    let mut group = criterion.benchmark_group(format!("{} chunks", TENSORS * ranks));
+    group.sample_size(10).warm_up_time(Duration::from_secs(1));
+    group.throughput(Throughput::BytesDecimal(text.len() as u64));
+    group.bench_function("encode", |b| b.iter(|| manifest.encode()));
+    group.bench_function("decode", |b| {
+        b.iter(|| Manifest::decode(&text, Path::new("manifest.json")).expect("it is valid"));
+    });
+    group.throughput(Throughput::Elements(TENSORS));
+    let file_bytes: Vec<u64> = manifest.files.iter().map(|file| file.bytes).collect();
+    let rank = ranks as usize / 2;
+    for (name, unit) in [("blocks", Unit::Blocks(BLOCK)), ("pages", Unit::Pages(BLOCK))] {
+        group.bench_function(format!("plan one rank's reads in {name}"), |b| {
+            b.iter(|| Scattered::plan(&slabs(&manifest, rank), &file_bytes, unit));
+        });
+    }
+}
+
+criterion_group!(benches, million);
+criterion_main!(benches);

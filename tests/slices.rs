@@ -1,0 +1,309 @@
+//! Reading what several processes wrote: boxes of chunks into strided memory, whole tensors put
+//! together from their chunks; and what is refused before a byte moves.
+#![cfg(unix)]
+
+mod common;
+
+use common::*;
+use ringstow::device::host::{HostSink, StridedSink};
+use ringstow::format::header::{self, Placed};
+use ringstow::format::{Chunk, FileEntry, Manifest, TensorEntry, names};
+use ringstow::{Checkpoint, Dtype, Error, LoadOptions, LoadReport, Runtime, Slice, TensorInfo};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const BLOCK: u64 = 4096;
+
+/// A tensor whose element number n is n, cut into parts: (rank, offsets, sizes).
+struct Parts {
+    name: &'static str,
+    shape: Vec<u64>,
+    parts: Vec<(usize, Vec<u64>, Vec<u64>)>,
+}
+
+impl Parts {
+    fn new(name: &'static str, shape: &[u64], parts: &[(usize, &[u64], &[u64])]) -> Self {
+        let parts = parts.iter().map(|&(rank, o, s)| (rank, o.to_vec(), s.to_vec())).collect();
+        Self { name, shape: shape.to_vec(), parts }
+    }
+
+    /// The elements of a box, in row-major order.
+    fn values(&self, offsets: &[u64], sizes: &[u64]) -> Vec<u32> {
+        (0..sizes.iter().product::<u64>())
+            .map(|mut n| {
+                let (mut at, mut stride) = (0, 1);
+                for d in (0..sizes.len()).rev() {
+                    at += (offsets[d] + n % sizes[d]) * stride;
+                    n /= sizes[d];
+                    stride *= self.shape[d];
+                }
+                at as u32
+            })
+            .collect()
+    }
+
+    fn all(&self) -> Vec<u32> {
+        self.values(&vec![0; self.shape.len()], &self.shape)
+    }
+}
+
+fn bytes(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn numbers(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+/// Writes a checkpoint of one shard a rank, as a distributed save does.
+fn write(dir: &Path, tensors: &[Parts]) {
+    fs::create_dir_all(dir).unwrap();
+    let ranks = 1 + tensors.iter().flat_map(|t| &t.parts).map(|p| p.0).max().unwrap();
+    let mut entries: Vec<TensorEntry> = tensors
+        .iter()
+        .map(|t| TensorEntry {
+            name: t.name.into(),
+            dtype: Dtype::U32,
+            shape: t.shape.clone(),
+            chunks: Vec::new(),
+            object: false,
+        })
+        .collect();
+    let mut files = Vec::new();
+    for rank in 0..ranks {
+        let mut placed: Vec<(usize, TensorInfo, Vec<u64>)> = Vec::new();
+        let mut data = Vec::new();
+        for (t, tensor) in tensors.iter().enumerate() {
+            for (_, offsets, sizes) in tensor.parts.iter().filter(|part| part.0 == rank) {
+                let info = TensorInfo {
+                    name: tensor.name.into(),
+                    dtype: Dtype::U32,
+                    shape: sizes.clone(),
+                };
+                placed.push((t, info, offsets.clone()));
+                data.push(bytes(&tensor.values(offsets, sizes)));
+            }
+        }
+        let (mut at, mut in_header) = (0, Vec::new());
+        for ((_, info, offsets), data) in placed.iter().zip(&data) {
+            let end = at + data.len() as u64;
+            in_header.push(Placed { info, begin: at, end, offsets: offsets.clone() });
+            at = end;
+        }
+        let mut file = header::build(&in_header);
+        let header = file.len() as u64;
+        for ((t, info, offsets), placed) in placed.iter().zip(&in_header) {
+            let (offsets, sizes) = (Some(offsets.clone()), Some(info.shape.clone()));
+            let begin = header + placed.begin;
+            entries[*t].chunks.push(Chunk { file: rank as u32, begin, offsets, sizes });
+        }
+        file.extend(data.concat());
+        let name = names::shard(rank as u32, 0, 0);
+        fs::write(dir.join(&name), &file).unwrap();
+        let crc32 = file.chunks(BLOCK as usize).map(crc32fast::hash).collect();
+        files.push(FileEntry { name, bytes: file.len() as u64, crc32 });
+    }
+    let state = serde_json::value::to_raw_value(&()).unwrap();
+    let manifest = Manifest::new(0, BLOCK, files, entries, state);
+    fs::write(dir.join("manifest.json"), manifest.encode().unwrap()).unwrap();
+}
+
+/// A matrix cut by rows over four ranks, one cut in a grid, and a small one that is whole.
+fn tensors() -> Vec<Parts> {
+    let rows: Vec<(usize, Vec<u64>, Vec<u64>)> =
+        (0..4).map(|r| (r, vec![r as u64 * 64, 0], vec![64, 128])).collect();
+    vec![
+        Parts { name: "rows", shape: vec![256, 128], parts: rows },
+        Parts::new(
+            "grid",
+            &[48, 80],
+            &[
+                (0, &[0, 0], &[16, 30]),
+                (1, &[0, 30], &[16, 50]),
+                (2, &[16, 0], &[32, 30]),
+                (3, &[16, 30], &[32, 50]),
+            ],
+        ),
+        Parts::new("whole", &[7], &[(2, &[0], &[7])]),
+        Parts::new("empty", &[0, 4], &[(1, &[0, 0], &[0, 4])]),
+    ]
+}
+
+fn written() -> (tempfile::TempDir, PathBuf, Vec<Parts>) {
+    let root = scratch();
+    let dir = root.path().join("step-1");
+    let tensors = tensors();
+    write(&dir, &tensors);
+    (root, dir, tensors)
+}
+
+fn runtime() -> Arc<Runtime> {
+    Runtime::shared(&small_config()).unwrap()
+}
+
+fn read(dir: &Path, slices: &[Slice], verify: bool) -> ringstow::Result<LoadReport> {
+    let checkpoint = Checkpoint::open(dir)?;
+    checkpoint.read(slices, LoadOptions { verify }, &runtime(), &Arc::default())
+}
+
+#[test]
+fn tensors_of_several_chunks_are_put_together() {
+    let (_root, dir, tensors) = written();
+    for verify in [true, false] {
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        let names: Vec<&str> = tensors.iter().rev().map(|t| t.name).collect();
+        let options = LoadOptions { verify };
+        let loaded = checkpoint.load_names(&names, options, &runtime(), &Arc::default()).unwrap();
+        for tensor in &tensors {
+            let view = loaded.tensor(tensor.name).unwrap();
+            assert_eq!(view.shape(), tensor.shape);
+            assert_eq!(view.as_slice::<u32>().unwrap(), tensor.all(), "{}", tensor.name);
+        }
+        assert!(loaded.tensors().map(|t| t.0).eq(names));
+        assert_eq!(loaded.report.tensor_bytes, (256 * 128 + 48 * 80 + 7) * 4);
+        assert_eq!(loaded.report.verified, verify);
+
+        let mut memory: Vec<Vec<u8>> = tensors.iter().map(|t| vec![0; t.all().len() * 4]).collect();
+        let sinks: Vec<(&str, HostSink)> = tensors
+            .iter()
+            .zip(&mut memory)
+            .map(|(t, memory)| (t.name, HostSink::new(memory)))
+            .collect();
+        checkpoint.load_into(&sinks, options, &runtime(), &Arc::default()).unwrap();
+        drop(sinks);
+        for (tensor, memory) in tensors.iter().zip(memory) {
+            assert_eq!(numbers(&memory), tensor.all(), "{}", tensor.name);
+        }
+    }
+    assert!(ringstow::verify(&dir).unwrap().damage.is_empty());
+}
+
+#[test]
+fn boxes_of_chunks_go_to_memory_of_any_strides() {
+    let (_root, dir, tensors) = written();
+    let grid = &tensors[1];
+    for verify in [true, false] {
+        // A box of the last chunk transposed, the same one again upside down, and one of another.
+        let (mut turned, mut flipped, mut other) = ([0; 80], [0; 80], [0; 16]);
+        let slices = [
+            Slice {
+                name: "grid",
+                chunk: 3,
+                offsets: &[5, 7],
+                lengths: &[5, 4],
+                to: StridedSink::new(&mut turned, 0, &[4, 20]),
+            },
+            Slice {
+                name: "grid",
+                chunk: 3,
+                offsets: &[5, 7],
+                lengths: &[5, 4],
+                to: StridedSink::new(&mut flipped, 64, &[-16, 4]),
+            },
+            Slice {
+                name: "whole",
+                chunk: 0,
+                offsets: &[2],
+                lengths: &[4],
+                to: StridedSink::new(&mut other, 0, &[4]),
+            },
+        ];
+        let report = read(&dir, &slices, verify).unwrap();
+        assert_eq!((report.tensors, report.tensor_bytes), (2, 80 + 80 + 16));
+        assert_eq!(report.verified, verify);
+        drop(slices);
+        let boxed = grid.values(&[16 + 5, 30 + 7], &[5, 4]);
+        let expected: Vec<u32> = (0..4)
+            .flat_map(|x| (0..5).map(move |y| (x, y)))
+            .map(|(x, y)| boxed[y * 4 + x])
+            .collect();
+        assert_eq!(numbers(&turned), expected);
+        let expected: Vec<u32> = boxed.chunks(4).rev().flatten().copied().collect();
+        assert_eq!(numbers(&flipped), expected);
+        assert_eq!(numbers(&other), [2, 3, 4, 5]);
+    }
+}
+
+#[test]
+fn a_slice_of_rows_reads_little_more_than_its_own_bytes() {
+    let root = scratch();
+    let big = Parts::new("big", &[4096, 256], &[(0, &[0, 0], &[4096, 256])]);
+    write(root.path(), std::slice::from_ref(&big));
+    for verify in [true, false] {
+        let mut memory = vec![0; 256 * 256 * 4];
+        let to = StridedSink::new(&mut memory, 0, &[1024, 4]);
+        let slice = Slice { name: "big", chunk: 0, offsets: &[512, 0], lengths: &[256, 256], to };
+        let report = read(root.path(), &[slice], verify).unwrap();
+        assert_eq!(report.tensor_bytes, 256 << 10);
+        let most = (report.tensor_bytes as f64 * 1.05) as u64 + BLOCK;
+        assert!(report.read_bytes <= most, "{} > {most}", report.read_bytes);
+        assert_eq!(numbers(&memory), big.values(&[512, 0], &[256, 256]));
+    }
+}
+
+#[test]
+fn damage_matters_to_those_who_read_the_block() {
+    let (_root, dir, tensors) = written();
+    let path = dir.join(names::shard(3, 0, 0));
+    let mut file = fs::read(&path).unwrap();
+    let at = 4096 + 20_000; // in the chunk of "rows", rows 39 and on
+    file[at] ^= 1;
+    fs::write(&path, file).unwrap();
+    let read_rows = |first: u64, verify| {
+        let mut memory = vec![0; 2 * 512];
+        let (offsets, to) = ([first, 0], StridedSink::new(&mut memory, 0, &[512, 4]));
+        let slice = Slice { name: "rows", chunk: 3, offsets: &offsets, lengths: &[2, 128], to };
+        read(&dir, &[slice], verify).map(|_| numbers(&memory))
+    };
+    assert_eq!(read_rows(2, true).unwrap(), tensors[0].values(&[194, 0], &[2, 128]));
+    match read_rows(39, true).unwrap_err() {
+        Error::Corrupt { path: found, offset, .. } => {
+            assert_eq!((found, offset), (path, at as u64 / BLOCK * BLOCK));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(read_rows(39, false).is_ok());
+}
+
+#[test]
+fn what_cannot_be_read_is_named_at_once_and_nothing_is_touched() {
+    let (_root, dir, _) = written();
+    let mut memory = [[7u8; 64]; 5];
+    let [a, b, c, d, e] = &mut memory;
+    let slice = |name, chunk, offsets, lengths, memory| Slice {
+        name,
+        chunk,
+        offsets,
+        lengths,
+        to: StridedSink::new(memory, 0, &[8, 4]),
+    };
+    let mut slices = vec![
+        slice("rows", 0, &[0, 0], &[2, 2], a),
+        slice("rows", 0, &[63, 0], &[2, 2], b),
+        slice("rows", 4, &[0, 0], &[2, 2], c),
+        slice("grid", 1, &[u64::MAX, 0], &[2, 2], d),
+        slice("grid", 0, &[0, 0], &[9, 2], e),
+    ];
+    let error = read(&dir, &slices, true).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    assert_says(&error, &["4 of 5", "outside", "4 chunk(s)", "do not fit in the memory"]);
+    let (mut f, mut g) = ([7; 64], [7; 64]);
+    slices.push(slice("absent", 0, &[0, 0], &[1, 1], &mut f));
+    slices.push(slice("gone", 0, &[0, 0], &[1, 1], &mut g));
+    let error = read(&dir, &slices, true).unwrap_err();
+    assert!(matches!(error, Error::Keys { .. }), "{error:?}");
+    assert_says(&error, &["absent", "gone", "outside"]);
+    drop(slices);
+    assert!(memory.iter().all(|memory| *memory == [7; 64]));
+}
+
+#[test]
+fn a_manifest_whose_chunks_overlap_is_refused() {
+    let root = scratch();
+    let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[2, 0], &[4, 8])];
+    write(root.path(), &[Parts::new("w", &[8, 8], parts)]);
+    let error = Checkpoint::open(root.path()).unwrap_err();
+    assert!(matches!(error, Error::Format { .. }), "{error:?}");
+    assert_says(&error, &["\"w\"", "overlap"]);
+}
