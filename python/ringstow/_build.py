@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import io
 import pickle
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +16,7 @@ from ringstow import _numpy, _torch
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow._memory import Stored
 from ringstow._state import Path, describe
-from ringstow._tree import Leaf, rebuild
+from ringstow._tree import STORED_TAGS, Leaf, rebuild
 
 
 class Contents:
@@ -37,11 +38,17 @@ class Contents:
         stored = self._stored.get(leaf.body)
         if stored is None:
             raise self._wrong(path, f"refers to the tensor {leaf.body!r}, which is not stored")
+        if leaf.tag == "$object" and (stored.dtype, len(stored.shape)) != ("U8", 1):
+            raise self._wrong(path, "is an object but is not stored as a string of bytes")
         if leaf.tag == "$ndarray" and stored.dtype != _numpy.code_of(leaf.dtype):
             raise self._wrong(
                 path, f"is an array of {leaf.dtype!r} but is stored as {stored.dtype}"
             )
         return stored
+
+    def unreadable(self, path: Path, error: Exception) -> FormatError:
+        """Return the error for an object whose bytes are none that torch.save wrote."""
+        return self._wrong(path, f"is an object that torch.load cannot read: {error}")
 
     def _wrong(self, path: Path, what: str) -> FormatError:
         message = f"{self.manifest}: {describe(path)} {what}"
@@ -71,7 +78,7 @@ class Survey:
         rebuild(node, path, self._note)
 
     def _note(self, leaf: Leaf, path: Path) -> object:
-        if leaf.tag in ("$tensor", "$ndarray"):
+        if leaf.tag in STORED_TAGS:
             self._contents.stored(leaf, path)
             self._names[leaf.body] = None
         elif leaf.tag == "$pickle" and not self._allow_pickle:
@@ -89,16 +96,21 @@ class Builder:
     Leaves that name the same tensor get tensor objects of their own over one storage.
     """
 
-    def __init__(self, contents: Contents, blocks: dict[str, Any]) -> None:
+    def __init__(
+        self, contents: Contents, blocks: dict[str, Any], *, allow_pickle: bool = False
+    ) -> None:
         self._contents = contents
         self._blocks = blocks
+        self._allow_pickle = allow_pickle
         self._flat: dict[str, Any] = {}
 
     def value(self, node: object, path: Path = ()) -> Any:
         """Return the value of a skeleton, or of a part of one that lies at a path.
 
         Raises:
-            UnsupportedError: it needs torch or numpy, and there is none, or an older one.
+            UnsupportedError: it needs torch or numpy, and there is none, or an older one; or it is
+                an object that only pickle can make, which was not allowed.
+            FormatError: an object that is not what torch.save writes.
         """
         return rebuild(node, path, self._make)
 
@@ -110,6 +122,8 @@ class Builder:
             case "$ndarray":
                 stored = self._contents.stored(leaf, path)
                 return _numpy.array_over(self._blocks[leaf.body], stored, leaf.dtype, key)
+            case "$object":
+                return self._object(leaf, path)
             case "$scalar":
                 return _numpy.scalar_from(leaf.body, leaf.dtype, key)
             case "$counter":
@@ -123,6 +137,24 @@ class Builder:
             case "$pickle":
                 return pickle.loads(base64.b64decode(leaf.body))
         raise AssertionError(leaf.tag)
+
+    def _object(self, leaf: Leaf, path: Path) -> Any:
+        key = describe(path)
+        torch = _torch.require(key)
+        self._contents.stored(leaf, path)
+        blob = io.BytesIO(bytes(self._blocks[leaf.body]))
+        try:
+            return torch.load(blob, map_location="cpu", weights_only=not self._allow_pickle)
+        except pickle.UnpicklingError as error:
+            if self._allow_pickle:
+                raise self._contents.unreadable(path, error) from error
+            raise UnsupportedError(
+                f"{key} is an object that torch.load does not read with weights_only=True: if you "
+                "trust who wrote the checkpoint, pass allow_pickle=True, which can run any code; or "
+                f"load the rest with prefix= or keys=. torch said: {error}"
+            ) from error
+        except (RuntimeError, ValueError, EOFError) as error:
+            raise self._contents.unreadable(path, error) from error
 
     def _tensor(self, leaf: Leaf, path: Path) -> Any:
         stored = self._contents.stored(leaf, path)

@@ -23,6 +23,9 @@ tensor                 ``{"$tensor": name}``: its data is the tensor of that nam
 numpy array            ``{"$ndarray": name, "dtype": "<f4"}``: stored little-endian, given back
                        in that byte order
 numpy scalar           ``{"$scalar": "<f8", "data": base64}``
+object                 ``{"$object": name}``: the opaque bytes of that name in the shards, a
+                       ``torch.save`` of the value; what the writer for
+                       ``torch.distributed.checkpoint`` makes of all values, and not made here
 torch.Size             ``{"$size": [...]}``
 torch.dtype            ``{"$dtype": "float32"}``
 torch.device           ``{"$device": "cpu"}``
@@ -49,7 +52,7 @@ from typing import Any, NoReturn
 
 from ringstow import _numpy, _torch
 from ringstow._errors import InvalidStateError
-from ringstow._memory import Memory, TensorSpec
+from ringstow._memory import LazyTensor, Memory, Placed, TensorSpec
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
@@ -220,6 +223,9 @@ class _Encoder:
         return {"attrs": {step: self.value(attributes[step], (*path, step))}}
 
     def _foreign(self, value: Any, path: Path) -> Json:
+        if type(value) is LazyTensor:
+            name = self._store(lazy_memory(value, describe(path)), path)
+            return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
         if _torch.is_tensor(value):
             return {"$tensor": self._store(_torch.memory_of(value, describe(path)), path)}
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
@@ -276,6 +282,32 @@ class _Encoder:
             unique = f"{name}#{count}"
         self._names.add(unique)
         return unique
+
+
+def lazy_memory(lazy: LazyTensor, key: str) -> Memory:
+    """Return the memory that a tensor will have once it is loaded."""
+
+    def load() -> Placed:
+        value = lazy.load()
+        memory = _numpy.memory_of(value) if lazy.array else _torch.memory_of(value, key)
+        if (memory.dtype, tuple(memory.shape)) != (lazy.dtype, lazy.shape):
+            raise InvalidStateError(
+                f"{key} was to be {lazy.dtype} {list(lazy.shape)}, and was loaded as {memory.dtype} "
+                f"{list(memory.shape)}"
+            )
+        assert isinstance(memory.address, int)
+        return memory.strides, memory.address, memory.owner
+
+    # The same object in two places is one memory: its id is the identity, and the owner keeps it.
+    return _LazyMemory(lazy.dtype, lazy.shape, None, load, lazy.nbytes, lazy)
+
+
+class _LazyMemory(Memory):
+    __slots__ = ()
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return ("lazy", id(self.owner))
 
 
 def _digits(value: int) -> str:

@@ -89,6 +89,15 @@ def dtype_named(name: str, key: str) -> torch.dtype:
     return dtype  # type: ignore[no-any-return]
 
 
+def dtype_of(code: str, key: str) -> torch.dtype:
+    """Return the dtype that safetensors calls ``"F32"``; the key is for the message.
+
+    Raises:
+        UnsupportedError: this torch has no such dtype.
+    """
+    return dtype_named(_NAMES.get(code, code), key)
+
+
 def device_named(name: str, key: str) -> torch.device:
     """Return the device of that name, ``"cuda:0"``, whether or not this machine has it.
 
@@ -231,7 +240,7 @@ def flat_over(block: Any, stored: Stored, key: str) -> torch.Tensor:
         UnsupportedError: no torch, or one that has not this dtype.
     """
     torch = require(key)
-    dtype = dtype_named(_NAMES.get(stored.dtype, stored.dtype), key)
+    dtype = dtype_of(stored.dtype, key)
     if stored.nbytes == 0:
         return torch.empty(0, dtype=dtype)  # type: ignore[no-any-return]
     return torch.frombuffer(block, dtype=dtype)  # type: ignore[no-any-return]

@@ -23,6 +23,9 @@ _FIELDS = {"$odict": {"attrs"}, "$ndarray": {"dtype"}, "$scalar": {"data"}}
 _INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
 _FLOATS = {"nan", "inf", "-inf"}
 
+STORED_TAGS = ("$tensor", "$ndarray", "$object")
+"""The leaves whose body is the name of what lies in the shards."""
+
 Fields = dict[str, Any]
 
 
@@ -122,7 +125,7 @@ def leaf_name(path: Path, node: object) -> str:
     this one shares memory.
     """
     name = flat_name(path)
-    if isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray"):
+    if isinstance(node, Leaf) and node.tag in STORED_TAGS:
         stored: str = node.body
         if stored.startswith(f"{name}#"):
             return stored
@@ -266,6 +269,7 @@ _READERS: dict[str, Callable[[Fields], Any]] = {
     "$dtype": _named("$dtype"),
     "$device": _named("$device"),
     "$tensor": _named("$tensor"),
+    "$object": _named("$object"),
     "$pickle": _named("$pickle"),
     "$ndarray": _ndarray,
     "$scalar": _scalar,
