@@ -149,9 +149,9 @@ class Builder:
             if self._allow_pickle:
                 raise self._contents.unreadable(path, error) from error
             raise UnsupportedError(
-                f"{key} is an object that torch.load does not read with weights_only=True: if you "
-                "trust who wrote the checkpoint, pass allow_pickle=True, which can run any code; or "
-                f"load the rest with prefix= or keys=. torch said: {error}"
+                f"{key} is an object that torch.load does not read with weights_only=True: if "
+                "you trust who wrote the checkpoint, pass allow_pickle=True, which can run any "
+                f"code; or load the rest with prefix= or keys=. torch said: {error}"
             ) from error
         except (RuntimeError, ValueError, EOFError) as error:
             raise self._contents.unreadable(path, error) from error

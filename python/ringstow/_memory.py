@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Placed = tuple[tuple[int, ...] | None, int, object]
-"""Where a tensor's elements lie: strides in bytes (None: dense), address, and what keeps them there."""
+"""Where a tensor's elements lie: strides in bytes (None: dense), address, what keeps them there."""
 
 TensorSpec = tuple[
     str, str, tuple[int, ...], tuple[int, ...] | None, int | Callable[[], Placed], int
@@ -27,8 +27,8 @@ ItemSpec = tuple[
     bool,
 ]
 """The same of a box of a tensor, or of an object: after the box's own name, dtype, shape, strides,
-address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the item
-is all of it), and whether it is an object, an opaque byte string of dtype U8."""
+address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the
+item is all of it), and whether it is an object, an opaque byte string of dtype U8."""
 
 
 class Memory(NamedTuple):
@@ -54,10 +54,10 @@ class Memory(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LazyTensor:
-    """Stands in a state dict for a tensor or array that is loaded while it is written, and then let go.
+    """Stands in a state dict for a tensor or array that is loaded while it is written, then let go.
 
-    The same object in two places is one tensor. ``load`` is called by a thread of the save's; what it
-    raises is what the save fails with.
+    The same object in two places is one tensor. ``load`` is called by a thread of the save's; what
+    it raises is what the save fails with.
     """
 
     dtype: str

@@ -51,9 +51,9 @@ class SaveJob:
     def progress(self) -> tuple[int, int, int]: ...
     def cancel(self) -> None: ...
 
-# Returns at once. The caller keeps the memory alive and unchanged until staged. A callable in place of an
-# address is called from a thread of the save's, once, when the first byte is needed; what it returns is let
-# go with the last. What it raises is what `result` raises.
+# Returns at once. The caller keeps the memory alive and unchanged until staged. A callable in place
+# of an address is called from a thread of the save's, once, when the first byte is needed; what it
+# returns is let go with the last. What it raises is what `result` raises.
 def start_save(tensors: list[TensorSpec], state: str, path: str, config: str) -> SaveJob: ...
 
 # The weights of a model as Hugging Face's programs read them: plain safetensors files, and an index

@@ -292,8 +292,8 @@ def lazy_memory(lazy: LazyTensor, key: str) -> Memory:
         memory = _numpy.memory_of(value) if lazy.array else _torch.memory_of(value, key)
         if (memory.dtype, tuple(memory.shape)) != (lazy.dtype, lazy.shape):
             raise InvalidStateError(
-                f"{key} was to be {lazy.dtype} {list(lazy.shape)}, and was loaded as {memory.dtype} "
-                f"{list(memory.shape)}"
+                f"{key} was to be {lazy.dtype} {list(lazy.shape)}, and was loaded as "
+                f"{memory.dtype} {list(memory.shape)}"
             )
         assert isinstance(memory.address, int)
         return memory.strides, memory.address, memory.owner

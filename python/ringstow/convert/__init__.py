@@ -10,7 +10,7 @@ kind           what it is
 =============  ===================================================================================
 
 `convert` takes any two; the other functions are named for one pair each. What was written is read
-again and compared with the source, bit by bit. Needs torch; ``import ringstow`` does not import this.
+again and compared with the source, bit by bit. Needs torch; ``import ringstow`` imports none of it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from ringstow import _api
 from ringstow._api import StrPath
 from ringstow._config import Config
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
 from ringstow._report import SaveReport
+from ringstow._select import listed
 from ringstow.convert import _paths, _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, State, open_source
@@ -98,7 +99,7 @@ def convert(
     dtype: Dtype | None = None,
     max_shard_size: int | str = "5GB",
 ) -> ConvertReport:
-    """Convert a checkpoint. Memory holds the tensors in flight, a few at a time, and not all of them.
+    """Convert a checkpoint. Memory holds the tensors in flight, a few at a time, and no more.
 
     Args:
         src: the checkpoint to read.
@@ -110,7 +111,7 @@ def convert(
         progress: called now and then with the phase, and the bytes done and to do.
         verify: compare the source's checksums where it has some; read back what was written and
             compare it, tensor by tensor, bit by bit.
-        allow_pickle: unpickle (and pickle) what is neither tensor nor plain value; it can run any code.
+        allow_pickle: unpickle (and pickle) what is neither tensor nor plain value: runs any code.
         config: the knobs of reading and writing; None means the defaults.
         prefix: for ``hf``: write the tensors whose dotted name starts so, without it: ``"model."``.
         dtype: for ``hf``: cast floating tensors of 16 bits and more to this.
@@ -120,14 +121,14 @@ def convert(
         What was done, and what was left out.
 
     Raises:
-        InvalidStateError: the kinds can't be told, the two paths are one, or a value or name that the
-            target can't hold.
+        InvalidStateError: the kinds can't be told, the two paths are one, or a value or name that
+            the target can't hold.
         UnsupportedError: a dtype or value that can't be read or written, or a pickle without
             ``allow_pickle``.
         CorruptCheckpointError: the source is damaged; or what was written is not what the source
             holds: it is named, and stays.
-        OSError: the system refused: no such path, something at ``dst``, a full disk. Nothing that could
-            be taken for a checkpoint is left.
+        OSError: the system refused: no such path, something at ``dst``, a full disk. Nothing that
+            could be taken for a checkpoint is left.
     """
     started = time.monotonic()
     here, there = _api._absolute(src), _api._absolute(dst)
@@ -162,7 +163,7 @@ def convert(
                 max_shard_bytes=parse_size(max_shard_size),
             )
     if written.left_out:
-        _log.warning("%s has no place for, and is without: %s", there, ", ".join(written.left_out))
+        _log.warning("%s", listed(f"{there} has no place for, and is without", [*written.left_out]))
     if verify:
         _verify(here, there, target_kind, written.expected, options, advance)
     return ConvertReport(
@@ -180,149 +181,68 @@ def convert(
     )
 
 
-def torch_to_ringstow(
-    src: StrPath,
-    dst: StrPath,
-    *,
-    progress: Progress | None = None,
-    verify: bool = True,
-    allow_pickle: bool = False,
-    config: Config | None = None,
-) -> ConvertReport:
-    """Convert a file of ``torch.save``'s to a ringstow checkpoint; see `convert`."""
-    return convert(
-        src,
-        dst,
-        source="torch",
-        target="ringstow",
-        progress=progress,
-        verify=verify,
-        allow_pickle=allow_pickle,
-        config=config,
-    )
+class _Options(TypedDict, total=False):
+    progress: Progress | None
+    verify: bool
+    allow_pickle: bool
+    config: Config | None
 
 
-def dcp_to_ringstow(
-    src: StrPath,
-    dst: StrPath,
-    *,
-    progress: Progress | None = None,
-    verify: bool = True,
-    allow_pickle: bool = False,
-    config: Config | None = None,
-) -> ConvertReport:
-    """Convert a directory of torch.distributed.checkpoint's to a ringstow checkpoint; see `convert`.
+class _HfOptions(_Options, total=False):
+    prefix: str
+    dtype: Dtype | None
+    max_shard_size: int | str
 
-    Tensors that several ranks wrote are put together. Its metadata is a pickle, of which only what
+
+def torch_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a file of ``torch.save``'s to a ringstow checkpoint; see `convert`.
+
+    A file in the format of torch before 1.6 is loaded into memory whole, with a warning.
+    """
+    return convert(src, dst, source="torch", target="ringstow", **options)
+
+
+def dcp_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a directory of torch.distributed.checkpoint's to a ringstow checkpoint.
+
+    See `convert`. Tensors that several ranks wrote are put together. Its metadata is a pickle, of which only what
     metadata is made of is read, unless ``allow_pickle``.
     """
-    return convert(
-        src,
-        dst,
-        source="dcp",
-        target="ringstow",
-        progress=progress,
-        verify=verify,
-        allow_pickle=allow_pickle,
-        config=config,
-    )
+    return convert(src, dst, source="dcp", target="ringstow", **options)
 
 
-def hf_to_ringstow(
-    src: StrPath,
-    dst: StrPath,
-    *,
-    progress: Progress | None = None,
-    verify: bool = True,
-    config: Config | None = None,
-) -> ConvertReport:
-    """Convert a directory of safetensors files to a ringstow checkpoint of a flat state; see `convert`."""
-    return convert(
-        src, dst, source="hf", target="ringstow", progress=progress, verify=verify, config=config
-    )
+def hf_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a directory of safetensors files to a ringstow checkpoint of a flat state.
+
+    See `convert`.
+    """
+    return convert(src, dst, source="hf", target="ringstow", **options)
 
 
-def ringstow_to_torch(
-    src: StrPath,
-    dst: StrPath,
-    *,
-    progress: Progress | None = None,
-    verify: bool = True,
-    allow_pickle: bool = False,
-    config: Config | None = None,
-) -> ConvertReport:
+def ringstow_to_torch(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
     """Convert a ringstow checkpoint to a file that ``torch.load`` reads; see `convert`.
 
     Needs as much room again as the tensors take, in the target's directory, while it runs.
     """
-    return convert(
-        src,
-        dst,
-        source="ringstow",
-        target="torch",
-        progress=progress,
-        verify=verify,
-        allow_pickle=allow_pickle,
-        config=config,
-    )
+    return convert(src, dst, source="ringstow", target="torch", **options)
 
 
-def ringstow_to_dcp(
-    src: StrPath,
-    dst: StrPath,
-    *,
-    progress: Progress | None = None,
-    verify: bool = True,
-    allow_pickle: bool = False,
-    config: Config | None = None,
-) -> ConvertReport:
-    """Convert a ringstow checkpoint to a directory that torch.distributed.checkpoint reads; see `convert`.
+def ringstow_to_dcp(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a ringstow checkpoint to a directory that torch.distributed.checkpoint reads.
 
     What that format can't say is lost as when torch writes it: keys become text, tied tensors are
-    stored once each, and empty dicts are left out.
+    stored once each, and empty dicts are left out. See `convert`.
     """
-    return convert(
-        src,
-        dst,
-        source="ringstow",
-        target="dcp",
-        progress=progress,
-        verify=verify,
-        allow_pickle=allow_pickle,
-        config=config,
-    )
+    return convert(src, dst, source="ringstow", target="dcp", **options)
 
 
-def ringstow_to_hf(
-    src: StrPath,
-    dst: StrPath,
-    *,
-    prefix: str = "",
-    dtype: Dtype | None = None,
-    max_shard_size: int | str = "5GB",
-    progress: Progress | None = None,
-    verify: bool = True,
-    allow_pickle: bool = False,
-    config: Config | None = None,
-) -> ConvertReport:
+def ringstow_to_hf(src: StrPath, dst: StrPath, **options: Unpack[_HfOptions]) -> ConvertReport:
     """Convert the tensors of a ringstow checkpoint to consolidated safetensors; see `convert`.
 
-    Writes ``model.safetensors``, or numbered files with ``model.safetensors.index.json``. Tied tensors
-    are written once; values that are no tensors are left out. Both are named in the report.
+    Writes ``model.safetensors``, or numbered files with ``model.safetensors.index.json``. Tied
+    tensors are written once; values that are no tensors are left out. The report names both.
     """
-    return convert(
-        src,
-        dst,
-        source="ringstow",
-        target="hf",
-        prefix=prefix,
-        dtype=dtype,
-        max_shard_size=max_shard_size,
-        progress=progress,
-        verify=verify,
-        allow_pickle=allow_pickle,
-        config=config,
-    )
+    return convert(src, dst, source="ringstow", target="hf", **options)
 
 
 def parse_size(size: int | str) -> int:
@@ -334,14 +254,12 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match is None:
-            raise InvalidStateError(
-                f"{size!r} is no size; give one such as 5GB, 512MiB or a number"
-            )
+            raise InvalidStateError(f"{size!r} is no size; give one such as 5GB or 512MiB")
         number, unit, binary = match.groups()
         size = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
     if size <= 0:
         raise InvalidStateError(
-            f"a file of at most {size} bytes holds nothing; give a size such as 5GB"
+            f"a file of at most {size} bytes holds nothing; give one such as 5GB"
         )
     return size
 
@@ -363,7 +281,7 @@ def _verify(
     options: Options,
     advance: Progress,
 ) -> None:
-    """Compare what was written with what it was written from; a ringstow target with its checksums too."""
+    """Compare what was written with the source; a ringstow target with its checksums too."""
     if kind == "ringstow":
         damage = _api.verify(target, config=options.reading).damage
         if damage:

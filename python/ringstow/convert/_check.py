@@ -82,8 +82,8 @@ class Comparison:
 
     def _differ(self, path: Path, expected: str, got: str) -> None:
         raise CorruptCheckpointError(
-            f"{self._target} is not what {self._source} holds: {describe(path)} is {expected} in the "
-            f"source, and {got} in what was written. Nothing was removed; do not use it",
+            f"{self._target} is not what {self._source} holds: {describe(path)} is {expected} in "
+            f"the source, and {got} in what was written. Nothing was removed; do not use it",
             file=self._target,
             expected=expected,
             got=got,
@@ -96,7 +96,7 @@ def _same_bits(one: Any, other: Any) -> bool:
     import torch
 
     flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
-    return torch.equal(*flat)
+    return bool(torch.equal(*flat))
 
 
 def _is_equal(one: Any, other: Any) -> bool:

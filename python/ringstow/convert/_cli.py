@@ -23,11 +23,15 @@ examples:
   ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
 
-Failed or interrupted, it removes what it wrote. Killed, it leaves *.part, or *.distcp without .metadata, or
-numbered *.safetensors without an index, none of which is a checkpoint; remove them and run it again.
+Failed or interrupted, it removes what it wrote. Killed, it leaves *.part, *.distcp without
+.metadata, or numbered *.safetensors without an index, none of which is a checkpoint: remove them
+and run it again.
 
-exit codes: 0 converted (and verified), 1 what was written or read is damaged, 2 it could not be done,
-130 interrupted"""
+exit codes:
+  0    converted, and verified
+  1    what was read or written is damaged
+  2    it could not be done
+  130  interrupted"""
 
 _SLICE_S = 5.0  # between lines where there is no progress bar
 
@@ -165,7 +169,7 @@ def _progress() -> _Quiet:
     if not os.isatty(2):
         return _Lines()
     try:
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         return _Lines()
     return _Bar(tqdm)

@@ -1,6 +1,6 @@
 """Checkpoints of torch.distributed.checkpoint's own writer: read and written a tensor at a time.
 
-``.metadata`` is a pickle. It is read by an unpickler that knows nothing but what metadata is made of.
+``.metadata`` is a pickle. It is read by an unpickler that knows only what metadata is made of.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import io
 import os
 import pathlib
 import pickle
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint._traverse import set_element
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -39,7 +40,7 @@ from ringstow.convert._sources import State, plain_numpy, refused, unreadable
 from ringstow.convert._walk import is_tensor, loaded, replaced, spec_of
 
 _PACKAGE = "torch.distributed.checkpoint"
-# All that metadata is made of, beside dtypes. The second block is what torch 2.0 called two of them.
+# All that metadata is made of, beside dtypes. Two of them are as torch 2.0 called them.
 _KNOWN = {
     *(f"{_PACKAGE}.metadata.{name}" for name in metadata.__all__),
     f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING",
@@ -64,8 +65,8 @@ class _MetadataUnpickler(pickle.Unpickler):
         if f"{module}.{name}" in _KNOWN:
             return super().find_class(module, name)
         raise UnsupportedError(
-            f"it asks for {module}.{name}, which no metadata is made of, and is not unpickled: if you "
-            "trust who wrote it, pass allow_pickle=True (--allow-pickle), which can run any code"
+            f"it asks for {module}.{name}, which no metadata is made of, and is not "
+            "unpickled: if you trust who wrote it, pass allow_pickle=True (--allow-pickle), which can run any code"
         )
 
 
@@ -90,7 +91,7 @@ class _Reader:
         self._path = path
         self._allow_pickle = allow_pickle
         self.metadata = self._metadata()
-        self._files = dcp.FileSystemReader(path)
+        self._files = filesystem.FileSystemReader(path)
         self._files.set_up_storage_reader(self.metadata, True)
 
     def value(self, name: str, entry: Any) -> Any:
@@ -220,7 +221,9 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
     writer = _Writer(path, wrote)
     try:
         shadows = replaced(state, _shadow)
-        dcp.save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
         sync_dir(path)
         if made:
             sync_dir(os.path.dirname(path))
@@ -263,8 +266,8 @@ class _Planner(DefaultSavePlanner):
         return replaced(found, lambda value, path: loaded(_of_shadow(value, path)))
 
 
-class _Writer(dcp.FileSystemWriter):
-    """torch's writer, but that it lets go of each tensor when it is written: torch's keeps them all."""
+class _Writer(filesystem.FileSystemWriter):
+    """torch's writer, but for letting go of each tensor when written: torch's keeps them all."""
 
     def __init__(self, path: str, wrote: Callable[[int], None]) -> None:
         super().__init__(path, overwrite=False)
@@ -275,25 +278,16 @@ class _Writer(dcp.FileSystemWriter):
         results = []
         with open(pathlib.Path(self.path) / name, "xb") as stream:
             for item in plan.items:
-                offset = stream.tell()
-                data = planner.resolve_data(item)
+                begin = stream.tell()
                 if item.type == WriteItemType.BYTE_IO:
-                    assert isinstance(data, io.BytesIO)
-                    stream.write(data.getbuffer())
+                    stream.write(_bytes_of(planner.resolve_data(item)))
                 else:
-                    assert isinstance(data, torch.Tensor)
-                    # Densely and by itself: not the storage that it may be a view of.
-                    torch.save(
-                        data.detach().clone() if _is_view(data) else data.detach(),
-                        _Appended(stream),
-                    )
-                    self._wrote(data.nbytes)
-                length = stream.tell() - offset
-                place = filesystem._StorageInfo(name, offset, length)
+                    self._wrote(_append(planner.resolve_data(item), stream))
+                length = stream.tell() - begin
+                place = filesystem._StorageInfo(name, begin, length)
                 results.append(
                     WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
                 )
-                del data
             stream.flush()
             os.fsync(stream.fileno())
         done: Future[list[WriteResult]] = Future()
@@ -301,11 +295,21 @@ class _Writer(dcp.FileSystemWriter):
         return done
 
 
-def _is_view(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() != tensor.nbytes
+def _bytes_of(data: Any) -> memoryview:
+    assert isinstance(data, io.BytesIO)
+    return data.getbuffer()
 
 
-class _Appended(io.RawIOBase):
+def _append(tensor: Any, stream: Any) -> int:
+    """Write a tensor by itself, not the storage that it may be a view of; returns its bytes."""
+    tensor = tensor.detach()
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        tensor = tensor.clone()
+    torch.save(tensor, cast(IO[bytes], _Appended(stream)))
+    return int(tensor.nbytes)
+
+
+class _Appended(io.BufferedIOBase):
     """The end of a file, as a stream of its own: a zip archive counts from its beginning."""
 
     def __init__(self, stream: Any) -> None:

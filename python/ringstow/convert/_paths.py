@@ -70,8 +70,8 @@ def target_kind(source: str, path: str) -> str:
 def check_target(source: str, path: str, kind: str) -> None:
     """Refuse a target that is the source, or that holds something.
 
-    A ringstow checkpoint may be there: it is replaced when the new one is committed. Model files are
-    looked for by who writes them.
+    A ringstow checkpoint may be there: it is replaced when the new one is committed. Model files
+    are looked for by who writes them.
 
     Raises:
         InvalidStateError: the two are one.

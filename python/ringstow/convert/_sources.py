@@ -101,8 +101,8 @@ def _torch_file(path: str, options: Options) -> State:
     mapped = zipfile.is_zipfile(path)
     if not mapped:
         warnings.warn(
-            f"{path} is in the format of torch before 1.6 (or no checkpoint at all): it can't be mapped, "
-            "and is loaded into memory whole",
+            f"{path} is in the format of torch before 1.6, or no checkpoint at all: it can't be "
+            "mapped, and is loaded into memory whole",
             stacklevel=2,
         )
     elif options.verify:
@@ -127,8 +127,8 @@ def _check_zip(path: str) -> None:
         raise unreadable(path, "it", error) from error
     if bad is not None:
         raise CorruptCheckpointError(
-            f"{path}: the checksum of {bad} is not that which torch.save recorded; take another copy, or "
-            "pass verify=False (--no-verify) if it was written without checksums",
+            f"{path}: the checksum of {bad} is not that which torch.save recorded; take another "
+            "copy, or pass verify=False (--no-verify) if it was written without checksums",
             file=path,
         )
 
@@ -153,8 +153,8 @@ def plain_numpy() -> Any:
 def refused(what: str, error: Exception) -> UnsupportedError:
     """Return the error for a pickle that could run any code."""
     return UnsupportedError(
-        f"{what} holds more than tensors and plain values, and is not unpickled unless told: if you "
-        f"trust who wrote it, pass allow_pickle=True (--allow-pickle). torch said: {error}"
+        f"{what} holds more than tensors and plain values, and is not unpickled unless told: if "
+        f"you trust who wrote it, pass allow_pickle=True (--allow-pickle). torch said: {error}"
     )
 
 

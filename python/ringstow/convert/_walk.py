@@ -59,7 +59,7 @@ def replaced(node: Any, make: Make, path: Path = ()) -> Any:
         return kind(replaced(child, make, (*path, index)) for index, child in enumerate(node))
     if kind not in (dict, collections.OrderedDict):
         return node
-    result = kind()
+    result: Any = kind()
     for key, child in node.items():
         result[key] = replaced(child, make, (*path, key))
     metadata = metadata_of(node)
