@@ -16,7 +16,7 @@ from ringstow import _numpy, _torch
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow._memory import Stored
 from ringstow._state import Path, describe
-from ringstow._tree import STORED_TAGS, Leaf, rebuild
+from ringstow._tree import STORED, Leaf, rebuild
 
 
 class Contents:
@@ -78,7 +78,7 @@ class Survey:
         rebuild(node, path, self._note)
 
     def _note(self, leaf: Leaf, path: Path) -> object:
-        if leaf.tag in STORED_TAGS:
+        if leaf.tag in STORED:
             self._contents.stored(leaf, path)
             self._names[leaf.body] = None
         elif leaf.tag == "$pickle" and not self._allow_pickle:

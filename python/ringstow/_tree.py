@@ -23,7 +23,7 @@ _FIELDS = {"$odict": {"attrs"}, "$ndarray": {"dtype"}, "$scalar": {"data"}}
 _INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
 _FLOATS = {"nan", "inf", "-inf"}
 
-STORED_TAGS = ("$tensor", "$ndarray", "$object")
+STORED = ("$tensor", "$ndarray", "$object")
 """The leaves whose body is the name of what lies in the shards."""
 
 Fields = dict[str, Any]
@@ -125,7 +125,7 @@ def leaf_name(path: Path, node: object) -> str:
     this one shares memory.
     """
     name = flat_name(path)
-    if isinstance(node, Leaf) and node.tag in STORED_TAGS:
+    if isinstance(node, Leaf) and node.tag in STORED:
         stored: str = node.body
         if stored.startswith(f"{name}#"):
             return stored

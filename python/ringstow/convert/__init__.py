@@ -205,8 +205,8 @@ def torch_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -
 def dcp_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
     """Convert a directory of torch.distributed.checkpoint's to a ringstow checkpoint.
 
-    See `convert`. Tensors that several ranks wrote are put together. Its metadata is a pickle, of which only what
-    metadata is made of is read, unless ``allow_pickle``.
+    See `convert`. Tensors that several ranks wrote are put together. Its metadata is a pickle, of
+    which only what metadata is made of is read, unless ``allow_pickle``.
     """
     return convert(src, dst, source="dcp", target="ringstow", **options)
 

@@ -96,7 +96,7 @@ def _same_bits(one: Any, other: Any) -> bool:
     import torch
 
     flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
-    return bool(torch.equal(*flat))
+    return torch.equal(flat[0], flat[1])
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -104,7 +104,7 @@ def _is_equal(one: Any, other: Any) -> bool:
         both_nan = math.isnan(one) and math.isnan(other)
         return both_nan or (one == other and math.copysign(1, one) == math.copysign(1, other))
     if _numpy.is_scalar(one):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
     if type(one).__module__.partition(".")[0] not in _PLAIN:
         return True
     return bool(one == other)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 import io
 import os
-import pathlib
 import pickle
 import warnings
 from collections.abc import Callable
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -35,6 +34,7 @@ from torch.futures import Future
 from ringstow import _torch
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow._memory import LazyTensor
+from ringstow.convert import _streams
 from ringstow.convert._paths import sync_dir
 from ringstow.convert._sources import State, plain_numpy, refused, unreadable
 from ringstow.convert._walk import is_tensor, loaded, replaced, spec_of
@@ -65,8 +65,8 @@ class _MetadataUnpickler(pickle.Unpickler):
         if f"{module}.{name}" in _KNOWN:
             return super().find_class(module, name)
         raise UnsupportedError(
-            f"it asks for {module}.{name}, which no metadata is made of, and is not "
-            "unpickled: if you trust who wrote it, pass allow_pickle=True (--allow-pickle), which can run any code"
+            f"it asks for {module}.{name}, which no metadata is made of, and is not unpickled: if "
+            "you trust who wrote it, pass allow_pickle=True (--allow-pickle); it can run any code"
         )
 
 
@@ -276,7 +276,8 @@ class _Writer(filesystem.FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"{plan.storage_data.prefix}0{filesystem.DEFAULT_SUFFIX}"
         results = []
-        with open(pathlib.Path(self.path) / name, "xb") as stream:
+        path = os.path.join(self.path, name)
+        with _streams.naming(path), open(path, "xb") as stream:
             for item in plan.items:
                 begin = stream.tell()
                 if item.type == WriteItemType.BYTE_IO:
@@ -300,27 +301,13 @@ def _bytes_of(data: Any) -> memoryview:
     return data.getbuffer()
 
 
-def _append(tensor: Any, stream: Any) -> int:
+def _append(tensor: Any, stream: IO[bytes]) -> int:
     """Write a tensor by itself, not the storage that it may be a view of; returns its bytes."""
     tensor = tensor.detach()
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
         tensor = tensor.clone()
-    torch.save(tensor, cast(IO[bytes], _Appended(stream)))
+    _streams.save(tensor, stream)
     return int(tensor.nbytes)
-
-
-class _Appended(io.BufferedIOBase):
-    """The end of a file, as a stream of its own: a zip archive counts from its beginning."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return int(self._stream.write(data))
 
 
 def _remove(path: str, made: bool) -> None:

@@ -65,7 +65,7 @@ def _ringstow(path: str, options: Options) -> State:
 
     def value(leaf: Leaf, at: Path) -> Any:
         blocks: dict[str, Any] = {}
-        if leaf.tag in _tree.STORED_TAGS:
+        if leaf.tag in _tree.STORED:
             blocks[leaf.body] = checkpoint.load([leaf.body], options.verify, config)[0][0]
         return _build.Builder(contents, blocks, allow_pickle=options.allow_pickle).value(leaf, at)
 

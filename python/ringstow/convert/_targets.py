@@ -17,6 +17,7 @@ from ringstow._handle import SaveHandle
 from ringstow._memory import LazyTensor, TensorSpec
 from ringstow._report import SaveReport
 from ringstow._state import describe, flat_name
+from ringstow.convert import _streams
 from ringstow.convert._paths import sync_dir
 from ringstow.convert._sources import State
 from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes, replaced, stored
@@ -67,24 +68,19 @@ def to_torch(state: State, path: str, advance: Advance) -> Written:
     torch.save wants all tensors at once: they are put into an unlinked file beside the target, and
     mapped, so that memory holds what the system sees fit. numpy's arrays are held in memory.
     """
-    import torch
-
     directory = os.path.dirname(path)
     part = f"{path}.part"
-    with tempfile.TemporaryFile(dir=directory) as scratch:
+    with _streams.naming(path), tempfile.TemporaryFile(dir=directory) as scratch:
         mapped = _Mapped(state, scratch.fileno(), advance)
         try:
             with open(part, "wb") as stream:
-                torch.save(mapped.state, stream)
+                _streams.save(mapped.state, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.rename(part, path)
-        except BaseException as error:
+        except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            # torch's writer, on its way out, says only that it failed.
-            if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-                raise error.__context__ from None
             raise
     sync_dir(directory)
     return Written(expected=state)
@@ -242,17 +238,14 @@ def _counted(advance: Advance, total: int) -> Iterator[Callable[[int], None]]:
 def _follow(handle: SaveHandle, advance: Advance) -> SaveReport:
     """Wait for a save, telling how far it is; Ctrl-C cancels it and waits for its end."""
     try:
-        while True:
-            try:
-                report = handle.result(timeout=0.1)
-            except TimeoutError:
-                if handle.done():
-                    return handle.result()
-                now = handle.progress()
-                advance("writing", now.written, now.total)
-                continue
-            advance("writing", report.file_bytes, report.file_bytes)
-            return report
+        while not handle.done():
+            now = handle.progress()
+            advance("writing", now.written, now.total)
+            with contextlib.suppress(TimeoutError):
+                handle.result(timeout=0.1)
+        report = handle.result()
+        advance("writing", report.file_bytes, report.file_bytes)
+        return report
     except BaseException:
         handle._abandon()
         raise
