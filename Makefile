@@ -3,33 +3,41 @@
 PYTHON ?= python3
 GB     ?= 1
 ROUNDS ?= 3
+# "2.11" has everything done with that PyTorch, in an environment of its own; empty: the newest.
+TORCH  ?=
 
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-VENV   := .venv
+VENV   := .venv$(if $(TORCH),-torch$(TORCH))
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test lint doc bench compare wheel clean
+.PHONY: help demo test test-rust test-python lint doc bench compare compare-dcp wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
-	@echo "make test     every Rust and Python test"
+	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make lint     formatting, clippy, ruff, mypy, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
+	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
 	@echo "make wheel    a wheel in dist/"
 	@echo "make clean    remove all that was built, the virtual environment too"
 
 demo: $(READY)
 	$(BIN)/python tools/demo.py --gb $(GB)
 
-test: $(READY)
+test: test-rust test-python
+
+test-rust:
+	tools/preflight.sh $(PYTHON)
 	cargo test
+
+test-python: $(READY)
 	$(BIN)/python -m pytest -q python/tests
 
 lint: $(READY) doc
@@ -49,6 +57,9 @@ doc:
 bench:
 	cargo bench
 
+compare-dcp: $(READY)
+	$(BIN)/python tools/compare_dcp.py --gb $(GB) --rounds $(ROUNDS)
+
 compare: $(READY)
 	$(BIN)/python tools/compare.py --gb $(GB) --rounds $(ROUNDS)
 
@@ -57,7 +68,7 @@ wheel: $(READY)
 
 clean:
 	cargo clean
-	rm -rf $(VENV) dist demo-out
+	rm -rf .venv .venv-torch* dist demo-out
 
 # The stamp: the environment exists and holds this tree's wheel and all that tests and lints need.
 # PyTorch comes with the first run and stays; a changed source costs a Rust build.
@@ -65,5 +76,6 @@ $(READY): $(INPUTS)
 	@tools/preflight.sh $(PYTHON)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "building the wheel, installing it with what tests need (the first time: PyTorch too)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]' \
+		$(if $(TORCH),'torch==$(TORCH).*')
 	@touch $@

@@ -46,7 +46,7 @@ fn manifest(ranks: u64) -> Manifest {
     };
     let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
     let files = (0..ranks).map(file).collect();
-    Manifest::new(0, BLOCK, files, (0..TENSORS).map(tensor).collect(), state)
+    Manifest::new(0, 4096, BLOCK, files, (0..TENSORS).map(tensor).collect(), state)
 }
 
 /// What one rank of as many as before reads of every tensor.

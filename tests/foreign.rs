@@ -85,6 +85,19 @@ fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
 }
 
 #[test]
+fn data_that_is_not_aligned_to_its_type_is_handed_out_aligned() {
+    for padding in ["", "x"] {
+        let root = scratch();
+        let bytes = file(&[("w", None, &[3], &[1, 2, 3])], &[("note", padding)]);
+        fs::write(root.path().join("m.safetensors"), bytes).unwrap();
+        let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
+        let (options, job) = (LoadOptions::default(), Arc::default());
+        let loaded = checkpoint.load_names(["w"], options, &runtime(), &job).unwrap();
+        assert_eq!(loaded.tensor("w").unwrap().as_slice::<u16>().unwrap(), [1, 2, 3]);
+    }
+}
+
+#[test]
 fn ringstows_own_checkpoints_are_opened_as_ever() {
     let root = scratch();
     State::new(1, &[5000]).save(&runtime(), root.path()).unwrap();
@@ -182,6 +195,12 @@ fn links_and_empty_directories_are_refused() {
     let root = scratch();
     assert!(matches!(refused(root.path()), Error::Incomplete { .. }));
     assert!(matches!(refused(&root.path().join("absent")), Error::Io { .. }));
+    let long = root.path().join(format!("{}.safetensors", "x".repeat(200)));
+    fs::write(&long, file(&[("w", None, &[1], &[1])], &[])).unwrap();
+    assert!(matches!(refused(root.path()), Error::Format { .. }));
+    fs::remove_file(long).unwrap();
+    fs::write(root.path().join("._hidden.safetensors"), "no safetensors").unwrap();
+    assert!(matches!(refused(root.path()), Error::Incomplete { .. }));
     let elsewhere = scratch();
     sharded(elsewhere.path());
     let name = "shard-00001-model-00001-of-00001.safetensors";

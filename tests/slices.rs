@@ -5,10 +5,12 @@
 mod common;
 
 use common::*;
+use proptest::prelude::*;
 use ringstow::device::host::{HostSink, StridedSink};
-use ringstow::format::header::{self, Placed};
-use ringstow::format::{Chunk, FileEntry, Manifest, TensorEntry, names};
-use ringstow::{Checkpoint, Dtype, Error, LoadOptions, LoadReport, Runtime, Slice, TensorInfo};
+use ringstow::{
+    Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, Receipt, Runtime, Session,
+    Slice, StateDict, TensorInfo, write_rank,
+};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,57 +58,26 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
     bytes.chunks(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// Writes a checkpoint of one shard a rank, as a distributed save does.
+/// Saves a checkpoint of one shard a rank.
 fn write(dir: &Path, tensors: &[Parts]) {
-    fs::create_dir_all(dir).unwrap();
     let ranks = 1 + tensors.iter().flat_map(|t| &t.parts).map(|p| p.0).max().unwrap();
-    let mut entries: Vec<TensorEntry> = tensors
-        .iter()
-        .map(|t| TensorEntry {
-            name: t.name.into(),
-            dtype: Dtype::U32,
-            shape: t.shape.clone(),
-            chunks: Vec::new(),
-            object: false,
-        })
-        .collect();
-    let mut files = Vec::new();
-    for rank in 0..ranks {
-        let mut placed: Vec<(usize, TensorInfo, Vec<u64>)> = Vec::new();
-        let mut data = Vec::new();
-        for (t, tensor) in tensors.iter().enumerate() {
-            for (_, offsets, sizes) in tensor.parts.iter().filter(|part| part.0 == rank) {
-                let info = TensorInfo {
-                    name: tensor.name.into(),
-                    dtype: Dtype::U32,
-                    shape: sizes.clone(),
-                };
-                placed.push((t, info, offsets.clone()));
-                data.push(bytes(&tensor.values(offsets, sizes)));
-            }
+    let session = Session::begin(dir, ranks as u32).unwrap();
+    let receipts = (0..ranks).map(|rank| write_part(dir, rank, tensors)).collect();
+    session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap();
+}
+
+fn write_part(dir: &Path, rank: usize, tensors: &[Parts]) -> Receipt {
+    let mut state = StateDict::new();
+    for tensor in tensors {
+        for (_, offsets, sizes) in tensor.parts.iter().filter(|part| part.0 == rank) {
+            let (name, shape) = (tensor.name.into(), tensor.shape.clone());
+            let info = TensorInfo { name, dtype: Dtype::U32, shape: sizes.clone() };
+            let part = Part { shape, offsets: offsets.clone() };
+            state.part(info, part, Box::new(bytes(&tensor.values(offsets, sizes))));
         }
-        let (mut at, mut in_header) = (0, Vec::new());
-        for ((_, info, offsets), data) in placed.iter().zip(&data) {
-            let end = at + data.len() as u64;
-            in_header.push(Placed { info, begin: at, end, offsets: offsets.clone() });
-            at = end;
-        }
-        let mut file = header::build(&in_header);
-        let header = file.len() as u64;
-        for ((t, info, offsets), placed) in placed.iter().zip(&in_header) {
-            let (offsets, sizes) = (Some(offsets.clone()), Some(info.shape.clone()));
-            let begin = header + placed.begin;
-            entries[*t].chunks.push(Chunk { file: rank as u32, begin, offsets, sizes });
-        }
-        file.extend(data.concat());
-        let name = names::shard(rank as u32, 0, 0);
-        fs::write(dir.join(&name), &file).unwrap();
-        let crc32 = file.chunks(BLOCK as usize).map(crc32fast::hash).collect();
-        files.push(FileEntry { name, bytes: file.len() as u64, crc32 });
     }
-    let state = serde_json::value::to_raw_value(&()).unwrap();
-    let manifest = Manifest::new(0, BLOCK, files, entries, state);
-    fs::write(dir.join("manifest.json"), manifest.encode().unwrap()).unwrap();
+    let config = Config { block_bytes: BLOCK, ..small_config() };
+    write_rank(&state, rank as u32, dir, &config).unwrap().0
 }
 
 /// A matrix cut by rows over four ranks, one cut in a grid, and a small one that is whole.
@@ -245,7 +216,7 @@ fn a_slice_of_rows_reads_little_more_than_its_own_bytes() {
 #[test]
 fn damage_matters_to_those_who_read_the_block() {
     let (_root, dir, tensors) = written();
-    let path = dir.join(names::shard(3, 0, 0));
+    let path = dir.join("rank00003-0.safetensors");
     let mut file = fs::read(&path).unwrap();
     let at = 4096 + 20_000; // in the chunk of "rows", rows 39 and on
     file[at] ^= 1;
@@ -298,11 +269,105 @@ fn what_cannot_be_read_is_named_at_once_and_nothing_is_touched() {
     assert!(memory.iter().all(|memory| *memory == [7; 64]));
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+
+    /// A matrix cut in a grid at any places, asked for in any part by way of its chunks.
+    #[test]
+    fn any_part_of_any_grid_is_read_as_if_it_were_one_array(
+        shape in (1..90u64, 1..90u64),
+        cuts in prop::collection::vec((any::<u64>(), any::<bool>()), 0..5),
+        from in (any::<u64>(), any::<u64>()),
+        turned in any::<bool>(),
+        verify in any::<bool>(),
+    ) {
+        let (rows, columns) = shape;
+        let edges = |size: u64, along: bool| {
+            let cuts = cuts.iter().filter(|cut| cut.1 == along).map(|cut| cut.0 % (size + 1));
+            let mut edges: Vec<u64> = cuts.chain([0, size]).collect();
+            edges.sort_unstable();
+            edges
+        };
+        let mut parts = Vec::new();
+        for y in edges(rows, true).windows(2) {
+            for x in edges(columns, false).windows(2) {
+                let sizes = vec![y[1] - y[0], x[1] - x[0]];
+                parts.push((parts.len() % 3, vec![y[0], x[0]], sizes));
+            }
+        }
+        let root = scratch();
+        let grid = Parts { name: "grid", shape: vec![rows, columns], parts };
+        write(root.path(), std::slice::from_ref(&grid));
+
+        let (top, left) = (from.0 % rows, from.1 % columns);
+        let (high, wide) = (rows - top, columns - left);
+        let strides =
+            if turned { [4, 4 * high as isize] } else { [4 * wide as isize, 4] };
+        let mut memory = vec![0u8; (high * wide * 4) as usize];
+        let base = memory.as_mut_ptr();
+        let checkpoint = Checkpoint::open(root.path()).unwrap();
+        let chunks = &checkpoint.tensor("grid").unwrap().chunks;
+        // What each chunk has of the part: offsets in the chunk, lengths, and where it goes.
+        let boxes: Vec<(usize, [u64; 2], [u64; 2], isize)> = chunks
+            .iter()
+            .enumerate()
+            .filter_map(|(i, chunk)| {
+                let (o, s) = (chunk.offsets.as_ref()?, chunk.sizes.as_ref()?);
+                let start = [o[0].max(top), o[1].max(left)];
+                let lengths = [0, 1].map(|d| (o[d] + s[d]).saturating_sub(start[d]));
+                let at = (start[0] - top) as isize * strides[0]
+                    + (start[1] - left) as isize * strides[1];
+                let offsets = [0, 1].map(|d| (start[d] - o[d]).min(s[d]));
+                Some((i, offsets, lengths, at))
+            })
+            .collect();
+        let slices: Vec<Slice> = boxes
+            .iter()
+            .map(|(chunk, offsets, lengths, at)| {
+                // SAFETY: the boxes tile the part, so each has elements of `memory` to itself.
+                #[allow(unsafe_code)]
+                let to = unsafe {
+                    StridedSink::from_raw(base.wrapping_offset(*at), strides.to_vec())
+                };
+                Slice { name: "grid", chunk: *chunk, offsets, lengths, to }
+            })
+            .collect();
+        let report = read(root.path(), &slices, verify).unwrap();
+        drop(slices);
+        prop_assert_eq!(report.tensor_bytes, high * wide * 4);
+        let part = grid.values(&[top, left], &[high, wide]);
+        let expected: Vec<u32> = match turned {
+            false => part,
+            true => (0..wide)
+                .flat_map(|x| (0..high).map(move |y| (y * wide + x) as usize))
+                .map(|i| part[i])
+                .collect(),
+        };
+        prop_assert_eq!(numbers(&memory), expected);
+        let names = ["grid"];
+        let (options, job) = (LoadOptions { verify }, Arc::default());
+        let loaded = checkpoint.load_names(names, options, &runtime(), &job).unwrap();
+        let whole = loaded.tensor("grid").unwrap().as_slice::<u32>().unwrap();
+        prop_assert_eq!(whole, grid.all());
+    }
+}
+
 #[test]
-fn a_manifest_whose_chunks_overlap_is_refused() {
-    let root = scratch();
+fn chunks_that_overlap_are_refused_by_the_commit_and_by_the_reader() {
+    let (root, committed) = (scratch(), scratch());
     let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[2, 0], &[4, 8])];
+    let overlapping = [Parts::new("w", &[8, 8], parts)];
+    let session = Session::begin(committed.path(), 2).unwrap();
+    let receipts = (0..2).map(|rank| write_part(committed.path(), rank, &overlapping)).collect();
+    let error =
+        session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap_err();
+    assert_says(&error, &["\"w\"", "overlap"]);
+
+    let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[4, 0], &[4, 8])];
     write(root.path(), &[Parts::new("w", &[8, 8], parts)]);
+    let mut manifest = Checkpoint::open(root.path()).unwrap().manifest().clone();
+    manifest.tensors[0].chunks[1].offsets = Some(vec![2, 0]);
+    fs::write(root.path().join("manifest.json"), manifest.encode().unwrap()).unwrap();
     let error = Checkpoint::open(root.path()).unwrap_err();
     assert!(matches!(error, Error::Format { .. }), "{error:?}");
     assert_says(&error, &["\"w\"", "overlap"]);

@@ -112,6 +112,29 @@ def measure_fio(parent: Path, state_bytes: int) -> Row:
         return {"save": written, "load": fio_pass("read", directory / "file", size)}
 
 
+def fio_jobs(parent: Path, size: int, jobs: int) -> Result:
+    """Seconds of fio for a durable save and a cold load of `size` bytes by several jobs at once."""
+    each = -(-size // jobs // FIO_BLOCK_BYTES) * FIO_BLOCK_BYTES
+    seconds = {}
+    with fresh_directory(parent) as directory:
+        command = ["fio", "--name=ceiling", f"--directory={directory}", f"--size={each}"]
+        command += [
+            *FIO_JOB.split(),
+            f"--numjobs={jobs}",
+            "--group_reporting",
+            "--output-format=json",
+        ]
+        for what, operation in [("save", "write"), ("load", "read")]:
+            os.sync()
+            drop_caches(directory)
+            flush = ["--end_fsync=1"] if operation == "write" else []
+            job = run_json([*command, f"--rw={operation}", *flush])["jobs"][0]
+            if job["error"] != 0:
+                raise CompareFailed(f"fio: {os.strerror(job['error'])}")
+            seconds[what] = size / job[operation]["bw_bytes"]
+    return seconds
+
+
 def measure(name: str, parent: Path, state_bytes: int) -> Row:
     if name == FIO:
         return measure_fio(parent, state_bytes)

@@ -389,6 +389,51 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn runs_are_scattered_as_if_byte_by_byte(
+            len in prop::sample::select(vec![1usize, 2, 3, 4, 8, 12, 16, 40]),
+            count in 0..9usize,
+            from_gap in 0..20usize,
+            to_gap in 0..20usize,
+            backwards in any::<bool>(),
+            first in 0..7usize,
+        ) {
+            let bytes: Vec<u8> = (0..1000).map(|i| (i * 7 % 251) as u8).collect();
+            let (from_step, to_step) = (len + from_gap, (len + to_gap) as isize);
+            let (to, step) = match backwards {
+                true => (first as isize + to_step * count.saturating_sub(1) as isize, -to_step),
+                false => (first as isize, to_step),
+            };
+            let (mut memory, mut expected) = (vec![0; 1000], vec![0; 1000]);
+            for i in 0..count {
+                let at = (to + i as isize * step) as usize;
+                expected[at..at + len].copy_from_slice(&bytes[i * from_step..i * from_step + len]);
+            }
+            let runs = Runs { bytes: &bytes, step: from_step, len, count };
+            HostSink::new(&mut memory).write(to, step, runs);
+            prop_assert_eq!(memory, expected);
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_outside_of_the_memory_nor_read_outside_of_the_bytes() {
+        let write = |memory: &mut [u8], to, step, len, count| {
+            let runs = Runs { bytes: &[1; 8], step: 4, len, count };
+            let sink = HostSink::new(memory);
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sink.write(to, step, runs)))
+        };
+        let mut memory = [0; 8];
+        assert!(write(&mut memory, -1, 4, 4, 1).is_err());
+        assert!(write(&mut memory, 0, 5, 4, 2).is_err());
+        assert!(write(&mut memory, 0, -4, 4, 2).is_err());
+        assert!(write(&mut memory, 0, isize::MAX, 4, 2).is_err());
+        assert!(write(&mut memory, 0, 4, 4, 3).is_err());
+        assert_eq!(memory, [0; 8]);
+        assert!(write(&mut memory, 4, -4, 4, 2).is_ok());
+        assert_eq!(memory, [1; 8]);
+    }
+
     #[test]
     fn negative_strides_run_backwards() {
         let data = [1u8, 2, 3, 4];

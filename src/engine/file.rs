@@ -24,6 +24,23 @@ pub fn open_read(path: &Path, direct: bool) -> io::Result<File> {
     open(path, OFlags::RDONLY, direct)
 }
 
+/// Raises this process' soft limit of open files if it is too low for `count` more: as far as the
+/// hard limit goes, and for good. A checkpoint of thousands of processes has as many files, and the
+/// soft limit is low only for the sake of `select`.
+pub fn make_room_for(count: usize) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    /// Files that the process has besides: more are no reason to raise the limit, but are allowed for.
+    const OTHERS: (u64, u64) = (256, 1024);
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
+    if soft < count as u64 + OTHERS.0 && soft < hard {
+        let wanted = hard.min(count as u64 + OTHERS.1);
+        // Where it fails, opening does so too, with a remedy.
+        if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) {
+            tracing::debug!(%error, wanted, "the limit of open files stays as it is");
+        }
+    }
+}
+
 fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
     // NONBLOCK, so that a FIFO in the place of the file cannot hold us in open().
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;

@@ -5,9 +5,10 @@ use std::ops::Range;
 /// A box: where it starts and its extent, one number a dimension.
 pub type Extent<'a> = (&'a [u64], &'a [u64]);
 
-/// The most dimensions along which an array may be split, and the most corners that are counted.
+/// The most dimensions along which an array may be split, and the most corners that are counted
+/// (16 bytes each): a million boxes split along four dimensions, with room to spare.
 const SPLIT_MAX: usize = 16;
-const CORNERS_MAX: usize = 1 << 28;
+const CORNERS_MAX: usize = 1 << 25;
 
 /// Whether `boxes`, which lie within `shape`, hold each of its elements exactly once.
 ///

@@ -120,7 +120,9 @@ pub(crate) fn read_into<S: Sink>(
     to: Scatter<S>,
     job: &Arc<Job>,
 ) -> Result<Read> {
+    let started = Instant::now();
     let pool = staging(runtime, reads)?;
+    let staged = started.elapsed().as_secs_f64();
     let deliver = |number: usize, buffer: &Buffer| {
         let block = &reads.blocks[number];
         let span = block.offset..block.offset + block.len as u64;
@@ -133,7 +135,11 @@ pub(crate) fn read_into<S: Sink>(
         }
     };
     let memory = Memory::Pool(&pool);
-    read_blocks(runtime, runtime.config(), reads, job, memory, deliver, Damages::Stop)
+    let config = runtime.config();
+    let mut read = read_blocks(runtime, config, reads, job, memory, deliver, Damages::Stop)?;
+    read.seconds.prepare += staged;
+    read.seconds.total += staged;
+    Ok(read)
 }
 
 /// Reads blocks through the staging pool, and returns those that are damaged.
@@ -238,6 +244,7 @@ struct Opened {
 
 /// Opens all files that are read on the first rung of the ladder that passes its trial.
 fn open_files(runtime: &Runtime, config: &Config, reads: Reads) -> Result<(Opened, Moved)> {
+    file::make_room_for(reads.by_file().filter(|blocks| !blocks.is_empty()).count());
     let (files, queue, moved) =
         climb(runtime, config, |queue, rung| Ok((open_on(queue, rung, reads)?, Vec::new())))?;
     Ok((Opened { queue, files }, moved))

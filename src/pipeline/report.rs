@@ -97,7 +97,7 @@ pub struct LoadReport {
 /// Seconds of each part of a load. Reading and checksums overlap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadSeconds {
-    /// Opening files and the trial read.
+    /// Taking the staging memory (the first time only), opening files and the trial read.
     pub prepare: f64,
     /// From the first read to the last block checked.
     pub read: f64,

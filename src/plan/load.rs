@@ -37,7 +37,7 @@ pub enum Unit {
 
 /// Bytes between two wanted ranges that are read along rather than left out: a transfer of its own
 /// costs a disk about as much.
-const PAGES_GAP: u64 = 64 << 10;
+const PAGES_GAP: u64 = 32 << 10;
 
 impl Unit {
     /// Ranges closer than this are read as one.

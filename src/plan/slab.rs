@@ -280,24 +280,35 @@ fn clip(
         None => 0,
     };
     let mut end = span.end.saturating_sub(from).div_ceil(dim.from).min(dim.count);
-    if !inner.is_empty() {
-        (first..end).for_each(|i| clip(inner, run, place(i), span, emit));
-        return;
-    }
-    // Only the first and the last can be cut off; those between go in one.
+    // Only the first and the last can be cut off.
     if first < end && place(first).0 < span.start {
-        clip(&[], run, place(first), span, emit);
+        clip(inner, run, place(first), span, emit);
         first += 1;
     }
-    if first < end && place(end - 1).0 + run > span.end {
+    if first < end && place(end - 1).0 + dim.extent > span.end {
         end -= 1;
-        clip(&[], run, place(end), span, emit);
+        clip(inner, run, place(end), span, emit);
     }
-    if first < end {
-        let (at, to) = place(first);
-        emit(rows(at - span.start, dim.from, to, dim.to, run, end - first));
+    if first >= end {
+        return;
+    }
+    let ((from, to), count) = (place(first), end - first);
+    match inner {
+        [] => emit(rows(from - span.start, dim.from, to, dim.to, run, count)),
+        // Turned in memory: what lies close together there is copied together. Reads that jump
+        // about in a block, which is in the cache, cost less than writes that do.
+        [across] if across.to.unsigned_abs() > dim.to.unsigned_abs() && count >= TURNED_MIN => {
+            for j in 0..across.count {
+                let (from, to) = (from + j * across.from, to + j as i64 * across.to);
+                emit(rows(from - span.start, dim.from, to, dim.to, run, count));
+            }
+        }
+        _ => (first..end).for_each(|i| clip(inner, run, place(i), span, emit)),
     }
 }
+
+/// Runs that are worth emitting across the file's order.
+const TURNED_MIN: u64 = 8;
 
 fn rows(from: u64, from_step: u64, to: i64, to_step: i64, len: u64, count: u64) -> Rows {
     Rows {

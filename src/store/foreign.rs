@@ -51,7 +51,7 @@ pub(super) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     };
     let names = match &index {
         Some(index) => listed_files(dir, index, &present)?,
-        None => present.into_iter().filter(|name| names::is_confined(name)).collect(),
+        None => safetensors_files(dir, present)?,
     };
     if names.is_empty() {
         return Err(no_manifest(dir));
@@ -98,6 +98,15 @@ fn listed_files(dir: &Path, index: &Index, present: &[String]) -> Result<Vec<Str
     match missing.is_empty() {
         true => Ok(listed.into_iter().cloned().collect()),
         false => Err(unlisted(dir, "file(s)", &missing)),
+    }
+}
+
+/// All files that are safetensors by their name, but for hidden ones.
+fn safetensors_files(dir: &Path, mut present: Vec<String>) -> Result<Vec<String>> {
+    present.retain(|name| name.ends_with(".safetensors") && !name.starts_with('.'));
+    match present.iter().find(|name| !names::is_confined(name)) {
+        Some(bad) => Err(Error::format(dir.join(bad), "has a name that is refused: rename it")),
+        None => Ok(present),
     }
 }
 

@@ -49,6 +49,14 @@ pub(super) struct Fetched {
     read: Read,
 }
 
+/// Chunks of whole tensors, and what to read for them.
+struct Chunks {
+    slabs: Vec<Slab>,
+    /// For each slab, the number of its tensor.
+    owners: Vec<usize>,
+    plan: Scattered,
+}
+
 impl Checkpoint {
     /// Loads the tensors of these names into fresh memory, reading no more than the blocks in which
     /// they lie. Those of one chunk are read straight into their place, the others put together.
@@ -68,27 +76,26 @@ impl Checkpoint {
         let (whole, parted): (Vec<_>, Vec<_>) =
             wanted.iter().copied().partition(|entry| lies_straight(entry));
         let straight = self.plan_straight(&whole, loading);
-        let (slabs, owners) = tensor_slabs(&parted)?;
-        let plan = self.plan_slabs(&slabs, loading);
-        job.set_total(bytes_of(&straight) + bytes_of(&plan.reads));
-
-        let (mut whole, fetched) = self.load_straight(&whole, &straight, loading)?;
-        let mut fetches = vec![fetched];
-        let mut put_together = Vec::new();
-        if !parted.is_empty() {
-            let (tensors, fetched) = self.assemble(&parted, &slabs, &owners, &plan, loading)?;
-            put_together = tensors;
-            fetches.insert(if straight.is_empty() { 0 } else { 1 }, fetched);
+        let chunks = self.plan_chunks(&parted, loading)?;
+        job.set_total(bytes_of(&straight) + bytes_of(&chunks.plan.reads));
+        let (mut fetches, mut read, mut assembled) = (Vec::new(), Vec::new(), Vec::new());
+        if !whole.is_empty() || parted.is_empty() {
+            let (tensors, fetched) = self.load_straight(&whole, &straight, loading)?;
+            read = tensors;
+            fetches.push(fetched);
         }
-        let (whole, parted) = (&mut whole.drain(..), &mut put_together.drain(..));
+        if !parted.is_empty() {
+            let (tensors, fetched) = self.assemble(&parted, &chunks, loading)?;
+            assembled = tensors;
+            fetches.push(fetched);
+        }
+        let (mut read, mut assembled) = (read.into_iter(), assembled.into_iter());
         let next = |entry: &&TensorEntry| match lies_straight(entry) {
-            true => whole.next(),
-            false => parted.next(),
+            true => read.next(),
+            false => assembled.next(),
         };
-        let tensors: Vec<LoadedTensor> = wanted.iter().filter_map(next).collect();
-        let needed = wanted.iter().map(|entry| entry.nbytes()).sum();
-        let report = self.report(wanted.len(), needed, fetches, loading);
-        Ok(Loaded::new(tensors, report))
+        let tensors = wanted.iter().filter_map(next).collect();
+        Ok(Loaded::new(tensors, self.report(wanted.len(), bytes_in(&wanted), fetches, loading)))
     }
 
     /// Loads tensors into memory of the caller's, each of just the bytes that its tensor has.
@@ -107,13 +114,10 @@ impl Checkpoint {
         let loading = self.loading(options, runtime, job);
         let wanted = self.find(targets.iter().map(|(name, _)| name))?;
         self.check_sizes(&wanted, targets)?;
-        let (slabs, owners) = tensor_slabs(&wanted)?;
-        let sinks: Vec<&HostSink> = owners.iter().map(|&owner| &targets[owner].1).collect();
-        let plan = self.plan_slabs(&slabs, loading);
-        job.set_total(bytes_of(&plan.reads));
-        let fetched = self.scatter(&slabs, &sinks, &plan, loading)?;
-        let needed = wanted.iter().map(|entry| entry.nbytes()).sum();
-        Ok(self.report(wanted.len(), needed, vec![fetched], loading))
+        let chunks = self.plan_chunks(&wanted, loading)?;
+        job.set_total(bytes_of(&chunks.plan.reads));
+        let fetched = self.fill(&chunks, |tensor| &targets[tensor].1, loading)?;
+        Ok(self.report(wanted.len(), bytes_in(&wanted), vec![fetched], loading))
     }
 
     /// Starts a load. Where there are no checksums, or none are asked for, pages are read instead
@@ -206,9 +210,7 @@ impl Checkpoint {
     fn assemble(
         &self,
         entries: &[&TensorEntry],
-        slabs: &[Slab],
-        owners: &[usize],
-        plan: &Scattered,
+        chunks: &Chunks,
         loading: Loading,
     ) -> Result<(Vec<LoadedTensor>, Fetched)> {
         /// Suits every element type, and keeps tensors out of each other's cache lines.
@@ -219,8 +221,7 @@ impl Checkpoint {
         let (whole, mut buffers) = Buffer::cut(memory, lens.clone());
         let targets: Vec<HostSink> =
             buffers.iter_mut().map(|buffer| HostSink::new(&mut buffer[..])).collect();
-        let sinks: Vec<&HostSink> = owners.iter().map(|&owner| &targets[owner]).collect();
-        let fetched = self.scatter(slabs, &sinks, plan, loading)?;
+        let fetched = self.fill(chunks, |tensor| &targets[tensor], loading)?;
         drop(buffers);
         let arena = Arc::new(whole.rejoin());
         let mut start = 0;
@@ -230,6 +231,23 @@ impl Checkpoint {
             LoadedTensor { entry: (*entry).clone(), arena: arena.clone(), range }
         };
         Ok((entries.iter().zip(lens).map(tensor).collect(), fetched))
+    }
+
+    fn plan_chunks(&self, entries: &[&TensorEntry], loading: Loading) -> Result<Chunks> {
+        let (slabs, owners) = tensor_slabs(entries)?;
+        let plan = self.plan_slabs(&slabs, loading);
+        Ok(Chunks { slabs, owners, plan })
+    }
+
+    /// Reads chunks into their tensors' memory.
+    fn fill<'a, 'm: 'a>(
+        &self,
+        chunks: &Chunks,
+        memory: impl Fn(usize) -> &'a HostSink<'m>,
+        loading: Loading,
+    ) -> Result<Fetched> {
+        let sinks: Vec<&HostSink> = chunks.owners.iter().map(|&tensor| memory(tensor)).collect();
+        self.scatter(&chunks.slabs, &sinks, &chunks.plan, loading)
     }
 
     pub(super) fn plan_slabs(&self, slabs: &[Slab], loading: Loading) -> Scattered {
@@ -273,6 +291,10 @@ impl Checkpoint {
 
 pub(super) fn bytes_of(reads: &[BlockRead]) -> u64 {
     reads.iter().map(|read| read.len as u64).sum()
+}
+
+fn bytes_in(entries: &[&TensorEntry]) -> u64 {
+    entries.iter().map(|entry| entry.nbytes()).sum()
 }
 
 /// Whether a tensor can be used where it was read to: it is of one chunk, aligned to its type.

@@ -1,0 +1,63 @@
+"""The examples for several ranks, run as a user runs them: by torchrun, on two gloo ranks."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS = 2
+
+pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not here")
+
+
+def torchrun(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    command += [str(EXAMPLES / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def found(pattern: str, output: str) -> list[tuple[str, ...]]:
+    return sorted(m.groups() for m in re.finditer(pattern, output))
+
+
+SAVING = r"\[rank (\d)\] saving step (\d+) digest (\w+)"
+RESUMED = r"\[rank (\d)\] resumed step (\d+) digest (\w+)"
+
+
+@pytest.mark.parametrize("script", ["async_save", "kept_writer", "overlap"])
+def test_what_is_resumed_is_what_the_call_saw(script: str, tmp_path: Path) -> None:
+    """The digest is taken at the call of async_save; training goes on under the save."""
+    first = torchrun(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "5")
+    saved = [line for line in found(SAVING, first) if line[1] == "4"]
+    again = torchrun(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "4", "--resume")
+    assert len(saved) == RANKS
+    assert found(RESUMED, again) == saved
+
+
+@pytest.mark.parametrize("script", ["async_save", "overlap"])
+def test_the_same_script_runs_with_pytorchs_own_writer(script: str, tmp_path: Path) -> None:
+    output = torchrun(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "2", "--stock")
+    assert len(found(SAVING, output)) == RANKS
+
+
+@pytest.mark.parametrize("how", [(), ("--each",), ("--each", "--background")])
+def test_plain_saves_under_torchrun_go_on_where_they_stopped(
+    how: tuple[str, ...], tmp_path: Path
+) -> None:
+    torchrun("train_torchrun.py", "--out", str(tmp_path / "run"), "--steps", "4", *how)
+    resumed = torchrun(
+        "train_torchrun.py", "--out", str(tmp_path / "run"), "--steps", "6", "--resume", *how
+    )
+    assert [line[1] for line in found(r"\[rank (\d)\] resumed step (\d+)", resumed)] == ["4", "4"]
+    if "--each" in how:  # every rank has its own generator back: its losses are those of one run
+        whole = torchrun("train_torchrun.py", "--out", str(tmp_path / "whole"), "--steps", "6")
+        losses = r"\[rank (\d)\] step ([56]) loss (\S+)"
+        assert found(losses, resumed) == found(losses, whole)

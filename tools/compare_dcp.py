@@ -1,0 +1,138 @@
+"""torch.distributed.checkpoint with its own storage and with ringstow's: same state, same ranks.
+
+    python tools/compare_dcp.py                          # 2 ranks, 3 GB, 3 rounds, on this disk
+    python tools/compare_dcp.py --tensors 100000         # what planning and metadata cost
+    python tools/compare_dcp.py --gb 6 --ranks 4 --dir /mnt/nvme --json result.json
+
+Rounds are interleaved. Saves are durable; loads are cold and their bytes are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from compare import CompareFailed, fresh_directory, machine, say, spread
+
+Measurement = dict[str, float | str]
+
+
+def run_ranks(args: argparse.Namespace, directory: Path) -> list[Measurement]:
+    """Every measurement, told as it comes in."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={args.ranks}"]
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    command += [str(Path(__file__).with_name("dcp_ranks.py")), f"--dir={directory}"]
+    command += [f"--gb={args.gb}", f"--rounds={args.rounds}", f"--tensors={args.tensors}"]
+    if shutil.which("fio"):
+        command.append("--fio")
+    found: list[Measurement] = []
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as ranks:
+        assert ranks.stdout is not None
+        for line in ranks.stdout:
+            if line.startswith("{"):
+                found.append(json.loads(line))
+                say(f"  {told(found[-1])}")
+            else:
+                say(line.rstrip())
+    if ranks.returncode != 0:
+        raise CompareFailed(f"the ranks ended with exit code {ranks.returncode}; see above")
+    return found
+
+
+def told(m: Measurement) -> str:
+    figures = {k: v for k, v in m.items() if k not in ("round", "row", "what", "bytes")}
+    text = ", ".join(f"{k} {v:.3f}" for k, v in figures.items() if isinstance(v, float))
+    return f"round {int(m['round']) + 1}  {m['row']:<9} {m['what']:<8} {text}"
+
+
+def values(found: list[Measurement], row: str, what: str, figure: str) -> dict[int, float]:
+    """A figure of each round."""
+    return {
+        int(m["round"]): float(m[figure])
+        for m in found
+        if (m["row"], m["what"]) == (row, what) and figure in m
+    }
+
+
+def ratio(one: dict[int, float], other: dict[int, float], after: int = 0) -> str:
+    """Median (lowest to highest) of the ratios within a round."""
+    return spread([one[r] / other[r] for r in sorted(one) if r in other and r >= after])
+
+
+def speeds(found: list[Measurement], row: str, what: str) -> dict[int, float]:
+    seconds = values(found, row, what, "seconds")
+    size = values(found, row, what, "bytes")
+    return {r: size[r] / s / 1e9 for r, s in seconds.items()}
+
+
+def lines(found: list[Measurement]) -> Iterator[str]:
+    for what, title in [("save", "durable save"), ("load", "cold load"), ("slice", "1/16 slice")]:
+        ours, stock, fio = (speeds(found, row, what) for row in ("ringstow", "dcp", "fio"))
+        gb_per_s = [spread(list(row.values())) for row in (ours, stock, fio)]
+        yield f"{title}: GB/s of ringstow {gb_per_s[0]}, dcp {gb_per_s[1]}, fio {gb_per_s[2]}"
+        yield f"    ringstow / dcp {ratio(ours, stock)}, ringstow / fio {ratio(ours, fio)}"
+    ours, stock = (values(found, row, "async", "blocked") for row in ("ringstow", "dcp"))
+    memcpy = values(found, "memcpy", "memcpy", "seconds")
+    yield f"async_save: seconds blocked by ringstow {later(ours)}, dcp {later(stock)}"
+    yield f"    ringstow / one memcpy of the bytes {ratio(ours, memcpy, after=1)}"
+    yield f"    the first, which takes the memory: ringstow {ours[0]:.2f}, dcp {stock[0]:.2f}"
+    blocked, staged = (values(found, "ringstow", "overlap", f) for f in ("blocked", "staged"))
+    yield f"async_save, overlapped: seconds blocked {later(blocked)}, staged after {later(staged)}"
+
+
+def later(rounds: dict[int, float]) -> str:
+    """The spread of all rounds but the first."""
+    return spread([value for number, value in rounds.items() if number > 0])
+
+
+def planning_lines(found: list[Measurement]) -> Iterator[str]:
+    rows = {
+        row: values(found, row, "planning", "seconds") for row in ("no writer", "ringstow", "dcp")
+    }
+    for row, seconds in rows.items():
+        yield f"{row:<10} {spread(list(seconds.values()))} s"
+    yield f"ringstow / no writer {ratio(rows['ringstow'], rows['no writer'])}"
+    yield f"ringstow / dcp       {ratio(rows['ringstow'], rows['dcp'])}"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="DCP's own storage and ringstow's, side by side.")
+    parser.add_argument("--gb", type=float, default=3.0, help="size of the state, 1e9 bytes")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tensors", type=int, default=0, help="measure planning with so many")
+    parser.add_argument("--dir", type=Path, default=Path(), help="on the disk to measure")
+    parser.add_argument("--json", type=Path, help="write every measurement to this file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
+    try:
+        with fresh_directory(args.dir) as directory:
+            found = run_ranks(args, directory)
+    except CompareFailed as failure:
+        say(f"compare_dcp: {failure}")
+        return 1
+    say()
+    for line in planning_lines(found) if args.tensors else lines(found):
+        say(line)
+    say()
+    say("Median (lowest-highest) over the rounds. Both fsync files, ringstow its directory too.")
+    say(f"{time.strftime('%Y-%m-%d')}, {args.ranks} ranks, {machine(args.dir)}")
+    if args.json:
+        about = {"date": time.strftime("%Y-%m-%d"), "machine": machine(args.dir)}
+        args.json.write_text(json.dumps(about | {"measurements": found}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,371 @@
+"""One rank of compare_dcp.py: the same state saved and loaded by stock DCP and by ringstow.
+
+compare_dcp.py starts it on each rank through torch.distributed.run. Rank 0 prints one JSON object a
+measurement: {"round", "row", "what", and figures}. Times are of the slowest rank, from a barrier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ringstow.dcp
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from compare import drop_caches, fio_jobs
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+SLICES = 16
+
+State = dict[str, Any]
+
+
+def report(round_: int, row: str, what: str, **figures: float) -> None:
+    if dist.get_rank() == 0:
+        print(json.dumps({"round": round_, "row": row, "what": what, **figures}), flush=True)
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds until the slowest rank is through."""
+    dist.barrier()
+    start = time.perf_counter()
+    action()
+    seconds = torch.tensor(time.perf_counter() - start)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return float(seconds.item())
+
+
+# --- the state -----------------------------------------------------------------------------------
+
+
+def make_state(total_bytes: int, mesh: DeviceMesh) -> State:
+    """Matrices sharded by rows, as FSDP2 leaves them, replicated vectors, and a few scalars."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    width = 2048
+    rows = 4 * width  # 32 MiB of bfloat16, or 64 of float32
+    count = max(1, round(total_bytes / (rows * width * 10)))
+    generator = torch.Generator().manual_seed(rank)
+    state: State = {"step": 7, "lr": 1e-4}
+    for layer in range(count):
+        for part, dtype in [
+            ("weight", torch.bfloat16),
+            ("exp_avg", torch.float32),
+            ("exp_avg_sq", torch.float32),
+        ]:
+            local = torch.empty(rows // world, width, dtype=dtype)
+            local.view(torch.int32).random_(generator=generator)
+            state[f"layers.{layer}.{part}"] = DTensor.from_local(local, mesh, [Shard(0)])
+        state[f"layers.{layer}.norm"] = DTensor.from_local(torch.ones(width), mesh, [Replicate()])
+    return state
+
+
+def local_bytes(state: State) -> int:
+    return sum(local(v).nbytes for v in state.values() if isinstance(v, Tensor))
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def all_bytes(state: State) -> int:
+    return sum(v.numel() * v.element_size() for v in state.values() if isinstance(v, Tensor))
+
+
+def like(state: State) -> State:
+    """The same state of zeros: a model that is in memory and about to be loaded."""
+    return {k: torch.zeros_like(v) if isinstance(v, Tensor) else 0 for k, v in state.items()}
+
+
+def check(loaded: State, saved: State) -> None:
+    for name, tensor in saved.items():
+        if isinstance(tensor, Tensor):
+            ours, theirs = local(loaded[name]), local(tensor)
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)), name
+
+
+# --- the contenders ------------------------------------------------------------------------------
+
+
+def stock_writer(path: Path) -> Any:
+    return dcp.FileSystemWriter(path)
+
+
+def ringstow_writer(path: Path) -> Any:
+    return ringstow.dcp.StorageWriter(path)
+
+
+WRITERS = {"dcp": stock_writer, "ringstow": ringstow_writer}
+READERS: dict[str, Callable[[Path], Any]] = {
+    "dcp": dcp.FileSystemReader,
+    "ringstow": ringstow.dcp.StorageReader,
+}
+
+
+class SlicePlanner(DefaultLoadPlanner):
+    """Asks for rows [k/16, (k+1)/16) of every matrix, as rank k of 16 would."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.number = number
+
+    def create_local_plan(self) -> LoadPlan:
+        items = []
+        assert self.metadata is not None
+        for name, tensor in self.state_dict.items():
+            entry = self.metadata.state_dict_metadata[name]
+            assert isinstance(entry, TensorStorageMetadata)
+            offsets = torch.Size([self.number * tensor.shape[0], *[0] * (tensor.dim() - 1)])
+            chunk = ChunkStorageMetadata(offsets=offsets, sizes=tensor.shape)
+            items += create_read_items_for_chunk_list(name, entry, [chunk])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: Any) -> Tensor:
+        tensor: Tensor = self.state_dict[index.fqn]
+        return tensor
+
+
+def slice_state(state: State) -> State:
+    return {
+        name: torch.zeros(tensor.shape[0] // SLICES, *tensor.shape[1:], dtype=tensor.dtype)
+        for name, tensor in state.items()
+        if isinstance(tensor, Tensor) and tensor.dim() == 2
+    }
+
+
+def load_slice(row: str, path: Path, into: State) -> Any:
+    reader = READERS[row](path)
+    dcp.load(into, storage_reader=reader, planner=SlicePlanner(dist.get_rank()), no_dist=True)
+    return getattr(reader, "report", None)
+
+
+# --- the measurements ----------------------------------------------------------------------------
+
+
+def cold(path: Path) -> None:
+    dist.barrier()
+    if dist.get_rank() == 0:
+        drop_caches(path)
+    dist.barrier()
+
+
+def measure_row(row: str, round_: int, root: Path, state: State, target: State) -> None:
+    """A durable save, a cold load, a cold load of a sixteenth."""
+    path = root / f"{row}-{round_}"
+    settle()
+    seconds = timed(lambda: dcp.save(state, storage_writer=WRITERS[row](path)))
+    report(round_, row, "save", bytes=all_bytes(state), seconds=seconds)
+    cold(path)
+    seconds = timed(lambda: dcp.load(target, storage_reader=READERS[row](path)))
+    report(round_, row, "load", bytes=all_bytes(state), seconds=seconds)
+    check(target, state)
+    into = slice_state(state)
+    cold(path)
+    seconds = timed(lambda: load_slice(row, path, into))
+    needed = sum(t.nbytes for t in into.values()) * dist.get_world_size()
+    report(round_, row, "slice", bytes=needed, seconds=seconds)
+    remove(path)
+
+
+def measure_async(
+    row: str, writer: Any, round_: int, root: Path, state: State, saving: Any
+) -> None:
+    """Time that training stands still in an asynchronous save, and how long the save takes."""
+    path = root / f"{row}-async-{round_}"
+    settle()
+    started = time.perf_counter()
+    futures: list[Any] = []
+
+    def begin() -> None:
+        futures.append(
+            dcp.async_save(state, checkpoint_id=path, storage_writer=writer, process_group=saving)
+        )
+
+    blocked = timed(begin)
+    futures[0].result()
+    seconds = time.perf_counter() - started
+    report(round_, row, "async", bytes=all_bytes(state), blocked=blocked, seconds=seconds)
+    remove(path)
+
+
+def measure_overlap(
+    writer: Any, stager: Any, round_: int, root: Path, state: State, saving: Any
+) -> None:
+    """Time that training stands still where it has work to do until the state is staged."""
+    path = root / f"overlap-{round_}"
+    settle()
+    responses: list[Any] = []
+
+    def begin() -> None:
+        responses.append(
+            dcp.async_save(
+                state,
+                checkpoint_id=path,
+                storage_writer=writer,
+                async_stager=stager,
+                process_group=saving,
+            )
+        )
+
+    called = timed(begin)
+    started = time.perf_counter()
+    responses[0].staging_completion.result()
+    staged = (
+        time.perf_counter() - started
+    )  # a forward and backward pass as long as this costs nothing
+    waited = timed(responses[0].staging_completion.result)
+    responses[0].upload_completion.result()
+    report(
+        round_,
+        "ringstow",
+        "overlap",
+        bytes=all_bytes(state),
+        blocked=called + waited,
+        staged=staged,
+    )
+    remove(path)
+
+
+def measure_memcpy(round_: int, state: State, into: list[Tensor]) -> None:
+    sources = [local(v) for v in state.values() if isinstance(v, Tensor)]
+
+    def copy() -> None:
+        for to, source in zip(into, sources, strict=True):
+            to.copy_(source)
+
+    report(round_, "memcpy", "memcpy", bytes=all_bytes(state), seconds=timed(copy))
+
+
+def measure_fio(round_: int, root: Path, size: int) -> None:
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for what, seconds in fio_jobs(root, size, dist.get_world_size()).items():
+            report(round_, "fio", what, bytes=size, seconds=seconds)
+    dist.barrier()
+
+
+def settle() -> None:
+    """Nobody pays for pages that somebody else left dirty, or for garbage."""
+    gc.collect()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.sync()
+    dist.barrier()
+
+
+def remove(path: Path) -> None:
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(path)
+    dist.barrier()
+
+
+def measure(args: argparse.Namespace) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = make_state(int(args.gb * 1e9), mesh)
+    target = like(state)
+    saving = dist.new_group(backend="gloo")
+    ours, theirs = ringstow.dcp.StorageWriter(), dcp.FileSystemWriter(args.dir)
+    stager = ours.stager()
+    small = {"warm": torch.zeros(1000)}
+    dcp.save(small, checkpoint_id=args.dir / "warm", storage_writer=ours)  # pools, thread pools
+    remove(args.dir / "warm")
+    copies = [torch.empty_like(local(v)) for v in state.values() if isinstance(v, Tensor)]
+    for round_ in range(args.rounds):
+        rows = list(WRITERS) if round_ % 2 == 0 else list(WRITERS)[::-1]
+        for row in rows:
+            measure_row(row, round_, args.dir, state, target)
+        if args.fio:
+            measure_fio(round_, args.dir, all_bytes(state))
+    del target
+    for round_ in range(args.rounds + 1):  # the first takes memory: it is reported, not counted
+        measure_memcpy(round_, state, copies)
+        measure_async("ringstow", ours, round_, args.dir, state, saving)
+        measure_async("dcp", theirs, round_, args.dir, state, saving)
+        measure_overlap(ours, stager, round_, args.dir, state, saving)
+
+
+# --- planning ------------------------------------------------------------------------------------
+
+
+class NullWriter(dcp.StorageWriter):
+    """Writes nothing: what is left is DCP's own time."""
+
+    def reset(self, checkpoint_id: Any = None) -> None: ...
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None: ...
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        return plans
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        done: torch.futures.Future[list[Any]] = torch.futures.Future()
+        done.set_result([])
+        return done
+
+    def finish(self, metadata: Any, results: Any) -> None: ...
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+def measure_planning(args: argparse.Namespace) -> None:
+    """Many tiny sharded tensors: what planning and metadata cost, with and without ringstow."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    one = torch.zeros(4, 4)
+    state = {
+        f"model.layers.{i // 10}.block.{i % 10}.weight": DTensor.from_local(one, mesh, [Shard(0)])
+        for i in range(args.tensors)
+    }
+    for round_ in range(args.rounds):
+        rows: list[tuple[str, Any]] = [
+            ("no writer", NullWriter()),
+            ("ringstow", ringstow.dcp.StorageWriter(args.dir / "many")),
+            ("dcp", dcp.FileSystemWriter(args.dir / "many-dcp")),
+        ]
+        for row, writer in rows[round_ % 3 :] + rows[: round_ % 3]:
+            settle()
+            seconds = timed(lambda writer=writer: dcp.save(state, storage_writer=writer))
+            report(round_, row, "planning", tensors=args.tensors, seconds=seconds)
+    remove(args.dir / "many")
+    remove(args.dir / "many-dcp")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--gb", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tensors", type=int, default=0, help="measure planning with so many")
+    parser.add_argument("--fio", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    dist.init_process_group("gloo")
+    if args.tensors:
+        measure_planning(args)
+    else:
+        measure(args)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
