@@ -40,8 +40,7 @@ class Memory(NamedTuple):
     """In elements of that type."""
     strides: tuple[int, ...] | None
     """In bytes; None when the elements lie densely in row-major order."""
-    address: int | Callable[[], Placed]
-    """Or what, called when the first byte is needed, puts them somewhere."""
+    address: int
     nbytes: int
     """Bytes of the dense data, not of the span that a strided view covers."""
     owner: object
@@ -70,6 +69,23 @@ class LazyTensor:
     """Returns the CPU tensor, or the numpy array."""
     array: str = ""
     """numpy's dtype string, if it is an array."""
+
+
+class LazyMemory(NamedTuple):
+    """The same of a tensor that is not in memory yet. Fields are as in `Memory`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: None
+    load: Callable[[], Placed]
+    """Called when the first byte is needed."""
+    nbytes: int
+    owner: LazyTensor
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for one lazy tensor in two places."""
+        return ("lazy", id(self.owner))
 
 
 class Stored(NamedTuple):

@@ -23,12 +23,11 @@ tensor                 ``{"$tensor": name}``: its data is the tensor of that nam
 numpy array            ``{"$ndarray": name, "dtype": "<f4"}``: stored little-endian, given back
                        in that byte order
 numpy scalar           ``{"$scalar": "<f8", "data": base64}``
-object                 ``{"$object": name}``: the opaque bytes of that name in the shards, a
-                       ``torch.save`` of the value; what the writer for
-                       ``torch.distributed.checkpoint`` makes of all values, and not made here
 torch.Size             ``{"$size": [...]}``
 torch.dtype            ``{"$dtype": "float32"}``
 torch.device           ``{"$device": "cpu"}``
+object                 ``{"$object": name}``: what ``torch.load`` makes of the entry of that name;
+                       written by `ringstow.dcp` only
 anything else          ``{"$pickle": base64}``, only where pickle was allowed
 =====================  ===========================================================================
 
@@ -52,7 +51,7 @@ from typing import Any, NoReturn
 
 from ringstow import _numpy, _torch
 from ringstow._errors import InvalidStateError
-from ringstow._memory import LazyTensor, Memory, Placed, TensorSpec
+from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
@@ -263,7 +262,7 @@ class _Encoder:
             "allow_pickle=True would take it, for those who then trust the file when loading"
         )
 
-    def _store(self, memory: Memory, path: Path) -> str:
+    def _store(self, memory: Memory | LazyMemory, path: Path) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
         known = self._name_of.get(memory.identity) if memory.nbytes else None
         if known is not None:
@@ -284,7 +283,7 @@ class _Encoder:
         return unique
 
 
-def lazy_memory(lazy: LazyTensor, key: str) -> Memory:
+def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:
     """Return the memory that a tensor will have once it is loaded."""
 
     def load() -> Placed:
@@ -295,19 +294,9 @@ def lazy_memory(lazy: LazyTensor, key: str) -> Memory:
                 f"{key} was to be {lazy.dtype} {list(lazy.shape)}, and was loaded as "
                 f"{memory.dtype} {list(memory.shape)}"
             )
-        assert isinstance(memory.address, int)
         return memory.strides, memory.address, memory.owner
 
-    # The same object in two places is one memory: its id is the identity, and the owner keeps it.
-    return _LazyMemory(lazy.dtype, lazy.shape, None, load, lazy.nbytes, lazy)
-
-
-class _LazyMemory(Memory):
-    __slots__ = ()
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        return ("lazy", id(self.owner))
+    return LazyMemory(lazy.dtype, lazy.shape, None, load, lazy.nbytes, lazy)
 
 
 def _digits(value: int) -> str:

@@ -20,11 +20,10 @@ from ringstow._state import Attribute, Path, flat_name
 
 # The fields that a tagged object may have beside its tag.
 _FIELDS = {"$odict": {"attrs"}, "$ndarray": {"dtype"}, "$scalar": {"data"}}
+# The tags whose body is the name of an entry of the manifest.
+STORED = ("$tensor", "$ndarray", "$object")
 _INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
 _FLOATS = {"nan", "inf", "-inf"}
-
-STORED = ("$tensor", "$ndarray", "$object")
-"""The leaves whose body is the name of what lies in the shards."""
 
 Fields = dict[str, Any]
 

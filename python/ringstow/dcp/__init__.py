@@ -1,0 +1,21 @@
+"""ringstow under torch.distributed.checkpoint (DCP): sharded saves and resharded loads.
+
+::
+
+    import torch.distributed.checkpoint as dcp
+    import ringstow.dcp
+
+    dcp.save(state, checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter())
+    dcp.load(state, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader())
+
+Unlike ``import ringstow`` this imports torch. ``docs/dcp.md`` is the guide.
+"""
+
+from __future__ import annotations
+
+from ringstow.dcp._defaults import use_by_default
+from ringstow.dcp._planner import LoadPlanner
+from ringstow.dcp._reader import StorageReader
+from ringstow.dcp._writer import StorageWriter
+
+__all__ = ["LoadPlanner", "StorageReader", "StorageWriter", "use_by_default"]

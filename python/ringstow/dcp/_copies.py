@@ -1,0 +1,161 @@
+"""State dicts rebuilt: the same structure, with every value frozen and every tensor replaced.
+
+What is copied here are the containers and the small values. Tensors are the caller's business.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.tensor import DTensor
+
+from ringstow import _torch
+from ringstow._errors import InvalidStateError
+from ringstow._state import Path, describe, type_name
+
+_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size)
+
+# Maps a tensor, and the path at which it stands, to what stands there in the copy.
+Replace = Callable[[torch.Tensor, Path], torch.Tensor]
+
+
+def rebuild(value: Any, replace: Replace, path: Path = ()) -> Any:
+    """Return a frozen copy of a state with ``replace(tensor, path)`` in place of each tensor.
+
+    Dicts, lists and tuples are walked, as DCP walks them; any other value is deep-copied.
+
+    Raises:
+        InvalidStateError: a value that can't be copied, named by its key.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return replace(value, path)
+    if kind in _IMMUTABLE:
+        return value
+    if isinstance(value, Mapping):
+        items = {key: rebuild(item, replace, (*path, key)) for key, item in value.items()}
+        return collections.OrderedDict(items) if kind is collections.OrderedDict else items
+    if kind is list or kind is tuple:
+        return kind(rebuild(item, replace, (*path, n)) for n, item in enumerate(value))
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        raise InvalidStateError(
+            f"{describe(path)} is a {type_name(value)}, which can't be copied to be saved in the "
+            f"background: {error}"
+        ) from error
+
+
+def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield every tensor that `rebuild` replaces."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors(item, (*path, key))
+    elif type(value) in (list, tuple):
+        for n, item in enumerate(value):
+            yield from tensors(item, (*path, n))
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the plain tensors in this process's memory that a tensor consists of, if any.
+
+    None for a kind of tensor that computes its elements in its own way.
+    """
+    if isinstance(tensor, ShardedTensor):
+        return [shard.tensor for shard in tensor.local_shards()]
+    if isinstance(tensor, DTensor):
+        tensor = local_of(tensor)
+    return [tensor] if is_plain(tensor) else None
+
+
+def with_parts(tensor: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor:
+    """Return a tensor of the same kind that consists of these copies of its `parts`."""
+    if isinstance(tensor, ShardedTensor):
+        shards = [
+            Shard(part, shard.metadata)
+            for part, shard in zip(copies, tensor.local_shards(), strict=True)
+        ]
+        sharded = copy.copy(tensor)
+        sharded._local_shards = shards
+        return sharded
+    if isinstance(tensor, DTensor):
+        return _dtensor(tensor, copies[0])
+    if not hasattr(tensor, "global_shape"):
+        return copies[0]
+    twin = copies[0].detach()  # a tensor of its own, over the same memory
+    for name in ("global_shape", "global_offsets", "local_offsets", "local_sizes"):
+        setattr(twin, name, getattr(tensor, name))  # torch's CheckpointableTensor
+    return twin
+
+
+def local_of(tensor: DTensor) -> torch.Tensor:
+    """Return this rank's part of a distributed tensor, once its collectives are done."""
+    with torch.no_grad():
+        local = tensor.to_local()
+    wait = getattr(local, "wait", None)
+    return wait() if callable(wait) else local
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's elements simply lie in memory."""
+    return (
+        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.device.type != "meta"
+        and not tensor.is_nested
+        and tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and not torch.nn.parameter.is_lazy(tensor)
+    )
+
+
+def _dtensor(tensor: DTensor, local: torch.Tensor) -> torch.Tensor:
+    if tensor.device_mesh.device_type != "cpu":
+        # from_local would move the copy to the mesh's device.
+        return DTensor(local, tensor._spec, requires_grad=False)
+    return DTensor.from_local(
+        local,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+def clone(tensor: torch.Tensor, path: Path) -> torch.Tensor:
+    """Return a copy of a tensor of a kind of its own, in host memory if it can be there.
+
+    Raises:
+        InvalidStateError: it can't be copied; names its key.
+    """
+    try:
+        with torch.no_grad():
+            wait = getattr(tensor, "wait", None)
+            value = wait() if callable(wait) else tensor
+            return value.detach().clone().to("cpu") if value.device.type != "meta" else value
+    except Exception as error:
+        raise InvalidStateError(
+            f"{describe(path)} is a {type_name(tensor)}, which can't be copied: {error}"
+        ) from error
+
+
+def check(tensor: torch.Tensor, path: Path) -> None:
+    """Refuse a tensor whose memory a sharding library has taken away.
+
+    Raises:
+        InvalidStateError: names its key.
+    """
+    if tensor.device.type != "cpu":
+        return
+    try:
+        _torch.check_storage(tensor, "")
+    except InvalidStateError:
+        _torch.check_storage(tensor, describe(path))  # which takes longer than the check

@@ -1,0 +1,155 @@
+"""What a rank is to write: a plan's items, each resolved to where its bytes lie. Does no I/O."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+
+from ringstow import _torch
+from ringstow._errors import Error, InvalidStateError, UnsupportedError
+from ringstow._memory import ItemSpec, Memory
+
+Shape = tuple[int, ...]
+
+
+class Items(NamedTuple):
+    """A rank's part of a save. Keep ``owners`` until every byte has been read."""
+
+    specs: list[ItemSpec]
+    owners: list[object]
+    nbytes: int
+
+
+def resolve(plan: SavePlan, planner: SavePlanner) -> Items:
+    """Resolve every item of a final plan.
+
+    Raises:
+        UnsupportedError: names every item of a kind that can't be saved.
+        InvalidStateError: names every item that can't be saved, if any has another defect.
+    """
+    items = Items([], [], 0)
+    errors: list[Exception] = []
+    nbytes = 0
+    for item in plan.items:
+        try:
+            memory = _resolve(item, planner)
+        except Error as error:
+            errors.append(error)
+        except Exception as error:  # the planner's own
+            errors.append(InvalidStateError(f"{_describe(item)}: {type(error).__name__}: {error}"))
+        else:
+            spec = _spec(item, memory)
+            if spec is not None:
+                items.specs.append(spec)
+                items.owners.append(memory.owner)
+                nbytes += memory.nbytes
+    if errors:
+        raise _together(errors)
+    return items._replace(nbytes=nbytes)
+
+
+def _together(errors: list[Exception]) -> Error:
+    kind = UnsupportedError if all(type(e) is UnsupportedError for e in errors) else None
+    text = "; ".join(map(str, errors))
+    if len(errors) > 1:
+        text = f"{len(errors)} items can't be saved: {text}"
+    return (kind or InvalidStateError)(text)
+
+
+def _describe(item: WriteItem) -> str:
+    offset = item.index.offset
+    at = f" at {list(offset)}" if offset is not None and any(offset) else ""
+    return f"{item.index.fqn}{at}"
+
+
+def _resolve(item: WriteItem, planner: SavePlanner) -> Memory:
+    _check_name(item)
+    value: Any = planner.resolve_data(item)
+    if item.type == WriteItemType.BYTE_IO:
+        return _blob(value, _describe(item))
+    return _tensor(value, item)
+
+
+def _check_name(item: WriteItem) -> None:
+    try:
+        item.index.fqn.encode()
+    except UnicodeEncodeError:
+        raise InvalidStateError(
+            f"the key {item.index.fqn!r:.80} is not valid Unicode (a lone surrogate)"
+        ) from None
+
+
+def _blob(value: Any, key: str) -> Memory:
+    """Return where the bytes of an object lie: what a BytesIO holds, wherever it is positioned."""
+    if isinstance(value, io.BytesIO):
+        view = value.getbuffer()
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        view = memoryview(bytearray(value))
+    else:
+        kind = type(value).__name__
+        raise InvalidStateError(f"{key}: the planner gave a {kind} for an object, not a BytesIO")
+    if not view.nbytes:
+        return Memory("U8", (0,), None, 0, 0, value)
+    start = ctypes.c_char.from_buffer(view)  # holds the view, and so the bytes
+    return Memory("U8", (view.nbytes,), None, ctypes.addressof(start), view.nbytes, start)
+
+
+def _tensor(value: Any, item: WriteItem) -> Memory:
+    key = _describe(item)
+    if not isinstance(value, torch.Tensor):
+        kind = type(value).__name__
+        raise InvalidStateError(f"{key}: the planner gave a {kind} for a tensor")
+    memory = _torch.memory_of(host_tensor(value), key)
+    sizes = _chunk(item, memory.dtype)[0]
+    if memory.shape != sizes:
+        raise InvalidStateError(
+            f"{key} is planned with the shape {list(sizes)} and has {list(memory.shape)}; was it "
+            "resized while it was being saved?"
+        )
+    return memory
+
+
+def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements are in host memory: itself, if they are there.
+
+    One that is still on its way from a collective is waited for; one on a device is copied.
+    """
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        tensor = tensor.wait()  # type: ignore[attr-defined]
+    if tensor.device.type not in ("cpu", "meta"):
+        tensor = tensor.detach().to("cpu")
+    return tensor
+
+
+def _chunk(item: WriteItem, dtype: str) -> tuple[Shape, Shape, Shape]:
+    """Return an item's sizes, its offsets and the whole tensor's shape, in elements."""
+    data = item.tensor_data
+    if data is None or data.chunk is None:
+        raise InvalidStateError(
+            f"{_describe(item)}: the plan does not say which part of it to save"
+        )
+    parts = (tuple(data.chunk.sizes), tuple(data.chunk.offsets), tuple(data.size))
+    if dtype != "F4":
+        return parts
+    # torch counts pairs of 4-bit numbers in the last dimension.
+    sizes, offsets, shape = ((*part[:-1], part[-1] * 2) for part in parts)
+    return sizes, offsets, shape
+
+
+def _spec(item: WriteItem, memory: Memory) -> ItemSpec | None:
+    """Return an item as the native side takes it; None for one that says nothing."""
+    name, dtype, sizes, strides, address, nbytes = (item.index.fqn, *memory[:5])
+    if item.type == WriteItemType.BYTE_IO:
+        return (name, dtype, sizes, strides, address, nbytes, None, None, True)
+    _, offsets, shape = _chunk(item, dtype)
+    if sizes == shape:
+        return (name, dtype, sizes, strides, address, nbytes, None, None, False)
+    if nbytes == 0 and (0 not in shape or any(offsets)):
+        return None  # the others' chunks are all of the tensor
+    if nbytes == 0:  # of several empty chunks of an empty tensor, the first stands for all
+        return (name, dtype, shape, None, 0, 0, None, None, False)
+    return (name, dtype, sizes, strides, address, nbytes, shape, offsets, False)

@@ -1,0 +1,208 @@
+"""A checkpoint's manifest as DCP's Metadata, and the other way round. Pure: no I/O.
+
+DCP names what it saves by flat names (``"optimizer.state.0.step"``) and keeps beside them, in
+``planner_data``, the path that each stands for. In the manifest that is the tree of values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ringstow import _torch, _tree
+from ringstow._errors import FormatError, UnsupportedError
+from ringstow._state import DEPTH_MAX, Json
+
+Shape = tuple[int, ...]
+Step = str | int
+Path = tuple[Step, ...]
+
+_log = logging.getLogger("ringstow")
+
+# As far as a list's gaps are filled with None; a list that has more of them becomes a dict.
+_GAPS_MAX = 4096
+
+
+class _Branch(dict[Step, Any]):
+    """A container of the state: of str keys a dict, of int keys a list."""
+
+
+def tree_of(metadata: Metadata) -> str:
+    """Return the JSON tree of what a checkpoint holds.
+
+    Nested as the default planner's ``planner_data`` says; flat where that is something else, does
+    not cover every name, or contradicts itself.
+    """
+    leaves: dict[str, Json] = {
+        name: {"$object" if isinstance(stored, BytesStorageMetadata) else "$tensor": name}
+        for name, stored in metadata.state_dict_metadata.items()
+    }
+    root = _nested(leaves, metadata.planner_data)
+    if root is None:
+        root = _Branch(leaves)
+    return json.dumps(_json(root), ensure_ascii=False, separators=(",", ":"))
+
+
+def _nested(leaves: Mapping[str, Json], paths: object) -> _Branch | None:
+    root = _Branch()
+    for name, leaf in leaves.items():
+        path: Any = paths.get(name) if isinstance(paths, Mapping) else None
+        if not _is_path(path):
+            return None
+        at = root
+        for step in path[:-1]:
+            at = at.setdefault(step, _Branch())
+            if not isinstance(at, _Branch):
+                return None  # another rank has a value where this one has a container
+        if path[-1] in at:
+            return None
+        at[path[-1]] = leaf
+    return root
+
+
+def _is_path(path: Any) -> bool:
+    return (
+        isinstance(path, tuple)
+        and 0 < len(path) <= DEPTH_MAX
+        and all(type(step) in (str, int) for step in path)
+        and type(path[0]) is str
+    )
+
+
+def _json(node: Any) -> Json:
+    if not isinstance(node, _Branch):
+        return node  # type: ignore[no-any-return]
+    steps = [step for step in node if type(step) is int]
+    if steps and len(steps) == len(node) and min(steps) >= 0:
+        length = max(steps) + 1
+        if length - len(node) <= _GAPS_MAX:
+            # An empty container has no leaf, so a list may have gaps; DCP fills them with None.
+            return [_json(node.get(index)) for index in range(length)]
+    if not steps and not any(str(step).startswith("$") for step in node):
+        return {str(step): _json(child) for step, child in node.items()}
+    return {"$dict": [[step, _json(child)] for step, child in node.items()]}
+
+
+class Entry(NamedTuple):
+    """What a checkpoint holds under one flat name."""
+
+    name: str
+    """The name in the manifest. Tied tensors have several flat names, and one here."""
+    dtype: str
+    """safetensors' name of the element type."""
+    shape: Shape
+    """Of the whole tensor, in elements of that type."""
+    is_object: bool
+    chunks: list[tuple[Shape, Shape]]
+    """Offsets and sizes, in elements of that type."""
+
+    def chunk_of(self, index: MetadataIndex) -> int | None:
+        """Return the number of the chunk that DCP means; None if there is none."""
+        offset = in_elements(tuple(index.offset or ()), self.dtype)
+        hint = index.index
+        if hint is not None and hint < len(self.chunks) and self.chunks[hint][0] == offset:
+            return hint
+        return next((n for n, chunk in enumerate(self.chunks) if chunk[0] == offset), None)
+
+
+def in_elements(lengths: Shape, dtype: str) -> Shape:
+    """Return torch's sizes or offsets in elements of a dtype: of 4-bit ones it counts pairs."""
+    return (*lengths[:-1], lengths[-1] * 2) if dtype == "F4" and lengths else lengths
+
+
+def _in_torch(lengths: Shape, dtype: str) -> torch.Size:
+    """Undo `in_elements`."""
+    if dtype == "F4" and lengths:
+        lengths = (*lengths[:-1], lengths[-1] // 2)
+    return torch.Size(lengths)
+
+
+@dataclasses.dataclass
+class Contents:
+    """A checkpoint's table of contents, by flat name."""
+
+    path: str
+    entries: dict[str, Entry]
+    paths: dict[str, Path]
+
+    @classmethod
+    def of(cls, path: str, rows: list[Any], state: str | None) -> Contents:
+        """Build one from the native side's entries and the JSON tree, if it has one.
+
+        Raises:
+            FormatError: the tree is none, or does not fit the entries.
+        """
+        entries = {row[0]: Entry(*row) for row in rows}
+        contents = cls(path, {}, {})
+        for place, name in _leaves(path, state):
+            if name not in entries:
+                raise FormatError(
+                    f"{path}: the state names {name!r}, which is not there", path=path
+                )
+            flat = ".".join(map(str, place))
+            if flat in contents.entries:
+                flat, place = name, (name,)  # two paths that read the same: {"a.b"}, {"a": {"b"}}
+            contents.entries[flat] = entries[name]
+            contents.paths[flat] = place
+        placed = {entry.name for entry in contents.entries.values()}
+        for name, entry in entries.items():
+            if name not in placed:
+                contents.entries[name], contents.paths[name] = entry, (name,)
+        return contents
+
+    def metadata(self) -> Metadata:
+        """Return the same as DCP's planners want it; ``storage_data`` stays None."""
+        stored: dict[str, Any] = {}
+        for name, entry in self.entries.items():
+            try:
+                stored[name] = _stored(name, entry)
+            except UnsupportedError as error:  # whoever asks for it hears that it is missing
+                _log.warning("%s: %s; it can't be loaded", self.path, error)
+        return Metadata(
+            stored,
+            planner_data={name: self.paths[name] for name in stored},
+            storage_meta=StorageMeta(checkpoint_id=self.path),
+        )
+
+
+def _stored(name: str, entry: Entry) -> BytesStorageMetadata | TensorStorageMetadata:
+    if entry.is_object:
+        return BytesStorageMetadata()
+    chunks = [
+        ChunkStorageMetadata(_in_torch(offsets, entry.dtype), _in_torch(sizes, entry.dtype))
+        for offsets, sizes in entry.chunks
+    ]
+    properties = TensorProperties(dtype=_torch.dtype_of(entry.dtype, name))
+    return TensorStorageMetadata(properties, _in_torch(entry.shape, entry.dtype), chunks)
+
+
+def _leaves(path: str, state: str | None) -> Iterator[tuple[Path, str]]:
+    """Yield the path and the manifest's name of every tensor and object of a state."""
+    if state is None:
+        return
+    yield from _walk(_tree.parse(state, path), ())
+
+
+def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(node, dict):
+        for key, child in node.items():  # DCP knows only str keys in a dict
+            yield from _walk(child, (*path, str(key)))
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from _walk(child, (*path, index))
+    elif isinstance(node, _tree.Leaf) and node.tag in _tree.STORED:
+        yield path, node.body

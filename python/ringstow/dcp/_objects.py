@@ -1,0 +1,80 @@
+"""Objects: byte strings that DCP made with ``torch.save`` and unpickles when it loads them.
+
+Nothing of a pickle runs here unless torch's restricted unpickler, or the caller, allows it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+from typing import NamedTuple
+
+import torch
+from torch.distributed.checkpoint.planner import ReadItem
+
+from ringstow._errors import UnsupportedError
+from ringstow.dcp._metadata import Entry
+from ringstow.dcp._targets import Slice
+
+
+class Blob(NamedTuple):
+    """An object's bytes, to be read into memory of their own."""
+
+    item: ReadItem
+    entry: Entry
+    stream: io.BytesIO
+
+    @classmethod
+    def of(cls, item: ReadItem, entry: Entry) -> Blob:
+        """Make room for an object."""
+        return cls(item, entry, io.BytesIO(bytes(entry.shape[0])))
+
+    def slices(self) -> list[Slice]:
+        """Return what is to be read; good for as long as the stream is."""
+        nbytes = self.entry.shape[0]
+        if not nbytes:
+            return []
+        with self.stream.getbuffer() as view:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        return [(self.entry.name, 0, (0,), (nbytes,), address, (1,))]
+
+
+def check(blobs: list[Blob], path: str) -> None:
+    """Refuse objects that only an unrestricted unpickler could load.
+
+    Raises:
+        UnsupportedError: names each, and what it needs.
+    """
+    refused = []
+    for blob in blobs:
+        why = _refusal(blob.stream)
+        if why is not None:
+            refused.append(f"{blob.item.dest_index.fqn} needs {why}")
+    if refused:
+        raise UnsupportedError(
+            f"{path}: objects that torch.load(weights_only=True) refuses, because loading them "
+            f"can run any code: {'; '.join(refused)}. If you trust the checkpoint, name the "
+            "types with torch.serialization.add_safe_globals, or give "
+            "StorageReader(allow_pickle=True)"
+        )
+
+
+def _refusal(stream: io.BytesIO) -> str | None:
+    """Return what an object needs and does not get; None if it is harmless."""
+    stream.seek(0)
+    try:
+        torch.load(stream, map_location="cpu", weights_only=True)
+        return None
+    except Exception as error:
+        return _types(stream) or f"what it can't get: {error}".splitlines()[0]
+    finally:
+        stream.seek(0)
+
+
+def _types(stream: io.BytesIO) -> str | None:
+    stream.seek(0)
+    try:
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(stream)
+    except Exception:
+        return None
+    return ", ".join(sorted(names)) or None

@@ -1,0 +1,101 @@
+"""A load planner that says everything that does not fit, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from ringstow._errors import KeyMismatchError
+from ringstow._select import listed
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """Torch's default planner, but it names all keys that do not fit, not the first one.
+
+    ::
+
+        dcp.load(state, storage_reader=reader, planner=ringstow.dcp.LoadPlanner())
+
+    The stock planner stops at the first key that is missing or of another shape, and does not
+    mind keys that only the checkpoint has.
+    """
+
+    def __init__(
+        self,
+        *,
+        strict: bool = True,
+        flatten_state_dict: bool = True,
+        flatten_sharded_tensors: bool = True,
+    ) -> None:
+        """Make a planner.
+
+        Args:
+            strict: the state dict and the checkpoint must hold the same keys. False loads what is
+                in both; a tensor of another shape is still an error.
+            flatten_state_dict: as in torch.
+            flatten_sharded_tensors: as in torch.
+        """
+        super().__init__(
+            flatten_state_dict=flatten_state_dict,
+            flatten_sharded_tensors=flatten_sharded_tensors,
+            allow_partial_load=not strict,
+        )
+        self._strict = strict
+
+    def create_local_plan(self) -> LoadPlan:
+        """Return this rank's plan.
+
+        Raises:
+            KeyMismatchError: names every key that is missing, unexpected or different.
+        """
+        if self.metadata is not None:
+            self._check(self.metadata)
+        return super().create_local_plan()
+
+    def _check(self, metadata: Metadata) -> None:
+        saved, wanted = metadata.state_dict_metadata, self.state_dict
+        missing = [name for name in wanted if name not in saved] if self._strict else []
+        unexpected = [name for name in saved if name not in wanted] if self._strict else []
+        pairs = ((name, wanted[name], saved[name]) for name in wanted if name in saved)
+        mismatched = [text for pair in pairs if (text := _difference(*pair))]
+        lists = {
+            "not in the checkpoint": missing,
+            "only in the checkpoint": unexpected,
+            "different": mismatched,
+        }
+        if not any(lists.values()):
+            return
+        parts = [listed(title, names) for title, names in lists.items() if names]
+        if missing or unexpected:
+            parts.append("strict=False loads what is in both")
+        path = str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint")
+        raise KeyMismatchError(
+            f"{path} does not fit the state dict; " + "; ".join(parts),
+            path=path,
+            missing=missing,
+            unexpected=unexpected,
+            mismatched=mismatched,
+        )
+
+
+def _difference(name: str, here: Any, there: Any) -> str | None:
+    """Return in what a value and a saved one differ that can't be loaded into each other."""
+    if isinstance(there, BytesStorageMetadata):
+        if isinstance(here, torch.Tensor):
+            return f"{name} is a tensor here and an object in the checkpoint"
+        return None
+    if not isinstance(here, torch.Tensor):
+        return f"{name} is a {type(here).__name__} here and a tensor in the checkpoint"
+    assert isinstance(there, TensorStorageMetadata)
+    shape = torch.Size(getattr(here, "global_shape", here.size()))
+    if shape != there.size:
+        return f"{name} is {list(shape)} here and {list(there.size)} in the checkpoint"
+    return None

@@ -1,0 +1,252 @@
+"""A snapshot of a state dict in host memory that is allocated once and used again at every save."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import logging
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ringstow._state import Path
+from ringstow.dcp import _copies
+from ringstow.dcp._saves import is_saving
+
+_log = logging.getLogger("ringstow")
+
+_HUGE_PAGE = 2 << 20
+# Enough for every dtype, and a cache line: no two threads write to the same one.
+_ALIGNMENT = 64
+_PIECE = 8 << 20
+_BATCH = 16 << 20
+_THREADS_MAX = 4
+
+_Key = tuple[object, ...]
+
+_POLL_S = 0.002
+# How long a save may take from stage() to its first look at the snapshot. After that the snapshot
+# is left to it, and the next one gets memory of its own.
+_UNCLAIMED_S = 10.0
+
+
+class Lease:
+    """One save's use of a snapshot: it lasts until the save has read all of it, or has ended."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._since = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    def claim(self) -> None:
+        """Note that this thread's save is the one."""
+        me = threading.current_thread()
+        if is_saving(me):
+            self._thread = me
+
+    def end(self) -> None:
+        """Note that the snapshot has been read."""
+        self._over.set()
+
+    def wait(self) -> bool:
+        """Wait for the end; returns False if it can't be told whether there will be one."""
+        while not self._over.wait(_POLL_S):
+            if self._thread is not None:
+                if not is_saving(self._thread):  # it failed while it was planned
+                    return True
+            elif time.monotonic() > self._since + _UNCLAIMED_S:
+                return False
+        return True
+
+
+class Staged(dict[str, Any]):
+    """The snapshot of a state dict; DCP's save looks through it, and so claims its lease."""
+
+    def __init__(self, state: dict[str, Any], lease: Lease) -> None:
+        super().__init__(state)
+        self._lease = lease
+
+    def items(self) -> Any:
+        """Return the items, for the thread that saves them."""
+        self._lease.claim()
+        return super().items()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._lease.claim()  # to be saved by another process, at whose end this thread waits
+        return dict, (list(super().items()),)
+
+
+class Arena:
+    """One stretch of anonymous memory, on huge pages where the system has them."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = max(-(-nbytes // _HUGE_PAGE), 1) * _HUGE_PAGE
+        memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # DONTFORK: a data loader's fork must not make the next save copy pages one by one.
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            if hasattr(mmap, advice):
+                with contextlib.suppress(OSError):  # a kernel without it
+                    memory.madvise(getattr(mmap, advice))
+        self._memory = memory
+        self._start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+    def holds(self, addresses: Iterable[int]) -> bool:
+        """Tell whether one of the addresses lies within."""
+        end = self._start + self.nbytes
+        return any(self._start <= address < end for address in addresses)
+
+    def tensor(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+        """Return a dense tensor at an offset, of the same dtype and shape.
+
+        Its storage is these bytes and no more: ``torch.save`` of it must not save the arena.
+        """
+        numel = like.numel()
+        if numel == 0:
+            return torch.empty(like.shape, dtype=like.dtype)
+        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=numel, offset=offset)
+        return flat.view(like.shape)
+
+
+class _Layout:
+    """Where in the arena the parts of each tensor go. What is the same memory goes there once."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.nbytes = 0
+        self.slots: dict[_Key, tuple[torch.Tensor, int]] = {}
+        """The plain tensors, and the offset of each in bytes."""
+        self._parts: dict[int, tuple[torch.Tensor, list[_Key] | None]] = {}
+        for path, tensor in _copies.tensors(state):
+            if id(tensor) not in self._parts:
+                parts = _copies.parts(tensor)
+                keys = None if parts is None else [self._place(part, path) for part in parts]
+                self._parts[id(tensor)] = (tensor, keys)
+
+    def parts(self, tensor: torch.Tensor) -> list[_Key] | None:
+        """Return what a tensor consists of; None for one that is cloned as a whole."""
+        # A mapping may make its tensors anew whenever it is asked: then it is not this one.
+        return self._parts.get(id(tensor), (tensor, None))[1]
+
+    def _place(self, part: torch.Tensor, path: Path) -> _Key:
+        key = _identity(part)
+        if key not in self.slots:
+            _copies.check(part, path)
+            self.slots[key] = (part, self.nbytes)
+            nbytes = part.numel() * part.element_size()
+            self.nbytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        return key
+
+
+class Snapshot:
+    """Makes snapshots, one at a time."""
+
+    def __init__(self) -> None:
+        self._arena: Arena | None = None
+        self._lease: Lease | None = None
+
+    def take(self, state: dict[str, Any]) -> Staged:
+        """Return a copy of a state dict, once the save of the previous copy has read that.
+
+        Raises:
+            InvalidStateError: a value that can't be copied, named by its key.
+        """
+        layout = _Layout(state)
+        arena = self._memory(layout.nbytes)
+        copies = {key: arena.tensor(at, source) for key, (source, at) in layout.slots.items()}
+        _copy_all([(copies[key], source) for key, (source, _) in layout.slots.items()])
+
+        def replace(tensor: torch.Tensor, path: Path) -> torch.Tensor:
+            keys = layout.parts(tensor)
+            if keys is None:
+                return _copies.clone(tensor, path)
+            return _copies.with_parts(tensor, [copies[key] for key in keys])
+
+        lease = Lease()
+        staged = Staged(_copies.rebuild(state, replace), lease)
+        weakref.finalize(staged, lease.end).atexit = False
+        self._lease = lease
+        return staged
+
+    def read(self, addresses: Iterable[int]) -> Lease | None:
+        """Return the lease of the save that reads from these addresses, if it is of a snapshot."""
+        arena = self._arena
+        return self._lease if arena is not None and arena.holds(addresses) else None
+
+    def drop(self) -> None:
+        """Let go of the memory; a save that still reads from it keeps it alive."""
+        self._arena = self._lease = None
+
+    def _memory(self, nbytes: int) -> Arena:
+        lease, self._lease = self._lease, None
+        if lease is not None and not lease.wait():
+            _log.warning(
+                "a background save has not begun %d s after its snapshot was taken; the next "
+                "snapshot goes to new memory",
+                _UNCLAIMED_S,
+            )
+            self._arena = None
+        if self._arena is None or self._arena.nbytes < nbytes:
+            self._arena = None  # before the larger one is there
+            self._arena = Arena(nbytes)
+        return self._arena
+
+
+def _identity(tensor: torch.Tensor) -> _Key:
+    """Equal for tensors that are the same elements of the same memory."""
+    if tensor.numel() == 0:
+        return (tensor.dtype, tensor.shape)
+    where = (tensor.data_ptr(), tensor.device, tensor.is_conj(), tensor.is_neg())
+    return (*where, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy the second of each pair into the first; what is dense in host memory by threads."""
+    batch: list[tuple[int, int, int]] = []
+    batches = [batch]
+    room = _BATCH
+    with torch.no_grad():
+        for target, source in pairs:
+            if not _is_dense(source):
+                target.copy_(source)  # here: on a device the caller's stream counts
+                continue
+            to, start = target.data_ptr(), source.data_ptr()
+            nbytes = source.numel() * source.element_size()
+            for at in range(0, nbytes, _PIECE):
+                size = min(_PIECE, nbytes - at)
+                batch.append((to + at, start + at, size))
+                room -= size
+                if room <= 0:
+                    batches.append(batch := [])
+                    room = _BATCH
+    _run(batches)
+
+
+def _run(batches: list[list[tuple[int, int, int]]]) -> None:
+    threads = min(_THREADS_MAX, len(os.sched_getaffinity(0)), len(batches))
+    if threads == 1:
+        for batch in batches:
+            _move(batch)
+        return
+    with concurrent.futures.ThreadPoolExecutor(threads, "ringstow-snapshot") as pool:
+        for _ in pool.map(_move, batches):
+            pass
+
+
+def _move(batch: list[tuple[int, int, int]]) -> None:
+    for to, start, size in batch:
+        ctypes.memmove(to, start, size)  # without the GIL
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )

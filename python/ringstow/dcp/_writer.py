@@ -1,0 +1,297 @@
+"""The storage that torch.distributed.checkpoint saves to.
+
+Each rank writes its own shards, at once and in the background of nothing: `write_data` returns
+when they are durable. The coordinator's `finish` is the commit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from ringstow import _handle, _native
+from ringstow._config import Config
+from ringstow._errors import InvalidStateError
+from ringstow._report import SaveReport
+from ringstow.dcp import _items, _mark, _metadata, _paths
+from ringstow.dcp._errors import picklable
+from ringstow.dcp._fallbacks import warn_once
+from ringstow.dcp._saves import Coordinator, Turn
+from ringstow.dcp._snapshot import Snapshot
+from ringstow.dcp._stream import StagingFuture, StreamingStager
+
+StrPath = str | os.PathLike[str]
+
+_log = logging.getLogger("ringstow")
+
+RECEIPT = "__ringstow__.receipt"
+
+
+class StorageWriter(storage.StorageWriter, AsyncStager):
+    """Saves what torch.distributed.checkpoint hands over as a ringstow checkpoint.
+
+    ::
+
+        dcp.save(state_dict, checkpoint_id="step-1000", storage_writer=ringstow.dcp.StorageWriter())
+
+    The checkpoint appears whole or not at all, and one that was at the path stays until then. A
+    rank that fails makes the save fail on every rank; the writer can be used again right away.
+
+    Keep one writer for the whole training: its staging memory and its snapshot's are used again.
+    Its saves go one after the other, whatever thread they run in.
+
+    Given to ``dcp.async_save`` it is also the stager: `stage` takes a snapshot of the state, and
+    training goes on once that is made. `stager` needs no second copy of the state.
+
+    It pickles, for ``AsyncCheckpointerType.PROCESS``, without memory and saves under way.
+    """
+
+    # The snapshot is whole when stage() returns.
+    _synchronize_after_execute = False
+
+    def __init__(self, path: StrPath | None = None, config: Config | None = None) -> None:
+        """Make a writer.
+
+        Args:
+            path: the checkpoint's directory, made if it is not there; None leaves it to each
+                save's ``checkpoint_id``.
+            config: the knobs; None means the defaults.
+
+        Raises:
+            InvalidStateError: the path is none.
+        """
+        self._path = None if path is None else _paths.directory(path)
+        self._config = config or Config()
+        self._start()
+
+    def _start(self) -> None:
+        """Set up what does not go along into another process."""
+        self._save_path = ""
+        self._rank: int | None = None
+        self._turn = Turn()
+        self._coordinator = Coordinator()
+        self._snapshot = Snapshot()
+        self._streams: weakref.WeakSet[StagingFuture] = weakref.WeakSet()
+        self.report: SaveReport | None = None
+        """What this rank's part of the latest save that got through was."""
+        weakref.finalize(self, self._coordinator.abandon)
+
+    def __getstate__(self) -> dict[str, Any]:
+        future = self._stream()
+        if future is not None:
+            future.is_elsewhere = True
+        return {"path": self._path, "config": self._config}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._path, self._config = state["path"], state["config"]
+        self._start()
+
+    # Where to.
+
+    def reset(self, checkpoint_id: StrPath | None = None) -> None:
+        """Set the directory of the saves to come; None leaves it as it is.
+
+        Raises:
+            InvalidStateError: the id is no path.
+        """
+        if checkpoint_id is not None:
+            path = _paths.directory(checkpoint_id)
+            self._turn.take_if_saving()  # an earlier save must not be led astray
+            self._path = path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
+        """Tell whether an id is a path; a URL is not."""
+        return _paths.is_path(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        """The directory of the saves to come, from the root; None if none was given yet."""
+        return self._path
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return what DCP notes of the storage: the directory."""
+        return StorageMeta(checkpoint_id=self._path)
+
+    # A save, in the order of the calls.
+
+    @picklable
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begin a save, once this writer's earlier one has ended.
+
+        Args:
+            is_coordinator: whether this rank commits.
+            args: nothing that is used.
+            kwargs: torch's ``rank`` and ``use_collectives``. Without collectives each rank saves
+                a checkpoint of its own, in ``rank00003`` below the path.
+
+        Raises:
+            InvalidStateError: the writer has no path.
+        """
+        self._turn.take()
+        if self._path is None:
+            raise InvalidStateError(
+                "there is no path to save to: give StorageWriter one, or a checkpoint_id to the "
+                "save"
+            )
+        self._rank = kwargs.get("rank")
+        self._save_path = self._path
+        if not kwargs.get("use_collectives", True):
+            self._save_path = _paths.of_rank(self._path, self._own_rank())
+            self._rank = 0
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return plan
+
+    @picklable
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Take hold of the directory, on the coordinator.
+
+        Raises:
+            BusyError: another save into the directory is under way.
+            InvalidStateError: it holds safetensors files that are not a checkpoint's.
+            OSError: it can't be made or locked.
+        """
+        self._coordinator.open(self._save_path, len(plans))
+        if self._rank is not None:
+            return plans
+        # torch before 2.9 does not tell a writer its rank in the process group.
+        return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
+
+    @picklable
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's part, and return when it is durable. Nothing is committed.
+
+        Ctrl-C ends it. Until it has returned the tensors must not be changed; with `stager`,
+        until they are staged.
+
+        Returns:
+            A future that is done, of one result that stands for all items: a receipt for `finish`.
+
+        Raises:
+            UnsupportedError: items of a kind that can't be saved, all named.
+            InvalidStateError: items that can't be saved, all named.
+            OSError: the system refused: no space, no permission, a failing disk.
+        """
+        stream = self._stream()
+        if self._rank is None:
+            self._rank = plan.storage_data if type(plan.storage_data) is int else self._own_rank()
+        try:
+            receipt, nbytes = self._write(_items.resolve(plan, planner), stream)
+        except BaseException as error:
+            if stream is not None:
+                stream.fail(error)
+            raise
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([WriteResult(MetadataIndex(RECEIPT), nbytes, receipt)])
+        return done
+
+    @picklable
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit, on the coordinator: from then on the checkpoint is there.
+
+        Raises:
+            InvalidStateError: a rank's results, or a part of a tensor, are missing.
+            OSError: the system refused.
+        """
+        receipts = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
+        names = list(metadata.state_dict_metadata)
+        done = self._coordinator.commit(receipts, _metadata.tree_of(metadata), names)
+        _log.debug("committed %s: %s", self._save_path, done)
+        # Torch broadcasts this to all ranks: nothing large belongs there.
+        metadata.storage_data = None
+        metadata.storage_meta = self.storage_meta()
+        _mark.write(self._save_path, metadata)
+
+    def _write(self, items: _items.Items, stream: StagingFuture | None) -> tuple[bytes, int]:
+        job = _native.start_write(
+            items.specs, self._save_path, self._own_rank(), self._config.to_json()
+        )
+        lease = self._snapshot.read(spec[4] for spec in items.specs)
+        try:
+            job.wait_staged()
+            if stream is not None and job.staged():
+                stream.staged()
+            if lease is not None and job.staged():
+                lease.end()
+            job.wait()
+        except BaseException:  # Ctrl-C
+            _handle.abandon(job)
+            raise
+        finally:
+            if lease is not None:
+                lease.end()
+        report = SaveReport.from_json(job.result())
+        self.report = report
+        _log.debug("wrote rank %d's part: %s", self._own_rank(), report)
+        warn_once(report.fallbacks)
+        return job.receipt(), items.nbytes
+
+    def _own_rank(self) -> int:
+        """Return this process's rank in the save."""
+        if self._rank is not None:
+            return self._rank
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+    # Background saves.
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a snapshot of a state dict, in host memory.
+
+        The memory is as large as the state, allocated by the first call and used again: a call
+        waits until this writer's previous background save has read the snapshot before.
+
+        Args:
+            state_dict: nested dicts, lists and tuples with tensors of any kind that DCP takes, on
+                any device. Tensors that share memory share it in the snapshot. Other values are
+                deep-copied.
+
+        Raises:
+            InvalidStateError: a value that can't be copied, named by its key.
+        """
+        return self._snapshot.take(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: the snapshot is whole when `stage` returns."""
+
+    def stager(self) -> AsyncStager:
+        """Return a stager for this writer that copies no tensor.
+
+        ::
+
+            response = dcp.async_save(state, storage_writer=writer, async_stager=writer.stager())
+            response.staging_completion.result()   # from here on the tensors may be changed
+            response.upload_completion.result()    # the checkpoint is committed
+
+        Needs a torch whose ``async_save`` has ``async_stager`` (2.9 has).
+        """
+        return StreamingStager(self)
+
+    def close(self) -> None:
+        """Let go of the snapshot's memory, and clean up after a save that failed.
+
+        Not to be called while a save is under way. The writer can be used again.
+        """
+        self._snapshot.drop()
+        self._coordinator.abandon()
+
+    def _expect(self, future: StagingFuture) -> None:
+        self._streams.add(future)
+
+    def _stream(self) -> StagingFuture | None:
+        """Return the staging future of the save that runs in this thread, if it has one."""
+        me = threading.current_thread()
+        return next((f for f in self._streams if f.thread is me and not f.is_over()), None)

@@ -1,0 +1,151 @@
+"""A pool of gloo ranks: processes that stay alive over many tests, since importing torch is slow.
+
+A test hands a function of a module to every rank::
+
+    def save(rank, path): ...
+
+    def test_it(ranks, tmp_path):
+        results = ranks(2).run(save, tmp_path)
+
+The ranks have a default process group, and nothing else from one function to the next. What a
+function returns must pickle; what it raises is raised by `run`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+# How long a rank may wait for another one. Shorter than `run`'s limit, so that the ranks tell why.
+COLLECTIVE_S = 40
+RUN_S = 60
+
+
+class Ranks:
+    """A pool of one world size."""
+
+    def __init__(self, world_size):
+        self.world_size = world_size
+        self._processes = []
+        self._pipes = []
+        self._meeting = ""
+
+    def run(self, function, *args, timeout=RUN_S):
+        """Runs ``function(rank, *args)`` in every rank; returns what each returned, by rank.
+
+        Raises the error of the lowest rank that raised one. A pool that does not come back in
+        time, or whose ranks no longer answer, is ended, and the next call starts another.
+        """
+        if not self._processes:
+            self._start()
+        try:
+            for pipe in self._pipes:
+                pipe.send((function, args))
+            outcomes = self._gather(timeout)
+        except BaseException:
+            self.stop()
+            raise
+        for rank, (_, error, trace) in enumerate(outcomes):
+            if error is not None:
+                error.add_note(f"raised by rank {rank} of {self.world_size}:\n{trace}")
+                raise error
+            assert trace is None, f"rank {rank} of {self.world_size}:\n{trace}"
+        return [value for value, _, _ in outcomes]
+
+    def stop(self):
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+        if self._meeting:
+            shutil.rmtree(self._meeting, ignore_errors=True)
+
+    def _start(self):
+        context = multiprocessing.get_context("spawn")
+        # A file to meet at: there is no port to collide on.
+        self._meeting = tempfile.mkdtemp(prefix="ringstow-ranks-")
+        meeting = os.path.join(self._meeting, "store")
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            # No daemon: those may not have children, and a test's rank may.
+            process = context.Process(target=_serve, args=(theirs, rank, self.world_size, meeting))
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _gather(self, timeout):
+        deadline = time.monotonic() + timeout
+        outcomes = {}
+        while len(outcomes) < self.world_size:
+            waiting = [r for r in range(self.world_size) if r not in outcomes]
+            left = max(deadline - time.monotonic(), 0)
+            ready = multiprocessing.connection.wait([self._pipes[r] for r in waiting], left)
+            if not ready:
+                for rank in waiting:
+                    os.kill(self._processes[rank].pid, signal.SIGUSR1)  # each tells where it hangs
+                time.sleep(1)  # for the report only
+                raise TimeoutError(f"ranks {waiting} did not come back within {timeout} s")
+            for pipe in ready:
+                rank = self._pipes.index(pipe)
+                try:
+                    outcomes[rank] = pipe.recv()
+                except EOFError:
+                    self._processes[rank].join()
+                    code = self._processes[rank].exitcode
+                    raise RuntimeError(f"rank {rank} died with exit code {code}") from None
+        return [outcomes[rank] for rank in range(self.world_size)]
+
+
+def _serve(pipe, rank, world_size, meeting):
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ["MASTER_ADDR"] = "localhost"  # for what torch starts by itself
+    import datetime
+
+    import torch
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=COLLECTIVE_S),
+    )
+    warnings.simplefilter("ignore")
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        pipe.send(_outcome(function, rank, args))
+
+
+def _outcome(function, rank, args):
+    """Returns what a function returned, what it raised, and how that reads."""
+    try:
+        return function(rank, *args), None, None
+    except BaseException as error:
+        trace = traceback.format_exc()
+        try:
+            import pickle
+
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return None, None, trace
+        return None, error, trace

@@ -1,0 +1,277 @@
+"""Background saves: the snapshot, streaming from live tensors, and torch's own stagers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import threading
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from states import every_kind, load, plain
+from support import assert_same
+from test_dcp_writer import MOMENTS, Failing
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.staging import (
+    BlockingAsyncStager,
+    DefaultStager,
+    StagingOptions,
+)
+
+import ringstow
+from ringstow.dcp import StorageWriter, _snapshot
+
+SECONDS = 60
+
+
+class Held(DefaultSavePlanner):
+    """Holds a save until it is let go, before its first tensor is looked up."""
+
+    def __init__(self):
+        super().__init__()
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    def resolve_data(self, item):
+        self.reached.set()
+        assert self.go_on.wait(SECONDS)
+        return super().resolve_data(item)
+
+
+@pytest.fixture
+def writer():
+    writer = StorageWriter()
+    yield writer
+    writer.close()
+
+
+def overwrite(value):
+    """Changes everything in a state that can be changed."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() and not (value.dim() and value.stride()[0] == 0):
+            value.detach().zero_()
+    elif isinstance(value, dict):
+        for item in value.values():
+            overwrite(item)
+        value["more"] = 1
+    elif isinstance(value, list):
+        for item in value:
+            overwrite(item)
+        value.append(1)
+
+
+def stagers():
+    sync = StagingOptions(False, False, False, False)
+    background = StagingOptions(False, False, True, False)
+    return {
+        "the writer": lambda writer: None,
+        "streaming": lambda writer: writer.stager(),
+        "blocking": lambda writer: BlockingAsyncStager(),
+        "default": lambda writer: DefaultStager(sync),
+        "default in the background": lambda writer: DefaultStager(background),
+    }
+
+
+@pytest.mark.parametrize("which", stagers())
+def test_what_is_overwritten_after_staging_is_not_saved(which, writer, tmp_path):
+    state = every_kind()
+    if which == "blocking":
+        del state["optimizer"]["param_groups"]  # it does not take all that DCP does
+    if which.startswith("default"):
+        del state["model"]["conj"], state["model"]["neg"]  # it forgets that they are views
+    expected = plain(state)
+    stager = stagers()[which](writer)
+    found = dcp.async_save(
+        state, checkpoint_id=tmp_path, storage_writer=writer, async_stager=stager
+    )
+    upload = found
+    if hasattr(found, "staging_completion"):
+        found.staging_completion.result(SECONDS)
+        upload = found.upload_completion
+    overwrite(state)
+    upload.result(SECONDS)
+    assert_same(load(tmp_path, expected), expected)
+
+
+def test_a_snapshots_memory_is_used_again(writer, tmp_path):
+    state = {"a": torch.zeros(1 << 20), "b": torch.zeros(7)}
+    addresses = set()
+    for step in range(3):
+        state["a"].fill_(step)
+        staged = writer.stage(state)
+        assert float(staged["a"].min()) == float(staged["a"].max()) == step
+        addresses.add(staged["a"].data_ptr())
+        del staged
+    assert len(addresses) == 1
+
+
+def test_a_tensor_of_a_snapshot_is_saved_by_torch_without_the_rest(writer, tmp_path):
+    staged = writer.stage({"a": torch.zeros(1 << 20), "b": torch.arange(7.0)})
+    torch.save(staged["b"], tmp_path / "b")
+    assert (tmp_path / "b").stat().st_size < 10_000
+
+
+def test_tied_tensors_are_tied_in_the_snapshot_and_copied_once(writer):
+    weight = torch.arange(12.0).reshape(3, 4)
+    staged = writer.stage({"a": weight, "b": {"c": weight}, "p": torch.nn.Parameter(weight)})
+    assert staged["a"] is staged["b"]["c"]
+    assert staged["p"].data_ptr() == staged["a"].data_ptr()
+    assert writer._snapshot._arena.nbytes == _snapshot._HUGE_PAGE
+    weight.zero_()
+    assert_same(staged["a"], torch.arange(12.0).reshape(3, 4))
+
+
+def test_a_tuple_and_a_named_one_hold_copies_too(writer):
+    state = {
+        "t": (torch.ones(2), [torch.ones(2)]),
+        "s": torch.return_types.max((torch.ones(1),) * 2),
+    }
+    staged = writer.stage(state)
+    state["t"][0].zero_()
+    state["t"][1][0].zero_()
+    assert_same(staged["t"], (torch.ones(2), [torch.ones(2)]))
+
+
+def test_the_next_snapshot_waits_until_the_last_one_is_read(writer, tmp_path):
+    state = {"a": torch.ones(1000)}
+    planner = Held()
+    first = dcp.async_save(
+        state, checkpoint_id=tmp_path / "1", storage_writer=writer, planner=planner
+    )
+    assert planner.reached.wait(SECONDS)
+    state["a"].fill_(2)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        staged = pool.submit(writer.stage, state)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            staged.result(0.1)
+        planner.go_on.set()
+        assert float(staged.result(SECONDS)["a"][0]) == 2
+    first.result(SECONDS)
+    assert_same(load(tmp_path / "1", state), {"a": torch.ones(1000)})
+
+
+def test_background_saves_one_after_another_without_waiting_save_what_was_true(writer, tmp_path):
+    state = {"a": torch.zeros(100_000), "step": 0}
+    uploads = []
+    for step in range(5):
+        state["a"].fill_(step)
+        state["step"] = step
+        uploads.append(
+            dcp.async_save(state, checkpoint_id=tmp_path / str(step), storage_writer=writer)
+        )
+    for step, upload in enumerate(uploads):
+        upload.result(SECONDS)
+        expected = {"a": torch.full((100_000,), float(step)), "step": step}
+        assert_same(load(tmp_path / str(step), expected), expected)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_after_a_failed_background_save_the_next_snapshot_does_not_wait(moment, writer, tmp_path):
+    state = {"a": torch.ones(1000)}
+    failed = dcp.async_save(
+        state, checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
+    )
+    error = failed.exception(SECONDS)  # kept: its frames hold the snapshot
+    assert isinstance(error, CheckpointException)
+    address = writer._snapshot._arena._start
+    dcp.async_save(state, checkpoint_id=tmp_path, storage_writer=writer).result(SECONDS)
+    assert writer._snapshot._arena._start == address
+    assert_same(load(tmp_path, state), state)
+
+
+def test_a_snapshot_that_nobody_saves_does_not_hold_up_the_next(writer, monkeypatch):
+    kept = writer.stage({"a": torch.ones(1000)})
+    monkeypatch.setattr(_snapshot, "_UNCLAIMED_S", 0.05)
+    other = writer.stage({"a": torch.zeros(1000)})
+    assert_same(kept["a"], torch.ones(1000))
+    assert_same(other["a"], torch.zeros(1000))
+    address = other["a"].data_ptr()
+    del other
+    gc.collect()
+    assert writer.stage({"a": torch.ones(1)})["a"].data_ptr() == address
+
+
+def test_a_plain_save_in_between_does_not_free_the_snapshot(writer, tmp_path):
+    planner = Held()
+    state = {"a": torch.ones(1000)}
+    upload = dcp.async_save(
+        state, checkpoint_id=tmp_path / "1", storage_writer=writer, planner=planner
+    )
+    assert planner.reached.wait(SECONDS)
+    other = StorageWriter(tmp_path / "2")
+    dcp.save({"a": torch.zeros(5)}, storage_writer=other)
+    assert not writer._snapshot._lease._over.is_set()
+    planner.go_on.set()
+    upload.result(SECONDS)
+
+
+def test_a_streamed_save_is_staged_before_it_is_committed(writer, tmp_path, monkeypatch):
+    state = {"a": torch.ones(1000), "n": [1]}
+    events = []
+    finish = writer.finish
+    held = threading.Event()
+
+    def slow_finish(**arguments):
+        assert held.wait(SECONDS)
+        events.append("finish")
+        finish(**arguments)
+
+    monkeypatch.setattr(writer, "finish", slow_finish)
+    found = dcp.async_save(
+        state, checkpoint_id=tmp_path, storage_writer=writer, async_stager=writer.stager()
+    )
+    found.staging_completion.result(SECONDS)
+    events.append("staged")
+    state["a"].zero_()
+    state["n"].append(2)
+    held.set()
+    found.upload_completion.result(SECONDS)
+    assert events == ["staged", "finish"]
+    assert_same(load(tmp_path, state), {"a": torch.ones(1000), "n": [1]})
+    assert writer._snapshot._arena is None
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_streamed_save_that_fails_frees_the_tensors_and_says_so(moment, writer, tmp_path):
+    found = dcp.async_save(
+        {"a": torch.ones(1000)},
+        checkpoint_id=tmp_path,
+        storage_writer=writer,
+        async_stager=writer.stager(),
+        planner=Failing(moment),
+    )
+    error = found.staging_completion.exception(SECONDS)
+    assert isinstance(error, ringstow.Error)
+    assert isinstance(found.upload_completion.exception(SECONDS), CheckpointException)
+    if moment == "resolve_data":
+        assert "failed in resolve_data" in str(error)
+    else:
+        assert "upload_completion says what it failed of" in str(error)
+
+
+def test_a_writer_without_a_path_fails_both_completions(writer):
+    found = dcp.async_save({"a": 1}, storage_writer=writer, async_stager=writer.stager())
+    assert isinstance(found.staging_completion.exception(SECONDS), ringstow.Error)
+    assert "there is no path" in str(found.upload_completion.exception(SECONDS))
+
+
+def test_the_writer_is_taken_as_stager():
+    """Torch falls back to its own, without a word, where a method is missing."""
+    from torch.distributed.checkpoint.staging import AsyncStager
+
+    writer = StorageWriter()
+    assert isinstance(writer, AsyncStager)
+    assert isinstance(writer.stager(), AsyncStager)
+    assert not writer.should_synchronize_after_execute
+    writer.synchronize_staging()
+
+
+def test_a_checkpointable_tensor_keeps_its_place(writer, tmp_path):
+    tensor = torch.arange(6.0).reshape(2, 3)
+    tensor.global_shape, tensor.global_offsets = (2, 3), ((0, 0),)
+    tensor.local_offsets, tensor.local_sizes = ((0, 0),), ((2, 3),)
+    staged = writer.stage({"a": tensor, "b": tensor})
+    assert staged["a"].global_shape == (2, 3)
+    assert staged["a"].data_ptr() == staged["b"].data_ptr()

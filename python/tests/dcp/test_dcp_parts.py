@@ -1,0 +1,228 @@
+"""The pure parts: trees, targets, rebuilt states."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+
+import ringstow
+from ringstow.dcp import _copies, _targets
+from ringstow.dcp._errors import picklable, survives
+from ringstow.dcp._metadata import Contents, Entry, tree_of
+
+T = TensorStorageMetadata(TensorProperties(), torch.Size([1]), [])
+OBJECT = BytesStorageMetadata()
+
+
+def tree(state, paths):
+    return json.loads(tree_of(Metadata(state, planner_data=paths)))
+
+
+def contents(names, text):
+    rows = [(name, "U8", (1,), True, [((0,), (1,))]) for name in names]
+    return Contents.of("/c", rows, text)
+
+
+def test_the_tree_is_nested_as_the_default_planner_flattened_it():
+    state = {"a.b": T, "a.0": OBJECT, "l.0": T, "l.2": OBJECT, "d.$x": T}
+    paths = {"a.b": ("a", "b"), "a.0": ("a", "0"), "l.0": ("l", 0), "l.2": ("l", 2)}
+    paths["d.$x"] = ("d", "$x")
+    assert tree(state, paths) == {
+        "a": {"b": {"$tensor": "a.b"}, "0": {"$object": "a.0"}},
+        "l": [{"$tensor": "l.0"}, None, {"$object": "l.2"}],
+        "d": {"$dict": [["$x", {"$tensor": "d.$x"}]]},
+    }
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        None,
+        "nonsense",
+        {"a": ("a",)},
+        {"a": ("a",), "a.b": ("a", "b")},
+        {"a": ("x",), "a.b": ("x",)},
+        {"a": (), "a.b": ("b",)},
+        {"a": (0,), "a.b": ("b",)},
+        {"a": ("a",), "a.b": ("b",) * 300},
+    ],
+)
+def test_paths_that_do_not_fit_make_a_flat_tree(paths):
+    assert tree({"a": T, "a.b": T}, paths) == {"a": {"$tensor": "a"}, "a.b": {"$tensor": "a.b"}}
+
+
+def test_a_list_with_a_huge_gap_is_no_list():
+    found = tree({"a.0": T, "a.9": T}, {"a.0": ("a", 0), "a.9": ("a", 10**9)})
+    assert found == {"a": {"$dict": [[0, {"$tensor": "a.0"}], [10**9, {"$tensor": "a.9"}]]}}
+
+
+KEYS = st.text(st.characters(codec="utf-8"), max_size=3)
+STATES = st.dictionaries(
+    KEYS,
+    st.recursive(
+        st.integers(),
+        lambda inner: st.dictionaries(KEYS, inner, max_size=3) | st.lists(inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@given(STATES)
+def test_planner_data_survives_the_tree(state):
+    try:
+        flat, paths = flatten_state_dict(state)
+    except ValueError:
+        return  # two keys that read the same: torch refuses it
+    text = tree_of(Metadata(dict.fromkeys(flat, OBJECT), planner_data=paths))
+    found = contents(flat, text)
+    assert found.metadata().planner_data == paths
+
+
+def test_tied_tensors_of_a_plain_save_are_one_entry_under_two_names():
+    text = json.dumps({"a": {"$tensor": "a"}, "b": {"c": {"$tensor": "a"}}, "n": 5})
+    found = contents(["a"], text)
+    assert found.entries["a"] is found.entries["b.c"]
+    assert found.paths == {"a": ("a",), "b.c": ("b", "c")}
+
+
+def test_paths_that_read_the_same_keep_the_manifests_names():
+    text = json.dumps({"a.b": {"$tensor": "a.b"}, "a": {"b": {"$tensor": "a.b#2"}}})
+    found = contents(["a.b", "a.b#2"], text)
+    assert found.entries["a.b"].name == "a.b"
+    assert found.entries["a.b#2"].name == "a.b#2"
+
+
+def test_a_tree_that_names_what_is_not_there_is_refused():
+    with pytest.raises(ringstow.FormatError, match="'z', which is not there"):
+        contents(["a"], json.dumps({"a": {"$tensor": "z"}}))
+
+
+def test_a_dtype_that_torch_lacks_is_left_out_and_told(caplog):
+    found = Contents.of("/c", [("a", "F6", (1,), False, [((0,), (1,))])], None)
+    assert found.metadata().state_dict_metadata == {}
+    assert "/c: a: torch" in caplog.text
+
+
+def fill(target, name="a", dest=(0,), offsets=None, dtype=torch.float32):
+    index = MetadataIndex(name, dest)
+    lengths = target.shape
+    item = ReadItem(
+        LoadItemType.TENSOR,
+        index,
+        torch.Size(offsets or [0] * target.dim()),
+        index,
+        torch.Size([0] * target.dim()),
+        lengths,
+    )
+    entry = Entry(name, "F32", tuple(lengths), False, [])
+    return _targets.Fill(item, entry, 0, (0,) * target.dim(), target, dtype)
+
+
+def test_columns_of_one_tensor_are_read_straight_into_it():
+    whole = torch.zeros(4, 8)
+    fills = [fill(whole[:, :3], offsets=[0, 0]), fill(whole[:, 3:], offsets=[0, 3])]
+    assert _targets.split(fills) == (fills, [])
+
+
+def test_memory_that_two_keys_share_is_read_into_once():
+    tied = torch.zeros(4)
+    fills = [fill(tied, "a"), fill(torch.zeros(4), "b"), fill(tied, "c"), fill(tied[2:], "d")]
+    assert _targets.split(fills) == (fills[:2], fills[2:])
+
+
+def test_the_same_box_twice_is_read_into_once():
+    fills = [fill(target := torch.zeros(4)), fill(target)]
+    assert _targets.split(fills) == (fills[:1], fills[1:])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.zeros(3).expand(2, 3),
+        torch.zeros(8).as_strided((3, 3), (2, 1)),
+        torch.zeros(3, dtype=torch.float64),
+        torch.zeros(3, dtype=torch.complex64).conj().imag,
+        torch.zeros(3, device="meta"),
+    ],
+    ids=["expanded", "overlapping", "dtype", "neg", "device"],
+)
+def test_what_cannot_take_bytes_is_copied(target):
+    assert _targets.split([one := fill(target)]) == ([], [one])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12),
+    st.integers(4, 64),
+)
+def test_batches_cover_every_element_once_and_stay_small(shapes, limit):
+    targets = [torch.zeros(shape) for shape in shapes]
+    fills = [fill(target, str(n)) for n, target in enumerate(targets) if target.numel()]
+    for batch in _targets.batches(fills, limit):
+        assert sum(one.nbytes for one in batch) <= limit
+        for one in batch:
+            at = tuple(slice(o, o + n) for o, n in zip(one.offsets, one.target.shape, strict=True))
+            assert targets[int(one.entry.name)][at].data_ptr() == one.target.data_ptr()
+            one.target.add_(1)
+    assert all(bool((target == 1).all()) for target in targets)
+
+
+def test_a_rebuilt_state_has_its_own_containers_and_values_and_the_same_tensors():
+    inner = collections.OrderedDict(a=torch.ones(1))
+    state = {"l": [1, inner, (2, {"x": set()})], "o": {"s": {1}}}
+    twin = _copies.rebuild(state, lambda tensor, _: tensor)
+    assert twin == state
+    assert twin["l"][1]["a"] is inner["a"]
+    assert type(twin["l"][1]) is collections.OrderedDict
+    state["o"]["s"].add(2)
+    inner["b"] = 1
+    assert twin["o"]["s"] == {1}
+    assert "b" not in twin["l"][1]
+
+
+def test_what_cannot_be_copied_is_named():
+    with pytest.raises(ringstow.InvalidStateError, match=r"a\['b'\] is a generator"):
+        _copies.rebuild({"a": {"b": (n for n in ())}}, lambda tensor, _: tensor)
+
+
+class Unpicklable(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def test_an_error_that_no_other_rank_could_get_becomes_one_that_it_can():
+    @picklable
+    def method():
+        raise Unpicklable("why", "how")
+
+    with pytest.raises(ringstow.Error, match="Unpicklable: why") as caught:
+        method()
+    assert survives(caught.value)
+    assert not survives(Unpicklable("why", "how"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device", "/c"),
+        ringstow.KeyMismatchError("m", path="/c", missing=["a"]),
+        ringstow.BusyError("m", path="/c"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_our_errors_reach_the_other_ranks(error):
+    assert survives(error)

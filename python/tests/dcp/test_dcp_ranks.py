@@ -1,0 +1,469 @@
+"""Several ranks over gloo: shards, failures on one of them, all ways to save in the background."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import resource
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support import assert_same, litter, manifest_of
+from test_dcp_writer import Failing
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import ringstow
+from ringstow.dcp import StorageReader, StorageWriter
+
+SECONDS = 30
+
+
+def mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def shards(fill=1.0, rows=5):
+    """Returns a state of sharded, replicated and plain tensors, alike on every rank."""
+    whole = torch.arange(rows * 3.0).reshape(rows, 3) * fill
+    return {
+        "rows": distribute(whole, Shard(0)),
+        "columns": distribute(whole + 1, Shard(1)),
+        "copies": distribute(whole + 2, Replicate()),
+        "one row": distribute(whole[:1] + 3, Shard(0)),
+        "empty": distribute(whole[:0], Shard(0)),
+        "plain": whole + 4,
+        "scalar": torch.tensor(fill),
+        "n": [{"lr": fill}],
+    }
+
+
+def distribute(whole, placement):
+    """Returns a DTensor of a tensor that is the same on every rank."""
+    return distribute_tensor(whole.clone(), mesh(), [placement])
+
+
+def zeros_like(state):
+    if isinstance(state, torch.Tensor):
+        return torch.zeros_like(state)
+    if isinstance(state, dict):
+        return {key: zeros_like(item) for key, item in state.items()}
+    return [zeros_like(item) for item in state] if isinstance(state, list) else None
+
+
+def local(state):
+    """Returns the state with this rank's parts in place of the DTensors."""
+    if isinstance(state, DTensor):
+        state = state.to_local()
+    if isinstance(state, torch.Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: local(item) for key, item in state.items()}
+    return [local(item) for item in state] if isinstance(state, list) else state
+
+
+def save(state, path, **options):
+    writer = options.pop("writer", None) or StorageWriter()
+    return dcp.save(state, checkpoint_id=path, storage_writer=writer, **options)
+
+
+def check(path, expected, **options):
+    found = zeros_like(expected)
+    dcp.load(found, checkpoint_id=path, storage_reader=StorageReader(), **options)
+    assert_same(local(found), local(expected))
+
+
+def failure(function):
+    """Returns the errors of a save or load that fails, by rank, as every rank gets them."""
+    with pytest.raises(CheckpointException) as caught:
+        function()
+    return {rank: error for rank, (error, _) in caught.value.failures.items()}
+
+
+def _round_trip(rank, path):
+    state = shards()
+    metadata = save(state, path)
+    check(path, state)
+    assert metadata.storage_data is None
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_shards_come_back(world_size, ranks, tmp_path):
+    ranks(world_size).run(_round_trip, tmp_path)
+    manifest = manifest_of(tmp_path)
+    assert manifest["world_size"] == world_size
+    chunks = {tensor["name"]: len(tensor["chunks"]) for tensor in manifest["tensors"]}
+    assert chunks["rows"] == chunks["columns"] == world_size
+    assert {chunks[name] for name in ("copies", "plain", "scalar", "one row", "empty")} == {1}
+    assert litter(tmp_path) == [".metadata"]
+
+
+def _load_only(rank, path):
+    check(path, shards())
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_another_number_of_ranks_loads_them(world_size, ranks, tmp_path):
+    ranks(2).run(_round_trip, tmp_path)
+    ranks(world_size).run(_load_only, tmp_path)
+
+
+def test_the_tree_nests_what_only_other_ranks_have(ranks, tmp_path):
+    ranks(2).run(_own_keys, tmp_path)
+    tree = manifest_of(tmp_path)["state"]
+    assert set(tree["by rank"]) == {"0", "1"}
+
+
+def _own_keys(rank, path):
+    save({"by rank": {str(rank): torch.full((3,), float(rank))}}, path)
+    check(path, {"by rank": {str(rank): torch.full((3,), float(rank))}})
+
+
+class FailingOn(Failing):
+    def __init__(self, rank, moment):
+        super().__init__(moment if dist.get_rank() == rank else "never")
+
+
+def _one_fails(rank, path, bad, moment):
+    writer = StorageWriter()
+    state = shards()
+    save(state, path, writer=writer)
+    broken = shards(fill=9.0)
+    errors = failure(lambda: save(broken, path, writer=writer, planner=FailingOn(bad, moment)))
+    assert list(errors) == [bad]
+    assert f"failed in {moment}" in str(errors[bad])
+    check(path, state)  # the group works, and the earlier checkpoint is whole
+    save(broken, path, writer=writer)
+    check(path, broken)
+    return type(errors[bad]).__name__
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("moment", ["create_local_plan", "finish_plan", "resolve_data"])
+def test_what_fails_on_one_rank_fails_on_all_and_harms_nothing(bad, moment, ranks, tmp_path):
+    kinds = ranks(2).run(_one_fails, tmp_path, bad, moment)
+    assert set(kinds) == {"InvalidStateError" if moment == "resolve_data" else "RuntimeError"}
+    assert litter(tmp_path) == [".metadata"]
+
+
+def _full_disk(rank, path, bad):
+    writer = StorageWriter()
+    save({"a": torch.ones(3)}, path, writer=writer)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == bad:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        state = {str(n): torch.ones(1 << 20) for n in range(2)}
+        errors = failure(lambda: save(state, path, writer=writer))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(errors) == [bad]
+    check(path, {"a": torch.ones(3)})
+    save(state, path, writer=writer)
+    check(path, state)
+    return type(errors[bad]), errors[bad].errno
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_full_disk_on_one_rank_is_every_ranks_error(bad, ranks, tmp_path):
+    found = ranks(2).run(_full_disk, tmp_path, bad)
+    assert found == [(OSError, 27)] * 2
+
+
+def _busy(rank, path):
+    if rank == 0:
+        hold = ringstow._native.Session(str(path), 1)
+    dist.barrier()
+    errors = failure(lambda: save({"a": torch.ones(2)}, path))
+    assert type(errors[0]) is ringstow.BusyError
+    dist.barrier()
+    if rank == 0:
+        hold.abandon()
+    save({"a": torch.ones(2)}, path)
+
+
+def test_a_directory_that_is_taken_is_every_ranks_error(ranks, tmp_path):
+    ranks(2).run(_busy, tmp_path)
+
+
+def _background(rank, path, how):
+    group = dist.new_group(backend="gloo")
+    writer = StorageWriter()
+    stager = writer.stager() if how == "streaming" else None
+    for step in (1.0, 2.0):
+        state = shards(fill=step)
+        expected = local(state)
+        found = dcp.async_save(
+            state,
+            checkpoint_id=path / str(step),
+            storage_writer=writer,
+            async_stager=stager,
+            process_group=group,
+        )
+        upload = found
+        if how == "streaming":
+            found.staging_completion.result(SECONDS)
+            upload = found.upload_completion
+        for tensor in state.values():
+            if isinstance(tensor, torch.Tensor):
+                tensor.zero_()
+        dist.barrier()  # training goes on, on its own group
+        upload.result(SECONDS)
+        found = shards()
+        dcp.load(found, checkpoint_id=path / str(step), storage_reader=StorageReader())
+        assert_same(local(found), expected)
+    writer.close()
+
+
+@pytest.mark.parametrize("how", ["snapshot", "streaming"])
+def test_background_saves_hold_what_was_true_at_the_call(how, ranks, tmp_path):
+    ranks(2).run(_background, tmp_path, how)
+
+
+def _background_failure(rank, path, how):
+    group = dist.new_group(backend="gloo")
+    writer = StorageWriter()
+    stager = writer.stager() if how == "streaming" else None
+
+    def start(planner=None):
+        return dcp.async_save(
+            shards(),
+            checkpoint_id=path,
+            storage_writer=writer,
+            async_stager=stager,
+            process_group=group,
+            planner=planner,
+        )
+
+    found = start(FailingOn(1, "finish_plan"))
+    if how == "streaming":
+        staging = found.staging_completion.exception(SECONDS)
+        assert (staging is None) == (rank == 0)  # it read its own part before the other failed
+        found = found.upload_completion
+    assert list(found.exception(SECONDS).failures) == [1]
+    found = start()
+    (found.upload_completion if how == "streaming" else found).result(SECONDS)
+    check(path, shards())
+
+
+@pytest.mark.parametrize("how", ["snapshot", "streaming"])
+def test_a_background_save_that_fails_on_one_rank_fails_on_all(how, ranks, tmp_path):
+    ranks(2).run(_background_failure, tmp_path, how)
+
+
+def _in_a_process(rank, path):
+    from torch.distributed.checkpoint import _async_process_executor as executor
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    writer = StorageWriter()
+    try:
+        for step in (1.0, 2.0):
+            state = {"a": torch.full((1000,), step), "n": step}
+            dcp.async_save(
+                state,
+                checkpoint_id=path / str(step),
+                storage_writer=writer,
+                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            ).result(SECONDS)
+        found = dcp.async_save(
+            state,
+            checkpoint_id="s3://no/path",
+            storage_writer=writer,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        )
+        error = found.exception(SECONDS)
+        assert "is no path" in str(error)
+        found = dcp.async_save(
+            state,
+            checkpoint_id=path / "live",
+            storage_writer=writer,
+            async_stager=writer.stager(),
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        )
+        found.staging_completion.result(SECONDS)
+        found.upload_completion.result(SECONDS)
+    finally:
+        executor._CHECKPOINT_PROCESS = None  # ends it
+    for name, step in (("1.0", 1.0), ("2.0", 2.0), ("live", 2.0)):
+        check(path / name, {"a": torch.full((1000,), step), "n": step})
+
+
+def test_a_process_of_its_own_saves(ranks, tmp_path):
+    ranks(2).run(_in_a_process, tmp_path)
+
+
+def _without_collectives(rank, path):
+    state = {"own": torch.full((4,), float(rank)), "n": rank}
+    for _ in range(2):
+        save(state, path, use_collectives=False)
+    check(path, state)
+
+
+def test_without_collectives_each_rank_has_a_checkpoint_of_its_own(ranks, tmp_path):
+    ranks(2).run(_without_collectives, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["rank00000", "rank00001"]
+    for rank in range(2):
+        state = {"own": torch.full((4,), float(rank)), "n": rank}
+        target = {"own": torch.zeros(4), "n": None}
+        reader = StorageReader(tmp_path / f"rank0000{rank}")
+        dcp.load(target, storage_reader=reader)
+        assert_same(target, state)
+
+
+def _a_part_of_the_group(rank, path):
+    group = dist.new_group([1, 2], backend="gloo")
+    if rank:
+        state = {str(rank): torch.full((3,), float(rank)), "both": torch.ones(2)}
+        save(state, path, process_group=group)
+        check(path, state, process_group=group)
+    dist.barrier()
+
+
+def test_a_part_of_the_ranks_saves(ranks, tmp_path):
+    ranks(3).run(_a_part_of_the_group, tmp_path)
+    assert manifest_of(tmp_path)["world_size"] == 2
+
+
+class OlderWriter(StorageWriter):
+    """As a torch before 2.9 calls it: without its rank."""
+
+    def set_up_storage_writer(self, is_coordinator):
+        super().set_up_storage_writer(is_coordinator)
+
+
+def _older_torch(rank, path):
+    group = dist.new_group([1, 2], backend="gloo")
+    if rank:
+        state = {str(rank): torch.full((3,), float(rank))}
+        save(state, path, process_group=group, writer=OlderWriter())
+        check(path, state, process_group=group)
+    dist.barrier()
+
+
+def test_a_part_of_the_ranks_saves_where_torch_tells_no_rank(ranks, tmp_path):
+    ranks(3).run(_older_torch, tmp_path)
+
+
+def _alone(rank, path):
+    state = {"a": torch.full((3,), float(rank))}
+    save(state, path / str(rank), no_dist=True)
+    check(path / str(rank), state, no_dist=True)
+
+
+def test_without_distribution_each_process_saves_for_itself(ranks, tmp_path):
+    ranks(2).run(_alone, tmp_path)
+
+
+def _cached_plans(rank, path):
+    writer = StorageWriter()
+
+    def planner():
+        return DefaultSavePlanner(enable_plan_caching=True)
+
+    try:
+        for step in (1.0, 2.0, 3.0):
+            state = shards(fill=step)
+            save(state, path / str(step), writer=writer, planner=planner())
+            check(path / str(step), state)
+        errors = failure(
+            lambda: save({"rows": torch.ones(1)}, "/proc/no", writer=writer, planner=planner())
+        )
+        assert isinstance(errors[0], OSError)
+        bigger = shards(fill=4.0, rows=7)
+        save(bigger, path / "bigger", writer=writer, planner=planner())
+        check(path / "bigger", bigger)
+    finally:
+        for cache in (n for n in vars(dcp.SavePlanner) if n.startswith("_cached")):
+            getattr(dcp.SavePlanner, cache).clear()
+
+
+def test_cached_plans_save_what_is_true_now(ranks, tmp_path):
+    ranks(2).run(_cached_plans, tmp_path)
+
+
+def _several_shards(rank, path):
+    import warnings
+
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    warnings.simplefilter("ignore")
+    placements = [f"rank:{n % 2}/cpu" for n in range(4)]
+    spec = ChunkShardingSpec(dim=0, placements=placements)
+    whole = torch.arange(21.0).reshape(7, 3)
+
+    def make():
+        return sharded_tensor.zeros(spec, 7, 3)
+
+    tensor = make()
+    for shard in tensor.local_shards():
+        start = shard.metadata.shard_offsets[0]
+        shard.tensor.copy_(whole[start : start + shard.metadata.shard_sizes[0]])
+    writer = StorageWriter()
+    found = dcp.async_save(
+        {"a": tensor},
+        checkpoint_id=path,
+        storage_writer=writer,
+        process_group=dist.new_group(backend="gloo"),
+    )
+    for shard in tensor.local_shards():
+        shard.tensor.zero_()
+    found.result(SECONDS)
+    state = {"a": make()}
+    dcp.load(state, checkpoint_id=path, storage_reader=StorageReader())
+    for shard in state["a"].local_shards():
+        start = shard.metadata.shard_offsets[0]
+        assert_same(shard.tensor, whole[start : start + shard.metadata.shard_sizes[0]])
+    target = {"a": torch.zeros(7, 3)}
+    dcp.load(target, checkpoint_id=path, storage_reader=StorageReader())
+    assert_same(target["a"], whole)
+    return len(tensor.local_shards())
+
+
+def test_several_shards_of_a_tensor_on_one_rank(ranks, tmp_path):
+    assert ranks(2).run(_several_shards, tmp_path) == [2, 2]
+
+
+def _unfit(rank, path):
+    from ringstow.dcp import LoadPlanner
+
+    save({"a": torch.ones(2), "b": torch.ones(2)}, path)
+    target = {"a": torch.zeros(3 if rank else 2), "b": torch.zeros(2)}
+    errors = failure(
+        lambda: dcp.load(
+            target, checkpoint_id=path, storage_reader=StorageReader(), planner=LoadPlanner()
+        )
+    )
+    assert list(errors) == [1]
+    assert errors[1].mismatched == ["a is [3] here and [2] in the checkpoint"]
+
+
+def test_what_does_not_fit_on_one_rank_is_every_ranks_error(ranks, tmp_path):
+    ranks(2).run(_unfit, tmp_path)
+
+
+def _die(rank, path):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_a_rank_that_dies_is_noticed_and_the_next_test_gets_another(ranks, tmp_path):
+    with pytest.raises(RuntimeError, match="rank"):
+        ranks(2).run(_die, tmp_path)
+    ranks(2).run(_round_trip, tmp_path)
+
+
+def _types(rank, path):
+    assert isinstance(path, pathlib.Path)
+    raise ringstow.BusyError("as it is", path=str(path)) if rank else KeyError("lowest")
+
+
+def test_the_lowest_ranks_error_is_raised_as_it_is(ranks, tmp_path):
+    with pytest.raises(KeyError, match="lowest"):
+        ranks(2).run(_types, tmp_path)

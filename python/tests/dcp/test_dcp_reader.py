@@ -1,0 +1,256 @@
+"""The reader in one process: what it fills, what it refuses, and what it never runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from states import load
+from support import assert_same, reseal, shards_of
+from test_dcp_writer import cause
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+import ringstow
+import ringstow.dcp
+from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Returns a function that saves a state and returns the checkpoint's path."""
+
+    def save(state):
+        dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=StorageWriter())
+        return tmp_path / "c"
+
+    return save
+
+
+def fetch(state, path, reader=None, **options):
+    reader = reader or StorageReader()
+    dcp.load(state, checkpoint_id=path, storage_reader=reader, **options)
+    return reader
+
+
+def test_tensors_are_filled_where_they_are(saved):
+    floats = torch.arange(24.0).reshape(4, 6)
+    path = saved({"a": floats, "b": floats + 1, "c": floats + 2})
+    whole = torch.zeros(6, 12)
+    targets = {"a": whole[1:5, 3:9], "b": torch.zeros(6, 4).t(), "c": torch.zeros(4, 6)}
+    places = {key: tensor.data_ptr() for key, tensor in targets.items()}
+    versions = {key: tensor._version for key, tensor in targets.items()}
+    reader = fetch(targets, path)
+    assert {key: tensor.data_ptr() for key, tensor in targets.items()} == places
+    assert_same(targets["a"].contiguous(), floats)
+    assert_same(targets["b"].contiguous(), floats + 1)
+    assert float(whole.sum()) == float(floats.sum())
+    assert all(targets[key]._version > version for key, version in versions.items())
+    assert reader.report.tensor_bytes == 3 * 24 * 4
+    assert reader.report.verified
+
+
+def test_another_dtype_is_converted_as_torch_does(saved):
+    values = torch.linspace(-3, 3, 1000)
+    path = saved({"a": values, "b": values.to(torch.float64), "c": torch.arange(5)})
+    targets = {
+        "a": torch.zeros(1000, dtype=torch.bfloat16),
+        "b": torch.zeros(1000, dtype=torch.float32),
+        "c": torch.zeros(5, dtype=torch.complex64).conj(),
+    }
+    fetch(targets, path, StorageReader(config=ringstow.Config(pool_bytes=8 << 20)))
+    assert_same(targets["a"], values.to(torch.bfloat16))
+    assert_same(targets["b"], values)
+    assert torch.equal(targets["c"], torch.arange(5).to(torch.complex64))
+
+
+def test_what_is_copied_on_its_way_is_copied_in_small_batches(saved, monkeypatch):
+    values = torch.arange(3_000_000.0)
+    path = saved({"a": values, "b": values.to(torch.int32)})
+    targets = {"a": torch.zeros(3_000_000, dtype=torch.float64), "b": torch.zeros(3_000_000)}
+    sizes = []
+    empty = torch.empty
+
+    def counting(*args, **options):
+        tensor = empty(*args, **options)
+        sizes.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", counting)
+    fetch(
+        targets,
+        path,
+        StorageReader(config=ringstow.Config(pool_bytes=4 << 20, block_bytes=1 << 20)),
+    )
+    assert max(sizes) <= 4 << 20
+    assert_same(targets["a"], values.to(torch.float64))
+    assert_same(targets["b"], values)
+
+
+def test_keys_that_share_memory_both_load(saved):
+    path = saved({"a": torch.ones(4), "b": torch.ones(4) * 2})
+    tied = torch.zeros(4)
+    fetch({"a": tied, "b": tied}, path)
+    assert_same(tied, torch.ones(4) * 2)
+
+
+def test_a_subset_and_a_partial_load(saved):
+    path = saved({"a": torch.ones(4), "b": {"c": torch.ones(2), "n": 5}})
+    state = {"b": {"n": None}}
+    fetch(state, path)
+    assert state == {"b": {"n": 5}}
+    state = {"a": torch.zeros(4), "new": torch.zeros(1)}
+    fetch(state, path, planner=DefaultLoadPlanner(allow_partial_load=True))
+    assert_same(state, {"a": torch.ones(4), "new": torch.zeros(1)})
+    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: new"):
+        fetch({"new": torch.zeros(1)}, path)
+
+
+def test_what_ringstow_saved_loads_with_its_ties(tmp_path):
+    weight = torch.ones(3)
+    ringstow.save({"a": weight, "b": [weight, {0: torch.zeros(2)}]}, tmp_path)
+    state = {"a": torch.zeros(3), "b": [torch.zeros(3), {0: torch.ones(2)}]}
+    fetch(state, tmp_path)
+    assert_same(state, {"a": weight, "b": [weight, {0: torch.zeros(2)}]})
+
+
+class Planner(DefaultLoadPlanner):
+    """Hands out targets of the wrong shape."""
+
+    def resolve_tensor(self, item):
+        tensor = super().resolve_tensor(item)
+        return tensor[:1] if item.dest_index.fqn != "c" else tensor
+
+
+def test_every_wrong_shape_is_named_before_anything_is_read(saved):
+    path = saved({name: torch.ones(3) for name in "abc"})
+    state = {name: torch.zeros(3) for name in "abc"}
+    with pytest.raises(CheckpointException) as caught:
+        fetch(state, path, planner=Planner())
+    error = cause(caught)
+    assert type(error) is ringstow.KeyMismatchError
+    assert [text[0] for text in error.mismatched] == ["a", "b"]
+    assert not any(bool(tensor.any()) for tensor in state.values())
+
+
+def test_our_planner_names_all_that_does_not_fit(saved):
+    path = saved({"a": torch.ones(3), "b": torch.ones(3), "c": 1, "d": torch.ones(2), "e": 1})
+    state = {"a": torch.zeros(4), "b": 5, "c": torch.zeros(1), "x": 1, "y": torch.ones(1), "e": 2}
+    with pytest.raises(CheckpointException) as caught:
+        fetch(state, path, planner=LoadPlanner())
+    error = cause(caught)
+    assert type(error) is ringstow.KeyMismatchError
+    assert (error.path, error.missing, error.unexpected) == (str(path), ["x", "y"], ["d"])
+    assert error.mismatched == [
+        "a is [4] here and [3] in the checkpoint",
+        "b is a int here and a tensor in the checkpoint",
+        "c is a tensor here and an object in the checkpoint",
+    ]
+    assert state["e"] == 2
+    state = {"e": None, "new": 7}
+    fetch(state, path, planner=LoadPlanner(strict=False))
+    assert state == {"e": 1, "new": 7}
+    with pytest.raises(CheckpointException, match=r"a is \[4\] here"):
+        fetch({"a": torch.zeros(4)}, path, planner=LoadPlanner(strict=False))
+    state = {"a": torch.zeros(3), "b": torch.zeros(3), "c": 0, "d": torch.zeros(2), "e": 0}
+    fetch(state, path, planner=LoadPlanner())
+    assert_same(state["a"], torch.ones(3))
+
+
+class Weird:
+    """A type that torch's restricted unpickler does not know."""
+
+    ran = 0
+
+    def __setstate__(self, state):
+        type(self).ran += 1
+
+
+class Weirder(Weird):
+    pass
+
+
+def test_pickles_of_unknown_types_are_refused_all_at_once_and_never_run(saved):
+    path = saved({"a": Weird(), "b": {"c": [Weirder()]}, "fine": 5})
+    Weird.ran = 0
+    with pytest.raises(CheckpointException) as caught:
+        fetch({"a": None, "b": {"c": None}, "fine": None}, path)
+    error = cause(caught)
+    assert type(error) is ringstow.UnsupportedError
+    for word in ("a needs", "b.c needs", "Weird", "Weirder", "add_safe_globals", "allow_pickle"):
+        assert word in str(error)
+    assert "fine" not in str(error)
+    assert Weird.ran == Weirder.ran == 0
+
+
+def test_pickles_load_where_they_are_allowed(saved):
+    path = saved({"a": Weird()})
+    state = {"a": None}
+    fetch(state, path, StorageReader(allow_pickle=True))
+    assert type(state["a"]) is Weird
+    with torch.serialization.safe_globals([Weird]):
+        fetch(state, path)
+
+
+def test_a_missing_checkpoint_says_why_in_the_log(tmp_path, caplog):
+    with pytest.raises(CheckpointException, match="metadata is None"):
+        fetch({"a": 1}, tmp_path / "nothing")
+    assert [r.levelname for r in caplog.records if r.name == "ringstow"] == ["ERROR", "ERROR"]
+    assert str(tmp_path / "nothing") in caplog.text
+
+
+def test_without_a_path_a_load_says_so(caplog):
+    with pytest.raises(CheckpointException):
+        dcp.load({"a": 1}, storage_reader=StorageReader())
+    assert "there is no path to load from" in caplog.text
+
+
+def test_the_mark_is_never_read(saved):
+    path = saved({"a": torch.ones(2)})
+    (path / ".metadata").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    assert_same(load(path, {"a": torch.ones(2)}), {"a": torch.ones(2)})
+
+
+def test_damage_is_found_unless_nobody_looks(saved):
+    path = saved({"a": torch.ones(5000)})
+    shard = shards_of(path)[0]
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(CheckpointException) as caught:
+        fetch({"a": torch.zeros(5000)}, path)
+    assert type(cause(caught)) is ringstow.CorruptCheckpointError
+    fetch({"a": torch.zeros(5000)}, path, StorageReader(verify=False))
+
+
+def test_a_state_that_lies_is_refused(saved):
+    path = saved({"a": torch.ones(2)})
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    manifest["state"] = {"a": {"$tensor": "b"}}
+    reseal(path, manifest)
+    with pytest.raises(ringstow.FormatError):
+        StorageReader(path).read_metadata()
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="torch without 4-bit floats")
+def test_pairs_of_4_bit_floats(saved):
+    raw = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
+    path = saved({"a": raw.view(torch.float4_e2m1fn_x2)})
+    metadata = StorageReader(path).read_metadata().state_dict_metadata["a"]
+    assert metadata.size == (4, 6)
+    target = torch.zeros(4, 6, dtype=torch.uint8)
+    fetch({"a": target.view(torch.float4_e2m1fn_x2)}, path)
+    assert_same(target, raw)
+
+
+def test_directories_of_plain_safetensors_load(tmp_path):
+    from safetensors.torch import save_file
+
+    state = {"a.b": torch.arange(6.0).reshape(2, 3), "c": torch.ones(2, dtype=torch.bfloat16)}
+    save_file(state, tmp_path / "model.safetensors")
+    target = {"a": {"b": torch.zeros(2, 3)}, "c": torch.zeros(2, dtype=torch.bfloat16)}
+    reader = fetch(target, tmp_path)
+    assert_same(target, {"a": {"b": state["a.b"]}, "c": state["c"]})
+    assert not reader.report.verified

@@ -1,0 +1,384 @@
+"""The writer in one process: what it saves, what it refuses, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import errno
+import gc
+import os
+import pathlib
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from states import blank, every_kind, load, plain
+from support import assert_same, litter, python
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+import ringstow
+import ringstow.dcp
+from ringstow.dcp import StorageReader, StorageWriter
+
+
+def cause(caught):
+    """Returns the error of a rank that DCP wraps."""
+    return next(iter(caught.value.failures.values()))[0]
+
+
+class Failing(DefaultSavePlanner):
+    """Fails at the named moment."""
+
+    def __init__(self, moment):
+        super().__init__()
+        self.moment = moment
+
+    def _at(self, moment):
+        if moment == self.moment:
+            raise RuntimeError(f"failed in {moment}")
+
+    def set_up_planner(self, *args, **kwargs):
+        super().set_up_planner(*args, **kwargs)
+        self._at("set_up_planner")
+
+    def create_local_plan(self):
+        self._at("create_local_plan")
+        return super().create_local_plan()
+
+    def create_global_plan(self, plans):
+        self._at("create_global_plan")
+        return super().create_global_plan(plans)
+
+    def finish_plan(self, plan):
+        self._at("finish_plan")
+        return super().finish_plan(plan)
+
+    def resolve_data(self, item):
+        self._at("resolve_data")
+        return super().resolve_data(item)
+
+
+MOMENTS = [
+    "set_up_planner",
+    "create_local_plan",
+    "create_global_plan",
+    "finish_plan",
+    "resolve_data",
+]
+
+
+def test_import_ringstow_does_not_import_torch():
+    done = python("import sys, ringstow; assert 'torch' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    state = every_kind()
+    writer = StorageWriter()
+    metadata = dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=writer)
+    assert_same(load(tmp_path / "c", state), plain(state))
+    assert metadata.storage_data is None
+    assert writer.report.tensor_bytes > 0
+    assert litter(tmp_path / "c") == [".metadata"]
+
+
+def test_the_whole_state_comes_back_nested_without_a_state_to_fill(tmp_path):
+    state = every_kind()
+    dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=StorageWriter())
+    reader = StorageReader(tmp_path / "c")
+    found = _load_state_dict_from_keys(storage_reader=reader)
+    expected = plain(state)
+    assert_same(dict(sorted(found.items())), dict(sorted(expected.items())))
+    part = _load_state_dict_from_keys({"optimizer"}, storage_reader=reader)
+    assert part.keys() == {"optimizer"}
+
+
+def test_a_planner_that_does_not_flatten_saves_its_keys_as_they_are(tmp_path):
+    state = {"a.b": torch.ones(2), "$c": torch.zeros(3), "d": {"e": 1}}
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter(), planner=planner)
+    found = {"a.b": torch.zeros(2), "$c": torch.ones(3), "d": None}
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    dcp.load(found, checkpoint_id=tmp_path, storage_reader=StorageReader(), planner=planner)
+    assert_same(found, state)
+
+
+def test_an_earlier_checkpoint_is_replaced_whole(tmp_path):
+    writer = StorageWriter(tmp_path)
+    dcp.save({"a": torch.ones(1000), "b": 1}, storage_writer=writer)
+    dcp.save({"a": torch.zeros(10)}, storage_writer=writer)
+    assert_same(load(tmp_path, {"a": torch.zeros(10)}), {"a": torch.zeros(10)})
+    assert StorageReader(tmp_path).read_metadata().state_dict_metadata.keys() == {"a"}
+    assert litter(tmp_path) == [".metadata"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_failure_at_any_moment_keeps_the_earlier_checkpoint_and_the_writer(moment, tmp_path):
+    writer = StorageWriter(tmp_path)
+    dcp.save({"a": torch.ones(3)}, storage_writer=writer)
+    with pytest.raises(CheckpointException, match=f"failed in {moment}") as caught:
+        dcp.save({"a": torch.zeros(3)}, storage_writer=writer, planner=Failing(moment))
+    assert_same(load(tmp_path, {"a": torch.ones(3)}), {"a": torch.ones(3)})
+    dcp.save({"a": torch.full((3,), 2.0)}, storage_writer=writer)
+    assert_same(load(tmp_path, {"a": torch.ones(3)}), {"a": torch.full((3,), 2.0)})
+    assert caught.value.failures.keys() == {0}
+
+
+def test_another_writer_can_save_where_one_has_failed(tmp_path):
+    failed = StorageWriter(tmp_path)
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save({"a": torch.ones(3)}, storage_writer=failed, planner=Failing("resolve_data"))
+    dcp.save({"a": torch.zeros(3)}, storage_writer=StorageWriter(tmp_path))
+    failed.close()  # must not take away what is not its own
+    assert_same(load(tmp_path, {"a": torch.ones(3)}), {"a": torch.zeros(3)})
+    assert caught.value.failures
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_what_a_failed_save_left_goes_with_its_writer(how, tmp_path):
+    writer = StorageWriter(tmp_path)
+    with pytest.raises(CheckpointException):
+        dcp.save({"a": torch.ones(3)}, storage_writer=writer, planner=Failing("resolve_data"))
+    if how == "close":
+        writer.close()
+    del writer
+    gc.collect()
+    assert litter(tmp_path) == []
+    ringstow.save({"a": torch.ones(1)}, tmp_path)  # the directory is free
+
+
+def test_what_a_failed_save_left_is_gone_when_the_process_has_ended(tmp_path):
+    code = """
+import sys, torch, torch.distributed.checkpoint as dcp, ringstow.dcp
+class Failing(dcp.DefaultSavePlanner):
+    def resolve_data(self, item):
+        raise RuntimeError("no")
+writer = ringstow.dcp.StorageWriter(sys.argv[1])
+try:
+    dcp.save({"a": torch.ones(3)}, storage_writer=writer, planner=Failing())
+except BaseException:
+    print("failed")
+"""
+    done = python(code, tmp_path / "c")
+    assert done.stdout == "failed\n", done.stderr
+    assert litter(tmp_path / "c") == []
+
+
+def test_every_bad_item_is_named_at_once_and_nothing_is_written(tmp_path):
+    state = {
+        "sparse": torch.eye(3).to_sparse(),
+        "good": torch.ones(1),
+        "meta": torch.empty(3, device="meta"),
+    }
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    error = cause(caught)
+    assert type(error) is ringstow.UnsupportedError
+    assert "sparse is sparse" in str(error)
+    assert "meta is on the meta device" in str(error)
+    assert "good" not in str(error)
+
+
+def test_a_full_disk_is_an_error_with_its_errno_and_never_a_checkpoint(tmp_path):
+    code = """
+import pickle, resource, sys, torch, torch.distributed.checkpoint as dcp, ringstow.dcp
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+writer = ringstow.dcp.StorageWriter(sys.argv[1])
+try:
+    dcp.save({"a": torch.ones(1 << 20)}, storage_writer=writer)
+except dcp.CheckpointException as failure:
+    error = pickle.loads(pickle.dumps(failure)).failures[0][0]
+    assert isinstance(error, OSError), error
+    print(error.errno)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+dcp.save({"a": torch.ones(1 << 20)}, storage_writer=writer)
+"""
+    code = code.replace("dcp.CheckpointException", "dcp.api.CheckpointException")
+    done = python(code, tmp_path / "c")
+    assert done.stdout.split() == [str(errno.EFBIG)], done.stderr
+    assert_same(load(tmp_path / "c", {"a": torch.ones(1 << 20)}), {"a": torch.ones(1 << 20)})
+
+
+def test_without_a_path_a_save_says_so():
+    with pytest.raises(CheckpointException, match="there is no path to save to"):
+        dcp.save({"a": 1}, storage_writer=StorageWriter())
+
+
+@pytest.mark.parametrize("bad", ["s3://bucket/key", "", 5, b"raw", "a\0b"])
+def test_an_id_that_is_no_path_is_refused(bad):
+    assert not StorageWriter.validate_checkpoint_id(bad)
+    with pytest.raises(ringstow.InvalidStateError, match="is no path"):
+        StorageWriter().reset(bad)
+    with pytest.raises(ringstow.InvalidStateError, match="is no path"):
+        StorageReader(bad)
+
+
+def test_a_path_is_taken_from_the_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = StorageWriter(pathlib.Path("c"))
+    assert writer.checkpoint_id == str(tmp_path / "c")
+    monkeypatch.chdir("/")
+    dcp.save({"a": 1}, storage_writer=writer)
+    assert (tmp_path / "c" / "manifest.json").exists()
+
+
+def test_a_checkpoint_without_its_mark_is_still_one(tmp_path, caplog):
+    (tmp_path / ".metadata").mkdir()  # can't be replaced by a file
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    assert_same(load(tmp_path, {"a": torch.ones(2)}), {"a": torch.ones(2)})
+    assert "is committed, but without .metadata" in caplog.text
+    assert litter(tmp_path) == [".metadata"]
+
+
+def test_a_mark_that_cannot_be_pickled_is_no_failure(tmp_path, caplog):
+    class Planner(DefaultSavePlanner):
+        def create_global_plan(self, plans):
+            plans, metadata = super().create_global_plan(plans)
+            return plans, dataclasses.replace(metadata, planner_data=threading.Lock())
+
+    writer = StorageWriter(tmp_path)
+    dcp.save({"a": {"b": torch.ones(2)}}, storage_writer=writer, planner=Planner())
+    assert "without .metadata" in caplog.text
+    found = _load_state_dict_from_keys(storage_reader=StorageReader(tmp_path))
+    assert_same(found, {"a.b": torch.ones(2)})  # no paths: flat
+
+
+def test_cached_plans_save_what_is_true_now(tmp_path):
+    class Planner(DefaultSavePlanner):
+        def __init__(self):
+            super().__init__(enable_plan_caching=True)
+
+    try:
+        writer = StorageWriter()
+        state = {"a": torch.zeros(5), "b": "x"}
+        for step in range(3):
+            state["a"].fill_(step)
+            state["b"] = f"step {step}"
+            path = tmp_path / str(step)
+            dcp.save(state, checkpoint_id=path, storage_writer=writer, planner=Planner())
+        for step in range(3):
+            expected = {"a": torch.full((5,), float(step)), "b": f"step {step}"}
+            assert_same(load(tmp_path / str(step), state), expected)
+    finally:
+        for cache in (n for n in vars(dcp.SavePlanner) if n.startswith("_cached")):
+            getattr(dcp.SavePlanner, cache).pop("Planner", None)
+
+
+def test_a_writer_pickles_without_what_is_under_way(tmp_path):
+    writer = StorageWriter(tmp_path, ringstow.Config(pool_bytes=8 << 20))
+    dcp.save({"a": torch.ones(2)}, storage_writer=writer)
+    writer.stage({"a": torch.ones(1 << 20)})
+    text = pickle.dumps(writer)
+    assert len(text) < 1000
+    twin = pickle.loads(text)
+    dcp.save({"a": torch.zeros(2)}, storage_writer=twin)
+    assert_same(load(tmp_path, {"a": torch.ones(2)}), {"a": torch.zeros(2)})
+    assert copy.deepcopy(writer).checkpoint_id == str(tmp_path)
+
+
+def test_a_lone_surrogate_in_a_key_is_named(tmp_path):
+    with pytest.raises(CheckpointException, match="lone surrogate"):
+        dcp.save({"a\ud800": torch.ones(1)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+
+
+def test_saves_of_one_writer_in_several_threads_go_one_after_the_other(tmp_path):
+    writer = StorageWriter()
+    inside, order = [], []
+
+    class Planner(DefaultSavePlanner):
+        def resolve_data(self, item):
+            inside.append(threading.current_thread())
+            assert len(set(inside)) == 1, "two saves at once"
+            value = super().resolve_data(item)
+            order.append(threading.current_thread().name)
+            if item.index.fqn == "z":
+                inside.clear()
+            return value
+
+    def save(name):
+        state = {"a": torch.full((1000,), float(name)), "z": name}
+        path = tmp_path / name
+        dcp.save(state, checkpoint_id=path, storage_writer=writer, planner=Planner(), no_dist=True)
+
+    threads = [threading.Thread(target=save, args=(str(n),), name=str(n)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for n in range(4):
+        expected = {"a": torch.full((1000,), float(n)), "z": str(n)}
+        assert_same(load(tmp_path / str(n), expected), expected)
+    assert len(order) == 8
+
+
+def test_a_forked_child_does_not_end_its_parents_save(tmp_path):
+    writer = StorageWriter(tmp_path)
+
+    class Forking(DefaultSavePlanner):
+        def resolve_data(self, item):
+            if not os.fork():
+                try:
+                    writer.close()
+                finally:
+                    os._exit(0)
+            assert os.wait()[1] == 0
+            return super().resolve_data(item)
+
+    dcp.save({"a": torch.ones(3)}, storage_writer=writer, planner=Forking())
+    assert_same(load(tmp_path, {"a": torch.ones(3)}), {"a": torch.ones(3)})
+
+
+def test_blank_differs_from_every_kind():
+    """Or the round trips above would show nothing."""
+    with pytest.raises(AssertionError):
+        assert_same(blank(every_kind()), plain(every_kind()))
+
+
+def test_ringstow_loads_what_dcp_saved(tmp_path):
+    state = every_kind()
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    assert_same(dict(sorted(ringstow.load(tmp_path).items())), dict(sorted(plain(state).items())))
+    assert ringstow.load(tmp_path, prefix="$odd.none") == {"$odd": {"none": None}}
+    target = blank(plain(state))
+    ringstow.load_into(target, tmp_path)
+    assert_same(target, plain(state))
+    assert ringstow.verify(tmp_path).ok
+
+
+def test_ringstow_refuses_the_pickles_of_dcp_unless_they_are_allowed(tmp_path):
+    dcp.save({"a": slice(1, 2)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    with pytest.raises(ringstow.UnsupportedError, match="a was saved with pickle"):
+        ringstow.load(tmp_path)
+    assert ringstow.load(tmp_path, allow_pickle=True) == {"a": slice(1, 2)}
+
+
+def test_ctrl_c_ends_the_write_before_it_is_raised(tmp_path, monkeypatch):
+    class Job:
+        """Is interrupted while it stages, and needs two waits to stop after that."""
+
+        calls = ()
+        left = 2
+
+        def wait_staged(self):
+            raise KeyboardInterrupt
+
+        def done(self):
+            return self.left == 0
+
+        def cancel(self):
+            self.calls += ("cancel",)
+
+        def wait(self):
+            self.left -= 1
+            self.calls += ("wait",)
+
+    job = Job()
+    monkeypatch.setattr(ringstow._native, "start_write", lambda *arguments: job)
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save({"a": torch.ones(3)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    assert type(cause(caught)) is KeyboardInterrupt
+    assert job.calls == ("cancel", "wait", "wait")
