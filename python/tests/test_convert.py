@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_s
 import ringstow
 from ringstow import convert as conversions
 from ringstow.convert import (
+    _cli,
     convert,
     dcp_to_ringstow,
     hf_to_ringstow,
@@ -261,6 +262,27 @@ def test_a_large_model_is_split_and_cast_and_comes_back(at):
     hf_to_ringstow(at / "hf", at / "back")
     back = ringstow.load(at / "back")
     assert_same({name: back[name] for name in model}, model)
+
+
+def test_what_torchs_own_writer_of_safetensors_wrote_is_read(at):
+    state = {"w": torch.randn(6, 4), "b": torch.arange(3)}
+    writer = dcp.HuggingFaceStorageWriter(path=str(at / "hf"))
+    dcp.save(dict(state), storage_writer=writer, no_dist=True)
+    hf_to_ringstow(at / "hf", at / "ckpt")
+    assert_same(dict(sorted(ringstow.load(at / "ckpt").items())), dict(sorted(state.items())))
+
+
+def test_what_ringstow_wrote_under_dcp_is_converted(at):
+    import ringstow.dcp
+
+    state = {"model": {"w": torch.randn(6, 4)}, "step": 3, "lr": [0.1, 0.2]}
+    dcp.save(
+        state, checkpoint_id=at / "ckpt", storage_writer=ringstow.dcp.StorageWriter(), no_dist=True
+    )
+    ringstow_to_hf(at / "ckpt", at / "hf", prefix="model.")
+    assert_same(read_hf(at / "hf"), {"w": state["model"]["w"]})
+    ringstow_to_torch(at / "ckpt", at / "a.pt")
+    assert_same(mild_load(at / "a.pt"), state)
 
 
 def test_tied_tensors_are_written_once_and_named(at):
@@ -623,6 +645,29 @@ def test_the_program_says_in_a_line_what_went_wrong(at):
     assert ran.returncode == 2
     assert "--allow-pickle" in ran.stderr
     assert not (at / "mark").exists()
+
+
+def test_the_bar_has_a_phase_at_a_time_and_ends_full():
+    bars = []
+
+    class Bar:
+        def __init__(self, desc, total, **options):
+            self.desc, self.total, self.n, self.closed = desc, total, 0, False
+            bars.append(self)
+
+        def update(self, count):
+            self.n += count
+
+        def close(self):
+            self.closed = True
+
+    with _cli._Bar(Bar) as progress:
+        for step in [("writing", 0, 0), ("writing", 5, 9), ("writing", 9, 9), ("verifying", 7, 7)]:
+            progress(*step)
+    assert [(b.desc, b.n, b.total, b.closed) for b in bars] == [
+        ("writing", 9, 9, True),
+        ("verifying", 7, 7, True),
+    ]
 
 
 def test_importing_ringstow_imports_neither_torch_nor_the_converters():
