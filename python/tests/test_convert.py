@@ -736,3 +736,22 @@ def test_the_program_shows_objects(at):
     ran = python("from ringstow import _cli; _cli.main()", "show", at / "ckpt")
     assert ran.returncode == 0, ran.stderr
     assert "step: object step" in ran.stdout
+
+
+def test_small_tensors_are_read_together_and_each_once(at):
+    state = {f"w{i}": torch.randn(100 + i % 3) for i in range(500)}
+    ringstow.save(state, at / "ckpt")
+    checkpoint = ringstow._native.Checkpoint(str(at / "ckpt"))
+    asked = []
+
+    class Counted:
+        tensors = checkpoint.tensors
+
+        def load(self, names, verify, config):
+            asked.extend(names)
+            return checkpoint.load(names, verify, config)
+
+    ahead = ReadAhead(Counted(), verify=True, config=ringstow.Config().to_json())
+    for name, tensor in state.items():
+        assert bytes(ahead.take(name)) == tensor.numpy().tobytes()
+    assert sorted(asked) == sorted(state)

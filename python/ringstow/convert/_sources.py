@@ -16,6 +16,7 @@ from ringstow._errors import CorruptCheckpointError, UnsupportedError
 from ringstow._memory import LazyTensor
 from ringstow._state import Path
 from ringstow._tree import Leaf
+from ringstow.convert._ahead import ReadAhead
 
 State = dict[Any, Any]
 
@@ -60,13 +61,13 @@ def _ringstow(path: str, options: Options) -> State:
     contents = _build.Contents(path, checkpoint.tensors)
     skeleton = _tree.parse(checkpoint.state, path)
     _build.Survey(contents, allow_pickle=options.allow_pickle).add(skeleton)
-    config = options.reading.to_json()
+    ahead = ReadAhead(checkpoint, verify=options.verify, config=options.reading.to_json())
     known: dict[str, LazyTensor] = {}
 
     def value(leaf: Leaf, at: Path) -> Any:
         blocks: dict[str, Any] = {}
         if leaf.tag in _tree.STORED:
-            blocks[leaf.body] = checkpoint.load([leaf.body], options.verify, config)[0][0]
+            blocks[leaf.body] = ahead.take(leaf.body)
         return _build.Builder(contents, blocks, allow_pickle=options.allow_pickle).value(leaf, at)
 
     def make(leaf: Leaf, at: Path) -> Any:
@@ -82,10 +83,10 @@ def _ringstow(path: str, options: Options) -> State:
 def _hf(path: str, options: Options) -> State:
     checkpoint = _native.Checkpoint(path, True)
     contents = _build.Contents(path, checkpoint.tensors)
-    config = options.reading.to_json()
+    ahead = ReadAhead(checkpoint, verify=options.verify, config=options.reading.to_json())
 
     def load(name: str) -> Any:
-        blocks = {name: checkpoint.load([name], options.verify, config)[0][0]}
+        blocks = {name: ahead.take(name)}
         return _build.Builder(contents, blocks).value(Leaf("$tensor", name), (name,))
 
     def lazy(name: str) -> LazyTensor:
