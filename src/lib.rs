@@ -120,6 +120,22 @@ pub fn write_rank_async(
     })
 }
 
+/// Starts writing the tensors of a state as Hugging Face's programs read them: `model.safetensors`, or
+/// several files with an index where they are more than the configuration's `shard_bytes`. Values
+/// other than tensors are not written.
+///
+/// # Errors
+/// As for [`save_async`].
+pub fn export_async(
+    state: StateDict<'static>,
+    path: impl AsRef<Path>,
+    config: &Config,
+) -> Result<SaveHandle> {
+    let runtime = Runtime::shared(config)?;
+    let path = path.as_ref().to_path_buf();
+    SaveHandle::start(path.clone(), move |job| store::export(&runtime, &state, &path, job))
+}
+
 /// Loads all tensors of the checkpoint at `path`, each block checked against its checksum. For a
 /// part of them, or for the values, see [`Checkpoint`].
 ///

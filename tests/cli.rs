@@ -375,3 +375,11 @@ fn a_reader_that_is_gone_is_no_error() {
     assert_eq!(ended.status.code(), Some(0));
     assert_eq!(ended.stderr, b"");
 }
+
+#[test]
+fn convert_is_the_python_packages_and_says_so() {
+    let ran = ringstow(&["convert", "ckpt", "hf", "--to", "hf", "--prefix", "model."]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("pip install ringstow"), "{}", ran.err);
+    assert!(ringstow(&["--help"]).out.contains("convert"));
+}

@@ -118,7 +118,8 @@ def load(
         prefix: select the leaves whose name starts so; any string, ``"model."`` for one.
         keys: select the leaves of exactly these names.
         verify: compare every block that is read with its checksum before any of it is used.
-        allow_pickle: unpickle what was saved with ``allow_pickle``; it can run any code.
+        allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
+            refuses with ``weights_only``; it can run any code.
         config: the knobs; None means the defaults.
 
     Returns:
@@ -150,7 +151,8 @@ def load(
     blocks, report = checkpoint.load(survey.names, verify, _json(config))
     _log.debug("loaded %s", report)
     named = dict(zip(survey.names, blocks, strict=True))
-    return _build.Builder(contents, named, allow_pickle=allow_pickle).value(skeleton)  # type: ignore[no-any-return]
+    builder = _build.Builder(contents, named, allow_pickle=allow_pickle)
+    return builder.value(skeleton)  # type: ignore[no-any-return]
 
 
 def load_into(

@@ -38,11 +38,17 @@ class Contents:
         stored = self._stored.get(leaf.body)
         if stored is None:
             raise self._wrong(path, f"refers to the tensor {leaf.body!r}, which is not stored")
+        if leaf.tag == "$object" and (stored.dtype, len(stored.shape)) != ("U8", 1):
+            raise self._wrong(path, "is an object but is not stored as a string of bytes")
         if leaf.tag == "$ndarray" and stored.dtype != _numpy.code_of(leaf.dtype):
             raise self._wrong(
                 path, f"is an array of {leaf.dtype!r} but is stored as {stored.dtype}"
             )
         return stored
+
+    def unreadable(self, path: Path, error: Exception) -> FormatError:
+        """Return the error for an object whose bytes are none that torch.save wrote."""
+        return self._wrong(path, f"is an object that torch.load cannot read: {error}")
 
     def _wrong(self, path: Path, what: str) -> FormatError:
         message = f"{self.manifest}: {describe(path)} {what}"
@@ -87,8 +93,7 @@ class Survey:
 class Builder:
     """Makes values of skeletons that a `Survey` let pass, from the blocks that were read for it.
 
-    Leaves that name the same tensor get tensor objects of their own over one storage. An object
-    that needs more than torch's restricted unpickler is made only if that is allowed.
+    Leaves that name the same tensor get tensor objects of their own over one storage.
     """
 
     def __init__(
@@ -103,7 +108,9 @@ class Builder:
         """Return the value of a skeleton, or of a part of one that lies at a path.
 
         Raises:
-            UnsupportedError: it needs torch or numpy, and there is none, or an older one.
+            UnsupportedError: it needs torch or numpy, and there is none, or an older one; or it is
+                an object that only pickle can make, which was not allowed.
+            FormatError: an object that is not what torch.save writes.
         """
         return rebuild(node, path, self._make)
 
@@ -112,11 +119,11 @@ class Builder:
         match leaf.tag:
             case "$tensor":
                 return self._tensor(leaf, path)
-            case "$object":
-                return self._object(leaf, key)
             case "$ndarray":
                 stored = self._contents.stored(leaf, path)
                 return _numpy.array_over(self._blocks[leaf.body], stored, leaf.dtype, key)
+            case "$object":
+                return self._object(leaf, path)
             case "$scalar":
                 return _numpy.scalar_from(leaf.body, leaf.dtype, key)
             case "$counter":
@@ -131,19 +138,23 @@ class Builder:
                 return pickle.loads(base64.b64decode(leaf.body))
         raise AssertionError(leaf.tag)
 
-    def _object(self, leaf: Leaf, key: str) -> Any:
-        """Return what torch.distributed.checkpoint saved by ``torch.save``."""
+    def _object(self, leaf: Leaf, path: Path) -> Any:
+        key = describe(path)
         torch = _torch.require(key)
-        stream = io.BytesIO(self._blocks[leaf.body])
+        self._contents.stored(leaf, path)
+        blob = io.BytesIO(bytes(self._blocks[leaf.body]))
         try:
-            return torch.load(stream, map_location="cpu", weights_only=not self._allow_pickle)
+            return torch.load(blob, map_location="cpu", weights_only=not self._allow_pickle)
         except pickle.UnpicklingError as error:
+            if self._allow_pickle:
+                raise self._contents.unreadable(path, error) from error
             raise UnsupportedError(
-                f"{key} was saved with pickle, which can run any code when it is loaded, and "
-                f"torch.load(weights_only=True) refuses it ({str(error).splitlines()[0]}): if you "
-                "trust who wrote the checkpoint, pass allow_pickle=True; or load the rest with "
-                "prefix= or keys="
-            ) from None
+                f"{key} is an object that torch.load does not read with weights_only=True: if "
+                "you trust who wrote the checkpoint, pass allow_pickle=True, which can run any "
+                f"code; or load the rest with prefix= or keys=. torch said: {error}"
+            ) from error
+        except (RuntimeError, ValueError, EOFError) as error:
+            raise self._contents.unreadable(path, error) from error
 
     def _tensor(self, leaf: Leaf, path: Path) -> Any:
         stored = self._contents.stored(leaf, path)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-TensorSpec = tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]
+Placed = tuple[tuple[int, ...] | None, int, object]
+"""Where a tensor's elements lie: strides in bytes (None: dense), address, what keeps them there."""
+
+TensorSpec = tuple[
+    str, str, tuple[int, ...], tuple[int, ...] | None, int | Callable[[], Placed], int
+]
 """What is handed over of a tensor that is to be saved: name, dtype, shape in elements, strides in
-bytes (None: dense), address, number of bytes of the dense data."""
+bytes (None: dense), address or what loads it, number of bytes of the dense data."""
 
 ItemSpec = tuple[
     str,
@@ -42,6 +49,43 @@ class Memory(NamedTuple):
     def identity(self) -> tuple[object, ...]:
         """Equal for two tensors that are the same elements in the same memory."""
         return (self.address, self.dtype, self.shape, self.strides)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class LazyTensor:
+    """Stands in a state dict for a tensor or array that is loaded while it is written, then let go.
+
+    The same object in two places is one tensor. ``load`` is called by a thread of the save's; what
+    it raises is what the save fails with.
+    """
+
+    dtype: str
+    """safetensors' name of the element type: ``"F32"``."""
+    shape: tuple[int, ...]
+    """In elements of that type."""
+    nbytes: int
+    """Bytes of the dense data."""
+    load: Callable[[], Any]
+    """Returns the CPU tensor, or the numpy array."""
+    array: str = ""
+    """numpy's dtype string, if it is an array."""
+
+
+class LazyMemory(NamedTuple):
+    """The same of a tensor that is not in memory yet. Fields are as in `Memory`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: None
+    load: Callable[[], Placed]
+    """Called when the first byte is needed."""
+    nbytes: int
+    owner: LazyTensor
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for one lazy tensor in two places."""
+        return ("lazy", id(self.owner))
 
 
 class Stored(NamedTuple):

@@ -67,14 +67,14 @@ class Merge:
         Returns:
             What makes its new value; None if it stays the same object.
         """
-        is_pickled = isinstance(node, Leaf) and node.tag == "$pickle"
+        is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         if _torch.is_tensor(target):
             self._tensor(target, node, path)
         elif _numpy.is_array(target) and _numpy.code_of(target.dtype.str):
             self._array(target, node, path)
-        elif isinstance(target, dict) and not is_pickled:
+        elif isinstance(target, dict) and not is_opaque:
             self._dict(target, node, path)
-        elif type(target) in (list, tuple) and not is_pickled and _holds_tensors(target):
+        elif type(target) in (list, tuple) and not is_opaque and _holds_tensors(target):
             return self._sequence(target, node, path)
         else:
             self.survey.add(node, path)
@@ -181,11 +181,8 @@ def load_into(
         merge.survey.add(fill.leaf)
 
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
-    builder = Builder(
-        contents,
-        dict(zip(merge.survey.names, blocks, strict=True)),
-        allow_pickle=allow_pickle,
-    )
+    named = dict(zip(merge.survey.names, blocks, strict=True))
+    builder = Builder(contents, named, allow_pickle=allow_pickle)
     values = [(container, key, make(builder)) for container, key, make in merge.assigns]
     sources = [builder.value(fill.leaf) for fill in copied]
 
@@ -278,4 +275,5 @@ def _kind(node: Any) -> str:
     if not isinstance(node, Leaf):
         return f"a {type_name(node)}"
     kinds = {"$tensor": "a tensor", "$ndarray": "a numpy array", "$pickle": "a pickled value"}
+    kinds["$object"] = "an object"
     return kinds.get(node.tag, f"a {node.tag[1:]}")

@@ -16,6 +16,7 @@ __all__ = [
     "cli",
     "forget_after_fork",
     "latest",
+    "start_export",
     "start_save",
     "start_write",
     "verify",
@@ -50,8 +51,14 @@ class SaveJob:
     def progress(self) -> tuple[int, int, int]: ...
     def cancel(self) -> None: ...
 
-# Returns at once. The caller keeps the memory alive and unchanged until staged.
+# Returns at once. The caller keeps the memory alive and unchanged until staged. A callable in place
+# of an address is called from a thread of the save's, once, when the first byte is needed; what it
+# returns is let go with the last. What it raises is what `result` raises.
 def start_save(tensors: list[TensorSpec], state: str, path: str, config: str) -> SaveJob: ...
+
+# The weights of a model as Hugging Face's programs read them: plain safetensors files, and an index
+# where there are several. The same promises.
+def start_export(tensors: list[TensorSpec], path: str, config: str) -> SaveJob: ...
 
 # One rank's part of a checkpoint: durable, not committed. The same promises.
 def start_write(items: list[ItemSpec], path: str, rank: int, config: str) -> SaveJob: ...

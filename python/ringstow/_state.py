@@ -51,7 +51,7 @@ from typing import Any, NoReturn
 
 from ringstow import _numpy, _torch
 from ringstow._errors import InvalidStateError
-from ringstow._memory import Memory, TensorSpec
+from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
@@ -222,6 +222,9 @@ class _Encoder:
         return {"attrs": {step: self.value(attributes[step], (*path, step))}}
 
     def _foreign(self, value: Any, path: Path) -> Json:
+        if type(value) is LazyTensor:
+            name = self._store(lazy_memory(value, describe(path)), path)
+            return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
         if _torch.is_tensor(value):
             return {"$tensor": self._store(_torch.memory_of(value, describe(path)), path)}
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
@@ -259,7 +262,7 @@ class _Encoder:
             "allow_pickle=True would take it, for those who then trust the file when loading"
         )
 
-    def _store(self, memory: Memory, path: Path) -> str:
+    def _store(self, memory: Memory | LazyMemory, path: Path) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
         known = self._name_of.get(memory.identity) if memory.nbytes else None
         if known is not None:
@@ -278,6 +281,22 @@ class _Encoder:
             unique = f"{name}#{count}"
         self._names.add(unique)
         return unique
+
+
+def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:
+    """Return the memory that a tensor will have once it is loaded."""
+
+    def load() -> Placed:
+        value = lazy.load()
+        memory = _numpy.memory_of(value) if lazy.array else _torch.memory_of(value, key)
+        if (memory.dtype, tuple(memory.shape)) != (lazy.dtype, lazy.shape):
+            raise InvalidStateError(
+                f"{key} was to be {lazy.dtype} {list(lazy.shape)}, and was loaded as "
+                f"{memory.dtype} {list(memory.shape)}"
+            )
+        return memory.strides, memory.address, memory.owner
+
+    return LazyMemory(lazy.dtype, lazy.shape, None, load, lazy.nbytes, lazy)
 
 
 def _digits(value: int) -> str:

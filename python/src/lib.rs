@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod error;
+mod lazy;
 mod load;
 mod save;
 mod session;
@@ -63,6 +64,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<load::Block>()?;
     module.add_class::<load::Checkpoint>()?;
     module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
+    module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_write, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;

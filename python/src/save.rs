@@ -1,19 +1,30 @@
 //! Saves: tensors as addresses, values as JSON.
 
 use crate::error::to_python;
+use crate::lazy::{Lazy, Raised};
 use crate::wait::until;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use ringstow::device::Source;
 use ringstow::device::host::Strided;
 use ringstow::{
     Dtype, Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict, TensorInfo,
 };
 use serde_json::value::RawValue;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 
-/// Name, dtype, shape in elements, strides in bytes (none: dense), address, bytes of dense data.
-type TensorSpec = (String, String, Vec<u64>, Option<Vec<isize>>, usize, u64);
+/// Name, dtype, shape in elements, strides in bytes (none: dense), data, bytes of dense data.
+type TensorSpec = (String, String, Vec<u64>, Option<Vec<isize>>, Data, u64);
+
+/// Where a tensor's data is.
+#[derive(FromPyObject)]
+pub(crate) enum Data {
+    /// In memory.
+    Address(usize),
+    /// Where this, called without arguments, puts it: see [`Lazy`].
+    Lazy(Py<PyAny>),
+}
 
 /// The same of a box of a tensor, or of an object: shape of the whole tensor and offsets of the box
 /// in it (none: the item is all of it), whether it is an object.
@@ -36,6 +47,7 @@ pub(crate) struct SaveJob {
     handle: Option<Handle>,
     /// What the coordinator needs of this rank, once the job has ended.
     receipt: OnceLock<Receipt>,
+    raised: Raised,
     /// The process that runs it: a forked child has the object, but not the threads.
     process: u32,
 }
@@ -47,8 +59,9 @@ enum Handle {
 }
 
 impl SaveJob {
-    fn new(handle: Handle) -> Self {
-        Self { handle: Some(handle), receipt: OnceLock::new(), process: std::process::id() }
+    fn new(handle: Handle, raised: Raised) -> Self {
+        let process = std::process::id();
+        Self { handle: Some(handle), receipt: OnceLock::new(), raised, process }
     }
 
     fn handle(&self) -> &Handle {
@@ -98,7 +111,10 @@ impl SaveJob {
     fn result(&self) -> PyResult<String> {
         match self.take() {
             Some(Ok(report)) => crate::to_json(&report),
-            Some(Err(error)) => Err(to_python(error)),
+            Some(Err(error)) => {
+                let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner).take();
+                Err(raised.unwrap_or_else(|| to_python(error)))
+            }
             None => Err(to_python(Error::invalid("the save has not ended, or was asked already"))),
         }
     }
@@ -139,19 +155,29 @@ pub(crate) fn start_save(
     path: PathBuf,
     config: &str,
 ) -> PyResult<SaveJob> {
-    let config = crate::config(config)?;
+    let (config, raised) = (crate::config(config)?, Raised::default());
     let start = || -> Result<SaveHandle> {
-        let mut dict = StateDict::new();
-        for spec in tensors {
-            let (info, source) = tensor(spec)?;
-            dict.source(info, Box::new(source));
-        }
+        let mut dict = state_dict(tensors, &raised)?;
         let tree = RawValue::from_string(state)
             .map_err(|e| Error::invalid(format!("the state's tree is no JSON: {e}")))?;
         dict.set_tree(tree);
         ringstow::save_async(dict, path, &config)
     };
-    Ok(SaveJob::new(Handle::Save(start().map_err(to_python)?)))
+    let handle = start().map_err(to_python)?;
+    Ok(SaveJob::new(Handle::Save(handle), raised))
+}
+
+/// Starts writing the weights of a model as Hugging Face's programs read them, and returns at once.
+#[pyfunction]
+pub(crate) fn start_export(
+    tensors: Vec<TensorSpec>,
+    path: PathBuf,
+    config: &str,
+) -> PyResult<SaveJob> {
+    let (config, raised) = (crate::config(config)?, Raised::default());
+    let start = || ringstow::export_async(state_dict(tensors, &raised)?, path, &config);
+    let handle = start().map_err(to_python)?;
+    Ok(SaveJob::new(Handle::Save(handle), raised))
 }
 
 /// Starts writing one rank's part of a checkpoint and returns at once.
@@ -166,43 +192,77 @@ pub(crate) fn start_write(
     let start = || -> Result<_> {
         let mut dict = StateDict::new();
         for (name, dtype, sizes, strides, address, nbytes, shape, offsets, object) in items {
-            let (info, source) = tensor((name, dtype, sizes, strides, address, nbytes))?;
+            let data = Data::Address(address);
+            let spec = (name, dtype, sizes, strides, data, nbytes);
+            let (info, source) = tensor(spec, &Raised::default())?;
             let part = match (shape, offsets) {
                 (Some(shape), Some(offsets)) => Some(Part { shape, offsets }),
                 _ => None,
             };
-            dict.item(Item { info, part, object }, Box::new(source));
+            dict.item(Item { info, part, object }, source);
         }
         ringstow::write_rank_async(dict, rank, path, &config)
     };
-    Ok(SaveJob::new(Handle::Rank(start().map_err(to_python)?)))
+    Ok(SaveJob::new(Handle::Rank(start().map_err(to_python)?), Raised::default()))
+}
+
+fn state_dict(tensors: Vec<TensorSpec>, raised: &Raised) -> Result<StateDict<'static>> {
+    let mut dict = StateDict::new();
+    for spec in tensors {
+        let (info, source) = tensor(spec, raised)?;
+        dict.source(info, source);
+    }
+    Ok(dict)
 }
 
 /// What is to be saved of a tensor, and its bytes.
-fn tensor(spec: TensorSpec) -> Result<(TensorInfo, Strided)> {
-    let (name, dtype, shape, strides, address, nbytes) = spec;
+fn tensor(spec: TensorSpec, raised: &Raised) -> Result<(TensorInfo, Box<dyn Source>)> {
+    let (name, dtype, shape, strides, data, nbytes) = spec;
     let dtype = Dtype::from_name(&dtype)
         .ok_or_else(|| Error::invalid(format!("tensor {name:?}: there is no dtype {dtype:?}")))?;
     let info = TensorInfo { name, dtype, shape };
-    let wrong = |what: &str| Error::invalid(format!("tensor {:?}: {what}", info.name));
     if info.nbytes()? != nbytes {
-        return Err(wrong(&format!("{nbytes} bytes are not what {dtype} {:?} takes", info.shape)));
+        return Err(Error::invalid(format!(
+            "tensor {:?}: {nbytes} bytes are not what {dtype} {:?} takes",
+            info.name, info.shape
+        )));
     }
+    let source: Box<dyn Source> = match data {
+        // SAFETY: the caller, `ringstow._state`, took the address from a live tensor with this shape
+        // and these strides, and keeps the tensor alive until the save has staged it.
+        Data::Address(address) => Box::new(unsafe { strided(&info, strides, address)? }),
+        Data::Lazy(load) => Box::new(Lazy::new(info.clone(), nbytes, load, raised.clone())),
+    };
+    Ok((info, source))
+}
+
+/// A tensor in memory, with strides in bytes (none: dense).
+///
+/// # Safety
+/// All of its elements are readable, and not written to, until this is dropped.
+pub(crate) unsafe fn strided(
+    info: &TensorInfo,
+    strides: Option<Vec<isize>>,
+    address: usize,
+) -> Result<Strided> {
+    let wrong = |what: &str| Error::invalid(format!("tensor {:?}: {what}", info.name));
     let dims: Vec<usize> = info.shape.iter().map(|&dim| dim as usize).collect();
     if strides.as_ref().is_some_and(|strides| strides.len() != dims.len()) {
         return Err(wrong("it needs one stride a dimension"));
     }
-    // SAFETY: the caller, `ringstow._state`, took the address from a live tensor with this shape and
-    // these strides, and keeps the tensor alive until the save has staged it.
-    let source = unsafe {
+    let bits = info.dtype.bits();
+    // SAFETY: the caller's promise.
+    unsafe {
         match strides {
-            Some(strides) if dtype.bits() >= 8 => {
-                let item = (dtype.bits() / 8) as usize;
-                Strided::new(address as *const u8, item, &dims, Some(&strides))
+            Some(strides) if bits >= 8 => {
+                let item = (bits / 8) as usize;
+                Ok(Strided::new(address as *const u8, item, &dims, Some(&strides)))
             }
-            Some(_) => return Err(wrong("elements of less than a byte must be dense")),
-            None => Strided::new(address as *const u8, 1, &[nbytes as usize], None),
+            Some(_) => Err(wrong("elements of less than a byte must be dense")),
+            None => {
+                let nbytes = info.nbytes()? as usize;
+                Ok(Strided::new(address as *const u8, 1, &[nbytes], None))
+            }
         }
-    };
-    Ok((info, source))
+    }
 }

@@ -5,6 +5,7 @@
 
 mod bench;
 mod config;
+mod convert;
 mod doctor;
 mod ls;
 mod output;
@@ -29,6 +30,7 @@ Examples:
   ringstow verify checkpoints             read every byte, compare every checksum
   ringstow doctor /mnt/nvme               what this machine and this directory can do
   ringstow bench /mnt/nvme --gb 4         how fast saves and loads are there
+  ringstow convert run/step-1000 hf       to and from torch.save, DCP and Hugging Face
 
 Exit codes:
   0  all is well
@@ -52,6 +54,7 @@ enum Command {
     Prune(prune::Prune),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
+    Convert(convert::Convert),
 }
 
 /// How the program ends.
@@ -93,6 +96,7 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Prune(args) => prune::run(&args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),
+        Command::Convert(args) => convert::run(&args),
     }
 }
 

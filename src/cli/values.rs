@@ -101,6 +101,7 @@ fn inline(value: &Value) -> String {
             sequence("{", pairs, items.len(), "}")
         }
         Value::Tensor(name) => format!("tensor {}", short(name, INLINE_MAX)),
+        Value::Object(name) => format!("object {}", short(name, INLINE_MAX)),
         Value::Other(fields) => other(fields),
     }
 }
@@ -154,6 +155,7 @@ mod tests {
             ("loss", Value::Float(f64::NAN)),
             ("name", Value::from("a\x1b[31m")),
             ("rng", Value::Bytes(vec![0; 5056])),
+            ("loader", Value::Object("loader".into())),
         ]);
         assert_eq!(
             lines(&tree),
@@ -167,6 +169,7 @@ mod tests {
                 "loss: NaN",
                 "name: \"a\\u{1b}[31m\"",
                 "rng: 5056 bytes",
+                "loader: object loader",
             ]
         );
     }

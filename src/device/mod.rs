@@ -3,6 +3,8 @@
 
 pub mod host;
 
+use crate::error::Result;
+
 /// Where a tensor's bytes come from. Asked for in pieces, by several threads at once.
 ///
 /// Data is dense and in row-major order, whatever the tensor's own strides.
@@ -14,6 +16,16 @@ pub trait Source: Send + Sync {
     ///
     /// Offset and length are multiples of the element's size.
     fn read(&self, offset: usize, to: &mut [u8]);
+
+    /// [`Source::read`] of a source that can fail, as one does that loads its bytes when they are
+    /// asked for. This is what a save calls; it fails with the error, and commits nothing.
+    ///
+    /// # Errors
+    /// Why the bytes cannot be had.
+    fn try_read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.read(offset, to);
+        Ok(())
+    }
 }
 
 /// Where a tensor's bytes go. Given in pieces, by several threads at once.

@@ -47,35 +47,52 @@ fn is_reserved(name: &str) -> bool {
     name == "__metadata__" || name.starts_with(names::RESERVED_PREFIX)
 }
 
+/// Whether safetensors has a word for an item, and its name is free there: it lies in a file as what
+/// it is.
+pub fn is_plain(item: &Item) -> bool {
+    !item.object && !is_reserved(&item.info.name) && item.info.dtype.safetensors().is_some()
+}
+
 /// Builds the first bytes of a shard, up to its data section. Length: a multiple of 4096.
 pub fn build(tensors: &[Placed]) -> Vec<u8> {
-    let mut entries = Map::with_capacity(tensors.len() + 1);
     let mut sharding = Map::with_capacity(tensors.len());
-    entries.insert("__metadata__".into(), Value::Null);
     for tensor in tensors {
-        let Item { info, part, .. } = tensor.item;
-        let (name, dtype, raw_shape) = stored_as(tensor.item);
-        let offsets = match (&raw_shape, part) {
+        let (name, _, raw_shape) = stored_as(tensor.item);
+        let offsets = match (raw_shape, &tensor.item.part) {
             (Some(_), _) => vec![0],
             (None, Some(part)) => part.offsets.clone(),
-            (None, None) => vec![0; info.shape.len()],
+            (None, None) => vec![0; tensor.item.info.shape.len()],
         };
-        sharding.insert(name.clone(), json!({ "saved_offsets": offsets }));
-        let entry = json!({
-            "dtype": dtype.to_string(),
-            "shape": raw_shape.as_ref().unwrap_or(&info.shape),
-            "data_offsets": [tensor.begin, tensor.end],
-        });
-        entries.insert(name, entry);
+        sharding.insert(name, json!({ "saved_offsets": offsets }));
     }
     // `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the Hugging Face
     // reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
-    entries["__metadata__"] = json!({
+    let metadata = json!({
         "format": "pt",
         "ringstow": super::manifest::VERSION.to_string(),
         "DCP_VERSION": "1.0",
         "DCP_SHARDING_INFO": Value::Object(sharding).to_string(),
     });
+    encode(tensors, metadata)
+}
+
+/// [`build`] for a file of a model's weights, as Hugging Face's programs write them.
+pub fn build_model(tensors: &[Placed]) -> Vec<u8> {
+    encode(tensors, json!({ "format": "pt" }))
+}
+
+fn encode(tensors: &[Placed], metadata: Value) -> Vec<u8> {
+    let mut entries = Map::with_capacity(tensors.len() + 1);
+    entries.insert("__metadata__".into(), metadata);
+    for tensor in tensors {
+        let (name, dtype, raw_shape) = stored_as(tensor.item);
+        let entry = json!({
+            "dtype": dtype.to_string(),
+            "shape": raw_shape.as_ref().unwrap_or(&tensor.item.info.shape),
+            "data_offsets": [tensor.begin, tensor.end],
+        });
+        entries.insert(name, entry);
+    }
     let mut json = Value::Object(entries).to_string().into_bytes();
     let padded = (8 + json.len()).next_multiple_of(ALIGN) - 8;
     json.resize(padded, b' ');

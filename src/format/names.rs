@@ -21,6 +21,31 @@ pub fn shard(rank: u32, index: usize, generation: u64) -> String {
     }
 }
 
+/// Name of a file of a model's weights, as Hugging Face's programs have them: `index` from 0 on, of
+/// `count` files.
+pub fn model_shard(index: usize, count: usize) -> String {
+    match count {
+        1 => "model.safetensors".into(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    }
+}
+
+/// Says which of a model's weights are in which of its files, where there are several.
+pub const MODEL_INDEX: &str = "model.safetensors.index.json";
+
+/// Whether this is a file that an unfinished export left behind.
+pub fn is_model_part(name: &str) -> bool {
+    let Some(name) = name.strip_suffix(PART_SUFFIX) else { return false };
+    let stem = name.strip_suffix(".safetensors").and_then(|stem| stem.strip_prefix("model"));
+    let numbered = |stem: &str| {
+        let number = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
+        stem.strip_prefix('-')
+            .and_then(|rest| rest.split_once("-of-"))
+            .is_some_and(|(index, count)| number(index) && number(count))
+    };
+    name == MODEL_INDEX || stem.is_some_and(|stem| stem.is_empty() || numbered(stem))
+}
+
 /// Name of a shard until its checkpoint is committed.
 pub fn part(name: &str) -> String {
     format!("{name}{PART_SUFFIX}")
@@ -97,6 +122,19 @@ mod tests {
             assert!(!is_shard(foreign), "{foreign}");
         }
         assert!(is_part(MANIFEST_PART) && !is_part("notes.part"));
+    }
+
+    #[test]
+    fn a_models_files_are_named_as_others_name_them() {
+        assert_eq!(model_shard(0, 1), "model.safetensors");
+        assert_eq!(model_shard(1, 12), "model-00002-of-00012.safetensors");
+        for own in [&*model_shard(0, 1), &*model_shard(99_999, 100_000), MODEL_INDEX] {
+            assert!(is_model_part(&part(own)) && !is_model_part(own), "{own}");
+        }
+        for foreign in ["model-x-of-y.safetensors.part", "my-model.safetensors.part", "model.part"]
+        {
+            assert!(!is_model_part(foreign), "{foreign}");
+        }
     }
 
     #[test]

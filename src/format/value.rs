@@ -45,6 +45,8 @@ pub enum Value {
     Dict(Vec<(Value, Value)>),
     /// The tensor of this name.
     Tensor(String),
+    /// The opaque byte string of this name, which lies among the tensors.
+    Object(String),
     /// What another language wrote: a NumPy scalar, a `torch.Size`, a pickle. Tag, then fields.
     Other(Vec<(String, Value)>),
 }
@@ -171,6 +173,7 @@ impl Serialize for Value {
             Self::Tuple(items) => tagged(to, "$tuple", items),
             Self::Dict(items) => serialize_dict(items, to),
             Self::Tensor(name) => tagged(to, "$tensor", name),
+            Self::Object(name) => tagged(to, "$object", name),
             Self::Other(fields) => to.collect_map(fields.iter().map(|(k, v)| (k, v))),
         }
     }
@@ -273,6 +276,7 @@ fn untag(mut items: Vec<(String, Value)>) -> std::result::Result<Value, String> 
         ("$bytes", Value::Str(text)) => Value::Bytes(BASE64.decode(text).map_err(|_| bad())?),
         ("$tuple", Value::List(items)) => Value::Tuple(items),
         ("$tensor", Value::Str(name)) => Value::Tensor(name),
+        ("$object", Value::Str(name)) => Value::Object(name),
         ("$dict" | "$odict", Value::List(pairs)) => {
             Value::Dict(pairs.into_iter().map(pair).collect::<Option<_>>().ok_or_else(bad)?)
         }
@@ -310,6 +314,7 @@ mod tests {
             any::<String>().prop_map(Value::from),
             any::<Vec<u8>>().prop_map(Value::from),
             any::<String>().prop_map(Value::Tensor),
+            any::<String>().prop_map(Value::Object),
         ];
         leaf.prop_recursive(4, 64, 6, |inner| {
             let key = prop_oneof![

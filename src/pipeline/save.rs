@@ -216,14 +216,20 @@ impl<'a> Stream<'a> {
             let waiting = Instant::now();
             let mut buffer = self.pool.lease();
             self.clocks.wait.add(waiting);
-            self.crc32[number].store(self.fill_block(block, &mut buffer), Relaxed);
+            match self.fill_block(block, &mut buffer) {
+                Ok(crc32) => self.crc32[number].store(crc32, Relaxed),
+                Err(error) => {
+                    self.in_flight.fail(error);
+                    return self.job.cancel();
+                }
+            }
             self.job.add_staged(block.len as u64);
             self.write_block(block, buffer);
         }
     }
 
     /// Gathers a block's pieces into `buffer`, pads it, and returns the block's checksum.
-    fn fill_block(&self, block: &Block, buffer: &mut Buffer) -> u32 {
+    fn fill_block(&self, block: &Block, buffer: &mut Buffer) -> Result<u32> {
         let mut hasher = crc32fast::Hasher::new();
         let (mut filled, mut hashed) = (0, 0);
         for piece in self.plan.pieces(block) {
@@ -231,7 +237,7 @@ impl<'a> Stream<'a> {
             while offset < piece.range.end {
                 let len = (piece.range.end - offset).min(RUN_BYTES);
                 let copying = Instant::now();
-                self.copy(block, piece.from, offset, &mut buffer[filled..filled + len]);
+                self.copy(block, piece.from, offset, &mut buffer[filled..filled + len])?;
                 self.clocks.copy.add(copying);
                 (offset, filled) = (offset + len, filled + len);
                 if filled - hashed >= RUN_BYTES || filled == block.len {
@@ -244,16 +250,17 @@ impl<'a> Stream<'a> {
         }
         debug_assert_eq!(hashed, block.len);
         buffer[filled..filled.next_multiple_of(ALIGN)].fill(0);
-        hasher.finalize()
+        Ok(hasher.finalize())
     }
 
-    fn copy(&self, block: &Block, from: From, offset: usize, to: &mut [u8]) {
+    fn copy(&self, block: &Block, from: From, offset: usize, to: &mut [u8]) -> Result<()> {
         match from {
             From::Header => {
                 let header = &self.plan.shards[block.shard].header;
                 to.copy_from_slice(&header[offset..offset + to.len()]);
+                Ok(())
             }
-            From::Item(index) => self.sources[index].read(offset, to),
+            From::Item(index) => self.sources[index].try_read(offset, to),
         }
     }
 

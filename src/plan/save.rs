@@ -97,18 +97,37 @@ pub enum From {
 /// [`Error::Invalid`] naming a tensor that is there twice, whose size overflows, or a box that does
 /// not lie in its tensor.
 pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
+    let name = |number, _| names::shard(options.rank, number, options.generation);
+    plan_files(items, options.block_bytes, options.shard_bytes, name, header::build)
+}
+
+/// [`plan`] for the weights of a model, in files as Hugging Face's programs name and write them.
+///
+/// # Errors
+/// As for [`plan`].
+pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<SavePlan> {
+    plan_files(items, block_bytes, shard_bytes, names::model_shard, header::build_model)
+}
+
+/// `name` is given a file's number, from 0 on, and how many there are.
+fn plan_files(
+    items: &[Item],
+    block_bytes: u64,
+    shard_bytes: u64,
+    name: impl Fn(usize, usize) -> String,
+    header: fn(&[Placed]) -> Vec<u8>,
+) -> Result<SavePlan> {
     let mut order = order(items)?;
     let tensor_bytes = total(&order)?;
     order.sort_by_key(|member| member.layer);
-    let shards: Vec<Shard> = split(items, &order, options.shard_bytes)
+    let files = split(items, &order, shard_bytes);
+    let count = files.len();
+    let shards: Vec<Shard> = files
         .into_iter()
         .enumerate()
-        .map(|(number, members)| {
-            let name = names::shard(options.rank, number, options.generation);
-            lay_out(name, items, members)
-        })
+        .map(|(number, members)| lay_out(name(number, count), items, members, header))
         .collect();
-    let blocks = shards.iter().enumerate().flat_map(|(s, f)| cut(s, f, options.block_bytes));
+    let blocks = shards.iter().enumerate().flat_map(|(s, f)| cut(s, f, block_bytes));
     Ok(SavePlan { blocks: blocks.collect(), shards, tensor_bytes })
 }
 
@@ -183,7 +202,12 @@ fn split(items: &[Item], order: &[Member], shard_bytes: u64) -> Vec<Vec<Member>>
     shards
 }
 
-fn lay_out(name: String, items: &[Item], mut members: Vec<Member>) -> Shard {
+fn lay_out(
+    name: String,
+    items: &[Item],
+    mut members: Vec<Member>,
+    header: fn(&[Placed]) -> Vec<u8>,
+) -> Shard {
     // A stable sort: tensors of one size class keep the state's order, so that those of one module
     // stay together and are read in one run.
     members.sort_by_key(|member| {
@@ -199,7 +223,7 @@ fn lay_out(name: String, items: &[Item], mut members: Vec<Member>) -> Shard {
             Placed { item: &items[member.item], begin, end: at }
         })
         .collect();
-    let header = header::build(&placed);
+    let header = header(&placed);
     let start = header.len() as u64;
     let extents = members
         .iter()

@@ -123,12 +123,7 @@ impl Transaction {
         // manifest may or may not survive a crash, but its shards must if it does.
         self.committed = true;
         sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))?;
-        for made in &self.made {
-            if let Some(parent) = made.parent().filter(|p| !p.as_os_str().is_empty()) {
-                sync_dir(parent).map_err(|e| Error::io("syncing", parent, e))?;
-            }
-        }
-        Ok(())
+        sync_parents(&self.made)
     }
 
     /// Removes all that is not committed there.
@@ -191,6 +186,15 @@ pub(super) fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>> {
         }
         Err(e) => Err(Error::io("opening", dir, e)),
     }
+}
+
+/// Makes the names of new directories durable.
+pub(super) fn sync_parents(made: &[PathBuf]) -> Result<()> {
+    let parents = made.iter().filter_map(|dir| dir.parent());
+    for parent in parents.filter(|parent| !parent.as_os_str().is_empty()) {
+        sync_dir(parent).map_err(|e| Error::io("syncing", parent, e))?;
+    }
+    Ok(())
 }
 
 /// Removes directories that are empty, innermost first.

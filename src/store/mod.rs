@@ -2,6 +2,7 @@
 //! opened, read and checked.
 
 mod commit;
+mod export;
 mod foreign;
 mod list;
 mod load;
@@ -14,6 +15,7 @@ mod slices;
 mod sweep;
 mod verify;
 
+pub use export::export;
 pub use list::{Found, Status, latest, list};
 pub use load::LoadOptions;
 pub use loaded::{Loaded, LoadedTensor, TensorView};

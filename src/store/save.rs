@@ -1,6 +1,6 @@
 //! A save from beginning to end: lay out, write, commit. Or only one rank's part of it.
 
-use super::commit::{Transaction, make_dirs, next_generation, unmake_dirs};
+use super::commit::{Transaction, make_dirs, next_generation, sync_parents, unmake_dirs};
 use super::sweep::remove;
 use crate::device::Source;
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ pub fn write_rank(
     let contents = state.contents();
     contents.check_sizes()?;
     let made = make_dirs(path)?;
-    let mut parts = Parts { files: Vec::new(), made, kept: false };
+    let mut parts = Parts::new(made);
     let generation = next_generation(path)?;
     let mut plan = contents.plan(runtime, rank, generation)?;
     if contents.items.is_empty() {
@@ -94,18 +94,34 @@ pub fn write_rank(
     };
     let done = path.join(names::done(rank));
     fs::File::create(&done).map_err(|e| Error::io("creating", &done, e))?;
-    parts.kept = true;
+    parts.keep();
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.seconds.plan = planned;
     report.seconds.total = started.elapsed().as_secs_f64();
     Ok((receipt, report))
 }
 
-/// What a rank has written so far; removed unless it is kept.
-struct Parts {
-    files: Vec<PathBuf>,
+/// What a rank, or an export, has written so far; removed unless it is kept.
+pub(super) struct Parts {
+    pub files: Vec<PathBuf>,
     made: Vec<PathBuf>,
     kept: bool,
+}
+
+impl Parts {
+    /// `made`: directories that were made for it, outermost first.
+    pub fn new(made: Vec<PathBuf>) -> Self {
+        Self { files: Vec::new(), made, kept: false }
+    }
+
+    pub fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// Makes the names of the directories that were made durable.
+    pub fn sync_parents(&self) -> Result<()> {
+        sync_parents(&self.made)
+    }
 }
 
 impl Drop for Parts {
@@ -129,7 +145,7 @@ impl Contents<'_> {
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes })
     }
 
-    fn write(
+    pub(super) fn write(
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
@@ -141,7 +157,7 @@ impl Contents<'_> {
     }
 
     /// Each source has just the bytes that its dtype and shape say.
-    fn check_sizes(&self) -> Result<()> {
+    pub(super) fn check_sizes(&self) -> Result<()> {
         if self.items.len() != self.sources.len() {
             let (items, sources) = (self.items.len(), self.sources.len());
             return Err(Error::invalid(format!(
@@ -170,7 +186,7 @@ fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {
     plan.shards.iter().zip(crc32).map(entry).collect()
 }
 
-fn report(
+pub(super) fn report(
     runtime: &Runtime,
     path: &Path,
     generation: u64,

@@ -1,0 +1,309 @@
+"""Checkpoints of other formats to ringstow's and back, a tensor in memory at a time.
+
+=============  ===================================================================================
+kind           what it is
+=============  ===================================================================================
+``ringstow``   a checkpoint of ringstow's
+``dcp``        a directory by torch.distributed.checkpoint's own writer, of any number of ranks
+``torch``      a file by ``torch.save``
+``hf``         a directory of safetensors files, as Hugging Face's programs read and write them
+=============  ===================================================================================
+
+`convert` takes any two; the other functions are named for one pair each. What was written is read
+again and compared with the source, bit by bit. Needs torch; ``import ringstow`` imports none of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Literal, TypedDict, Unpack
+
+from ringstow import _api
+from ringstow._api import StrPath
+from ringstow._config import Config
+from ringstow._errors import CorruptCheckpointError, InvalidStateError
+from ringstow._report import SaveReport
+from ringstow._select import listed
+from ringstow.convert import _paths, _targets
+from ringstow.convert._check import Comparison
+from ringstow.convert._sources import Options, State, open_source
+from ringstow.convert._walk import stored, total_bytes
+
+__all__ = [
+    "ConvertReport",
+    "convert",
+    "dcp_to_ringstow",
+    "hf_to_ringstow",
+    "parse_size",
+    "ringstow_to_dcp",
+    "ringstow_to_hf",
+    "ringstow_to_torch",
+    "torch_to_ringstow",
+]
+
+Kind = Literal["ringstow", "dcp", "torch", "hf"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+Progress = Callable[[str, int, int], None]
+"""Told of the phase (``"writing"``, ``"verifying"``), and of the bytes done and to do in it."""
+
+_log = logging.getLogger("ringstow")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?\s*")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertReport:
+    """What a conversion did."""
+
+    source: str
+    """What was read."""
+    target: str
+    """What was written."""
+    source_kind: str
+    """``"ringstow"``, ``"dcp"``, ``"torch"`` or ``"hf"``."""
+    target_kind: str
+    """The same."""
+    tensors: int
+    """Tensors and arrays written; tied ones count once."""
+    tensor_bytes: int
+    """Bytes of their data."""
+    left_out: tuple[str, ...]
+    """Names of values that the target has no place for: all but tensors for ``hf``, empty dicts for
+    ``dcp``."""
+    tied: tuple[tuple[str, str], ...]
+    """For ``hf``: names that were not written, and the name of the same tensor that was."""
+    verified: bool
+    """Whether what was written was read again and compared."""
+    save: SaveReport | None
+    """What the native writer did, for ``ringstow`` and ``hf``."""
+    seconds: float
+    """All of the time."""
+
+
+def convert(
+    src: StrPath,
+    dst: StrPath,
+    *,
+    source: Kind | None = None,
+    target: Kind | None = None,
+    progress: Progress | None = None,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    prefix: str = "",
+    dtype: Dtype | None = None,
+    max_shard_size: int | str = "5GB",
+) -> ConvertReport:
+    """Convert a checkpoint. Memory holds the tensors in flight, a few at a time, and no more.
+
+    Args:
+        src: the checkpoint to read.
+        dst: where to write. Refused if something is there, but for a ringstow checkpoint, which is
+            replaced when the new one is committed, and other files beside those of ``hf``.
+        source: the kind of ``src``; None looks what is there.
+        target: the kind of ``dst``; None means ringstow, or torch for a ringstow ``src`` and a name
+            such as ``x.pt``.
+        progress: called now and then with the phase, and the bytes done and to do.
+        verify: compare the source's checksums where it has some; read back what was written and
+            compare it, tensor by tensor, bit by bit.
+        allow_pickle: unpickle (and pickle) what is neither tensor nor plain value: runs any code.
+        config: the knobs of reading and writing; None means the defaults.
+        prefix: for ``hf``: write the tensors whose dotted name starts so, without it: ``"model."``.
+        dtype: for ``hf``: cast floating tensors of 16 bits and more to this.
+        max_shard_size: for ``hf``: bytes of the largest file, or ``"5GB"``, ``"512MiB"``.
+
+    Returns:
+        What was done, and what was left out.
+
+    Raises:
+        InvalidStateError: the kinds can't be told, the two paths are one, or a value or name that
+            the target can't hold.
+        UnsupportedError: a dtype or value that can't be read or written, or a pickle without
+            ``allow_pickle``.
+        CorruptCheckpointError: the source is damaged; or what was written is not what the source
+            holds: it is named, and stays.
+        OSError: the system refused: no such path, something at ``dst``, a full disk. Nothing that
+            could be taken for a checkpoint is left.
+    """
+    started = time.monotonic()
+    here, there = _api._absolute(src), _api._absolute(dst)
+    source_kind = source or _paths.kind_of(here)
+    target_kind = target or _paths.target_kind(source_kind, there)
+    _paths.check_target(here, there, target_kind)
+    _check_options(target_kind, prefix, dtype)
+    options = Options(allow_pickle=allow_pickle, verify=verify, config=config or Config())
+    advance = progress or _silent
+
+    state = open_source(here, source_kind, options)
+    if not isinstance(state, dict):
+        raise InvalidStateError(f"{here} holds a {type(state).__name__} and no state dict")
+    written: _targets.Written
+    match target_kind:
+        case "ringstow":
+            written = _targets.to_ringstow(
+                state, there, advance, config=options.config, allow_pickle=allow_pickle
+            )
+        case "dcp":
+            written = _targets.to_dcp(state, there, advance)
+        case "torch":
+            written = _targets.to_torch(state, there, advance)
+        case "hf":
+            written = _targets.to_hf(
+                state,
+                there,
+                advance,
+                config=options.config,
+                prefix=prefix,
+                dtype=dtype,
+                max_shard_bytes=parse_size(max_shard_size),
+            )
+    if written.left_out:
+        _log.warning("%s", listed(f"{there} has no place for, and is without", [*written.left_out]))
+    if verify:
+        _verify(here, there, target_kind, written.expected, options, advance)
+    return ConvertReport(
+        source=here,
+        target=there,
+        source_kind=source_kind,
+        target_kind=target_kind,
+        tensors=len({id(value) for _, value in stored(written.expected)}),
+        tensor_bytes=total_bytes(written.expected),
+        left_out=written.left_out,
+        tied=written.tied,
+        verified=verify,
+        save=written.report,
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Options(TypedDict, total=False):
+    progress: Progress | None
+    verify: bool
+    allow_pickle: bool
+    config: Config | None
+
+
+class _HfOptions(_Options, total=False):
+    prefix: str
+    dtype: Dtype | None
+    max_shard_size: int | str
+
+
+def torch_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a file of ``torch.save``'s to a ringstow checkpoint; see `convert`.
+
+    A file in the format of torch before 1.6 is loaded into memory whole, with a warning.
+    """
+    return convert(src, dst, source="torch", target="ringstow", **options)
+
+
+def dcp_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a directory of torch.distributed.checkpoint's to a ringstow checkpoint.
+
+    See `convert`. Tensors that several ranks wrote are put together. Its metadata is a pickle, of
+    which only what metadata is made of is read, unless ``allow_pickle``.
+    """
+    return convert(src, dst, source="dcp", target="ringstow", **options)
+
+
+def hf_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a directory of safetensors files to a ringstow checkpoint of a flat state.
+
+    See `convert`.
+    """
+    return convert(src, dst, source="hf", target="ringstow", **options)
+
+
+def ringstow_to_torch(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a ringstow checkpoint to a file that ``torch.load`` reads; see `convert`.
+
+    Needs as much room again as the tensors take, in the target's directory, while it runs.
+    """
+    return convert(src, dst, source="ringstow", target="torch", **options)
+
+
+def ringstow_to_dcp(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
+    """Convert a ringstow checkpoint to a directory that torch.distributed.checkpoint reads.
+
+    What that format can't say is lost as when torch writes it: keys become text, tied tensors are
+    stored once each, and empty dicts are left out. See `convert`.
+    """
+    return convert(src, dst, source="ringstow", target="dcp", **options)
+
+
+def ringstow_to_hf(src: StrPath, dst: StrPath, **options: Unpack[_HfOptions]) -> ConvertReport:
+    """Convert the tensors of a ringstow checkpoint to consolidated safetensors; see `convert`.
+
+    Writes ``model.safetensors``, or numbered files with ``model.safetensors.index.json``. Tied
+    tensors are written once; values that are no tensors are left out. The report names both.
+    """
+    return convert(src, dst, source="ringstow", target="hf", **options)
+
+
+def parse_size(size: int | str) -> int:
+    """Return a size in bytes: ``"5GB"`` is 5 * 10^9, ``"5GiB"`` 5 * 2^30.
+
+    Raises:
+        InvalidStateError: it is none, or nothing.
+    """
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        if match is None:
+            raise InvalidStateError(f"{size!r} is no size; give one such as 5GB or 512MiB")
+        number, unit, binary = match.groups()
+        size = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+    if size <= 0:
+        raise InvalidStateError(
+            f"a file of at most {size} bytes holds nothing; give one such as 5GB"
+        )
+    return size
+
+
+def _check_options(kind: str, prefix: str, dtype: str | None) -> None:
+    if kind != "hf" and (prefix or dtype):
+        raise InvalidStateError(
+            f"prefix and dtype are for hf; for {kind} all is converted as it is"
+        )
+    if dtype not in (None, "float32", "bfloat16", "float16"):
+        raise InvalidStateError(f"dtype {dtype!r} is none of float32, bfloat16, float16")
+
+
+def _verify(
+    source: str,
+    target: str,
+    kind: str,
+    expected: State,
+    options: Options,
+    advance: Progress,
+) -> None:
+    """Compare what was written with the source; a ringstow target with its checksums too."""
+    if kind == "ringstow":
+        damage = _api.verify(target, config=options.reading).damage
+        if damage:
+            where = f"{damage[0].file} at byte {damage[0].offset}"
+            raise CorruptCheckpointError(
+                f"{target} is not what was written: {where}; is the disk failing?",
+                file=damage[0].file,
+                offset=damage[0].offset,
+                expected=damage[0].expected,
+                got=damage[0].got,
+            )
+    done, total = 0, total_bytes(expected)
+    advance("verifying", 0, total)
+
+    def compared(count: int) -> None:
+        nonlocal done
+        done += count
+        advance("verifying", min(done, total), total)
+
+    found = open_source(target, kind, options)
+    Comparison(source, target, compared).check(expected, found)
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    pass

@@ -1,0 +1,110 @@
+"""Compares two states, tensor by tensor and bit by bit, one in memory at a time."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ringstow import _numpy
+from ringstow._errors import CorruptCheckpointError
+from ringstow._memory import LazyTensor
+from ringstow._state import Path, describe, type_name
+from ringstow._tree import METADATA, metadata_of
+from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes
+
+# Types whose values are equal if they say so. Others, which were pickled, are compared by type.
+_PLAIN = (
+    "builtins",
+    "collections",
+    "numpy",
+    "torch",
+)
+
+
+class Comparison:
+    """Compares what was written with what it was written from."""
+
+    def __init__(self, source: str, target: str, compared: Callable[[int], None]) -> None:
+        self._source = source
+        self._target = target
+        self._compared = compared
+        self._known: set[tuple[int, int]] = set()
+
+    def check(self, expected: Any, found: Any, path: Path = ()) -> None:
+        """Compare two states, or parts of them that lie at a path.
+
+        Raises:
+            CorruptCheckpointError: they differ; names the first place.
+        """
+        if is_stored(expected) and is_stored(found):
+            return self._tensors(expected, found, path)
+        if type(expected) is not type(found):
+            self._differ(path, f"a {type_name(expected)}", f"a {type_name(found)}")
+        if isinstance(expected, dict) and type(expected) is not collections.Counter:
+            return self._dicts(expected, found, path)
+        if type(expected) in (list, tuple):
+            if len(expected) != len(found):
+                self._differ(path, f"{len(expected)} items", f"{len(found)}")
+            for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+                self.check(one, other, (*path, index))
+        elif not _is_equal(expected, found):
+            self._differ(path, f"{expected!r:.80}", f"{found!r:.80}")
+
+    def _dicts(self, expected: dict[Any, Any], found: dict[Any, Any], path: Path) -> None:
+        if expected.keys() != found.keys():
+            key = next(iter(expected.keys() ^ found.keys()))
+            here, there = ("there", "missing") if key in expected else ("not there", "there")
+            self._differ((*path, key), here, there)
+        for key, value in expected.items():
+            self.check(value, found[key], (*path, key))
+        self.check(metadata_of(expected), metadata_of(found), (*path, METADATA))
+
+    def _tensors(self, expected: Any, found: Any, path: Path) -> None:
+        pair = (id(expected), id(found))
+        if pair in self._known:  # one tensor in two places
+            return
+        one, other = loaded(expected), loaded(found)
+        here, there = (f"{t.dtype} {list(t.shape)}" for t in (one, other))
+        if type(one) is not type(other) and not (is_tensor(one) and is_tensor(other)):
+            self._differ(path, f"a {type_name(one)}", f"a {type_name(other)}")
+        if here != there:
+            self._differ(path, here, there)
+        if not _same_bits(one, other):
+            self._differ(path, f"{here} of these bits", "of others")
+        # Only what outlives this call has an id that stays its own.
+        if type(expected) is LazyTensor:
+            self._known.add(pair)
+            self._compared(nbytes(expected))
+        else:
+            self._compared(nbytes(one))
+
+    def _differ(self, path: Path, expected: str, got: str) -> None:
+        raise CorruptCheckpointError(
+            f"{self._target} is not what {self._source} holds: {describe(path)} is {expected} in "
+            f"the source, and {got} in what was written. Nothing was removed; do not use it",
+            file=self._target,
+            expected=expected,
+            got=got,
+        )
+
+
+def _same_bits(one: Any, other: Any) -> bool:
+    if _numpy.is_array(one):
+        return bool(one.tobytes() == other.tobytes())
+    import torch
+
+    flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return torch.equal(flat[0], flat[1])
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float):
+        both_nan = math.isnan(one) and math.isnan(other)
+        return both_nan or (one == other and math.copysign(1, one) == math.copysign(1, other))
+    if _numpy.is_scalar(one):
+        return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
+    if type(one).__module__.partition(".")[0] not in _PLAIN:
+        return True
+    return bool(one == other)

@@ -1,0 +1,175 @@
+"""``ringstow convert``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+from ringstow._errors import Error
+from ringstow.convert import ConvertReport, convert
+from ringstow.convert._paths import KINDS
+
+_EXAMPLES = """\
+examples:
+  ringstow convert model.pt ckpt                          torch.save file to ringstow
+  ringstow convert dcp-dir ckpt                           stock DCP directory to ringstow
+  ringstow convert hf-dir ckpt                            Hugging Face safetensors to ringstow
+  ringstow convert ckpt model.pt                          ringstow to torch.save file
+  ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
+  ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
+
+Failed or interrupted, it removes what it wrote. Killed, it leaves *.part, *.distcp without
+.metadata, or numbered *.safetensors without an index, none of which is a checkpoint: remove them
+and run it again.
+
+exit codes:
+  0    converted, and verified
+  1    what was read or written is damaged
+  2    it could not be done
+  130  interrupted"""
+
+_SLICE_S = 5.0  # between lines where there is no progress bar
+
+
+def main(argv: list[str]) -> int:
+    """Run ``ringstow convert`` with these arguments, and return its exit code."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(format="ringstow: %(message)s", level=logging.WARNING)
+    progress = _Quiet() if args.quiet else _progress()
+    warnings.showwarning = lambda message, *_, **__: print(f"ringstow: {message}", file=sys.stderr)
+    try:
+        with progress:
+            report = convert(
+                args.src,
+                args.dst,
+                source=args.source,
+                target=args.target,
+                progress=progress,
+                verify=not args.no_verify,
+                allow_pickle=args.allow_pickle,
+                prefix=args.prefix,
+                dtype=args.dtype,
+                max_shard_size=args.max_shard_size,
+            )
+    except KeyboardInterrupt:
+        print("ringstow: interrupted; what was written is removed", file=sys.stderr)
+        return 130
+    except ImportError as error:
+        print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
+        return 2
+    except (Error, OSError) as error:
+        print(f"ringstow: {error}", file=sys.stderr)
+        return 1 if type(error).__name__ == "CorruptCheckpointError" else 2
+    if not args.quiet:
+        _tell(report)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {kind:9} {what}" for kind, what in KINDS.items())
+    parser = argparse.ArgumentParser(
+        prog="ringstow convert",
+        description=f"Convert a checkpoint, a tensor in memory at a time. Kinds:\n{listed}",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("src", metavar="SRC", help="the checkpoint to read")
+    parser.add_argument("dst", metavar="DST", help="where to write; nothing may be there")
+    kinds = list(KINDS)
+    parser.add_argument("--from", dest="source", choices=kinds, help="kind of SRC (default: look)")
+    parser.add_argument(
+        "--to",
+        dest="target",
+        choices=kinds,
+        help="kind of DST (default: ringstow, or torch for *.pt)",
+    )
+    parser.add_argument(
+        "--prefix", default="", help="hf: only tensors named so, without it: model."
+    )
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="hf: cast floating tensors"
+    )
+    parser.add_argument("--max-shard-size", default="5GB", help="hf: largest file (default: 5GB)")
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="unpickle any value; it can run any code"
+    )
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not read back and compare what was written"
+    )
+    parser.add_argument("--quiet", action="store_true", help="say only what went wrong")
+    return parser
+
+
+def _tell(report: ConvertReport) -> None:
+    verified = "verified bit by bit" if report.verified else "not verified"
+    print(
+        f"{report.source} ({report.source_kind}) -> {report.target} ({report.target_kind}): "
+        f"{report.tensors} tensors, {report.tensor_bytes / 1e9:.3f} GB in {report.seconds:.1f} s, "
+        f"{verified}"
+    )
+    for name, kept in report.tied:
+        print(f"tied, written once: {name} is {kept}")
+    for fallback in report.save.fallbacks if report.save else ():
+        print(f"{fallback.wanted} -> {fallback.got}: {fallback.reason}; {fallback.remedy}")
+
+
+class _Quiet:
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        pass
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class _Lines(_Quiet):
+    """A line on stderr now and then, for logs and where there is no tqdm."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _SLICE_S
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _SLICE_S
+            print(f"{phase}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", file=sys.stderr)
+
+
+class _Bar(_Quiet):
+    """A bar of tqdm's a phase."""
+
+    def __init__(self, tqdm: Any) -> None:
+        self._tqdm = tqdm
+        self._bar: Any = None
+        self._phase = ""
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        if phase != self._phase:
+            self.__exit__()
+            self._phase = phase
+            self._bar = self._tqdm(
+                desc=phase, total=total, unit="B", unit_scale=True, file=sys.stderr
+            )
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _progress() -> _Quiet:
+    if not os.isatty(2):
+        return _Lines()
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        return _Lines()
+    return _Bar(tqdm)

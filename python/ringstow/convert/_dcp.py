@@ -1,0 +1,321 @@
+"""Checkpoints of torch.distributed.checkpoint's own writer: read and written a tensor at a time.
+
+``.metadata`` is a pickle. It is read by an unpickler that knows only what metadata is made of.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import IO, Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from ringstow import _torch
+from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
+from ringstow._memory import LazyTensor
+from ringstow.convert import _streams
+from ringstow.convert._paths import sync_dir
+from ringstow.convert._sources import State, plain_numpy, refused, unreadable
+from ringstow.convert._walk import is_tensor, loaded, replaced, spec_of
+
+_PACKAGE = "torch.distributed.checkpoint"
+# All that metadata is made of, beside dtypes. Two of them are as torch 2.0 called them.
+_KNOWN = {
+    *(f"{_PACKAGE}.metadata.{name}" for name in metadata.__all__),
+    f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING",
+    f"{_PACKAGE}.filesystem._StorageInfo",
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "collections.OrderedDict",
+    "pathlib.PosixPath",
+    "pathlib.PurePosixPath",
+    "pathlib._local.PosixPath",
+}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Makes what metadata is made of, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if f"{module}.{name}" in _KNOWN:
+            return super().find_class(module, name)
+        raise UnsupportedError(
+            f"it asks for {module}.{name}, which no metadata is made of, and is not unpickled: if "
+            "you trust who wrote it, pass allow_pickle=True (--allow-pickle); it can run any code"
+        )
+
+
+def read(path: str, *, allow_pickle: bool) -> State:
+    """Return the nested state of a checkpoint, its tensors lazy and its other values read.
+
+    Raises:
+        UnsupportedError: a value that only pickle can make, without ``allow_pickle``.
+        CorruptCheckpointError: a file that can't be read.
+        FormatError: metadata that can't be.
+    """
+    reader = _Reader(path, allow_pickle)
+    state: State = {}
+    mappings = reader.metadata.planner_data or {}
+    for name, entry in reader.metadata.state_dict_metadata.items():
+        set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
+    return state
+
+
+class _Reader:
+    def __init__(self, path: str, allow_pickle: bool) -> None:
+        self._path = path
+        self._allow_pickle = allow_pickle
+        self.metadata = self._metadata()
+        self._files = filesystem.FileSystemReader(path)
+        self._files.set_up_storage_reader(self.metadata, True)
+
+    def value(self, name: str, entry: Any) -> Any:
+        if isinstance(entry, metadata.BytesStorageMetadata):
+            return self._object(name)
+        spec = spec_of(entry.properties.dtype, entry.size, name)
+        return LazyTensor(*spec, functools.partial(self._tensor, name, entry))
+
+    def _metadata(self) -> Any:
+        file = os.path.join(self._path, ".metadata")
+        with open(file, "rb") as stream:
+            unpickler = pickle.Unpickler if self._allow_pickle else _MetadataUnpickler
+            try:
+                found = unpickler(stream).load()
+            except UnsupportedError as error:
+                raise UnsupportedError(f"{file}: {error}") from None
+            except Exception as error:  # a damaged pickle raises anything
+                raise unreadable(file, "the metadata", error) from error
+        if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
+            raise FormatError(f"{file} is no metadata of torch.distributed.checkpoint", path=file)
+        for place in found.storage_data.values():
+            name = getattr(place, "relative_path", None)
+            if (
+                not isinstance(name, str)
+                or name in ("", ".", "..")
+                or os.path.basename(name) != name
+            ):
+                raise FormatError(
+                    f"{file} refers to {name!r}, which is no file of this directory", path=file
+                )
+        return found
+
+    def _tensor(self, name: str, entry: Any) -> torch.Tensor:
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        if tensor.numel() == 0:
+            return tensor
+        whole = metadata.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
+        items = create_read_items_for_chunk_list(name, entry, [whole])
+        covered = sum(torch.Size(item.lengths).numel() for item in items)
+        if covered != tensor.numel():
+            raise FormatError(
+                f"{self._path}/.metadata: the chunks of {name!r} hold {covered} elements of "
+                f"{tensor.numel()}",
+                path=self._path,
+            )
+        self._read(name, items, _Into(tensor))
+        return tensor
+
+    def _object(self, name: str) -> Any:
+        into = _Into(None)
+        index, nothing = metadata.MetadataIndex(name), torch.Size([0])
+        item = ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
+        self._read(name, [item], into)
+        try:
+            with plain_numpy():
+                return torch.load(
+                    into.blob, map_location="cpu", weights_only=not self._allow_pickle
+                )
+        except pickle.UnpicklingError as error:
+            raise refused(f"{self._path}: {name}", error) from error
+        except (RuntimeError, EOFError, ValueError, KeyError) as error:
+            raise unreadable(self._path, f"the value {name!r}", error) from error
+
+    def _read(self, name: str, items: list[Any], into: _Into) -> None:
+        try:
+            self._files.read_data(LoadPlan(items), into)
+        except pickle.UnpicklingError as error:
+            raise refused(f"{self._path}: a chunk of the tensor {name!r}", error) from error
+        except (RuntimeError, EOFError, ValueError, KeyError, AssertionError) as error:
+            raise unreadable(self._path, f"{name!r}", error) from error
+
+
+class _Into(DefaultLoadPlanner):
+    """Takes what is read of one tensor, or of one value."""
+
+    def __init__(self, tensor: torch.Tensor | None) -> None:
+        super().__init__()
+        self._tensor = tensor
+        self.blob = io.BytesIO()
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        self.blob = value
+
+    def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+        tensor = self._tensor
+        assert tensor is not None
+        for dim, (offset, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
+            tensor = tensor.narrow(dim, offset, length)
+        return tensor
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        pass
+
+
+def as_stored(state: State) -> State:
+    """Return what a state comes back as: keys are text, OrderedDict is dict, empty dicts are gone.
+
+    Raises:
+        InvalidStateError: two leaves have one dotted name.
+    """
+    try:
+        flat, mappings = flatten_state_dict(replaced(state, _shadow))
+    except ValueError as error:
+        raise InvalidStateError(
+            f"torch.distributed.checkpoint joins keys by dots, and then two are one: {error}"
+        ) from None
+    nested: State = {}
+    for name, value in flat.items():
+        set_element(nested, mappings[name], replaced(value, _of_shadow))
+    return nested
+
+
+def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
+    """Write a state as torch's own writer does, a tensor at a time.
+
+    Args:
+        state: its tensors may be lazy.
+        path: a directory that is empty or not there.
+        wrote: called with the bytes of each tensor that was written.
+
+    Raises:
+        OSError: the system refused; then what was written is removed.
+    """
+    made = not os.path.isdir(path)
+    writer = _Writer(path, wrote)
+    try:
+        shadows = replaced(state, _shadow)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
+        sync_dir(path)
+        if made:
+            sync_dir(os.path.dirname(path))
+    except BaseException as error:
+        _remove(path, made)
+        raise _cause(error) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what went wrong rather than torch's account of which rank it was."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        return next(iter(failures.values()))[0]  # type: ignore[no-any-return]
+    return error
+
+
+def _shadow(value: Any, path: Any) -> Any:
+    """Return a tensor without data, for torch's planner: it looks for tensors by type."""
+    if not is_tensor(value):
+        return value
+    if type(value) is LazyTensor:
+        pair = value.dtype == "F4"  # torch counts pairs
+        shape = (*value.shape[:-1], value.shape[-1] // 2) if pair else value.shape
+        shadow: Any = torch.empty(shape, dtype=_torch.dtype_of(value.dtype, ""), device="meta")
+    else:
+        shadow = torch.empty(value.shape, dtype=value.dtype, device="meta")
+    shadow.source = value
+    return shadow
+
+
+def _of_shadow(value: Any, path: Any) -> Any:
+    return getattr(value, "source", value)
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans over shadows, and loads what each stands for when it is written."""
+
+    def lookup_object(self, index: Any) -> Any:
+        found = super().lookup_object(index)
+        return replaced(found, lambda value, path: loaded(_of_shadow(value, path)))
+
+
+class _Writer(filesystem.FileSystemWriter):
+    """torch's writer, but for letting go of each tensor when written: torch's keeps them all."""
+
+    def __init__(self, path: str, wrote: Callable[[int], None]) -> None:
+        super().__init__(path, overwrite=False)
+        self._wrote = wrote
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name = f"{plan.storage_data.prefix}0{filesystem.DEFAULT_SUFFIX}"
+        results = []
+        path = os.path.join(self.path, name)
+        with _streams.naming(path), open(path, "xb") as stream:
+            for item in plan.items:
+                begin = stream.tell()
+                if item.type == WriteItemType.BYTE_IO:
+                    stream.write(_bytes_of(planner.resolve_data(item)))
+                else:
+                    self._wrote(_append(planner.resolve_data(item), stream))
+                length = stream.tell() - begin
+                place = filesystem._StorageInfo(name, begin, length)
+                results.append(
+                    WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
+                )
+            stream.flush()
+            os.fsync(stream.fileno())
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+
+def _bytes_of(data: Any) -> memoryview:
+    assert isinstance(data, io.BytesIO)
+    return data.getbuffer()
+
+
+def _append(tensor: Any, stream: IO[bytes]) -> int:
+    """Write a tensor by itself, not the storage that it may be a view of; returns its bytes."""
+    tensor = tensor.detach()
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        tensor = tensor.clone()
+    _streams.save(tensor, stream)
+    return int(tensor.nbytes)
+
+
+def _remove(path: str, made: bool) -> None:
+    """Remove what a failed write left in a directory that was empty before."""
+    if not os.path.isdir(path):
+        return
+    for name in os.listdir(path):
+        if name.endswith(filesystem.DEFAULT_SUFFIX) or name.startswith(".metadata"):
+            os.unlink(os.path.join(path, name))
+    if made:
+        os.rmdir(path)

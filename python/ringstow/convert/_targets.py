@@ -1,0 +1,251 @@
+"""Writes a state whose tensors are loaded while they are written. One function a kind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ringstow import _api, _handle, _native, _state, _torch, _tree
+from ringstow._config import Config
+from ringstow._errors import InvalidStateError, KeyMismatchError
+from ringstow._handle import SaveHandle
+from ringstow._memory import LazyTensor, TensorSpec
+from ringstow._report import SaveReport
+from ringstow._state import describe, flat_name
+from ringstow.convert import _streams
+from ringstow.convert._paths import sync_dir
+from ringstow.convert._sources import State
+from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes, replaced, stored
+
+Advance = Callable[[str, int, int], None]
+"""Told of the phase, and of the bytes done and to do in it."""
+
+_ALIGN = 4096
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_CAST = {"F64", "F32", "BF16", "F16"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written, for the report and for the comparison."""
+
+    expected: State
+    """What the target is to hold: the source's state, but for what the format can't say."""
+    report: SaveReport | None = None
+    left_out: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()
+
+
+def to_ringstow(
+    state: State, path: str, advance: Advance, *, config: Config, allow_pickle: bool
+) -> Written:
+    """Save a state as a ringstow checkpoint."""
+    handle = _api.save_async(state, path, config=config, allow_pickle=allow_pickle)
+    return Written(expected=state, report=_follow(handle, advance))
+
+
+def to_dcp(state: State, path: str, advance: Advance) -> Written:
+    """Write a state as torch.distributed.checkpoint does."""
+    from ringstow.convert import _dcp
+
+    expected = _dcp.as_stored(state)
+    empty = {
+        flat_name(at) for at, value in _tree.leaves(state) if value == {} and not is_stored(value)
+    }
+    with _counted(advance, sum(nbytes(v) for _, v in stored(expected))) as wrote:
+        _dcp.write(state, path, wrote)
+    return Written(expected=expected, left_out=tuple(sorted(empty)))
+
+
+def to_torch(state: State, path: str, advance: Advance) -> Written:
+    """Write a state as torch.save does.
+
+    torch.save wants all tensors at once: they are put into an unlinked file beside the target, and
+    mapped, so that memory holds what the system sees fit. numpy's arrays are held in memory.
+    """
+    directory = os.path.dirname(path)
+    part = f"{path}.part"
+    with _streams.naming(path), tempfile.TemporaryFile(dir=directory) as scratch:
+        mapped = _Mapped(state, scratch.fileno(), advance)
+        try:
+            with open(part, "wb") as stream:
+                _streams.save(mapped.state, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.rename(part, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
+    sync_dir(directory)
+    return Written(expected=state)
+
+
+class _Mapped:
+    """A state with each lazy tensor loaded once, into one mapped file."""
+
+    def __init__(self, state: State, file: int, advance: Advance) -> None:
+        lazies = {id(v): v for _, v in stored(state) if type(v) is LazyTensor and not v.array}
+        self._places: dict[int, int] = {}
+        size = 0
+        for key, lazy in lazies.items():
+            self._places[key] = size
+            size += -(-lazy.nbytes // _ALIGN) * _ALIGN
+        if size:
+            # Reserved: a full disk is an error now, and not a SIGBUS when a page is written.
+            os.posix_fallocate(file, 0, size)
+            self._memory = mmap.mmap(file, size)
+        self._done: dict[int, Any] = {}
+        with _counted(advance, sum(lazy.nbytes for lazy in lazies.values())) as self._loaded:
+            self.state = replaced(state, lambda value, path: self._place(value))
+
+    def _place(self, value: Any) -> Any:
+        import torch
+
+        if type(value) is not LazyTensor or value.array:
+            return loaded(value)
+        if id(value) not in self._done:
+            tensor = value.load()
+            place = tensor
+            if value.nbytes:
+                at = self._places[id(value)]
+                place = torch.frombuffer(
+                    self._memory, dtype=torch.uint8, count=value.nbytes, offset=at
+                )
+                place = place.view(tensor.dtype).view(tensor.shape)
+                place.copy_(tensor)
+                # The pages stay in the file's cache, and are no longer this process's.
+                self._memory.madvise(mmap.MADV_DONTNEED, at, value.nbytes)
+            self._done[id(value)] = place
+            self._loaded(value.nbytes)
+        return self._done[id(value)]
+
+
+def to_hf(
+    state: State,
+    path: str,
+    advance: Advance,
+    *,
+    config: Config,
+    prefix: str,
+    dtype: str | None,
+    max_shard_bytes: int,
+) -> Written:
+    """Write the tensors of a state as Hugging Face's programs read them."""
+    model = _Model(state, prefix, dtype)
+    sized = dataclasses.replace(config, shard_bytes=max_shard_bytes)
+    job = _native.start_export(model.specs, path, sized.to_json())
+    report = _follow(_handle.start(job, path, model.owners), advance)
+    return Written(
+        expected=model.tensors,
+        report=report,
+        left_out=tuple(model.left_out),
+        tied=tuple(model.tied),
+    )
+
+
+class _Model:
+    """The tensors of a state under a prefix, by name, each once."""
+
+    def __init__(self, state: State, prefix: str, dtype: str | None) -> None:
+        self.tensors: State = {}
+        self.specs: list[TensorSpec] = []
+        self.owners: list[object] = []
+        self.left_out: list[str] = []
+        self.tied: list[tuple[str, str]] = []
+        self._name_of: dict[tuple[object, ...], str] = {}
+        self._dtype = dtype
+        outside: set[str] = set()
+        for at, value in _leaves(state):
+            name = flat_name(at)
+            if name.startswith(prefix) and len(name) > len(prefix):
+                self._add(name.removeprefix(prefix), value, describe(at))
+            else:
+                outside.add(name.partition(".")[0])
+        if not self.tensors:
+            others = ", ".join(sorted(outside)[:20])
+            what = f"that starts with {prefix!r}; there are {others}" if prefix else "in it"
+            raise KeyMismatchError(f"no tensor has a name {what}", missing=[prefix])
+
+    def _add(self, name: str, value: Any, key: str) -> None:
+        if not is_tensor(value):
+            self.left_out.append(name)
+            return
+        if name in self.tensors or any(name == other for other, _ in self.tied):
+            raise InvalidStateError(f"{key}: another tensor is named {name!r} already")
+        memory = _memory(value, key)
+        known = self._name_of.setdefault(memory.identity, name) if memory.nbytes else name
+        if known != name:
+            self.tied.append((name, known))
+            return
+        tensor = cast(value, self._dtype, key)
+        memory = _memory(tensor, key)
+        self.tensors[name] = tensor
+        self.specs.append((name, *memory[:5]))
+        self.owners.append(memory.owner)
+
+
+def _memory(value: Any, key: str) -> Any:
+    if type(value) is LazyTensor:
+        return _state.lazy_memory(value, key)
+    return _torch.memory_of(value, key)
+
+
+def cast(value: Any, dtype: str | None, key: str) -> Any:
+    """Return a tensor of another dtype, to be made when it is loaded, if this one is floating.
+
+    Floats of eight bits and less stay: they are codes, whose scales lie beside them.
+    """
+    if dtype is None:
+        return value
+    memory = _memory(value, key)
+    code = _DTYPES[dtype]
+    if memory.dtype not in _CAST or memory.dtype == code:
+        return value
+    to = _torch.dtype_of(code, key)
+    size = to.itemsize
+    count = nbytes(value) // _torch.dtype_of(memory.dtype, key).itemsize
+    return LazyTensor(
+        code, tuple(memory.shape), count * size, lambda: loaded(value).detach().to(to)
+    )
+
+
+def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
+    """Yield all leaves but empty containers: nothing is lost with those."""
+    for at, value in _tree.leaves(state):
+        if is_stored(value) or not (isinstance(value, (dict, list, tuple)) and not value):
+            yield at, value
+
+
+@contextlib.contextmanager
+def _counted(advance: Advance, total: int) -> Iterator[Callable[[int], None]]:
+    done = 0
+    advance("writing", 0, total)
+
+    def wrote(count: int) -> None:
+        nonlocal done
+        done += count
+        advance("writing", done, total)
+
+    yield wrote
+
+
+def _follow(handle: SaveHandle, advance: Advance) -> SaveReport:
+    """Wait for a save, telling how far it is; Ctrl-C cancels it and waits for its end."""
+    try:
+        while not handle.done():
+            now = handle.progress()
+            advance("writing", now.written, now.total)
+            with contextlib.suppress(TimeoutError):
+                handle.result(timeout=0.1)
+        report = handle.result()
+        advance("writing", report.file_bytes, report.file_bytes)
+        return report
+    except BaseException:
+        handle._abandon()
+        raise

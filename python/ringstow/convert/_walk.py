@@ -1,0 +1,81 @@
+"""Walks over nested states whose tensors may be lazy. Pure, but for what loading one takes."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ringstow import _numpy, _torch
+from ringstow._memory import LazyTensor
+from ringstow._state import Path
+from ringstow._tree import METADATA, children, metadata_of
+
+Make = Callable[[Any, Path], Any]
+
+
+def is_stored(value: object) -> bool:
+    """Tell whether a value is a tensor or array, lazy or not."""
+    return type(value) is LazyTensor or _torch.is_tensor(value) or _numpy.is_array(value)
+
+
+def is_tensor(value: object) -> bool:
+    """Tell whether a value is a tensor, lazy or not, and no array."""
+    return _torch.is_tensor(value) or (type(value) is LazyTensor and not value.array)
+
+
+def loaded(value: Any) -> Any:
+    """Return the tensor or array itself."""
+    return value.load() if type(value) is LazyTensor else value
+
+
+def nbytes(value: Any) -> int:
+    """Return the bytes of a tensor's or array's dense data."""
+    return int(value.nbytes)
+
+
+def stored(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and value of every tensor and array."""
+    pairs = None if is_stored(node) else children(node)
+    if pairs is None:
+        if is_stored(node):
+            yield path, node
+        return
+    for key, child in pairs:
+        yield from stored(child, (*path, key))
+
+
+def total_bytes(state: object) -> int:
+    """Return the bytes of all tensors and arrays; those that are one object count once."""
+    return sum(nbytes(value) for value in {id(v): v for _, v in stored(state)}.values())
+
+
+def replaced(node: Any, make: Make, path: Path = ()) -> Any:
+    """Return a copy of a state with ``make(value, path)`` in place of each tensor and array."""
+    if is_stored(node):
+        return make(node, path)
+    kind = type(node)
+    if kind in (list, tuple):
+        return kind(replaced(child, make, (*path, index)) for index, child in enumerate(node))
+    if kind not in (dict, collections.OrderedDict):
+        return node
+    result: Any = kind()
+    for key, child in node.items():
+        result[key] = replaced(child, make, (*path, key))
+    metadata = metadata_of(node)
+    if metadata is not None:
+        result._metadata = replaced(metadata, make, (*path, METADATA))
+    return result
+
+
+def spec_of(dtype: Any, size: Any, key: str) -> tuple[str, tuple[int, ...], int]:
+    """Return safetensors' dtype name, the shape and the bytes of a torch tensor that is not there.
+
+    Raises:
+        UnsupportedError: the format does not know the dtype.
+    """
+    import torch
+
+    shadow = torch.empty(size, dtype=dtype, device="meta")
+    count = shadow.numel() * shadow.element_size()
+    return _torch.code_of(shadow, key), _torch.shape_of(shadow, key), count
