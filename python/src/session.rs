@@ -13,13 +13,21 @@ use std::sync::{Mutex, PoisonError};
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Session {
     inner: Mutex<Option<ringstow::Session>>,
-    /// The process that began it: a forked child must not clean up after its parent.
+    /// The process that began it.
     process: u32,
 }
 
 impl Session {
+    /// The session, for the process that began it: a forked child leaves its parent's alone.
     fn take(&self) -> Option<ringstow::Session> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let session = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match std::process::id() == self.process {
+            true => session,
+            false => {
+                std::mem::forget(session);
+                None
+            }
+        }
     }
 }
 
@@ -62,8 +70,6 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
-            std::mem::forget(self.take());
-        }
+        drop(self.take());
     }
 }
