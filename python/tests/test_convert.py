@@ -32,6 +32,7 @@ from ringstow.convert import (
     ringstow_to_torch,
     torch_to_ringstow,
 )
+from ringstow.convert._ahead import ReadAhead
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -172,7 +173,7 @@ def test_what_torchs_own_converters_write_and_read_is_the_same(at):
 
 
 RANK = """
-import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 rank, store, path = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -186,6 +187,7 @@ state = {
 }
 dcp.save(state, checkpoint_id=path)
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads may outlive the group, and abort a process that ends as others do
 """
 
 

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::engine::file::open_read;
 use crate::error::{Error, Result, some_of};
 use crate::format::cover::{self, Extent};
+use crate::format::names::MODEL_INDEX as INDEX;
 use crate::format::{Chunk, Dtype, FileEntry, Manifest, TensorEntry, names};
 use crate::pipeline::load::ShardFile;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -18,9 +19,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-
-/// The list that Hugging Face's libraries write beside a model of several files.
-const INDEX: &str = "model.safetensors.index.json";
 
 /// Bytes of the largest header that the safetensors format allows; no list is larger either.
 const HEADER_MAX: u64 = 100_000_000;
