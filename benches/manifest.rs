@@ -76,7 +76,9 @@ fn million(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(TENSORS));
     let file_bytes: Vec<u64> = manifest.files.iter().map(|file| file.bytes).collect();
     let rank = ranks as usize / 2;
-    for (name, unit) in [("blocks", Unit::Blocks(BLOCK)), ("pages", Unit::Pages(BLOCK))] {
+    for (name, unit) in
+        [("blocks", Unit::Blocks { bytes: BLOCK, most: BLOCK }), ("pages", Unit::Pages(BLOCK))]
+    {
         group.bench_function(format!("plan one rank's reads in {name}"), |b| {
             b.iter(|| Scattered::plan(&slabs(&manifest, rank), &file_bytes, unit));
         });

@@ -11,7 +11,7 @@
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use ringstow::engine::{file, ladder};
 use ringstow::format::{FileEntry, Manifest};
-use ringstow::plan::load::{Want, blocks};
+use ringstow::plan::load::{Unit, Want};
 use ringstow::plan::save::{Options, SavePlan, plan};
 use ringstow::{Config, Dtype, EngineChoice, Item, Runtime, StateDict, Switch, TensorInfo};
 use std::hint::black_box;
@@ -205,10 +205,11 @@ fn planner(criterion: &mut Criterion) {
     });
     let place =
         |extent: &ringstow::plan::save::Extent| Want { file: 0, range: extent.range.clone() };
+    let unit = Unit::Blocks { bytes: 1 << 20, most: 4 << 20 };
     let wants: Vec<Want> = plan.shards[0].items.iter().map(place).collect();
     let file_bytes: Vec<u64> = plan.shards.iter().map(|shard| shard.bytes).collect();
     group.bench_function(format!("reads of {count} tensors"), |b| {
-        b.iter(|| blocks(&wants, &file_bytes, 4 << 20));
+        b.iter(|| unit.reads(&wants, &file_bytes));
     });
 }
 

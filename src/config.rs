@@ -40,8 +40,7 @@ pub struct Config {
     /// Bytes of staging memory: the only memory a save needs, however large the checkpoint.
     /// As large as the checkpoint makes a save a snapshot; smaller streams. Default 256 MiB.
     pub pool_bytes: u64,
-    /// Bytes of one staging buffer, which is also one transfer and one checksum. A multiple of
-    /// 4096. Default 4 MiB.
+    /// Bytes of one staging buffer, which is also one transfer. A multiple of 4096. Default 4 MiB.
     pub block_bytes: u64,
     /// Transfers in flight at once. Default 8.
     pub queue_depth: u32,
@@ -100,6 +99,13 @@ impl Config {
             return bad("fillers", self.fillers.into(), "from 0 (automatic) to 256");
         }
         Ok(())
+    }
+
+    /// Bytes that one checksum covers, the least that a checked load reads: 1 MiB, or a whole
+    /// buffer where that is no multiple of it.
+    pub fn checksum_bytes(&self) -> u64 {
+        const MIB: u64 = 1 << 20;
+        if self.block_bytes.is_multiple_of(MIB) { MIB } else { self.block_bytes }
     }
 
     /// Buffers in the pool.

@@ -372,3 +372,42 @@ fn chunks_that_overlap_are_refused_by_the_commit_and_by_the_reader() {
     assert!(matches!(error, Error::Format { .. }), "{error:?}");
     assert_says(&error, &["\"w\"", "overlap"]);
 }
+
+/// Buffers of 2 MiB, each with two checksums.
+#[test]
+fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
+    const MIB: usize = 1 << 20;
+    let config = Config { block_bytes: 2 << 20, pool_bytes: 8 << 20, ..Config::default() };
+    let runtime = Runtime::new(config.clone()).unwrap();
+    let root = scratch();
+    let data = noise(7, 5 * MIB + 123);
+    let mut state = StateDict::new();
+    state.bytes("w", Dtype::U8, &[data.len() as u64], &data).unwrap();
+    ringstow::save(&state, root.path(), &config).unwrap();
+
+    let checkpoint = Checkpoint::open(root.path()).unwrap();
+    let manifest = checkpoint.manifest();
+    let shard = root.path().join(&manifest.files[0].name);
+    let mut bytes = fs::read(&shard).unwrap();
+    assert_eq!(manifest.block_bytes, MIB as u64);
+    let crc32: Vec<u32> = bytes.chunks(MIB).map(crc32fast::hash).collect();
+    assert_eq!(manifest.files[0].crc32, crc32);
+
+    let mut memory = vec![0; MIB];
+    let to = StridedSink::new(&mut memory, 0, &[1]);
+    let slice =
+        Slice { name: "w", chunk: 0, offsets: &[2 * MIB as u64], lengths: &[MIB as u64], to };
+    let report =
+        checkpoint.read(&[slice], LoadOptions::default(), &runtime, &Arc::default()).unwrap();
+    assert_eq!(report.read_bytes, 2 * MIB as u64, "the header puts it across two blocks");
+    assert_eq!(memory, data[2 * MIB..3 * MIB]);
+
+    bytes[3 * MIB + 17] ^= 1;
+    bytes[5 * MIB] ^= 1;
+    fs::write(&shard, &bytes).unwrap();
+    let report = ringstow::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
+    let damaged: Vec<u64> = report.damage.iter().map(|damage| damage.offset).collect();
+    assert_eq!((damaged, report.blocks), (vec![3 * MIB as u64, 5 * MIB as u64], 6));
+    let load = |_| checkpoint.load_names(["w"], LoadOptions::default(), &runtime, &Arc::default());
+    assert!(matches!(load(()), Err(Error::Corrupt { .. })));
+}

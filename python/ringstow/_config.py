@@ -22,8 +22,8 @@ class Config:
     As large as the checkpoint makes a save a snapshot; smaller streams."""
 
     block_bytes: int = 4 << 20
-    """Bytes of one staging buffer, which is also one transfer and one checksum; a multiple of
-    4096."""
+    """Bytes of one staging buffer, which is also one transfer; a multiple of 4096. A checksum
+    covers 1 MiB of them, or all where they are no multiple of that."""
 
     queue_depth: int = 8
     """Transfers in flight at once."""

@@ -48,6 +48,8 @@ pub(crate) struct Reads<'a> {
     pub files: &'a [ShardFile],
     /// The blocks, sorted.
     pub blocks: &'a [BlockRead],
+    /// Bytes of a checksummed block, of which a read may hold several.
+    pub block_bytes: u64,
     /// Whether to check each against its checksum.
     pub verify: bool,
 }
@@ -388,20 +390,38 @@ impl<Deliver: Fn(usize, &Buffer)> Stream<'_, Deliver> {
         if self.job.stopped() {
             return Ok(()); // failed elsewhere, or cancelled: nothing is handed out any more
         }
-        let shard = &self.reads.files[block.file];
         outcome.result.map_err(|error| self.read_failed(block, error))?;
         let buffer = outcome.buffer.expect("a read gives its buffer back");
-        if self.reads.verify {
-            let hashing = Instant::now();
-            let crc32 = crc32fast::hash(&buffer[..block.len]);
-            self.checksum.add(hashing);
-            if crc32 != shard.crc32[block.block] {
-                return self.damaged(damage(shard, block, crc32));
-            }
+        if self.reads.verify && !self.check(block, &buffer[..block.len])? {
+            return Ok(());
         }
         self.job.add_written(block.len as u64);
         (self.deliver)(number, &buffer);
         Ok(())
+    }
+
+    /// Compares every block of a read with its checksum; tells whether all are good.
+    fn check(&self, read: &BlockRead, bytes: &[u8]) -> Result<bool> {
+        let hashing = Instant::now();
+        let shard = &self.reads.files[read.file];
+        let block_bytes = self.reads.block_bytes as usize;
+        let mut good = true;
+        for (bytes, number) in bytes.chunks(block_bytes).zip(read.block..) {
+            let crc32 = crc32fast::hash(bytes);
+            if crc32 != shard.crc32[number] {
+                good = false;
+                let offset = (number * block_bytes) as u64;
+                self.damaged(Damage {
+                    file: shard.path.clone(),
+                    offset,
+                    what: format!("crc32 of block {number} ({} bytes)", bytes.len()),
+                    expected: format!("{:08x}", shard.crc32[number]),
+                    got: format!("{crc32:08x}"),
+                })?;
+            }
+        }
+        self.checksum.add(hashing);
+        Ok(good)
     }
 
     fn damaged(&self, damage: Damage) -> Result<()> {
@@ -426,15 +446,5 @@ impl<Deliver: Fn(usize, &Buffer)> Stream<'_, Deliver> {
             expected: shard.bytes.to_string(),
             got: "less: the file was cut while it was read".into(),
         }
-    }
-}
-
-fn damage(shard: &ShardFile, block: &BlockRead, got: u32) -> Damage {
-    Damage {
-        file: shard.path.clone(),
-        offset: block.offset,
-        what: format!("crc32 of block {} ({} bytes)", block.block, block.len),
-        expected: format!("{:08x}", shard.crc32[block.block]),
-        got: format!("{got:08x}"),
     }
 }

@@ -21,7 +21,7 @@ use crate::plan::save::{Block, From, SavePlan};
 use crate::pool::{Buffer, Pool};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ const RUN_BYTES: usize = 256 << 10;
 /// The outcome of [`write()`]: files that are durable under their uncommitted names.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// Checksums of each shard's blocks.
+    /// Checksums of each shard, one every [`Config::checksum_bytes`](crate::Config::checksum_bytes).
     pub crc32: Vec<Vec<u32>>,
     pub moved: Moved,
     pub seconds: SaveSeconds,
@@ -63,7 +63,8 @@ pub(crate) fn write(
     let (shards, moved) = open_shards(runtime, &pool, plan, dir)?;
     seconds.prepare = started.elapsed().as_secs_f64();
 
-    let stream = Stream::new(plan, sources, &pool, &shards, job);
+    let checksum_bytes = runtime.config().checksum_bytes();
+    let stream = Stream::new(plan, sources, &pool, &shards, checksum_bytes, job);
     let filling = Instant::now();
     stream.fill(runtime.config().filler_threads());
     seconds.stage = filling.elapsed().as_secs_f64();
@@ -172,8 +173,10 @@ struct Stream<'a> {
     job: &'a Arc<Job>,
     /// The next block to fill.
     next: AtomicUsize,
-    /// Checksums, one a block of the plan.
-    crc32: Vec<AtomicU32>,
+    /// Bytes that one checksum covers.
+    checksum_bytes: usize,
+    /// Checksums of each block of the plan.
+    crc32: Vec<Mutex<Vec<u32>>>,
     in_flight: Arc<InFlight>,
     clocks: Clocks,
 }
@@ -184,8 +187,10 @@ impl<'a> Stream<'a> {
         sources: &'a [Box<dyn Source + 'a>],
         pool: &'a Pool,
         shards: &'a Shards,
+        checksum_bytes: u64,
         job: &'a Arc<Job>,
     ) -> Self {
+        let checksum_bytes = checksum_bytes as usize;
         Self {
             plan,
             sources,
@@ -193,7 +198,8 @@ impl<'a> Stream<'a> {
             shards,
             job,
             next: AtomicUsize::new(0),
-            crc32: plan.blocks.iter().map(|_| AtomicU32::new(0)).collect(),
+            checksum_bytes,
+            crc32: plan.blocks.iter().map(|_| Mutex::default()).collect(),
             in_flight: Arc::default(),
             clocks: Clocks::default(),
         }
@@ -217,7 +223,9 @@ impl<'a> Stream<'a> {
             let mut buffer = self.pool.lease();
             self.clocks.wait.add(waiting);
             match self.fill_block(block, &mut buffer) {
-                Ok(crc32) => self.crc32[number].store(crc32, Relaxed),
+                Ok(crc32) => {
+                    *self.crc32[number].lock().expect("no panic while it is held") = crc32;
+                }
                 Err(error) => {
                     self.in_flight.fail(error);
                     return self.job.cancel();
@@ -228,29 +236,35 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Gathers a block's pieces into `buffer`, pads it, and returns the block's checksum.
-    fn fill_block(&self, block: &Block, buffer: &mut Buffer) -> Result<u32> {
+    /// Gathers a block's pieces into `buffer`, pads it, and returns its checksums.
+    fn fill_block(&self, block: &Block, buffer: &mut Buffer) -> Result<Vec<u32>> {
+        let mut checksums = Vec::with_capacity(block.len.div_ceil(self.checksum_bytes));
         let mut hasher = crc32fast::Hasher::new();
         let (mut filled, mut hashed) = (0, 0);
         for piece in self.plan.pieces(block) {
             let mut offset = piece.range.start;
             while offset < piece.range.end {
-                let len = (piece.range.end - offset).min(RUN_BYTES);
+                let covered = self.checksum_bytes - filled % self.checksum_bytes;
+                let len = (piece.range.end - offset).min(RUN_BYTES).min(covered);
                 let copying = Instant::now();
                 self.copy(block, piece.from, offset, &mut buffer[filled..filled + len])?;
                 self.clocks.copy.add(copying);
                 (offset, filled) = (offset + len, filled + len);
-                if filled - hashed >= RUN_BYTES || filled == block.len {
+                let ends = len == covered || filled == block.len;
+                if filled - hashed >= RUN_BYTES || ends {
                     let hashing = Instant::now();
                     hasher.update(&buffer[hashed..filled]);
                     self.clocks.checksum.add(hashing);
                     hashed = filled;
                 }
+                if ends {
+                    checksums.push(std::mem::take(&mut hasher).finalize());
+                }
             }
         }
         debug_assert_eq!(hashed, block.len);
         buffer[filled..filled.next_multiple_of(ALIGN)].fill(0);
-        Ok(hasher.finalize())
+        Ok(checksums)
     }
 
     fn copy(&self, block: &Block, from: From, offset: usize, to: &mut [u8]) -> Result<()> {
@@ -298,7 +312,8 @@ impl<'a> Stream<'a> {
     fn checksums(&self) -> Vec<Vec<u32>> {
         let mut by_shard = vec![Vec::new(); self.plan.shards.len()];
         for (block, crc32) in self.plan.blocks.iter().zip(&self.crc32) {
-            by_shard[block.shard].push(crc32.load(Relaxed));
+            let crc32 = crc32.lock().expect("no panic while it is held");
+            by_shard[block.shard].extend_from_slice(&crc32);
         }
         by_shard
     }

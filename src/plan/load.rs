@@ -13,12 +13,12 @@ pub struct Want {
     pub range: Range<u64>,
 }
 
-/// One transfer: a block, which is the unit of checksums, or a run of pages that none guards.
+/// One transfer: a run of blocks, which are the unit of checksums, or of pages that none guards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockRead {
     /// Index in the manifest's files.
     pub file: usize,
-    /// Number of the block in its file, or of the one in which the pages begin.
+    /// Number of the first block in its file, or of the one in which the pages begin.
     pub block: usize,
     /// Byte offset in the file.
     pub offset: u64,
@@ -29,8 +29,13 @@ pub struct BlockRead {
 /// What is read at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Blocks of this many bytes, whole: nothing smaller can be checked.
-    Blocks(u64),
+    /// Whole blocks, as nothing smaller can be checked.
+    Blocks {
+        /// Bytes of a block.
+        bytes: u64,
+        /// Bytes that are read at once, at most: a block at least.
+        most: u64,
+    },
     /// The pages that are needed, at most this many bytes at once (a multiple of 4096).
     Pages(u64),
 }
@@ -43,7 +48,7 @@ impl Unit {
     /// Ranges closer than this are read as one.
     fn gap(self) -> u64 {
         match self {
-            Self::Blocks(bytes) => bytes,
+            Self::Blocks { bytes, .. } => bytes,
             Self::Pages(_) => PAGES_GAP,
         }
     }
@@ -54,16 +59,14 @@ impl Unit {
     /// nothing.
     pub fn reads(self, wants: &[Want], file_bytes: &[u64]) -> Vec<BlockRead> {
         match self {
-            Self::Blocks(block_bytes) => blocks(wants, file_bytes, block_bytes),
+            Self::Blocks { bytes, most } => blocks(wants, file_bytes, bytes, most),
             Self::Pages(most) => pages(wants, file_bytes, most),
         }
     }
 }
 
-/// The blocks that hold all that is wanted, by file and rising offset, none twice.
-///
-/// `file_bytes` gives each file's length. Wants lie within their files; empty ones ask for nothing.
-pub fn blocks(wants: &[Want], file_bytes: &[u64], block_bytes: u64) -> Vec<BlockRead> {
+/// The blocks that hold all that is wanted, none twice.
+fn blocks(wants: &[Want], file_bytes: &[u64], block_bytes: u64, most: u64) -> Vec<BlockRead> {
     let mut numbers: Vec<(usize, Range<u64>)> = wants
         .iter()
         .filter(|want| !want.range.is_empty())
@@ -73,27 +76,30 @@ pub fn blocks(wants: &[Want], file_bytes: &[u64], block_bytes: u64) -> Vec<Block
         })
         .collect();
     numbers.sort_unstable_by_key(|(file, range)| (*file, range.start));
-    let mut reads = Vec::new();
-    let (mut file, mut next) = (usize::MAX, 0);
-    for (wanted_file, range) in numbers {
-        if wanted_file != file {
-            (file, next) = (wanted_file, 0);
+    numbers.dedup_by(|(file, range), (before, merged)| {
+        let joins = file == before && range.start <= merged.end;
+        if joins {
+            merged.end = merged.end.max(range.end);
         }
-        for block in range.start.max(next)..range.end {
+        joins
+    });
+    let together = (most / block_bytes).max(1);
+    let cut = |(file, range): (usize, Range<u64>)| {
+        let end = (range.end * block_bytes).min(file_bytes[file]);
+        range.step_by(together as usize).map(move |block| {
             let offset = block * block_bytes;
-            let len = (file_bytes[file] - offset).min(block_bytes) as usize;
-            reads.push(BlockRead { file, block: block as usize, offset, len });
-        }
-        next = next.max(range.end);
-    }
-    reads
+            let len = (end - offset).min(together * block_bytes) as usize;
+            BlockRead { file, block: block as usize, offset, len }
+        })
+    };
+    numbers.into_iter().flat_map(cut).collect()
 }
 
 /// All blocks of all files.
-pub fn all_blocks(file_bytes: &[u64], block_bytes: u64) -> Vec<BlockRead> {
+pub fn all_blocks(file_bytes: &[u64], unit: Unit) -> Vec<BlockRead> {
     let whole = |(file, &bytes)| Want { file, range: 0..bytes };
     let wants: Vec<Want> = file_bytes.iter().enumerate().map(whole).collect();
-    blocks(&wants, file_bytes, block_bytes)
+    unit.reads(&wants, file_bytes)
 }
 
 /// The pages that hold all that is wanted, in transfers of at most `most` bytes.
@@ -196,6 +202,7 @@ mod tests {
         #[test]
         fn reads_are_exactly_the_blocks_that_are_touched(
             wants in prop::collection::vec((0..2usize, 0..50_000u64, 0..30_000u64), 0..20),
+            most in prop::sample::select(vec![4096u64, 10_000, 16_384]),
         ) {
             let file_bytes = [90_001u64, 4096];
             let wants: Vec<Want> = wants
@@ -205,7 +212,7 @@ mod tests {
                     Want { file, range: start..(start + len).min(file_bytes[file]) }
                 })
                 .collect();
-            let reads = blocks(&wants, &file_bytes, 4096);
+            let reads = blocks(&wants, &file_bytes, 4096, most);
             let touched = |read: &BlockRead| wants.iter().any(|w| {
                 w.file == read.file && !w.range.is_empty()
                     && w.range.start < read.offset + read.len as u64 && read.offset < w.range.end
@@ -224,7 +231,11 @@ mod tests {
 
     #[test]
     fn the_last_block_of_a_file_is_short() {
-        let reads = all_blocks(&[10_000], 4096);
-        assert_eq!(reads.iter().map(|r| r.len).collect::<Vec<_>>(), [4096, 4096, 1808]);
+        let reads = |most| all_blocks(&[10_000], Unit::Blocks { bytes: 4096, most });
+        let lens = |most| reads(most).iter().map(|r| r.len).collect::<Vec<_>>();
+        assert_eq!(lens(4096), [4096, 4096, 1808]);
+        assert_eq!(lens(8192), [8192, 1808]);
+        assert_eq!(reads(8192)[1].block, 2);
+        assert_eq!(lens(1 << 20), [10_000]);
     }
 }

@@ -86,7 +86,7 @@ proptest! {
     fn any_boxes_are_read_and_scattered_as_if_byte_by_byte(
         cases in prop::collection::vec(any_case(), 1..6),
         unit in prop::sample::select(vec![
-            Unit::Blocks(4096), Unit::Blocks(8192), Unit::Pages(4096), Unit::Pages(16384),
+            Unit::Blocks { bytes: 4096, most: 4096 }, Unit::Blocks { bytes: 8192, most: 16384 }, Unit::Pages(4096), Unit::Pages(16384),
         ]),
     ) {
         let (cases, slabs): (Vec<Case>, Vec<Slab>) =
@@ -182,7 +182,7 @@ fn a_slice_of_rows_reads_its_own_pages_or_blocks() {
     };
     assert_eq!(slab.nbytes(), 4 << 20);
     assert_eq!(read(Unit::Pages(1 << 20)), 4 << 20);
-    assert_eq!(read(Unit::Blocks(1 << 20)), 5 << 20);
+    assert_eq!(read(Unit::Blocks { bytes: 1 << 20, most: 1 << 20 }), 5 << 20);
 }
 
 #[test]

@@ -130,10 +130,15 @@ impl Checkpoint {
     ) -> Loading<'a> {
         let verify = options.verify && self.kind() == Kind::Ringstow;
         let unit = match verify {
-            true => Unit::Blocks(self.manifest().block_bytes),
+            true => self.checked_unit(runtime.config().block_bytes),
             false => Unit::Pages(runtime.config().block_bytes),
         };
         Loading { runtime, job, verify, unit, started: Instant::now() }
+    }
+
+    /// Whole checksummed blocks, as many at once as a staging buffer holds.
+    pub(super) fn checked_unit(&self, most: u64) -> Unit {
+        Unit::Blocks { bytes: self.manifest().block_bytes, most }
     }
 
     /// The entries of these names, each asked for once: two holders of one tensor's memory could
@@ -178,8 +183,9 @@ impl Checkpoint {
         self.files.iter().map(|file: &ShardFile| file.bytes).collect()
     }
 
-    fn reads<'a>(&'a self, blocks: &'a [BlockRead], verify: bool) -> Reads<'a> {
-        Reads { dir: self.path(), files: &self.files, blocks, verify }
+    pub(super) fn reads<'a>(&'a self, blocks: &'a [BlockRead], verify: bool) -> Reads<'a> {
+        let block_bytes = self.manifest().block_bytes;
+        Reads { dir: self.path(), files: &self.files, blocks, block_bytes, verify }
     }
 
     fn plan_straight(&self, entries: &[&TensorEntry], loading: Loading) -> Vec<BlockRead> {

@@ -47,7 +47,7 @@ pub fn save(
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
     let files = file_entries(&plan, &written.crc32);
-    let block_bytes = runtime.config().block_bytes;
+    let block_bytes = runtime.config().checksum_bytes();
     transaction.commit(&Manifest::new(generation, 1, block_bytes, files, tensors, tree))?;
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.seconds.plan = planned;
@@ -88,7 +88,7 @@ pub fn write_rank(
 
     let receipt = Receipt {
         rank,
-        block_bytes: runtime.config().block_bytes,
+        block_bytes: runtime.config().checksum_bytes(),
         files: file_entries(&plan, &written.crc32),
         tensors: plan.entries(contents.items),
     };

@@ -3,7 +3,7 @@
 use super::Checkpoint;
 use crate::error::Result;
 use crate::pipeline::job::Job;
-use crate::pipeline::load::{Reads, check};
+use crate::pipeline::load::check;
 use crate::pipeline::report::VerifyReport;
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::all_blocks;
@@ -20,14 +20,14 @@ pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyRe
     let started = Instant::now();
     let checkpoint = Checkpoint::open(path)?;
     let file_bytes: Vec<u64> = checkpoint.files.iter().map(|file| file.bytes).collect();
-    let blocks = all_blocks(&file_bytes, checkpoint.manifest().block_bytes);
+    let blocks = all_blocks(&file_bytes, checkpoint.checked_unit(runtime.config().block_bytes));
     job.set_total(file_bytes.iter().sum());
-    let reads = Reads { dir: path, files: &checkpoint.files, blocks: &blocks, verify: true };
+    let reads = checkpoint.reads(&blocks, true);
     let (damage, read) = check(runtime, reads, job)?;
     Ok(VerifyReport {
         path: path.into(),
         files: file_bytes.len(),
-        blocks: blocks.len(),
+        blocks: checkpoint.files.iter().map(|file| file.crc32.len()).sum(),
         read_bytes: file_bytes.iter().sum(),
         damage,
         moved: read.moved,
