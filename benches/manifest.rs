@@ -5,13 +5,13 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ringstow::Dtype;
-use ringstow::format::{Chunk, FileEntry, Manifest, TensorEntry};
+use ringstow::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, receipt};
 use ringstow::plan::load::{Scattered, Unit};
 use ringstow::plan::slab::{Dense, Place, Slab, dense_strides};
 use std::path::Path;
 use std::time::Duration;
 
-const BLOCK: u64 = 4 << 20;
+const BLOCK: u64 = 1 << 20;
 const TENSORS: u64 = 244;
 /// Elements of a row, and rows that a rank has of each tensor.
 const WIDTH: u64 = 8192;
@@ -62,6 +62,24 @@ fn slabs(manifest: &Manifest, rank: usize) -> Vec<Slab> {
     manifest.tensors.iter().map(slab).collect()
 }
 
+/// What each rank sends to the coordinator of that save.
+fn receipts(manifest: &Manifest) -> Vec<Vec<u8>> {
+    let of = |(rank, file): (usize, &FileEntry)| {
+        let part = |tensor: &TensorEntry| {
+            let TensorEntry { name, dtype, shape, chunks, object } = tensor;
+            let chunks = vec![Chunk { file: 0, ..chunks[rank].clone() }];
+            let (name, shape) = (name.clone(), shape.clone());
+            TensorEntry { name, dtype: *dtype, shape, chunks, object: *object }
+        };
+        let tensors = manifest.tensors.iter().map(part).collect();
+        let files = vec![file.clone()];
+        let receipt =
+            Receipt { rank: rank as u32, block_bytes: manifest.block_bytes, files, tensors };
+        receipt.encode().expect("it can be written")
+    };
+    manifest.files.iter().enumerate().map(of).collect()
+}
+
 fn million(criterion: &mut Criterion) {
     let ranks = ranks();
     let manifest = manifest(ranks);
@@ -72,6 +90,14 @@ fn million(criterion: &mut Criterion) {
     group.bench_function("encode", |b| b.iter(|| manifest.encode()));
     group.bench_function("decode", |b| {
         b.iter(|| Manifest::decode(&text, Path::new("manifest.json")).expect("it is valid"));
+    });
+    let sent = receipts(&manifest);
+    group.throughput(Throughput::BytesDecimal(sent.iter().map(|text| text.len() as u64).sum()));
+    group.bench_function("all ranks' receipts into one", |b| {
+        b.iter(|| {
+            let decoded = sent.iter().map(|text| Receipt::decode(text));
+            receipt::merge(decoded.collect::<Result<_, _>>().expect("they are valid"))
+        });
     });
     group.throughput(Throughput::Elements(TENSORS));
     let file_bytes: Vec<u64> = manifest.files.iter().map(|file| file.bytes).collect();
