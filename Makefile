@@ -5,6 +5,7 @@ GB     ?= 1
 ROUNDS ?= 3
 # "2.11" has everything done with that PyTorch, in an environment of its own; empty: the newest.
 TORCH  ?=
+TESTS  ?= python/tests
 
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -38,7 +39,7 @@ test-rust:
 	cargo test
 
 test-python: $(READY)
-	$(BIN)/python -m pytest -q python/tests
+	$(BIN)/python -m pytest -q $(TESTS)
 
 lint: $(READY) doc
 	tools/preflight.sh $(PYTHON) lint

@@ -145,12 +145,13 @@ def test_a_directory_of_links_as_in_the_hub_cache(tmp_path):
     assert_holds(state)
 
 
-def test_a_missing_file_is_an_error_and_not_a_hole(ranks, tmp_path):
+def test_a_missing_file_is_an_error_and_not_a_hole(ranks, tmp_path, caplog):
     ranks(4).run(save_theirs, tmp_path, True)
     next(tmp_path.glob("*00003*.safetensors")).unlink()
     state = blank(fulls())
-    with pytest.raises(CheckpointException, match="among what is missing"):
+    with pytest.raises(CheckpointException):
         dcp.load(state, storage_reader=ringstow.dcp.StorageReader(tmp_path), no_dist=True)
+    assert "among what is missing" in caplog.text  # torch 2.11 says no more than that it failed
 
 
 def test_the_mark_of_a_valid_step_is_there(ranks, tmp_path):
