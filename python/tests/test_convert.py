@@ -429,9 +429,6 @@ def test_kinds_that_cannot_be_told_are_said_to_be(at):
     ringstow.save({"a": torch.ones(1)}, at / "ckpt")
     with pytest.raises(ringstow.InvalidStateError, match="--to"):
         convert(at / "ckpt", at / "somewhere")
-    (at / "ckpt" / ".metadata").write_text("")
-    with pytest.raises(ringstow.InvalidStateError, match="--from"):
-        convert(at / "ckpt", at / "x.pt")
 
 
 # What goes wrong
@@ -757,3 +754,15 @@ def test_small_tensors_are_read_together_and_each_once(at):
     for name, tensor in state.items():
         assert bytes(ahead.take(name)) == tensor.numpy().tobytes()
     assert sorted(asked) == sorted(state)
+
+
+def test_what_dcp_saved_through_ringstow_is_ringstows(tmp_path):
+    """Though a .metadata lies beside its manifest."""
+    state = {"model": {"w": torch.arange(6.0)}, "step": 3}
+    writer = pytest.importorskip("ringstow.dcp").StorageWriter()
+    dcp.save(state, checkpoint_id=tmp_path / "saved", storage_writer=writer, no_dist=True)
+    assert (tmp_path / "saved" / ".metadata").exists()
+    convert(tmp_path / "saved", tmp_path / "file.pt")
+    loaded = torch.load(tmp_path / "file.pt", weights_only=True)
+    assert torch.equal(loaded["model"]["w"], torch.arange(6.0))
+    assert loaded["step"] == 3

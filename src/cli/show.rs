@@ -217,7 +217,8 @@ fn tensor_row(manifest: &Manifest, tensor: &TensorEntry) -> [String; 6] {
     };
     let name = text::short(&tensor.name, NAME_MAX);
     let (shape, size) = (text::shape(&tensor.shape), text::size(tensor.nbytes()));
-    [name, tensor.dtype.to_string(), shape, size, file, offset]
+    let kind = if tensor.object { "object".into() } else { tensor.dtype.to_string() };
+    [name, kind, shape, size, file, offset]
 }
 
 fn tree(checkpoint: &Checkpoint, all: bool) -> Result<String> {

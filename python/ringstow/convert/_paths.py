@@ -20,27 +20,20 @@ def kind_of(path: str) -> str:
 
     Raises:
         FileNotFoundError: nothing is there.
-        InvalidStateError: none of the kinds, or more than one; lists what was looked for.
+        InvalidStateError: none of the kinds; lists what was looked for.
     """
     if not os.path.lexists(path):
         raise FileNotFoundError(2, "no such file or directory", path)
     if not os.path.isdir(path):
         return "torch"
     names = os.listdir(path)
-    found = [
-        kind
-        for kind, name in (("ringstow", "manifest.json"), ("dcp", ".metadata"))
-        if name in names
-    ]
-    if not found and any(name.endswith(".safetensors") for name in names):
-        found = ["hf"]
-    if len(found) == 1:
-        return found[0]
+    if "manifest.json" in names:  # beside which ringstow.dcp leaves a .metadata of no meaning
+        return "ringstow"
+    if ".metadata" in names:
+        return "dcp"
+    if any(name.endswith(".safetensors") for name in names):
+        return "hf"
     listed = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
-    if found:
-        raise InvalidStateError(
-            f"{path} could be {' or '.join(found)}: say which with --from (source=)"
-        )
     hint = ""
     if any(name.endswith(".metadata") for name in names):
         hint = (

@@ -351,7 +351,9 @@ def test_ringstow_loads_what_dcp_saved(tmp_path):
 
 def test_ringstow_refuses_the_pickles_of_dcp_unless_they_are_allowed(tmp_path):
     dcp.save({"a": slice(1, 2)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
-    with pytest.raises(ringstow.UnsupportedError, match="a is an object that torch.load does not read"):
+    with pytest.raises(
+        ringstow.UnsupportedError, match="a is an object that torch.load does not read"
+    ):
         ringstow.load(tmp_path)
     assert ringstow.load(tmp_path, allow_pickle=True) == {"a": slice(1, 2)}
 
