@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 /// Where the child saves; set only for it.
 const CHILD_DIR: &str = "RINGSTOW_TEST_CRASH_DIR";
-/// The engine that it uses.
+/// The engine that it uses, or `ranks` for a save by several of them.
 const CHILD_ENGINE: &str = "RINGSTOW_TEST_CRASH_ENGINE";
 
 /// A few shards of some blocks each, with tensors across their ends.
@@ -38,8 +38,14 @@ fn child_that_saves_until_it_is_killed() {
         _ => EngineChoice::Auto,
     };
     let runtime = Runtime::new(config(engine)).unwrap();
+    let by_ranks = std::env::var(CHILD_ENGINE).as_deref() == Ok("ranks");
     for step in step_at(&dir) + 1.. {
-        State::new(step, &SIZES).save(&runtime, &dir).unwrap();
+        let state = State::new(step, &SIZES);
+        if by_ranks {
+            state.save_by_ranks(3, &runtime, &dir);
+        } else {
+            state.save(&runtime, &dir).unwrap();
+        }
         println!("\ncommitted {step}");
     }
 }
@@ -151,7 +157,7 @@ fn kill_and_look(kills: u64, seed: u64) {
     let mut random = Random::new(seed);
     let (mut last, mut of_the_killed_save) = (0, 0);
     for kill in 0..kills {
-        let engine = if kill % 3 == 2 { "portable" } else { "auto" };
+        let engine = ["auto", "ranks", "portable"][kill as usize % 3];
         let mut saver = Saver::start(&dir, engine, last);
         saver.await_commits(random.below(3));
         let seen = moment(random.below(6), &dir, random.below(200_000));

@@ -82,6 +82,28 @@ impl State {
         ringstow::store::save(runtime, &state, path, job)
     }
 
+    /// As [`State::save`], by several ranks at once that each have some of the tensors.
+    pub fn save_by_ranks(&self, ranks: u32, runtime: &Runtime, path: &Path) {
+        let session = ringstow::Session::begin(path, ranks).unwrap();
+        let write = |rank: u32| {
+            let mut part = StateDict::new();
+            for (name, data) in self.tensors.iter().skip(rank as usize).step_by(ranks as usize) {
+                part.bytes(name, Dtype::U8, &[data.len() as u64], data).unwrap();
+            }
+            ringstow::store::write_rank(runtime, &part, rank, path, &Arc::default()).unwrap().0
+        };
+        let receipts = std::thread::scope(|scope| {
+            let running: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || write(rank))).collect();
+            running.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let named = |(name, _): &(String, Vec<u8>)| {
+            (Value::from(name.as_str()), Value::Tensor(name.clone()))
+        };
+        let mut tree = vec![(Value::from("step"), Value::Int(self.step))];
+        tree.extend(self.tensors.iter().map(named));
+        session.commit(receipts, Value::Dict(tree).to_json().unwrap()).unwrap();
+    }
+
     /// The checkpoint at `path` is this state, byte by byte.
     #[track_caller]
     pub fn assert_at(&self, runtime: &Runtime, path: &Path) {
