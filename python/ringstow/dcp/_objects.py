@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from ringstow._errors import UnsupportedError
 from ringstow.dcp._metadata import Entry
-from ringstow.dcp._targets import Slice
+from ringstow.dcp._targets import Fill, Slice
 
 
 class Blob(NamedTuple):
@@ -28,6 +28,11 @@ class Blob(NamedTuple):
     def of(cls, item: ReadItem, entry: Entry) -> Blob:
         """Make room for an object."""
         return cls(item, entry, io.BytesIO(bytes(entry.shape[0])))
+
+    def fill(self) -> Fill:
+        """Return the object's bytes as a tensor that is to be filled, good as long as that is."""
+        memory = torch.frombuffer(self.stream.getbuffer(), dtype=torch.uint8)
+        return Fill(self.item, self.entry, 0, (0,), memory, torch.uint8)
 
     def slices(self) -> list[Slice]:
         """Return what is to be read; good for as long as the stream is."""
