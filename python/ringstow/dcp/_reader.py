@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _native, _torch
+from ringstow import _build, _native, _torch
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._report import LoadReport
@@ -44,7 +44,7 @@ class StorageReader(storage.StorageReader):
 
         dcp.load(state_dict, checkpoint_id="step-1000", storage_reader=ringstow.dcp.StorageReader())
 
-    Reads whatever was saved by `StorageWriter` or by ``ringstow.save`` (its tensors), and plain
+    Reads whatever was saved by `StorageWriter` or by ``ringstow.save``, and plain
     directories of safetensors files, those of torch's HuggingFaceStorageWriter among them.
 
     Objects (all that is no tensor) are pickles: DCP's planner unpickles them without restriction.
@@ -127,7 +127,8 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         try:
             path = self._require_path()
-            return self._open(path if rank is None else _paths.of_rank(path, rank)).metadata()
+            contents = self._open(path if rank is None else _paths.of_rank(path, rank))
+            return contents.metadata(allow_pickle=self._allow_pickle)
         except Exception as error:
             # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
             is_next = rank is None and self._has_ranks()
@@ -209,11 +210,14 @@ class StorageReader(storage.StorageReader):
 
     def _resolve(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
         """Return where each item goes."""
+        values = self._values(plan)
         targets: list[Target] = []
         wrong: list[str] = []
         for item in plan.items:
             entry = self._entry(item)
-            if entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
+            if item.storage_index.fqn in values:
+                targets.append(Blob.made(item, values[item.storage_index.fqn]))
+            elif entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
                 wrong.append(f"{item.storage_index.fqn} is not what was planned")
             elif entry.is_object:
                 targets.append(Blob.of(item, entry))
@@ -277,6 +281,22 @@ class StorageReader(storage.StorageReader):
         if entry.is_object:
             return entry.shape[0]
         return math.prod(item.lengths) * _torch.dtype_of(entry.dtype, entry.name).itemsize
+
+    def _values(self, plan: LoadPlan) -> dict[str, Any]:
+        """Return the values in the plan that ``ringstow.save`` wrote and DCP takes for objects."""
+        if self._contents is None or self._checkpoint is None or not self._contents.values:
+            return {}
+        nodes = self._contents.values
+        names = {item.storage_index.fqn for item in plan.items if item.storage_index.fqn in nodes}
+        contents = _build.Contents(self._contents.path, self._checkpoint.tensors)
+        survey = _build.Survey(contents, allow_pickle=self._allow_pickle)
+        for name in names:
+            survey.add(nodes[name], self._contents.paths[name])
+        blocks, _ = self._checkpoint.load(survey.names, self._verify, self._config.to_json())
+        builder = _build.Builder(
+            contents, dict(zip(survey.names, blocks, strict=True)), allow_pickle=self._allow_pickle
+        )
+        return {name: builder.value(nodes[name], self._contents.paths[name]) for name in names}
 
     def _entry(self, item: ReadItem) -> Entry | None:
         if self._contents is None:
