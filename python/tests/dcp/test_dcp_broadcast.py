@@ -1,4 +1,4 @@
-"""What every rank needs is read by one of them: equal results, fewer bytes, no rank left waiting."""
+"""What every rank needs is read by one of them: equal results, fewer bytes, nobody left waiting."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from support import assert_same, shards_of
 from test_dcp_ranks import failure, local, save, shards, zeros_like
 from test_dcp_reader import Weird
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch_has import takes
 
 import ringstow
 from ringstow.dcp import StorageReader, StorageWriter
@@ -157,8 +158,9 @@ def test_objects_are_refused_and_allowed_as_ever(ranks, tmp_path):
 
 def _without(rank, path):
     state = {"a": torch.arange(5.0)}
-    save(state, path / "local", use_collectives=False)
-    assert_same(load(path / "local", state)[0], state)
+    if takes(dcp.save, "use_collectives"):
+        save(state, path / "local", use_collectives=False)
+        assert_same(load(path / "local", state)[0], state)
     save(state, path / str(rank), no_dist=True)
     assert_same(load(path / str(rank), state, no_dist=True)[0], state)
     save(state, path / "c")
