@@ -2,6 +2,7 @@
 
     python tools/compare_dcp.py                          # 2 ranks, 3 GB, 3 rounds, on this disk
     python tools/compare_dcp.py --tensors 100000         # what planning and metadata cost
+    python tools/compare_dcp.py --replicated --gb 0.5    # loads with and without broadcast
     python tools/compare_dcp.py --gb 6 --ranks 4 --dir /mnt/nvme --json result.json
 
 Rounds are interleaved. Saves are durable; loads are cold and their bytes are checked.
@@ -30,6 +31,8 @@ def run_ranks(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     command += [str(Path(__file__).with_name("dcp_ranks.py")), f"--dir={directory}"]
     command += [f"--gb={args.gb}", f"--rounds={args.rounds}", f"--tensors={args.tensors}"]
+    if args.replicated:
+        command.append("--replicated")
     if shutil.which("fio"):
         command.append("--fio")
     found: list[Measurement] = []
@@ -103,12 +106,21 @@ def planning_lines(found: list[Measurement]) -> Iterator[str]:
     yield f"ringstow / dcp       {ratio(rows['ringstow'], rows['dcp'])}"
 
 
+def replicated_lines(found: list[Measurement]) -> Iterator[str]:
+    for row in ("alone", "together"):
+        seconds, read = (list(values(found, row, "load", f).values()) for f in ("seconds", "read"))
+        yield f"{row:<10} {spread(seconds)} s, {spread(read)} GB read by all ranks"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="DCP's own storage and ringstow's, side by side.")
     parser.add_argument("--gb", type=float, default=3.0, help="size of the state, 1e9 bytes")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tensors", type=int, default=0, help="measure planning with so many")
+    parser.add_argument(
+        "--replicated", action="store_true", help="measure loads with and without broadcast"
+    )
     parser.add_argument("--dir", type=Path, default=Path(), help="on the disk to measure")
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     return parser.parse_args()
@@ -123,7 +135,8 @@ def main() -> int:
         say(f"compare_dcp: {failure}")
         return 1
     say()
-    for line in planning_lines(found) if args.tensors else lines(found):
+    told_by = planning_lines if args.tensors else replicated_lines if args.replicated else lines
+    for line in told_by(found):
         say(line)
     say()
     say("Median (lowest-highest) over the rounds. Both fsync files, ringstow its directory too.")

@@ -299,6 +299,36 @@ def measure(args: argparse.Namespace) -> None:
         measure_overlap(ours, stager, round_, args.dir, state, saving)
 
 
+# --- replicated ----------------------------------------------------------------------------------
+
+
+def measure_replicated(args: argparse.Namespace) -> None:
+    """Cold loads of a state that is the same on every rank: each reads it all, or they share."""
+    width = 2048
+    rows = max(1, round(args.gb * 1e9 / 16 / width / 4))
+    generator = torch.Generator().manual_seed(0)
+    state: State = {
+        f"layers.{n}": torch.empty(rows, width, dtype=torch.int32).random_(generator=generator)
+        for n in range(16)
+    }
+    target = like(state)
+    path = args.dir / "replicated"
+    dcp.save(state, storage_writer=ringstow_writer(path))
+    for round_ in range(args.rounds):
+        for row in ("alone", "together")[:: 1 if round_ % 2 else -1]:
+            cold(path)
+            reader = ringstow.dcp.StorageReader(path, broadcast=row == "together")
+            seconds = timed(lambda reader=reader: dcp.load(target, storage_reader=reader))
+            assert reader.report is not None
+            read = torch.tensor(reader.report.read_bytes)
+            dist.all_reduce(read)
+            report(
+                round_, row, "load", bytes=all_bytes(state), seconds=seconds, read=float(read) / 1e9
+            )
+            check(target, state)
+    remove(path)
+
+
 # --- planning ------------------------------------------------------------------------------------
 
 
@@ -355,12 +385,15 @@ def main() -> None:
     parser.add_argument("--gb", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tensors", type=int, default=0, help="measure planning with so many")
+    parser.add_argument("--replicated", action="store_true")
     parser.add_argument("--fio", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     dist.init_process_group("gloo")
-    if args.tensors:
+    if args.replicated:
+        measure_replicated(args)
+    elif args.tensors:
         measure_planning(args)
     else:
         measure(args)

@@ -138,6 +138,8 @@ class Contents:
     path: str
     entries: dict[str, Entry]
     paths: dict[str, Path]
+    values: dict[str, Any]
+    """What DCP takes for an object and ``ringstow.save`` kept in the tree: skeletons of it."""
 
     @classmethod
     def of(cls, path: str, rows: list[Any], state: str | None) -> Contents:
@@ -147,26 +149,48 @@ class Contents:
             FormatError: the tree is none, or does not fit the entries.
         """
         entries = {row[0]: Entry(*row) for row in rows}
-        contents = cls(path, {}, {})
-        for place, name in _leaves(path, state):
-            if name not in entries:
-                raise FormatError(
-                    f"{path}: the state names {name!r}, which is not there", path=path
-                )
-            flat = ".".join(map(str, place))
-            if flat in contents.entries:
-                flat, place = name, (name,)  # two paths that read the same: {"a.b"}, {"a": {"b"}}
-            contents.entries[flat] = entries[name]
-            contents.paths[flat] = place
-        placed = {entry.name for entry in contents.entries.values()}
+        contents = cls(path, {}, {}, {})
+        placed: set[str] = set()
+        for place, node in _leaves(path, state):
+            names = [leaf.body for leaf in _stored_in(node)]
+            for name in names:
+                if name not in entries:
+                    raise FormatError(
+                        f"{path}: the state names {name!r}, which is not there", path=path
+                    )
+            placed.update(names)
+            contents._add(place, node, entries)
         for name, entry in entries.items():
             if name not in placed:
                 contents.entries[name], contents.paths[name] = entry, (name,)
         return contents
 
-    def metadata(self) -> Metadata:
+    def _add(self, place: Path, node: Any, entries: Mapping[str, Entry]) -> None:
+        flat = ".".join(map(str, place))
+        is_entry = _is_item(node)
+        if flat in self.paths:  # two paths that read the same: {"a.b"}, {"a": {"b"}}
+            if not is_entry:
+                return
+            flat, place = node.body, (node.body,)
+        self.paths[flat] = place
+        if is_entry:
+            self.entries[flat] = entries[node.body]
+        else:
+            self.values[flat] = node
+
+    def metadata(self, *, allow_pickle: bool = False) -> Metadata:
         """Return the same as DCP's planners want it; ``storage_data`` stays None."""
         stored: dict[str, Any] = {}
+        for name, node in self.values.items():
+            if allow_pickle or not any(leaf.tag == "$pickle" for leaf in _leaves_in(node)):
+                stored[name] = BytesStorageMetadata()
+            else:
+                _log.warning(
+                    "%s: %s was saved with pickle, which can run any code when it is loaded; it "
+                    "can't be loaded without StorageReader(allow_pickle=True)",
+                    self.path,
+                    name,
+                )
         for name, entry in self.entries.items():
             try:
                 stored[name] = _stored(name, entry)
@@ -190,19 +214,41 @@ def _stored(name: str, entry: Entry) -> BytesStorageMetadata | TensorStorageMeta
     return TensorStorageMetadata(properties, _in_torch(entry.shape, entry.dtype), chunks)
 
 
-def _leaves(path: str, state: str | None) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the manifest's name of every tensor and object of a state."""
+def _leaves(path: str, state: str | None) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and the skeleton of all that DCP takes for one value."""
     if state is None:
         return
     yield from _walk(_tree.parse(state, path), ())
 
 
-def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(node, dict):
         for key, child in node.items():  # DCP knows only str keys in a dict
             yield from _walk(child, (*path, str(key)))
-    elif isinstance(node, (list, tuple)):
+    elif isinstance(node, list) and _is_walked(node):
         for index, child in enumerate(node):
-            yield from _walk(child, (*path, index))
-    elif isinstance(node, _tree.Leaf) and node.tag in _tree.STORED:
-        yield path, node.body
+            if child is not None:  # a gap: see `_json`
+                yield from _walk(child, (*path, index))
+    else:
+        yield path, node
+
+
+def _is_walked(items: list[Any]) -> bool:
+    """Tell whether DCP looks into a list, which it does for tensors and dicts."""
+    return any(
+        isinstance(item, dict) or _is_item(item) or (isinstance(item, list) and _is_walked(item))
+        for item in items
+    )
+
+
+def _is_item(node: Any) -> bool:
+    """Tell whether a leaf is an item in DCP's sense too, which an array is not."""
+    return isinstance(node, _tree.Leaf) and node.tag in ("$tensor", "$object")
+
+
+def _leaves_in(node: Any) -> Iterator[_tree.Leaf]:
+    return (leaf for _, leaf in _tree.leaves(node) if isinstance(leaf, _tree.Leaf))
+
+
+def _stored_in(node: Any) -> Iterator[_tree.Leaf]:
+    return (leaf for leaf in _leaves_in(node) if leaf.tag in _tree.STORED)

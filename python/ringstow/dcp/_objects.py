@@ -14,26 +14,40 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from ringstow._errors import UnsupportedError
 from ringstow.dcp._metadata import Entry
-from ringstow.dcp._targets import Slice
+from ringstow.dcp._targets import Fill, Slice
 
 
 class Blob(NamedTuple):
-    """An object's bytes, to be read into memory of their own."""
+    """An object's bytes, to be read into memory of their own; or made here, of a value."""
 
     item: ReadItem
-    entry: Entry
     stream: io.BytesIO
+    entry: Entry | None
+    """None for what is made here."""
 
     @classmethod
     def of(cls, item: ReadItem, entry: Entry) -> Blob:
         """Make room for an object."""
-        return cls(item, entry, io.BytesIO(bytes(entry.shape[0])))
+        return cls(item, io.BytesIO(bytes(entry.shape[0])), entry)
+
+    @classmethod
+    def made(cls, item: ReadItem, value: object) -> Blob:
+        """Return what DCP would have made of a value that ``ringstow.save`` wrote."""
+        stream = io.BytesIO()
+        torch.save(value, stream)
+        return cls(item, stream, None)
+
+    def fill(self) -> Fill:
+        """Return the object's bytes as a tensor that is to be filled, good as long as that is."""
+        assert self.entry is not None
+        memory = torch.frombuffer(self.stream.getbuffer(), dtype=torch.uint8)
+        return Fill(self.item, self.entry, 0, (0,), memory, torch.uint8)
 
     def slices(self) -> list[Slice]:
         """Return what is to be read; good for as long as the stream is."""
-        nbytes = self.entry.shape[0]
-        if not nbytes:
+        if self.entry is None or not self.entry.shape[0]:
             return []
+        nbytes = self.entry.shape[0]
         with self.stream.getbuffer() as view:
             address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         return [(self.entry.name, 0, (0,), (nbytes,), address, (1,))]
@@ -47,7 +61,7 @@ def check(blobs: list[Blob], path: str) -> None:
     """
     refused = []
     for blob in blobs:
-        why = _refusal(blob.stream)
+        why = None if blob.entry is None else _refusal(blob.stream)
         if why is not None:
             refused.append(f"{blob.item.dest_index.fqn} needs {why}")
     if refused:

@@ -6,27 +6,33 @@ checks every block of it. No pickle decides anything: the manifest is JSON.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _native, _torch
+from ringstow import _build, _native, _torch
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._report import LoadReport
-from ringstow.dcp import _objects, _paths, _targets
+from ringstow.dcp import _broadcast, _objects, _paths, _targets
+from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._metadata import Contents, Entry
+from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
 
 StrPath = str | os.PathLike[str]
+Target = Fill | Blob
 
 _log = logging.getLogger("ringstow")
 
@@ -38,7 +44,7 @@ class StorageReader(storage.StorageReader):
 
         dcp.load(state_dict, checkpoint_id="step-1000", storage_reader=ringstow.dcp.StorageReader())
 
-    Reads whatever was saved by `StorageWriter` or by ``ringstow.save`` (its tensors), and plain
+    Reads whatever was saved by `StorageWriter` or by ``ringstow.save``, and plain
     directories of safetensors files, those of torch's HuggingFaceStorageWriter among them.
 
     Objects (all that is no tensor) are pickles: DCP's planner unpickles them without restriction.
@@ -53,6 +59,7 @@ class StorageReader(storage.StorageReader):
         *,
         verify: bool = True,
         allow_pickle: bool = False,
+        broadcast: Broadcast = None,
     ) -> None:
         """Make a reader.
 
@@ -61,6 +68,9 @@ class StorageReader(storage.StorageReader):
             config: the knobs; None means the defaults.
             verify: compare every block that is read with its checksum before any of it is used.
             allow_pickle: unpickle whatever an object is made of; it can run any code.
+            broadcast: read what every rank asks for once, and send it to the others: in this
+                process group, which must be the load's own; True means the default group. To be
+                given on every rank. Without effect where the ranks load independently.
 
         Raises:
             InvalidStateError: the path is none.
@@ -69,6 +79,8 @@ class StorageReader(storage.StorageReader):
         self._config = config or Config()
         self._verify = verify
         self._allow_pickle = allow_pickle
+        self._broadcast = broadcast
+        self._use_collectives = True
         self._checkpoint: _native.Checkpoint | None = None
         self._contents: Contents | None = None
         self.report: LoadReport | None = None
@@ -115,7 +127,8 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         try:
             path = self._require_path()
-            return self._open(path if rank is None else _paths.of_rank(path, rank)).metadata()
+            contents = self._open(path if rank is None else _paths.of_rank(path, rank))
+            return contents.metadata(allow_pickle=self._allow_pickle)
         except Exception as error:
             # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
             is_next = rank is None and self._has_ranks()
@@ -131,20 +144,40 @@ class StorageReader(storage.StorageReader):
 
         Args:
             metadata: what `read_metadata` returned.
-            is_coordinator: nothing that is used, nor are the others.
-            args: see above.
-            kwargs: see above.
+            is_coordinator: nothing that is used.
+            args: nothing that is used.
+            kwargs: torch's ``use_collectives``.
         """
+        self._use_collectives = kwargs.get("use_collectives", True)
         if self._contents is None:
             self._open(self._require_path())
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
-        return plan
+        """Return the plan, with a note for the coordinator if this rank broadcasts."""
+        if _broadcast.group_of(self._broadcast) is None or not self._use_collectives:
+            return plan
+        return dataclasses.replace(plan, storage_data=_broadcast.WILLING)
 
+    @picklable
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
-        return plans
+        """Return the plans, with a note of what is read once for all ranks if they broadcast.
+
+        Raises:
+            InvalidStateError: the load has another number of ranks than the group to broadcast in.
+        """
+        if not self._broadcast:
+            return plans
+        group = _broadcast.group_of(self._broadcast)
+        willing = all(plan.storage_data == _broadcast.WILLING for plan in plans)
+        if group is None or len(plans) == 1 or not willing:
+            _log.debug("each rank reads for itself: it is alone, or not every rank broadcasts")
+            return plans
+        if len(plans) != dist.get_world_size(group):
+            raise InvalidStateError(
+                f"the load has {len(plans)} ranks and the group to broadcast in has "
+                f"{dist.get_world_size(group)}: give StorageReader(broadcast=) the load's own"
+            )
+        return _broadcast.plan(plans, self._shareable, self._config.pool_bytes)
 
     @picklable
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -160,21 +193,14 @@ class StorageReader(storage.StorageReader):
             CorruptCheckpointError: the bytes on disk are not those that were written.
             OSError: the system refused.
         """
-        fills, blobs = self._resolve(plan, planner)
-        direct, copied = _targets.split(fills)
-        slices = [piece for blob in blobs for piece in blob.slices()]
-        report = self._read(slices + [fill.slice_to(fill.target) for fill in direct])
-        if not self._allow_pickle:
-            _objects.check(blobs, self._require_path())
-        for fill in direct:
-            _torch.mark_changed(fill.target)
-        for batch in _targets.batches(copied, self._config.pool_bytes):
-            report = report.followed_by(self._copy(batch))
-        for fill in fills:
-            planner.commit_tensor(fill.item, fill.target)
-        for blob in blobs:
-            blob.stream.seek(0)
-            planner.load_bytes(blob.item, blob.stream)
+        share = plan.storage_data
+        group = _broadcast.group_of(self._broadcast)
+        if group is not None and isinstance(share, _broadcast.Share):
+            targets, report = self._fill_together(plan, planner, share, group)
+        else:
+            targets = self._resolve(plan, planner)
+            report = self._read_own(targets)
+        self._hand_over(targets, planner)
         self.report = report
         _log.debug("loaded %s", report)
         warn_once(report.fallbacks)
@@ -182,30 +208,95 @@ class StorageReader(storage.StorageReader):
         done.set_result(None)
         return done
 
-    def _resolve(
-        self, plan: LoadPlan, planner: LoadPlanner
-    ) -> tuple[list[Fill], list[_objects.Blob]]:
-        """Return where everything goes."""
-        fills: list[Fill] = []
-        blobs: list[_objects.Blob] = []
+    def _resolve(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
+        """Return where each item goes."""
+        values = self._values(plan)
+        targets: list[Target] = []
         wrong: list[str] = []
         for item in plan.items:
             entry = self._entry(item)
-            if entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
+            if item.storage_index.fqn in values:
+                targets.append(Blob.made(item, values[item.storage_index.fqn]))
+            elif entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
                 wrong.append(f"{item.storage_index.fqn} is not what was planned")
             elif entry.is_object:
-                blobs.append(_objects.Blob.of(item, entry))
+                targets.append(Blob.of(item, entry))
             else:
                 fill = _fill(item, entry, planner.resolve_tensor(item).detach())
                 if isinstance(fill, str):
                     wrong.append(fill)
                 else:
-                    fills.append(fill)
+                    targets.append(fill)
         if wrong:
             path = self._require_path()
             message = f"{path} does not fit the plan; {'; '.join(wrong)}"
             raise KeyMismatchError(message, path=path, mismatched=wrong)
-        return fills, blobs
+        return targets
+
+    def _read_own(self, targets: list[Target]) -> LoadReport:
+        """Read everything that these targets need."""
+        direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
+        slices = [piece for t in targets if isinstance(t, Blob) for piece in t.slices()]
+        report = self._read(slices + [fill.slice_to(fill.target) for fill in direct])
+        for fill in direct:
+            _torch.mark_changed(fill.target)
+        for batch in _targets.batches(copied, self._config.pool_bytes):
+            report = report.followed_by(self._copy(batch))
+        return report
+
+    def _fill_together(
+        self, plan: LoadPlan, planner: LoadPlanner, share: Share, group: dist.ProcessGroup
+    ) -> tuple[list[Target], LoadReport]:
+        """Read what is this rank's alone, then with the others what all ranks need."""
+        exchange = Exchange(group, self._read)
+        shared = set(share.items)
+        try:
+            targets = self._resolve(plan, planner)
+            fills = [_as_fill(targets[number]) for number in share.items]
+            report = self._read_own([t for n, t in enumerate(targets) if n not in shared])
+        except BaseException as error:
+            exchange.agree(error)  # which raises it: the others must not wait for this rank
+            raise
+        for part in exchange.run(fills, share):
+            report = report.followed_by(part)
+        return targets, report
+
+    def _hand_over(self, targets: list[Target], planner: LoadPlanner) -> None:
+        """Tell the planner that everything is there."""
+        blobs = [target for target in targets if isinstance(target, Blob)]
+        if not self._allow_pickle:
+            _objects.check(blobs, self._require_path())
+        for target in targets:
+            if isinstance(target, Fill):
+                planner.commit_tensor(target.item, target.target)
+        for blob in blobs:
+            blob.stream.seek(0)
+            planner.load_bytes(blob.item, blob.stream)
+
+    def _shareable(self, item: ReadItem) -> int:
+        """Return the bytes that ranks which need an item can share; 0 if there are none."""
+        entry = self._entry(item)
+        if entry is None:
+            return 0
+        if entry.is_object:
+            return entry.shape[0]
+        return math.prod(item.lengths) * _torch.dtype_of(entry.dtype, entry.name).itemsize
+
+    def _values(self, plan: LoadPlan) -> dict[str, Any]:
+        """Return the values in the plan that ``ringstow.save`` wrote and DCP takes for objects."""
+        if self._contents is None or self._checkpoint is None or not self._contents.values:
+            return {}
+        nodes = self._contents.values
+        names = {item.storage_index.fqn for item in plan.items if item.storage_index.fqn in nodes}
+        contents = _build.Contents(self._contents.path, self._checkpoint.tensors)
+        survey = _build.Survey(contents, allow_pickle=self._allow_pickle)
+        for name in names:
+            survey.add(nodes[name], self._contents.paths[name])
+        blocks, _ = self._checkpoint.load(survey.names, self._verify, self._config.to_json())
+        builder = _build.Builder(
+            contents, dict(zip(survey.names, blocks, strict=True)), allow_pickle=self._allow_pickle
+        )
+        return {name: builder.value(nodes[name], self._contents.paths[name]) for name in names}
 
     def _entry(self, item: ReadItem) -> Entry | None:
         if self._contents is None:
@@ -247,6 +338,10 @@ class StorageReader(storage.StorageReader):
                 "load"
             )
         return self._path
+
+
+def _as_fill(target: Target) -> Fill:
+    return target if isinstance(target, Fill) else target.fill()
 
 
 def _fill(item: ReadItem, entry: Entry, target: torch.Tensor) -> Fill | str:

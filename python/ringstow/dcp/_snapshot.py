@@ -5,14 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import gc
 import logging
 import mmap
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -116,7 +117,15 @@ class Arena:
         if numel == 0:
             return torch.empty(like.shape, dtype=like.dtype)
         flat = torch.frombuffer(view, dtype=like.dtype, count=numel, offset=offset)
-        return flat.view(like.shape)
+        return flat if like.dim() == 1 else flat.view(like.shape)
+
+
+class _Slot(NamedTuple):
+    """A plain tensor and its place in the arena, in bytes."""
+
+    source: torch.Tensor
+    offset: int
+    nbytes: int
 
 
 class _Layout:
@@ -124,28 +133,28 @@ class _Layout:
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.nbytes = 0
-        self.slots: dict[_Key, tuple[torch.Tensor, int]] = {}
-        """The plain tensors, and the offset of each in bytes."""
-        self._parts: dict[int, tuple[torch.Tensor, list[_Key] | None]] = {}
+        self.slots: list[_Slot] = []
+        self._number_of: dict[_Key, int] = {}
+        self._parts: dict[int, tuple[torch.Tensor, list[int] | None]] = {}
         for path, tensor in _copies.tensors(state):
             if id(tensor) not in self._parts:
                 parts = _copies.parts(tensor)
-                keys = None if parts is None else [self._place(part, path) for part in parts]
-                self._parts[id(tensor)] = (tensor, keys)
+                slots = None if parts is None else [self._place(part, path) for part in parts]
+                self._parts[id(tensor)] = (tensor, slots)
 
-    def parts(self, tensor: torch.Tensor) -> list[_Key] | None:
-        """Return what a tensor consists of; None for one that is cloned as a whole."""
+    def parts(self, tensor: torch.Tensor) -> list[int] | None:
+        """Return the slots that a tensor consists of; None for one that is cloned as a whole."""
         # A mapping may make its tensors anew whenever it is asked: then it is not this one.
         return self._parts.get(id(tensor), (tensor, None))[1]
 
-    def _place(self, part: torch.Tensor, path: Path) -> _Key:
-        key = _identity(part)
-        if key not in self.slots:
+    def _place(self, part: torch.Tensor, path: Path) -> int:
+        number = self._number_of.setdefault(_identity(part), len(self.slots))
+        if number == len(self.slots):
             _copies.check(part, path)
-            self.slots[key] = (part, self.nbytes)
             nbytes = part.numel() * part.element_size()
+            self.slots.append(_Slot(part, self.nbytes, nbytes))
             self.nbytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        return key
+        return number
 
 
 class Snapshot:
@@ -161,16 +170,21 @@ class Snapshot:
         Raises:
             InvalidStateError: a value that can't be copied, named by its key.
         """
+        self._wait()  # with the collector: it may be that which ends the lease
+        with _collector_paused():
+            return self._take(state)
+
+    def _take(self, state: dict[str, Any]) -> Staged:
         layout = _Layout(state)
         view = self._memory(layout.nbytes).view()
-        copies = {key: Arena.tensor(view, at, like) for key, (like, at) in layout.slots.items()}
-        _copy_all([(copies[key], source) for key, (source, _) in layout.slots.items()])
+        copies = [Arena.tensor(view, slot.offset, slot.source) for slot in layout.slots]
+        _copy_all(zip(copies, layout.slots, strict=True))
 
         def replace(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-            keys = layout.parts(tensor)
-            if keys is None:
+            slots = layout.parts(tensor)
+            if slots is None:
                 return _copies.clone(tensor, path)
-            return _copies.with_parts(tensor, [copies[key] for key in keys])
+            return _copies.with_parts(tensor, [copies[slot] for slot in slots])
 
         lease = Lease()
         weakref.finalize(view, lease.end).atexit = False  # when the last of the copies is gone
@@ -186,7 +200,8 @@ class Snapshot:
         """Let go of the memory; a save that still reads from it keeps it alive."""
         self._arena = self._lease = None
 
-    def _memory(self, nbytes: int) -> Arena:
+    def _wait(self) -> None:
+        """Wait until the arena is free; one that may never be is left to its save."""
         lease, self._lease = self._lease, None
         if lease is not None and not lease.wait():
             _log.warning(
@@ -195,6 +210,8 @@ class Snapshot:
                 _UNCLAIMED_S,
             )
             self._arena = None
+
+    def _memory(self, nbytes: int) -> Arena:
         if self._arena is None or self._arena.nbytes < nbytes:
             self._arena = None  # before the larger one is there
             self._arena = Arena(nbytes)
@@ -205,22 +222,39 @@ def _identity(tensor: torch.Tensor) -> _Key:
     """Equal for tensors that are the same elements of the same memory."""
     if tensor.numel() == 0:
         return (tensor.dtype, tensor.shape)
-    where = (tensor.data_ptr(), tensor.device, tensor.is_conj(), tensor.is_neg())
-    return (*where, tensor.dtype, tensor.shape, tensor.stride())
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    where = (tensor.data_ptr(), tensor.device, tensor.is_conj(), tensor.is_neg(), strides)
+    return (*where, tensor.dtype, tensor.shape)
 
 
-def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy the second of each pair into the first; what is dense in host memory by threads."""
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's garbage collector from running.
+
+    It starts whenever so many objects were made, each tensor is a few, and each of its runs looks
+    through everything that the process has imported: it took longer than the copy.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _copy_all(pairs: Iterable[tuple[torch.Tensor, _Slot]]) -> None:
+    """Copy what the slots hold into the tensors; what is dense in host memory by threads."""
     batch: list[tuple[int, int, int]] = []
     batches = [batch]
     room = _BATCH
     with torch.no_grad():
-        for target, source in pairs:
+        for target, (source, _, nbytes) in pairs:
             if not _is_dense(source):
                 target.copy_(source)  # here: on a device the caller's stream counts
                 continue
             to, start = target.data_ptr(), source.data_ptr()
-            nbytes = source.numel() * source.element_size()
             for at in range(0, nbytes, _PIECE):
                 size = min(_PIECE, nbytes - at)
                 batch.append((to + at, start + at, size))

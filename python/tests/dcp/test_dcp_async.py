@@ -14,11 +14,8 @@ from support import assert_same
 from test_dcp_writer import MOMENTS, Failing
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.staging import (
-    BlockingAsyncStager,
-    DefaultStager,
-    StagingOptions,
-)
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch_has import needs_async_stager, needs_staging_options, stager_option
 
 import ringstow
 from ringstow.dcp import StorageWriter, _snapshot
@@ -62,19 +59,32 @@ def overwrite(value):
         value.append(1)
 
 
-def stagers():
-    sync = StagingOptions(False, False, False, False)
-    background = StagingOptions(False, False, True, False)
-    return {
-        "the writer": lambda writer: None,
-        "streaming": lambda writer: writer.stager(),
-        "blocking": lambda writer: BlockingAsyncStager(),
-        "default": lambda writer: DefaultStager(sync),
-        "default in the background": lambda writer: DefaultStager(background),
-    }
+def default_stager(*, in_background):
+    """Returns torch's own."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    return DefaultStager(StagingOptions(False, False, in_background, False))
 
 
-@pytest.mark.parametrize("which", stagers())
+STAGERS = {
+    "the writer": lambda writer: None,
+    "streaming": lambda writer: writer.stager(),
+    "blocking": lambda writer: BlockingAsyncStager(),
+    "default": lambda writer: default_stager(in_background=False),
+    "default in the background": lambda writer: default_stager(in_background=True),
+}
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "the writer",
+        pytest.param("streaming", marks=needs_async_stager),
+        pytest.param("blocking", marks=needs_async_stager),
+        pytest.param("default", marks=needs_staging_options),
+        pytest.param("default in the background", marks=needs_staging_options),
+    ],
+)
 def test_what_is_overwritten_after_staging_is_not_saved(which, writer, tmp_path):
     state = every_kind()
     if which == "blocking":
@@ -82,10 +92,8 @@ def test_what_is_overwritten_after_staging_is_not_saved(which, writer, tmp_path)
     if which.startswith("default"):
         del state["model"]["conj"], state["model"]["neg"]  # it forgets that they are views
     expected = plain(state)
-    stager = stagers()[which](writer)
-    found = dcp.async_save(
-        state, checkpoint_id=tmp_path, storage_writer=writer, async_stager=stager
-    )
+    stager = stager_option(STAGERS[which](writer))
+    found = dcp.async_save(state, checkpoint_id=tmp_path, storage_writer=writer, **stager)
     upload = found
     if hasattr(found, "staging_completion"):
         found.staging_completion.result(SECONDS)
@@ -214,6 +222,7 @@ def test_a_plain_save_in_between_does_not_free_the_snapshot(writer, tmp_path):
     upload.result(SECONDS)
 
 
+@needs_async_stager
 def test_a_streamed_save_is_staged_before_it_is_committed(writer, tmp_path, monkeypatch):
     state = {"a": torch.ones(1000), "n": [1]}
     events = []
@@ -240,6 +249,7 @@ def test_a_streamed_save_is_staged_before_it_is_committed(writer, tmp_path, monk
     assert writer._snapshot._arena is None
 
 
+@needs_async_stager
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_streamed_save_that_fails_frees_the_tensors_and_says_so(moment, writer, tmp_path):
     found = dcp.async_save(
@@ -258,6 +268,7 @@ def test_a_streamed_save_that_fails_frees_the_tensors_and_says_so(moment, writer
         assert "upload_completion says what it failed of" in str(error)
 
 
+@needs_async_stager
 def test_a_writer_without_a_path_fails_both_completions(writer):
     found = dcp.async_save({"a": 1}, storage_writer=writer, async_stager=writer.stager())
     assert isinstance(found.staging_completion.exception(SECONDS), ringstow.Error)

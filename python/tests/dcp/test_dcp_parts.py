@@ -97,7 +97,8 @@ def test_tied_tensors_of_a_plain_save_are_one_entry_under_two_names():
     text = json.dumps({"a": {"$tensor": "a"}, "b": {"c": {"$tensor": "a"}}, "n": 5})
     found = contents(["a"], text)
     assert found.entries["a"] is found.entries["b.c"]
-    assert found.paths == {"a": ("a",), "b.c": ("b", "c")}
+    assert found.paths == {"a": ("a",), "b.c": ("b", "c"), "n": ("n",)}
+    assert found.values == {"n": 5}
 
 
 def test_paths_that_read_the_same_keep_the_manifests_names():

@@ -17,6 +17,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch_has import (
+    needs_async_stager,
+    needs_background_process,
+    needs_plan_caching,
+    needs_use_collectives,
+    stager_option,
+)
 
 import ringstow
 from ringstow.dcp import StorageReader, StorageWriter
@@ -202,7 +209,7 @@ def _background(rank, path, how):
             state,
             checkpoint_id=path / str(step),
             storage_writer=writer,
-            async_stager=stager,
+            **stager_option(stager),
             process_group=group,
         )
         upload = found
@@ -220,7 +227,7 @@ def _background(rank, path, how):
     writer.close()
 
 
-@pytest.mark.parametrize("how", ["snapshot", "streaming"])
+@pytest.mark.parametrize("how", ["snapshot", pytest.param("streaming", marks=needs_async_stager)])
 def test_background_saves_hold_what_was_true_at_the_call(how, ranks, tmp_path):
     ranks(2).run(_background, tmp_path, how)
 
@@ -235,7 +242,7 @@ def _background_failure(rank, path, how):
             shards(),
             checkpoint_id=path,
             storage_writer=writer,
-            async_stager=stager,
+            **stager_option(stager),
             process_group=group,
             planner=planner,
         )
@@ -251,7 +258,7 @@ def _background_failure(rank, path, how):
     check(path, shards())
 
 
-@pytest.mark.parametrize("how", ["snapshot", "streaming"])
+@pytest.mark.parametrize("how", ["snapshot", pytest.param("streaming", marks=needs_async_stager)])
 def test_a_background_save_that_fails_on_one_rank_fails_on_all(how, ranks, tmp_path):
     ranks(2).run(_background_failure, tmp_path, how)
 
@@ -293,6 +300,8 @@ def _in_a_process(rank, path):
         check(path / name, {"a": torch.full((1000,), step), "n": step})
 
 
+@needs_background_process
+@needs_async_stager
 def test_a_process_of_its_own_saves(ranks, tmp_path):
     ranks(2).run(_in_a_process, tmp_path)
 
@@ -304,6 +313,7 @@ def _without_collectives(rank, path):
     check(path, state)
 
 
+@needs_use_collectives
 def test_without_collectives_each_rank_has_a_checkpoint_of_its_own(ranks, tmp_path):
     ranks(2).run(_without_collectives, tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["rank00000", "rank00001"]
@@ -359,6 +369,25 @@ def test_without_distribution_each_process_saves_for_itself(ranks, tmp_path):
     ranks(2).run(_alone, tmp_path)
 
 
+def _other_coordinator(rank, path):
+    from torch.distributed.checkpoint.state_dict_loader import load_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save_state_dict
+
+    for fill in (1.0, 2.0):  # the second replaces the first
+        state = {key: value for key, value in shards(fill).items() if key != "n"}  # no nesting here
+        save_state_dict(state, StorageWriter(path), coordinator_rank=1)
+        found = zeros_like(state)
+        load_state_dict(found, StorageReader(path, broadcast=True), coordinator_rank=1)
+        assert_same(local(found), local(state))
+    check(path, state)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_another_rank_than_the_first_coordinates(ranks, tmp_path):
+    ranks(2).run(_other_coordinator, tmp_path)
+    assert litter(tmp_path) == [".metadata"]
+
+
 def _cached_plans(rank, path):
     writer = StorageWriter()
 
@@ -382,6 +411,7 @@ def _cached_plans(rank, path):
             getattr(dcp.SavePlanner, cache).clear()
 
 
+@needs_plan_caching
 def test_cached_plans_save_what_is_true_now(ranks, tmp_path):
     ranks(2).run(_cached_plans, tmp_path)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from states import load
+from states import blank, load
 from support import assert_same, reseal, shards_of
 from test_dcp_writer import cause
 from torch.distributed.checkpoint.api import CheckpointException
@@ -254,3 +255,35 @@ def test_directories_of_plain_safetensors_load(tmp_path):
     reader = fetch(target, tmp_path)
     assert_same(target, {"a": {"b": state["a.b"]}, "c": state["c"]})
     assert not reader.report.verified
+
+
+def test_the_other_values_that_ringstow_saved_load_too(tmp_path):
+    state = {
+        "model": {"w": torch.ones(3), "tied": [torch.zeros(2), {"n": 1}]},
+        "step": 7,
+        "none": None,
+        "cfg": {"lr": 0.1, "betas": (0.9, 0.99), "names": ["a", "b"], "nested": [[1], [2, "x"]]},
+        "array": np.arange(6, dtype="<i4").reshape(2, 3),
+        "arrays": [np.arange(3.0), np.float32(2.5)],
+        "pair": (torch.ones(2), 5),
+        "groups": [{"lr": 0.5, "params": [0, 1]}],
+        "size": torch.Size([1, 2]),
+        "dtype": torch.bfloat16,
+    }
+    ringstow.save(state, tmp_path)
+    target = blank(state)
+    fetch(target, tmp_path, planner=LoadPlanner())
+    assert_same(target, state)
+
+
+def test_what_ringstow_pickled_loads_where_that_is_allowed(tmp_path, caplog):
+    ringstow.save({"a": Weird(), "n": 1}, tmp_path, allow_pickle=True)
+    Weird.ran = 0
+    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: a"):
+        fetch({"a": None, "n": None}, tmp_path)
+    assert "a was saved with pickle" in caplog.text
+    assert Weird.ran == 0
+    state = {"a": None, "n": None}
+    fetch(state, tmp_path, StorageReader(allow_pickle=True))
+    assert type(state["a"]) is Weird
+    assert state["n"] == 1

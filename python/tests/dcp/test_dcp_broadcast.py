@@ -1,0 +1,190 @@
+"""What every rank needs is read by one of them: equal results, fewer bytes, nobody left waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support import assert_same, shards_of
+from test_dcp_ranks import failure, local, save, shards, zeros_like
+from test_dcp_reader import Weird
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch_has import takes
+
+import ringstow
+from ringstow.dcp import StorageReader, StorageWriter
+
+CONFIG = ringstow.Config(pool_bytes=8 << 20, block_bytes=64 << 10)
+NBYTES = 12 << 20
+
+
+def replicated():
+    """Returns a state that is the same on every rank, larger than a batch."""
+    numbers = torch.arange(NBYTES // 4, dtype=torch.int32)
+    return {
+        "whole": numbers.reshape(-1, 1024),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "flags": torch.tensor([True, False, True]),
+        "half": torch.linspace(-1, 1, 777).to(torch.bfloat16),
+        "object": {"text": "ü" * 1000, "n": [1, 2]},
+    }
+
+
+def load(path, state, reader=None, **options):
+    """Loads into zeros; returns them and the bytes that this rank read."""
+    found = zeros_like(state)
+    reader = reader or StorageReader(config=CONFIG, broadcast=True)
+    dcp.load(found, checkpoint_id=path, storage_reader=reader, **options)
+    return found, reader.report.read_bytes
+
+
+def _replicated(rank, path):
+    state = replicated()
+    save(state, path, writer=StorageWriter(config=CONFIG))
+    alone, alone_bytes = load(path, state, StorageReader(config=CONFIG))
+    found, nbytes = load(path, state)
+    assert_same(found, state)
+    assert_same(alone, state)
+    return alone_bytes, nbytes
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_what_all_ranks_need_is_read_about_once(world_size, ranks, tmp_path):
+    alone, together = zip(*ranks(world_size).run(_replicated, tmp_path), strict=True)
+    assert sum(alone) >= world_size * NBYTES
+    # A block where one rank's part ends and the next one's begins is read by both.
+    assert NBYTES <= sum(together) < NBYTES * 1.3
+    assert max(together) < NBYTES * 1.3 / world_size
+
+
+def _mixed(rank, path):
+    state = {**shards(rows=500), "replicated": replicated()}
+    save(state, path)
+    found, _ = load(path, state)
+    assert_same(local(found), local(state))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_mix_of_sharded_and_replicated(world_size, ranks, tmp_path):
+    ranks(world_size).run(_mixed, tmp_path)
+
+
+def _own_targets(rank, path):
+    values = torch.arange(3_000_000.0)
+    save({"a": values, "tied": values, "only": torch.ones(3)}, path)
+    tied = torch.zeros(3_000_000, dtype=torch.float64 if rank else torch.float32)
+    state = {"a": tied[::1], "tied": tied}
+    if rank:
+        state["only"] = torch.zeros(6)[::2]
+    dcp.load(state, checkpoint_id=path, storage_reader=StorageReader(broadcast=True))
+    assert_same(tied, values.to(tied.dtype))
+    assert not rank or state["only"].tolist() == [1, 1, 1]
+
+
+def test_ranks_may_differ_in_dtype_and_in_what_they_ask_for(ranks, tmp_path):
+    ranks(2).run(_own_targets, tmp_path)
+
+
+def _damage(rank, path, state, bad):
+    """Flips a bit of what the rank `bad` is going to read."""
+    dist.barrier()
+    if rank == 0:
+        shard = max(shards_of(path), key=lambda file: file.stat().st_size)
+        raw = bytearray(shard.read_bytes())
+        raw[(len(raw) - 4096) * bad + 2048] ^= 1
+        shard.write_bytes(raw)
+    dist.barrier()
+
+
+def _corrupt(rank, path, bad):
+    state = {"whole": replicated()["whole"]}
+    save(state, path)
+    _damage(rank, path, state, bad)
+    errors = failure(lambda: load(path, state))
+    assert type(errors[bad]) is ringstow.CorruptCheckpointError
+    assert f"rank {bad} could not" in str(errors[1 - bad])
+    save(state, path)
+    assert_same(load(path, state)[0], state)  # the group works
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_damage_on_the_reading_rank_is_every_ranks_error(bad, ranks, tmp_path):
+    ranks(2).run(_corrupt, tmp_path, bad)
+
+
+class Planner(DefaultLoadPlanner):
+    """Hands out a target that can't be written to, or of a wrong shape, on rank 1."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def resolve_tensor(self, item):
+        tensor = super().resolve_tensor(item)
+        if dist.get_rank() != 1:
+            return tensor
+        if self.how == "shape":
+            return tensor[:1]
+        return tensor[:1].expand(tensor.shape)
+
+
+def _receiver(rank, path, how):
+    state = {"whole": replicated()["whole"]}
+    save(state, path)
+    errors = failure(lambda: load(path, state, planner=Planner(how)))
+    assert sorted(errors) == [0, 1]
+    assert "rank 1 could not" in str(errors[0])
+    assert_same(load(path, state)[0], state)
+
+
+@pytest.mark.parametrize("how", ["shape", "expanded"])
+def test_what_fails_on_a_receiving_rank_is_every_ranks_error(how, ranks, tmp_path):
+    ranks(2).run(_receiver, tmp_path, how)
+
+
+def _pickles(rank, path):
+    save({"a": Weird()}, path)
+    errors = failure(lambda: load(path, {"a": None}))
+    assert [type(error) for error in errors.values()] == [ringstow.UnsupportedError] * 2
+    reader = StorageReader(broadcast=True, allow_pickle=True)
+    assert type(load(path, {"a": None}, reader)[0]["a"]) is Weird
+
+
+def test_objects_are_refused_and_allowed_as_ever(ranks, tmp_path):
+    ranks(2).run(_pickles, tmp_path)
+
+
+def _without(rank, path):
+    state = {"a": torch.arange(5.0)}
+    if takes(dcp.save, "use_collectives"):
+        save(state, path / "local", use_collectives=False)
+        assert_same(load(path / "local", state)[0], state)
+    save(state, path / str(rank), no_dist=True)
+    assert_same(load(path / str(rank), state, no_dist=True)[0], state)
+    save(state, path / "c")
+    some = StorageReader(broadcast=rank == 0)
+    assert_same(load(path / "c", state, some)[0], state)
+
+
+def test_ranks_that_do_not_all_broadcast_read_for_themselves(ranks, tmp_path):
+    ranks(2).run(_without, tmp_path)
+
+
+def _groups(rank, path):
+    group = dist.new_group([2, 1], backend="gloo")
+    state = replicated()
+    if rank:
+        save(state, path, process_group=group, writer=StorageWriter(config=CONFIG))
+        reader = StorageReader(config=CONFIG, broadcast=group)
+        found, nbytes = load(path, state, reader, process_group=group)
+        assert_same(found, state)
+        assert nbytes < NBYTES
+        errors = failure(lambda: load(path, state, process_group=group))
+        assert type(errors[0]) is ringstow.InvalidStateError
+    dist.barrier()
+
+
+def test_a_group_of_some_ranks(ranks, tmp_path):
+    ranks(3).run(_groups, tmp_path)
