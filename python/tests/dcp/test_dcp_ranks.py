@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch_has import (
     needs_async_stager,
     needs_background_process,
+    needs_no_dist,
     needs_plan_caching,
     needs_use_collectives,
     stager_option,
@@ -365,6 +366,7 @@ def _alone(rank, path):
     check(path / str(rank), state, no_dist=True)
 
 
+@needs_no_dist
 def test_without_distribution_each_process_saves_for_itself(ranks, tmp_path):
     ranks(2).run(_alone, tmp_path)
 

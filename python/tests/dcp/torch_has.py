@@ -22,6 +22,7 @@ def _needs(name, function):
 needs_async_stager = _needs("async_stager", dcp.async_save)
 needs_background_process = _needs("async_checkpointer_type", dcp.async_save)
 needs_use_collectives = _needs("use_collectives", dcp.save)
+needs_no_dist = _needs("no_dist", dcp.save)
 needs_plan_caching = _needs("enable_plan_caching", DefaultSavePlanner)
 needs_staging_options = pytest.mark.skipif(
     not hasattr(staging, "StagingOptions"), reason="torch without StagingOptions"
