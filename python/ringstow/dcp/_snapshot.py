@@ -5,20 +5,20 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
-import gc
 import logging
 import mmap
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from ringstow._state import Path
 from ringstow.dcp import _copies
+from ringstow.dcp._collector import collector_paused
 from ringstow.dcp._saves import is_saving
 
 _log = logging.getLogger("ringstow")
@@ -171,7 +171,7 @@ class Snapshot:
             InvalidStateError: a value that can't be copied, named by its key.
         """
         self._wait()  # with the collector: it may be that which ends the lease
-        with _collector_paused():
+        with collector_paused():
             return self._take(state)
 
     def _take(self, state: dict[str, Any]) -> Staged:
@@ -225,23 +225,6 @@ def _identity(tensor: torch.Tensor) -> _Key:
     strides = None if tensor.is_contiguous() else tensor.stride()
     where = (tensor.data_ptr(), tensor.device, tensor.is_conj(), tensor.is_neg(), strides)
     return (*where, tensor.dtype, tensor.shape)
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's garbage collector from running.
-
-    It starts whenever so many objects were made, each tensor is a few, and each of its runs looks
-    through everything that the process has imported: it took longer than the copy.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _copy_all(pairs: Iterable[tuple[torch.Tensor, _Slot]]) -> None:

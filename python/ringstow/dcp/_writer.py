@@ -26,6 +26,7 @@ from ringstow._config import Config
 from ringstow._errors import InvalidStateError
 from ringstow._report import SaveReport
 from ringstow.dcp import _items, _mark, _metadata, _paths
+from ringstow.dcp._collector import collector_paused
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._saves import Coordinator, Turn
@@ -190,7 +191,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if self._rank is None:
             self._rank = plan.storage_data if type(plan.storage_data) is int else self._own_rank()
         try:
-            receipt, nbytes = self._write(_items.resolve(plan, planner), stream)
+            with collector_paused():
+                items = _items.resolve(plan, planner)
+            receipt, nbytes = self._write(items, stream)
         except BaseException as error:
             if stream is not None:
                 stream.fail(error)
@@ -209,12 +212,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """
         receipts = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
         names = list(metadata.state_dict_metadata)
-        done = self._coordinator.commit(receipts, _metadata.tree_of(metadata), names)
+        with collector_paused():
+            tree = _metadata.tree_of(metadata)
+        done = self._coordinator.commit(receipts, tree, names)
         _log.debug("committed %s: %s", self._save_path, done)
         # Torch broadcasts this to all ranks: nothing large belongs there.
         metadata.storage_data = None
         metadata.storage_meta = self.storage_meta()
-        _mark.write(self._save_path, metadata)
+        _mark.write(self._save_path)
 
     def _write(self, items: _items.Items, stream: StagingFuture | None) -> tuple[bytes, int]:
         job = _native.start_write(

@@ -235,7 +235,13 @@ def test_a_checkpoint_without_its_mark_is_still_one(tmp_path, caplog):
     assert litter(tmp_path) == [".metadata"]
 
 
-def test_a_mark_that_cannot_be_pickled_is_no_failure(tmp_path, caplog):
+def test_torchs_own_reader_is_told_whose_checkpoint_it_has(tmp_path):
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    with pytest.raises(ringstow.UnsupportedError, match="StorageReader"):
+        dcp.FileSystemReader(tmp_path).read_metadata()
+
+
+def test_planner_data_of_another_kind_is_no_failure(tmp_path):
     class Planner(DefaultSavePlanner):
         def create_global_plan(self, plans):
             plans, metadata = super().create_global_plan(plans)
@@ -243,7 +249,6 @@ def test_a_mark_that_cannot_be_pickled_is_no_failure(tmp_path, caplog):
 
     writer = StorageWriter(tmp_path)
     dcp.save({"a": {"b": torch.ones(2)}}, storage_writer=writer, planner=Planner())
-    assert "without .metadata" in caplog.text
     found = _load_state_dict_from_keys(storage_reader=StorageReader(tmp_path))
     assert_same(found, {"a.b": torch.ones(2)})  # no paths: flat
 

@@ -1,0 +1,24 @@
+"""Python's garbage collector, which looks at every object there is whenever many are made."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's garbage collector from running.
+
+    It starts whenever so many objects were made, each tensor is a few, and each of its runs looks
+    through everything that the process has imported: it took longer than the copy.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
