@@ -15,6 +15,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +319,7 @@ def measure_replicated(args: argparse.Namespace) -> None:
         for row in ("alone", "together")[:: 1 if round_ % 2 else -1]:
             cold(path)
             reader = ringstow.dcp.StorageReader(path, broadcast=row == "together")
-            seconds = timed(lambda reader=reader: dcp.load(target, storage_reader=reader))
+            seconds = timed(partial(dcp.load, target, storage_reader=reader))
             assert reader.report is not None
             read = torch.tensor(reader.report.read_bytes)
             dist.all_reduce(read)
@@ -373,7 +374,7 @@ def measure_planning(args: argparse.Namespace) -> None:
         ]
         for row, writer in rows[round_ % 3 :] + rows[: round_ % 3]:
             settle()
-            seconds = timed(lambda writer=writer: dcp.save(state, storage_writer=writer))
+            seconds = timed(partial(dcp.save, state, storage_writer=writer))
             report(round_, row, "planning", tensors=args.tensors, seconds=seconds)
     remove(args.dir / "many")
     remove(args.dir / "many-dcp")

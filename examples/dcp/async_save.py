@@ -13,7 +13,6 @@ threads that use one group at the same time get each other's messages.
 from __future__ import annotations
 
 import argparse
-from concurrent.futures import Future
 from typing import Any
 
 import ringstow.dcp
@@ -24,14 +23,14 @@ from trainer import Trainer, arguments, digest, newest, say, set_up
 
 def train(args: argparse.Namespace) -> None:
     trainer = Trainer(set_up(), args.width)
-    saving = dist.new_group(backend="gloo")
+    saving: Any = dist.new_group(backend="gloo")
     if args.resume and (path := newest(args.out)) is not None:
         state = trainer.state()
         dcp.load(state, storage_reader=ringstow.dcp.StorageReader(path))
         trainer.restore(state)
         say(f"resumed step {trainer.step} digest {digest(trainer.state())}")
 
-    saved: Future[Any] | None = None
+    saved: Any = None  # a future
     while trainer.step < args.steps:
         loss = trainer.backward()
         trainer.update()

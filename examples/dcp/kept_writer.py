@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from concurrent.futures import Future
 from typing import Any
 
 import ringstow.dcp
@@ -22,7 +21,7 @@ from trainer import Trainer, arguments, digest, newest, say, set_up
 
 def train(args: argparse.Namespace) -> None:
     trainer = Trainer(set_up(), args.width)
-    saving = dist.new_group(backend="gloo")  # see async_save.py
+    saving: Any = dist.new_group(backend="gloo")  # see async_save.py
     if args.resume and (path := newest(args.out)) is not None:
         state = trainer.state()
         dcp.load(state, storage_reader=ringstow.dcp.StorageReader(path))
@@ -30,7 +29,7 @@ def train(args: argparse.Namespace) -> None:
         say(f"resumed step {trainer.step} digest {digest(trainer.state())}")
 
     writer = dcp.FileSystemWriter(args.out) if args.stock else ringstow.dcp.StorageWriter()
-    saved: Future[Any] | None = None
+    saved: Any = None  # a future
     while trainer.step < args.steps:
         loss = trainer.backward()
         trainer.update()

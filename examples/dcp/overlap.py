@@ -11,6 +11,7 @@ From stock DCP only the lines that make the writer and the stager are others (`-
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import ringstow.dcp
 import torch
@@ -23,13 +24,15 @@ from trainer import Trainer, arguments, digest, newest, say, set_up
 
 def train(args: argparse.Namespace) -> None:
     trainer = Trainer(set_up(), args.width)
-    saving = dist.new_group(backend="gloo")  # see async_save.py
+    saving: Any = dist.new_group(backend="gloo")  # see async_save.py
     if args.resume and (path := newest(args.out)) is not None:
         state = trainer.state()
         dcp.load(state, storage_reader=ringstow.dcp.StorageReader(path))
         trainer.restore(state)
         say(f"resumed step {trainer.step} digest {digest(trainer.state())}")
 
+    writer: Any
+    stager: Any
     if args.stock:
         pinned = torch.cuda.is_available()
         writer = dcp.FileSystemWriter(args.out)

@@ -37,7 +37,7 @@ class Trainer:
 
     def __init__(self, device: torch.device, width: int) -> None:
         torch.manual_seed(1667)
-        self.device = device
+        self.device, self.width = device, width
         self.step = 0
         self.model = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -50,7 +50,7 @@ class Trainer:
     def backward(self) -> float:
         """Forward and backward pass of the next step: reads the weights, leaves them alone."""
         generator = torch.Generator().manual_seed(self.step * 1000 + dist.get_rank())
-        batch = torch.randn(8, self.model[0].in_features, generator=generator).to(self.device)
+        batch = torch.randn(8, self.width, generator=generator).to(self.device)
         loss = F.mse_loss(self.model(batch), batch)
         loss.backward()
         return loss.item()
