@@ -5,6 +5,14 @@ use std::ops::Range;
 /// A box: where it starts and its extent, one number a dimension.
 pub type Extent<'a> = (&'a [u64], &'a [u64]);
 
+/// Whether a box has as many dimensions as `shape`, and reaches beyond it in none.
+pub fn within(shape: &[u64], (offsets, sizes): Extent) -> bool {
+    offsets.len() == shape.len()
+        && sizes.len() == shape.len()
+        && (0..shape.len())
+            .all(|d| offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= shape[d]))
+}
+
 /// The most dimensions along which an array may be split, and the most corners that are counted
 /// (16 bytes each): a million boxes split along four dimensions, with room to spare.
 const SPLIT_MAX: usize = 16;

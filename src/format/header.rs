@@ -31,7 +31,7 @@ pub fn entry_bytes_max(item: &Item) -> u64 {
 pub fn stored_as(item: &Item) -> (String, safetensors::Dtype, Option<Vec<u64>>) {
     let info = &item.info;
     match info.dtype.safetensors() {
-        Some(dtype) if !item.object && !is_reserved(&info.name) => (info.name.clone(), dtype, None),
+        Some(dtype) if is_plain(item) => (info.name.clone(), dtype, None),
         dtype => {
             let name = format!("{}{}", names::RESERVED_PREFIX, info.name);
             match dtype {

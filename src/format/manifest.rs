@@ -298,12 +298,7 @@ fn chunk_bytes(tensor: &TensorEntry, chunk: &Chunk) -> Option<u64> {
     match (&chunk.offsets, &chunk.sizes) {
         (None, None) => tensor.dtype.nbytes(&tensor.shape),
         (Some(offsets), Some(sizes)) => {
-            let rank = tensor.shape.len();
-            let inside = offsets.len() == rank
-                && sizes.len() == rank
-                && (0..rank).all(|d| {
-                    offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= tensor.shape[d])
-                });
+            let inside = cover::within(&tensor.shape, (offsets, sizes));
             inside.then(|| tensor.dtype.nbytes(sizes)).flatten()
         }
         _ => None,

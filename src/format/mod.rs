@@ -86,11 +86,7 @@ impl Item {
             return Err(Error::invalid(format!("object {name:?} is no string of bytes")));
         }
         let Some(Part { shape, offsets }) = &self.part else { return Ok(()) };
-        let inside = shape.len() == sizes.len()
-            && shape.len() == offsets.len()
-            && (0..shape.len())
-                .all(|d| offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= shape[d]));
-        if inside && dtype.nbytes(shape).is_some() {
+        if cover::within(shape, (offsets, sizes)) && dtype.nbytes(shape).is_some() {
             return Ok(());
         }
         Err(Error::invalid(format!(

@@ -67,11 +67,6 @@ pub fn shard_rank(name: &str) -> Option<u32> {
     is_shard(name).then(|| name.strip_prefix("rank")?.split_once('-')?.0.parse().ok()).flatten()
 }
 
-/// Where a rank that saves without the others keeps its own checkpoint.
-pub fn rank_dir(rank: u32) -> String {
-    format!("rank{rank:05}")
-}
-
 /// Whether this is a name that [`shard`] gives: a file that ringstow may clean away.
 pub fn is_shard(name: &str) -> bool {
     let Some(stem) = name.strip_suffix(".safetensors").and_then(|s| s.strip_prefix("rank")) else {

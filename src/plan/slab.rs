@@ -1,7 +1,7 @@
 //! A box of a tensor: where its bytes lie in a file, and where each of them goes in memory. Pure
 //! arithmetic, in steps and never byte by byte.
 
-use crate::format::Dtype;
+use crate::format::{Dtype, cover};
 use std::ops::Range;
 
 /// A dense array in a file, row-major.
@@ -198,8 +198,7 @@ fn check_box(
             "{o} offsets, {l} lengths and {s} strides were given for {rank} dimensions"
         ));
     }
-    let inside = |d: usize| offsets[d].checked_add(lengths[d]).is_some_and(|end| end <= sizes[d]);
-    match (0..rank).all(inside) {
+    match cover::within(sizes, (offsets, lengths)) {
         true => Ok(()),
         false => Err(format!(
             "a box of {lengths:?} elements at {offsets:?} reaches outside of the chunk's {sizes:?}"
