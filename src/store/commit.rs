@@ -7,9 +7,8 @@
 //! 3. Shards of the earlier checkpoint are removed, the new ones get their final names, and the
 //!    directory is synced. A kill in between leaves this to the next save, or to `prune`.
 
-use super::lock::DirLock;
-use super::open::read_manifest;
-use super::sweep::{file_names, remove, sweep};
+use super::parts::Parts;
+use super::sweep::{file_names, sweep, sweep_by_manifest};
 use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
@@ -21,15 +20,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(crate) struct Transaction {
     dir: PathBuf,
-    /// Directories that this save made, outermost first.
-    made: Vec<PathBuf>,
     generation: u64,
-    /// Set by [`Transaction::begin_files`]: uncommitted files there are this save's.
-    files: Vec<PathBuf>,
     /// Set by [`Transaction::begin_ranks`]: every uncommitted file there is this save's.
     ranks: bool,
-    committed: bool,
-    _lock: DirLock,
+    /// What is there of this save; kept from the commit on.
+    parts: Parts,
 }
 
 impl Transaction {
@@ -40,29 +35,18 @@ impl Transaction {
     /// safetensors files of somebody else's; [`Error::Unsupported`] if it holds a checkpoint of a
     /// newer version; [`Error::Io`].
     pub fn begin(dir: &Path) -> Result<Self> {
-        let made = make_dirs(dir)?;
-        let lock = DirLock::take(dir).inspect_err(|_| unmake_dirs(&made))?;
-        let mut this = Self {
-            dir: dir.into(),
-            made,
-            generation: 0,
-            files: Vec::new(),
-            ranks: false,
-            committed: false,
-            _lock: lock,
-        };
-        match read_manifest(dir) {
-            Ok(earlier) => drop(sweep(dir, Some(&earlier))?),
-            Err(Error::Incomplete { .. }) => drop(sweep(dir, None)?),
+        let mut parts = Parts::begin(dir)?;
+        parts.lock(dir)?;
+        match sweep_by_manifest(dir) {
             // A damaged checkpoint is no reason to lose the next one: it is replaced, and until then
             // left as it is.
             Err(error @ (Error::Corrupt { .. } | Error::Format { .. })) => {
                 tracing::warn!(%error, "the checkpoint to be replaced is damaged");
             }
-            Err(error) => return Err(error),
+            swept => drop(swept?),
         }
-        this.generation = next_generation(dir)?;
-        Ok(this)
+        let generation = next_generation(dir)?;
+        Ok(Self { dir: dir.into(), generation, ranks: false, parts })
     }
 
     /// Saves into this directory that came before, as far as its files tell.
@@ -72,7 +56,7 @@ impl Transaction {
 
     /// Notes which shards are about to be written, so that they are removed if there is no commit.
     pub fn begin_files<'a>(&mut self, shards: impl Iterator<Item = &'a str>) {
-        self.files = shards.map(|name| self.dir.join(names::part(name))).collect();
+        self.parts.files = shards.map(|name| self.dir.join(names::part(name))).collect();
     }
 
     /// Notes that several ranks are about to write: whatever they have written is removed if there is
@@ -103,7 +87,7 @@ impl Transaction {
     /// Step 1 and the first half of 2: after this, only the rename is missing.
     fn write_manifest(&mut self, manifest: &Manifest) -> Result<()> {
         let path = self.dir.join(names::MANIFEST_PART);
-        self.files.push(path.clone());
+        self.parts.files.push(path.clone());
         let text = manifest.encode()?;
         let write = || {
             let mut file = crate::engine::file::create(&path, false)?;
@@ -121,18 +105,9 @@ impl Transaction {
             .map_err(|e| Error::io("renaming the manifest to", &to, e))?;
         // From here on nothing may be taken back, even if the directory cannot be synced: the
         // manifest may or may not survive a crash, but its shards must if it does.
-        self.committed = true;
+        self.parts.keep();
         sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))?;
-        sync_parents(&self.made)
-    }
-
-    /// Removes all that is not committed there.
-    fn sweep_ranks(&self) -> Result<()> {
-        match read_manifest(&self.dir) {
-            Ok(earlier) => sweep(&self.dir, Some(&earlier)).map(drop),
-            Err(Error::Incomplete { .. }) => sweep(&self.dir, None).map(drop),
-            Err(error) => Err(error),
-        }
+        self.parts.sync_parents()
     }
 
     /// Step 3.
@@ -143,64 +118,12 @@ impl Transaction {
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        if self.committed {
-            return;
-        }
         if self.ranks
-            && let Err(error) = self.sweep_ranks()
+            && !self.parts.is_kept()
+            && let Err(error) = sweep_by_manifest(&self.dir)
         {
             tracing::warn!(%error, "could not remove what a failed save wrote");
         }
-        for file in &self.files {
-            if let Err(error) = remove(file) {
-                tracing::warn!(%error, "could not remove what a failed save wrote");
-            }
-        }
-        unmake_dirs(&self.made);
-    }
-}
-
-/// Makes a directory and its parents; returns those that were not there, outermost first.
-pub(super) fn make_dirs(dir: &Path) -> Result<Vec<PathBuf>> {
-    let missing: Vec<PathBuf> = dir
-        .ancestors()
-        .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())
-        .map(Path::to_path_buf)
-        .collect();
-    let mut made = Vec::new();
-    for dir in missing.into_iter().rev() {
-        match fs::create_dir(&dir) {
-            Ok(()) => made.push(dir),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(e) => {
-                unmake_dirs(&made);
-                return Err(Error::io("creating", dir, e));
-            }
-        }
-    }
-    match fs::metadata(dir) {
-        Ok(kind) if kind.is_dir() => Ok(made),
-        Ok(_) => {
-            let error = std::io::Error::from_raw_os_error(nix::libc::ENOTDIR);
-            Err(Error::io("saving to (a checkpoint is a directory)", dir, error))
-        }
-        Err(e) => Err(Error::io("opening", dir, e)),
-    }
-}
-
-/// Makes the names of new directories durable.
-pub(super) fn sync_parents(made: &[PathBuf]) -> Result<()> {
-    let parents = made.iter().filter_map(|dir| dir.parent());
-    for parent in parents.filter(|parent| !parent.as_os_str().is_empty()) {
-        sync_dir(parent).map_err(|e| Error::io("syncing", parent, e))?;
-    }
-    Ok(())
-}
-
-/// Removes directories that are empty, innermost first.
-pub(super) fn unmake_dirs(made: &[PathBuf]) {
-    for dir in made.iter().rev() {
-        let _ = fs::remove_dir(dir);
     }
 }
 
@@ -241,7 +164,7 @@ mod tests {
         let mut bytes = shard.header.clone();
         bytes.push(mark);
         tx.begin_files([shard.name.as_str()].into_iter());
-        fs::write(&tx.files[0], &bytes).unwrap();
+        fs::write(&tx.parts.files[0], &bytes).unwrap();
         let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
         let file = FileEntry { name: shard.name.clone(), bytes: bytes.len() as u64, crc32 };
         let state = serde_json::value::to_raw_value(&()).unwrap();
@@ -276,7 +199,7 @@ mod tests {
 
     /// Dies without any clean-up, as if killed; only the lock goes, as the kernel would see to.
     fn die(mut tx: Transaction) {
-        tx.committed = true;
+        tx.parts.keep();
     }
 
     fn safetensors_in(dir: &Path) -> Vec<String> {

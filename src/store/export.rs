@@ -2,9 +2,8 @@
 //! an index where there are several. Through the same pipeline as a save, but there is no manifest and
 //! no checksum; what makes the files a model is their names, and of several the index, which come last.
 
-use super::commit::{make_dirs, unmake_dirs};
-use super::lock::DirLock;
-use super::save::{Contents, Parts, report};
+use super::parts::Parts;
+use super::save::{Contents, report};
 use super::sweep::{file_names, remove};
 use crate::engine::file::{create, sync_dir};
 use crate::error::{Error, Result};
@@ -43,9 +42,8 @@ pub fn export(
     check_plain(contents.items)?;
     let config = runtime.config();
     let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;
-    let made = make_dirs(path)?;
-    let _lock = DirLock::take(path).inspect_err(|_| unmake_dirs(&made))?;
-    let mut parts = Parts::new(made);
+    let mut parts = Parts::begin(path)?;
+    parts.lock(path)?;
     make_room(path)?;
     parts.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();

@@ -9,6 +9,7 @@ mod load;
 mod loaded;
 mod lock;
 mod open;
+mod parts;
 mod save;
 mod session;
 mod slices;

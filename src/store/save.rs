@@ -1,7 +1,7 @@
 //! A save from beginning to end: lay out, write, commit. Or only one rank's part of it.
 
-use super::commit::{Transaction, make_dirs, next_generation, sync_parents, unmake_dirs};
-use super::sweep::remove;
+use super::commit::{Transaction, next_generation};
+use super::parts::Parts;
 use crate::device::Source;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, Receipt, names};
@@ -12,7 +12,7 @@ use crate::pipeline::save::{self as pipeline, Written};
 use crate::plan::save::{Options, SavePlan, Shard, plan};
 use crate::state::StateDict;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -71,8 +71,7 @@ pub fn write_rank(
     let started = Instant::now();
     let contents = state.contents();
     contents.check_sizes()?;
-    let made = make_dirs(path)?;
-    let mut parts = Parts::new(made);
+    let mut parts = Parts::begin(path)?;
     let generation = next_generation(path)?;
     let mut plan = contents.plan(runtime, rank, generation)?;
     if contents.items.is_empty() {
@@ -99,43 +98,6 @@ pub fn write_rank(
     report.seconds.plan = planned;
     report.seconds.total = started.elapsed().as_secs_f64();
     Ok((receipt, report))
-}
-
-/// What a rank, or an export, has written so far; removed unless it is kept.
-pub(super) struct Parts {
-    pub files: Vec<PathBuf>,
-    made: Vec<PathBuf>,
-    kept: bool,
-}
-
-impl Parts {
-    /// `made`: directories that were made for it, outermost first.
-    pub fn new(made: Vec<PathBuf>) -> Self {
-        Self { files: Vec::new(), made, kept: false }
-    }
-
-    pub fn keep(&mut self) {
-        self.kept = true;
-    }
-
-    /// Makes the names of the directories that were made durable.
-    pub fn sync_parents(&self) -> Result<()> {
-        sync_parents(&self.made)
-    }
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        if self.kept {
-            return;
-        }
-        for file in &self.files {
-            if let Err(error) = remove(file) {
-                tracing::warn!(%error, "could not remove what a failed save wrote");
-            }
-        }
-        unmake_dirs(&self.made);
-    }
 }
 
 impl Contents<'_> {

@@ -135,10 +135,9 @@ impl Session {
         Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
     }
 
-    /// One receipt a rank.
+    /// As many receipts as ranks; that no two are of one rank is seen when they are put together.
     fn check_ranks(&self, receipts: &[Receipt]) -> Result<()> {
-        let there: HashSet<u32> = receipts.iter().map(|receipt| receipt.rank).collect();
-        if there.len() == receipts.len() && receipts.len() == self.world_size as usize {
+        if receipts.len() == self.world_size as usize {
             return Ok(());
         }
         let mut ranks: Vec<u32> = receipts.iter().map(|receipt| receipt.rank).collect();

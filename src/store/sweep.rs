@@ -53,6 +53,22 @@ pub(super) fn sweep(dir: &Path, manifest: Option<&Manifest>) -> Result<Swept> {
     plan(dir, manifest)?.carry_out(dir)
 }
 
+/// [`sweep`] by the manifest that is there, or by none.
+///
+/// # Errors
+/// What reading the manifest gives, but for there being none; [`Error::Io`].
+pub(super) fn sweep_by_manifest(dir: &Path) -> Result<Swept> {
+    plan_by_manifest(dir)?.carry_out(dir)
+}
+
+fn plan_by_manifest(dir: &Path) -> Result<Plan> {
+    match read_manifest(dir) {
+        Ok(manifest) => plan(dir, Some(&manifest)),
+        Err(Error::Incomplete { .. }) => plan(dir, None),
+        Err(error) => Err(error),
+    }
+}
+
 /// What is to be done to a directory.
 struct Plan {
     remove: Vec<PathBuf>,
@@ -197,9 +213,8 @@ fn prune_one(dir: &Path, act: Act) -> Result<Swept> {
         Err(Error::Busy { .. }) => return left("a save into it is under way".into()),
         lock => lock?,
     };
-    let plan = match read_manifest(dir) {
-        Ok(manifest) => plan(dir, Some(&manifest))?,
-        Err(Error::Incomplete { .. }) => plan(dir, None)?,
+    let plan = match plan_by_manifest(dir) {
+        Ok(plan) => plan,
         Err(error @ Error::Io { .. }) => return Err(error),
         Err(error) => return left(format!("nobody can tell what is stale there: {error}")),
     };
