@@ -1,0 +1,101 @@
+"""What the tests of conversions convert."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from ringstow import convert as conversions
+
+
+def trained():
+    """Returns what a trainer has after a step: a model, an optimizer, counters."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": 7,
+        "name": "naïve",
+        "rng": torch.get_rng_state(),
+    }
+
+
+def varied():
+    """Returns a state of every kind of value that both torch and ringstow keep."""
+    weight = torch.randn(30, 4)
+    return {
+        "tied": [weight, weight],
+        "view": weight.t(),
+        "scalar": torch.tensor(3),
+        "empty": torch.zeros(0, 3),
+        "half": torch.randn(5).bfloat16(),
+        "fp8": torch.randn(6).to(torch.float8_e4m3fn),
+        "complex": torch.randn(3, dtype=torch.complex128),
+        "nan": torch.tensor([float("nan"), -0.0]),
+        "array": np.arange(5.0),
+        "number": np.float32(3),
+        "odict": collections.OrderedDict(a=1),
+        "tuple": (1, torch.ones(2)),
+        "dtype": torch.float32,
+        "size": torch.Size([2, 3]),
+        3: {"nested": {}},
+    }
+
+
+def saved(state, path):
+    torch.save(state, path)
+    return path
+
+
+def plain(state):
+    """Returns a state with dense tensors, as those that were stored."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(state, dict):
+        copy = type(state)((key, plain(value)) for key, value in state.items())
+        vars(copy).update(vars(state)) if hasattr(state, "__dict__") else None
+        return copy
+    if type(state) in (list, tuple):
+        return type(state)(map(plain, state))
+    return state
+
+
+def mild_load(path):
+    """Loads a torch file without running any code of its."""
+    with conversions._sources.plain_numpy():
+        return torch.load(path, weights_only=True)
+
+
+def read_hf(path):
+    """Reads a model as transformers would: by the index, or the one file."""
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        with safe_open(path / "model.safetensors", "pt") as file:
+            assert file.metadata() == {"format": "pt"}
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    listed = json.loads(index.read_text())
+    state = {}
+    for name, shard in listed["weight_map"].items():
+        with safe_open(path / shard, "pt") as file:
+            state[name] = file.get_tensor(name)
+    assert listed["metadata"] == {"total_size": sum(t.nbytes for t in state.values())}
+    return state
+
+
+class Evil:
+    """Unpickled, it makes a directory."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)

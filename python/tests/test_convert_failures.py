@@ -1,0 +1,229 @@
+"""Conversions that are refused, fail or are broken off, and what they leave."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import resource
+import threading
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from converted import Evil, saved
+from support import assert_same, litter
+
+import ringstow
+from ringstow import convert as conversions
+from ringstow.convert import (
+    convert,
+    dcp_to_ringstow,
+    ringstow_to_dcp,
+    ringstow_to_hf,
+    ringstow_to_torch,
+    torch_to_ringstow,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+# What is refused
+
+
+def test_an_evil_torch_file_is_refused_and_not_run(at):
+    saved({"a": torch.ones(1), "evil": Evil(at / "mark")}, at / "a.pt")
+    with pytest.raises(ringstow.UnsupportedError, match="allow_pickle"):
+        torch_to_ringstow(at / "a.pt", at / "ckpt")
+    assert sorted(os.listdir(at)) == ["a.pt"]
+
+
+def test_evil_metadata_is_refused_and_not_run(at):
+    dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
+    metadata = pickle.loads((at / "dcp" / ".metadata").read_bytes())
+    metadata.planner_data = Evil(at / "mark")
+    (at / "dcp" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ringstow.UnsupportedError, match="mkdir"):
+        dcp_to_ringstow(at / "dcp", at / "ckpt")
+    assert sorted(os.listdir(at)) == ["dcp"]
+
+
+def test_an_evil_value_of_a_dcp_directory_is_refused_and_not_run(at):
+    dcp.save({"a": torch.ones(1), "b": Evil(at / "mark")}, checkpoint_id=at / "dcp", no_dist=True)
+    with pytest.raises(ringstow.UnsupportedError, match="b"):
+        dcp_to_ringstow(at / "dcp", at / "ckpt")
+    assert sorted(os.listdir(at)) == ["dcp"]
+
+
+def test_metadata_that_leads_out_of_its_directory_is_refused(at):
+    dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
+    metadata = pickle.loads((at / "dcp" / ".metadata").read_bytes())
+    for place in metadata.storage_data.values():
+        place.relative_path = "../elsewhere"
+    (at / "dcp" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ringstow.FormatError, match="elsewhere"):
+        dcp_to_ringstow(at / "dcp", at / "ckpt")
+
+
+def test_pickled_values_are_converted_when_allowed(at):
+    state = {"a": torch.ones(1), "s": {1, 2}}
+    saved(state, at / "a.pt")
+    with pytest.raises(ringstow.InvalidStateError, match="s"):
+        torch_to_ringstow(at / "a.pt", at / "ckpt")
+    torch_to_ringstow(at / "a.pt", at / "ckpt", allow_pickle=True)
+    assert_same(ringstow.load(at / "ckpt", allow_pickle=True), state)
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp", "hf", "ringstow"])
+def test_a_path_that_is_both_source_and_target_is_refused(at, kind):
+    ringstow.save({"a": torch.ones(1)}, at / "ckpt")
+    os.symlink(at / "ckpt", at / "link")
+    with pytest.raises(ringstow.InvalidStateError, match="both"):
+        convert(at / "ckpt", at / "link", target=kind)
+
+
+def test_targets_that_hold_something_are_refused_and_stay(at):
+    ringstow.save({"a": torch.ones(1)}, at / "ckpt")
+    (at / "x.pt").write_text("mine")
+    (at / "dir").mkdir()
+    (at / "dir" / "mine").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"x\.pt"):
+        ringstow_to_torch(at / "ckpt", at / "x.pt")
+    with pytest.raises(FileExistsError, match="dir"):
+        ringstow_to_dcp(at / "ckpt", at / "dir")
+    assert (at / "x.pt").read_text() == "mine"
+    assert os.listdir(at / "dir") == ["mine"]
+
+
+def test_a_ringstow_checkpoint_is_replaced_only_by_a_whole_one(at):
+    ringstow.save({"old": 1}, at / "ckpt")
+    saved({"a": torch.ones(1), "s": {1}}, at / "bad.pt")
+    with pytest.raises(ringstow.InvalidStateError):
+        torch_to_ringstow(at / "bad.pt", at / "ckpt", allow_pickle=False)
+    assert ringstow.load(at / "ckpt") == {"old": 1}
+    torch_to_ringstow(saved({"new": 2}, at / "good.pt"), at / "ckpt")
+    assert ringstow.load(at / "ckpt") == {"new": 2}
+
+
+def test_kinds_that_cannot_be_told_are_said_to_be(at):
+    (at / "empty").mkdir()
+    with pytest.raises(ringstow.InvalidStateError, match=r"manifest\.json.*\.metadata"):
+        convert(at / "empty", at / "x")
+    with pytest.raises(FileNotFoundError):
+        convert(at / "nothing", at / "x")
+    ringstow.save({"a": torch.ones(1)}, at / "ckpt")
+    with pytest.raises(ringstow.InvalidStateError, match="--to"):
+        convert(at / "ckpt", at / "somewhere")
+
+
+# What goes wrong
+
+
+def flip(file, offset):
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 0x10
+    file.write_bytes(data)
+
+
+def test_a_damaged_torch_file_is_found(at):
+    marker = torch.full((1000,), 1.5)
+    saved({"a": marker}, at / "a.pt")
+    data = (at / "a.pt").read_bytes()
+    flip(at / "a.pt", data.index(marker.numpy().tobytes()) + 100)
+    with pytest.raises(ringstow.CorruptCheckpointError, match="checksum"):
+        torch_to_ringstow(at / "a.pt", at / "ckpt")
+    assert not (at / "ckpt").exists()
+    (at / "a.pt").write_bytes(data[:2000])
+    # Cut short, it looks like the format of old.
+    with (
+        pytest.warns(UserWarning, match="no checkpoint at all"),
+        pytest.raises((ringstow.CorruptCheckpointError, ringstow.UnsupportedError)),
+    ):
+        torch_to_ringstow(at / "a.pt", at / "ckpt")
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp", "hf"])
+def test_damage_in_a_ringstow_checkpoint_is_what_the_conversion_fails_with(at, kind):
+    ringstow.save({f"w{i}": torch.randn(50_000) for i in range(8)}, at / "ckpt")
+    (shard,) = (at / "ckpt").glob("*.safetensors")
+    flip(shard, shard.stat().st_size - 9)
+    with pytest.raises(ringstow.CorruptCheckpointError) as caught:
+        convert(at / "ckpt", at / "to", target=kind)
+    assert caught.value.file == str(shard)
+    assert sorted(os.listdir(at)) == ["ckpt"]
+
+
+@pytest.mark.parametrize("change", ["remove", "truncate"])
+def test_a_dcp_file_that_is_gone_or_cut_is_named_and_nothing_is_committed(at, change):
+    state = {f"w{i}": torch.randn(50_000) for i in range(8)}
+    dcp.save(state, checkpoint_id=at / "dcp", no_dist=True)
+    (file,) = (at / "dcp").glob("*.distcp")
+    if change == "remove":
+        file.unlink()
+    else:
+        os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises((FileNotFoundError, ringstow.CorruptCheckpointError), match="dcp"):
+        dcp_to_ringstow(at / "dcp", at / "ckpt")
+    assert not (at / "ckpt").exists()
+
+
+def test_a_target_that_is_not_what_was_written_is_found(at, monkeypatch):
+    ringstow.save({"a": {"w": torch.zeros(1000)}}, at / "ckpt")
+    write = conversions._targets.to_hf
+
+    def write_and_damage(*args, **options):
+        written = write(*args, **options)
+        file = at / "hf" / "model.safetensors"
+        flip(file, file.stat().st_size - 1)
+        return written
+
+    monkeypatch.setattr(conversions._targets, "to_hf", write_and_damage)
+    with pytest.raises(ringstow.CorruptCheckpointError, match=r"a\.w"):
+        ringstow_to_hf(at / "ckpt", at / "hf")
+    assert (at / "hf" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp", "hf", "ringstow"])
+def test_a_full_disk_is_an_error_and_leaves_nothing(at, kind):
+    state = {f"w{i}": torch.randn(50_000) for i in range(20)}
+    source = at / "a.pt"
+    saved(state, source)
+    if kind != "ringstow":
+        source = at / "ckpt"
+        torch_to_ringstow(at / "a.pt", source)
+    before = sorted(os.listdir(at))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="unfinished") as caught:
+            convert(source, at / "unfinished", target=kind)
+        assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(os.listdir(at)) == before
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp", "hf", "ringstow"])
+def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
+    state = {f"w{i}": torch.randn(50_000) for i in range(20)}
+    source = at / "ckpt"
+    ringstow.save(state, source)
+    before = sorted(os.listdir(at))
+
+    interrupted = threading.Event()
+    load = conversions._sources._build.Builder.value
+
+    def late_load(*args):
+        assert interrupted.wait(60)
+        return load(*args)
+
+    monkeypatch.setattr(conversions._sources._build.Builder, "value", late_load)
+
+    def interrupt(phase, done, total):
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, at / "to", target=kind, progress=interrupt)
+    assert sorted(os.listdir(at)) == before
+    assert litter(at / "to") == []

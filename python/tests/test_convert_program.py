@@ -1,0 +1,150 @@
+"""The program `ringstow convert`: what it says, how far it is, and how much memory it takes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from converted import Evil, read_hf, saved, trained
+from support import python
+
+import ringstow
+from ringstow.convert import (
+    _cli,
+    torch_to_ringstow,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def test_progress_ends_at_all_of_both_phases(at):
+    said = {}
+    saved({"a": torch.ones(1000), "b": torch.ones(5)}, at / "a.pt")
+    torch_to_ringstow(at / "a.pt", at / "ckpt", progress=lambda p, d, t: said.update({p: (d, t)}))
+    assert said["verifying"] == (4020, 4020)
+    assert said["writing"][0] == said["writing"][1] > 4020
+
+
+BOUNDED = """
+import sys, threading
+import torch
+from ringstow import Config, convert
+
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(l.split()[1]) * 1024 for l in status if l.startswith("RssAnon"))
+
+small, big, target, to = sys.argv[1:]
+config = Config(pool_bytes=16 << 20, block_bytes=1 << 20)
+convert.convert(small, to + ".small", target=target, config=config)  # imports, pools
+before, peak, end = anonymous(), 0, threading.Event()
+
+def watch():
+    global peak
+    while not end.wait(0.002):
+        peak = max(peak, anonymous())
+
+thread = threading.Thread(target=watch)
+thread.start()
+report = convert.convert(big, to, target=target, config=config)
+end.set()
+thread.join()
+print(report.tensor_bytes, peak - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("torch", "ringstow"),
+        ("dcp", "ringstow"),
+        ("ringstow", "torch"),
+        ("ringstow", "dcp"),
+        ("ringstow", "hf"),
+        ("hf", "ringstow"),
+    ],
+)
+def test_memory_is_that_of_a_few_tensors(at, source, target):
+    for name, count in (("small", 2), ("big", 200)):
+        state = {f"w{i}": torch.randn(256, 1024) for i in range(count)}
+        writers = {
+            "torch": torch.save,
+            "dcp": lambda state, path: dcp.save(state, checkpoint_id=path, no_dist=True),
+            "ringstow": ringstow.save,
+            "hf": lambda state, path: _save_hf(state, path),
+        }
+        writers[source](state, at / name)
+    ran = python(BOUNDED, at / "small", at / "big", target, at / "to")
+    assert ran.returncode == 0, ran.stderr
+    total, growth = map(int, ran.stdout.split())
+    assert total == 200 << 20
+    # Some 20 MB are usual; how much the allocator keeps for its threads differs from run to run.
+    assert growth < total / 2
+
+
+def _save_hf(state, path):
+    from safetensors.torch import save_file
+
+    os.mkdir(path)
+    save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+
+
+# The program
+
+
+def program(*args):
+    return python("from ringstow import _cli; _cli.main()", "convert", *args)
+
+
+def test_the_program_converts_and_says_what_it_did(at):
+    saved(trained(), at / "a.pt")
+    ran = program(at / "a.pt", at / "ckpt")
+    assert ran.returncode == 0, ran.stderr
+    assert "verified bit by bit" in ran.stdout
+    ran = program(at / "ckpt", at / "hf", "--to", "hf", "--prefix", "model.", "--dtype", "float16")
+    assert ran.returncode == 0, ran.stderr
+    assert read_hf(at / "hf")["0.weight"].dtype == torch.float16
+    ran = program(at / "ckpt", at / "quiet.pt", "--quiet")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_the_program_says_in_a_line_what_went_wrong(at):
+    ran = program(at / "nothing", at / "x")
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert "nothing" in ran.stderr
+    saved({"evil": Evil(at / "mark")}, at / "a.pt")
+    ran = program(at / "a.pt", at / "x")
+    assert ran.returncode == 2
+    assert "--allow-pickle" in ran.stderr
+    assert not (at / "mark").exists()
+
+
+def test_the_bar_has_a_phase_at_a_time_and_ends_full():
+    bars = []
+
+    class Bar:
+        def __init__(self, desc, total, **options):
+            self.desc, self.total, self.n, self.closed = desc, total, 0, False
+            bars.append(self)
+
+        def update(self, count):
+            self.n += count
+
+        def close(self):
+            self.closed = True
+
+    with _cli._Bar(Bar) as progress:
+        for step in [("writing", 0, 0), ("writing", 5, 9), ("writing", 9, 9), ("verifying", 7, 7)]:
+            progress(*step)
+    assert [(b.desc, b.n, b.total, b.closed) for b in bars] == [
+        ("writing", 9, 9, True),
+        ("verifying", 7, 7, True),
+    ]
+
+
+def test_importing_ringstow_imports_neither_torch_nor_the_converters():
+    code = "import sys, ringstow; print({'torch', 'ringstow.convert'} & set(sys.modules))"
+    assert python(code).stdout.strip() == "set()"

@@ -1,0 +1,80 @@
+"""Objects: opaque bytes in a checkpoint, as the writer for DCP stores values."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from converted import Evil, mild_load
+from support import assert_same, python
+
+import ringstow
+from ringstow.convert import (
+    dcp_to_ringstow,
+    ringstow_to_dcp,
+    ringstow_to_torch,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def with_objects(path, objects):
+    """Saves a checkpoint by one rank whose values are objects beside a tensor ``w``."""
+    weight = torch.arange(4.0)
+    session = ringstow._native.Session(str(path), 1)
+    items = [("w", "F32", (4,), None, weight.data_ptr(), 16, None, None, False)]
+    blobs = {}
+    for name, value in objects.items():
+        blob = io.BytesIO()
+        torch.save(value, blob)
+        blobs[name] = torch.frombuffer(bytearray(blob.getvalue()), dtype=torch.uint8)
+        size = blobs[name].numel()
+        items.append((name, "U8", (size,), None, blobs[name].data_ptr(), size, None, None, True))
+    job = ringstow._native.start_write(items, str(path), 0, ringstow.Config().to_json())
+    job.wait()
+    job.result()
+    leaves = {name: {"$object": name} for name in objects}
+    tree = json.dumps({"w": {"$tensor": "w"}, "values": leaves})
+    session.commit([job.receipt()], tree, ["w", *objects])
+    return path
+
+
+def test_objects_are_loaded_as_what_they_are(at):
+    objects = {"step": 7, "config": {"lr": [1e-3, (1, 2)], "t": torch.ones(2)}}
+    path = with_objects(at / "ckpt", objects)
+    whole = ringstow.load(path)
+    assert_same(whole, {"w": torch.arange(4.0), "values": objects})
+    assert ringstow.load(path, keys=["values.step"]) == {"values": {"step": 7}}
+    assert_same(ringstow.load(path, prefix="w"), {"w": torch.arange(4.0)})
+    state = {"w": torch.zeros(4), "values": {"step": 0, "config": {"lr": None}}}
+    ringstow.load_into(state, path)
+    assert_same(state, whole)
+
+
+def test_an_object_that_is_more_than_plain_values_needs_the_word(at):
+    path = with_objects(at / "ckpt", {"evil": Evil(at / "mark"), "step": 7})
+    with pytest.raises(ringstow.UnsupportedError, match="allow_pickle"):
+        ringstow.load(path)
+    assert not (at / "mark").exists()
+    assert ringstow.load(path, keys=["values.step"]) == {"values": {"step": 7}}
+    ringstow.load(path, allow_pickle=True)
+    assert (at / "mark").exists()
+
+
+def test_objects_are_converted_as_values(at):
+    objects = {"step": 7, "config": {"lr": [1e-3]}}
+    with_objects(at / "ckpt", objects)
+    ringstow_to_torch(at / "ckpt", at / "a.pt")
+    assert_same(mild_load(at / "a.pt"), {"w": torch.arange(4.0), "values": objects})
+    ringstow_to_dcp(at / "ckpt", at / "dcp")
+    dcp_to_ringstow(at / "dcp", at / "back")
+    assert_same(ringstow.load(at / "back"), {"w": torch.arange(4.0), "values": objects})
+
+
+def test_the_program_shows_objects(at):
+    with_objects(at / "ckpt", {"step": 7})
+    ran = python("from ringstow import _cli; _cli.main()", "show", at / "ckpt")
+    assert ran.returncode == 0, ran.stderr
+    assert "step: object step" in ran.stdout
