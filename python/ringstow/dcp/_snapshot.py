@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ringstow import _torch
 from ringstow._state import Path
 from ringstow.dcp import _copies
 from ringstow.dcp._collector import collector_paused
@@ -234,7 +235,7 @@ def _copy_all(pairs: Iterable[tuple[torch.Tensor, _Slot]]) -> None:
     room = _BATCH
     with torch.no_grad():
         for target, (source, _, nbytes) in pairs:
-            if not _is_dense(source):
+            if not _torch.can_take_bytes(source):
                 target.copy_(source)  # here: on a device the caller's stream counts
                 continue
             to, start = target.data_ptr(), source.data_ptr()
@@ -262,12 +263,3 @@ def _run(batches: list[list[tuple[int, int, int]]]) -> None:
 def _move(batch: list[tuple[int, int, int]]) -> None:
     for to, start, size in batch:
         ctypes.memmove(to, start, size)  # without the GIL
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
