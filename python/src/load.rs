@@ -6,7 +6,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use ringstow::device::host::{HostSink, StridedSink};
+use ringstow::device::{StridedTarget, Target};
 use ringstow::format::{Chunk, TensorEntry};
 use ringstow::store::LoadedTensor;
 use ringstow::{Kind, LoadOptions, Result, Slice};
@@ -67,7 +67,7 @@ impl SliceSpec {
         let Self(name, chunk, offsets, lengths, address, strides) = self;
         // SAFETY: the caller of `read` took address and strides from a live tensor that has at
         // least the box's elements, and keeps it alive and to itself for the length of that call.
-        let to = unsafe { StridedSink::from_raw(*address as *mut u8, strides.clone()) };
+        let to = unsafe { StridedTarget::from_raw(*address as *mut u8, strides.clone()) };
         Slice { name, chunk: *chunk, offsets, lengths, to }
     }
 }
@@ -172,14 +172,14 @@ impl Checkpoint {
     ) -> PyResult<String> {
         let (runtime, options) = (runtime(config)?, LoadOptions { verify });
         let load = |job: &_| -> Result<_> {
-            let sink = |(name, address, nbytes): &(String, usize, usize)| {
+            let target = |(name, address, nbytes): &(String, usize, usize)| {
                 // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor
                 // of this size and keeps it alive and to itself for the length of this call.
-                let sink = unsafe { HostSink::from_raw(*address as *mut u8, *nbytes) };
-                (name.clone(), sink)
+                let target = unsafe { Target::from_raw(*address as *mut u8, *nbytes) };
+                (name.clone(), target)
             };
-            let sinks: Vec<(String, HostSink)> = targets.iter().map(sink).collect();
-            self.inner.load_into(&sinks, options, &runtime, job)
+            let targets: Vec<(String, Target)> = targets.iter().map(target).collect();
+            self.inner.load_into(&targets, options, &runtime, job)
         };
         to_json(&wait::run(py, load)?)
     }

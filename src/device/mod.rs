@@ -2,6 +2,10 @@
 #![allow(unsafe_code)]
 
 pub mod host;
+mod layout;
+mod target;
+
+pub use target::{StridedTarget, Target};
 
 use crate::error::Result;
 
@@ -25,21 +29,6 @@ pub trait Source: Send + Sync {
     fn try_read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         self.read(offset, to);
         Ok(())
-    }
-}
-
-/// Where a tensor's bytes go. Given in pieces, by several threads at once.
-///
-/// Not public: that no two threads are given the same byte is the pipeline's promise to keep.
-pub(crate) trait Sink: Send + Sync {
-    /// Takes runs of bytes: the first goes `to` bytes from the memory's origin, each further one
-    /// `step` bytes from the one before.
-    fn write(&self, to: isize, step: isize, from: Runs);
-}
-
-impl<S: Sink> Sink for &S {
-    fn write(&self, to: isize, step: isize, from: Runs) {
-        (**self).write(to, step, from);
     }
 }
 

@@ -10,7 +10,7 @@ use super::report::{Damage, LoadSeconds, Moved};
 use super::runtime::Runtime;
 use super::save::Clock;
 use crate::config::{ALIGN, Config, Switch};
-use crate::device::{Runs, Sink};
+use crate::device::{Runs, Target};
 use crate::engine::ladder::{self, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::engine::{Action, Transfer, file};
@@ -103,11 +103,11 @@ pub(crate) fn read_arenas(
 
 /// Where boxes of the files go.
 #[derive(Clone, Copy)]
-pub(crate) struct Scatter<'a, S> {
+pub(crate) struct Scatter<'a> {
     /// The boxes.
     pub slabs: &'a [Slab],
     /// The memory of each, which has room for it and shares no byte with another's.
-    pub sinks: &'a [S],
+    pub targets: &'a [&'a Target<'a>],
     /// Which of them each of [`Reads::blocks`] has something for.
     pub plan: &'a Scattered,
 }
@@ -116,10 +116,10 @@ pub(crate) struct Scatter<'a, S> {
 ///
 /// # Errors
 /// The first failure or damaged block; blocks read before it have been copied.
-pub(crate) fn read_into<S: Sink>(
+pub(crate) fn read_into(
     runtime: &Runtime,
     reads: Reads,
-    to: Scatter<S>,
+    to: Scatter,
     job: &Arc<Job>,
 ) -> Result<Read> {
     let started = Instant::now();
@@ -132,7 +132,7 @@ pub(crate) fn read_into<S: Sink>(
             to.slabs[slab].rows(&span, &mut |rows| {
                 let bytes = &buffer[rows.from..block.len];
                 let runs = Runs { bytes, step: rows.from_step, len: rows.len, count: rows.count };
-                to.sinks[slab].write(rows.to, rows.to_step, runs);
+                to.targets[slab].write(rows.to, rows.to_step, runs);
             });
         }
     };
