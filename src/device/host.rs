@@ -113,7 +113,16 @@ impl Strided {
         shape: &[usize],
         strides: Option<&[isize]>,
     ) -> Self {
-        Self { base, layout: Layout::new(item, shape, strides) }
+        // SAFETY: the same contract.
+        unsafe { Self::of_layout(base, Layout::new(item, shape, strides)) }
+    }
+
+    /// A tensor of this layout at `base`.
+    ///
+    /// # Safety
+    /// As for [`Strided::new`].
+    pub(crate) unsafe fn of_layout(base: *const u8, layout: Layout) -> Self {
+        Self { base, layout }
     }
 }
 

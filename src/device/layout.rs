@@ -50,6 +50,12 @@ impl Layout {
         self.item
     }
 
+    /// (size, stride in bytes) a dimension, outermost first; there is always one.
+    #[cfg(feature = "cuda")]
+    pub fn dims(&self) -> &[(usize, isize)] {
+        &self.dims
+    }
+
     /// Bytes of the dense data.
     pub fn nbytes(&self) -> usize {
         self.nbytes
