@@ -46,7 +46,7 @@ pub struct Memcpy2d {
 
 macro_rules! codes {
     ($($name:ident = $code:literal, $text:literal;)*) => {
-        $(pub const $name: Code = $code;)*
+        $(#[allow(dead_code)] pub const $name: Code = $code;)* // some are only injected by tests
 
         /// Name and description of a code.
         pub fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {

@@ -37,7 +37,7 @@ const NOT_CALLS: &[&str] = &["execute", "default-stream-copies"];
 
 /// Settings and counts, all of which `fake_cuda_reset` forgets.
 #[derive(Default)]
-pub struct Control {
+pub(crate) struct Control {
     is_held: bool,
     ns_per_op: u64,
     ns_per_mib: u64,
@@ -54,21 +54,21 @@ struct Failure {
 }
 
 impl Control {
-    pub fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         self.is_held
     }
 
     /// How long the execution of an operation on so many bytes takes longer than it would.
-    pub fn delay(&self, bytes: usize) -> Duration {
+    pub(crate) fn delay(&self, bytes: usize) -> Duration {
         let per_bytes = u128::from(self.ns_per_mib) * bytes as u128 >> 20;
         Duration::from_nanos(self.ns_per_op.saturating_add(per_bytes as u64))
     }
 
-    pub fn count(&mut self, what: &'static str) {
+    pub(crate) fn count(&mut self, what: &'static str) {
         *self.calls.entry(what).or_default() += 1;
     }
 
-    pub fn violation(&mut self, what: String) {
+    pub(crate) fn violation(&mut self, what: String) {
         self.violations.push(what);
     }
 
@@ -80,7 +80,7 @@ impl Control {
     }
 
     /// `function:after:code[,...]`
-    pub fn fail_all(&mut self, list: &str) {
+    pub(crate) fn fail_all(&mut self, list: &str) {
         for entry in list.split(',').filter(|entry| !entry.is_empty()) {
             let mut parts = entry.split(':');
             let parsed = (|| {
@@ -94,7 +94,7 @@ impl Control {
     }
 
     /// The code that this call is to fail with.
-    pub fn take_failure(&mut self, function: &str) -> Option<Code> {
+    pub(crate) fn take_failure(&mut self, function: &str) -> Option<Code> {
         let mut due = None;
         for (i, failure) in self.failures.iter_mut().enumerate() {
             if failure.function != function {
@@ -146,7 +146,7 @@ impl State {
 }
 
 /// Has the report written when the process exits.
-pub fn report_at_exit() {
+pub(crate) fn report_at_exit() {
     // SAFETY: the function is there until the end, as this library is never unloaded.
     unsafe { nix::libc::atexit(write_report) };
 }

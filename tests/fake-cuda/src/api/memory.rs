@@ -115,7 +115,7 @@ unsafe extern "C" fn cuMemHostUnregister(start: usize) -> Code {
             ));
         }
         // The program may unmap it next: no worker may be on it then.
-        driver().wait_until(call.state, |state| !state.is_in_use(&range));
+        drop(driver().wait_until(call.state, |state| !state.is_in_use(&range)));
         Ok(())
     })
 }
