@@ -21,6 +21,8 @@ const PAGE: usize = 4096;
 /// A region has room for this many times its memory: addresses come again late, so that a pointer
 /// to freed memory points to nothing.
 const ADDRESSES_A_BYTE: usize = 4;
+/// ... and for as many allocations of a page as a small device could be asked for.
+const REGION_MIN: usize = 1 << 30;
 
 #[derive(Default)]
 pub struct Memory {
@@ -114,8 +116,8 @@ impl Memory {
         }
         let taken = len.next_multiple_of(PAGE);
         if let Entry::Vacant(place) = self.regions.entry(device) {
-            let room = capacity.next_multiple_of(PAGE) * ADDRESSES_A_BYTE;
-            place.insert(Region::map(room, open).map_err(|_| OPERATING_SYSTEM)?);
+            let room = capacity.next_multiple_of(PAGE).saturating_mul(ADDRESSES_A_BYTE);
+            place.insert(Region::map(room.max(REGION_MIN), open).map_err(|_| OPERATING_SYSTEM)?);
         }
         let address = self.free_addresses(device, taken).ok_or(OUT_OF_MEMORY)?;
         let allocation = Allocation { len, device, context, is_freeing: false };

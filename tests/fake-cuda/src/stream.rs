@@ -74,12 +74,12 @@ pub struct Copy2d {
 impl Copy2d {
     /// All bytes between the first and the last that are read.
     pub fn source(&self) -> Range<u64> {
-        self.from..self.from + self.extent(self.from_pitch)
+        self.from..self.from.wrapping_add(self.extent(self.from_pitch))
     }
 
     /// All bytes between the first and the last that are written.
     pub fn target(&self) -> Range<u64> {
-        self.to..self.to + self.extent(self.to_pitch)
+        self.to..self.to.wrapping_add(self.extent(self.to_pitch))
     }
 
     fn extent(&self, pitch: usize) -> u64 {
