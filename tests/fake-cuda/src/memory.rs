@@ -7,6 +7,7 @@ use crate::abi::{
     Code, DevicePtr, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, Handle,
     INVALID_VALUE, OPERATING_SYSTEM, OUT_OF_MEMORY, REGISTER_PORTABLE,
 };
+use crate::driver::State;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, MsFlags, ProtFlags, madvise, mmap, msync};
 use std::collections::BTreeMap;
@@ -267,6 +268,28 @@ impl Memory {
 
     pub fn registered(&self) -> usize {
         self.registrations.values().map(|registration| registration.len).sum()
+    }
+}
+
+impl State {
+    /// The end of an allocation. A violation if copies that use it are not done.
+    pub fn free_now(&mut self, address: DevicePtr) {
+        let Some(&allocation) = self.memory.allocations.get(&address) else { return };
+        let pending = self.abandon(&(address..address + allocation.len as u64));
+        if pending > 0 {
+            self.control.violation(format!(
+                "device memory {address:#x} ({} bytes) freed while {pending} copies use it",
+                allocation.len
+            ));
+        }
+        self.memory.free(address);
+    }
+
+    /// The end of all allocations of a context, which goes away.
+    pub fn free_all_of(&mut self, context: Handle) {
+        let owned = self.memory.allocations.iter().filter(|(_, held)| held.context == context);
+        let owned: Vec<DevicePtr> = owned.map(|(&address, _)| address).collect();
+        owned.into_iter().for_each(|address| self.free_now(address));
     }
 }
 
