@@ -188,6 +188,13 @@ impl Drop for Context {
     }
 }
 
+/// The calling thread's current context.
+pub fn current_context() -> usize {
+    let mut handle = 0;
+    must!(cuCtxGetCurrent(&mut handle => *mut usize));
+    handle
+}
+
 /// Device memory with something in it.
 pub struct DeviceBuffer {
     context: Context,
