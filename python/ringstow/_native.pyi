@@ -102,6 +102,9 @@ class Checkpoint:
     # (name, address, nbytes) of dense writable memory; JSON LoadReport.
     def load_into(self, targets: list[tuple[str, int, int]], verify: bool, config: str) -> str: ...
 
+# JSON Config: what the environment and ringstow.toml ask for.
+def found_config() -> str: ...
+
 # JSON VerifyReport.
 def verify(path: str, config: str) -> str: ...
 
