@@ -15,7 +15,7 @@
 //! slower than the disk. So the bench also loads into tensors that are there already, and measures
 //! how fast memory alone is had.
 
-use ringstow::device::host::HostSink;
+use ringstow::device::Target;
 use ringstow::pool::Mapping;
 use ringstow::{Checkpoint, Config, Dtype, LoadOptions, Runtime, StateDict};
 use std::error::Error;
@@ -214,11 +214,11 @@ fn main() -> Result<()> {
         };
         let into = |targets: &mut [Vec<u8>]| -> Result<f64> {
             let checkpoint = Checkpoint::open(&path)?;
-            let sinks = tensors.iter().zip(targets);
-            let sinks: Vec<_> =
-                sinks.map(|((name, _), to)| (name.as_str(), HostSink::new(to))).collect();
+            let targets = tensors.iter().zip(targets);
+            let targets: Vec<_> =
+                targets.map(|((name, _), to)| (name.as_str(), Target::new(to))).collect();
             let (options, job) = (LoadOptions::default(), Default::default());
-            let report = checkpoint.load_into(&sinks, options, &runtime, &job)?;
+            let report = checkpoint.load_into(&targets, options, &runtime, &job)?;
             println!("    load into place: {:.3?}", report.seconds);
             Ok(bytes as f64 / report.seconds.total)
         };

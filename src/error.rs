@@ -59,6 +59,19 @@ pub enum Error {
         reason: String,
     },
 
+    /// A GPU, or its driver, refused or failed.
+    #[error("{doing} GPU {device} failed: {reason}; {remedy}")]
+    Gpu {
+        /// What was being done, as a verb phrase: `"copying to the host from"`.
+        doing: &'static str,
+        /// The GPU's number.
+        device: u32,
+        /// What the driver said, by its name for the error.
+        reason: String,
+        /// What to do.
+        remedy: String,
+    },
+
     /// Something that this version, this build, this kernel or this file system cannot do, but
     /// that was asked for by name.
     #[error("{what}; {remedy}")]

@@ -1,6 +1,8 @@
 //! What a Rust trainer hands over: tensors by name, and values beside them.
 
 use crate::device::Source;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
 use crate::format::{Dtype, Item, Part, TensorInfo, Value};
@@ -55,15 +57,27 @@ impl<'a> StateDict<'a> {
         data: &'a [u8],
     ) -> Result<&mut Self> {
         let info = TensorInfo { name: name.into(), dtype, shape: shape.to_vec() };
-        let expected = info.nbytes()?;
-        if expected != data.len() as u64 {
-            return Err(Error::invalid(format!(
-                "tensor {:?}: {dtype} of shape {shape:?} is {expected} bytes, not {}",
-                info.name,
-                data.len()
-            )));
-        }
+        info.check_bytes(data.len() as u64)?;
         Ok(self.source(info, Box::new(data)))
+    }
+
+    /// Adds a tensor in a GPU's memory: a slice of cudarc's, borrowed or shared (`&CudaSlice`,
+    /// `Arc<CudaSlice>`). What is saved is what it holds when all that is on its stream now has ended.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the slice has more or fewer bytes than dtype and shape say; all else as
+    /// for [`CudaSource::of_slice`].
+    #[cfg(feature = "cuda")]
+    pub fn cuda<T: 'a>(
+        &mut self,
+        name: impl Into<String>,
+        dtype: Dtype,
+        shape: &[u64],
+        slice: impl std::ops::Deref<Target = cudarc::driver::CudaSlice<T>> + Send + Sync + 'a,
+    ) -> Result<&mut Self> {
+        let info = TensorInfo { name: name.into(), dtype, shape: shape.to_vec() };
+        info.check_bytes(slice.num_bytes() as u64)?;
+        Ok(self.source(info, Box::new(CudaSource::of_slice(slice)?)))
     }
 
     /// Adds a tensor that any [`Source`] gives the bytes of.

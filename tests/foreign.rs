@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use ringstow::device::host::StridedSink;
+use ringstow::device::StridedTarget;
 use ringstow::{Checkpoint, Error, Kind, LoadOptions, Runtime, Slice};
 use std::fs;
 use std::path::Path;
@@ -75,7 +75,7 @@ fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
     assert!(!loaded.report.verified);
 
     let mut column = [0u8; 4];
-    let to = StridedSink::new(&mut column, 0, &[2, 2]);
+    let to = StridedTarget::new(&mut column, 0, &[2, 2]);
     let slice = Slice { name: "w", chunk: 0, offsets: &[0, 1], lengths: &[2, 1], to };
     let report = checkpoint.read(&[slice], options, &runtime(), &Arc::default()).unwrap();
     assert_eq!(column, [1, 0, 4, 0]);

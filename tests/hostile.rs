@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use nix::libc;
-use ringstow::device::host::HostSink;
+use ringstow::device::Target;
 use ringstow::{Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Value};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -158,7 +158,7 @@ fn a_damaged_block_spoils_only_what_lies_in_it_and_never_reaches_the_caller() {
     file.write_all_at(b"rot", begin + 5000).unwrap();
     let runtime = runtime();
     let load = |name: &str, to: &mut [u8]| {
-        let targets = [(name, HostSink::new(to))];
+        let targets = [(name, Target::new(to))];
         checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Arc::default())
     };
     let mut to = vec![0xAA; 12_288];
@@ -228,7 +228,7 @@ fn a_load_takes_blocks_larger_than_its_own_staging_buffers() {
     assert!(report.damage.is_empty());
     let checkpoint = Checkpoint::open(root.path()).unwrap();
     let mut to = vec![0; 3_000_000];
-    let targets = [("layer.0.weight", HostSink::new(&mut to))];
+    let targets = [("layer.0.weight", Target::new(&mut to))];
     checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Arc::default()).unwrap();
     assert_eq!(to, state.tensors[0].1);
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use ringstow::device::host::HostSink;
+use ringstow::device::Target;
 use ringstow::{Checkpoint, Error, LoadOptions, Runtime};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -206,7 +206,7 @@ fn assert_harmless(dir: &Path, runtime: &Runtime) {
     }
     for entry in checkpoint.tensors().iter().filter(|entry| entry.nbytes() < 1 << 20) {
         let mut to = vec![0; entry.nbytes() as usize];
-        let targets = [(entry.name.as_str(), HostSink::new(&mut to))];
+        let targets = [(entry.name.as_str(), Target::new(&mut to))];
         let _ = checkpoint.load_into(&targets, LoadOptions::default(), runtime, &Arc::default());
     }
     let _ = ringstow::store::verify(runtime, dir, &Arc::default());

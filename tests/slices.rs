@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use ringstow::device::host::{HostSink, StridedSink};
+use ringstow::device::{StridedTarget, Target};
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, Receipt, Runtime, Session,
     Slice, StateDict, TensorInfo, write_rank,
@@ -136,13 +136,13 @@ fn tensors_of_several_chunks_are_put_together() {
         assert_eq!(loaded.report.verified, verify);
 
         let mut memory: Vec<Vec<u8>> = tensors.iter().map(|t| vec![0; t.all().len() * 4]).collect();
-        let sinks: Vec<(&str, HostSink)> = tensors
+        let targets: Vec<(&str, Target)> = tensors
             .iter()
             .zip(&mut memory)
-            .map(|(t, memory)| (t.name, HostSink::new(memory)))
+            .map(|(t, memory)| (t.name, Target::new(memory)))
             .collect();
-        checkpoint.load_into(&sinks, options, &runtime(), &Arc::default()).unwrap();
-        drop(sinks);
+        checkpoint.load_into(&targets, options, &runtime(), &Arc::default()).unwrap();
+        drop(targets);
         for (tensor, memory) in tensors.iter().zip(memory) {
             assert_eq!(numbers(&memory), tensor.all(), "{}", tensor.name);
         }
@@ -163,21 +163,21 @@ fn boxes_of_chunks_go_to_memory_of_any_strides() {
                 chunk: 3,
                 offsets: &[5, 7],
                 lengths: &[5, 4],
-                to: StridedSink::new(&mut turned, 0, &[4, 20]),
+                to: StridedTarget::new(&mut turned, 0, &[4, 20]),
             },
             Slice {
                 name: "grid",
                 chunk: 3,
                 offsets: &[5, 7],
                 lengths: &[5, 4],
-                to: StridedSink::new(&mut flipped, 64, &[-16, 4]),
+                to: StridedTarget::new(&mut flipped, 64, &[-16, 4]),
             },
             Slice {
                 name: "whole",
                 chunk: 0,
                 offsets: &[2],
                 lengths: &[4],
-                to: StridedSink::new(&mut other, 0, &[4]),
+                to: StridedTarget::new(&mut other, 0, &[4]),
             },
         ];
         let report = read(&dir, &slices, verify).unwrap();
@@ -203,7 +203,7 @@ fn a_slice_of_rows_reads_little_more_than_its_own_bytes() {
     write(root.path(), std::slice::from_ref(&big));
     for verify in [true, false] {
         let mut memory = vec![0; 256 * 256 * 4];
-        let to = StridedSink::new(&mut memory, 0, &[1024, 4]);
+        let to = StridedTarget::new(&mut memory, 0, &[1024, 4]);
         let slice = Slice { name: "big", chunk: 0, offsets: &[512, 0], lengths: &[256, 256], to };
         let report = read(root.path(), &[slice], verify).unwrap();
         assert_eq!(report.tensor_bytes, 256 << 10);
@@ -223,7 +223,7 @@ fn damage_matters_to_those_who_read_the_block() {
     fs::write(&path, file).unwrap();
     let read_rows = |first: u64, verify| {
         let mut memory = vec![0; 2 * 512];
-        let (offsets, to) = ([first, 0], StridedSink::new(&mut memory, 0, &[512, 4]));
+        let (offsets, to) = ([first, 0], StridedTarget::new(&mut memory, 0, &[512, 4]));
         let slice = Slice { name: "rows", chunk: 3, offsets: &offsets, lengths: &[2, 128], to };
         read(&dir, &[slice], verify).map(|_| numbers(&memory))
     };
@@ -247,7 +247,7 @@ fn what_cannot_be_read_is_named_at_once_and_nothing_is_touched() {
         chunk,
         offsets,
         lengths,
-        to: StridedSink::new(memory, 0, &[8, 4]),
+        to: StridedTarget::new(memory, 0, &[8, 4]),
     };
     let mut slices = vec![
         slice("rows", 0, &[0, 0], &[2, 2], a),
@@ -327,7 +327,7 @@ proptest! {
                 // SAFETY: the boxes tile the part, so each has elements of `memory` to itself.
                 #[allow(unsafe_code)]
                 let to = unsafe {
-                    StridedSink::from_raw(base.wrapping_offset(*at), strides.to_vec())
+                    StridedTarget::from_raw(base.wrapping_offset(*at), strides.to_vec())
                 };
                 Slice { name: "grid", chunk: *chunk, offsets, lengths, to }
             })
@@ -394,7 +394,7 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
     assert_eq!(manifest.files[0].crc32, crc32);
 
     let mut memory = vec![0; MIB];
-    let to = StridedSink::new(&mut memory, 0, &[1]);
+    let to = StridedTarget::new(&mut memory, 0, &[1]);
     let slice =
         Slice { name: "w", chunk: 0, offsets: &[2 * MIB as u64], lengths: &[MIB as u64], to };
     let report =

@@ -107,3 +107,11 @@ class CancelledError(Error):
     def __init__(self, message: str = "", *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class GpuError(Error):
+    """A GPU, or its driver, refused or failed. ``device`` is the GPU's number."""
+
+    def __init__(self, message: str = "", *, device: int = 0) -> None:
+        super().__init__(message)
+        self.device = device

@@ -47,6 +47,10 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             attributes.set_item("path", path.to_string_lossy())?;
             "CancelledError"
         }
+        Error::Gpu { device, .. } => {
+            attributes.set_item("device", device)?;
+            "GpuError"
+        }
         Error::Unsupported { .. } => "UnsupportedError",
         Error::Invalid { .. } => "InvalidStateError",
         _ => "Error",

@@ -1,6 +1,6 @@
 //! Tensors whose bytes Python loads when they are written.
 
-use crate::save::strided;
+use crate::place::strided;
 use pyo3::prelude::*;
 use ringstow::device::Source;
 use ringstow::device::host::Strided;

@@ -7,6 +7,7 @@
 mod error;
 mod lazy;
 mod load;
+mod place;
 mod save;
 mod session;
 mod wait;
@@ -63,11 +64,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<load::Block>()?;
     module.add_class::<load::Checkpoint>()?;
+    module.add_class::<place::Pin>()?;
     module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_write, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;
+    module.add_function(wrap_pyfunction!(place::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;
     Ok(())

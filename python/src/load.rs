@@ -1,12 +1,14 @@
 //! Loads: each tensor as a buffer of its own over its shard's memory.
 
 use crate::error::to_python;
+use crate::place::{Address, strided_target, target};
 use crate::{runtime, to_json, wait};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use ringstow::device::host::{HostSink, StridedSink};
+use ringstow::device::Target;
+use ringstow::device::cuda::Ready;
 use ringstow::format::{Chunk, TensorEntry};
 use ringstow::store::LoadedTensor;
 use ringstow::{Kind, LoadOptions, Result, Slice};
@@ -60,15 +62,15 @@ impl Drop for Block {
 
 /// A box of a chunk and its memory: name, number of the chunk, offsets, lengths, address, strides.
 #[derive(FromPyObject)]
-struct SliceSpec(String, usize, Vec<u64>, Vec<u64>, usize, Vec<isize>);
+struct SliceSpec(String, usize, Vec<u64>, Vec<u64>, Address, Vec<isize>);
 
 impl SliceSpec {
-    fn slice(&self) -> Slice<'_> {
+    fn slice(&self, ready: &mut Ready) -> Result<Slice<'_>> {
         let Self(name, chunk, offsets, lengths, address, strides) = self;
         // SAFETY: the caller of `read` took address and strides from a live tensor that has at
         // least the box's elements, and keeps it alive and to itself for the length of that call.
-        let to = unsafe { StridedSink::from_raw(*address as *mut u8, strides.clone()) };
-        Slice { name, chunk: *chunk, offsets, lengths, to }
+        let to = unsafe { strided_target(*address, strides.clone(), ready) }?;
+        Ok(Slice { name, chunk: *chunk, offsets, lengths, to })
     }
 }
 
@@ -142,11 +144,11 @@ impl Checkpoint {
         config: &str,
     ) -> PyResult<String> {
         let (runtime, options) = (runtime(config)?, LoadOptions { verify });
-        let read = |job: &_| -> Result<_> {
-            let slices: Vec<Slice> = slices.iter().map(SliceSpec::slice).collect();
-            self.inner.read(&slices, options, &runtime, job)
-        };
-        to_json(&wait::run(py, read)?)
+        // On this thread: the stream that a GPU's tensor is ready on may be one of its own.
+        let mut ready = Ready::default();
+        let slices: Result<Vec<Slice>> = slices.iter().map(|spec| spec.slice(&mut ready)).collect();
+        let slices = slices.map_err(to_python)?;
+        to_json(&wait::run(py, |job| self.inner.read(&slices, options, &runtime, job))?)
     }
 
     fn load(
@@ -166,21 +168,20 @@ impl Checkpoint {
     fn load_into(
         &self,
         py: Python<'_>,
-        targets: Vec<(String, usize, usize)>,
+        targets: Vec<(String, Address, usize)>,
         verify: bool,
         config: &str,
     ) -> PyResult<String> {
         let (runtime, options) = (runtime(config)?, LoadOptions { verify });
-        let load = |job: &_| -> Result<_> {
-            let sink = |(name, address, nbytes): &(String, usize, usize)| {
-                // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor
-                // of this size and keeps it alive and to itself for the length of this call.
-                let sink = unsafe { HostSink::from_raw(*address as *mut u8, *nbytes) };
-                (name.clone(), sink)
-            };
-            let sinks: Vec<(String, HostSink)> = targets.iter().map(sink).collect();
-            self.inner.load_into(&sinks, options, &runtime, job)
+        let mut ready = Ready::default();
+        let place = |(name, address, nbytes): (String, Address, usize)| {
+            // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor of
+            // this size and keeps it alive and to itself for the length of this call.
+            Ok((name, unsafe { target(address, nbytes, &mut ready) }?))
         };
+        let targets: Result<Vec<(String, Target)>> = targets.into_iter().map(place).collect();
+        let targets = targets.map_err(to_python)?;
+        let load = |job: &_| self.inner.load_into(&targets, options, &runtime, job);
         to_json(&wait::run(py, load)?)
     }
 }

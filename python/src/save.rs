@@ -2,11 +2,12 @@
 
 use crate::error::to_python;
 use crate::lazy::{Lazy, Raised};
+use crate::place::{self, Address};
 use crate::wait::until;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::device::Source;
-use ringstow::device::host::Strided;
+use ringstow::device::cuda::Ready;
 use ringstow::{
     Dtype, Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict, TensorInfo,
 };
@@ -21,7 +22,7 @@ type TensorSpec = (String, String, Vec<u64>, Option<Vec<isize>>, Data, u64);
 #[derive(FromPyObject)]
 pub(crate) enum Data {
     /// In memory.
-    Address(usize),
+    Address(Address),
     /// Where this, called without arguments, puts it: see [`Lazy`].
     Lazy(Py<PyAny>),
 }
@@ -33,7 +34,7 @@ type ItemSpec = (
     String,
     Vec<u64>,
     Option<Vec<isize>>,
-    usize,
+    Address,
     u64,
     Option<Vec<u64>>,
     Option<Vec<u64>>,
@@ -190,11 +191,11 @@ pub(crate) fn start_write(
 ) -> PyResult<SaveJob> {
     let config = crate::config(config)?;
     let start = || -> Result<_> {
-        let mut dict = StateDict::new();
+        let (mut dict, mut ready) = (StateDict::new(), Ready::default());
         for (name, dtype, sizes, strides, address, nbytes, shape, offsets, object) in items {
             let data = Data::Address(address);
             let spec = (name, dtype, sizes, strides, data, nbytes);
-            let (info, source) = tensor(spec, &Raised::default())?;
+            let (info, source) = tensor(spec, &Raised::default(), &mut ready)?;
             let part = match (shape, offsets) {
                 (Some(shape), Some(offsets)) => Some(Part { shape, offsets }),
                 _ => None,
@@ -207,16 +208,20 @@ pub(crate) fn start_write(
 }
 
 fn state_dict(tensors: Vec<TensorSpec>, raised: &Raised) -> Result<StateDict<'static>> {
-    let mut dict = StateDict::new();
+    let (mut dict, mut ready) = (StateDict::new(), Ready::default());
     for spec in tensors {
-        let (info, source) = tensor(spec, raised)?;
+        let (info, source) = tensor(spec, raised, &mut ready)?;
         dict.source(info, source);
     }
     Ok(dict)
 }
 
 /// What is to be saved of a tensor, and its bytes.
-fn tensor(spec: TensorSpec, raised: &Raised) -> Result<(TensorInfo, Box<dyn Source>)> {
+fn tensor(
+    spec: TensorSpec,
+    raised: &Raised,
+    ready: &mut Ready,
+) -> Result<(TensorInfo, Box<dyn Source>)> {
     let (name, dtype, shape, strides, data, nbytes) = spec;
     let dtype = Dtype::from_name(&dtype)
         .ok_or_else(|| Error::invalid(format!("tensor {name:?}: there is no dtype {dtype:?}")))?;
@@ -230,39 +235,8 @@ fn tensor(spec: TensorSpec, raised: &Raised) -> Result<(TensorInfo, Box<dyn Sour
     let source: Box<dyn Source> = match data {
         // SAFETY: the caller, `ringstow._state`, took the address from a live tensor with this shape
         // and these strides, and keeps the tensor alive until the save has staged it.
-        Data::Address(address) => Box::new(unsafe { strided(&info, strides, address)? }),
+        Data::Address(address) => unsafe { place::source(&info, strides, address, ready)? },
         Data::Lazy(load) => Box::new(Lazy::new(info.clone(), nbytes, load, raised.clone())),
     };
     Ok((info, source))
-}
-
-/// A tensor in memory, with strides in bytes (none: dense).
-///
-/// # Safety
-/// All of its elements are readable, and not written to, until this is dropped.
-pub(crate) unsafe fn strided(
-    info: &TensorInfo,
-    strides: Option<Vec<isize>>,
-    address: usize,
-) -> Result<Strided> {
-    let wrong = |what: &str| Error::invalid(format!("tensor {:?}: {what}", info.name));
-    let dims: Vec<usize> = info.shape.iter().map(|&dim| dim as usize).collect();
-    if strides.as_ref().is_some_and(|strides| strides.len() != dims.len()) {
-        return Err(wrong("it needs one stride a dimension"));
-    }
-    let bits = info.dtype.bits();
-    // SAFETY: the caller's promise.
-    unsafe {
-        match strides {
-            Some(strides) if bits >= 8 => {
-                let item = (bits / 8) as usize;
-                Ok(Strided::new(address as *const u8, item, &dims, Some(&strides)))
-            }
-            Some(_) => Err(wrong("elements of less than a byte must be dense")),
-            None => {
-                let nbytes = info.nbytes()? as usize;
-                Ok(Strided::new(address as *const u8, 1, &[nbytes], None))
-            }
-        }
-    }
 }

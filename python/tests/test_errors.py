@@ -25,6 +25,7 @@ CASES = [
     ),
     (ringstow.BusyError, {"path": "/a"}),
     (ringstow.CancelledError, {"path": "/a"}),
+    (ringstow.GpuError, {"device": 1}),
 ]
 
 

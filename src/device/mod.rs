@@ -1,7 +1,32 @@
 //! How bytes get from a tensor into a buffer, and back. One module a kind of memory.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
+mod layout;
+#[cfg(not(feature = "cuda"))]
+mod no_cuda;
+mod target;
+mod transit;
+
+#[cfg(not(feature = "cuda"))]
+use no_cuda as cuda;
+
+/// Whether a source's bytes are copied by a GPU.
+pub(crate) fn on_gpu(source: &dyn Source) -> bool {
+    #[cfg(feature = "cuda")]
+    return source.cuda().is_some();
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = source;
+        false
+    }
+}
+
+pub(crate) use transit::{Landed, Pinning, Transit};
+
+pub use target::{StridedTarget, Target};
 
 use crate::error::Result;
 
@@ -26,30 +51,26 @@ pub trait Source: Send + Sync {
         self.read(offset, to);
         Ok(())
     }
-}
 
-/// Where a tensor's bytes go. Given in pieces, by several threads at once.
-///
-/// Not public: that no two threads are given the same byte is the pipeline's promise to keep.
-pub(crate) trait Sink: Send + Sync {
-    /// Takes runs of bytes: the first goes `to` bytes from the memory's origin, each further one
-    /// `step` bytes from the one before.
-    fn write(&self, to: isize, step: isize, from: Runs);
-}
-
-impl<S: Sink> Sink for &S {
-    fn write(&self, to: isize, step: isize, from: Runs) {
-        (**self).write(to, step, from);
+    /// The tensor on a GPU that this is, if it is one: the GPU then copies the bytes, and nothing
+    /// else of this is called but [`Source::nbytes`].
+    #[cfg(feature = "cuda")]
+    fn cuda(&self) -> Option<&cuda::CudaSource<'_>> {
+        None
     }
 }
 
-/// Runs of bytes that lie evenly apart.
+/// Runs of bytes that lie evenly apart, in a buffer and where they go.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Runs<'a> {
-    /// From the first byte of the first on, to the last of the last at least.
-    pub bytes: &'a [u8],
-    /// Bytes from one to the next.
-    pub step: usize,
+pub(crate) struct Runs {
+    /// Bytes from the buffer's first to the first run.
+    pub from: usize,
+    /// Bytes from one run to the next in the buffer.
+    pub from_step: usize,
+    /// Bytes from the target's origin to where the first run goes.
+    pub to: isize,
+    /// Bytes from there to where the next one goes.
+    pub to_step: isize,
     /// Bytes of each.
     pub len: usize,
     /// How many.

@@ -40,6 +40,21 @@ impl TensorInfo {
             ))
         })
     }
+
+    /// Checks that `got` bytes are the dense data's.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are more or fewer.
+    pub(crate) fn check_bytes(&self, got: u64) -> Result<()> {
+        let expected = self.nbytes()?;
+        if expected == got {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "tensor {:?}: {} of shape {:?} is {expected} bytes, its data is {got}",
+            self.name, self.dtype, self.shape
+        )))
+    }
 }
 
 /// What is saved as one piece: a tensor, a box of a tensor that several pieces make up, or an opaque

@@ -61,6 +61,8 @@ fn moved(queue: &Queue, rung: &Rung, refused: Vec<(Rung, Refusal)>, notes: Vec<F
         engine: queue.name().into(),
         direct: rung.direct,
         fixed_buffers: queue.registered(),
+        device_bytes: 0,
+        pinned: None,
         fallbacks,
     }
 }

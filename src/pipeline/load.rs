@@ -5,24 +5,25 @@
 //! memory that is there already ([`read_into`]), or nowhere ([`check`]).
 
 use super::climb::{Failed, climb};
+use super::fill::Clock;
 use super::job::Job;
 use super::report::{Damage, LoadSeconds, Moved};
 use super::runtime::Runtime;
-use super::save::Clock;
 use crate::config::{ALIGN, Config, Switch};
-use crate::device::{Runs, Sink};
+use crate::device::{Landed, Pinning, Runs, Target, Transit};
 use crate::engine::ladder::{self, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::engine::{Action, Transfer, file};
 use crate::error::{Error, Result};
 use crate::plan::load::{BlockRead, Scattered};
-use crate::plan::slab::Slab;
+use crate::plan::slab::{Rows, Slab};
 use crate::pool::{Buffer, Mapping, Pool, Whole};
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -103,11 +104,11 @@ pub(crate) fn read_arenas(
 
 /// Where boxes of the files go.
 #[derive(Clone, Copy)]
-pub(crate) struct Scatter<'a, S> {
+pub(crate) struct Scatter<'a> {
     /// The boxes.
     pub slabs: &'a [Slab],
     /// The memory of each, which has room for it and shares no byte with another's.
-    pub sinks: &'a [S],
+    pub targets: &'a [&'a Target<'a>],
     /// Which of them each of [`Reads::blocks`] has something for.
     pub plan: &'a Scattered,
 }
@@ -116,28 +117,33 @@ pub(crate) struct Scatter<'a, S> {
 ///
 /// # Errors
 /// The first failure or damaged block; blocks read before it have been copied.
-pub(crate) fn read_into<S: Sink>(
+pub(crate) fn read_into(
     runtime: &Runtime,
     reads: Reads,
-    to: Scatter<S>,
+    to: Scatter,
     job: &Arc<Job>,
 ) -> Result<Read> {
     let started = Instant::now();
     let (pool, config) = staging(runtime, reads)?;
     let staged = started.elapsed().as_secs_f64();
-    let deliver = |number: usize, buffer: &Buffer| {
-        let block = &reads.blocks[number];
-        let span = block.offset..block.offset + block.len as u64;
-        for slab in to.plan.slabs_of(number) {
-            to.slabs[slab].rows(&span, &mut |rows| {
-                let bytes = &buffer[rows.from..block.len];
-                let runs = Runs { bytes, step: rows.from_step, len: rows.len, count: rows.count };
-                to.sinks[slab].write(rows.to, rows.to_step, runs);
-            });
-        }
-    };
+    let pinning = Pinning::for_targets(&pool, to.targets);
+    let deliver =
+        |number: usize, transit: &mut Transit| {
+            let block = &reads.blocks[number];
+            let span = block.offset..block.offset + block.len as u64;
+            for slab in to.plan.slabs_of(number) {
+                to.slabs[slab].rows(
+                    &span,
+                    &mut |Rows { from, from_step, to: at, to_step, len, count }| {
+                        let runs = Runs { from, from_step, to: at, to_step, len, count };
+                        transit.deliver(to.targets[slab], block.len, runs);
+                    },
+                );
+            }
+        };
     let memory = Memory::Pool(&pool);
     let mut read = read_blocks(runtime, &config, reads, job, memory, deliver, Damages::Stop)?;
+    read.moved.note(pinning);
     read.seconds.prepare += staged;
     read.seconds.total += staged;
     Ok(read)
@@ -196,18 +202,19 @@ enum Damages<'a> {
     Collect(&'a Mutex<Vec<Damage>>),
 }
 
-/// The common loop; `deliver` gets each good block's number with its memory.
+/// The common loop; `deliver` gets each good block's number with its memory, to copy it from there
+/// or to have GPUs do so.
 fn read_blocks(
     runtime: &Runtime,
     config: &Config,
     reads: Reads,
     job: &Arc<Job>,
     memory: Memory,
-    deliver: impl Fn(usize, &Buffer) + Sync,
+    deliver: impl Fn(usize, &mut Transit) + Sync,
     damages: Damages,
 ) -> Result<Read> {
     let started = Instant::now();
-    let (opened, moved) = open_files(runtime, config, reads)?;
+    let (opened, mut moved) = open_files(runtime, config, reads)?;
     let mut seconds =
         LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
     let reading = Instant::now();
@@ -224,6 +231,8 @@ fn read_blocks(
         damages,
         failure: Mutex::new(None),
         checksum: Clock::default(),
+        device: Clock::default(),
+        device_bytes: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
         for _ in 1..threads {
@@ -233,6 +242,8 @@ fn read_blocks(
     });
     seconds.read = reading.elapsed().as_secs_f64();
     seconds.checksum_cpu = stream.checksum.seconds();
+    seconds.device_copy = stream.device.seconds();
+    moved.device_bytes = stream.device_bytes.load(Relaxed);
     seconds.total = started.elapsed().as_secs_f64();
     match stream.failure.into_inner().expect("no panic while it was held") {
         Some(error) => Err(error),
@@ -316,30 +327,61 @@ struct Stream<'a, Deliver> {
     damages: Damages<'a>,
     failure: Mutex<Option<Error>>,
     checksum: Clock,
+    /// Of GPUs.
+    device: Clock,
+    /// Bytes that GPUs copied.
+    device_bytes: AtomicU64,
 }
 
 type Done = (usize, Outcome);
 
-impl<Deliver: Fn(usize, &Buffer)> Stream<'_, Deliver> {
+impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
     /// One worker: keeps its share of reads in flight, and checks what comes back. Leaves only when
-    /// all of its reads have come back, so that no file is closed under one.
+    /// all of its reads have come back, so that no file is closed under one, and all copies of GPUs
+    /// have ended.
     fn work(&self) {
         let (send, receive): (Sender<Done>, Receiver<Done>) = unbounded();
         let mut in_flight = 0;
+        let mut leaving = VecDeque::new();
         loop {
-            while in_flight < self.share && self.start_next(&send, in_flight == 0) {
+            self.note(self.land(&mut leaving, false));
+            while in_flight < self.share
+                && self.start_next(&send, in_flight == 0 && leaving.is_empty())
+            {
                 in_flight += 1;
             }
-            if in_flight == 0 {
+            if in_flight > 0 {
+                let (number, outcome) = receive.recv().expect("`send` is alive");
+                in_flight -= 1;
+                self.note(self.finish(number, outcome).map(|transit| leaving.extend(transit)));
+            } else if leaving.is_empty() {
                 return;
-            }
-            let (number, outcome) = receive.recv().expect("`send` is alive");
-            in_flight -= 1;
-            if let Err(error) = self.finish(number, outcome) {
-                self.failure.lock().expect("no panic while it is held").get_or_insert(error);
-                self.job.cancel();
+            } else {
+                self.note(self.land(&mut leaving, true));
             }
         }
+    }
+
+    /// Keeps the first failure, which ends the load.
+    fn note(&self, result: Result<()>) {
+        if let Err(error) = result {
+            self.failure.lock().expect("no panic while it is held").get_or_insert(error);
+            self.job.cancel();
+        }
+    }
+
+    /// Takes back the buffers that GPUs have copied everything from; waits for the first, if asked to.
+    fn land(&self, leaving: &mut VecDeque<Transit>, wait: bool) -> Result<()> {
+        let mut wait = wait;
+        while let Some(first) = leaving.front_mut()
+            && (std::mem::take(&mut wait) || first.has_landed()?)
+        {
+            let Some(first) = leaving.pop_front() else { break };
+            let Landed { device_bytes, device_seconds, .. } = first.land()?;
+            self.device.add_seconds(device_seconds);
+            self.device_bytes.fetch_add(device_bytes, Relaxed);
+        }
+        Ok(())
     }
 
     /// Starts one more read; false if there is none left, or no memory for it now.
@@ -384,20 +426,22 @@ impl<Deliver: Fn(usize, &Buffer)> Stream<'_, Deliver> {
         Some(buffer)
     }
 
-    /// Checks a block that was read, and hands it out.
-    fn finish(&self, number: usize, outcome: Outcome) -> Result<()> {
+    /// Checks a block that was read, and hands it out; what GPUs copy of it is still on its way.
+    fn finish(&self, number: usize, outcome: Outcome) -> Result<Option<Transit>> {
         let block = &self.reads.blocks[number];
         if self.job.stopped() {
-            return Ok(()); // failed elsewhere, or cancelled: nothing is handed out any more
+            return Ok(None); // failed elsewhere, or cancelled: nothing is handed out any more
         }
         outcome.result.map_err(|error| self.read_failed(block, error))?;
         let buffer = outcome.buffer.expect("a read gives its buffer back");
         if self.reads.verify && !self.check(block, &buffer[..block.len])? {
-            return Ok(());
+            return Ok(None);
         }
         self.job.add_written(block.len as u64);
-        (self.deliver)(number, &buffer);
-        Ok(())
+        let mut transit = Transit::new(buffer);
+        (self.deliver)(number, &mut transit);
+        transit.start()?;
+        Ok(transit.is_airborne().then_some(transit))
     }
 
     /// Compares every block of a read with its checksum; tells whether all are good.

@@ -1,5 +1,6 @@
 //! What a save, a load or a check did, and how long each part took.
 
+use crate::device::Pinning;
 use crate::engine::ladder::Fallback;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -13,8 +14,27 @@ pub struct Moved {
     pub direct: bool,
     /// Staging buffers that were registered with io_uring.
     pub fixed_buffers: usize,
+    /// Bytes that GPUs copied.
+    pub device_bytes: u64,
+    /// Whether the staging memory was pinned for them; `None` where there was nothing to copy.
+    pub pinned: Option<bool>,
     /// What was tried first and refused, why, and what to do about it.
     pub fallbacks: Vec<Fallback>,
+}
+
+impl Moved {
+    /// Notes how the staging memory was pinned for GPUs.
+    pub(super) fn note(&mut self, pinning: Pinning) {
+        self.pinned = pinning.pinned;
+        self.fallbacks.extend(pinning.refused.map(|reason| Fallback {
+            wanted: "pinned staging memory".into(),
+            got: "pageable copies".into(),
+            reason,
+            remedy: "lower pool_bytes, or let the process lock more memory (`ulimit -l unlimited`); \
+                     until then the GPU's copies are several times slower"
+                .into(),
+        }));
+    }
 }
 
 /// What a save did.
@@ -65,6 +85,8 @@ pub struct SaveSeconds {
     pub checksum_cpu: f64,
     /// Waiting for a free buffer, added up over the threads: high where the disk is the limit.
     pub wait: f64,
+    /// Copying from GPUs, as they measured it, added up over them.
+    pub device_copy: f64,
 }
 
 impl SaveReport {
@@ -105,6 +127,8 @@ pub struct LoadSeconds {
     pub total: f64,
     /// Checksums, added up over the threads.
     pub checksum_cpu: f64,
+    /// Copying to GPUs, as they measured it, added up over them.
+    pub device_copy: f64,
 }
 
 impl LoadReport {

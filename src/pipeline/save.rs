@@ -4,29 +4,31 @@
 //! checksums them while they are in the cache, and hands the full buffer to the engine's queue. The
 //! buffer comes back to the pool when it is written. That is all the flow control there is: a
 //! filler that finds no free buffer waits for the disk.
+//!
+//! Pieces on a GPU are copied by the GPU. The filler begins further blocks meanwhile, as long as
+//! buffers are free, and comes back to each when its copies have ended.
 
 use super::climb::{Failed, climb};
+use super::fill::{Clocks, Filled, Filling, Origin};
 use super::job::Job;
 use super::report::{Moved, SaveSeconds};
 use super::runtime::Runtime;
 use crate::config::ALIGN;
-use crate::device::Source;
+use crate::device::{Pinning, Source};
 use crate::engine::file::{self, Preallocated};
 use crate::engine::ladder::{self, Fallback, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
-use crate::format::names;
-use crate::plan::save::{Block, From, SavePlan};
+use crate::format::{Item, names};
+use crate::plan::save::{Block, SavePlan};
 use crate::pool::{Buffer, Pool};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Instant;
-
-/// Copied and checksummed in runs of this many bytes, so that the checksum finds them in the L2.
-const RUN_BYTES: usize = 256 << 10;
 
 /// The outcome of [`write()`]: files that are durable under their uncommitted names.
 #[derive(Debug)]
@@ -40,8 +42,14 @@ pub(crate) struct Written {
 impl Written {
     /// The outcome for a rank that has nothing to write: no engine was needed.
     pub fn nothing() -> Self {
-        let moved =
-            Moved { engine: "none".into(), direct: false, fixed_buffers: 0, fallbacks: Vec::new() };
+        let moved = Moved {
+            engine: "none".into(),
+            direct: false,
+            fixed_buffers: 0,
+            device_bytes: 0,
+            pinned: None,
+            fallbacks: Vec::new(),
+        };
         Self { crc32: Vec::new(), moved, seconds: SaveSeconds::default() }
     }
 }
@@ -53,24 +61,29 @@ impl Written {
 pub(crate) fn write(
     runtime: &Runtime,
     plan: &SavePlan,
-    sources: &[Box<dyn Source + '_>],
+    (items, sources): (&[Item], &[Box<dyn Source + '_>]),
     dir: &Path,
     job: &Arc<Job>,
 ) -> Result<Written> {
     let started = Instant::now();
     let mut seconds = SaveSeconds::default();
     let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", dir, e))?;
-    let (shards, moved) = open_shards(runtime, &pool, plan, dir)?;
+    let (shards, mut moved) = open_shards(runtime, &pool, plan, dir)?;
+    moved.note(Pinning::for_sources(&pool, sources));
     seconds.prepare = started.elapsed().as_secs_f64();
 
-    let checksum_bytes = runtime.config().checksum_bytes();
-    let stream = Stream::new(plan, sources, &pool, &shards, checksum_bytes, job);
+    let origin = Origin {
+        plan,
+        items,
+        sources,
+        checksum_bytes: runtime.config().checksum_bytes() as usize,
+        clocks: Clocks::default(),
+        device_bytes: AtomicU64::new(0),
+    };
+    let stream = Stream::new(&origin, &pool, &shards, job);
     let filling = Instant::now();
     stream.fill(runtime.config().filler_threads());
-    seconds.stage = filling.elapsed().as_secs_f64();
-    if !job.stopped() {
-        job.set_staged();
-    }
+    seconds.stage = stream.staged_at.get().map_or(0.0, |at| (*at - filling).as_secs_f64());
     stream.in_flight.settle()?;
     if job.stopped() {
         return Err(Error::Cancelled { path: dir.into() });
@@ -80,7 +93,8 @@ pub(crate) fn write(
     let syncing = Instant::now();
     shards.make_durable(plan)?;
     seconds.sync = syncing.elapsed().as_secs_f64();
-    stream.clocks.report(&mut seconds);
+    origin.clocks.report(&mut seconds);
+    moved.device_bytes = origin.device_bytes.load(Relaxed);
     Ok(Written { crc32: stream.checksums(), moved, seconds })
 }
 
@@ -166,115 +180,112 @@ impl Shards {
 
 /// A save in motion.
 struct Stream<'a> {
-    plan: &'a SavePlan,
-    sources: &'a [Box<dyn Source + 'a>],
+    origin: &'a Origin<'a>,
     pool: &'a Pool,
     shards: &'a Shards,
     job: &'a Arc<Job>,
     /// The next block to fill.
     next: AtomicUsize,
-    /// Bytes that one checksum covers.
-    checksum_bytes: usize,
+    /// Blocks of which not all bytes have left their tensors.
+    unstaged: AtomicUsize,
+    staged_at: OnceLock<Instant>,
     /// Checksums of each block of the plan.
     crc32: Vec<Mutex<Vec<u32>>>,
     in_flight: Arc<InFlight>,
-    clocks: Clocks,
 }
 
 impl<'a> Stream<'a> {
-    fn new(
-        plan: &'a SavePlan,
-        sources: &'a [Box<dyn Source + 'a>],
-        pool: &'a Pool,
-        shards: &'a Shards,
-        checksum_bytes: u64,
-        job: &'a Arc<Job>,
-    ) -> Self {
-        let checksum_bytes = checksum_bytes as usize;
+    fn new(origin: &'a Origin<'a>, pool: &'a Pool, shards: &'a Shards, job: &'a Arc<Job>) -> Self {
+        let blocks = &origin.plan.blocks;
         Self {
-            plan,
-            sources,
+            origin,
             pool,
             shards,
             job,
             next: AtomicUsize::new(0),
-            checksum_bytes,
-            crc32: plan.blocks.iter().map(|_| Mutex::default()).collect(),
+            unstaged: AtomicUsize::new(blocks.len()),
+            staged_at: OnceLock::new(),
+            crc32: blocks.iter().map(|_| Mutex::default()).collect(),
             in_flight: Arc::default(),
-            clocks: Clocks::default(),
         }
     }
 
     /// Fills all blocks, on `threads` threads.
     fn fill(&self, threads: usize) {
         std::thread::scope(|scope| {
-            for _ in 1..threads.min(self.plan.blocks.len()) {
+            for _ in 1..threads.min(self.origin.plan.blocks.len()) {
                 scope.spawn(|| self.fill_blocks());
             }
             self.fill_blocks();
         });
     }
 
+    /// One filler: blocks are begun in order, and finished in the order in which they were begun.
     fn fill_blocks(&self) {
-        while !self.job.stopped() {
-            let number = self.next.fetch_add(1, Relaxed);
-            let Some(block) = self.plan.blocks.get(number) else { break };
-            let waiting = Instant::now();
-            let mut buffer = self.pool.lease();
-            self.clocks.wait.add(waiting);
-            match self.fill_block(block, &mut buffer) {
-                Ok(crc32) => {
-                    *self.crc32[number].lock().expect("no panic while it is held") = crc32;
-                }
-                Err(error) => {
-                    self.in_flight.fail(error);
-                    return self.job.cancel();
-                }
+        let mut begun = VecDeque::new();
+        while !self.job.stopped() && (self.has_next() || !begun.is_empty()) {
+            if let Err(error) = self.fill_next(&mut begun) {
+                self.in_flight.fail(error);
+                self.job.cancel();
             }
-            self.job.add_staged(block.len as u64);
-            self.write_block(block, buffer);
         }
     }
 
-    /// Gathers a block's pieces into `buffer`, pads it, and returns its checksums.
-    fn fill_block(&self, block: &Block, buffer: &mut Buffer) -> Result<Vec<u32>> {
-        let mut checksums = Vec::with_capacity(block.len.div_ceil(self.checksum_bytes));
-        let mut hasher = crc32fast::Hasher::new();
-        let (mut filled, mut hashed) = (0, 0);
-        for piece in self.plan.pieces(block) {
-            let mut offset = piece.range.start;
-            while offset < piece.range.end {
-                let covered = self.checksum_bytes - filled % self.checksum_bytes;
-                let len = (piece.range.end - offset).min(RUN_BYTES).min(covered);
-                let copying = Instant::now();
-                self.copy(block, piece.from, offset, &mut buffer[filled..filled + len])?;
-                self.clocks.copy.add(copying);
-                (offset, filled) = (offset + len, filled + len);
-                let ends = len == covered || filled == block.len;
-                if filled - hashed >= RUN_BYTES || ends {
-                    let hashing = Instant::now();
-                    hasher.update(&buffer[hashed..filled]);
-                    self.clocks.checksum.add(hashing);
-                    hashed = filled;
-                }
-                if ends {
-                    checksums.push(std::mem::take(&mut hasher).finalize());
-                }
-            }
+    /// Finishes the block that was begun first if its bytes are there; else begins one more, if
+    /// there is one and a buffer for it; else waits for the first.
+    fn fill_next(&self, begun: &mut VecDeque<(usize, Filling<'a>)>) -> Result<()> {
+        let is_there = match begun.front_mut() {
+            Some((_, first)) => first.has_landed()?,
+            None => false,
+        };
+        if !is_there && let Some((number, buffer)) = self.lease(begun.is_empty()) {
+            let block = &self.origin.plan.blocks[number];
+            begun.push_back((number, Filling::begin(self.origin, block, buffer)?));
+            return Ok(());
         }
-        debug_assert_eq!(hashed, block.len);
-        buffer[filled..filled.next_multiple_of(ALIGN)].fill(0);
-        Ok(checksums)
+        match begun.pop_front() {
+            Some((number, first)) => self.finish(number, first),
+            None => Ok(()),
+        }
     }
 
-    fn copy(&self, block: &Block, from: From, offset: usize, to: &mut [u8]) -> Result<()> {
-        match from {
-            From::Header => {
-                let header = &self.plan.shards[block.shard].header;
-                to.copy_from_slice(&header[offset..offset + to.len()]);
-                Ok(())
+    fn has_next(&self) -> bool {
+        self.next.load(Relaxed) < self.origin.plan.blocks.len()
+    }
+
+    /// The next block's number, and a buffer for it. Only a filler that has begun none waits for one:
+    /// others have blocks to finish, which frees buffers.
+    fn lease(&self, idle: bool) -> Option<(usize, Buffer)> {
+        if !self.has_next() {
+            return None;
+        }
+        let buffer = match self.pool.try_lease() {
+            None if idle => {
+                let waiting = Instant::now();
+                let buffer = self.pool.lease();
+                self.origin.clocks.wait.add(waiting);
+                buffer
             }
-            From::Item(index) => self.sources[index].try_read(offset, to),
+            leased => leased?,
+        };
+        let number = self.next.fetch_add(1, Relaxed);
+        (number < self.origin.plan.blocks.len()).then_some((number, buffer))
+    }
+
+    /// Waits for a block's bytes, and hands them on.
+    fn finish(&self, number: usize, filling: Filling) -> Result<()> {
+        let Filled { buffer, checksums } = filling.land(|block| self.staged(block))?;
+        *self.crc32[number].lock().expect("no panic while it is held") = checksums;
+        self.write_block(&self.origin.plan.blocks[number], buffer);
+        Ok(())
+    }
+
+    /// Notes that all bytes of a block have left their tensors.
+    fn staged(&self, block: &Block) {
+        self.job.add_staged(block.len as u64);
+        if self.unstaged.fetch_sub(1, AcqRel) == 1 && !self.job.stopped() {
+            let _ = self.staged_at.set(Instant::now());
+            self.job.set_staged();
         }
     }
 
@@ -310,8 +321,9 @@ impl<'a> Stream<'a> {
 
     /// Checksums by shard.
     fn checksums(&self) -> Vec<Vec<u32>> {
-        let mut by_shard = vec![Vec::new(); self.plan.shards.len()];
-        for (block, crc32) in self.plan.blocks.iter().zip(&self.crc32) {
+        let plan = self.origin.plan;
+        let mut by_shard = vec![Vec::new(); plan.shards.len()];
+        for (block, crc32) in plan.blocks.iter().zip(&self.crc32) {
             let crc32 = crc32.lock().expect("no panic while it is held");
             by_shard[block.shard].extend_from_slice(&crc32);
         }
@@ -356,35 +368,5 @@ impl InFlight {
         let mut state =
             self.changed.wait_while(state, |s| s.0 > 0).expect("no panic while it is held");
         state.1.take().map_or(Ok(()), Err)
-    }
-}
-
-/// Time spent, added up over the threads.
-#[derive(Debug, Default)]
-struct Clocks {
-    copy: Clock,
-    checksum: Clock,
-    wait: Clock,
-}
-
-impl Clocks {
-    fn report(&self, seconds: &mut SaveSeconds) {
-        seconds.copy_cpu = self.copy.seconds();
-        seconds.checksum_cpu = self.checksum.seconds();
-        seconds.wait = self.wait.seconds();
-    }
-}
-
-/// Nanoseconds that several threads spent on one thing.
-#[derive(Debug, Default)]
-pub(super) struct Clock(AtomicU64);
-
-impl Clock {
-    pub(super) fn add(&self, since: Instant) {
-        self.0.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
-    }
-
-    pub(super) fn seconds(&self) -> f64 {
-        self.0.load(Relaxed) as f64 / 1e9
     }
 }

@@ -1,7 +1,9 @@
 //! Anonymous memory on 2 MiB pages.
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
+use std::any::Any;
 use std::io;
+use std::sync::OnceLock;
 
 /// Size and alignment of a transparent huge page on x86-64 and arm64 (4 KiB granule).
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
@@ -11,6 +13,8 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// Memory is taken from the system when it is first touched, or by [`Mapping::prefault`].
 #[derive(Debug)]
 pub struct Mapping {
+    /// Ends before the memory goes.
+    attachment: OnceLock<Box<dyn Any + Send + Sync>>,
     raw: MmapRaw,
     /// Bytes from the start of `raw` to the first 2 MiB boundary.
     lead: usize,
@@ -29,7 +33,7 @@ impl Mapping {
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let raw = MmapRaw::from(MmapOptions::new().len(room).map_anon()?);
         let lead = raw.as_mut_ptr().align_offset(HUGE_PAGE);
-        let mapping = Self { raw, lead, len };
+        let mapping = Self { attachment: OnceLock::new(), raw, lead, len };
         #[cfg(target_os = "linux")]
         if len >= HUGE_PAGE {
             // Refused only by kernels built without transparent huge pages; 4 KiB pages then.
@@ -101,6 +105,16 @@ impl Mapping {
             };
         }
         let _ = (start, end);
+    }
+
+    /// What is attached to the memory: made the first time, dropped just before the memory goes. A
+    /// registration with a driver, which knows the memory by its address.
+    ///
+    /// # Panics
+    /// If something of another type was attached.
+    pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
+        let attached = self.attachment.get_or_init(|| Box::new(make()));
+        attached.downcast_ref().expect("one type is attached")
     }
 
     fn advise(&self, advice: Advice, offset: usize, len: usize) -> io::Result<()> {

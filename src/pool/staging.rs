@@ -2,6 +2,7 @@
 
 use super::{Buffer, Mapping};
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
@@ -77,6 +78,11 @@ impl Pool {
     /// Bytes of the whole pool.
     pub fn bytes(&self) -> usize {
         self.mapping.len()
+    }
+
+    /// What is attached to the pool's memory; see [`Mapping::attachment`].
+    pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
+        self.mapping.attachment(make)
     }
 
     /// Address of the first buffer; the others follow it back to back. For registration.

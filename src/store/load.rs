@@ -4,8 +4,7 @@ use super::Checkpoint;
 use super::loaded::{Loaded, LoadedTensor};
 use super::open::Kind;
 use crate::config::ALIGN;
-use crate::device::Sink;
-use crate::device::host::HostSink;
+use crate::device::Target;
 use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
 use crate::pipeline::job::Job;
@@ -106,7 +105,7 @@ impl Checkpoint {
     /// it are in place already.
     pub fn load_into<S: AsRef<str>>(
         &self,
-        targets: &[(S, HostSink<'_>)],
+        targets: &[(S, Target<'_>)],
         options: LoadOptions,
         runtime: &Runtime,
         job: &Arc<Job>,
@@ -162,13 +161,13 @@ impl Checkpoint {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    fn check_sizes<S>(&self, wanted: &[&TensorEntry], targets: &[(S, HostSink<'_>)]) -> Result<()> {
+    fn check_sizes<S>(&self, wanted: &[&TensorEntry], targets: &[(S, Target<'_>)]) -> Result<()> {
         let mismatched: Vec<String> = wanted
             .iter()
             .zip(targets)
-            .filter(|(entry, (_, sink))| entry.nbytes() != sink.nbytes())
-            .map(|(entry, (_, sink))| {
-                let (has, room) = (entry.nbytes(), sink.nbytes());
+            .filter(|(entry, (_, target))| entry.nbytes() != target.nbytes())
+            .map(|(entry, (_, target))| {
+                let (has, room) = (entry.nbytes(), target.nbytes());
                 format!("{:?} has {has} bytes in the checkpoint, {room} in memory", entry.name)
             })
             .collect();
@@ -225,8 +224,8 @@ impl Checkpoint {
         let memory = Mapping::new(lens.clone().sum())
             .map_err(|e| Error::io("taking memory for", self.path(), e))?;
         let (whole, mut buffers) = Buffer::cut(memory, lens.clone());
-        let targets: Vec<HostSink> =
-            buffers.iter_mut().map(|buffer| HostSink::new(&mut buffer[..])).collect();
+        let targets: Vec<Target> =
+            buffers.iter_mut().map(|buffer| Target::new(&mut buffer[..])).collect();
         let fetched = self.fill(chunks, |tensor| &targets[tensor], loading)?;
         drop(buffers);
         let arena = Arc::new(whole.rejoin());
@@ -249,27 +248,28 @@ impl Checkpoint {
     fn fill<'a, 'm: 'a>(
         &self,
         chunks: &Chunks,
-        memory: impl Fn(usize) -> &'a HostSink<'m>,
+        memory: impl Fn(usize) -> &'a Target<'m>,
         loading: Loading,
     ) -> Result<Fetched> {
-        let sinks: Vec<&HostSink> = chunks.owners.iter().map(|&tensor| memory(tensor)).collect();
-        self.scatter(&chunks.slabs, &sinks, &chunks.plan, loading)
+        let targets: Vec<&Target> = chunks.owners.iter().map(|&tensor| memory(tensor)).collect();
+        self.scatter(&chunks.slabs, &targets, &chunks.plan, loading)
     }
 
     pub(super) fn plan_slabs(&self, slabs: &[Slab], loading: Loading) -> Scattered {
         Scattered::plan(slabs, &self.file_bytes(), loading.unit)
     }
 
-    /// Reads what is planned, and copies each slab into its sink.
-    pub(super) fn scatter<S: Sink>(
+    /// Reads what is planned, and copies each slab into its target.
+    pub(super) fn scatter(
         &self,
         slabs: &[Slab],
-        sinks: &[S],
+        targets: &[&Target],
         plan: &Scattered,
         loading: Loading,
     ) -> Result<Fetched> {
         let reads = self.reads(&plan.reads, loading.verify);
-        let read = read_into(loading.runtime, reads, Scatter { slabs, sinks, plan }, loading.job)?;
+        let read =
+            read_into(loading.runtime, reads, Scatter { slabs, targets, plan }, loading.job)?;
         Ok(Fetched { bytes: bytes_of(&plan.reads), read })
     }
 

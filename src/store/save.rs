@@ -115,7 +115,7 @@ impl Contents<'_> {
         job: &Arc<Job>,
     ) -> Result<Written> {
         job.set_total(plan.file_bytes());
-        pipeline::write(runtime, plan, self.sources, path, job)
+        pipeline::write(runtime, plan, (self.items, self.sources), path, job)
     }
 
     /// Each source has just the bytes that its dtype and shape say.
@@ -127,13 +127,7 @@ impl Contents<'_> {
             )));
         }
         for (Item { info, .. }, source) in self.items.iter().zip(self.sources) {
-            let (expected, got) = (info.nbytes()?, source.nbytes());
-            if expected != got {
-                return Err(Error::invalid(format!(
-                    "tensor {:?}: {} of shape {:?} is {expected} bytes, its data is {got}",
-                    info.name, info.dtype, info.shape
-                )));
-            }
+            info.check_bytes(source.nbytes())?;
         }
         Ok(())
     }

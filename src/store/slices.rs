@@ -2,7 +2,7 @@
 
 use super::Checkpoint;
 use super::load::{LoadOptions, bytes_of};
-use crate::device::host::{HostSink, StridedSink};
+use crate::device::{StridedTarget, Target};
 use crate::error::{Error, Result};
 use crate::format::{Dtype, TensorEntry};
 use crate::pipeline::job::Job;
@@ -24,7 +24,7 @@ pub struct Slice<'a> {
     /// Its extent likewise.
     pub lengths: &'a [u64],
     /// The box's memory, with as many strides.
-    pub to: StridedSink<'a>,
+    pub to: StridedTarget<'a>,
 }
 
 impl Checkpoint {
@@ -46,10 +46,10 @@ impl Checkpoint {
         job: &Arc<Job>,
     ) -> Result<LoadReport> {
         let loading = self.loading(options, runtime, job);
-        let (slabs, sinks) = self.slabs_of(slices)?;
+        let (slabs, targets) = self.slabs_of(slices)?;
         let plan = self.plan_slabs(&slabs, loading);
         job.set_total(bytes_of(&plan.reads));
-        let fetched = self.scatter(&slabs, &sinks, &plan, loading)?;
+        let fetched = self.scatter(&slabs, &targets, &plan, loading)?;
         let tensors: HashSet<&str> = slices.iter().map(|slice| slice.name).collect();
         let needed = slabs.iter().map(Slab::nbytes).sum();
         Ok(self.report(tensors.len(), needed, vec![fetched], loading))
@@ -59,8 +59,8 @@ impl Checkpoint {
     fn slabs_of<'a, 'm>(
         &self,
         slices: &'a [Slice<'m>],
-    ) -> Result<(Vec<Slab>, Vec<&'a HostSink<'m>>)> {
-        let (mut slabs, mut sinks) = (Vec::with_capacity(slices.len()), Vec::new());
+    ) -> Result<(Vec<Slab>, Vec<&'a Target<'m>>)> {
+        let (mut slabs, mut targets) = (Vec::with_capacity(slices.len()), Vec::new());
         let (mut missing, mut bad) = (Vec::new(), Vec::new());
         for slice in slices {
             let Some(entry) = self.tensor(slice.name) else {
@@ -70,7 +70,7 @@ impl Checkpoint {
             match slab_of(entry, slice) {
                 Ok(Some(slab)) => {
                     slabs.push(slab);
-                    sinks.push(slice.to.memory());
+                    targets.push(slice.to.memory());
                 }
                 Ok(None) => {}
                 Err(why) => {
@@ -84,7 +84,7 @@ impl Checkpoint {
             return Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: bad });
         }
         match bad.is_empty() {
-            true => Ok((slabs, sinks)),
+            true => Ok((slabs, targets)),
             false => Err(Error::invalid(format!(
                 "{}: {} of {} slices cannot be read: {}",
                 self.path().display(),

@@ -53,9 +53,9 @@ macro_rules! cuda {
                 Ok(name) => name,
                 Err(_) => unreachable!(),
             };
+        type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
         // SAFETY: the types are those of the function with this name.
-        let function: unsafe extern "C" fn($($type),*) $(-> $result)? =
-            unsafe { std::mem::transmute(symbol(NAME)) };
+        let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(symbol(NAME)) };
         // SAFETY: addresses point to what the function reads and writes.
         unsafe { function($($value),*) }
     }};

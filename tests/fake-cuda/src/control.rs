@@ -60,7 +60,7 @@ impl Control {
 
     /// How long the execution of an operation on so many bytes takes longer than it would.
     pub(crate) fn delay(&self, bytes: usize) -> Duration {
-        let per_bytes = u128::from(self.ns_per_mib) * bytes as u128 >> 20;
+        let per_bytes = (u128::from(self.ns_per_mib) * bytes as u128) >> 20;
         Duration::from_nanos(self.ns_per_op.saturating_add(per_bytes as u64))
     }
 

@@ -10,6 +10,7 @@ use crate::abi::{
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, MsFlags, ProtFlags, madvise, mmap, msync};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -112,10 +113,9 @@ impl Memory {
             return Err(OUT_OF_MEMORY);
         }
         let taken = len.next_multiple_of(PAGE);
-        if !self.regions.contains_key(&device) {
+        if let Entry::Vacant(place) = self.regions.entry(device) {
             let room = capacity.next_multiple_of(PAGE) * ADDRESSES_A_BYTE;
-            let region = Region::map(room, open).map_err(|_| OPERATING_SYSTEM)?;
-            self.regions.insert(device, region);
+            place.insert(Region::map(room, open).map_err(|_| OPERATING_SYSTEM)?);
         }
         let address = self.free_addresses(device, taken).ok_or(OUT_OF_MEMORY)?;
         let allocation = Allocation { len, device, context, is_freeing: false };

@@ -2,6 +2,7 @@
 
 use crate::abi::{Code, DevicePtr, Handle, HostFn, INVALID_HANDLE, STREAM_CAPTURE_UNSUPPORTED};
 use crate::driver::{Guard, State, driver};
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::thread::{self, ThreadId};
@@ -296,8 +297,19 @@ impl Stream {
     }
 }
 
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is a stream's: then a host function is running, and may not call the
+/// driver.
+pub fn is_worker() -> bool {
+    IS_WORKER.get()
+}
+
 /// The thread of a stream.
 fn serve(stream: Handle) {
+    IS_WORKER.set(true);
     let mut state = driver().lock();
     loop {
         state = driver().wait_until(state, |state| state.is_ready(stream));

@@ -379,9 +379,8 @@ fn a_copy_that_fails_when_executed_loses_the_context_until_the_reset() {
         let (device, stream) = (DeviceBuffer::new(0, &[1; PAGE]), Stream::new(0));
         let host = Host::registered(PAGE);
         fake.fail("execute", 1, ILLEGAL_ADDRESS);
+        fake.hold(); // no call here is to see the failure yet
         for i in 0..3 {
-            fake.hold(); // the failure is not to be seen by the next call
-            let _ = i;
             assert_eq!(to_host(host.address() + i, device.ptr(), 1, stream.handle()), OK);
         }
         fake.release();
@@ -496,6 +495,31 @@ fn what_is_captured_is_not_executed_and_an_event_recorded_there_is_noted() {
 }
 
 #[test]
+fn a_host_function_may_not_call_the_driver() {
+    extern "C" fn calls_back(code: *mut c_int) {
+        let mut count = 0;
+        let got = cuda!(cuDeviceGetCount(&mut count => *mut c_int) -> c_int);
+        // SAFETY: the test waits for this before it looks.
+        unsafe { *code = got };
+    }
+    let fake = Fake::load();
+    in_context(|| {
+        let (stream, mut code) = (Stream::new(0), OK);
+        assert_eq!(
+            cuda!(cuLaunchHostFunc(
+                stream.handle() => usize,
+                calls_back => extern "C" fn(*mut c_int),
+                &raw mut code => *mut c_int,
+            ) -> c_int),
+            OK
+        );
+        assert_eq!(synchronize(stream.handle()), OK);
+        assert_eq!(code, 800);
+        assert_eq!(take_violations(&fake).len(), 1);
+    });
+}
+
+#[test]
 fn an_event_tells_the_time_between_two_places() {
     let fake = Fake::load();
     in_context(|| {
@@ -597,7 +621,7 @@ fn rows_are_copied_with_their_pitches_and_offsets_in_every_direction() {
             [[25, 26, 27, 28], [35, 36, 37, 38], [45, 46, 47, 48]]
         );
         assert_eq!((host.byte(14), host.byte(19)), (0, 0));
-        // And back, transposed in place: every row of 4 to the end of the device's rows.
+        // And back, to row 7, column 6.
         let from = End::host(host.address(), 3, 1, 12);
         assert_eq!(copy_2d(from, End::device(device.ptr(), 6, 7, 10), 4, 3, handle), OK);
         assert_eq!(synchronize(handle), OK);

@@ -115,9 +115,19 @@ unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: c_
     })
 }
 
+/// What cudarc calls for a CUDA before 13.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> Code {
+    uuid_of("cuDeviceGetUuid", uuid, device)
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> Code {
-    call("cuDeviceGetUuid_v2", Needs::Init, |call| {
+    uuid_of("cuDeviceGetUuid_v2", uuid, device)
+}
+
+fn uuid_of(function: &'static str, uuid: *mut [u8; 16], device: c_int) -> Code {
+    call(function, Needs::Init, |call| {
         let ordinal = call.check_device(device)?;
         let mut bytes = *b"fake-cuda-gpu-\0\0";
         bytes[15] = ordinal as u8;

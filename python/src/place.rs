@@ -1,0 +1,147 @@
+//! Where Python says that a tensor's memory is.
+
+use pyo3::prelude::*;
+use ringstow::device::Source;
+use ringstow::device::cuda::{self, CudaSource, Device, Ready};
+use ringstow::device::host::Strided;
+use ringstow::device::{StridedTarget, Target};
+use ringstow::{Error, Result, TensorInfo};
+use serde::Serialize;
+
+/// An address of host memory; or one on a GPU, the GPU's number, and the stream on which it is ready.
+#[derive(FromPyObject, Clone, Copy)]
+pub(crate) enum Address {
+    Host(usize),
+    Cuda(u64, u32, usize),
+}
+
+/// A tensor to save, with strides in bytes (none: dense).
+///
+/// # Safety
+/// All of its elements are readable, and not written to, until this is dropped.
+pub(crate) unsafe fn source(
+    info: &TensorInfo,
+    strides: Option<Vec<isize>>,
+    address: Address,
+    ready: &mut Ready,
+) -> Result<Box<dyn Source>> {
+    match address {
+        // SAFETY: the caller's promise.
+        Address::Host(address) => Ok(Box::new(unsafe { strided(info, strides, address)? })),
+        Address::Cuda(base, gpu, stream) => {
+            let (item, dims) = layout(info, strides.as_deref())?;
+            let layout = (item, dims.as_slice(), strides.as_deref());
+            // SAFETY: the caller's promise.
+            Ok(Box::new(unsafe { CudaSource::new((gpu, base), layout, stream, ready)? }))
+        }
+    }
+}
+
+/// A tensor in host memory, with strides in bytes (none: dense).
+///
+/// # Safety
+/// As for [`source`].
+pub(crate) unsafe fn strided(
+    info: &TensorInfo,
+    strides: Option<Vec<isize>>,
+    address: usize,
+) -> Result<Strided> {
+    let (item, dims) = layout(info, strides.as_deref())?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { Strided::new(address as *const u8, item, &dims, strides.as_deref()) })
+}
+
+/// Bytes of an element and the shape. A dense tensor is its bytes.
+fn layout(info: &TensorInfo, strides: Option<&[isize]>) -> Result<(usize, Vec<usize>)> {
+    let wrong = |what: &str| Error::invalid(format!("tensor {:?}: {what}", info.name));
+    let Some(strides) = strides else { return Ok((1, vec![info.nbytes()? as usize])) };
+    let dims: Vec<usize> = info.shape.iter().map(|&dim| dim as usize).collect();
+    if strides.len() != dims.len() {
+        return Err(wrong("it needs one stride a dimension"));
+    }
+    match info.dtype.bits() {
+        bits if bits >= 8 => Ok(((bits / 8) as usize, dims)),
+        _ => Err(wrong("elements of less than a byte must be dense")),
+    }
+}
+
+/// `nbytes` of memory to load into.
+///
+/// # Safety
+/// They are writable, and used by nobody else, until this is dropped.
+pub(crate) unsafe fn target<'a>(
+    address: Address,
+    nbytes: usize,
+    ready: &mut Ready,
+) -> Result<Target<'a>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match address {
+            Address::Host(address) => Ok(Target::from_raw(address as *mut u8, nbytes)),
+            Address::Cuda(base, gpu, stream) => Target::cuda((gpu, base), nbytes, stream, ready),
+        }
+    }
+}
+
+/// A tensor to load into, with strides in bytes.
+///
+/// # Safety
+/// As for [`target`], of its elements.
+pub(crate) unsafe fn strided_target<'a>(
+    address: Address,
+    strides: Vec<isize>,
+    ready: &mut Ready,
+) -> Result<StridedTarget<'a>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match address {
+            Address::Host(address) => Ok(StridedTarget::from_raw(address as *mut u8, strides)),
+            Address::Cuda(base, gpu, stream) => {
+                StridedTarget::cuda((gpu, base), strides, stream, ready)
+            }
+        }
+    }
+}
+
+/// Host memory that is registered with CUDA until this is dropped.
+#[pyclass(frozen, module = "ringstow._native")]
+pub(crate) struct Pin {
+    _pin: cuda::Pin,
+}
+
+#[pymethods]
+impl Pin {
+    #[new]
+    fn new(py: Python<'_>, address: usize, nbytes: usize) -> PyResult<Self> {
+        const PIECE: usize = 64 << 20;
+        let pin = py.detach(|| {
+            let device = Device::get(0)?;
+            // SAFETY: the caller, `ringstow.dcp._snapshot`, keeps the memory for longer than this.
+            unsafe { cuda::Pin::new(&device, address as *mut u8, nbytes, PIECE) }
+        });
+        match pin {
+            Ok(pin) => Ok(Self { _pin: pin }),
+            Err(error) => Err(crate::error::to_python(error)),
+        }
+    }
+}
+
+/// A GPU as `gpus` describes it.
+#[derive(Serialize)]
+struct Gpu {
+    ordinal: u32,
+    name: String,
+}
+
+/// The GPUs that there are, in JSON.
+#[pyfunction]
+pub(crate) fn gpus(py: Python<'_>) -> PyResult<String> {
+    let found = py.detach(|| -> Result<Vec<Gpu>> {
+        let gpu = |ordinal| {
+            let name = Device::get(ordinal)?.name().to_owned();
+            Ok(Gpu { ordinal, name })
+        };
+        (0..Device::count()?).map(gpu).collect()
+    });
+    crate::to_json(&found.map_err(crate::error::to_python)?)
+}

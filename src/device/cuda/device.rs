@@ -1,0 +1,315 @@
+//! A GPU as this process uses it, and moments on its streams.
+
+use super::driver::{self, Current, checked, failed};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
+use cudarc::driver::{DriverError, result};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A stream as the driver knows it: what `torch.cuda.Stream.cuda_stream` says, or cudarc's
+/// `CudaStream::cu_stream`. 0 and 1 are the legacy default stream, 2 is the thread's.
+pub type StreamHandle = usize;
+
+/// A GPU's primary context, which every CUDA library shares, and two streams of our own in it.
+///
+/// Made when first asked for, and let go with the last tensor and the last pinned pool.
+pub struct Device {
+    ordinal: u32,
+    name: String,
+    raw: sys::CUdevice,
+    context: CUcontext,
+    /// Copies to the host, and copies from it: neither waits for the other.
+    streams: [Mutex<CUstream>; 2],
+    /// Events that nobody uses now.
+    events: Mutex<Vec<CUevent>>,
+    process: u32,
+}
+
+// SAFETY: handles of the driver, which may be used from any thread; what is recorded on a stream
+// together is so under its lock.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// The GPU of this number, as CUDA_VISIBLE_DEVICES counts.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without a driver that can be used, [`Error::Gpu`] without such a GPU
+    /// or if it fails.
+    pub fn get(ordinal: u32) -> Result<Arc<Self>> {
+        static KNOWN: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
+        driver::load()?;
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|device| device.strong_count() > 0);
+        let found = known.iter().filter_map(Weak::upgrade).find(|device| device.ordinal == ordinal);
+        if let Some(device) = found {
+            device.check_process()?;
+            return Ok(device);
+        }
+        let made = Self::new(ordinal).map_err(|error| failed(error, "opening", ordinal))?;
+        let device = Arc::new(made);
+        known.push(Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    /// How many GPUs there are.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without a driver that can be used.
+    pub fn count() -> Result<u32> {
+        driver::load()?;
+        let count = result::device::get_count().map_err(|e| failed(e, "counting", 0))?;
+        Ok(count.try_into().unwrap_or(0))
+    }
+
+    fn new(ordinal: u32) -> std::result::Result<Self, DriverError> {
+        let number = ordinal.try_into().unwrap_or(i32::MAX);
+        let raw = result::device::get(number)?;
+        let name = result::device::get_name(raw)?;
+        // SAFETY: a device that the driver has just named.
+        let context = unsafe { result::primary_ctx::retain(raw) }?;
+        let null = || Mutex::new(std::ptr::null_mut());
+        let mut device = Self {
+            ordinal,
+            name,
+            raw,
+            context,
+            streams: [null(), null()],
+            events: Mutex::default(),
+            process: std::process::id(),
+        };
+        // Dropped, and so released, if that fails.
+        device.streams = device.open_streams()?;
+        Ok(device)
+    }
+
+    fn open_streams(&self) -> std::result::Result<[Mutex<CUstream>; 2], DriverError> {
+        // SAFETY: the context was retained and `self` will release it.
+        let _current = unsafe { Current::enter(self.context) }?;
+        let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
+        let first = create()?;
+        match create() {
+            Ok(second) => Ok([Mutex::new(first), Mutex::new(second)]),
+            Err(error) => {
+                // SAFETY: made above, and nothing was put on it.
+                let _ = unsafe { result::stream::destroy(first) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// As the driver calls it: `"NVIDIA H200"`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes its context this thread's.
+    pub(super) fn enter(&self, doing: &'static str) -> Result<Current> {
+        self.check_process()?;
+        // SAFETY: `self` has retained the context.
+        unsafe { Current::enter(self.context) }.map_err(|e| failed(e, doing, self.ordinal))
+    }
+
+    /// One of our streams, to put a row of copies on.
+    pub(super) fn stream(&self, direction: super::Direction) -> MutexGuard<'_, CUstream> {
+        self.streams[direction as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(failed(DriverError(sys::CUresult::CUDA_ERROR_NOT_INITIALIZED), "using", self.ordinal))
+    }
+
+    /// An event, new or used before. In the device's context.
+    fn take_event(&self) -> std::result::Result<CUevent, DriverError> {
+        let known = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        known.map_or_else(|| result::event::create(CUevent_flags::CU_EVENT_DEFAULT), Ok)
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Device({}: {})", self.ordinal, self.name)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return; // a forked child: all this is the parent's
+        }
+        // SAFETY: all are this device's own, and every copy that was put on the streams has ended:
+        // who started one holds the device until then. Fails only where the driver is going away.
+        unsafe {
+            if let Ok(_current) = Current::enter(self.context) {
+                for event in self.events.get_mut().unwrap_or_else(PoisonError::into_inner) {
+                    let _ = result::event::destroy(*event);
+                }
+                for stream in &mut self.streams {
+                    let stream = *stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+                    if !stream.is_null() {
+                        let _ = result::stream::destroy(stream);
+                    }
+                }
+            }
+            let _ = result::primary_ctx::release(self.raw);
+        }
+    }
+}
+
+/// An event of a device's, which gets it back.
+pub(super) struct Event {
+    device: Arc<Device>,
+    raw: CUevent,
+}
+
+// SAFETY: a handle of the driver, which may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that is recorded on a stream now. Called with the device's context current.
+    ///
+    /// # Safety
+    /// The stream is one of the device's.
+    pub unsafe fn record(
+        device: &Arc<Device>,
+        stream: CUstream,
+    ) -> std::result::Result<Self, DriverError> {
+        let event = Self { device: device.clone(), raw: device.take_event()? };
+        // SAFETY: a live event; the stream is the same context's, by the contract.
+        unsafe { result::event::record(event.raw, stream) }?;
+        Ok(event)
+    }
+
+    /// Has what is put on `stream` from now on wait for it.
+    ///
+    /// # Safety
+    /// The stream is a live one.
+    pub unsafe fn hold_back(&self, stream: CUstream) -> std::result::Result<(), DriverError> {
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: a live event; a live stream by the contract.
+        unsafe { result::stream::wait_event(stream, self.raw, flags) }
+    }
+
+    /// Whether what was on the stream before it has ended.
+    pub fn has_come(&self) -> std::result::Result<bool, DriverError> {
+        // SAFETY: a live event.
+        match unsafe { result::event::query(self.raw) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Seconds from an earlier one to this, as the GPU measured them. Both have come.
+    pub fn seconds_since(&self, earlier: &Self) -> f64 {
+        // SAFETY: live events with timing, both recorded.
+        let elapsed = unsafe { result::event::elapsed(earlier.raw, self.raw) };
+        elapsed.map_or(0.0, |milliseconds| f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.device.events.lock().unwrap_or_else(PoisonError::into_inner).push(self.raw);
+    }
+}
+
+/// A moment on a stream, from which on the memory of tensors may be copied.
+pub(crate) struct Moment {
+    device: Arc<Device>,
+    event: Event,
+}
+
+impl std::fmt::Debug for Moment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Moment").field(&self.device).finish()
+    }
+}
+
+impl Moment {
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn event(&self) -> &Event {
+        &self.event
+    }
+}
+
+/// The moment of a call: an event on each stream that its tensors are ready on, recorded when the
+/// first tensor of that stream is named.
+///
+/// Copies of the tensors named with it wait for these events, and for nothing that is put on the
+/// streams later. So make one for each save or load, and queue no work between its tensors.
+#[derive(Default)]
+pub struct Ready {
+    moments: HashMap<(u32, StreamHandle), Arc<Moment>>,
+}
+
+impl Ready {
+    /// The moment on a stream of the GPU of this number.
+    ///
+    /// # Safety
+    /// The stream is one of that GPU's primary context, and not destroyed yet.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a stream that is being captured into a CUDA graph, and without a
+    /// driver; [`Error::Gpu`] when the driver refuses.
+    pub(crate) unsafe fn moment(
+        &mut self,
+        ordinal: u32,
+        stream: StreamHandle,
+    ) -> Result<Arc<Moment>> {
+        if let Some(moment) = self.moments.get(&(ordinal, stream)) {
+            return Ok(moment.clone());
+        }
+        let device = Device::get(ordinal)?;
+        // SAFETY: the same contract.
+        let event = unsafe { record(&device, stream as CUstream) }?;
+        let moment = Arc::new(Moment { device, event });
+        self.moments.insert((ordinal, stream), moment.clone());
+        Ok(moment)
+    }
+}
+
+/// Records an event on a producer's stream.
+///
+/// # Safety
+/// The stream is one of the device's.
+unsafe fn record(device: &Arc<Device>, stream: CUstream) -> Result<Event> {
+    const DOING: &str = "recording an event on a stream of";
+    let _current = device.enter(DOING)?;
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: a live stream by the contract; `status` is written to.
+    let asked = unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result();
+    // The legacy default stream waits for others: an event on it would spoil what they capture.
+    let implicit = asked == Err(DriverError(sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT));
+    if implicit || status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        return Err(Error::Unsupported {
+            what: "the stream that the tensors are ready on is being captured into a CUDA graph"
+                .into(),
+            remedy: "save or load before the capture begins or after it has ended".into(),
+        });
+    }
+    checked(asked, DOING, device.ordinal)?;
+    // SAFETY: the same contract.
+    unsafe { Event::record(device, stream) }.map_err(|e| failed(e, DOING, device.ordinal))
+}
+
+impl std::fmt::Debug for Ready {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ready").field("streams", &self.moments.len()).finish()
+    }
+}

@@ -1,0 +1,137 @@
+//! The CUDA driver: loading it, its errors, and calls made so that no other thread's are disturbed.
+
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use cudarc::driver::{DriverError, result};
+use std::sync::OnceLock;
+
+/// The oldest driver that is asked for anything: that of CUDA 12.0 (525), as cuDriverGetVersion says it.
+const VERSION_MIN: i32 = 12000;
+
+/// Loads the driver, the first time.
+///
+/// # Errors
+/// [`Error::Unsupported`] if there is none, none that is new enough, or it does not start.
+pub(super) fn load() -> Result<()> {
+    static LOADED: OnceLock<std::result::Result<(), (String, &str)>> = OnceLock::new();
+    let refused =
+        |(what, remedy): (String, &str)| Error::Unsupported { what, remedy: remedy.into() };
+    LOADED.get_or_init(try_load).clone().map_err(refused)
+}
+
+fn try_load() -> std::result::Result<(), (String, &'static str)> {
+    const INSTALL: &str = "install NVIDIA's driver; in a container, start it with the GPUs \
+                           (`docker run --gpus all`)";
+    // SAFETY: loads a library by its system name; NVIDIA's has no initialisers that matter.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(("no CUDA driver can be loaded here (libcuda.so.1)".into(), INSTALL));
+    }
+    let mut version = 0;
+    // SAFETY: `version` is an int to be written to; the call needs no cuInit before.
+    let asked = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
+    if let Err(error) = asked {
+        return Err((
+            format!("the CUDA driver does not say its version: {}", text(error)),
+            INSTALL,
+        ));
+    }
+    if version < VERSION_MIN {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        let what = format!("the CUDA driver is one for CUDA {major}.{minor}, 12.0 is needed");
+        return Err((what, "update NVIDIA's driver to version 525 or later"));
+    }
+    result::init().map_err(|error| {
+        let what = format!("the CUDA driver does not start: {}", text(error));
+        (what, remedy(error))
+    })
+}
+
+/// The driver's name and description of an error.
+pub(super) fn text(error: DriverError) -> String {
+    let known = |said: std::result::Result<&std::ffi::CStr, DriverError>| {
+        said.map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
+    };
+    let name = known(error.error_name());
+    let name = if name.is_empty() { format!("error {}", error.0 as u32) } else { name };
+    match known(error.error_string()) {
+        text if text.is_empty() => name,
+        text => format!("{name} ({text})"),
+    }
+}
+
+/// What to do about an error.
+pub(super) fn remedy(error: DriverError) -> &'static str {
+    match error.0 {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => "free memory of the GPU or lower pool_bytes",
+        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
+            "see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES for the GPUs that there are"
+        }
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => {
+            "a forked process cannot use CUDA: start it with the spawn method"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+        | CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "the driver's two halves are of different versions: restart the machine, or the \
+             container with the host's libcuda"
+        }
+        CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_INVALID_HANDLE => {
+            "is the tensor's memory still there, and its stream one of that GPU?"
+        }
+        _ => {
+            "the GPU, or a kernel that ran on it, has failed, and this process cannot use it any \
+             more: see dmesg for Xid messages, restart the process, resume from the last checkpoint"
+        }
+    }
+}
+
+/// A driver's answer as ours.
+pub(super) fn checked(
+    answer: std::result::Result<(), DriverError>,
+    doing: &'static str,
+    device: u32,
+) -> Result<()> {
+    answer.map_err(|error| failed(error, doing, device))
+}
+
+/// A driver's error as ours.
+pub(super) fn failed(error: DriverError, doing: &'static str, device: u32) -> Error {
+    Error::Gpu { doing, device, reason: text(error), remedy: remedy(error).into() }
+}
+
+/// A context, current on this thread until this is dropped; what was current before is so again then.
+///
+/// Our calls in it are not seen by a CUDA graph that some thread is capturing meanwhile: the driver
+/// refuses to be asked for events then, unless a thread says that it knows what it does.
+pub(super) struct Current {
+    /// The thread's own capture mode, to be put back.
+    mode: CUstreamCaptureMode,
+}
+
+impl Current {
+    /// Makes a context current.
+    ///
+    /// # Safety
+    /// The context is retained for longer than this lives.
+    pub unsafe fn enter(context: sys::CUcontext) -> std::result::Result<Self, DriverError> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a live context, by the contract; `mode` is read and written.
+        unsafe {
+            sys::cuCtxPushCurrent_v2(context).result()?;
+            let exchanged = sys::cuThreadExchangeStreamCaptureMode(&mut mode).result();
+            let current = Self { mode };
+            exchanged.map(|()| current)
+        }
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: undoes what `enter` did, on the thread that did it: this is neither Send nor
+        // leaked. Fails only where the process or the driver is on its way out.
+        unsafe {
+            let _ = sys::cuThreadExchangeStreamCaptureMode(&mut self.mode);
+            let _ = sys::cuCtxPopCurrent_v2(&mut context);
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Memory to load into.
+
+use super::Runs;
+#[cfg(feature = "cuda")]
+use super::cuda::{Moment, Ready, StreamHandle};
+#[cfg(feature = "cuda")]
+use crate::error::Result;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+/// All offsets, of memory whose bounds only its owner knows.
+const ANYWHERE: Range<isize> = isize::MIN..isize::MAX;
+
+/// Memory to load into.
+#[derive(Debug)]
+pub struct Target<'a> {
+    /// The origin, from which places are counted.
+    base: *mut u8,
+    /// Offsets from there that may be written to.
+    room: Range<isize>,
+    /// The GPU that has it, and when it is ready to be written to; none for host memory.
+    #[cfg(feature = "cuda")]
+    moment: Option<Arc<Moment>>,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: stands for a `&mut [u8]`; writers write to disjoint parts (the contract of `write`).
+unsafe impl Send for Target<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Target<'_> {}
+
+impl<'a> Target<'a> {
+    /// The memory of a slice.
+    pub fn new(to: &'a mut [u8]) -> Self {
+        Self::host(to.as_mut_ptr(), 0..to.len() as isize)
+    }
+
+    /// Memory of another language's.
+    ///
+    /// # Safety
+    /// `nbytes` from `base` on are writable, and used by nobody else, until this is dropped.
+    pub unsafe fn from_raw(base: *mut u8, nbytes: usize) -> Self {
+        Self::host(base, 0..nbytes as isize)
+    }
+
+    fn host(base: *mut u8, room: Range<isize>) -> Self {
+        Self {
+            base,
+            room,
+            #[cfg(feature = "cuda")]
+            moment: None,
+            memory: PhantomData,
+        }
+    }
+
+    /// Memory of the GPU of number `ordinal`, at `base`, ready to be written to when what is on
+    /// `stream` now has ended. `ready` is one for all targets of a load.
+    ///
+    /// # Safety
+    /// The stream is one of that GPU's primary context. `nbytes` from `base` on are there, and used
+    /// by no work that is put on any stream from now on, until this is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](crate::Error::Unsupported) without a driver that can be used, or for a
+    /// stream that is being captured into a CUDA graph; [`Error::Gpu`](crate::Error::Gpu) when the
+    /// driver refuses.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn cuda(
+        (ordinal, base): (u32, u64),
+        nbytes: usize,
+        stream: StreamHandle,
+        ready: &mut Ready,
+    ) -> Result<Self> {
+        // SAFETY: the same contract.
+        let moment = unsafe { ready.moment(ordinal, stream) }?;
+        let host = Self::host(base as *mut u8, 0..nbytes as isize);
+        Ok(Self { moment: Some(moment), ..host })
+    }
+
+    /// When it is ready to be written to, if a GPU has it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn moment(&self) -> Option<&Arc<Moment>> {
+        self.moment.as_ref()
+    }
+
+    /// Bytes that may be written to.
+    pub fn nbytes(&self) -> u64 {
+        self.room.end.abs_diff(self.room.start) as u64
+    }
+
+    /// Whether all of these offsets from the origin may be written to.
+    pub(crate) fn has_room_for(&self, reach: &Range<i128>) -> bool {
+        reach.start >= self.room.start as i128 && reach.end <= self.room.end as i128
+    }
+
+    /// Takes runs of `bytes` into host memory. By several threads at once, of which no two give it
+    /// the same byte.
+    pub(crate) fn write(&self, bytes: &[u8], runs: Runs) {
+        if let Some(to) = self.place_of(bytes, runs) {
+            // SAFETY: the runs lie in `bytes`; where they go lies within the memory, in which
+            // concurrent writers are disjoint.
+            unsafe { scatter(bytes, runs, to) };
+        }
+    }
+
+    /// The address that the first of some runs goes to, if there is any.
+    ///
+    /// # Panics
+    /// If they are not all in `bytes`, or do not all go to memory that may be written to.
+    pub(super) fn place_of(&self, bytes: &[u8], runs: Runs) -> Option<*mut u8> {
+        let last = runs.count.checked_sub(1)?;
+        let source = last.checked_mul(runs.from_step).and_then(|at| at.checked_add(runs.len));
+        assert!(
+            source.and_then(|end| end.checked_add(runs.from)).is_some_and(|e| e <= bytes.len())
+        );
+        let first = runs.to as i128;
+        let last = first + last as i128 * runs.to_step as i128;
+        assert!(self.has_room_for(&(first.min(last)..first.max(last) + runs.len as i128)));
+        Some(self.base.wrapping_offset(runs.to))
+    }
+}
+
+/// A tensor in memory to load into, with strides of any sign. No two of its elements share memory.
+#[derive(Debug)]
+pub struct StridedTarget<'a> {
+    memory: Target<'a>,
+    strides: Vec<isize>,
+}
+
+impl<'a> StridedTarget<'a> {
+    /// A tensor whose first element is at `first` in `memory`, with strides in bytes. For types of
+    /// less than a byte the innermost stride is that of the fewest elements that fill whole bytes
+    /// (1 for F4, 3 for F6).
+    ///
+    /// # Panics
+    /// If `first` is not in `memory` or at its end.
+    pub fn new(memory: &'a mut [u8], first: usize, strides: &[isize]) -> Self {
+        let room = -(first as isize)..memory.len() as isize - first as isize;
+        let memory = Target::host(memory[first..].as_mut_ptr(), room);
+        Self { memory, strides: strides.to_vec() }
+    }
+
+    /// A tensor of another language's, whose first element is at `base`; strides as for
+    /// [`StridedTarget::new`].
+    ///
+    /// # Safety
+    /// All elements of the slice that is read into this are writable, and used by nobody else,
+    /// until this is dropped.
+    pub unsafe fn from_raw(base: *mut u8, strides: Vec<isize>) -> Self {
+        Self { memory: Target::host(base, ANYWHERE), strides }
+    }
+
+    /// A tensor on a GPU, whose first element is at `base`; strides as for [`StridedTarget::new`], all
+    /// else as for [`Target::cuda`].
+    ///
+    /// # Safety
+    /// As for [`Target::cuda`], of all elements of the slice that is read into this.
+    ///
+    /// # Errors
+    /// As for [`Target::cuda`].
+    #[cfg(feature = "cuda")]
+    pub unsafe fn cuda(
+        (ordinal, base): (u32, u64),
+        strides: Vec<isize>,
+        stream: StreamHandle,
+        ready: &mut Ready,
+    ) -> Result<Self> {
+        // SAFETY: the same contract.
+        let memory = unsafe { Target::cuda((ordinal, base), 0, stream, ready) }?;
+        Ok(Self { memory: Target { room: ANYWHERE, ..memory }, strides })
+    }
+
+    /// Bytes from one element to the next, one a dimension.
+    pub fn strides(&self) -> &[isize] {
+        &self.strides
+    }
+
+    /// The memory, in which places are counted from the first element.
+    pub(crate) fn memory(&self) -> &Target<'a> {
+        &self.memory
+    }
+}
+
+/// Copies runs of bytes to where they go: `to`, and every `to_step` bytes from there.
+///
+/// # Safety
+/// The runs lie in `bytes`, and where they go is writable and nobody else's.
+unsafe fn scatter(bytes: &[u8], runs: Runs, to: *mut u8) {
+    // SAFETY: the same contract; the arms fix an element's size for the compiler.
+    unsafe {
+        let from = bytes.as_ptr().add(runs.from);
+        match runs.len {
+            1 => scatter_of::<1>(from, runs, to),
+            2 => scatter_of::<2>(from, runs, to),
+            4 => scatter_of::<4>(from, runs, to),
+            8 => scatter_of::<8>(from, runs, to),
+            16 => scatter_of::<16>(from, runs, to),
+            len => {
+                for i in 0..runs.count {
+                    let run = from.add(i * runs.from_step);
+                    ptr::copy_nonoverlapping(
+                        run,
+                        to.wrapping_offset(i as isize * runs.to_step),
+                        len,
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// [`scatter`] for runs of `N` bytes.
+///
+/// # Safety
+/// As for [`scatter`], of runs from `from` on.
+unsafe fn scatter_of<const N: usize>(from: *const u8, runs: Runs, to: *mut u8) {
+    for i in 0..runs.count {
+        // SAFETY: run `i` is readable, and its place is writable. Bytewise, so of any alignment.
+        unsafe {
+            let run = from.add(i * runs.from_step).cast::<[u8; N]>().read();
+            to.wrapping_offset(i as isize * runs.to_step).cast::<[u8; N]>().write(run);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn runs_are_scattered_as_if_byte_by_byte(
+            len in prop::sample::select(vec![1usize, 2, 3, 4, 8, 12, 16, 40]),
+            count in 0..9usize,
+            from_gap in 0..20usize,
+            to_gap in 0..20usize,
+            backwards in any::<bool>(),
+            first in 0..7usize,
+        ) {
+            let bytes: Vec<u8> = (0..1000).map(|i| (i * 7 % 251) as u8).collect();
+            let (from_step, to_step) = (len + from_gap, (len + to_gap) as isize);
+            let (to, step) = match backwards {
+                true => (first as isize + to_step * count.saturating_sub(1) as isize, -to_step),
+                false => (first as isize, to_step),
+            };
+            let (mut memory, mut expected) = (vec![0; 1000], vec![0; 1000]);
+            for i in 0..count {
+                let at = (to + i as isize * step) as usize;
+                expected[at..at + len].copy_from_slice(&bytes[i * from_step..i * from_step + len]);
+            }
+            let runs = Runs { from: 0, from_step, to, to_step: step, len, count };
+            Target::new(&mut memory).write(&bytes, runs);
+            prop_assert_eq!(memory, expected);
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_outside_of_the_memory_nor_read_outside_of_the_bytes() {
+        let write = |memory: &mut [u8], to, step, len, count| {
+            let runs = Runs { from: 0, from_step: 4, to, to_step: step, len, count };
+            let target = Target::new(memory);
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target.write(&[1; 8], runs)))
+        };
+        let mut memory = [0; 8];
+        assert!(write(&mut memory, -1, 4, 4, 1).is_err());
+        assert!(write(&mut memory, 0, 5, 4, 2).is_err());
+        assert!(write(&mut memory, 0, -4, 4, 2).is_err());
+        assert!(write(&mut memory, 0, isize::MAX, 4, 2).is_err());
+        assert!(write(&mut memory, 0, 4, 4, 3).is_err());
+        assert_eq!(memory, [0; 8]);
+        assert!(write(&mut memory, 4, -4, 4, 2).is_ok());
+        assert_eq!(memory, [1; 8]);
+    }
+}

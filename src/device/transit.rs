@@ -1,0 +1,149 @@
+//! A staging buffer while bytes get into it or out of it.
+
+use super::cuda::Copies;
+use super::{Runs, Source, Target};
+use crate::error::Result;
+use crate::pool::{Buffer, Pool};
+use std::ops::Range;
+
+/// A staging buffer, and the copies that GPUs are making into it or out of it meanwhile.
+///
+/// Host memory is copied at once. Copies of GPUs' memory are ordered one by one, started together,
+/// and have ended when this has landed: nobody gets the buffer before, and its memory does not go.
+/// The sources and targets are kept for as long by who has this.
+#[derive(Debug)]
+pub(crate) struct Transit {
+    // Dropped, and so ended, before the buffer.
+    copies: Copies,
+    buffer: Buffer,
+}
+
+/// What came of a [`Transit`].
+#[derive(Debug)]
+pub(crate) struct Landed {
+    /// The buffer, which nobody else uses any more.
+    pub buffer: Buffer,
+    /// Bytes that GPUs copied.
+    pub device_bytes: u64,
+    /// Seconds that these copies took, as the GPUs measured them.
+    pub device_seconds: f64,
+}
+
+impl Transit {
+    /// A buffer that nothing happens to yet.
+    pub fn new(buffer: Buffer) -> Self {
+        Self { copies: Copies::default(), buffer }
+    }
+
+    /// The bytes; those that a GPU is copying to are not to be looked at.
+    pub fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
+        &mut self.buffer[range]
+    }
+
+    /// Whether GPUs have something to copy.
+    pub fn is_airborne(&self) -> bool {
+        self.copies.bytes() > 0
+    }
+
+    /// Copies `range.len()` bytes of a source, from `offset` on, to a range of the buffer, or orders
+    /// that they be.
+    ///
+    /// # Errors
+    /// Why the source has not got its bytes.
+    pub fn gather(
+        &mut self,
+        source: &dyn Source,
+        offset: usize,
+        range: Range<usize>,
+    ) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(tensor) = source.cuda() {
+            let (to, len) = (self.buffer[range.clone()].as_mut_ptr(), range.len());
+            // SAFETY: a range of our buffer, which nobody gets before the copies have ended.
+            unsafe { tensor.order(offset, to, len, &mut self.copies) };
+            return Ok(());
+        }
+        source.try_read(offset, &mut self.buffer[range])
+    }
+
+    /// Copies runs of the buffer's first `filled` bytes into a target, or orders that they be.
+    pub fn deliver(&mut self, target: &Target, filled: usize, runs: Runs) {
+        #[cfg(feature = "cuda")]
+        if let Some(moment) = target.moment() {
+            let host = self.buffer.as_mut_ptr();
+            if let Some(to) = target.place_of(&self.buffer[..filled], runs) {
+                // SAFETY: both sides have been checked to have the runs; the buffer is ours until the
+                // copies have ended, and the target's memory is there until then.
+                unsafe { self.copies.order_runs(moment, to as u64, host, runs) };
+            }
+            return;
+        }
+        target.write(&self.buffer[..filled], runs);
+    }
+
+    /// Starts the GPUs' copies, if there are any.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) when a driver refuses.
+    pub fn start(&mut self) -> Result<()> {
+        self.copies.start()
+    }
+
+    /// Whether they have ended.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) if one failed.
+    pub fn has_landed(&mut self) -> Result<bool> {
+        self.copies.have_ended()
+    }
+
+    /// Waits until they have ended.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu) if one failed.
+    pub fn land(mut self) -> Result<Landed> {
+        self.copies.wait()?;
+        let device_seconds = self.copies.finish();
+        let device_bytes = self.copies.bytes();
+        Ok(Landed { buffer: self.buffer, device_bytes, device_seconds })
+    }
+}
+
+/// Whether the staging memory is pinned for GPUs.
+#[derive(Debug, Default)]
+pub(crate) struct Pinning {
+    /// `None` where no GPU is involved.
+    pub pinned: Option<bool>,
+    /// Why it is not, where it should be.
+    pub refused: Option<String>,
+}
+
+impl Pinning {
+    /// Pins the pool if one of the sources is on a GPU.
+    pub fn for_sources(pool: &Pool, sources: &[Box<dyn Source + '_>]) -> Self {
+        #[cfg(feature = "cuda")]
+        if let Some(tensor) = sources.iter().find_map(|source| source.cuda()) {
+            return Self::of(pool, tensor.device());
+        }
+        let _ = (pool, sources);
+        Self::default()
+    }
+
+    /// Pins the pool if one of the targets is on a GPU.
+    pub fn for_targets(pool: &Pool, targets: &[&Target]) -> Self {
+        #[cfg(feature = "cuda")]
+        if let Some(moment) = targets.iter().find_map(|target| target.moment()) {
+            return Self::of(pool, moment.device());
+        }
+        let _ = (pool, targets);
+        Self::default()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn of(pool: &Pool, device: &std::sync::Arc<super::cuda::Device>) -> Self {
+        match super::cuda::pin(pool, device) {
+            Ok(_) => Self { pinned: Some(true), refused: None },
+            Err(error) => Self { pinned: Some(false), refused: Some(error.to_string()) },
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! One block on its way from its tensors into a staging buffer.
+
+use super::report::SaveSeconds;
+use crate::config::ALIGN;
+use crate::device::{Landed, Source, Transit, on_gpu};
+use crate::error::{Error, Result, some_of};
+use crate::format::Item;
+use crate::plan::save::{Block, From, Piece, SavePlan};
+use crate::pool::Buffer;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+/// Copied and checksummed in runs of this many bytes, so that the checksum finds them in the L2.
+const RUN_BYTES: usize = 256 << 10;
+
+/// What the blocks of a save are filled from, and the time that this takes.
+pub(super) struct Origin<'a> {
+    pub plan: &'a SavePlan,
+    /// The items, and one by one where their bytes come from.
+    pub items: &'a [Item],
+    pub sources: &'a [Box<dyn Source + 'a>],
+    /// Bytes that one checksum covers.
+    pub checksum_bytes: usize,
+    pub clocks: Clocks,
+    /// Bytes that GPUs copied.
+    pub device_bytes: AtomicU64,
+}
+
+/// A block, and the buffer that its bytes are getting into.
+pub(super) struct Filling<'a> {
+    origin: &'a Origin<'a>,
+    block: &'a Block,
+    transit: Transit,
+    /// None as long as a GPU may be copying.
+    checksums: Option<Vec<u32>>,
+}
+
+/// A buffer with all of a block's bytes, padded.
+pub(super) struct Filled {
+    pub buffer: Buffer,
+    pub checksums: Vec<u32>,
+}
+
+impl<'a> Filling<'a> {
+    /// Copies what is in host memory, and has GPUs begin to copy what is in theirs.
+    ///
+    /// # Errors
+    /// A source's, or a GPU's.
+    pub fn begin(origin: &'a Origin<'a>, block: &'a Block, buffer: Buffer) -> Result<Self> {
+        let mut filling = Self { origin, block, transit: Transit::new(buffer), checksums: None };
+        let gpu = |item: usize| on_gpu(&*origin.sources[item]);
+        let pieces = origin.plan.pieces(block);
+        match pieces.iter().any(|piece| matches!(piece.from, From::Item(item) if gpu(item))) {
+            true => filling.order(&pieces).map_err(|error| origin.naming(error, block))?,
+            false => filling.checksums = Some(filling.copy(&pieces)?),
+        }
+        Ok(filling)
+    }
+
+    /// Whether all of its bytes have left their tensors.
+    ///
+    /// # Errors
+    /// A GPU's.
+    pub fn has_landed(&mut self) -> Result<bool> {
+        self.transit.has_landed().map_err(|error| self.origin.naming(error, self.block))
+    }
+
+    /// Waits until all of its bytes have left their tensors.
+    ///
+    /// # Errors
+    /// A GPU's.
+    pub fn land(mut self, staged: impl FnOnce(&Block)) -> Result<Filled> {
+        let (block, origin) = (self.block, self.origin);
+        let checksums = self.checksums.take();
+        let landed = self.transit.land().map_err(|error| origin.naming(error, block))?;
+        let Landed { mut buffer, device_bytes, device_seconds } = landed;
+        staged(block);
+        origin.device_bytes.fetch_add(device_bytes, Relaxed);
+        origin.clocks.device.add_seconds(device_seconds);
+        buffer[block.len..block.len.next_multiple_of(ALIGN)].fill(0);
+        let checksums = checksums.unwrap_or_else(|| origin.checksums(&buffer[..block.len]));
+        Ok(Filled { buffer, checksums })
+    }
+
+    /// Orders all pieces, and has GPUs begin.
+    fn order(&mut self, pieces: &[Piece]) -> Result<()> {
+        let mut filled = 0;
+        for piece in pieces {
+            let end = filled + piece.range.len();
+            self.gather(piece.from, piece.range.start, filled..end)?;
+            filled = end;
+        }
+        self.transit.start()
+    }
+
+    /// Copies all pieces, and returns the checksums of what it copied.
+    fn copy(&mut self, pieces: &[Piece]) -> Result<Vec<u32>> {
+        let (origin, block) = (self.origin, self.block);
+        let mut checksums = Vec::with_capacity(block.len.div_ceil(origin.checksum_bytes));
+        let mut hasher = crc32fast::Hasher::new();
+        let (mut filled, mut hashed) = (0, 0);
+        for piece in pieces {
+            let mut offset = piece.range.start;
+            while offset < piece.range.end {
+                let covered = origin.checksum_bytes - filled % origin.checksum_bytes;
+                let len = (piece.range.end - offset).min(RUN_BYTES).min(covered);
+                let copying = Instant::now();
+                self.gather(piece.from, offset, filled..filled + len)?;
+                origin.clocks.copy.add(copying);
+                (offset, filled) = (offset + len, filled + len);
+                let ends = len == covered || filled == block.len;
+                if filled - hashed >= RUN_BYTES || ends {
+                    let hashing = Instant::now();
+                    hasher.update(self.transit.bytes(hashed..filled));
+                    origin.clocks.checksum.add(hashing);
+                    hashed = filled;
+                }
+                if ends {
+                    checksums.push(std::mem::take(&mut hasher).finalize());
+                }
+            }
+        }
+        debug_assert_eq!(hashed, block.len);
+        Ok(checksums)
+    }
+
+    fn gather(&mut self, from: From, offset: usize, to: std::ops::Range<usize>) -> Result<()> {
+        match from {
+            From::Header => {
+                let header = &self.origin.plan.shards[self.block.shard].header;
+                self.transit.bytes(to.clone()).copy_from_slice(&header[offset..offset + to.len()]);
+                Ok(())
+            }
+            From::Item(item) => self.transit.gather(&*self.origin.sources[item], offset, to),
+        }
+    }
+}
+
+impl Origin<'_> {
+    fn checksums(&self, bytes: &[u8]) -> Vec<u32> {
+        let hashing = Instant::now();
+        let checksums = bytes.chunks(self.checksum_bytes).map(crc32fast::hash).collect();
+        self.clocks.checksum.add(hashing);
+        checksums
+    }
+
+    /// A GPU's error, with the names of the tensors that it was to copy for a block.
+    fn naming(&self, error: Error, block: &Block) -> Error {
+        let Error::Gpu { doing, device, reason, remedy } = error else { return error };
+        let name = |piece: &Piece| match piece.from {
+            From::Item(item) if on_gpu(&*self.sources[item]) => {
+                Some(format!("{:?}", self.items[item].info.name))
+            }
+            _ => None,
+        };
+        let names: Vec<String> = self.plan.pieces(block).iter().filter_map(name).collect();
+        let reason = format!("{reason}, at a block with {}", some_of(&names));
+        Error::Gpu { doing, device, reason, remedy }
+    }
+}
+
+/// Time spent, added up over the threads.
+#[derive(Debug, Default)]
+pub(super) struct Clocks {
+    pub copy: Clock,
+    pub checksum: Clock,
+    pub wait: Clock,
+    /// Of GPUs.
+    pub device: Clock,
+}
+
+impl Clocks {
+    pub fn report(&self, seconds: &mut SaveSeconds) {
+        seconds.copy_cpu = self.copy.seconds();
+        seconds.checksum_cpu = self.checksum.seconds();
+        seconds.wait = self.wait.seconds();
+        seconds.device_copy = self.device.seconds();
+    }
+}
+
+/// Nanoseconds that several threads spent on one thing.
+#[derive(Debug, Default)]
+pub(super) struct Clock(AtomicU64);
+
+impl Clock {
+    pub fn add(&self, since: Instant) {
+        self.0.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
+    }
+
+    pub fn add_seconds(&self, seconds: f64) {
+        self.0.fetch_add((seconds * 1e9) as u64, Relaxed);
+    }
+
+    pub fn seconds(&self) -> f64 {
+        self.0.load(Relaxed) as f64 / 1e9
+    }
+}
