@@ -109,15 +109,12 @@ class Checkpoint:
         self, targets: list[tuple[str, Address, int]], verify: bool, config: str
     ) -> str: ...
 
-# Host memory registered with CUDA for as long as this lives, and no longer than the memory does.
+# Host memory registered with CUDA, for every GPU, until this is let go; the memory must be there
+# until then. At once up to 64 MiB, else in pieces of that: CUDA refuses a copy that touches two.
 @final
 class Pin:
-    # Raises UnsupportedError with the reason where it is refused.
+    # Raises UnsupportedError or GpuError, with the reason, where it is refused.
     def __new__(cls, address: int, nbytes: int) -> Pin: ...
-    # It is registered in pieces of so many bytes from the address on, the last one may be smaller;
-    # CUDA refuses a copy that touches two.
-    @property
-    def piece_bytes(self) -> int: ...
 
 # JSON: the GPUs, and what they can do.
 def gpus() -> str: ...

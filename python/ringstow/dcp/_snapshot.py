@@ -11,13 +11,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from ringstow import _cuda, _native, _torch
-from ringstow._errors import UnsupportedError
+from ringstow._errors import GpuError, UnsupportedError
 from ringstow._memory import Address
 from ringstow._report import Fallback
 from ringstow._state import Path
@@ -32,6 +32,8 @@ _HUGE_PAGE = 2 << 20
 # Enough for every dtype, and a cache line: no two threads write to the same one.
 _ALIGNMENT = 64
 _PIECE = 8 << 20
+# Registered with CUDA at once. It takes a while, in which the driver lets nobody else do anything.
+_PIN = 64 << 20
 _BATCH = 16 << 20
 _THREADS_MAX = 4
 
@@ -103,10 +105,10 @@ class Arena:
         self._memory = memory
         self._start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
         self._is_asked = False
-        self._pin: _native.Pin | None = None
+        self._pins: list[_native.Pin] = []
 
     def __del__(self) -> None:
-        self._pin = None  # before the memory goes
+        self._pins.clear()  # before the memory goes
 
     def pin(self) -> None:
         """Register the memory with CUDA, the first time; where that is refused, log why."""
@@ -114,8 +116,12 @@ class Arena:
             return
         self._is_asked = True
         try:
-            self._pin = _native.Pin(self._start, self.nbytes)
-        except UnsupportedError as error:
+            for at in range(0, self.nbytes, _PIN):
+                size = min(_PIN, self.nbytes - at)
+                self._pins.append(_native.Pin(self._start + at, size))
+        except (UnsupportedError, GpuError) as error:
+            # All or nothing: CUDA refuses a copy to memory of both kinds.
+            self._pins.clear()
             warn_once([_not_pinned(error)])
 
     def holds(self, addresses: Iterable[Address]) -> bool:
@@ -123,14 +129,11 @@ class Arena:
         end = self._start + self.nbytes
         return any(isinstance(at, int) and self._start <= at < end for at in addresses)
 
-    def pieces(self, offset: int, nbytes: int) -> Iterator[tuple[int, int]]:
-        """Yield the stretch as (begin, end), from its own start, none registered in two pieces."""
-        size = self._pin.piece_bytes if self._pin is not None else offset + nbytes
-        begin = 0
-        while begin < nbytes:
-            end = min(nbytes, begin + size - (offset + begin) % size)
-            yield begin, end
-            begin = end
+    @staticmethod
+    def pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
+        """Return a stretch as (begin, end) from its start, none of them in two registrations."""
+        cuts = range(_PIN - offset % _PIN, nbytes, _PIN)
+        return list(zip((0, *cuts), (*cuts, nbytes), strict=True))
 
     def view(self) -> memoryview:
         """Return the memory, by an object that the tensors made from it keep alive."""
@@ -283,16 +286,16 @@ def _copy_all(pairs: list[_Pair], arena: Arena) -> None:
             arena.pin()
         try:
             for target, slot in gpu:
-                _from_gpu(target, slot, arena)
+                _from_gpu(target, slot)
             _from_host(host)  # while the GPUs copy
         finally:
             _cuda.synchronize(devices)
 
 
-def _from_gpu(target: torch.Tensor, slot: _Slot, arena: Arena) -> None:
+def _from_gpu(target: torch.Tensor, slot: _Slot) -> None:
     """Queue the copy of a tensor on a GPU, on the current stream of its device."""
     source = slot.source.resolve_conj().resolve_neg()
-    pieces = list(arena.pieces(slot.offset, slot.nbytes))
+    pieces = Arena.pieces(slot.offset, slot.nbytes)
     if len(pieces) < 2:
         _cuda.copy_to_host(target, source)
         return

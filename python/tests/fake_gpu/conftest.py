@@ -6,9 +6,11 @@ import gc
 import os
 import pathlib
 import sys
+import threading
 
 import pytest
 
+SECONDS = 60
 HERE = pathlib.Path(__file__).parent
 DRIVER = os.environ.get("RINGSTOW_FAKE_CUDA_HERE")
 
@@ -27,11 +29,14 @@ if DRIVER:
 
 @pytest.fixture(autouse=True)
 def gpu():
-    """The driver; a test leaves nothing on its GPUs and has done nothing that a real one forbids."""
+    """The driver. A test leaves nothing on its GPUs and does nothing that a real one forbids."""
     _driver.reset()
     before = _driver.live("allocations")
     yield _driver
     _driver.release()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ringstow-save"):  # lets go of the tensors a moment after the end
+            thread.join(SECONDS)
     gc.collect()
     assert _driver.violations() == []
     assert _driver.live("allocations") == before

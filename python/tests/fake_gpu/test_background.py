@@ -73,13 +73,14 @@ def test_the_tensors_are_held_until_they_are_staged_and_no_longer(gpu, on_gpu, a
 
 
 def test_saves_from_several_streams_at_once(gpu, on_gpu, at):
-    handles, keep = [], []
+    handles = []
+    tensors = [on_gpu(torch.zeros(500)) for _ in range(4)]
+    values = [on_gpu(torch.full((500,), float(n))) for n in range(4)]
     with gpu.held():
-        for n in range(4):
-            tensor, value = on_gpu(torch.zeros(500)), on_gpu(torch.full((500,), float(n)))
+        for n, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             stream = gpu.Stream(0)
             with gpu.stream(stream):
-                keep.append(gpu.write(tensor, value, stream))
+                gpu.write(tensor, value, stream)
                 handles.append(ringstow.save_async({"t": tensor}, at / str(n)))
     for n, handle in enumerate(handles):
         handle.result(SECONDS)

@@ -207,25 +207,12 @@ def test_a_snapshot_of_the_cpu_registers_nothing(gpu, writer):
 
 def test_a_tensor_across_the_pieces_that_are_registered(on_gpu, writer, monkeypatch):
     """CUDA refuses a copy that touches two registrations, as the fake driver does."""
-    monkeypatch.setattr(_snapshot.Arena, "pin", _pin_in_small_pieces)
+    monkeypatch.setattr(_snapshot, "_PIN", 2 << 20)
     numbers = torch.arange(6 << 20, dtype=torch.uint8)
     state = {"a": on_gpu(torch.ones(7)), "n": on_gpu(numbers), "t": on_gpu(numbers.view(2, -1)).t()}
     staged = writer.stage(state)
     assert_same(staged["n"].clone(), numbers)
     assert_same(staged["t"].clone(), numbers.view(2, -1).t().contiguous())
-
-
-class _Pieces:
-    def __init__(self, pins, piece_bytes):
-        self.pins, self.piece_bytes = pins, piece_bytes
-
-
-def _pin_in_small_pieces(arena):
-    from ringstow import _native
-
-    size = 2 << 20
-    starts = range(arena._start, arena._start + arena.nbytes, size)
-    arena._pin = _Pieces([_native.Pin(start, size) for start in starts], size)
 
 
 def test_tied_tensors_are_copied_once(gpu, on_gpu, writer):

@@ -68,9 +68,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(layout, gpu, at):
     ringstow.save({"a": Array(gpu, LAYOUTS[layout])}, at / "c")
-    assert_same(ringstow.load(at / "c"), {"a": np.ascontiguousarray(LAYOUTS[layout]).reshape(
-        LAYOUTS[layout].shape
-    )})
+    assert_same(
+        ringstow.load(at / "c"),
+        {"a": np.ascontiguousarray(LAYOUTS[layout]).reshape(LAYOUTS[layout].shape)},
+    )
 
 
 def test_strides_of_a_dense_array_and_of_one_row_say_nothing(gpu, at):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import assert_same, manifest_of
+from support import assert_same
 
 import ringstow
 from ringstow import _torch
@@ -22,9 +22,9 @@ LAYOUTS = {
     "every other row": FLOATS[::2],
     "every other element": FLOATS.view(-1)[1::2],
     "expanded": torch.arange(3.0).expand(2, 3),
-    "channels last": torch.arange(48.0).view(2, 4, 3, 2).contiguous(
-        memory_format=torch.channels_last
-    ),
+    "channels last": torch.arange(48.0)
+    .view(2, 4, 3, 2)
+    .contiguous(memory_format=torch.channels_last),
     "permuted in three": torch.arange(60.0).view(3, 4, 5).permute(2, 0, 1),
     "with an offset": torch.arange(9.0)[5:],
     "0-dim": torch.tensor(2.5),
@@ -96,7 +96,9 @@ def test_the_report_says_what_came_from_gpus(on_gpu, at):
     assert report.pinned is True
     assert report.seconds.device_copy > 0
     assert "pinned memory" in str(report)
-    assert report.fallbacks == () or all(f.wanted != "pinned staging memory" for f in report.fallbacks)
+    assert report.fallbacks == () or all(
+        f.wanted != "pinned staging memory" for f in report.fallbacks
+    )
 
 
 def test_the_report_of_a_cpu_save_speaks_of_no_gpu(at):
@@ -128,9 +130,9 @@ def test_no_copy_is_on_the_default_stream(gpu, on_gpu, at):
 
 def test_a_stream_that_is_being_captured_is_refused(gpu, on_gpu, at):
     tensor, stream = on_gpu(FLOATS), gpu.Stream(0)
-    with gpu.stream(stream), gpu.capturing(stream):
-        with pytest.raises(ringstow.UnsupportedError, match="captur"):
-            ringstow.save({"t": tensor}, at / "c")
+    refused = pytest.raises(ringstow.UnsupportedError, match="captur")
+    with gpu.stream(stream), gpu.capturing(stream), refused:
+        ringstow.save({"t": tensor}, at / "c")
     assert not (at / "c" / "manifest.json").exists()
     ringstow.save({"t": tensor}, at / "c")
 
