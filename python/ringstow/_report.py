@@ -99,6 +99,10 @@ class _Moved:
     """Staging buffers that were registered with io_uring."""
     fallbacks: tuple[Fallback, ...]
     """What was tried first and refused, why, and what to do about it."""
+    device_bytes: int = 0
+    """Bytes of tensors that were on GPUs."""
+    pinned: bool | None = None
+    """Whether the staging memory was registered with CUDA; None where no GPU took part."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -116,10 +120,6 @@ class _Moved:
 class _Copied(_Moved):
     """How bytes were moved between GPUs and the staging memory."""
 
-    device_bytes: int = 0
-    """Bytes of tensors that were on GPUs."""
-    pinned: bool | None = None
-    """Whether the staging memory was registered with CUDA; None where no GPU took part."""
     seconds: SaveSeconds | LoadSeconds
 
     @property

@@ -190,14 +190,15 @@ def test_a_failure_that_result_raised_is_not_raised_or_logged_again(gate, state,
 
 
 def test_a_failure_that_was_raised_keeps_no_tensor_of_the_caller(gate, state, tmp_path):
-    gate().end_error = OSError("injected")
+    one = failing(gate)
 
     def train():
         weights = torch.ones(3)
         kept = weakref.ref(weights)
         handle = ringstow.save_async(state, tmp_path)
-        with pytest.raises(OSError, match="injected"):
+        with pytest.raises(OSError, match="No space"):
             handle.result()
+        one.end_error = None
         return kept
 
     kept = train()
