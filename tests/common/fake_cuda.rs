@@ -99,6 +99,11 @@ impl Fake {
         cuda!(fake_cuda_slow(ns_per_op => u64, ns_per_mib => u64));
     }
 
+    /// There are `count` devices as long as this test runs (1 otherwise).
+    pub fn devices(&self, count: u32) {
+        cuda!(fake_cuda_devices(count => u32));
+    }
+
     /// The (`after` + 1)-th call of `function` from now returns `code`, once. `"execute"`: so many
     /// copies are still executed, then the context is lost.
     pub fn fail(&self, function: &str, after: u32, code: i32) {
@@ -181,6 +186,13 @@ impl Drop for Context {
     fn drop(&mut self) {
         cuda!(cuDevicePrimaryCtxRelease_v2(self.ordinal => c_int) -> c_int);
     }
+}
+
+/// The calling thread's current context.
+pub fn current_context() -> usize {
+    let mut handle = 0;
+    must!(cuCtxGetCurrent(&mut handle => *mut usize));
+    handle
 }
 
 /// Device memory with something in it.

@@ -40,3 +40,4 @@ mod driver;
 mod event;
 mod memory;
 mod stream;
+mod worker;

@@ -10,7 +10,7 @@ mod stream;
 use crate::abi::STREAM_CAPTURE_UNSUPPORTED;
 use crate::abi::{Code, Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_PERMITTED};
 use crate::driver::{Guard, driver};
-use crate::{context, stream as streams};
+use crate::{context, worker};
 use std::ffi::c_char;
 
 /// Every function of the driver API that this library has.
@@ -135,7 +135,7 @@ fn prepare(
     if let Some(code) = state.control.take_failure(function) {
         return Err(code);
     }
-    if streams::is_worker() {
+    if worker::is_worker() {
         state.control.violation(format!("{function} called by a host function"));
         return Err(NOT_PERMITTED);
     }
