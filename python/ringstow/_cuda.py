@@ -11,7 +11,6 @@ go in the middle: who started a copy holds the tensor until the host has seen it
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,8 @@ from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._memory import Address
 
 if TYPE_CHECKING:
+    import ctypes
+
     import torch
 
 # cuda.h's CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
@@ -105,6 +106,8 @@ def device_at(pointer: int, key: str) -> int:
         InvalidStateError: the driver knows no such memory.
         UnsupportedError: there is no driver.
     """
+    import ctypes  # takes a while
+
     ordinal = ctypes.c_int(-1)
     driver = _driver(key)
     error = driver.cuPointerGetAttribute(
@@ -119,6 +122,8 @@ def device_at(pointer: int, key: str) -> int:
 
 
 def _driver(key: str) -> ctypes.CDLL:
+    import ctypes
+
     for name in _DRIVERS:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)

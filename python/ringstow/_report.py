@@ -63,7 +63,7 @@ class SaveSeconds:
     """Checksums, added up over the threads."""
     wait: float
     """Waiting for a free buffer, added up over the threads: high where the disk is the limit."""
-    device_copy: float = 0.0
+    device_copy: float
     """Copying out of GPUs, as these timed it, added up over them."""
 
 
@@ -79,7 +79,7 @@ class LoadSeconds:
     """All of it."""
     checksum_cpu: float
     """Checksums, added up over the threads."""
-    device_copy: float = 0.0
+    device_copy: float
     """Copying into GPUs, as these timed it, added up over them."""
 
 
@@ -99,9 +99,9 @@ class _Moved:
     """Staging buffers that were registered with io_uring."""
     fallbacks: tuple[Fallback, ...]
     """What was tried first and refused, why, and what to do about it."""
-    device_bytes: int = 0
+    device_bytes: int
     """Bytes of tensors that were on GPUs."""
-    pinned: bool | None = None
+    pinned: bool | None
     """Whether the staging memory was registered with CUDA; None where no GPU took part."""
 
     @classmethod
@@ -123,8 +123,10 @@ class _Copied(_Moved):
     seconds: SaveSeconds | LoadSeconds
 
     @property
-    def device_gb_per_s(self) -> float:
-        """Gigabytes (10^9) a second between GPUs and staging memory, while they copied."""
+    def device_gb_per_s(self) -> float | None:
+        """Gigabytes (10^9) a second to or from GPUs, while they copied; None without any."""
+        if not self.device_bytes:
+            return None
         return self.device_bytes / 1e9 / max(self.seconds.device_copy, 1e-9)
 
     def __str__(self) -> str:

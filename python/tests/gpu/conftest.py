@@ -23,10 +23,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def busy():
-    """Keeps the current stream busy for about a tenth of a second, with nothing to show for it."""
+    """Keeps the current stream busy for about a second, far longer than any call takes."""
 
     def keep():
-        torch.cuda._sleep(200_000_000)  # clock cycles
+        torch.cuda._sleep(2_000_000_000)  # clock cycles
 
     return keep
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -44,7 +46,8 @@ def on_gpu(tensor):
     if tensor.is_neg() or tensor.numel() == 0:
         return tensor.cuda()
     storage = tensor.untyped_storage()
-    flat = torch.frombuffer(bytearray(storage), dtype=torch.uint8).cuda()
+    held = bytearray(ctypes.string_at(storage.data_ptr(), storage.nbytes()))
+    flat = torch.frombuffer(held, dtype=torch.uint8).cuda()
     there = torch.empty(0, dtype=tensor.dtype, device="cuda")
     return there.set_(
         flat.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
@@ -78,7 +81,7 @@ def test_every_layout_goes_there_and_back(layout, tmp_path):
     assert report.device_bytes == tensor.numel() * tensor.element_size()
     if layout == "expanded":
         return
-    target = torch.zeros_like(on_gpu(tensor))
+    target = on_gpu(tensor).zero_()
     ringstow.load_into({"t": target}, tmp_path / "c", config=CONFIG)
     assert_same(target.resolve_conj().resolve_neg().cpu().contiguous(), dense)
 
