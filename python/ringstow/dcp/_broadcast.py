@@ -136,7 +136,11 @@ class Exchange:
         mine = iter([batch for batch in batches if batch.source == self._rank])
         reports: list[LoadReport] = []
         with ThreadPoolExecutor(1, "ringstow-broadcast") as thread:
-            ahead = self._read_next(mine, thread)
+            ahead = None
+            try:
+                ahead = self._read_next(mine, thread)
+            except Exception as caught:  # no memory: told to the others when they next ask
+                error = caught
             for batch in batches:
                 wire = None
                 try:

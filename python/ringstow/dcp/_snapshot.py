@@ -96,6 +96,8 @@ class Arena:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = max(-(-nbytes // _HUGE_PAGE), 1) * _HUGE_PAGE
+        self._is_asked = False
+        self._pins: list[_native.Pin] = []
         memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # DONTFORK: a data loader's fork must not make the next save copy pages one by one.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
@@ -104,8 +106,6 @@ class Arena:
                     memory.madvise(getattr(mmap, advice))
         self._memory = memory
         self._start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        self._is_asked = False
-        self._pins: list[_native.Pin] = []
 
     def __del__(self) -> None:
         self._pins.clear()  # before the memory goes
