@@ -16,6 +16,10 @@ import torch
 U64 = ctypes.c_uint64
 NON_BLOCKING = 1
 RELAXED = 2
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+SECONDS = 60
+# Long enough for work that waits for nothing to be done. What waits as it should is never too late.
+AWHILE_S = 0.3
 
 
 class Driver:
@@ -142,6 +146,19 @@ class Driver:
             to, source = U64(target.data_ptr()), U64(value.data_ptr())
             self.call("cuMemcpyDtoDAsync_v2", to, source, nbytes, stream.handle)
         return value
+
+    @contextlib.contextmanager
+    def blocked(self, stream):
+        """Lets nothing that is queued on one stream from here on be done before the end."""
+        go = threading.Event()
+        wait = HOST_FUNCTION(lambda _: go.wait(SECONDS))
+        with self.context(stream.device):
+            self.call("cuLaunchHostFunc", stream.handle, wait, None)
+        try:
+            yield
+        finally:
+            go.set()
+            stream.synchronize()
 
     # The seams of ringstow._cuda.
 

@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from driver import AWHILE_S
 from support import assert_same
 
 import ringstow
@@ -31,9 +32,10 @@ def test_nothing_is_staged_before_the_gpu_has_copied_it(gpu, on_gpu, at):
 
 def test_what_was_queued_before_the_call_is_saved(gpu, on_gpu, stream, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
-    with gpu.held(), gpu.stream(stream):
+    with gpu.stream(stream), gpu.blocked(stream):
         gpu.write(tensor, ones, stream)
         handle = ringstow.save_async({"t": tensor}, at / "c")
+        assert not handle.wait_staged(AWHILE_S)
     handle.result(SECONDS)
     assert_same(ringstow.load(at / "c"), {"t": torch.ones(1000)})
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from driver import AWHILE_S
 from states import blank, every_kind, load, plain
 from support import assert_same
 from test_load import host
@@ -148,11 +150,11 @@ class Held(DefaultSavePlanner):
 
 
 @needs_async_stager
-def test_a_streamed_save_waits_for_the_moment_of_the_call_and_for_no_more(gpu, on_gpu, writer, at):
+def test_a_streamed_save_waits_for_what_was_queued_at_the_call(gpu, on_gpu, writer, at):
     """The save's thread has another current stream, and looks at the tensors much later."""
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     stream, planner = gpu.Stream(0), Held()
-    with gpu.held():
+    with gpu.blocked(stream):
         with gpu.stream(stream):
             gpu.write(tensor, ones, stream)
             response = dcp.async_save(
@@ -163,6 +165,8 @@ def test_a_streamed_save_waits_for_the_moment_of_the_call_and_for_no_more(gpu, o
                 planner=planner,
             )
         planner.go_on.set()
+        done, _ = concurrent.futures.wait([response.upload_completion], AWHILE_S)
+        assert not done
         assert not response.staging_completion.done()
     response.upload_completion.result(SECONDS)
     assert_same(load(at, {"t": torch.ones(1000)}), {"t": torch.ones(1000)})

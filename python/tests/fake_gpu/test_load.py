@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
+from driver import AWHILE_S
 from support import assert_same
 from test_save import DTYPES, FLOATS, LAYOUTS, MIB
 
@@ -122,10 +125,17 @@ def test_a_target_is_filled_after_what_was_queued_before(gpu, on_gpu, at):
     ringstow.save({"t": torch.ones(1000)}, at / "c")
     target, stale = on_gpu(torch.zeros(1000)), on_gpu(torch.full((1000,), 9.0))
     stream = gpu.Stream(0)
-    with gpu.stream(stream):
+
+    def load():
+        with gpu.stream(stream):
+            ringstow.load_into({"t": target}, at / "c")
+
+    with ThreadPoolExecutor(1) as thread, gpu.blocked(stream):
         gpu.write(target, stale, stream)
-        ringstow.load_into({"t": target}, at / "c")
-    stream.synchronize()
+        loading = thread.submit(load)
+        with pytest.raises(TimeoutError):
+            loading.result(AWHILE_S)
+    loading.result()
     assert_same(target.clone(), torch.ones(1000))
 
 

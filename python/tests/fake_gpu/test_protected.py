@@ -9,6 +9,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from driver import AWHILE_S
 from support import assert_same
 
 import ringstow
@@ -98,7 +99,7 @@ def test_what_was_queued_on_its_stream_is_saved(gpu, at):
     array = Array(gpu, np.zeros(1000), stream=stream.cuda_stream)
     ones = np.ones(1000)
     scratch = Array(gpu, ones)
-    with gpu.held(), gpu.context(0):
+    with gpu.blocked(stream), gpu.context(0):
         gpu.call(
             "cuMemcpyDtoDAsync_v2",
             ctypes.c_uint64(array.pointer),
@@ -107,6 +108,7 @@ def test_what_was_queued_on_its_stream_is_saved(gpu, at):
             stream.handle,
         )
         handle = ringstow.save_async({"a": array}, at / "c")
+        assert not handle.wait_staged(AWHILE_S)
     handle.result()
     assert_same(ringstow.load(at / "c"), {"a": ones})
 
