@@ -1,0 +1,265 @@
+"""Finds the setting that is fastest on a directory's disk, and says what each knob is worth there.
+
+    python tools/sweep.py /mnt/nvme                        # ten minutes, 1 GB
+    python tools/sweep.py /mnt/nvme --minutes 30 --gb 4 --goal save
+    python tools/sweep.py /mnt/nvme --plan                 # says what it would measure
+
+Into --out (sweep-out/) go results.json, heatmap.png, report.html and ringstow.toml, which library,
+program and Python take when it lies in the working directory or RINGSTOW_CONFIG names it. Ctrl-C
+keeps what was measured. docs/performance.md says how to read it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shlex
+import shutil
+import signal
+import sys
+import time
+import typing
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import ringstow
+from compare import machine, say
+from sweeping import choose, plan, plots, render
+from sweeping.measure import (
+    Sweep,
+    SweepFailed,
+    Worker,
+    check_directory,
+    pool_bytes_max,
+    work_directory,
+)
+from sweeping.plan import DEFAULT, Phase, Plan, Setting
+from sweeping.render import Results
+from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+
+
+class Bar:
+    """The progress bar; there once the number of measurements is known."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+
+    def begin(self, measurements: int) -> None:
+        if self.bar is None:
+            form = "{percentage:3.0f}% |{bar:24}| {n_fmt}/{total_fmt} left {remaining}  {desc}"
+            self.bar = tqdm(total=measurements, bar_format=form, file=sys.stderr, leave=False)
+        self.bar.total = self.bar.n + measurements
+
+    def tell(self, setting: Setting, steps: int) -> None:
+        if self.bar is not None:
+            self.bar.set_description_str(str(setting), refresh=False)
+            self.bar.update(steps)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def find_out(
+    sweep: Sweep, args: argparse.Namespace, pool_max: int, fio: bool, ends_at: float
+) -> Plan:
+    """What there is to turn here, and what there is time for."""
+    defaults = sweep.worker.about["defaults"]
+    default = sweep.probe(DEFAULT)
+    if default is None:
+        raise SweepFailed(f"the default cannot be had: {sweep.refused[DEFAULT]}")
+    cores = sweep.worker.about["cores"]
+    knobs = plan.knobs_of(
+        typing.get_type_hints(ringstow.Config),
+        defaults,
+        default["did"] | {"fillers": min(cores, 4)},
+        cores,
+        min(pool_max, 2 * args.state_bytes),  # a larger one than the state is never full
+        args.knobs,
+    )
+    for setting in plan.one_by_one(knobs):
+        if isinstance(setting.changes[0][1], str):  # numbers are never refused
+            sweep.probe(setting)
+    each_s = sweep.calibrate(fio)
+    seconds = ends_at - time.monotonic()
+    return plan.make(knobs, defaults["pool_bytes"], seconds, each_s, fio, sweep.refused)
+
+
+def tell_plan(made: Plan, sweep: Sweep) -> None:
+    defaults = sweep.worker.about["defaults"]
+    say("Plan:")
+    for phase in made.phases:
+        say(f"  {phase}")
+    say("  each save and load is held against the default's in the same block of measurements")
+    say("Knobs, and what is tried beside the default:")
+    for knob in made.knobs:
+        levels = ", ".join(
+            plan.written(knob.name, level) + (" (refused)" if one in sweep.refused else "")
+            for level in knob.levels
+            for one in [Setting.of({knob.name: level})]
+        )
+        say(f"  {knob.name:<12} {plan.written(knob.name, defaults[knob.name]):>5}   {levels}")
+    for setting, why in sweep.refused.items():
+        say(f"  refused: {setting}: {why}")
+
+
+def measure(sweep: Sweep, made: Plan, goal: choose.What, ends_at: float, bar: Bar) -> None:
+    """All phases, each with as many rounds as there is still time for."""
+    defaults = sweep.worker.about["defaults"]
+    start, seconds = time.monotonic(), ends_at - time.monotonic()
+    ahead = sum(phase.measurements for phase in made.phases)
+    used = 0.0
+    for phase in (made.one_by_one, made.grid):
+        if phase is None:
+            continue
+        used += plan.SHARES[phase.name]
+        bar.begin(ahead)
+        sweep.rounds(phase, start + used * seconds)
+        ahead -= phase.measurements
+    chosen = choose.finalists(sweep.found, made.knobs, defaults, goal)
+    if not chosen:
+        return
+    each_s = (time.monotonic() - start) / len(sweep.found)
+    fio = made.final.fio
+    rounds = int((ends_at - time.monotonic()) / each_s / plan.round_length(len(chosen), fio))
+    least = plan.LEAST_ROUNDS["final"]
+    final = Phase("final", tuple(chosen), max(rounds, least), each_s, fio)
+    bar.begin(final.measurements)
+    sweep.rounds(final, ends_at)
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The fastest setting on a directory's disk.")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="on the disk to be measured")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time to spend (10)")
+    parser.add_argument("--gb", type=float, default=1.0, help="size of the state, 10^9 bytes (1)")
+    parser.add_argument("--out", type=Path, default=Path("sweep-out"), help="where results go")
+    parser.add_argument(
+        "--goal", choices=typing.get_args(choose.What), default="both",
+        help="what is to be fast; both: the geometric mean of the two speeds",
+    )  # fmt: skip
+    parser.add_argument("--knobs", nargs="+", default=[], help="these fields of Config alone")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the measurements")
+    parser.add_argument("--no-fio", action="store_true", help="do without fio's figures")
+    parser.add_argument(
+        "--drop-caches", action="store_true",
+        help="also have the kernel drop all caches before loads (root; slows everybody down)",
+    )  # fmt: skip
+    parser.add_argument("--plan", action="store_true", help="say what would be measured, and end")
+    args = parser.parse_args(given)
+    args.state_bytes = int(args.gb * 1e9)
+    if args.minutes <= 0 or args.gb <= 0:
+        parser.error("--minutes and --gb must be positive")
+    return args
+
+
+def write_files(results: Results, out: Path) -> None:
+    """All that a sweep leaves behind."""
+    heat_map, knob_plot = plots.heat_map(results), plots.knob_plot(results)
+    if heat_map:
+        (out / "heatmap.png").write_bytes(heat_map)
+    (out / "report.html").write_text(render.as_html(results, heat_map, knob_plot))
+    (out / "ringstow.toml").write_text(render.as_toml(results))
+    write_json(results, out)
+
+
+def write_json(results: Results, out: Path) -> None:
+    temporary = out / "results.json.tmp"
+    temporary.write_text(render.as_json(results))
+    temporary.replace(out / "results.json")
+
+
+def prepare(args: argparse.Namespace) -> int:
+    """Checks all that can be checked beforehand; returns the largest pool to try, in bytes.
+
+    Raises:
+        SweepFailed: what cannot be, and what to change.
+    """
+    check_directory(args.directory, args.state_bytes)
+    if args.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):
+        raise SweepFailed("--drop-caches needs root")
+    if not args.plan:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SweepFailed(f"--out {args.out}: {error.strerror}") from error
+        for name in ("results.json", "heatmap.png", "report.html", "ringstow.toml"):
+            (args.out / name).unlink(missing_ok=True)  # of an earlier sweep
+    return pool_bytes_max(args.state_bytes)
+
+
+def run(args: argparse.Namespace, results: Results) -> None:
+    """Measures; `results` has what was measured, however this ends.
+
+    Raises:
+        SweepFailed, NoPlan, KeyboardInterrupt: why it ended early.
+    """
+    start = time.monotonic()
+    ends_at = start + args.minutes * 60
+    pool_max = prepare(args)
+    results.machine = machine(args.directory)
+    fio = not args.no_fio and shutil.which("fio") is not None
+    if not fio and not args.no_fio:
+        say("no fio here, so without the disk's own figures (Debian, Ubuntu: apt-get install fio)")
+    bar = Bar()
+
+    def keep(sweep: Sweep) -> None:
+        results.seconds = time.monotonic() - start
+        write_json(results, args.out)
+
+    with work_directory(args.directory) as directory, closing(bar):
+        worker = Worker(directory, args.state_bytes, args.drop_caches)
+        with worker:
+            results.defaults = worker.about["defaults"]
+            sweep = Sweep(
+                directory, args.state_bytes, worker, random.Random(args.seed), bar.tell, keep
+            )
+            results.found, results.refused, results.notes = sweep.found, sweep.refused, sweep.notes
+            made = find_out(sweep, args, pool_max, fio, ends_at)
+            results.knobs = made.knobs
+            tell_plan(made, sweep)
+            if not args.plan:
+                measure(sweep, made, args.goal, ends_at, bar)
+    results.seconds = time.monotonic() - start
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    args = arguments(given)
+    command = shlex.join(["python", "tools/sweep.py", *(sys.argv[1:] if given is None else given)])
+    results = Results(
+        command=command,
+        machine="",
+        date=time.strftime("%Y-%m-%d"),
+        goal=args.goal,
+        state_bytes=args.state_bytes,
+        seed=args.seed,
+        load_average=os.getloadavg()[0],
+    )
+    code = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps what was measured, too
+    try:
+        run(args, results)
+    except KeyboardInterrupt:
+        results.ended, code = "stopped by Ctrl-C", 130  # what a shell reports of that
+    except (SweepFailed, plan.NoPlan) as failure:
+        results.ended, code = str(failure), 2
+        say(f"sweep: {failure}")
+    if not results.found:
+        if code == 130:
+            say("sweep: stopped before anything was measured")
+        return code
+    say()
+    for line in [*render.table(results), "", *render.summary(results)]:
+        say(line)
+    write_files(results, args.out)
+    say(f"To use it: copy {args.out / 'ringstow.toml'} into the working directory of your program,")
+    say(f"or export RINGSTOW_CONFIG={args.out.absolute() / 'ringstow.toml'}")
+    say(f"All of it: {args.out / 'report.html'}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The process that saves and loads for sweep.py: one for all settings, all with the same state.
+
+    python tools/sweep_worker.py DIR --bytes 1000000000
+It reads one JSON object a line, {"changes": {Config's fields}, "timed": bool}, and answers each
+with one. Before it times a setting it saves and loads a few MB with it, which takes the pool,
+registers it and starts the threads: what is timed is the second checkpoint of a run, not the first.
+Everything is done in DIR, which is removed when the input ends, however that comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ringstow
+import torch
+from peers import cpu_seconds, make_state
+
+SMALL_BYTES = 8 << 20
+
+
+def forget(directory: Path, drop_caches: bool) -> None:
+    """Makes the next read of these files, which are all on disk, a read of the disk."""
+    for file in (path for path in directory.rglob("*") if path.is_file()):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    if drop_caches:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def clock(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    cpu_before = cpu_seconds()
+    start = time.perf_counter()
+    report = work()
+    seconds = time.perf_counter() - start
+    return report, {"seconds": seconds, "cpu_seconds": cpu_seconds() - cpu_before}
+
+
+class Bench:
+    def __init__(self, directory: Path, state_bytes: int, drop_caches: bool) -> None:
+        self.directory = directory
+        self.drop_caches = drop_caches
+        self.state = make_state(state_bytes)
+        self.into = {name: torch.empty_like(t).zero_() for name, t in self.state.items()}
+        self.small = {"small": torch.arange(SMALL_BYTES // 8)}
+
+    def run(self, changes: dict[str, Any], timed: bool) -> dict[str, Any]:
+        config = ringstow.Config(**changes)
+        answer = self.warm_up(config)
+        return answer | self.measure(config) if timed else answer
+
+    def warm_up(self, config: ringstow.Config) -> dict[str, Any]:
+        """Tells what the setting came to."""
+        path = self.directory / "warm-up"
+        into = {name: torch.zeros_like(t) for name, t in self.small.items()}
+        try:
+            report = ringstow.save(self.small, path, config=config)
+            ringstow.load_into(into, path, config=config)
+            if not all(torch.equal(into[name], t) for name, t in self.small.items()):
+                raise RuntimeError("what was loaded is not what was saved")
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+        return {
+            "did": {
+                "engine": report.engine,
+                "direct": "on" if report.direct else "off",
+                "fixed": "on" if report.fixed_buffers else "off",
+            },
+            "notes": [f"{f.got} instead of {f.wanted}: {f.reason}" for f in report.fallbacks],
+        }
+
+    def measure(self, config: ringstow.Config) -> dict[str, Any]:
+        path = self.directory / "checkpoint"
+        os.sync()  # nobody pays for what another left to be written
+        try:
+            report, save = clock(lambda: ringstow.save(self.state, path, config=config))
+            save["bytes"] = report.file_bytes
+            parts = report.seconds
+            save["staged_seconds"] = parts.plan + parts.prepare + parts.stage
+            forget(path, self.drop_caches)
+            report, load = clock(lambda: ringstow.load_into(self.into, path, config=config))
+            load["bytes"] = report.read_bytes
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+        return {"save": save, "load": load}
+
+
+def serve(bench: Bench) -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = bench.run(request["changes"], request["timed"])
+        except (ringstow.UnsupportedError, ringstow.InvalidStateError) as refusal:
+            answer = {"refused": str(refusal)}
+        except Exception as failure:
+            answer = {"failed": f"{type(failure).__name__}: {failure}"}
+        print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--bytes", type=int, required=True)
+    parser.add_argument("--drop-caches", action="store_true")
+    args = parser.parse_args()
+    try:
+        bench = Bench(args.directory, args.bytes, args.drop_caches)
+        names = [field.name for field in dataclasses.fields(ringstow.Config)]
+        defaults = {name: getattr(ringstow.Config(), name) for name in names}
+        told = {"defaults": defaults, "cores": len(os.sched_getaffinity(0))}
+        print(json.dumps(told | {"bytes": sum(t.nbytes for t in bench.state.values())}), flush=True)
+        serve(bench)
+    finally:
+        shutil.rmtree(args.directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

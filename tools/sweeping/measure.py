@@ -1,0 +1,233 @@
+"""The sweep's I/O: what the disk and the memory have room for, the worker, fio, the rounds.
+
+It never chooses: it measures what it is told and keeps what was whole when it is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compare import FIO_BLOCK_BYTES, CompareFailed, fio_pass
+
+from sweeping import plan
+from sweeping.choose import Measured
+from sweeping.plan import DEFAULT, FIO, Phase, Setting
+
+SPARE_BYTES = 256 << 20  # left free on the disk, and in memory beside what the sweep needs
+LEAST_POOL_BYTES = 256 << 20  # the default's
+CALIBRATIONS = 3
+CAUTION = 1.15  # other settings may be slower than the default
+WORKER = Path(__file__).parent.parent / "sweep_worker.py"
+
+
+class SweepFailed(Exception):
+    """The sweep cannot go on; the message says why and what to change."""
+
+
+def available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise SweepFailed("/proc/meminfo has no MemAvailable")
+
+
+def check_directory(directory: Path, state_bytes: int) -> None:
+    """
+    Raises:
+        SweepFailed: nothing can be measured there.
+    """
+    if not directory.is_dir():
+        raise SweepFailed(f"{directory} is not a directory; give one on the disk to be measured")
+    need = int(state_bytes * 1.1) + SPARE_BYTES
+    free = shutil.disk_usage(directory).free
+    if free < need:
+        raise SweepFailed(
+            f"{directory} has {free / 1e9:.2f} GB free, {need / 1e9:.2f} GB are needed; "
+            "free some space, or choose a smaller --gb"
+        )
+
+
+def pool_bytes_max(state_bytes: int) -> int:
+    """The largest pool to try, in bytes: the state is there twice (saved, and loaded into), and the
+    library keeps the pools of the last two settings. To be asked before anything is taken.
+
+    Raises:
+        SweepFailed: the default's pool does not fit either.
+    """
+    for_pools = available_memory() - 2 * state_bytes - SPARE_BYTES
+    if for_pools < 2 * LEAST_POOL_BYTES:
+        need = 2 * state_bytes + 2 * LEAST_POOL_BYTES + SPARE_BYTES
+        raise SweepFailed(
+            f"{available_memory() / 1e9:.1f} GB of memory are available, {need / 1e9:.1f} GB are "
+            "needed; choose a smaller --gb"
+        )
+    return for_pools // 2
+
+
+@contextmanager
+def work_directory(parent: Path) -> Iterator[Path]:
+    """A directory of the sweep's own, gone afterwards."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix=".ringstow-sweep-", dir=parent))
+    except OSError as error:
+        raise SweepFailed(f"cannot write in {parent}: {error.strerror}") from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def worker_environment() -> dict[str, str]:
+    """Without anybody's settings: the default is to be the default."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGSTOW_")}
+    return kept | {"RINGSTOW_CONFIG": os.devnull}
+
+
+class Worker:
+    """The process that saves and loads, out of reach of a terminal's Ctrl-C, which we handle."""
+
+    def __init__(self, directory: Path, state_bytes: int, drop_caches: bool = False) -> None:
+        command = [sys.executable, "-W", "ignore", str(WORKER), str(directory)]
+        command += ["--bytes", str(state_bytes), *(["--drop-caches"] if drop_caches else [])]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=worker_environment(),
+            start_new_session=True,
+        )
+        try:
+            self.about = self.answer()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def ask(self, setting: Setting, timed: bool = True) -> dict[str, Any]:
+        assert self.process.stdin
+        try:
+            request = {"changes": dict(setting.changes), "timed": timed}
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # answer() says what became of it
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            why = signal.strsignal(-code) if code < 0 else f"exit code {code}"
+            raise SweepFailed(f"the process that saves and loads has ended: {why}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def fio_round(directory: Path, state_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
+    """A new file written and flushed, then read cold."""
+    file = directory / "fio"
+    size = -(-state_bytes // FIO_BLOCK_BYTES) * FIO_BLOCK_BYTES
+    os.sync()
+    try:
+        written = fio_pass("write", file, size)
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return written, fio_pass("read", file, size)
+    except CompareFailed as failure:
+        raise SweepFailed(str(failure)) from failure
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@dataclass
+class Sweep:
+    """What measures, and what was measured. `tell` is called with each setting before it is,
+    `keep` after each round."""
+
+    directory: Path
+    state_bytes: int
+    worker: Worker
+    dice: random.Random
+    tell: Callable[[Setting, int], None]
+    keep: Callable[[Sweep], None]
+    found: list[Measured] = field(default_factory=list)
+    refused: dict[Setting, str] = field(default_factory=dict)
+    notes: dict[Setting, list[str]] = field(default_factory=dict)
+    blocks: int = 0
+
+    def probe(self, setting: Setting) -> dict[str, Any] | None:
+        """What the setting comes to; None where it is refused, which is noted."""
+        answer = self.worker.ask(setting, timed=False)
+        return None if self.is_refused(setting, answer) else answer
+
+    def is_refused(self, setting: Setting, answer: dict[str, Any]) -> bool:
+        if "failed" in answer:
+            raise SweepFailed(f"{setting}: {answer['failed']}")
+        if "refused" in answer:
+            self.refused[setting] = answer["refused"]
+        for note in answer.get("notes", []):
+            known = self.notes.setdefault(setting, [])
+            if note not in known:
+                known.append(note)
+        return "refused" in answer
+
+    def calibrate(self, fio: bool) -> float:
+        """Seconds that a measurement takes. The first, which finds all memory new, is left out."""
+        for number in range(CALIBRATIONS + 1):
+            if number == 1:
+                start = time.monotonic()
+            if self.is_refused(DEFAULT, self.worker.ask(DEFAULT)):
+                raise SweepFailed(f"the default cannot be had: {self.refused[DEFAULT]}")
+            if fio and number == 0:
+                fio_round(self.directory, self.state_bytes)
+        return (time.monotonic() - start) / CALIBRATIONS * CAUTION
+
+    def rounds(self, phase: Phase, ends_at: float) -> None:
+        """Measures the phase's rounds; no more once the time (monotonic) is over, if there are the
+        least."""
+        longest_s = 0.0
+        for number in range(phase.rounds):
+            enough = number >= plan.LEAST_ROUNDS[phase.name]
+            if enough and time.monotonic() + longest_s > ends_at:
+                return
+            start = time.monotonic()
+            for block in plan.blocks(phase.settings, phase.fio, self.dice):
+                self.block(phase.name, number, block)
+            longest_s = max(longest_s, time.monotonic() - start)
+            self.keep(self)
+
+    def block(self, phase: str, number: int, settings: list[Setting]) -> None:
+        self.blocks += 1
+        for setting in settings:
+            self.tell(setting, 1)
+            if setting in self.refused:
+                continue
+            if setting == FIO:
+                save, load = fio_round(self.directory, self.state_bytes)
+            else:
+                answer = self.worker.ask(setting)
+                if self.is_refused(setting, answer):
+                    continue
+                save, load = answer["save"], answer["load"]
+            self.found.append(Measured(setting, phase, number, self.blocks, save, load))
