@@ -3,6 +3,10 @@
 PYTHON ?= python3
 GB     ?= 1
 ROUNDS ?= 3
+MINUTES ?= 10
+# The directory that `make sweep` measures, and where it puts what it found.
+DIR    ?=
+OUT    ?= sweep-out
 # "2.11" has everything done with that PyTorch, in an environment of its own; empty: the newest.
 TORCH  ?=
 TESTS  ?= python/tests
@@ -16,7 +20,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu lint doc bench compare compare-dcp wheel clean
+.PHONY: help demo test test-rust test-python test-gpu lint doc bench compare compare-dcp sweep wheel clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +31,7 @@ help:
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
+	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make wheel    a wheel in dist/"
 	@echo "make clean    remove all that was built, the virtual environment too"
 
@@ -71,6 +76,10 @@ compare-dcp: $(READY)
 
 compare: $(READY)
 	$(BIN)/python tools/compare.py --gb $(GB) --rounds $(ROUNDS)
+
+sweep: $(READY)
+	@test -n "$(DIR)" || { echo "say on which disk: make sweep DIR=/mnt/nvme"; exit 2; }
+	$(BIN)/python tools/sweep.py "$(DIR)" --gb $(GB) --minutes $(MINUTES) --out "$(OUT)"
 
 wheel: $(READY)
 	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist ./python

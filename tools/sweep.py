@@ -21,7 +21,7 @@ import sys
 import time
 import typing
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ def measure(sweep: Sweep, made: Plan, goal: choose.What, ends_at: float, bar: Ba
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The fastest setting on a directory's disk.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="on the disk to be measured")
-    parser.add_argument("--minutes", type=float, default=10.0, help="time to spend (10)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time to measure (10)")
     parser.add_argument("--gb", type=float, default=1.0, help="size of the state, 10^9 bytes (1)")
     parser.add_argument("--out", type=Path, default=Path("sweep-out"), help="where results go")
     parser.add_argument(
@@ -198,7 +198,6 @@ def run(args: argparse.Namespace, results: Results) -> None:
         SweepFailed, NoPlan, KeyboardInterrupt: why it ended early.
     """
     start = time.monotonic()
-    ends_at = start + args.minutes * 60
     pool_max = prepare(args)
     results.machine = machine(args.directory)
     fio = not args.no_fio and shutil.which("fio") is not None
@@ -208,11 +207,13 @@ def run(args: argparse.Namespace, results: Results) -> None:
 
     def keep(sweep: Sweep) -> None:
         results.seconds = time.monotonic() - start
-        write_json(results, args.out)
+        with suppress(OSError):  # the end says so, should it still be the case
+            write_json(results, args.out)
 
     with work_directory(args.directory) as directory, closing(bar):
         worker = Worker(directory, args.state_bytes, args.drop_caches)
         with worker:
+            ends_at = time.monotonic() + args.minutes * 60
             results.defaults = worker.about["defaults"]
             sweep = Sweep(
                 directory, args.state_bytes, worker, random.Random(args.seed), bar.tell, keep
@@ -239,7 +240,6 @@ def main(given: Sequence[str] | None = None) -> int:
         load_average=os.getloadavg()[0],
     )
     code = 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps what was measured, too
     try:
         run(args, results)
     except KeyboardInterrupt:
@@ -254,7 +254,11 @@ def main(given: Sequence[str] | None = None) -> int:
     say()
     for line in [*render.table(results), "", *render.summary(results)]:
         say(line)
-    write_files(results, args.out)
+    try:
+        write_files(results, args.out)
+    except OSError as error:
+        say(f"sweep: writing to {args.out}: {error.strerror}")
+        return 2
     say(f"To use it: copy {args.out / 'ringstow.toml'} into the working directory of your program,")
     say(f"or export RINGSTOW_CONFIG={args.out.absolute() / 'ringstow.toml'}")
     say(f"All of it: {args.out / 'report.html'}")
@@ -262,4 +266,5 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps what was measured, too
     sys.exit(main())

@@ -200,7 +200,7 @@ def as_toml(results: Results) -> str:
         "ringstow takes this file from the working directory, or RINGSTOW_CONFIG names it;",
         "RINGSTOW_* in the environment and what a program says itself go before it.",
     ]
-    text = "".join(f"# {line}\n" for line in dict.fromkeys(lines)) + "\n"
+    text = "".join(f"# {' '.join(line.split())}\n" for line in dict.fromkeys(lines)) + "\n"
     for name, default in results.defaults.items():
         if name in changes:
             text += f"{name} = {toml_value(name, changes[name])}\n"

@@ -1,0 +1,390 @@
+"""tools/sweep.py: what it plans, what it chooses, and what it leaves when something goes wrong."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+import typing
+
+import numpy
+import pytest
+
+import ringstow
+
+TOOLS = pathlib.Path(__file__).parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+pytest.importorskip("matplotlib")
+import sweep  # noqa: E402
+from sweeping import choose, measure, plan, plots, render  # noqa: E402
+from sweeping.plan import AGAIN, DEFAULT, FIO, Setting  # noqa: E402
+
+DEFAULTS = {"pool_bytes": 256 << 20, "block_bytes": 4 << 20, "queue_depth": 8, "fillers": 0}
+DEFAULTS |= {"engine": "auto", "direct": "auto", "fixed": "auto"}
+DEFAULTS |= {"shard_bytes": 0, "trace": None}
+DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}
+
+
+def knobs(wanted=(), types=None, cores=2):
+    types = types or typing.get_type_hints(ringstow.Config)
+    return plan.knobs_of(types, DEFAULTS | {"sqpoll": "auto"}, DOES, cores, 1 << 30, wanted)
+
+
+# --- the plan ----------------------------------------------------------------------------------
+
+
+def test_what_the_default_does_is_not_measured_under_a_second_name():
+    levels = {knob.name: knob.levels for knob in knobs()}
+    assert "uring" not in levels["engine"]
+    assert "portable" in levels["engine"]
+    assert (levels["direct"], levels["fixed"]) == (("off",), ("off",))
+    assert levels["fillers"] == (1, 4)
+    assert 4 << 20 not in levels["block_bytes"]
+
+
+def test_a_switch_that_config_gets_one_day_is_swept():
+    types = {"sqpoll": typing.Literal["auto", "on", "off"]}
+    assert [knob.levels for knob in knobs(types=types)] == [("on", "off")]
+
+
+def test_a_knob_that_is_not_there_is_named():
+    assert [knob.name for knob in knobs(["queue_depth"])] == ["queue_depth"]
+    with pytest.raises(plan.NoPlan, match="que_depth"):
+        knobs(["que_depth"])
+
+
+def test_the_grid_leaves_out_what_the_pool_does_not_hold():
+    cells = plan.grid(knobs(), 256 << 20)
+    assert len(cells) == len(set(cells)) == 5 * 5 - 1 - 1
+    assert DEFAULT not in cells
+    assert Setting.of({"block_bytes": 16 << 20, "queue_depth": 32}) not in cells
+
+
+def test_a_round_has_each_setting_once_and_the_default_in_every_block():
+    settings = plan.one_by_one(knobs())
+    blocks = plan.blocks(settings, True, random.Random(1))
+    assert all(block.count(DEFAULT) == 1 for block in blocks)
+    assert all(len(block) <= 1 + plan.OTHERS_IN_A_BLOCK for block in blocks)
+    others = [setting for block in blocks for setting in block if setting != DEFAULT]
+    assert sorted(map(str, others)) == sorted(map(str, [*settings, AGAIN, FIO]))
+    assert sum(map(len, blocks)) == plan.round_length(len(settings), True)
+    assert blocks != plan.blocks(settings, True, random.Random(2))
+
+
+@pytest.mark.parametrize("minutes", [2, 4, 6, 10, 60])
+def test_the_plan_fits_the_time(minutes):
+    made = plan.make(knobs(), 256 << 20, minutes * 60, 1.5, True)
+    assert sum(phase.seconds for phase in made.phases) <= minutes * 60
+    assert all(phase.rounds >= plan.LEAST_ROUNDS[phase.name] for phase in made.phases)
+    assert (made.grid is not None) == (minutes >= 4)
+
+
+def test_too_little_time_is_told_with_what_is_enough():
+    with pytest.raises(plan.NoPlan, match=r"--minutes \d"):
+        plan.make(knobs(), 256 << 20, 20, 1.5, False)
+
+
+def test_what_was_refused_is_not_planned():
+    refused = Setting.of({"direct": "off"})
+    made = plan.make(knobs(), 256 << 20, 600, 1.0, False, [refused])
+    assert refused not in made.one_by_one.settings
+
+
+# --- the choice --------------------------------------------------------------------------------
+
+
+def measured(setting, phase, block, save, load=1.0):
+    def result(speed):
+        return {"bytes": 1e9, "seconds": 1 / speed, "cpu_seconds": 0.1, "staged_seconds": 0.1}
+
+    return choose.Measured(setting, phase, block, block, result(save), result(load))
+
+
+def rounds(dice, phase, speeds, count, noise=0.05):
+    """Rounds of a disk whose speed drifts tenfold while the settings stay as fast as they are."""
+    found = []
+    for block in range(count):
+        mood = 10 ** dice.uniform(-0.5, 0.5)
+        for setting, speed in [(DEFAULT, 1.0), *speeds.items()]:
+            got = [mood * speed * dice.lognormal(0, noise) for _ in range(2)]
+            found.append(measured(setting, phase, (phase, block), *got))
+    return found
+
+
+FAST, SAME = Setting.of({"queue_depth": 16}), Setting.of({"queue_depth": 4})
+
+
+def test_what_is_faster_on_a_disk_that_drifts_is_found():
+    found = rounds(numpy.random.default_rng(1), "final", {FAST: 1.2, SAME: 1.0}, 8)
+    verdict = choose.verdict(found, "both")
+    assert verdict.setting == FAST
+    assert verdict.figures[FAST].median == pytest.approx(1.2, abs=0.06)
+
+
+def test_luck_among_forty_equals_is_rarely_taken_for_speed():
+    wrong = 0
+    for seed in range(100):
+        dice = numpy.random.default_rng(seed)
+        equals = {Setting.of({"queue_depth": depth}): 1.0 for depth in range(10, 50)}
+        found = rounds(dice, "one by one", equals, 3, noise=0.2)
+        best = choose.finalists(found, [], DEFAULTS, "both")
+        assert len(best) <= plan.FINALISTS
+        final = rounds(dice, "final", dict.fromkeys(best, 1.0), 7, noise=0.2)
+        wrong += choose.verdict(found + final, "both").setting != DEFAULT
+    assert wrong <= 8
+
+
+def test_too_few_rounds_of_the_final_keep_the_default():
+    found = rounds(numpy.random.default_rng(1), "final", {FAST: 2.0}, 4)
+    verdict = choose.verdict(found, "both")
+    assert verdict.setting == DEFAULT
+    assert "fewer than 5 rounds" in verdict.why
+    assert choose.verdict([], "both").setting == DEFAULT
+
+
+def test_the_goal_says_which_speed_counts():
+    found = [measured(DEFAULT, "final", block, 1.0, 1.0) for block in range(6)]
+    found += [measured(FAST, "final", block, 1.5, 0.5) for block in range(6)]
+    chosen = {goal: choose.verdict(found, goal).setting for goal in ("save", "load", "both")}
+    assert chosen == {"save": FAST, "load": DEFAULT, "both": DEFAULT}
+
+
+def test_what_does_not_go_together_is_not_combined():
+    speeds = {
+        Setting.of({"engine": "portable"}): 1.2,
+        Setting.of({"fixed": "on"}): 1.2,
+        Setting.of({"fillers": 4}): 0.9,
+        Setting.of({"pool_bytes": 64 << 20}): 1.2,
+        Setting.of({"block_bytes": 16 << 20}): 1.1,
+        Setting.of({"block_bytes": 16 << 20, "queue_depth": 16}): 1.3,
+    }
+    found = rounds(numpy.random.default_rng(1), "grid", speeds, 5, noise=0.01)
+    types = {**typing.get_type_hints(ringstow.Config)}
+    turned = plan.knobs_of(types, DEFAULTS, DOES | {"fixed": "off"}, 2, 1 << 30)
+    together = choose.combined(found, turned, DEFAULTS, "both")
+    expected = {"engine": "portable", "block_bytes": 16 << 20, "queue_depth": 16}
+    assert dict(together.changes) == expected
+
+
+# --- what it tells -----------------------------------------------------------------------------
+
+
+def results(setting, changed=2.0, ended=""):
+    found = [measured(s, "final", b, speed) for b in range(6)
+             for s, speed in [(DEFAULT, 1.0), (AGAIN, 1.0), (setting, changed)]]  # fmt: skip
+    cell = Setting.of({"queue_depth": 16})
+    found += [measured(s, "grid", 9, 1.0) for s in (DEFAULT, cell)]
+    return render.Results(
+        command="python tools/sweep.py '<a&b>'",
+        machine="2 x CPU",
+        date="2026-11-21",
+        goal="both",
+        state_bytes=10**9,
+        seed=0,
+        load_average=0.5,
+        defaults=DEFAULTS,
+        knobs=knobs(),
+        found=found,
+        seconds=60,
+        ended=ended,
+    )
+
+
+BEST = Setting.of(
+    {"block_bytes": 8 << 20, "queue_depth": 32, "engine": "portable", "direct": "off"}
+)
+
+
+@pytest.fixture
+def best_file(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("RINGSTOW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "ringstow.toml"
+    path.write_text(render.as_toml(results(BEST)))
+    return path
+
+
+def test_python_takes_the_setting_from_the_file(best_file, monkeypatch, tmp_path):
+    config = dataclasses.asdict(ringstow.Config())
+    assert config == {**DEFAULTS, **dict(BEST.changes)}
+    report = ringstow.save({"a": 1}, tmp_path / "ckpt")
+    assert (report.engine, report.direct) == ("portable", False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert ringstow.Config().queue_depth == 8
+    monkeypatch.setenv("RINGSTOW_CONFIG", str(best_file))
+    assert ringstow.Config().queue_depth == 32
+
+
+def test_the_program_takes_the_setting_from_the_file(best_file):
+    command = "import sys; from ringstow._cli import main; sys.argv[0] = 'ringstow'; main()"
+    arguments = ["bench", ".", "--json", "--gb", "0.001", "--rounds", "1", "--queue-depth", "4"]
+    told = subprocess.run(
+        [sys.executable, "-c", command, *arguments],
+        cwd=best_file.parent,
+        capture_output=True,
+        check=True,
+    )
+    measured_by_it = json.loads(told.stdout)
+    assert measured_by_it["config"] | dict(BEST.changes) == {
+        **measured_by_it["config"], **dict(BEST.changes)
+    }  # fmt: skip
+    for name in ("block_bytes", "engine", "direct"):
+        assert measured_by_it["config"][name] == dict(BEST.changes)[name]
+    assert measured_by_it["config"]["queue_depth"] == 4  # what is said goes before the file
+    assert [way["engine"] for way in measured_by_it["ways"]] == ["portable"]
+
+
+def test_a_default_that_stays_is_a_file_that_changes_nothing(tmp_path, monkeypatch):
+    text = render.as_toml(results(BEST, changed=1.0, ended="failed:\nqueue_depth = 3\r\nx = 1"))
+    assert "nothing was certainly faster" in text
+    (tmp_path / "ringstow.toml").write_text(text)
+    monkeypatch.setenv("RINGSTOW_CONFIG", str(tmp_path / "ringstow.toml"))
+    config = dataclasses.asdict(ringstow.Config())
+    assert {name: config[name] for name in DEFAULTS} == DEFAULTS
+
+
+def test_the_page_needs_nothing_but_itself():
+    told = results(BEST)
+    page = render.as_html(told, plots.heat_map(told), plots.knob_plot(told))
+    assert page.count('src="data:image/') == page.count("src=") == 2
+    assert "http" not in page
+    assert "&lt;a&amp;b&gt;" in page
+    assert "2.00 (2.00-2.00)" in "\n".join(render.table(told))
+
+
+# --- the whole ---------------------------------------------------------------------------------
+
+FEW = ["--gb", "0.01", "--seed", "1", "--knobs", "block_bytes", "queue_depth"]
+
+
+@pytest.fixture
+def least(monkeypatch):
+    """The least of everything, so that it takes seconds."""
+    monkeypatch.setattr(plan, "LEAST_ROUNDS", dict.fromkeys(plan.LEAST_ROUNDS, 1))
+    monkeypatch.setattr(measure.Sweep, "calibrate", lambda self, fio: 0.01)
+    levels = {"block_bytes": (1 << 20, 4 << 20), "queue_depth": (2, 8)}
+    monkeypatch.setattr(plan, "NUMBERS", levels)
+
+
+def leftovers(directory):
+    return [path.name for path in directory.iterdir() if path.name.startswith(".ringstow")]
+
+
+def test_a_sweep_leaves_table_json_heat_map_page_and_setting(least, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert sweep.main([str(tmp_path), *FEW, "--minutes", "0.08", "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "Plan:" in told
+    assert "To be used:" in told
+    assert {p.name for p in out.iterdir()} == {
+        "results.json", "heatmap.png", "report.html", "ringstow.toml"
+    }  # fmt: skip
+    found = json.loads((out / "results.json").read_text())
+    assert {m["phase"] for m in found["measurements"]} >= {"one by one", "grid"}
+    assert all(m["save"]["bytes"] >= 9e6 for m in found["measurements"])
+    assert found["ended"] == ""
+    assert leftovers(tmp_path) == []
+
+
+def test_a_plan_alone_measures_nothing(least, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert sweep.main([str(tmp_path), *FEW, "--minutes", "1", "--plan"]) == 0
+    told = capsys.readouterr().out
+    assert "no fio here" in told
+    assert "settings x" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_keeps_the_rounds_that_were_measured(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, TOOLS / "sweep.py", tmp_path, *FEW, "--out", out]
+    surroundings = {**os.environ, "RINGSTOW_QUEUE_DEPTH": "3", "PATH": ""}
+    with subprocess.Popen(
+        [*map(str, command), "--minutes", "10"],
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (out / "results.json").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.3)  # into the second round
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=30)[0]
+    assert process.returncode == 130
+    assert "Not complete: stopped by Ctrl-C" in told
+    found = json.loads((out / "results.json").read_text())
+    assert {m["round"] for m in found["measurements"]} >= {0}
+    assert all(m["load"]["seconds"] > 0 for m in found["measurements"])
+    assert found["defaults"]["queue_depth"] == 8  # not what the environment says
+    assert found["chosen"] == {}
+    assert "stopped by Ctrl-C" in (out / "ringstow.toml").read_text()
+    assert (out / "report.html").exists()
+    assert leftovers(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_is_named(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.touch()
+    for bad in (file, tmp_path / "none"):
+        assert sweep.main([str(bad), "--out", str(tmp_path / "out")]) == 2
+        assert f"{bad} is not a directory" in capsys.readouterr().out
+    assert sweep.main([str(tmp_path), "--out", str(file)]) == 2
+    assert f"--out {file}" in capsys.readouterr().out
+
+
+def test_too_little_memory_is_told_before_any_is_taken(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "available_memory", lambda: 1 << 30)
+    assert sweep.main([str(tmp_path), "--gb", "0.5", "--out", str(tmp_path / "out")]) == 2
+    assert "choose a smaller --gb" in capsys.readouterr().out
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 300 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300M", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("needs to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_is_too_small_is_told_beforehand(small_disk, tmp_path, capsys):
+    assert sweep.main([str(small_disk), "--gb", "0.1", "--out", str(tmp_path / "out")]) == 2
+    assert "choose a smaller --gb" in capsys.readouterr().out
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_keeps_what_was_measured(
+    least, small_disk, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setitem(plan.LEAST_ROUNDS, "one by one", 2)
+    kept = sweep.write_json
+
+    def fill(given, out):
+        kept(given, out)
+        if not (small_disk / "ballast").exists():
+            with (small_disk / "ballast").open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 299 << 20)
+
+    monkeypatch.setattr(sweep, "write_json", fill)
+    out = tmp_path / "out"
+    assert sweep.main([str(small_disk), *FEW, "--minutes", "0.08", "--out", str(out)]) == 2
+    assert "No space left" in capsys.readouterr().out
+    found = json.loads((out / "results.json").read_text())
+    assert "No space left" in found["ended"]
+    assert found["measurements"]
+    assert leftovers(small_disk) == []
