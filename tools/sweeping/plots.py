@@ -116,8 +116,9 @@ def knob_plot(results: Results) -> bytes | None:
         places = [-number + shift for number in range(len(settings))]
         panel.errorbar(middles, places, xerr=arms, fmt="o", ms=5, capsize=3, label=what,
                        color=COLOURS[what])  # fmt: skip
+    labels = [f"{setting}  n={len(choose.speeds(found, setting, 'save'))}" for setting in settings]
     panel.axvline(1, color="#888888", lw=1)
-    panel.set_yticks([-n for n in range(len(settings))], [str(setting) for setting in settings])
+    panel.set_yticks([-n for n in range(len(settings))], labels)
     panel.set_xlabel("speed / the default's in the same block; median and 95 % interval")
     panel.grid(axis="x", alpha=0.3)
     panel.legend()

@@ -28,7 +28,8 @@ FOR_WHAT = {
 }
 RULE = (
     "A ratio is a setting's speed over the default's within one block of a few measurements in "
-    "random order. Given are the median over the blocks and its bootstrapped 95 % interval. A "
+    "random order. Given are the median over the blocks and its bootstrapped 95 % interval, which "
+    "says little where n, the number of measurements, is two or three. A "
     "setting is better than the default if that interval, widened for the number of finalists, "
     "lies above 1 in the final's own rounds, of which there are five at least."
 )
