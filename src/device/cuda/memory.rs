@@ -40,6 +40,11 @@ impl DeviceMemory {
         Ok(memory)
     }
 
+    /// How many bytes it has.
+    pub fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
     /// Its bytes as a tensor's, to be saved.
     ///
     /// # Errors
