@@ -21,3 +21,4 @@ pub use memory::{DeviceMemory, LargeCopy, Rates, measure};
 pub use pin::Pin;
 pub(crate) use pin::pin;
 pub use source::CudaSource;
+pub(crate) use source::primary_ordinal;
