@@ -36,7 +36,7 @@ test: test-rust test-python
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test
+	cargo test -p ringstow -p fake-cuda
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q $(TESTS)

@@ -4,7 +4,9 @@ use crate::error::Result;
 
 /// Copies that GPUs make: none.
 #[derive(Debug, Default)]
-pub(crate) struct Copies;
+pub(crate) struct Copies {
+    _none: (),
+}
 
 impl Copies {
     pub fn bytes(&self) -> u64 {

@@ -94,6 +94,21 @@ impl SaveReport {
     pub fn gb_per_s(&self) -> f64 {
         gb_per_s(self.file_bytes, self.seconds.total)
     }
+
+    /// Gigabytes (10^9) a second that GPUs copied while they did; `None` where they copied nothing.
+    pub fn device_gb_per_s(&self) -> Option<f64> {
+        device_gb_per_s(&self.moved, self.seconds.device_copy)
+    }
+
+    /// Gigabytes (10^9) a second that one thread took checksums of.
+    pub fn checksum_gb_per_s(&self) -> f64 {
+        gb_per_s(self.file_bytes, self.seconds.checksum_cpu)
+    }
+
+    /// Gigabytes (10^9) a second from the first byte copied to the last one written.
+    pub fn write_gb_per_s(&self) -> f64 {
+        gb_per_s(self.file_bytes, self.seconds.write)
+    }
 }
 
 /// What a load did.
@@ -135,6 +150,11 @@ impl LoadReport {
     /// Gigabytes (10^9) read a second.
     pub fn gb_per_s(&self) -> f64 {
         gb_per_s(self.read_bytes, self.seconds.total)
+    }
+
+    /// Gigabytes (10^9) a second that GPUs copied while they did; `None` where they copied nothing.
+    pub fn device_gb_per_s(&self) -> Option<f64> {
+        device_gb_per_s(&self.moved, self.seconds.device_copy)
     }
 }
 
@@ -182,4 +202,8 @@ impl From<Damage> for crate::Error {
 
 fn gb_per_s(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 / 1e9 / seconds.max(1e-9)
+}
+
+fn device_gb_per_s(moved: &Moved, seconds: f64) -> Option<f64> {
+    (moved.device_bytes > 0).then(|| gb_per_s(moved.device_bytes, seconds))
 }

@@ -80,9 +80,9 @@ pub(crate) fn write(
         clocks: Clocks::default(),
         device_bytes: AtomicU64::new(0),
     };
-    let stream = Stream::new(&origin, &pool, &shards, job);
+    let stream = Stream::new(&origin, &pool, &shards, runtime.config().filler_threads(), job);
     let filling = Instant::now();
-    stream.fill(runtime.config().filler_threads());
+    stream.fill();
     seconds.stage = stream.staged_at.get().map_or(0.0, |at| (*at - filling).as_secs_f64());
     stream.in_flight.settle()?;
     if job.stopped() {
@@ -184,6 +184,7 @@ struct Stream<'a> {
     pool: &'a Pool,
     shards: &'a Shards,
     job: &'a Arc<Job>,
+    fillers: usize,
     /// The next block to fill.
     next: AtomicUsize,
     /// Blocks of which not all bytes have left their tensors.
@@ -195,13 +196,20 @@ struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    fn new(origin: &'a Origin<'a>, pool: &'a Pool, shards: &'a Shards, job: &'a Arc<Job>) -> Self {
+    fn new(
+        origin: &'a Origin<'a>,
+        pool: &'a Pool,
+        shards: &'a Shards,
+        fillers: usize,
+        job: &'a Arc<Job>,
+    ) -> Self {
         let blocks = &origin.plan.blocks;
         Self {
             origin,
             pool,
             shards,
             job,
+            fillers: fillers.min(blocks.len()).max(1),
             next: AtomicUsize::new(0),
             unstaged: AtomicUsize::new(blocks.len()),
             staged_at: OnceLock::new(),
@@ -210,10 +218,10 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Fills all blocks, on `threads` threads.
-    fn fill(&self, threads: usize) {
+    /// Fills all blocks.
+    fn fill(&self) {
         std::thread::scope(|scope| {
-            for _ in 1..threads.min(self.origin.plan.blocks.len()) {
+            for _ in 1..self.fillers {
                 scope.spawn(|| self.fill_blocks());
             }
             self.fill_blocks();
@@ -238,7 +246,9 @@ impl<'a> Stream<'a> {
             Some((_, first)) => first.has_landed()?,
             None => false,
         };
-        if !is_there && let Some((number, buffer)) = self.lease(begun.is_empty()) {
+        // No more than its share of the pool: others take checksums meanwhile.
+        let may_begin = !is_there && begun.len() <= self.pool.count() / self.fillers;
+        if may_begin && let Some((number, buffer)) = self.lease(begun.is_empty()) {
             let block = &self.origin.plan.blocks[number];
             begun.push_back((number, Filling::begin(self.origin, block, buffer)?));
             return Ok(());

@@ -53,9 +53,9 @@ macro_rules! cuda {
                 Ok(name) => name,
                 Err(_) => unreachable!(),
             };
+        type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
         // SAFETY: the types are those of the function with this name.
-        let function: unsafe extern "C" fn($($type),*) $(-> $result)? =
-            unsafe { std::mem::transmute(symbol(NAME)) };
+        let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Function>(symbol(NAME)) };
         // SAFETY: addresses point to what the function reads and writes.
         unsafe { function($($value),*) }
     }};
@@ -97,6 +97,11 @@ impl Fake {
     /// Every copy takes longer: nanoseconds each, and a MiB.
     pub fn slow(&self, ns_per_op: u64, ns_per_mib: u64) {
         cuda!(fake_cuda_slow(ns_per_op => u64, ns_per_mib => u64));
+    }
+
+    /// There are `count` devices as long as this test runs (1 otherwise).
+    pub fn devices(&self, count: u32) {
+        cuda!(fake_cuda_devices(count => u32));
     }
 
     /// The (`after` + 1)-th call of `function` from now returns `code`, once. `"execute"`: so many
@@ -181,6 +186,13 @@ impl Drop for Context {
     fn drop(&mut self) {
         cuda!(cuDevicePrimaryCtxRelease_v2(self.ordinal => c_int) -> c_int);
     }
+}
+
+/// The calling thread's current context.
+pub fn current_context() -> usize {
+    let mut handle = 0;
+    must!(cuCtxGetCurrent(&mut handle => *mut usize));
+    handle
 }
 
 /// Device memory with something in it.

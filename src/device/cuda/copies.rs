@@ -176,9 +176,9 @@ impl Copies {
 struct Flight {
     device: Arc<Device>,
     direction: Direction,
-    began: Event,
+    began: Arc<Event>,
     /// Recorded after the last; none if that failed.
-    ended: Option<Event>,
+    ended: Option<Arc<Event>>,
     over: bool,
 }
 
@@ -191,20 +191,17 @@ impl Flight {
         let _current = device.enter(doing)?;
         let gpu = |error| failed(error, doing, ordinal);
         // Held over all of it: another's copies in between would count as ours.
-        let stream = device.stream(direction);
-        // SAFETY: the stream is the device's, and live.
-        let began = unsafe {
-            order.moment.event().hold_back(*stream).map_err(gpu)?;
-            Event::record(&device, *stream).map_err(gpu)?
-        };
+        let mut lane = device.lane(direction);
+        let began = lane.ready(&order.moment, direction as usize).map_err(gpu)?;
         let put = order.copies.iter().try_for_each(|copy| {
             // SAFETY: the memory is there until the copies have ended: the contract of `order`.
-            unsafe { put(copy, direction, *stream) }
+            unsafe { put(copy, direction, lane.stream) }
         });
-        // SAFETY: as above.
-        let ended = unsafe { Event::record(&device, *stream) };
+        // SAFETY: the stream is the device's, and live.
+        let ended = unsafe { Event::record(&device, lane.stream) }.map(Arc::new);
         let failure = ended.as_ref().err().copied();
         let ended = ended.ok();
+        lane.last = ended.as_ref().map(Arc::downgrade).unwrap_or_default();
         flights.push(Flight { device: device.clone(), direction, began, ended, over: false });
         checked(put, doing, ordinal)?;
         failure.map_or(Ok(()), |error| Err(gpu(error)))
@@ -214,7 +211,7 @@ impl Flight {
         if !self.over {
             let doing = self.direction.doing();
             let _current = self.device.enter(doing)?;
-            let asked = self.ended.as_ref().map_or(Ok(true), Event::has_come);
+            let asked = self.ended.as_ref().map_or(Ok(true), |ended| ended.has_come());
             self.over = asked.map_err(|error| {
                 // The context is beyond use: nothing is copied in it any more.
                 self.over = true;
@@ -233,9 +230,9 @@ impl Flight {
     fn synchronize(&self) -> Result<()> {
         let doing = self.direction.doing();
         let _current = self.device.enter(doing)?;
-        let stream = self.device.stream(self.direction);
+        let lane = self.device.lane(self.direction);
         // SAFETY: our own stream.
-        checked(unsafe { result::stream::synchronize(*stream) }, doing, self.device.ordinal())
+        checked(unsafe { result::stream::synchronize(lane.stream) }, doing, self.device.ordinal())
     }
 }
 

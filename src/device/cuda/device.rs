@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
 use cudarc::driver::{DriverError, result};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A stream as the driver knows it: what `torch.cuda.Stream.cuda_stream` says, or cudarc's
@@ -29,10 +30,17 @@ pub struct Device {
     raw: sys::CUdevice,
     context: CUcontext,
     /// Copies to the host, and copies from it: neither waits for the other.
-    streams: [Mutex<CUstream>; 2],
+    lanes: [Mutex<Lane>; 2],
     /// Events that nobody uses now.
     events: Mutex<Vec<CUevent>>,
     process: u32,
+}
+
+/// One of our streams.
+pub(super) struct Lane {
+    pub stream: CUstream,
+    /// The event after the last copies that were put on it.
+    pub last: Weak<Event>,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread; what is recorded on a stream
@@ -92,28 +100,27 @@ impl Device {
         let name = result::device::get_name(raw)?;
         // SAFETY: a device that the driver has just named.
         let context = unsafe { result::primary_ctx::retain(raw) }?;
-        let null = || Mutex::new(std::ptr::null_mut());
         let mut device = Self {
             ordinal,
             name,
             raw,
             context,
-            streams: [null(), null()],
+            lanes: [Lane::new(std::ptr::null_mut()), Lane::new(std::ptr::null_mut())],
             events: Mutex::default(),
             process: std::process::id(),
         };
         // Dropped, and so released, if that fails.
-        device.streams = device.open_streams()?;
+        device.lanes = device.open_lanes()?;
         Ok(device)
     }
 
-    fn open_streams(&self) -> std::result::Result<[Mutex<CUstream>; 2], DriverError> {
+    fn open_lanes(&self) -> std::result::Result<[Mutex<Lane>; 2], DriverError> {
         // SAFETY: the context was retained and `self` will release it.
         let _current = unsafe { Current::enter(self.context) }?;
         let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
         let first = create()?;
         match create() {
-            Ok(second) => Ok([Mutex::new(first), Mutex::new(second)]),
+            Ok(second) => Ok([Lane::new(first), Lane::new(second)]),
             Err(error) => {
                 // SAFETY: made above, and nothing was put on it.
                 let _ = unsafe { result::stream::destroy(first) };
@@ -140,8 +147,8 @@ impl Device {
     }
 
     /// One of our streams, to put a row of copies on.
-    pub(super) fn stream(&self, direction: super::Direction) -> MutexGuard<'_, CUstream> {
-        self.streams[direction as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lane(&self, direction: super::Direction) -> MutexGuard<'_, Lane> {
+        self.lanes[direction as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_process(&self) -> Result<()> {
@@ -176,8 +183,8 @@ impl Drop for Device {
                 for event in self.events.get_mut().unwrap_or_else(PoisonError::into_inner) {
                     let _ = result::event::destroy(*event);
                 }
-                for stream in &mut self.streams {
-                    let stream = *stream.get_mut().unwrap_or_else(PoisonError::into_inner);
+                for lane in &mut self.lanes {
+                    let stream = lane.get_mut().unwrap_or_else(PoisonError::into_inner).stream;
                     if !stream.is_null() {
                         let _ = result::stream::destroy(stream);
                     }
@@ -185,6 +192,35 @@ impl Drop for Device {
             }
             let _ = result::primary_ctx::release(self.raw);
         }
+    }
+}
+
+impl Lane {
+    fn new(stream: CUstream) -> Mutex<Self> {
+        Mutex::new(Self { stream, last: Weak::new() })
+    }
+
+    /// Has what is put on the stream from now on wait for a moment, if it does not yet, and returns
+    /// an event at which the next copy can begin: that after the copies before it as long as they go
+    /// on, a new one otherwise. Called with the device's context current.
+    pub fn ready(
+        &self,
+        moment: &Moment,
+        to: usize,
+    ) -> std::result::Result<Arc<Event>, DriverError> {
+        if moment.awaited[to].load(Relaxed) {
+            if let Some(last) = self.last.upgrade()
+                && !last.has_come()?
+            {
+                return Ok(last);
+            }
+        } else {
+            // SAFETY: our own live stream.
+            unsafe { moment.event.hold_back(self.stream) }?;
+            moment.awaited[to].store(true, Relaxed);
+        }
+        // SAFETY: as above.
+        unsafe { Event::record(&moment.device, self.stream) }.map(Arc::new)
     }
 }
 
@@ -218,7 +254,7 @@ impl Event {
     ///
     /// # Safety
     /// The stream is a live one.
-    pub unsafe fn hold_back(&self, stream: CUstream) -> std::result::Result<(), DriverError> {
+    unsafe fn hold_back(&self, stream: CUstream) -> std::result::Result<(), DriverError> {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: a live event; a live stream by the contract.
         unsafe { result::stream::wait_event(stream, self.raw, flags) }
@@ -252,6 +288,8 @@ impl Drop for Event {
 pub(crate) struct Moment {
     device: Arc<Device>,
     event: Event,
+    /// Whether our streams wait for it. Looked at under a stream's lock.
+    awaited: [AtomicBool; 2],
 }
 
 impl std::fmt::Debug for Moment {
@@ -263,10 +301,6 @@ impl std::fmt::Debug for Moment {
 impl Moment {
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
-    }
-
-    pub(super) fn event(&self) -> &Event {
-        &self.event
     }
 }
 
@@ -300,7 +334,7 @@ impl Ready {
         let device = Device::get(ordinal)?;
         // SAFETY: the same contract.
         let event = unsafe { record(&device, stream as CUstream) }?;
-        let moment = Arc::new(Moment { device, event });
+        let moment = Arc::new(Moment { device, event, awaited: Default::default() });
         self.moments.insert((ordinal, stream), moment.clone());
         Ok(moment)
     }

@@ -75,7 +75,7 @@ fn boxes(
     if row == last {
         return boxes(inner, first % len, end % len, place(row), outer, each);
     }
-    if first % len > 0 {
+    if !first.is_multiple_of(len) {
         boxes(inner, first % len, len, place(row), outer, each);
         row += 1;
     }

@@ -39,6 +39,8 @@ const NOT_CALLS: &[&str] = &["execute", "default-stream-copies"];
 #[derive(Default)]
 pub(crate) struct Control {
     is_held: bool,
+    /// Instead of what the environment says.
+    devices: Option<usize>,
     ns_per_op: u64,
     ns_per_mib: u64,
     failures: Vec<Failure>,
@@ -60,7 +62,7 @@ impl Control {
 
     /// How long the execution of an operation on so many bytes takes longer than it would.
     pub(crate) fn delay(&self, bytes: usize) -> Duration {
-        let per_bytes = u128::from(self.ns_per_mib) * bytes as u128 >> 20;
+        let per_bytes = (u128::from(self.ns_per_mib) * bytes as u128) >> 20;
         Duration::from_nanos(self.ns_per_op.saturating_add(per_bytes as u64))
     }
 
@@ -111,6 +113,11 @@ impl Control {
 }
 
 impl State {
+    /// The number of devices.
+    pub(crate) fn devices(&self) -> usize {
+        self.control.devices.unwrap_or(self.options.devices)
+    }
+
     fn live(&self, what: &str) -> Option<usize> {
         Some(match what {
             "contexts" => self.contexts.live(),
@@ -196,6 +203,12 @@ pub extern "C" fn fake_cuda_slow(ns_per_op: u64, ns_per_mib: u64) {
     state.control.ns_per_mib = ns_per_mib;
 }
 
+/// There are `count` devices, until the reset: for tests that share a process with others.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_devices(count: u32) {
+    driver().lock().control.devices = Some(count as usize);
+}
+
 /// The (`after` + 1)-th call of `function` from now returns `code`, once, and does nothing.
 ///
 /// `"execute"` stands for the execution of a copy or memset: its context is lost, and all later
@@ -266,7 +279,7 @@ pub unsafe extern "C" fn fake_cuda_violations(out: *mut u8, len: usize) -> usize
     text.len()
 }
 
-/// Forgets violations, failures, delays, the hold, counts, peaks, captures and lost contexts.
+/// Forgets violations, failures, delays, the number of devices, the hold, counts, peaks, captures and lost contexts.
 /// Whatever the program holds (memory, registrations, streams, events) it goes on holding.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_reset() {

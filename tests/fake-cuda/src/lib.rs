@@ -10,7 +10,7 @@
 //! - Device memory is of its own: ordinary code that touches it crashes (unless `FAKE_CUDA_OPEN=1`).
 //! - What a real driver leaves undefined, or does only slowly, is noted as a *violation*: copies
 //!   outside of an allocation, memory freed or unregistered while a copy uses it, calls that break
-//!   another thread's capture.
+//!   another thread's capture, a host function that calls the driver.
 //! - Failures can be injected into every function, and into the execution of a copy (`control`).
 //!
 //! # What it does not model
@@ -40,3 +40,4 @@ mod driver;
 mod event;
 mod memory;
 mod stream;
+mod worker;

@@ -7,9 +7,11 @@ use crate::abi::{
     Code, DevicePtr, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, Handle,
     INVALID_VALUE, OPERATING_SYSTEM, OUT_OF_MEMORY, REGISTER_PORTABLE,
 };
+use crate::driver::State;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, MsFlags, ProtFlags, madvise, mmap, msync};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -20,6 +22,8 @@ const PAGE: usize = 4096;
 /// A region has room for this many times its memory: addresses come again late, so that a pointer
 /// to freed memory points to nothing.
 const ADDRESSES_A_BYTE: usize = 4;
+/// ... and for as many allocations of a page as a small device could be asked for.
+const REGION_MIN: usize = 1 << 30;
 
 #[derive(Default)]
 pub struct Memory {
@@ -112,10 +116,9 @@ impl Memory {
             return Err(OUT_OF_MEMORY);
         }
         let taken = len.next_multiple_of(PAGE);
-        if !self.regions.contains_key(&device) {
-            let room = capacity.next_multiple_of(PAGE) * ADDRESSES_A_BYTE;
-            let region = Region::map(room, open).map_err(|_| OPERATING_SYSTEM)?;
-            self.regions.insert(device, region);
+        if let Entry::Vacant(place) = self.regions.entry(device) {
+            let room = capacity.next_multiple_of(PAGE).saturating_mul(ADDRESSES_A_BYTE);
+            place.insert(Region::map(room.max(REGION_MIN), open).map_err(|_| OPERATING_SYSTEM)?);
         }
         let address = self.free_addresses(device, taken).ok_or(OUT_OF_MEMORY)?;
         let allocation = Allocation { len, device, context, is_freeing: false };
@@ -265,6 +268,28 @@ impl Memory {
 
     pub fn registered(&self) -> usize {
         self.registrations.values().map(|registration| registration.len).sum()
+    }
+}
+
+impl State {
+    /// The end of an allocation. A violation if copies that use it are not done.
+    pub fn free_now(&mut self, address: DevicePtr) {
+        let Some(&allocation) = self.memory.allocations.get(&address) else { return };
+        let pending = self.abandon(&(address..address + allocation.len as u64));
+        if pending > 0 {
+            self.control.violation(format!(
+                "device memory {address:#x} ({} bytes) freed while {pending} copies use it",
+                allocation.len
+            ));
+        }
+        self.memory.free(address);
+    }
+
+    /// The end of all allocations of a context, which goes away.
+    pub fn free_all_of(&mut self, context: Handle) {
+        let owned = self.memory.allocations.iter().filter(|(_, held)| held.context == context);
+        let owned: Vec<DevicePtr> = owned.map(|(&address, _)| address).collect();
+        owned.into_iter().for_each(|address| self.free_now(address));
     }
 }
 

@@ -1,8 +1,9 @@
-//! Streams: a queue of operations each, and the thread that executes them one after another.
+//! Streams: a queue of operations each, in order with what of other streams they come after.
 
 use crate::abi::{Code, DevicePtr, Handle, HostFn, INVALID_HANDLE, STREAM_CAPTURE_UNSUPPORTED};
-use crate::driver::{Guard, State, driver};
-use std::collections::{BTreeSet, VecDeque};
+use crate::driver::{State, driver};
+use crate::worker;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::thread::{self, ThreadId};
 
@@ -25,19 +26,19 @@ pub enum Kind {
 pub struct Stream {
     pub context: Handle,
     pub kind: Kind,
-    queue: VecDeque<Operation>,
-    running: Option<Work>,
+    pub queue: VecDeque<Operation>,
+    pub running: Option<Work>,
     /// The running operation is past its delay: its memory is being read and written.
-    is_copying: bool,
+    pub is_copying: bool,
     submitted: u64,
-    completed: u64,
+    pub completed: u64,
     /// No call takes the handle any more; what is queued is still done.
     is_destroyed: bool,
 }
 
-struct Operation {
-    after: Vec<Place>,
-    work: Work,
+pub struct Operation {
+    pub after: Vec<Place>,
+    pub work: Work,
 }
 
 /// Values only, so that it can be looked at while it runs.
@@ -73,12 +74,12 @@ pub struct Copy2d {
 impl Copy2d {
     /// All bytes between the first and the last that are read.
     pub fn source(&self) -> Range<u64> {
-        self.from..self.from + self.extent(self.from_pitch)
+        self.from..self.from.wrapping_add(self.extent(self.from_pitch))
     }
 
     /// All bytes between the first and the last that are written.
     pub fn target(&self) -> Range<u64> {
-        self.to..self.to + self.extent(self.to_pitch)
+        self.to..self.to.wrapping_add(self.extent(self.to_pitch))
     }
 
     fn extent(&self, pitch: usize) -> u64 {
@@ -91,7 +92,7 @@ impl Copy2d {
 
 impl Work {
     /// Bytes moved; `None` for what moves none.
-    fn bytes(&self) -> Option<usize> {
+    pub fn bytes(&self) -> Option<usize> {
         match self {
             Self::Copy(copy) => Some(copy.width * copy.height),
             Self::Fill { len, .. } => Some(*len),
@@ -123,7 +124,8 @@ impl State {
             is_destroyed: false,
         };
         self.streams.insert(handle, stream);
-        let worker = thread::Builder::new().name("fake-cuda".into()).spawn(move || serve(handle));
+        let worker =
+            thread::Builder::new().name("fake-cuda".into()).spawn(move || worker::serve(handle));
         worker.expect("a thread for the stream");
         handle
     }
@@ -277,7 +279,7 @@ impl State {
     }
 
     /// Whether the worker of `stream` has something to do now.
-    fn is_ready(&self, stream: Handle) -> bool {
+    pub fn is_ready(&self, stream: Handle) -> bool {
         let found = &self.streams[&stream];
         match found.queue.front() {
             Some(next) => !self.control.is_held() && self.are_done(&next.after),
@@ -285,7 +287,8 @@ impl State {
         }
     }
 
-    fn running(&mut self, stream: Handle) -> &mut Stream {
+    /// For its worker.
+    pub fn running(&mut self, stream: Handle) -> &mut Stream {
         self.streams.get_mut(&stream).expect("removed by its worker only")
     }
 }
@@ -293,106 +296,5 @@ impl State {
 impl Stream {
     fn is_copying_in(&self, range: &Range<u64>) -> bool {
         self.is_copying && self.running.is_some_and(|work| work.uses(range))
-    }
-}
-
-/// The thread of a stream.
-fn serve(stream: Handle) {
-    let mut state = driver().lock();
-    loop {
-        state = driver().wait_until(state, |state| state.is_ready(stream));
-        let found = state.running(stream);
-        let Some(operation) = found.queue.pop_front() else {
-            state.streams.remove(&stream);
-            driver().notify();
-            return;
-        };
-        found.running = Some(operation.work);
-        state = execute(state, stream);
-        let found = state.running(stream);
-        found.running = None;
-        found.completed += 1;
-        driver().notify();
-    }
-}
-
-/// Does what `running` says. Gives the lock away while it waits, copies or calls back.
-fn execute(mut state: Guard, stream: Handle) -> Guard {
-    let context = state.streams[&stream].context;
-    if let Some(bytes) = state.running(stream).running.and_then(|work| work.bytes()) {
-        state = delay(state, bytes);
-        if let Some(code) = state.control.take_failure("execute") {
-            state.contexts.lose(context, code);
-        }
-    }
-    let seq = state.streams[&stream].completed + 1;
-    let is_lost = state.contexts.lost(context).is_some();
-    // Looked at only now: it may have been abandoned during the delay.
-    match state.running(stream).running.unwrap_or(Work::Wait) {
-        Work::Record(event) => state.stamp(event, Place { stream, seq }),
-        Work::Free(address) => state.free_now(address),
-        Work::Copy(copy) if !is_lost => return copy_rows(state, stream, copy),
-        Work::Fill { to, value, len } if !is_lost => {
-            // SAFETY: inside of an allocation when it was submitted; the alias stays mapped.
-            unsafe { state.memory.reach(to).write_bytes(value, len) }
-        }
-        Work::Call { function, argument } if !is_lost => {
-            drop(state);
-            // SAFETY: the program gave both to be called once, on any thread.
-            unsafe { function(argument) };
-            return driver().lock();
-        }
-        Work::Wait | Work::Copy(_) | Work::Fill { .. } | Work::Call { .. } => {}
-    }
-    state
-}
-
-fn delay(state: Guard, bytes: usize) -> Guard {
-    let delay = state.control.delay(bytes);
-    if delay.is_zero() {
-        return state;
-    }
-    drop(state);
-    thread::sleep(delay);
-    driver().lock()
-}
-
-fn copy_rows(mut state: Guard, stream: Handle, copy: Copy2d) -> Guard {
-    let (from, to) = (state.memory.reach(copy.from), state.memory.reach(copy.to));
-    state.running(stream).is_copying = true;
-    drop(state);
-    for row in 0..copy.height {
-        // SAFETY: both ranges were checked when the copy was submitted; device memory stays mapped,
-        // host memory is the program's to keep until the copy is done.
-        unsafe {
-            let from = from.add(row * copy.from_pitch);
-            to.add(row * copy.to_pitch).copy_from(from, copy.width);
-        }
-    }
-    let mut state = driver().lock();
-    state.running(stream).is_copying = false;
-    driver().notify();
-    state
-}
-
-impl State {
-    /// The end of an allocation. A violation if copies that use it are not done.
-    pub fn free_now(&mut self, address: DevicePtr) {
-        let Some(&allocation) = self.memory.allocations.get(&address) else { return };
-        let pending = self.abandon(&(address..address + allocation.len as u64));
-        if pending > 0 {
-            self.control.violation(format!(
-                "device memory {address:#x} ({} bytes) freed while {pending} copies use it",
-                allocation.len
-            ));
-        }
-        self.memory.free(address);
-    }
-
-    /// The end of all allocations of a context, which goes away.
-    pub fn free_all_of(&mut self, context: Handle) {
-        let owned = self.memory.allocations.iter().filter(|(_, held)| held.context == context);
-        let owned: BTreeSet<DevicePtr> = owned.map(|(&address, _)| address).collect();
-        owned.into_iter().for_each(|address| self.free_now(address));
     }
 }

@@ -14,13 +14,13 @@ impl Call {
     /// `INVALID_DEVICE`.
     fn check_device(&self, device: c_int) -> Result<usize, Code> {
         let ordinal = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
-        if ordinal < self.state.options.devices { Ok(ordinal) } else { Err(INVALID_DEVICE) }
+        if ordinal < self.state.devices() { Ok(ordinal) } else { Err(INVALID_DEVICE) }
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuInit(flags: c_uint) -> Code {
-    call("cuInit", Needs::Nothing, |call| match (flags, call.state.options.devices) {
+    call("cuInit", Needs::Nothing, |call| match (flags, call.state.devices()) {
         (1.., _) => Err(INVALID_VALUE),
         (0, 0) => Err(NO_DEVICE),
         (0, _) => {
@@ -42,7 +42,7 @@ unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
     call("cuDeviceGetCount", Needs::Init, |call| {
         // SAFETY: see cuDriverGetVersion.
-        unsafe { put(count, call.state.options.devices as c_int) }
+        unsafe { put(count, call.state.devices() as c_int) }
     })
 }
 
@@ -115,9 +115,19 @@ unsafe extern "C" fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: c_
     })
 }
 
+/// What cudarc calls for a CUDA before 13.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> Code {
+    uuid_of("cuDeviceGetUuid", uuid, device)
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> Code {
-    call("cuDeviceGetUuid_v2", Needs::Init, |call| {
+    uuid_of("cuDeviceGetUuid_v2", uuid, device)
+}
+
+fn uuid_of(function: &'static str, uuid: *mut [u8; 16], device: c_int) -> Code {
+    call(function, Needs::Init, |call| {
         let ordinal = call.check_device(device)?;
         let mut bytes = *b"fake-cuda-gpu-\0\0";
         bytes[15] = ordinal as u8;

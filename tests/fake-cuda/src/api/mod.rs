@@ -8,9 +8,9 @@ mod memory;
 mod stream;
 
 use crate::abi::STREAM_CAPTURE_UNSUPPORTED;
-use crate::abi::{Code, Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED};
-use crate::context;
+use crate::abi::{Code, Handle, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, NOT_PERMITTED};
 use crate::driver::{Guard, driver};
+use crate::{context, worker};
 use std::ffi::c_char;
 
 /// Every function of the driver API that this library has.
@@ -26,6 +26,7 @@ pub const FUNCTIONS: &[&str] = &[
     "cuDeviceGetCount",
     "cuDeviceGetName",
     "cuDeviceGetPCIBusId",
+    "cuDeviceGetUuid",
     "cuDeviceGetUuid_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxRetain",
@@ -133,6 +134,10 @@ fn prepare(
     state.control.count(function);
     if let Some(code) = state.control.take_failure(function) {
         return Err(code);
+    }
+    if worker::is_worker() {
+        state.control.violation(format!("{function} called by a host function"));
+        return Err(NOT_PERMITTED);
     }
     if needs >= Needs::Init && !driver().is_initialized() {
         return Err(NOT_INITIALIZED);

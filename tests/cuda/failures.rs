@@ -1,0 +1,135 @@
+//! What the driver refuses, and what fails on the way.
+
+use super::*;
+use ringstow::device::cuda::Device;
+use ringstow::{Error, Result};
+
+const OUT_OF_MEMORY: i32 = 2;
+const LAUNCH_FAILED: i32 = 719;
+const ILLEGAL_ADDRESS: i32 = 700;
+
+fn save(runtime: &Runtime, tensors: &[Tensor], path: &Path) -> Result<SaveReport> {
+    ringstow::store::save(runtime, &state_of(tensors, &streams()), path, &Arc::default())
+}
+
+fn tensors() -> Vec<Tensor> {
+    (0..8).map(|i| Tensor::dense(&format!("layer.{i}"), 0, noise(i, 100_000))).collect()
+}
+
+#[test]
+fn where_memory_cannot_be_pinned_it_is_copied_pageable_and_said_so() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let (runtime, tensors) = (runtime(), tensors());
+    fake.fail("cuMemHostRegister_v2", 0, OUT_OF_MEMORY);
+    let report = save(&runtime, &tensors, dir.path()).unwrap();
+    assert_eq!(report.moved.pinned, Some(false));
+    let said = report.moved.fallbacks.iter().find(|f| f.wanted == "pinned staging memory").unwrap();
+    assert!(said.reason.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{}", said.reason);
+    assert!(said.remedy.contains("pool_bytes"), "{}", said.remedy);
+    assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+    let to = Tensor::dense("layer.3", 0, vec![0; 100_000]);
+    fake.fail("cuMemHostRegister_v2", 0, OUT_OF_MEMORY);
+    let report = loads::load_into(dir.path(), &to, &streams());
+    assert_eq!(report.moved.pinned, Some(false));
+    assert!(to.memory.read() == tensors[3].bytes);
+}
+
+#[test]
+fn a_pool_that_is_pinned_in_part_is_not_pinned() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { pool_bytes: 160 << 20, block_bytes: 4 << 20, ..Config::default() };
+    let (runtime, tensors) = (Runtime::new(config).unwrap(), tensors());
+    let before = fake.live("registrations");
+    fake.fail("cuMemHostRegister_v2", 2, OUT_OF_MEMORY);
+    let report = save(&runtime, &tensors, dir.path()).unwrap();
+    assert_eq!(fake.calls("cuMemHostRegister_v2"), 3, "64 MiB at a time");
+    assert_eq!((report.moved.pinned, fake.live("registrations")), (Some(false), before));
+    assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+}
+
+/// The save fails and names what it was at; what was there before is there still, and the next one
+/// works, if the GPU does.
+fn fails_cleanly(fake: &Fake, function: &str, after: u32, code: i32, name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let (runtime, tensors) = (runtime(), tensors());
+    save(&runtime, &tensors[..1], dir.path()).unwrap();
+    fake.fail(function, after, code);
+    let error = save(&runtime, &tensors, dir.path()).unwrap_err();
+    assert!(matches!(error, Error::Gpu { device: 0, .. }), "{error}");
+    let message = error.to_string();
+    assert!(message.contains(name) && message.contains("\"layer."), "{message}");
+    assert!(message.contains("GPU 0"), "{message}");
+    mend(fake);
+    assert_eq!(ringstow::load(dir.path()).unwrap().tensors().count(), 1);
+    save(&runtime, &tensors, dir.path()).unwrap();
+    assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+}
+
+#[test]
+fn a_copy_that_the_driver_refuses_fails_the_save_and_no_more() {
+    let fake = fake();
+    fails_cleanly(&fake, "cuMemcpyDtoHAsync_v2", 3, LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED");
+}
+
+#[test]
+fn a_copy_that_fails_on_the_device_fails_the_save_and_no_more() {
+    let fake = fake();
+    fails_cleanly(&fake, "execute", 4, ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS");
+}
+
+#[test]
+fn an_event_that_cannot_be_had_fails_the_save_and_no_more() {
+    let fake = fake();
+    for after in [2, 3, 5] {
+        fails_cleanly(&fake, "cuEventRecord", after, OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY");
+    }
+    fails_cleanly(&fake, "cuEventQuery", 3, LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED");
+}
+
+#[test]
+fn a_load_that_fails_on_the_device_says_so() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = noise(1, 500_000);
+    saved(dir.path(), &[Tensor::dense("weight", 0, bytes)], &config());
+    let (to, streams) = (Tensor::dense("weight", 0, vec![0; 500_000]), streams());
+    let checkpoint = ringstow::Checkpoint::open(dir.path()).unwrap();
+    for (function, after) in [("cuMemcpyHtoDAsync_v2", 1), ("execute", 2)] {
+        let mut ready = Ready::default();
+        // SAFETY: the tensor's own memory.
+        let target = unsafe {
+            let place = (0, to.memory.ptr());
+            ringstow::device::Target::cuda(place, 500_000, streams[0].handle(), &mut ready)
+        };
+        fake.fail(function, after, ILLEGAL_ADDRESS);
+        let targets = [("weight", target.unwrap())];
+        let options = ringstow::LoadOptions::default();
+        let loaded = checkpoint.load_into(&targets, options, &runtime(), &Arc::default());
+        let message = loaded.unwrap_err().to_string();
+        assert!(message.contains("copying from the host to GPU 0"), "{message}");
+        assert!(message.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{message}");
+        mend(&fake);
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_named() {
+    let fake = fake();
+    let message = Device::get(7).unwrap_err().to_string();
+    assert!(message.contains("GPU 7") && message.contains("CUDA_VISIBLE_DEVICES"), "{message}");
+    assert_eq!(Device::count().unwrap(), 2);
+    assert_eq!(fake.live("contexts"), 0);
+}
+
+#[test]
+fn a_gpu_that_does_not_open_leaves_nothing_behind() {
+    let fake = fake();
+    for (function, after) in [("cuDevicePrimaryCtxRetain", 0), ("cuStreamCreate", 1)] {
+        fake.fail(function, after, OUT_OF_MEMORY);
+        let message = Device::get(1).unwrap_err().to_string();
+        assert!(message.contains("opening GPU 1"), "{message}");
+        assert_eq!((fake.live("contexts"), fake.live("streams")), (0, 0));
+    }
+}

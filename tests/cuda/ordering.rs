@@ -1,0 +1,117 @@
+//! What is saved is what the tensors hold at the moment of the call, and training goes on.
+
+use super::*;
+use ringstow::Error;
+
+#[test]
+fn what_was_queued_before_the_call_is_saved_and_what_comes_after_staging_is_not() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let streams = streams();
+    let mut tensor = Tensor::dense("weight", 0, noise(1, 300_000));
+    let busy = streams[0].gate();
+    streams[0].memset(tensor.memory.ptr(), 7, 300_000);
+    let handle = ringstow::save_async(
+        state_of(std::slice::from_ref(&tensor), &streams),
+        dir.path(),
+        &config(),
+    )
+    .unwrap();
+    assert!(!handle.staged(), "nothing can be copied yet");
+    busy.open();
+    assert!(handle.wait_staged(None));
+    streams[0].memset(tensor.memory.ptr(), 9, 300_000);
+    streams[0].synchronize();
+    handle.result().unwrap();
+    tensor.bytes.fill(7);
+    assert_holds(&ringstow::load(dir.path()).unwrap(), &[tensor]);
+}
+
+#[test]
+fn copies_wait_for_the_call_and_not_for_what_the_trainer_queues_then() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let streams = streams();
+    let tensors = [Tensor::dense("weight", 0, noise(1, 300_000))];
+    let state = state_of(&tensors, &streams);
+    let busy = streams[0].gate();
+    ringstow::save(&state, dir.path(), &config()).unwrap();
+    busy.open();
+    assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+}
+
+#[test]
+fn it_is_staged_when_the_last_copy_has_ended_and_not_before() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let streams = streams();
+    let tensors = [Tensor::dense("weight", 0, noise(1, 300_000))];
+    let state = state_of(&tensors, &streams);
+    fake.hold();
+    let handle = ringstow::save_async(state, dir.path(), &config()).unwrap();
+    // All five blocks find a buffer, and so are begun.
+    while fake.calls("cuMemcpyDtoHAsync_v2") < 5 {
+        std::thread::yield_now();
+    }
+    assert!(!handle.staged());
+    fake.release();
+    assert!(handle.wait_staged(None));
+    handle.result().unwrap();
+    assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+}
+
+#[test]
+fn a_cancelled_save_leaves_no_copy_behind_and_commits_nothing() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ckpt");
+    let streams = streams();
+    let busy = streams[0].gate();
+    let tensors = [Tensor::dense("weight", 0, noise(1, 3_000_000))];
+    let handle = ringstow::save_async(state_of(&tensors, &streams), &path, &config()).unwrap();
+    while fake.calls("cuMemcpyDtoHAsync_v2") == 0 {
+        std::thread::yield_now();
+    }
+    handle.cancel();
+    busy.open();
+    assert!(matches!(handle.result(), Err(Error::Cancelled { .. })));
+    assert!(matches!(ringstow::load(&path), Err(Error::Incomplete { .. } | Error::Io { .. })));
+    // Freed memory that a copy still used would be a violation, which the fake tells of.
+    drop(tensors);
+    Runtime::release_shared();
+}
+
+#[test]
+fn a_graph_that_the_trainer_captures_is_not_disturbed() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let (streams, graph) = (streams(), Stream::new(0));
+    let tensors = [Tensor::dense("weight", 0, noise(1, 300_000))];
+    let mut to = Tensor::dense("weight", 0, vec![0; 300_000]);
+    graph.begin_capture();
+    let handle = ringstow::save_async(state_of(&tensors, &streams), dir.path(), &config()).unwrap();
+    handle.result().unwrap();
+    // Also into and out of memory, on this thread.
+    ringstow::save(&state_of(&tensors, &streams), dir.path(), &config()).unwrap();
+    loads::load_into(dir.path(), &to, &streams);
+    assert_eq!(graph.end_capture(), 0);
+    to.bytes = tensors[0].bytes.clone();
+    assert!(to.memory.read() == to.bytes);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_stream_that_is_being_captured_is_refused_and_its_graph_stays_whole() {
+    let _fake = fake();
+    let graph = Stream::new(0);
+    let tensor = Tensor::dense("weight", 0, noise(1, 1000));
+    graph.begin_capture();
+    let base = (0, tensor.memory.ptr());
+    // SAFETY: the memory is there.
+    let refused =
+        unsafe { CudaSource::new(base, (1, &[1000], None), graph.handle(), &mut Ready::default()) };
+    assert_eq!(graph.end_capture(), 0);
+    let message = refused.unwrap_err().to_string();
+    assert!(message.contains("captured into a CUDA graph"), "{message}");
+    assert!(message.contains("before the capture begins"), "{message}");
+}

@@ -1,0 +1,179 @@
+//! What is on a GPU comes to be in the files, and nothing else is left behind.
+
+use super::*;
+use ringstow::device::Source;
+
+/// Every layout that a trainer has, and sizes that fall across blocks.
+fn layouts(ordinal: u32) -> Vec<Tensor> {
+    let noise = |seed| noise(seed, 400_000);
+    let name = |layout: &str| format!("{layout}.{ordinal}");
+    let strided = |layout: &str, seed, item, shape: &[usize], strides: &[isize]| {
+        Tensor::strided(&name(layout), ordinal, noise(seed), item, shape, Some(strides))
+    };
+    let mut sliced = strided("sliced", 5, 4, &[50, 25], &[400, 8]);
+    sliced.first = 12;
+    let mut backwards = strided("backwards", 6, 4, &[100, 7], &[-400, 4]);
+    backwards.first = 99 * 400;
+    vec![
+        Tensor::dense(&name("large"), ordinal, noise(1)),
+        Tensor::dense(&name("tiny"), ordinal, vec![7; 3]),
+        strided("columns", 2, 2, &[300, 100], &[1024, 2]),
+        strided("transposed", 3, 4, &[256, 300], &[4, 1024]),
+        strided("channels_last", 4, 4, &[16, 64, 5, 5], &[6400, 4, 1280, 256]),
+        sliced,
+        backwards,
+        strided("expanded", 7, 8, &[40, 30], &[0, 8]),
+        strided("scalar", 8, 8, &[], &[]),
+    ]
+}
+
+#[test]
+fn every_layout_of_both_devices_comes_back_as_it_was() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let tensors: Vec<Tensor> = layouts(0).into_iter().chain(layouts(1)).collect();
+    let report = saved(dir.path(), &tensors, &config());
+    let bytes: u64 = tensors.iter().map(|tensor| tensor.info().nbytes().unwrap()).sum();
+    assert_eq!((report.moved.device_bytes, report.moved.pinned), (bytes, Some(true)));
+    assert!(report.seconds.device_copy > 0.0);
+    assert!(ringstow::verify(dir.path()).unwrap().damage.is_empty());
+    assert_eq!(fake.calls("default-stream-copies"), 0);
+    assert_eq!(fake.calls("cuCtxSynchronize") + fake.calls("cuStreamSynchronize"), 0);
+    // Pinned memory only: nothing was bounced through the device's memory either.
+    let held: usize = tensors.iter().map(|tensor| tensor.memory.len()).sum();
+    assert_eq!(fake.peak("allocated_bytes"), held as u64);
+}
+
+#[test]
+fn a_pool_of_two_buffers_streams_all_of_it() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { pool_bytes: 2 * (64 << 10), fillers: 4, ..config() };
+    saved(dir.path(), &layouts(0), &config);
+}
+
+#[test]
+fn the_portable_engine_takes_gpu_tensors_as_well() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { engine: ringstow::EngineChoice::Portable, ..config() };
+    assert_eq!(saved(dir.path(), &layouts(1), &config).moved.engine, "portable");
+}
+
+#[test]
+fn blocks_of_gpu_and_host_tensors_are_put_together() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let (streams, runtime) = (streams(), runtime());
+    let tensors: Vec<Tensor> = (0..200)
+        .map(|i| Tensor::dense(&format!("gpu.{i}"), i % 2, noise(i.into(), 1000 + i as usize)))
+        .collect();
+    let host: Vec<Vec<u8>> = (0..200).map(|i| noise(1000 + i, 1000 + i as usize)).collect();
+    let mut state = StateDict::new();
+    let mut ready = Ready::default();
+    for (i, (tensor, bytes)) in tensors.iter().zip(&host).enumerate() {
+        let stream = streams[tensor.ordinal as usize].handle();
+        state.source(tensor.info(), Box::new(tensor.source(stream, &mut ready)));
+        state.bytes(format!("host.{i}"), Dtype::U8, &[bytes.len() as u64], bytes).unwrap();
+    }
+    ringstow::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
+    let loaded = ringstow::load(dir.path()).unwrap();
+    assert_holds(&loaded, &tensors);
+    for (i, bytes) in host.iter().enumerate() {
+        assert!(loaded.tensor(&format!("host.{i}")).unwrap().data() == bytes);
+    }
+}
+
+#[test]
+fn a_block_takes_one_event_however_many_tensors_are_in_it() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let (streams, count) = (streams(), 1500);
+    let tensors: Vec<Tensor> =
+        (0..count).map(|i| Tensor::dense(&format!("t{i}"), 0, noise(i, 200))).collect();
+    let state = state_of(&tensors, &streams);
+    let before = fake.calls("cuEventRecord");
+    fake.hold();
+    let handle = ringstow::save_async(state, dir.path(), &config()).unwrap();
+    while fake.calls("cuMemcpyDtoHAsync_v2") < count {
+        std::thread::yield_now();
+    }
+    fake.release();
+    let report = handle.result().unwrap();
+    let blocks = report.file_bytes.div_ceil(64 << 10);
+    assert!(blocks > 4);
+    // One more where they begin, for the time that they take.
+    let recorded = fake.calls("cuEventRecord") - before;
+    assert!(recorded <= blocks + 1, "{recorded} events for {blocks} blocks");
+    assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+}
+
+#[test]
+fn nothing_is_left_when_the_runtime_goes() {
+    let fake = fake();
+    let counted = ["contexts", "streams", "events", "registrations"];
+    let counts = || counted.map(|what| fake.live(what));
+    let dir = tempfile::tempdir().unwrap();
+    let (streams, tensors) = (streams(), layouts(0));
+    let before = counts();
+    let runtime = runtime();
+    for _ in 0..3 {
+        let state = state_of(&tensors, &streams);
+        ringstow::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
+    }
+    assert_eq!(fake.calls("cuMemHostRegister_v2"), 1, "the pool is pinned once");
+    assert_eq!(fake.live("registered_bytes"), config().pool_bytes as i64);
+    drop(runtime);
+    assert_eq!(counts(), before);
+}
+
+#[test]
+fn the_thread_that_saves_keeps_its_current_context() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let (training, tensors) = (fake_cuda::Context::retain(1), layouts(0));
+    training.enter(|| {
+        let current = fake_cuda::current_context();
+        saved(dir.path(), &tensors, &config());
+        assert_eq!(fake_cuda::current_context(), current);
+    });
+}
+
+#[test]
+fn a_slice_of_cudarcs_is_saved_borrowed_or_shared() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let context = cudarc::driver::CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let numbers: Vec<f32> = (0..50_000).map(|i| i as f32).collect();
+    let weights = stream.clone_htod(&numbers).unwrap();
+    let moments = Arc::new(stream.clone_htod(&numbers[..1000]).unwrap());
+    let mut state = StateDict::new();
+    state.cuda("weights", Dtype::F32, &[500, 100], &weights).unwrap();
+    state.cuda("moments", Dtype::F32, &[1000], moments.clone()).unwrap();
+    let short = state.cuda("short", Dtype::F32, &[1001], moments).err().unwrap().to_string();
+    assert!(short.contains("\"short\"") && short.contains("4004 bytes"), "{short}");
+    ringstow::save(&state, dir.path(), &config()).unwrap();
+    let loaded = ringstow::load(dir.path()).unwrap();
+    assert_eq!(loaded.tensor("weights").unwrap().as_slice::<f32>().unwrap(), numbers);
+    assert_eq!(loaded.tensor("moments").unwrap().as_slice::<f32>().unwrap(), &numbers[..1000]);
+}
+
+#[test]
+fn memory_of_our_own_is_saved_and_loaded() {
+    let _fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let device = ringstow::device::cuda::Device::get(1).unwrap();
+    let mut memory = ringstow::device::cuda::DeviceMemory::new(&device, 100_000).unwrap();
+    let bytes = noise(9, 100_000);
+    memory.fill(&bytes).unwrap();
+    assert!(memory.fill(&bytes[1..]).is_err());
+    let memory = Arc::new(memory);
+    let mut state = StateDict::new();
+    let source = memory.source(&mut Ready::default()).unwrap();
+    assert_eq!(source.nbytes(), 100_000);
+    let info = TensorInfo { name: "bytes".into(), dtype: Dtype::U8, shape: vec![100_000] };
+    state.source(info, Box::new(source));
+    ringstow::save(&state, dir.path(), &config()).unwrap();
+    assert!(ringstow::load(dir.path()).unwrap().tensor("bytes").unwrap().data() == bytes);
+}
