@@ -87,7 +87,8 @@ fn what_a_gpu_has_is_saved_and_loaded_bit_for_bit() {
 
 #[test]
 fn strided_tensors_come_and_go_as_the_host_would_gather_them() {
-    const (ROWS, COLUMNS): (usize, usize) = (300, 500);
+    const ROWS: usize = 300;
+    const COLUMNS: usize = 500;
     for gpu in gpus().take(1) {
         let (root, stream) = (tempfile::tempdir().unwrap(), stream(gpu));
         let path = root.path().join("ckpt");
@@ -127,9 +128,7 @@ fn strided_tensors_come_and_go_as_the_host_would_gather_them() {
         let (offsets, lengths) = (&[0, 0], &[COLUMNS as u64, ROWS as u64]);
         let boxed = Slice { name: "transposed", chunk: 0, offsets, lengths, to: target };
         let checkpoint = Checkpoint::open(&path).unwrap();
-        checkpoint
-            .read(&[boxed], LoadOptions::default(), &runtime(), &Arc::default())
-            .unwrap();
+        checkpoint.read(&[boxed], LoadOptions::default(), &runtime(), &Arc::default()).unwrap();
         assert_eq!(stream.clone_dtoh(&back).unwrap(), bytes, "transposed twice");
     }
 }
