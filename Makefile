@@ -16,7 +16,8 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python lint doc bench compare compare-dcp wheel clean
+.PHONY: help demo test test-rust test-python lint doc bench compare compare-dcp wheel \
+	gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +27,8 @@ help:
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
+	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
+	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
 	@echo "make wheel    a wheel in dist/"
 	@echo "make clean    remove all that was built, the virtual environment too"
 
@@ -36,7 +39,7 @@ test: test-rust test-python
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test -p ringstow -p fake-cuda
+	cargo test -p ringstow -p fake-cuda -p ringstow-cudarc-example
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q $(TESTS)
@@ -66,6 +69,12 @@ compare: $(READY)
 
 wheel: $(READY)
 	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist ./python
+
+gpu-bundle: $(READY)
+	$(BIN)/python tools/gpu_bundle.py dist/gpu --python $(BIN)/python
+
+gpu-report: gpu-bundle
+	$(BIN)/python dist/gpu/gpu_report.py --out dist
 
 clean:
 	cargo clean

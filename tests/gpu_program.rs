@@ -119,6 +119,11 @@ fn bench_measures_a_gpu_beside_the_host_and_leaves_nothing_behind() {
     }
     assert_eq!(std::fs::read_dir(machine.dir.path()).unwrap().count(), 0);
 
+    let copies = ["bench", "--gpu", "0", "--copies-only", "--json"];
+    let output = machine.run(&[], &[&copies, &SMALL[..]].concat());
+    let measured: Json = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &measured["ways"]), (Some(0), &Json::Array(vec![])));
+
     let output = machine.run(&[], &[&["bench", "--gpu", "0"], &SMALL[..]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("of one large pinned copy") && text.contains("SAVE"), "{text}");

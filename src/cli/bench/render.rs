@@ -17,6 +17,7 @@ pub(super) fn text(measured: &Measured) -> String {
         text::binary_size(pool_bytes)
     );
     text.push_str(&match &measured.gpu {
+        Some(gpu) if measured.ways.is_empty() => copies(gpu),
         Some(gpu) => format!("{}\n\n{}", copies(gpu), beside_host(&measured.ways)),
         None => rungs(&measured.ways),
     });
