@@ -28,9 +28,10 @@ impl<T: Send + 'static> SaveHandle<T> {
     /// Runs `save` on a thread of its own.
     pub(crate) fn start(
         path: PathBuf,
+        job: Arc<Job>,
         save: impl FnOnce(&Arc<Job>) -> Result<T> + Send + 'static,
     ) -> Result<Self> {
-        let (job, outcome) = (Arc::<Job>::default(), Arc::<Mutex<Option<_>>>::default());
+        let outcome = Arc::<Mutex<Option<_>>>::default();
         let (its_job, its_outcome) = (job.clone(), Arc::clone(&outcome));
         let run = move || {
             let saved = catch_unwind(AssertUnwindSafe(|| save(&its_job))).unwrap_or_else(|panic| {

@@ -3,8 +3,8 @@
     python tools/gpu_bundle.py dist/gpu --python .venv/bin/python
 
 There neither Rust nor this repository is needed, and no network. In the folder: the release
-program `ringstow`, the tests that need a GPU (Rust's as `test-gpu`, Python's in `python/tests`), the
-wheel, and the report's own scripts.
+program `ringstow`, the tests that need a GPU (Rust's as `test-gpu`, Python's in `python/tests`),
+the wheel, and the report's own scripts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 //! A running save or load as others see it: how far it is, whether to stop, when it ended.
 
 use super::trace::{Interval, Trace, What};
-use std::path::PathBuf;
+use crate::config::Config;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
@@ -40,8 +41,15 @@ pub struct Progress {
 impl Job {
     /// A job that keeps account of what each block goes through, and when. The save or load that it
     /// is given to writes that to `path` at its end, in the trace format of Chrome and Perfetto.
-    pub fn tracing(path: impl Into<PathBuf>) -> Self {
-        Self { trace: Some(Trace::new(path.into())), ..Self::default() }
+    pub fn tracing(path: impl AsRef<Path>) -> Self {
+        // From the root: a later change of directory must not move it.
+        let path = std::path::absolute(&path).unwrap_or_else(|_| path.as_ref().into());
+        Self { trace: Some(Trace::new(path)), ..Self::default() }
+    }
+
+    /// The job of a save or load of this configuration.
+    pub fn of(config: &Config) -> Arc<Self> {
+        Arc::new(config.trace.as_ref().map_or_else(Self::default, Self::tracing))
     }
 
     /// Notes that something was done from a moment until now: for a block of this number, with as

@@ -122,7 +122,7 @@ impl Trace {
     /// The system's.
     pub fn write(&self) -> io::Result<()> {
         let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let rows = (0..record.threads.len()).map(|row| Event::name_of(row));
+        let rows = (0..record.threads.len()).map(Event::name_of);
         let spans = record.spans.iter().enumerate().flat_map(|(id, span)| self.events(id, span));
         let events = Events { trace_events: rows.chain(spans).collect(), display_time_unit: "ms" };
         let mut file = BufWriter::new(File::create(&self.path)?);
