@@ -5,7 +5,6 @@
 #![cfg(feature = "cuda")]
 #![allow(unsafe_code)] // addresses of a GPU's memory
 
-#[allow(dead_code)]
 mod common;
 
 use common::noise;
