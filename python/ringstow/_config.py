@@ -31,8 +31,9 @@ class Config:
     fillers: int = 0
     """Threads that copy and checksum; 0 means one a core, at most four."""
 
-    engine: Literal["auto", "uring", "portable"] = "auto"
-    """What moves the bytes. One asked for by name is never silently replaced."""
+    engine: Literal["auto", "uring", "portable", "tokio-uring"] = "auto"
+    """What moves the bytes. One asked for by name is never silently replaced. "tokio-uring" is part
+    of Rust builds that ask for it, not of the wheel."""
 
     direct: Switch = "auto"
     """O_DIRECT: past the page cache."""

@@ -8,7 +8,7 @@ use super::output::Output;
 use super::table::{Align, list, table};
 use super::{Exit, text};
 use crate::config::{Config, EngineChoice, Switch};
-use crate::engine::ladder::{Kind, Rung, rungs};
+use crate::engine::ladder::{Kind, Rung, all_rungs};
 use crate::error::{Error, Result};
 use clap::Args;
 use measure::Contender;
@@ -87,7 +87,7 @@ struct Spread {
 pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     let config = args.config.config()?;
     let bytes = (args.gb * 1e9) as u64;
-    let rungs = rungs(&config)?;
+    let rungs = all_rungs(&config)?;
     check_space(&args.dir, bytes)?;
     check_memory(bytes, rungs.len() as u64 * config.pool_bytes)?;
     let mut contenders = rungs
@@ -112,6 +112,7 @@ fn on_rung(config: &Config, rung: &Rung) -> Config {
     let engine = match rung.engine {
         Kind::Uring => EngineChoice::Uring,
         Kind::Portable => EngineChoice::Portable,
+        Kind::TokioUring => EngineChoice::TokioUring,
     };
     Config { engine, fixed: switch(rung.fixed), direct: switch(rung.direct), ..config.clone() }
 }
