@@ -6,7 +6,11 @@ use ringstow::config::{ALIGN, Switch};
 use ringstow::engine::tokio_uring::TokioUring;
 use ringstow::engine::{Action, Engine, Op, Transfer};
 use ringstow::pool::Pool;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 /// tokio-uring's own limit (`UIO_MAXIOV`).
 const REGISTERED_MAX: usize = 1024;
@@ -46,6 +50,23 @@ fn a_part_of_a_registered_buffer_is_moved() {
     assert_eq!(std::fs::read(setup.path("file")).unwrap(), pattern(0)[ALIGN..2 * ALIGN]);
     let nothing = Transfer::of(setup.pool.lease(), 0, 0);
     assert_eq!(run_one(&mut *engine, file, Action::Write(nothing)).result.unwrap(), 0);
+}
+
+#[test]
+fn dropping_the_engine_waits_until_the_kernel_is_done_with_its_memory() {
+    let Some(setup) = Setup::tokio_uring_fixed_direct() else { return };
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut engine = setup.engine();
+    let pipe = engine.attach(Arc::new(File::from(OwnedFd::from(reader)))).unwrap();
+    let file = engine.attach(setup.create("file")).unwrap();
+    // Nothing is there to be read yet. Once the write behind it has completed, the kernel has both.
+    engine.submit(Op { token: 7, file: pipe, action: Action::Read(whole(setup.pool.lease(), 0)) });
+    run_one(&mut *engine, file, Action::Write(whole(setup.filled(0), 0))).result.unwrap();
+    let late = std::thread::spawn(move || writer.write_all(b"at last").unwrap());
+    drop(engine);
+    let buffers: Vec<_> = (0..BUFFERS).map(|_| setup.pool.lease()).collect();
+    assert_eq!(buffers.iter().filter(|buffer| buffer.starts_with(b"at last")).count(), 1);
+    late.join().unwrap();
 }
 
 #[test]
