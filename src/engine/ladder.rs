@@ -135,7 +135,7 @@ fn tokio_uring_rungs(config: &Config, is_built: bool) -> Result<Vec<Rung>> {
                    tokio-uring asks for (the Python wheel never has)"
                 .into(),
             remedy: "build for Linux with the cargo feature `tokio-uring`, or set engine = uring, \
-                     which is as fast or faster"
+                     which is as fast"
                 .into(),
         });
     }
