@@ -16,16 +16,20 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python lint doc bench compare compare-dcp wheel clean
+.PHONY: help demo test test-rust test-python test-gpu lint doc bench compare compare-dcp wheel \
+	gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
+	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make lint     formatting, clippy, ruff, mypy, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
+	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
+	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
 	@echo "make wheel    a wheel in dist/"
 	@echo "make clean    remove all that was built, the virtual environment too"
 
@@ -36,7 +40,14 @@ test: test-rust test-python
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test -p ringstow -p fake-cuda
+	cargo test -p ringstow -p fake-cuda -p ringstow-cudarc-example
+
+test-gpu: $(READY)
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+		RINGSTOW_REAL_GPU=1 cargo test --test gpu && $(BIN)/python -m pytest -q python/tests/gpu; \
+	else \
+		echo "no GPU here: skipped (torch.cuda.is_available() is false)"; \
+	fi
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q $(TESTS)
@@ -66,6 +77,12 @@ compare: $(READY)
 
 wheel: $(READY)
 	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist ./python
+
+gpu-bundle: $(READY)
+	$(BIN)/python tools/gpu_bundle.py dist/gpu --python $(BIN)/python
+
+gpu-report: gpu-bundle
+	$(BIN)/python dist/gpu/gpu_report.py --out dist
 
 clean:
 	cargo clean

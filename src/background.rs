@@ -3,6 +3,7 @@
 use crate::device::Target;
 use crate::error::Result;
 use crate::handle::{Handle, LoadHandle, Work};
+use crate::pipeline::job::Job;
 use crate::pipeline::report::LoadReport;
 use crate::pipeline::runtime::Runtime;
 use crate::store::{Checkpoint, LoadOptions};
@@ -16,11 +17,13 @@ pub type Filled<M> = (Vec<(String, M)>, LoadReport);
 /// [`load`](crate::load) in the background: opens the checkpoint at `path` and loads all its tensors.
 ///
 /// # Errors
-/// The system's when it has no more threads; all else comes through the handle.
+/// What [`Config::found`] gives, or the system's when it has no more threads; all else comes through
+/// the handle.
 pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
-    let runtime = Runtime::shared(&Config::default())?;
+    let config = Config::found()?;
+    let runtime = Runtime::shared(&config)?;
     let path = path.as_ref().to_path_buf();
-    Handle::start(Work::Load, path.clone(), move |job| {
+    Handle::start(Work::Load, path.clone(), Job::of(&config), move |job| {
         load_all(&Checkpoint::open(path)?, &runtime, job)
     })
 }
@@ -38,7 +41,8 @@ impl Checkpoint {
     ) -> Result<LoadHandle> {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let (checkpoint, runtime) = (self.clone(), runtime.clone());
-        Handle::start(Work::Load, self.path().into(), move |job| {
+        let job = Job::of(runtime.config());
+        Handle::start(Work::Load, self.path().into(), job, move |job| {
             checkpoint.load_names(names, options, &runtime, job)
         })
     }
@@ -55,7 +59,8 @@ impl Checkpoint {
         runtime: &Arc<Runtime>,
     ) -> Result<LoadHandle<Filled<M>>> {
         let (checkpoint, runtime) = (self.clone(), runtime.clone());
-        Handle::start(Work::Load, self.path().into(), move |job| {
+        let job = Job::of(runtime.config());
+        Handle::start(Work::Load, self.path().into(), job, move |job| {
             let memory = targets.iter_mut().map(|(name, to)| (&*name, Target::new(to.as_mut())));
             let memory: Vec<(&String, Target)> = memory.collect();
             let report = checkpoint.load_into(&memory, options, &runtime, job)?;

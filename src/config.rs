@@ -1,7 +1,13 @@
 //! The knobs. The same struct in Rust and (field for field) in Python.
 
+mod found;
+
 use crate::error::{Error, Result};
+use bytesize::ByteSize;
+use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
 
 /// Alignment that every direct transfer keeps: file offset, memory address and length in bytes.
 /// 4096 satisfies every disk in use (512-byte and 4Kn) and file systems that announce nothing.
@@ -43,8 +49,10 @@ pub enum Switch {
 pub struct Config {
     /// Bytes of staging memory: the only memory a save needs, however large the checkpoint.
     /// As large as the checkpoint makes a save a snapshot; smaller streams. Default 256 MiB.
+    #[serde(deserialize_with = "size")]
     pub pool_bytes: u64,
     /// Bytes of one staging buffer, which is also one transfer. A multiple of 4096. Default 4 MiB.
+    #[serde(deserialize_with = "size")]
     pub block_bytes: u64,
     /// Transfers in flight at once. Default 8.
     pub queue_depth: u32,
@@ -57,8 +65,25 @@ pub struct Config {
     /// Fixed buffers: staging memory registered with io_uring once, not pinned at every transfer.
     pub fixed: Switch,
     /// Largest shard file in bytes, as far as whole tensors allow; 0, the default, means no limit.
+    #[serde(deserialize_with = "size")]
     pub shard_bytes: u64,
+    /// A file to write what each block of a save or load went through, and when, in the trace format
+    /// of Chrome and Perfetto. Default none. One that is there is replaced.
+    pub trace: Option<PathBuf>,
 }
+
+/// The fields' names, in order.
+const FIELDS: &[&str] = &[
+    "pool_bytes",
+    "block_bytes",
+    "queue_depth",
+    "fillers",
+    "engine",
+    "direct",
+    "fixed",
+    "shard_bytes",
+    "trace",
+];
 
 impl Default for Config {
     fn default() -> Self {
@@ -71,6 +96,7 @@ impl Default for Config {
             direct: Switch::Auto,
             fixed: Switch::Auto,
             shard_bytes: 0,
+            trace: None,
         }
     }
 }
@@ -122,6 +148,61 @@ impl Config {
         match self.fillers {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(4),
             n => n as usize,
+        }
+    }
+}
+
+/// A size as `dd` and `fio` read it: a bare letter is a power of two.
+///
+/// # Errors
+/// What a size is.
+pub(crate) fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    let bare = text.ends_with(['k', 'K', 'm', 'M', 'g', 'G', 't', 'T']);
+    let full = if bare { format!("{text}iB") } else { text.to_owned() };
+    let size: ByteSize =
+        full.parse().map_err(|_| "a size is a number and a unit: 4M, 256MiB, 1GB".to_owned())?;
+    Ok(size.as_u64())
+}
+
+/// A number of bytes, or a size in words.
+fn size<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error> {
+    struct Size;
+    impl Visitor<'_> for Size {
+        type Value = u64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a size in bytes")
+        }
+
+        fn visit_u64<E: de::Error>(self, bytes: u64) -> std::result::Result<u64, E> {
+            Ok(bytes)
+        }
+
+        fn visit_i64<E: de::Error>(self, bytes: i64) -> std::result::Result<u64, E> {
+            bytes.try_into().map_err(|_| E::custom("a size is not negative"))
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<u64, E> {
+            parse_size(text).map_err(E::custom)
+        }
+    }
+    from.deserialize_any(Size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_letter_is_a_power_of_two() {
+        assert_eq!(parse_size("4M"), Ok(4 << 20));
+        assert_eq!(parse_size("4m"), Ok(4 << 20));
+        assert_eq!(parse_size("256MiB"), Ok(256 << 20));
+        assert_eq!(parse_size("1.5 GiB"), Ok(3 << 29));
+        assert_eq!(parse_size("4MB"), Ok(4_000_000));
+        assert_eq!(parse_size("65536"), Ok(65536));
+        for bad in ["", "M", "-4M", "4X", "4 apples"] {
+            assert!(parse_size(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -82,9 +82,9 @@ impl<T: Send + 'static> Handle<T> {
     pub(crate) fn start(
         kind: Work,
         path: PathBuf,
+        job: Arc<Job>,
         work: impl FnOnce(&Arc<Job>) -> Result<T> + Send + 'static,
     ) -> Result<Self> {
-        let job = Arc::<Job>::default();
         let outcome = Arc::new(Outcome { work: kind, ended: Mutex::new(None) });
         let (its_job, its_outcome) = (job.clone(), outcome.clone());
         let run = move || {

@@ -68,7 +68,7 @@ use std::sync::Arc;
 /// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
 pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> Result<SaveReport> {
     let runtime = Runtime::shared(config)?;
-    store::save(&runtime, state, path.as_ref(), &Arc::default())
+    store::save(&runtime, state, path.as_ref(), &Job::of(config))
 }
 
 /// Starts saving a state and returns at once. Owned tensors are dropped at the end; memory that is
@@ -99,7 +99,9 @@ pub fn save_async(
     let tree = state.tree()?;
     state.set_tree(tree);
     let path = path.as_ref().to_path_buf();
-    Handle::start(Work::Save, path.clone(), move |job| store::save(&runtime, &state, &path, job))
+    Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
+        store::save(&runtime, &state, &path, job)
+    })
 }
 
 /// Writes one rank's part of the checkpoint at `path`, durable but not committed: the coordinator's
@@ -117,7 +119,7 @@ pub fn write_rank(
     config: &Config,
 ) -> Result<(Receipt, SaveReport)> {
     let runtime = Runtime::shared(config)?;
-    store::write_rank(&runtime, state, rank, path.as_ref(), &Arc::default())
+    store::write_rank(&runtime, state, rank, path.as_ref(), &Job::of(config))
 }
 
 /// [`write_rank`] in the background, as [`save_async`] is [`save`].
@@ -132,7 +134,7 @@ pub fn write_rank_async(
 ) -> Result<SaveHandle<(Receipt, SaveReport)>> {
     let runtime = Runtime::shared(config)?;
     let path = path.as_ref().to_path_buf();
-    Handle::start(Work::Save, path.clone(), move |job| {
+    Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::write_rank(&runtime, &state, rank, &path, job)
     })
 }
@@ -150,17 +152,20 @@ pub fn export_async(
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
     let path = path.as_ref().to_path_buf();
-    Handle::start(Work::Save, path.clone(), move |job| store::export(&runtime, &state, &path, job))
+    Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
+        store::export(&runtime, &state, &path, job)
+    })
 }
 
-/// Loads all tensors of the checkpoint at `path`, each block checked against its checksum. For a
-/// part of them, or for the values, see [`Checkpoint`].
+/// Loads all tensors of the checkpoint at `path`, each block checked against its checksum, with the
+/// configuration that is [found](Config::found). For a part of them, or for the values, see [`Checkpoint`].
 ///
 /// # Errors
 /// What [`Checkpoint::open`] and [`Checkpoint::load_names`] give.
 pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
-    let runtime = Runtime::shared(&Config::default())?;
-    load_all(&Checkpoint::open(path)?, &runtime, &Arc::default())
+    let config = Config::found()?;
+    let runtime = Runtime::shared(&config)?;
+    load_all(&Checkpoint::open(path)?, &runtime, &Job::of(&config))
 }
 
 fn load_all(checkpoint: &Checkpoint, runtime: &Runtime, job: &Arc<Job>) -> Result<Loaded> {
@@ -174,6 +179,7 @@ fn load_all(checkpoint: &Checkpoint, runtime: &Runtime, job: &Arc<Job>) -> Resul
 /// # Errors
 /// What [`Checkpoint::open`] gives, a file of another length among it, and failures to read.
 pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
-    let runtime = Runtime::shared(&Config::default())?;
-    store::verify(&runtime, path.as_ref(), &Arc::default())
+    let config = Config::found()?;
+    let runtime = Runtime::shared(&config)?;
+    store::verify(&runtime, path.as_ref(), &Job::of(&config))
 }

@@ -6,12 +6,16 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ringstow import _build, _handle, _merge, _native, _select, _state, _tree
+from ringstow import _build, _cuda, _handle, _merge, _native, _select, _state, _torch, _tree
 from ringstow._config import Config
 from ringstow._handle import SaveHandle
+from ringstow._memory import Stored
 from ringstow._report import LoadReport, SaveReport, VerifyReport
+
+if TYPE_CHECKING:
+    import torch
 
 StrPath = str | os.PathLike[str]
 
@@ -32,9 +36,11 @@ def save(
 
     Args:
         state_dict: a dict of any nesting of dict, list, tuple, int, float, str, bytes, bool,
-            None, CPU tensors of any shape and stride, numpy arrays and scalars, torch.Size,
-            torch.dtype and torch.device. ``model.state_dict()`` and ``optimizer.state_dict()`` go
-            in as they are. Tensors that are the same memory are stored once.
+            None, tensors of any shape and stride on the CPU or on CUDA devices, numpy arrays and
+            scalars, arrays with ``__cuda_array_interface__`` (CuPy's, Numba's; they come back as
+            numpy's), torch.Size, torch.dtype and torch.device. ``model.state_dict()`` and
+            ``optimizer.state_dict()`` go in as they are. Tensors that are the same memory are
+            stored once.
         path: the checkpoint's directory; made if it is not there, its parents too.
         config: the knobs; None means the defaults.
         allow_pickle: pickle what is none of the above. Loading it needs the same word, and runs
@@ -45,7 +51,7 @@ def save(
 
     Raises:
         InvalidStateError: a value that can't be saved, named by its key; or a bad ``config``.
-        UnsupportedError: a tensor that can't be saved yet (sparse, quantized, on a GPU, ...), or
+        UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or
             something that ``config`` asks for by name and that this machine can't do.
         BusyError: another save into the same directory is under way.
         OSError: the system refused: no space, no permission, a path that is a file.
@@ -71,6 +77,10 @@ def save_async(
     Leave the tensors and arrays alone until ``handle.wait_staged()`` returns; what they hold in
     between is what is saved. All other values are taken at the call. The interpreter's exit waits
     for the save.
+
+    Of a CUDA tensor, what the work queued so far on the current stream makes of it is saved: the
+    save waits for that work, the call does not. Work that changes the tensor is to be queued, on
+    whatever stream, only after ``handle.wait_staged()``.
 
     Args:
         state_dict: as in `save`.
@@ -102,8 +112,9 @@ def load(
     verify: bool = True,
     allow_pickle: bool = False,
     config: Config | None = None,
+    device: str | torch.device | None = None,
 ) -> dict[Any, Any]:
-    """Load a checkpoint, or a part of it, into fresh tensors on the CPU.
+    """Load a checkpoint, or a part of it, into fresh tensors.
 
     What comes back is equal to what was saved, types and order included, with two exceptions:
     Parameters and other sub-classes are plain tensors, and all tensors are dense. Tensors that
@@ -121,6 +132,9 @@ def load(
         allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
             refuses with ``weights_only``; it can run any code.
         config: the knobs; None means the defaults.
+        device: where the tensors go: ``"cpu"``, as None means; ``"cuda"``, the current device; or
+            ``"cuda:1"``. A GPU's are read through the staging memory straight into theirs. All else
+            stays on the host, numpy arrays too, among them those that were saved from a GPU.
 
     Returns:
         The state dict.
@@ -128,7 +142,8 @@ def load(
     Raises:
         ValueError: both ``prefix`` and ``keys`` were given.
         KeyMismatchError: no leaf has the prefix; or some of the keys, all of them named.
-        UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch.
+        UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch; a
+            ``device`` that is not there.
         IncompleteCheckpointError: the directory holds no committed checkpoint.
         CorruptCheckpointError: the bytes on disk are not those that were written.
         FormatError: the manifest is not one of ringstow's, or a newer version's.
@@ -139,6 +154,7 @@ def load(
     if isinstance(keys, str):
         raise TypeError("keys is a collection of names; for one name give [name]")
     where = _absolute(path)
+    gpu = _cuda.device_named(device)
     checkpoint = _native.Checkpoint(where)
     skeleton = _tree.parse(checkpoint.state, where)
     if prefix is not None:
@@ -146,13 +162,33 @@ def load(
     elif keys is not None:
         skeleton = _select.by_keys(skeleton, keys, where)
     contents = _build.Contents(where, checkpoint.tensors)
-    survey = _build.Survey(contents, allow_pickle=allow_pickle)
+    survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
     survey.add(skeleton)
+    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, _json(config))
     blocks, report = checkpoint.load(survey.names, verify, _json(config))
     _log.debug("loaded %s", report)
     named = dict(zip(survey.names, blocks, strict=True))
-    builder = _build.Builder(contents, named, allow_pickle=allow_pickle)
+    builder = _build.Builder(contents, named, allow_pickle=allow_pickle, flat=flat)
     return builder.value(skeleton)  # type: ignore[no-any-return]
+
+
+def _load_to(
+    device: torch.device,
+    checkpoint: _native.Checkpoint,
+    tensors: dict[str, Stored],
+    verify: bool,
+    config: str,
+) -> dict[str, torch.Tensor]:
+    """Load tensors to a GPU; returns each as a new 1-d tensor."""
+    flat = {name: _torch.empty_on(device, stored, name) for name, stored in tensors.items()}
+    targets = [
+        (name, _cuda.address_of(flat[name]), stored.nbytes)
+        for name, stored in tensors.items()
+        if stored.nbytes
+    ]
+    if targets:
+        _log.debug("loaded %s", LoadReport.from_json(checkpoint.load_into(targets, verify, config)))
+    return flat
 
 
 def load_into(
@@ -171,8 +207,10 @@ def load_into(
     damage or a failing disk is met while reading, the elements of the tensors are undefined.
 
     Args:
-        state_dict: what to fill. Its tensors may be strided, require grad, and share memory; ones
-            that aren't dense and on the CPU take a copy on the way. A list or tuple that holds
+        state_dict: what to fill. Its tensors may be strided, require grad, and share memory. Those
+            on CUDA devices are filled through the staging memory, as are arrays with
+            ``__cuda_array_interface__``; on the CPU ones that aren't dense take a copy on the way,
+            as all do on other devices. A list or tuple that holds
             no tensor is one value, replaced as a whole.
         path: the checkpoint's directory.
         strict: the two must hold the same keys. False loads what is in both; a tensor of another

@@ -56,12 +56,19 @@ class Contents:
 
 
 class Survey:
-    """Gathers the tensors that skeletons need, each once, and refuses what may not be unpickled."""
+    """Gathers the tensors that skeletons need, each once, and refuses what may not be unpickled.
 
-    def __init__(self, contents: Contents, *, allow_pickle: bool) -> None:
+    With ``apart`` the leaves that become torch's tensors are gathered apart from all others: they
+    go to another place.
+    """
+
+    def __init__(self, contents: Contents, *, allow_pickle: bool, apart: bool = False) -> None:
         self._contents = contents
         self._allow_pickle = allow_pickle
         self._names: dict[str, None] = {}
+        self._apart = apart
+        self.tensors: dict[str, Stored] = {}
+        """What was gathered apart, by name."""
 
     @property
     def names(self) -> list[str]:
@@ -79,8 +86,11 @@ class Survey:
 
     def _note(self, leaf: Leaf, path: Path) -> object:
         if leaf.tag in STORED:
-            self._contents.stored(leaf, path)
-            self._names[leaf.body] = None
+            stored = self._contents.stored(leaf, path)
+            if self._apart and leaf.tag == "$tensor":
+                self.tensors[leaf.body] = stored
+            else:
+                self._names[leaf.body] = None
         elif leaf.tag == "$pickle" and not self._allow_pickle:
             raise UnsupportedError(
                 f"{describe(path)} was saved with pickle, which can run any code when it is "
@@ -93,16 +103,22 @@ class Survey:
 class Builder:
     """Makes values of skeletons that a `Survey` let pass, from the blocks that were read for it.
 
-    Leaves that name the same tensor get tensor objects of their own over one storage.
+    Leaves that name the same tensor get tensor objects of their own over one storage: that of the
+    1-d tensor in ``flat``, for what has been loaded to a device, else of one over the block.
     """
 
     def __init__(
-        self, contents: Contents, blocks: dict[str, Any], *, allow_pickle: bool = False
+        self,
+        contents: Contents,
+        blocks: dict[str, Any],
+        *,
+        allow_pickle: bool = False,
+        flat: dict[str, Any] | None = None,
     ) -> None:
         self._contents = contents
         self._blocks = blocks
         self._allow_pickle = allow_pickle
-        self._flat: dict[str, Any] = {}
+        self._flat: dict[str, Any] = dict(flat or {})
 
     def value(self, node: object, path: Path = ()) -> Any:
         """Return the value of a skeleton, or of a part of one that lies at a path.

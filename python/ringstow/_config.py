@@ -4,45 +4,67 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Literal
+from dataclasses import field
+from functools import partial
+from typing import Any, Literal
+
+from ringstow import _native
 
 Switch = Literal["auto", "on", "off"]
+
+
+def _found(name: str) -> Any:
+    """Return what the environment, ``ringstow.toml`` or else ringstow says of a field."""
+    return json.loads(_native.found_config())[name]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """How to save and load. The defaults are right for most machines.
 
-    The numbers are checked against each other when a save or load begins; a bad one is an
-    `InvalidStateError` that says what the field may be.
+    A field that is not given is what the environment says (``RINGSTOW_POOL_BYTES=1G``, one
+    variable a field), else the file that ``RINGSTOW_CONFIG`` names or ``ringstow.toml`` in the
+    current directory, else the default. The numbers are checked against each other when a save or
+    load begins; a bad one is an `InvalidStateError` that says what the field may be.
+
+    Raises:
+        InvalidStateError: a variable of the environment that can't be; names it.
+        FormatError: the file says what can't be; names the line.
+        OSError: the file can't be read.
     """
 
-    pool_bytes: int = 256 << 20
+    pool_bytes: int = field(default_factory=partial(_found, "pool_bytes"))
     """Bytes of staging memory: the only memory a save needs, however large the checkpoint.
-    As large as the checkpoint makes a save a snapshot; smaller streams."""
+    As large as the checkpoint makes a save a snapshot; smaller streams. Default 256 MiB."""
 
-    block_bytes: int = 4 << 20
+    block_bytes: int = field(default_factory=partial(_found, "block_bytes"))
     """Bytes of one staging buffer, which is also one transfer; a multiple of 4096. A checksum
-    covers 1 MiB of them, or all where they are no multiple of that."""
+    covers 1 MiB of them, or all where they are no multiple of that. Default 4 MiB."""
 
-    queue_depth: int = 8
-    """Transfers in flight at once."""
+    queue_depth: int = field(default_factory=partial(_found, "queue_depth"))
+    """Transfers in flight at once. Default 8."""
 
-    fillers: int = 0
-    """Threads that copy and checksum; 0 means one a core, at most four."""
+    fillers: int = field(default_factory=partial(_found, "fillers"))
+    """Threads that copy and checksum; 0, the default, means one a core, at most four."""
 
-    engine: Literal["auto", "uring", "portable", "tokio-uring"] = "auto"
+    engine: Literal["auto", "uring", "portable", "tokio-uring"] = field(
+        default_factory=partial(_found, "engine")
+    )
     """What moves the bytes. One asked for by name is never silently replaced. "tokio-uring" is part
-    of Rust builds that ask for it, not of the wheel."""
+    of Rust builds that ask for it, not of the wheel. Default auto."""
 
-    direct: Switch = "auto"
-    """O_DIRECT: past the page cache."""
+    direct: Switch = field(default_factory=partial(_found, "direct"))
+    """O_DIRECT: past the page cache. Default auto."""
 
-    fixed: Switch = "auto"
-    """Staging memory registered with io_uring once, not pinned at every transfer."""
+    fixed: Switch = field(default_factory=partial(_found, "fixed"))
+    """Staging memory registered with io_uring once, not pinned at every transfer. Default auto."""
 
-    shard_bytes: int = 0
-    """Largest shard file in bytes, as far as whole tensors allow; 0 means no limit."""
+    shard_bytes: int = field(default_factory=partial(_found, "shard_bytes"))
+    """Largest shard file in bytes, as far as whole tensors allow; 0, the default, is no limit."""
+
+    trace: str | None = field(default_factory=partial(_found, "trace"))
+    """A file to write what each block of a save or load went through, and when, in the trace format
+    of Chrome and Perfetto. Default none. One that is there is replaced."""
 
     def to_json(self) -> str:
         """Return the fields as a JSON object, as the native side takes them."""

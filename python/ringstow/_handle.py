@@ -38,7 +38,9 @@ class SaveHandle:
     def __init__(self, flight: _Flight) -> None:
         self._flight = flight
         # Its thread holds the flight, not the handle: so the handle's end can be noticed.
-        weakref.finalize(self, flight.drop).atexit = False
+        # Weakly, for as long as somebody is to be told `_untold` keeps the flight: once somebody
+        # was, its error knows the frames that it was raised through, which may know this handle.
+        weakref.finalize(self, _drop, weakref.ref(flight)).atexit = False
 
     def __repr__(self) -> str:
         flight = self._flight
@@ -215,6 +217,12 @@ class _Flight:
                 return
             self._is_logged = True
         _log.error("the save to %s failed: %s", self.path, self.error, exc_info=self.error)
+
+
+def _drop(flight: weakref.ref[_Flight]) -> None:
+    dropped = flight()
+    if dropped is not None:
+        dropped.drop()
 
 
 def start(job: _native.SaveJob, path: str, owners: list[object]) -> SaveHandle:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+Address = int | tuple[int, int, int]
+"""Where bytes lie: an address in host memory; or, of a GPU, the device pointer, the device's index
+and the handle of the stream on which they are ready (whoever reads or writes them waits for what is
+on that stream at the moment of the call)."""
+
 Placed = tuple[tuple[int, ...] | None, int, object]
-"""Where a tensor's elements lie: strides in bytes (None: dense), address, what keeps them there."""
+"""Where a tensor's elements lie in host memory: strides in bytes (None: dense), address, what keeps
+them there."""
 
 TensorSpec = tuple[
-    str, str, tuple[int, ...], tuple[int, ...] | None, int | Callable[[], Placed], int
+    str, str, tuple[int, ...], tuple[int, ...] | None, Address | Callable[[], Placed], int
 ]
 """What is handed over of a tensor that is to be saved: name, dtype, shape in elements, strides in
 bytes (None: dense), address or what loads it, number of bytes of the dense data."""
@@ -20,7 +26,7 @@ ItemSpec = tuple[
     str,
     tuple[int, ...],
     tuple[int, ...] | None,
-    int,
+    Address,
     int,
     tuple[int, ...] | None,
     tuple[int, ...] | None,
@@ -29,6 +35,22 @@ ItemSpec = tuple[
 """The same of a box of a tensor, or of an object: after the box's own name, dtype, shape, strides,
 address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the
 item is all of it), and whether it is an object, an opaque byte string of dtype U8."""
+
+
+def place_at(address: Address) -> tuple[int, int | None]:
+    """Return the pointer and the device (None: the host) of an address, on whatever stream."""
+    return address[:2] if isinstance(address, tuple) else (address, None)
+
+
+def share_elements(shape: Iterable[int], strides: Iterable[int]) -> bool:
+    """Tell whether two elements of a strided tensor may be the same memory."""
+    reach = 0
+    for step, n in sorted(zip(strides, shape, strict=True)):
+        if n > 1:
+            if step <= reach:
+                return True
+            reach += (n - 1) * step
+    return False
 
 
 class Memory(NamedTuple):
@@ -40,7 +62,7 @@ class Memory(NamedTuple):
     """In elements of that type."""
     strides: tuple[int, ...] | None
     """In bytes; None when the elements lie densely in row-major order."""
-    address: int
+    address: Address
     nbytes: int
     """Bytes of the dense data, not of the span that a strided view covers."""
     owner: object
@@ -48,7 +70,7 @@ class Memory(NamedTuple):
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two tensors that are the same elements in the same memory."""
-        return (self.address, self.dtype, self.shape, self.strides)
+        return (place_at(self.address), self.dtype, self.shape, self.strides)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

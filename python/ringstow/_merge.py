@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ringstow import _native, _numpy, _torch
+from ringstow import _cuda, _device_array, _native, _numpy, _torch
 from ringstow._build import Builder, Contents, Survey
+from ringstow._device_array import DeviceArray
 from ringstow._errors import InvalidStateError, KeyMismatchError
-from ringstow._memory import Stored
+from ringstow._memory import Address, Stored, place_at, share_elements
 from ringstow._report import LoadReport
 from ringstow._select import listed
 from ringstow._state import Path, describe, flat_name, type_name
@@ -23,6 +24,7 @@ class Fill(NamedTuple):
     """A tensor or array of the state dict, and the stored one whose elements it gets."""
 
     target: Any
+    """A torch tensor, a numpy array, or a `DeviceArray`."""
     leaf: Leaf
     stored: Stored
 
@@ -72,6 +74,8 @@ class Merge:
             self._tensor(target, node, path)
         elif _numpy.is_array(target) and _numpy.code_of(target.dtype.str):
             self._array(target, node, path)
+        elif (interface := _device_array.interface_of(target)) is not None:
+            self._device_array(target, interface, node, path)
         elif isinstance(target, dict) and not is_opaque:
             self._dict(target, node, path)
         elif type(target) in (list, tuple) and not is_opaque and _holds_tensors(target):
@@ -97,6 +101,18 @@ class Merge:
         if not target.flags.writeable:
             return self._differ(path, "a read-only array, which can't be filled,", "an array")
         self._fill(target, node, path, _numpy.code_of(target.dtype.str) or "", target.shape)
+
+    def _device_array(
+        self, target: Any, interface: Mapping[str, Any], node: Any, path: Path
+    ) -> None:
+        if not (isinstance(node, Leaf) and node.tag == "$ndarray"):
+            return self._differ(path, "an array on a GPU", _kind(node))
+        array = _device_array.parse(target, interface, describe(path))
+        if array.is_readonly:
+            return self._differ(path, "a read-only array, which can't be filled,", "an array")
+        if _device_array.overlaps_itself(array):
+            return self._differ(path, "a broadcast array, which can't be filled,", "an array")
+        self._fill(array, node, path, array.memory.dtype, array.memory.shape)
 
     def _fill(
         self, target: Any, leaf: Leaf, path: Path, dtype: str, shape: tuple[int, ...]
@@ -176,66 +192,131 @@ def load_into(
     merge = Merge(contents, allow_pickle=allow_pickle)
     merge.merge(state, skeleton, ())
     merge.check(contents.path, strict=strict)
-    direct, copied = _split(merge.fills)
-    for fill in copied:
+    ways = _split(merge.fills)
+    for fill in ways.copied:
         merge.survey.add(fill.leaf)
 
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named, allow_pickle=allow_pickle)
     values = [(container, key, make(builder)) for container, key, make in merge.assigns]
-    sources = [builder.value(fill.leaf) for fill in copied]
+    sources = [builder.value(fill.leaf) for fill in ways.copied]
 
     # From here on the state dict changes.
-    targets = [(fill.leaf.body, _address(fill.target), fill.stored.nbytes) for fill in direct]
+    targets = [(fill.leaf.body, _address(fill.target), fill.stored.nbytes) for fill in ways.direct]
     report = LoadReport.from_json(checkpoint.load_into(targets, verify, config))
-    for fill in direct:
+    for fills in filter(None, ways.boxes):
+        boxes = checkpoint.read(_slices(fills, checkpoint), verify, config)
+        report = report.followed_by(LoadReport.from_json(boxes))
+    for fill in ways.direct + ways.strided():
         if _torch.is_tensor(fill.target):
             _torch.mark_changed(fill.target)
-    for fill, source in zip(copied, sources, strict=True):
+    for fill, source in zip(ways.copied, sources, strict=True):
         _copy(fill.target, source)
     for container, key, value in values:
         container[key] = value
     return report.followed_by(LoadReport.from_json(read))
 
 
-def _split(fills: list[Fill]) -> tuple[list[Fill], list[Fill]]:
-    """Return the fills that are read straight into place, and those that are copied there.
+class _Ways(NamedTuple):
+    """How each target is filled."""
+
+    direct: list[Fill]
+    """Dense memory, which is read into."""
+    boxes: list[list[Fill]]
+    """Strided memory on GPUs, which is read into box by box; one list after the other."""
+    copied: list[Fill]
+    """All else: read elsewhere, and copied."""
+
+    def strided(self) -> list[Fill]:
+        """Return all of `boxes`."""
+        return [fill for fills in self.boxes for fill in fills]
+
+
+def _split(fills: list[Fill]) -> _Ways:
+    """Choose a way for each fill.
 
     Targets that are one memory, as tied weights are, are filled once. Each stored tensor is read
-    straight into one place, and each place is read into once.
+    straight into one place, and each place is read into once; save arrays on GPUs of which nothing
+    but their place is known, so that they can't be copied to.
     """
-    direct: list[Fill] = []
-    copied: list[Fill] = []
+    ways = _Ways([], [[]], [])
     seen: set[tuple[object, ...]] = set()
     names: set[str] = set()
-    addresses: set[int] = set()
+    places: set[tuple[int, int | None]] = set()
     for fill in fills:
-        name, address = fill.leaf.body, _address(fill.target)
-        identity = (name, address, _strides(fill.target))
+        name, place = fill.leaf.body, place_at(_address(fill.target))
+        identity = (name, place, _strides(fill.target))
         if identity in seen:
             continue
         seen.add(identity)
-        if name not in names and address not in addresses and _can_take_bytes(fill.target):
-            names.add(name)
-            addresses.add(address)
-            direct.append(fill)
+        is_free = name not in names and place not in places
+        if is_free and _can_take_bytes(fill.target):
+            ways.direct.append(fill)
+        elif is_free and _can_take_boxes(fill):
+            ways.boxes[0].append(fill)
+        elif isinstance(fill.target, DeviceArray):
+            ways.boxes.append([fill])
         else:
-            copied.append(fill)
-    return direct, copied
+            ways.copied.append(fill)
+            continue
+        names.add(name)
+        places.add(place)
+    return ways
+
+
+def _slices(fills: list[Fill], checkpoint: _native.Checkpoint) -> list[Any]:
+    """Return what is to be read of the stored chunks, each to its strided box of its target."""
+    chunks = {name: chunks for name, _, _, _, chunks in checkpoint.entries}
+    slices = []
+    for fill in fills:
+        name, strides = fill.leaf.body, _strides(fill.target)
+        for number, (offsets, sizes) in enumerate(chunks[name]):
+            ahead = sum(n * step for n, step in zip(offsets, strides, strict=True))
+            address = _moved(_address(fill.target), ahead)
+            slices.append((name, number, (0,) * len(sizes), sizes, address, strides))
+    return slices
+
+
+def _moved(address: Address, nbytes: int) -> Address:
+    if isinstance(address, tuple):
+        return (address[0] + nbytes, *address[1:])
+    return address + nbytes
 
 
 def _can_take_bytes(target: Any) -> bool:
+    if isinstance(target, DeviceArray):
+        return _device_array.can_take_bytes(target)
     module = _torch if _torch.is_tensor(target) else _numpy
     return bool(module.can_take_bytes(target))
 
 
-def _address(target: Any) -> int:
-    return int(target.data_ptr() if _torch.is_tensor(target) else target.ctypes.data)
+def _can_take_boxes(fill: Fill) -> bool:
+    """Tell whether a target is strided memory of a GPU's."""
+    target = fill.target
+    if isinstance(target, DeviceArray):
+        return True
+    return (
+        _torch.is_tensor(target)
+        and _cuda.place_of(target) is not None
+        and _torch.in_reach(target)
+        and not target.is_contiguous()
+        and fill.stored.dtype != "F4"  # half a byte an element has no stride in bytes
+        and not share_elements(target.shape, target.stride())
+    )
+
+
+def _address(target: Any) -> Address:
+    if isinstance(target, DeviceArray):
+        return target.memory.address
+    return _cuda.address_of(target) if _torch.is_tensor(target) else int(target.ctypes.data)
 
 
 def _strides(target: Any) -> tuple[int, ...]:
-    return tuple(target.stride() if _torch.is_tensor(target) else target.strides)
+    """Return a target's strides in bytes."""
+    if isinstance(target, DeviceArray):
+        return target.strides
+    return _torch.strides_of(target) if _torch.is_tensor(target) else tuple(target.strides)
 
 
 def _copy(target: Any, source: Any) -> None:
@@ -255,7 +336,11 @@ def _holds_tensors(value: Any) -> bool:
         return any(_holds_tensors(item) for item in value)
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
-    return _torch.is_tensor(value) or _numpy.is_array(value)
+    return (
+        _torch.is_tensor(value)
+        or _numpy.is_array(value)
+        or _device_array.interface_of(value) is not None
+    )
 
 
 def _names(value: Any, path: Path) -> Iterator[str]:

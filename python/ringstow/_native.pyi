@@ -5,16 +5,18 @@ import os
 from collections.abc import Sequence
 from typing import TypeAlias, final
 
-from ringstow._memory import ItemSpec, TensorSpec
+from ringstow._memory import Address, ItemSpec, TensorSpec
 
 __all__ = [
     "Block",
     "Checkpoint",
+    "Pin",
     "SaveJob",
     "Session",
     "__version__",
     "cli",
     "forget_after_fork",
+    "gpus",
     "latest",
     "start_export",
     "start_save",
@@ -31,7 +33,7 @@ _Entry: TypeAlias = tuple[
 
 # name, number of the chunk in its entry, offsets of the box in the chunk, its lengths, address of
 # its first element's place, strides there in bytes
-_SliceSpec: TypeAlias = tuple[str, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
+_SliceSpec: TypeAlias = tuple[str, int, tuple[int, ...], tuple[int, ...], Address, tuple[int, ...]]
 
 @final
 class SaveJob:
@@ -50,6 +52,9 @@ class SaveJob:
     # Bytes staged, bytes written, bytes in all.
     def progress(self) -> tuple[int, int, int]: ...
     def cancel(self) -> None: ...
+
+# An Address of a GPU names a stream: an event is recorded on it during the call, by the calling
+# thread, and the copies wait for that. A stream that is being captured is refused.
 
 # Returns at once. The caller keeps the memory alive and unchanged until staged. A callable in place
 # of an address is called from a thread of the save's, once, when the first byte is needed; what it
@@ -100,7 +105,22 @@ class Checkpoint:
     # Blocks in the order of names; JSON LoadReport.
     def load(self, names: list[str], verify: bool, config: str) -> tuple[list[Block], str]: ...
     # (name, address, nbytes) of dense writable memory; JSON LoadReport.
-    def load_into(self, targets: list[tuple[str, int, int]], verify: bool, config: str) -> str: ...
+    def load_into(
+        self, targets: list[tuple[str, Address, int]], verify: bool, config: str
+    ) -> str: ...
+
+# Host memory registered with CUDA, for every GPU, until this is let go; the memory must be there
+# until then. At once up to 64 MiB, else in pieces of that: CUDA refuses a copy that touches two.
+@final
+class Pin:
+    # Raises UnsupportedError or GpuError, with the reason, where it is refused.
+    def __new__(cls, address: int, nbytes: int) -> Pin: ...
+
+# JSON: the GPUs, and what they can do.
+def gpus() -> str: ...
+
+# JSON Config: what the environment and ringstow.toml ask for.
+def found_config() -> str: ...
 
 # JSON VerifyReport.
 def verify(path: str, config: str) -> str: ...

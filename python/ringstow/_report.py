@@ -63,6 +63,8 @@ class SaveSeconds:
     """Checksums, added up over the threads."""
     wait: float
     """Waiting for a free buffer, added up over the threads: high where the disk is the limit."""
+    device_copy: float
+    """Copying out of GPUs, as these timed it, added up over them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,8 @@ class LoadSeconds:
     """All of it."""
     checksum_cpu: float
     """Checksums, added up over the threads."""
+    device_copy: float
+    """Copying into GPUs, as these timed it, added up over them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,10 @@ class _Moved:
     """Staging buffers that were registered with io_uring."""
     fallbacks: tuple[Fallback, ...]
     """What was tried first and refused, why, and what to do about it."""
+    device_bytes: int
+    """Bytes of tensors that were on GPUs."""
+    pinned: bool | None
+    """Whether the staging memory was registered with CUDA; None where no GPU took part."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -109,7 +117,29 @@ class _Moved:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SaveReport(_Moved):
+class _Copied(_Moved):
+    """How bytes were moved between GPUs and the staging memory."""
+
+    seconds: SaveSeconds | LoadSeconds
+
+    @property
+    def device_gb_per_s(self) -> float | None:
+        """Gigabytes (10^9) a second to or from GPUs, while they copied; None without any."""
+        if not self.device_bytes:
+            return None
+        return self.device_bytes / 1e9 / max(self.seconds.device_copy, 1e-9)
+
+    def __str__(self) -> str:
+        """Return all fields, and the GPUs' rate where they took part."""
+        if not self.device_bytes:
+            return repr(self)
+        memory = "pinned" if self.pinned else "pageable"
+        rate = f"{self.device_bytes / 1e9:.3g} GB at {self.device_gb_per_s:.3g} GB/s"
+        return f"{self!r} (GPU: {rate}, {memory} memory)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SaveReport(_Copied):
     """What a save did."""
 
     _seconds = SaveSeconds
@@ -136,7 +166,7 @@ class SaveReport(_Moved):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadReport(_Moved):
+class LoadReport(_Copied):
     """What a load did."""
 
     _seconds = LoadSeconds
@@ -160,6 +190,9 @@ class LoadReport(_Moved):
             tensors=self.tensors + other.tensors,
             tensor_bytes=self.tensor_bytes + other.tensor_bytes,
             read_bytes=self.read_bytes + other.read_bytes,
+            device_bytes=self.device_bytes + other.device_bytes,
+            pinned=_both(self.pinned, other.pinned),
+            fallbacks=tuple(dict.fromkeys(self.fallbacks + other.fallbacks)),
             seconds=LoadSeconds(**{part: mine[part] + others[part] for part in mine}),
         )
 
@@ -167,6 +200,11 @@ class LoadReport(_Moved):
     def gb_per_s(self) -> float:
         """Gigabytes (10^9) read a second."""
         return self.read_bytes / 1e9 / max(self.seconds.total, 1e-9)
+
+
+def _both(one: bool | None, other: bool | None) -> bool | None:
+    """Return whether both are true; None says nothing."""
+    return (one and other) if None not in (one, other) else (other if one is None else one)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

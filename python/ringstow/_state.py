@@ -22,6 +22,8 @@ Counter                ``{"$counter": [[key, count], ...]}``, of numbers and tex
 tensor                 ``{"$tensor": name}``: its data is the tensor of that name in the shards
 numpy array            ``{"$ndarray": name, "dtype": "<f4"}``: stored little-endian, given back
                        in that byte order
+array on a GPU         the same: what has ``__cuda_array_interface__``, such as CuPy's and Numba's
+                       arrays, comes back as a numpy array
 numpy scalar           ``{"$scalar": "<f8", "data": base64}``
 torch.Size             ``{"$size": [...]}``
 torch.dtype            ``{"$dtype": "float32"}``
@@ -49,7 +51,7 @@ import math
 import pickle
 from typing import Any, NoReturn
 
-from ringstow import _numpy, _torch
+from ringstow import _device_array, _numpy, _torch
 from ringstow._errors import InvalidStateError
 from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
 
@@ -230,6 +232,10 @@ class _Encoder:
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
             name = self._store(_numpy.memory_of(value), path)
             return {"$ndarray": name, "dtype": value.dtype.str}
+        interface = _device_array.interface_of(value)
+        if interface is not None:
+            array = _device_array.parse(value, interface, describe(path))
+            return {"$ndarray": self._store(array.memory, path), "dtype": array.typestr}
         if _numpy.is_scalar(value) and _numpy.code_of(value.dtype.str):
             return {"$scalar": value.dtype.str, "data": _base64(value.tobytes())}
         torch = _torch.imported()
@@ -294,6 +300,8 @@ def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:
                 f"{key} was to be {lazy.dtype} {list(lazy.shape)}, and was loaded as "
                 f"{memory.dtype} {list(memory.shape)}"
             )
+        if not isinstance(memory.address, int):
+            raise InvalidStateError(f"{key} was loaded to a GPU, and was to be on the CPU")
         return memory.strides, memory.address, memory.owner
 
     return LazyMemory(lazy.dtype, lazy.shape, None, load, lazy.nbytes, lazy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ringstow import _cuda
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._memory import Memory, Stored
 
@@ -112,24 +113,20 @@ def device_named(name: str, key: str) -> torch.device:
 
 
 def memory_of(tensor: torch.Tensor, key: str) -> Memory:
-    """Return where a CPU tensor's elements lie.
+    """Return where the elements of a tensor on the CPU or a CUDA device lie.
 
-    The owner is an alias of the tensor (or a copy, where its elements are not in memory as they
-    read: conjugated views), so that ``parameter.data = ...`` does not free them.
+    The owner is an alias of the tensor (or a copy, on the same device, where its elements are not
+    in memory as they read: conjugated views), so that ``parameter.data = ...`` does not free them.
 
     Raises:
-        UnsupportedError: not a dense CPU tensor of a known dtype; says what to do.
+        UnsupportedError: not a strided tensor of a known dtype on such a device; says what to do.
         InvalidStateError: the tensor has no memory (lazy, or its storage was freed).
     """
     import torch
 
     with torch._C.DisableTorchFunctionSubclass():
         check_dense(tensor, key)
-        if tensor.device.type != "cpu":
-            raise UnsupportedError(
-                f"{key} is on {tensor.device}: only CPU tensors can be saved for now; "
-                "move it with .cpu() first"
-            )
+        check_device(tensor, key)
         plain = tensor.detach()
         if plain.is_conj() or plain.is_neg():
             plain = plain.resolve_conj().resolve_neg()
@@ -142,8 +139,8 @@ def memory_of(tensor: torch.Tensor, key: str) -> Memory:
         return Memory(
             code,
             shape_of(plain, key),
-            None if dense else tuple(stride * size for stride in plain.stride()),
-            plain.data_ptr(),
+            None if dense else strides_of(plain),
+            _cuda.address_of(plain) if plain.numel() else 0,
             plain.numel() * size,
             plain,
         )
@@ -176,6 +173,21 @@ def check_dense(tensor: torch.Tensor, key: str) -> None:
         raise UnsupportedError(
             f"{key} is quantized ({tensor.dtype}); save .int_repr(), its scale and its zero point"
         )
+
+
+def check_device(tensor: torch.Tensor, key: str) -> None:
+    """Refuse a tensor whose memory can't be reached.
+
+    Raises:
+        UnsupportedError: it is neither on the CPU nor on a CUDA device.
+    """
+    if _cuda.is_addressable(tensor):
+        return
+    rocm = " of ROCm" if tensor.device.type == "cuda" else ""
+    raise UnsupportedError(
+        f"{key} is on {tensor.device}{rocm}: tensors on the CPU and on CUDA devices can be saved; "
+        "move it with .cpu() first"
+    )
 
 
 def _remedy(kind: type) -> str:
@@ -246,6 +258,16 @@ def flat_over(block: Any, stored: Stored, key: str) -> torch.Tensor:
     return torch.frombuffer(block, dtype=dtype)  # type: ignore[no-any-return]
 
 
+def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
+    """Return a new 1-d tensor on a CUDA device, as large as what is stored.
+
+    Raises:
+        UnsupportedError: torch has not this dtype.
+    """
+    dtype = dtype_of(stored.dtype, key)
+    return _cuda.empty(stored.nbytes // dtype.itemsize, dtype, device)
+
+
 def shaped(flat: torch.Tensor, stored: Stored) -> torch.Tensor:
     """Return a tensor object of its own over the same storage, in the stored shape."""
     shape = stored.shape
@@ -254,14 +276,20 @@ def shaped(flat: torch.Tensor, stored: Stored) -> torch.Tensor:
     return flat.view(shape).detach()  # detached: a tensor in its own right, not autograd's view
 
 
+def in_reach(tensor: torch.Tensor) -> bool:
+    """Tell whether the elements lie as they read in the memory of the CPU or a CUDA device."""
+    return _cuda.is_addressable(tensor) and not tensor.is_conj() and not tensor.is_neg()
+
+
 def can_take_bytes(tensor: torch.Tensor) -> bool:
     """Tell whether dense bytes written to the tensor's address are its elements."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    return in_reach(tensor) and tensor.is_contiguous()
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides in bytes."""
+    size = tensor.element_size()
+    return tuple(step * size for step in tensor.stride())
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

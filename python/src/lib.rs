@@ -24,10 +24,17 @@ fn config(json: &str) -> PyResult<Config> {
         .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad Config: {e}"))))
 }
 
-/// The process's runtime. Called with the GIL held: a fork, which holds it too, never finds the lock
+/// The process's runtime, and a job for it. Called with the GIL held: a fork, which holds it too, never finds the lock
 /// behind this taken.
-fn runtime(json: &str) -> PyResult<Arc<Runtime>> {
-    Runtime::shared(&config(json)?).map_err(error::to_python)
+fn runtime(json: &str) -> PyResult<(Arc<Runtime>, Arc<Job>)> {
+    let config = config(json)?;
+    Ok((Runtime::shared(&config).map_err(error::to_python)?, Job::of(&config)))
+}
+
+/// The configuration that the environment and `ringstow.toml` ask for, in JSON.
+#[pyfunction]
+fn found_config() -> PyResult<String> {
+    to_json(&Config::found().map_err(error::to_python)?)
 }
 
 fn to_json(report: &impl serde::Serialize) -> PyResult<String> {
@@ -37,8 +44,8 @@ fn to_json(report: &impl serde::Serialize) -> PyResult<String> {
 
 #[pyfunction]
 fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
-    let runtime = runtime(config)?;
-    let report = wait::run(py, |job: &Arc<Job>| ringstow::store::verify(&runtime, &path, job))?;
+    let (runtime, job) = runtime(config)?;
+    let report = wait::run(py, &job, |job| ringstow::store::verify(&runtime, &path, job))?;
     to_json(&report)
 }
 
@@ -68,6 +75,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_write, module)?)?;
+    module.add_function(wrap_pyfunction!(found_config, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;
     module.add_function(wrap_pyfunction!(place::gpus, module)?)?;

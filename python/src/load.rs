@@ -143,12 +143,12 @@ impl Checkpoint {
         verify: bool,
         config: &str,
     ) -> PyResult<String> {
-        let (runtime, options) = (runtime(config)?, LoadOptions { verify });
+        let ((runtime, job), options) = (runtime(config)?, LoadOptions { verify });
         // On this thread: the stream that a GPU's tensor is ready on may be one of its own.
         let mut ready = Ready::default();
         let slices: Result<Vec<Slice>> = slices.iter().map(|spec| spec.slice(&mut ready)).collect();
         let slices = slices.map_err(to_python)?;
-        to_json(&wait::run(py, |job| self.inner.read(&slices, options, &runtime, job))?)
+        to_json(&wait::run(py, &job, |job| self.inner.read(&slices, options, &runtime, job))?)
     }
 
     fn load(
@@ -158,8 +158,9 @@ impl Checkpoint {
         verify: bool,
         config: &str,
     ) -> PyResult<(Vec<Block>, String)> {
-        let (runtime, options) = (runtime(config)?, LoadOptions { verify });
-        let loaded = wait::run(py, |job| self.inner.load_names(&names, options, &runtime, job))?;
+        let ((runtime, job), options) = (runtime(config)?, LoadOptions { verify });
+        let loaded =
+            wait::run(py, &job, |job| self.inner.load_names(&names, options, &runtime, job))?;
         let report = to_json(&loaded.report)?;
         let blocks = loaded.into_tensors().into_iter().map(|tensor| Block { tensor });
         Ok((blocks.collect(), report))
@@ -172,7 +173,7 @@ impl Checkpoint {
         verify: bool,
         config: &str,
     ) -> PyResult<String> {
-        let (runtime, options) = (runtime(config)?, LoadOptions { verify });
+        let ((runtime, job), options) = (runtime(config)?, LoadOptions { verify });
         let mut ready = Ready::default();
         let place = |(name, address, nbytes): (String, Address, usize)| {
             // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor of
@@ -182,6 +183,6 @@ impl Checkpoint {
         let targets: Result<Vec<(String, Target)>> = targets.into_iter().map(place).collect();
         let targets = targets.map_err(to_python)?;
         let load = |job: &_| self.inner.load_into(&targets, options, &runtime, job);
-        to_json(&wait::run(py, load)?)
+        to_json(&wait::run(py, &job, load)?)
     }
 }

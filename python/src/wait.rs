@@ -43,14 +43,14 @@ fn deadline(timeout: Option<f64>) -> PyResult<Option<Instant>> {
 /// Runs `work` on a thread of its own; Ctrl-C cancels its job, and is raised once it has stopped.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
+    job: &Arc<Job>,
     work: impl FnOnce(&Arc<Job>) -> Result<T> + Send,
 ) -> PyResult<T> {
-    let job = Arc::<Job>::default();
     let done = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             // Ends the job also if the work panics.
-            let _end = End(&job);
-            work(&job)
+            let _end = End(job);
+            work(job)
         });
         let waited = until(py, None, |slice| job.wait_ended(Some(slice)));
         if waited.is_err() {

@@ -123,11 +123,13 @@ MOVED = {
     "engine": "fake",
     "direct": False,
     "fixed_buffers": 0,
+    "device_bytes": 0,
+    "pinned": None,
     "fallbacks": [{"wanted": "uring", "got": "fake", "reason": "a stand-in", "remedy": "none"}],
 }
 SAVE_PARTS = ("plan", "prepare", "stage", "write", "sync", "commit", "total")
-SAVE_CPU_PARTS = ("copy_cpu", "checksum_cpu", "wait")
-LOAD_PARTS = ("prepare", "read", "total", "checksum_cpu")
+SAVE_CPU_PARTS = ("copy_cpu", "checksum_cpu", "wait", "device_copy")
+LOAD_PARTS = ("prepare", "read", "total", "checksum_cpu", "device_copy")
 
 
 def save_report(path, tensors, size):

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 
 import fake_native
 import pytest
@@ -186,6 +187,24 @@ def test_a_failure_that_result_raised_is_not_raised_or_logged_again(gate, state,
     del handle
     gc.collect()
     assert errors(caplog) == []
+
+
+def test_a_failure_that_was_raised_keeps_no_tensor_of_the_caller(gate, state, tmp_path):
+    one = failing(gate)
+
+    def train():
+        weights = torch.ones(3)
+        kept = weakref.ref(weights)
+        handle = ringstow.save_async(state, tmp_path)
+        with pytest.raises(OSError, match="No space"):
+            handle.result()
+        one.end_error = None
+        return kept
+
+    kept = train()
+    join_watchers()
+    gc.collect()
+    assert kept() is None
 
 
 def test_dropping_the_handle_of_a_failed_save_logs_it(gate, state, tmp_path, caplog):

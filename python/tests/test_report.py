@@ -21,6 +21,7 @@ def test_config_has_the_fields_and_defaults_of_the_rust_side():
         "direct": "auto",
         "fixed": "auto",
         "shard_bytes": 0,
+        "trace": None,
     }
 
 
@@ -52,3 +53,42 @@ def test_load_reports_add_up():
     one = LoadReport.from_json(json.dumps(fake_native.load_report("/a", 2, 1)))
     both = one.followed_by(one)
     assert (both.tensors, both.tensor_bytes, both.seconds.total) == (4, 2, 1.0)
+
+
+def on_gpus(nbytes, *, pinned=True, **fields):
+    report = fake_native.load_report("/a", 2, 1)
+    return LoadReport.from_json(
+        json.dumps({**report, "device_bytes": nbytes, "pinned": pinned, **fields})
+    )
+
+
+def test_what_gpus_took_is_told_in_words():
+    report = on_gpus(10**9)
+    assert report.device_gb_per_s == pytest.approx(2)
+    assert str(report).endswith("(GPU: 1 GB at 2 GB/s, pinned memory)")
+    assert "pageable memory" in str(on_gpus(10**9, pinned=False))
+    assert on_gpus(0, pinned=None).device_gb_per_s is None
+    assert str(on_gpus(0, pinned=None)) == repr(on_gpus(0, pinned=None))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (True, True, True),
+        (True, False, False),
+        (None, True, True),
+        (False, None, False),
+        (None, None, None),
+    ],
+)
+def test_loads_together_are_pinned_if_each_that_needed_it_was(one, other, both):
+    together = on_gpus(1, pinned=one).followed_by(on_gpus(2, pinned=other))
+    assert together.pinned is both
+    assert together.device_bytes == 3
+
+
+def test_loads_together_name_every_fallback_once():
+    other = {"wanted": "pinned", "got": "pageable", "reason": "a stand-in", "remedy": "none"}
+    one = on_gpus(1)
+    both = one.followed_by(on_gpus(1, fallbacks=[*fake_native.MOVED["fallbacks"], other]))
+    assert both.fallbacks == (*one.fallbacks, Fallback(**other))

@@ -1,12 +1,11 @@
 //! The library's [`Config`], as flags.
 
-use crate::config::{Config, EngineChoice, Switch};
+use crate::config::{Config, EngineChoice, Switch, parse_size};
 use crate::error::Result;
-use bytesize::ByteSize;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-/// How bytes are moved. The defaults are right for most machines.
+/// How bytes are moved. What is not said here, RINGSTOW_* in the environment and ringstow.toml say.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "How bytes are moved")]
 pub struct ConfigFlags {
@@ -43,18 +42,18 @@ impl ConfigFlags {
     /// The configuration, checked.
     ///
     /// # Errors
-    /// What [`Config::validate`] gives.
+    /// What [`Config::found`] and [`Config::validate`] give.
     pub fn config(&self) -> Result<Config> {
-        let default = Config::default();
+        let found = Config::found()?;
         let config = Config {
-            pool_bytes: self.pool_bytes.unwrap_or(default.pool_bytes),
-            block_bytes: self.block_bytes.unwrap_or(default.block_bytes),
-            queue_depth: self.queue_depth.unwrap_or(default.queue_depth),
-            fillers: self.fillers.unwrap_or(default.fillers),
-            engine: self.engine.unwrap_or(default.engine),
-            direct: self.direct.unwrap_or(default.direct),
-            fixed: self.fixed.unwrap_or(default.fixed),
-            shard_bytes: default.shard_bytes,
+            pool_bytes: self.pool_bytes.unwrap_or(found.pool_bytes),
+            block_bytes: self.block_bytes.unwrap_or(found.block_bytes),
+            queue_depth: self.queue_depth.unwrap_or(found.queue_depth),
+            fillers: self.fillers.unwrap_or(found.fillers),
+            engine: self.engine.unwrap_or(found.engine),
+            direct: self.direct.unwrap_or(found.direct),
+            fixed: self.fixed.unwrap_or(found.fixed),
+            ..found
         };
         config.validate()?;
         Ok(config)
@@ -78,31 +77,4 @@ fn switch() -> impl TypedValueParser<Value = Switch> {
         "off" => Switch::Off,
         _ => Switch::Auto,
     })
-}
-
-/// A size as `dd` and `fio` read it: a bare letter is a power of two.
-fn parse_size(text: &str) -> std::result::Result<u64, String> {
-    let bare = text.ends_with(['k', 'K', 'm', 'M', 'g', 'G', 't', 'T']);
-    let full = if bare { format!("{text}iB") } else { text.to_owned() };
-    let size: ByteSize =
-        full.parse().map_err(|_| "a size is a number and a unit: 4M, 256MiB, 1GB".to_owned())?;
-    Ok(size.as_u64())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bare_letter_is_a_power_of_two() {
-        assert_eq!(parse_size("4M"), Ok(4 << 20));
-        assert_eq!(parse_size("4m"), Ok(4 << 20));
-        assert_eq!(parse_size("256MiB"), Ok(256 << 20));
-        assert_eq!(parse_size("1.5 GiB"), Ok(3 << 29));
-        assert_eq!(parse_size("4MB"), Ok(4_000_000));
-        assert_eq!(parse_size("65536"), Ok(65536));
-        for bad in ["", "M", "-4M", "4X", "4 apples"] {
-            assert!(parse_size(bad).is_err(), "{bad:?}");
-        }
-    }
 }

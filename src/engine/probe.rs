@@ -2,6 +2,7 @@
 //! and leaves nothing behind.
 
 mod directory;
+mod gpu;
 mod machine;
 
 use crate::config::Config;
@@ -70,7 +71,7 @@ impl Diagnosis {
 }
 
 /// Checks this machine, and the directory into which checkpoints are to go. Writes a trial file of
-/// 4096 bytes there and removes it.
+/// 4096 bytes there and removes it. Starts CUDA where there are GPUs, and copies 256 MiB on each.
 pub fn diagnose(dir: &Path, config: &Config) -> Diagnosis {
     let mut checks = machine::checks(config);
     checks.extend(directory::checks(dir, config));

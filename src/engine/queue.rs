@@ -17,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 /// One thing to be done with a file.
 pub struct Request {
@@ -41,6 +42,8 @@ pub struct Outcome {
     pub result: io::Result<()>,
     /// The buffer of a transfer. `None` for a sync, and when the engine died with it.
     pub buffer: Option<Buffer>,
+    /// When the engine was given it; `None` if it never was.
+    pub started: Option<Instant>,
 }
 
 /// Takes the answer to one [`Request`], on the I/O thread: it must be quick, must not call the
@@ -65,7 +68,7 @@ impl Drop for Reply {
     fn drop(&mut self) {
         if let Some(take) = self.0.take() {
             // Possibly while the thread unwinds, when a second panic would end the process.
-            let outcome = Outcome { result: Err(gone()), buffer: None };
+            let outcome = Outcome { result: Err(gone()), buffer: None, started: None };
             let _ = catch_unwind(AssertUnwindSafe(|| take(outcome)));
         }
     }
@@ -220,7 +223,7 @@ impl Queue {
     pub fn submit(&self, request: Request) {
         if let Err(Command::Submit(refused)) = self.line.send(Command::Submit(request)) {
             let buffer = refused.action.into_buffer();
-            refused.reply.send(Outcome { result: Err(gone()), buffer });
+            refused.reply.send(Outcome { result: Err(gone()), buffer, started: None });
         }
     }
 
@@ -252,7 +255,8 @@ impl Queue {
         let (send, answer) = bounded(1);
         let reply = Reply::new(move |outcome| drop(send.send(outcome)));
         self.submit(Request { file: file.id(), action, needed, abort: None, reply });
-        answer.recv().unwrap_or_else(|_| Outcome { result: Err(gone()), buffer: None })
+        let lost = |_| Outcome { result: Err(gone()), buffer: None, started: None };
+        answer.recv().unwrap_or_else(lost)
     }
 }
 

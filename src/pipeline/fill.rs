@@ -33,6 +33,8 @@ pub(super) struct Filling<'a> {
     transit: Transit,
     /// None as long as a GPU may be copying.
     checksums: Option<Vec<u32>>,
+    /// When everything was ordered.
+    begun: Instant,
 }
 
 /// A buffer with all of a block's bytes, padded.
@@ -47,7 +49,9 @@ impl<'a> Filling<'a> {
     /// # Errors
     /// A source's, or a GPU's.
     pub fn begin(origin: &'a Origin<'a>, block: &'a Block, buffer: Buffer) -> Result<Self> {
-        let mut filling = Self { origin, block, transit: Transit::new(buffer), checksums: None };
+        let begun = Instant::now();
+        let mut filling =
+            Self { origin, block, transit: Transit::new(buffer), checksums: None, begun };
         let gpu = |item: usize| on_gpu(&*origin.sources[item]);
         let pieces = origin.plan.pieces(block);
         match pieces.iter().any(|piece| matches!(piece.from, From::Item(item) if gpu(item))) {
@@ -55,6 +59,11 @@ impl<'a> Filling<'a> {
             false => filling.checksums = Some(filling.copy(&pieces)?),
         }
         Ok(filling)
+    }
+
+    /// Since when GPUs have been copying; `None` if they have nothing to copy.
+    pub fn copying_since(&self) -> Option<Instant> {
+        self.checksums.is_none().then_some(self.begun)
     }
 
     /// Whether all of its bytes have left their tensors.

@@ -1,5 +1,8 @@
 //! A running save or load as others see it: how far it is, whether to stop, when it ended.
 
+use super::trace::{Interval, Trace, What};
+use crate::config::Config;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
@@ -12,6 +15,7 @@ pub struct Job {
     staged: AtomicU64,
     written: AtomicU64,
     stop: Arc<AtomicBool>,
+    trace: Option<Trace>,
     phase: Mutex<Phase>,
     changed: Condvar,
 }
@@ -41,6 +45,60 @@ pub struct Progress {
 }
 
 impl Job {
+    /// A job that keeps account of what each block goes through, and when. The save or load that it
+    /// is given to writes that to `path` at its end, in the trace format of Chrome and Perfetto.
+    pub fn tracing(path: impl AsRef<Path>) -> Self {
+        // From the root: a later change of directory must not move it.
+        let path = std::path::absolute(&path).unwrap_or_else(|_| path.as_ref().into());
+        Self { trace: Some(Trace::new(path)), ..Self::default() }
+    }
+
+    /// The job of a save or load of this configuration.
+    pub fn of(config: &Config) -> Arc<Self> {
+        Arc::new(config.trace.as_ref().map_or_else(Self::default, Self::tracing))
+    }
+
+    /// Notes that something was done from a moment until now: for a block of this number, with as
+    /// many bytes.
+    pub(crate) fn note(&self, what: What, from: Instant, block: Option<usize>, bytes: u64) {
+        if let Some(trace) = &self.trace {
+            trace.add(what, (from, Instant::now()), block, bytes);
+        }
+    }
+
+    /// As [`Job::note`], of something that ended at a moment.
+    pub(crate) fn note_span(&self, what: What, span: Interval, block: Option<usize>, bytes: u64) {
+        if let Some(trace) = &self.trace {
+            trace.add(what, span, block, bytes);
+        }
+    }
+
+    /// Notes a transfer that has just ended, and how long it waited before it was started.
+    pub(crate) fn note_transfer(
+        &self,
+        what: What,
+        (queued, started): (Instant, Option<Instant>),
+        block: usize,
+        bytes: u64,
+    ) {
+        let Some(started) = started else { return };
+        self.note_span(What::Queued, (queued, started), Some(block), bytes);
+        self.note(what, started, Some(block), bytes);
+    }
+
+    /// Does all of a save or load, and writes its trace, if there is to be one. A trace that cannot
+    /// be written is no reason to lose what was saved: it is logged.
+    pub(crate) fn traced<T>(&self, work: impl FnOnce() -> T) -> T {
+        let done = work();
+        if let Some(trace) = &self.trace
+            && let Err(error) = trace.write()
+        {
+            let path = trace.path().display();
+            tracing::warn!(%error, %path, "the trace could not be written");
+        }
+        done
+    }
+
     /// How far it is.
     pub fn progress(&self) -> Progress {
         Progress {

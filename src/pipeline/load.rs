@@ -9,6 +9,7 @@ use super::fill::Clock;
 use super::job::Job;
 use super::report::{Damage, LoadSeconds, Moved};
 use super::runtime::Runtime;
+use super::trace::What;
 use crate::config::{ALIGN, Config, Switch};
 use crate::device::{Landed, Pinning, Runs, Target, Transit};
 use crate::engine::ladder::{self, Rung, Stage};
@@ -217,6 +218,7 @@ fn read_blocks(
     let (opened, mut moved) = open_files(runtime, config, reads)?;
     let mut seconds =
         LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
+    job.note(What::Prepare, started, None, 0);
     let reading = Instant::now();
     let threads = config.filler_threads().min(reads.blocks.len()).max(1);
     let stream = Stream {
@@ -234,11 +236,13 @@ fn read_blocks(
         device: Clock::default(),
         device_bytes: AtomicU64::new(0),
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(|| stream.work());
-        }
-        stream.work();
+    job.traced(|| {
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(|| stream.work());
+            }
+            stream.work();
+        })
     });
     seconds.read = reading.elapsed().as_secs_f64();
     seconds.checksum_cpu = stream.checksum.seconds();
@@ -404,13 +408,15 @@ impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
         let Some(buffer) = leased.or_else(|| self.arena_buffer(number)) else { return false };
         let Some(file) = &self.opened.files[block.file] else { return false };
         let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
-        let send = send.clone();
+        let (send, job, bytes) = (send.clone(), self.job.clone(), block.len as u64);
+        let queued = Instant::now();
         self.opened.queue.submit(Request {
             file: file.id(),
             action: Action::Read(Transfer { offset: block.offset, buffer, start: 0, len }),
             needed: block.len,
             abort: Some(self.job.stop_flag()),
-            reply: Reply::new(move |outcome| {
+            reply: Reply::new(move |outcome: Outcome| {
+                job.note_transfer(What::Read, (queued, outcome.started), number, bytes);
                 let _ = send.send((number, outcome));
             }),
         });
@@ -434,19 +440,20 @@ impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
         }
         outcome.result.map_err(|error| self.read_failed(block, error))?;
         let buffer = outcome.buffer.expect("a read gives its buffer back");
-        if self.reads.verify && !self.check(block, &buffer[..block.len])? {
+        if self.reads.verify && !self.check(number, &buffer[..block.len])? {
             return Ok(None);
         }
         self.job.add_written(block.len as u64);
-        let mut transit = Transit::new(buffer);
+        let (mut transit, delivering) = (Transit::new(buffer), Instant::now());
         (self.deliver)(number, &mut transit);
         transit.start()?;
+        self.job.note(What::Deliver, delivering, Some(number), block.len as u64);
         Ok(transit.is_airborne().then_some(transit))
     }
 
     /// Compares every block of a read with its checksum; tells whether all are good.
-    fn check(&self, read: &BlockRead, bytes: &[u8]) -> Result<bool> {
-        let hashing = Instant::now();
+    fn check(&self, read_number: usize, bytes: &[u8]) -> Result<bool> {
+        let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
         let shard = &self.reads.files[read.file];
         let block_bytes = self.reads.block_bytes as usize;
         let mut good = true;
@@ -465,6 +472,7 @@ impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
             }
         }
         self.checksum.add(hashing);
+        self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
         Ok(good)
     }
 

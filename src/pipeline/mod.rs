@@ -8,3 +8,4 @@ pub(crate) mod load;
 pub mod report;
 pub mod runtime;
 pub(crate) mod save;
+pub(crate) mod trace;

@@ -50,17 +50,18 @@ impl Runtime {
         Ok(Self { build: Some(build), ..Self::new(config)? })
     }
 
-    /// The process's runtime for this configuration. The two used last are kept, so that the next
+    /// The process's runtime for this configuration, whatever it says of traces. The two used last are kept, so that the next
     /// save finds its memory prefaulted and registered, also if loads are configured otherwise.
     ///
     /// # Errors
     /// As for [`Runtime::new`].
     pub fn shared(config: &Config) -> Result<Arc<Self>> {
+        let config = Config { trace: None, ..config.clone() };
         let mut kept = kept();
-        let known = kept.iter().position(|runtime| runtime.config == *config);
+        let known = kept.iter().position(|runtime| runtime.config == config);
         let runtime = match known {
             Some(index) => kept.remove(index),
-            None => Arc::new(Self::new(config.clone())?),
+            None => Arc::new(Self::new(config)?),
         };
         kept.insert(0, runtime.clone());
         kept.truncate(KEPT_MAX);

@@ -13,6 +13,7 @@ use super::fill::{Clocks, Filled, Filling, Origin};
 use super::job::Job;
 use super::report::{Moved, SaveSeconds};
 use super::runtime::Runtime;
+use super::trace::What;
 use crate::config::ALIGN;
 use crate::device::{Pinning, Source};
 use crate::engine::file::{self, Preallocated};
@@ -71,6 +72,7 @@ pub(crate) fn write(
     let (shards, mut moved) = open_shards(runtime, &pool, plan, dir)?;
     moved.note(Pinning::for_sources(&pool, sources));
     seconds.prepare = started.elapsed().as_secs_f64();
+    job.note(What::Prepare, started, None, 0);
 
     let origin = Origin {
         plan,
@@ -93,6 +95,7 @@ pub(crate) fn write(
     let syncing = Instant::now();
     shards.make_durable(plan)?;
     seconds.sync = syncing.elapsed().as_secs_f64();
+    job.note(What::Sync, syncing, None, 0);
     origin.clocks.report(&mut seconds);
     moved.device_bytes = origin.device_bytes.load(Relaxed);
     Ok(Written { crc32: stream.checksums(), moved, seconds })
@@ -249,14 +252,20 @@ impl<'a> Stream<'a> {
         // No more than its share of the pool: others take checksums meanwhile.
         let may_begin = !is_there && begun.len() <= self.pool.count() / self.fillers;
         if may_begin && let Some((number, buffer)) = self.lease(begun.is_empty()) {
-            let block = &self.origin.plan.blocks[number];
-            begun.push_back((number, Filling::begin(self.origin, block, buffer)?));
+            begun.push_back(self.begin(number, buffer)?);
             return Ok(());
         }
         match begun.pop_front() {
             Some((number, first)) => self.finish(number, first),
             None => Ok(()),
         }
+    }
+
+    fn begin(&self, number: usize, buffer: Buffer) -> Result<(usize, Filling<'a>)> {
+        let (block, beginning) = (&self.origin.plan.blocks[number], Instant::now());
+        let filling = Filling::begin(self.origin, block, buffer)?;
+        self.job.note(What::Fill, beginning, Some(number), block.len as u64);
+        Ok((number, filling))
     }
 
     fn has_next(&self) -> bool {
@@ -274,6 +283,7 @@ impl<'a> Stream<'a> {
                 let waiting = Instant::now();
                 let buffer = self.pool.lease();
                 self.origin.clocks.wait.add(waiting);
+                self.job.note(What::Wait, waiting, None, 0);
                 buffer
             }
             leased => leased?,
@@ -284,9 +294,20 @@ impl<'a> Stream<'a> {
 
     /// Waits for a block's bytes, and hands them on.
     fn finish(&self, number: usize, filling: Filling) -> Result<()> {
-        let Filled { buffer, checksums } = filling.land(|block| self.staged(block))?;
+        let (block, copying) = (&self.origin.plan.blocks[number], filling.copying_since());
+        let mut landed = Instant::now();
+        let staged = |block: &Block| {
+            landed = Instant::now();
+            self.staged(block);
+        };
+        let Filled { buffer, checksums } = filling.land(staged)?;
+        if let Some(began) = copying {
+            let bytes = block.len as u64;
+            self.job.note_span(What::Device, (began, landed), Some(number), bytes);
+            self.job.note(What::Checksum, landed, Some(number), bytes);
+        }
         *self.crc32[number].lock().expect("no panic while it is held") = checksums;
-        self.write_block(&self.origin.plan.blocks[number], buffer);
+        self.write_block(number, block, buffer);
         Ok(())
     }
 
@@ -300,13 +321,15 @@ impl<'a> Stream<'a> {
     }
 
     /// Hands a full buffer to the engine.
-    fn write_block(&self, block: &Block, buffer: Buffer) {
+    fn write_block(&self, number: usize, block: &Block, buffer: Buffer) {
         let shard = &self.shards.files[block.shard];
         let len = block.len.next_multiple_of(ALIGN);
         let (job, in_flight) = (self.job.clone(), self.in_flight.clone());
         let (path, offset, bytes) = (shard.path.clone(), block.offset, block.len as u64);
         in_flight.start();
+        let queued = Instant::now();
         let reply = Reply::new(move |outcome: Outcome| {
+            job.note_transfer(What::Write, (queued, outcome.started), number, bytes);
             match outcome.result {
                 Ok(()) => job.add_written(bytes),
                 Err(error) => {

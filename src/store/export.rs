@@ -11,6 +11,7 @@ use crate::format::{Item, header, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
+use crate::pipeline::trace::What;
 use crate::plan::save::{SavePlan, plan_model};
 use crate::state::StateDict;
 use serde_json::json;
@@ -28,9 +29,18 @@ use std::time::Instant;
 /// numbered files without the index that makes a model of them.
 ///
 /// # Errors
-/// [`Error::Invalid`] if there are model files already; [`Error::Unsupported`] for a tensor that safetensors has no word for; any other [`Error`]. Then
-/// what was written is removed.
+/// [`Error::Invalid`] if there are model files already; [`Error::Unsupported`] for a tensor that
+/// safetensors has no word for; any other [`Error`]. Then what was written is removed.
 pub fn export(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<SaveReport> {
+    job.traced(|| export_all(runtime, state, path, job))
+}
+
+fn export_all(
     runtime: &Runtime,
     state: &StateDict<'_>,
     path: &Path,
@@ -51,6 +61,7 @@ pub fn export(
 
     let committing = Instant::now();
     publish(&plan, &contents, path, &mut parts)?;
+    job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, 0, &plan, contents.items.len(), written);
     report.seconds.plan = planned;
     report.seconds.commit = committing.elapsed().as_secs_f64();

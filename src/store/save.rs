@@ -9,6 +9,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::save::{self as pipeline, Written};
+use crate::pipeline::trace::What;
 use crate::plan::save::{Options, SavePlan, Shard, plan};
 use crate::state::StateDict;
 use std::fs;
@@ -34,6 +35,15 @@ pub fn save(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
+    job.traced(|| save_all(runtime, state, path, job))
+}
+
+fn save_all(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<SaveReport> {
     let started = Instant::now();
     let (contents, tree) = (state.contents(), state.tree()?);
     contents.check_sizes()?;
@@ -42,6 +52,7 @@ pub fn save(
     let plan = contents.plan(runtime, 0, generation)?;
     transaction.begin_files(plan.shards.iter().map(|shard| shard.name.as_str()));
     let planned = started.elapsed().as_secs_f64();
+    job.note(What::Plan, started, None, 0);
     let written = contents.write(runtime, &plan, path, job)?;
 
     let committing = Instant::now();
@@ -49,6 +60,7 @@ pub fn save(
     let files = file_entries(&plan, &written.crc32);
     let block_bytes = runtime.config().checksum_bytes();
     transaction.commit(&Manifest::new(generation, 1, block_bytes, files, tensors, tree))?;
+    job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.seconds.plan = planned;
     report.seconds.commit = committing.elapsed().as_secs_f64();
@@ -68,6 +80,16 @@ pub fn write_rank(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<(Receipt, SaveReport)> {
+    job.traced(|| write_part(runtime, state, rank, path, job))
+}
+
+fn write_part(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    rank: u32,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<(Receipt, SaveReport)> {
     let started = Instant::now();
     let contents = state.contents();
     contents.check_sizes()?;
@@ -80,6 +102,7 @@ pub fn write_rank(
     let part = |shard: &Shard| path.join(names::part(&shard.name));
     parts.files = plan.shards.iter().map(part).collect();
     let planned = started.elapsed().as_secs_f64();
+    job.note(What::Plan, started, None, 0);
     let written = match plan.shards.is_empty() {
         true => Written::nothing(),
         false => contents.write(runtime, &plan, path, job)?,

@@ -21,7 +21,7 @@ pub fn write_blocks(
     for block in 0..count {
         let send = send.clone();
         // The buffer goes home here, and the next block can be filled.
-        let reply = Reply::new(move |Outcome { result, buffer }| {
+        let reply = Reply::new(move |Outcome { result, buffer, .. }| {
             drop(buffer);
             let _ = send.send(result);
         });
@@ -85,7 +85,7 @@ pub fn an_aborted_request_is_cancelled_without_io(setup: &Setup) {
         abort: Some(Arc::new(AtomicBool::new(true))),
         reply: Reply::new(move |outcome| send.send(outcome).unwrap()),
     });
-    let Outcome { result, buffer } = outcomes.recv().unwrap();
+    let Outcome { result, buffer, .. } = outcomes.recv().unwrap();
     let error = result.unwrap_err();
     assert!(is_cancelled(&error));
     assert_ne!(error.kind(), io::ErrorKind::Interrupted);

@@ -99,7 +99,7 @@ class Exchange:
         self._group = group
         self._read = read
         self._rank = dist.get_rank(group)
-        # Other back ends take what lies in host memory.
+        # Other back ends take what lies in host memory. NCCL's batches are read to the GPU at once.
         self._device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
         self._free: list[torch.Tensor] = []
 
@@ -136,7 +136,11 @@ class Exchange:
         mine = iter([batch for batch in batches if batch.source == self._rank])
         reports: list[LoadReport] = []
         with ThreadPoolExecutor(1, "ringstow-broadcast") as thread:
-            ahead = self._read_next(mine, thread)
+            ahead = None
+            try:
+                ahead = self._read_next(mine, thread)
+            except Exception as caught:  # no memory: told to the others when they next ask
+                error = caught
             for batch in batches:
                 wire = None
                 try:
@@ -158,18 +162,19 @@ class Exchange:
         self, mine: Iterator[Batch], thread: ThreadPoolExecutor
     ) -> Future[tuple[torch.Tensor, LoadReport]] | None:
         batch = next(mine, None)
-        return (
-            None if batch is None else thread.submit(self._read_batch, batch, self._memory(batch))
-        )
-
-    def _read_batch(self, batch: Batch, wire: torch.Tensor) -> tuple[torch.Tensor, LoadReport]:
-        views = _views(batch, wire)
-        return wire, self._read([f.slice_to(v) for f, v in zip(batch.fills, views, strict=True)])
+        if batch is None:
+            return None
+        wire = self._memory(batch)
+        # Not in the thread, which has a current stream of its own: on this one's the memory's
+        # earlier use comes to its end.
+        pairs = zip(batch.fills, _views(batch, wire), strict=True)
+        slices = [fill.slice_to(view) for fill, view in pairs]
+        return thread.submit(lambda: (wire, self._read(slices)))
 
     def _send(self, batch: Batch, wire: torch.Tensor) -> BaseException | None:
         """Send or receive a batch; returns what went wrong with it here."""
         source = dist.get_global_rank(self._group, batch.source)
-        used = wire[: _length(batch)].to(self._device)
+        used = wire[: _length(batch)]
         dist.broadcast(used, source, self._group)
         try:
             for fill, view in zip(batch.fills, _views(batch, used), strict=True):
@@ -182,7 +187,9 @@ class Exchange:
     def _memory(self, batch: Batch) -> torch.Tensor:
         nbytes = _length(batch)
         fitting = [n for n, memory in enumerate(self._free) if len(memory) >= nbytes]
-        return self._free.pop(fitting[0]) if fitting else torch.empty(nbytes, dtype=torch.uint8)
+        if fitting:
+            return self._free.pop(fitting[0])
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
 
 def _schedule(fills: list[Fill], share: Share, world_size: int) -> Iterator[Batch]:

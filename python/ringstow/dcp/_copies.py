@@ -15,7 +15,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
-from ringstow import _torch
+from ringstow import _cuda, _torch
 from ringstow._errors import InvalidStateError
 from ringstow._state import Path, describe, type_name
 
@@ -62,6 +62,14 @@ def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
     elif type(value) in (list, tuple):
         for n, item in enumerate(value):
             yield from tensors(item, (*path, n))
+
+
+def devices(state: Any) -> list[int]:
+    """Return the indices of the GPUs that tensors of a state are on."""
+    if not _cuda.is_in_use():  # each part of a DTensor takes a while to be had
+        return []
+    plain = (part for _, tensor in tensors(state) for part in parts(tensor) or [])
+    return _cuda.devices_of(plain)
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
@@ -140,7 +148,11 @@ def clone(tensor: torch.Tensor, path: Path) -> torch.Tensor:
         with torch.no_grad():
             wait = getattr(tensor, "wait", None)
             value = wait() if callable(wait) else tensor
-            return value.detach().clone().to("cpu") if value.device.type != "meta" else value
+            if value.device.type == "meta":
+                return value
+            value = value.detach()
+            # From a device without a second copy there.
+            return value.clone() if value.device.type == "cpu" else value.to("cpu")
     except Exception as error:
         raise InvalidStateError(
             f"{describe(path)} is a {type_name(tensor)}, which can't be copied: {error}"
@@ -153,7 +165,7 @@ def check(tensor: torch.Tensor, path: Path) -> None:
     Raises:
         InvalidStateError: names its key.
     """
-    if tensor.device.type != "cpu":
+    if not _cuda.is_addressable(tensor):
         return
     try:
         _torch.check_storage(tensor, "")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from ringstow import _torch
+from ringstow import _cuda, _torch
 from ringstow._errors import Error, InvalidStateError, UnsupportedError
 from ringstow._memory import ItemSpec, Memory
 
@@ -103,7 +103,7 @@ def _tensor(value: Any, item: WriteItem) -> Memory:
     if not isinstance(value, torch.Tensor):
         kind = type(value).__name__
         raise InvalidStateError(f"{key}: the planner gave a {kind} for a tensor")
-    memory = _torch.memory_of(host_tensor(value), key)
+    memory = _torch.memory_of(reachable(value), key)
     sizes = _chunk(item, memory.dtype)[0]
     if memory.shape != sizes:
         raise InvalidStateError(
@@ -113,14 +113,15 @@ def _tensor(value: Any, item: WriteItem) -> Memory:
     return memory
 
 
-def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose elements are in host memory: itself, if they are there.
+def reachable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements are where the native side can read them: itself, mostly.
 
-    One that is still on its way from a collective is waited for; one on a device is copied.
+    One that is still on its way from a collective is waited for (on a GPU, by the current stream);
+    one on a device that is neither the CPU nor CUDA's is copied to host memory.
     """
     if type(tensor).__name__ == "AsyncCollectiveTensor":
         tensor = tensor.wait()  # type: ignore[attr-defined]
-    if tensor.device.type not in ("cpu", "meta"):
+    if tensor.device.type != "meta" and not _cuda.is_addressable(tensor):
         tensor = tensor.detach().to("cpu")
     return tensor
 

@@ -16,10 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringstow import _torch
+from ringstow import _cuda, _native, _torch
+from ringstow._errors import GpuError, UnsupportedError
+from ringstow._memory import Address
+from ringstow._report import Fallback
 from ringstow._state import Path
 from ringstow.dcp import _copies
 from ringstow.dcp._collector import collector_paused
+from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._saves import is_saving
 
 _log = logging.getLogger("ringstow")
@@ -28,6 +32,8 @@ _HUGE_PAGE = 2 << 20
 # Enough for every dtype, and a cache line: no two threads write to the same one.
 _ALIGNMENT = 64
 _PIECE = 8 << 20
+# Registered with CUDA at once. It takes a while, in which the driver lets nobody else do anything.
+_PIN = 64 << 20
 _BATCH = 16 << 20
 _THREADS_MAX = 4
 
@@ -90,6 +96,8 @@ class Arena:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = max(-(-nbytes // _HUGE_PAGE), 1) * _HUGE_PAGE
+        self._is_asked = False
+        self._pins: list[_native.Pin] = []
         memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # DONTFORK: a data loader's fork must not make the next save copy pages one by one.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
@@ -99,10 +107,33 @@ class Arena:
         self._memory = memory
         self._start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
-    def holds(self, addresses: Iterable[int]) -> bool:
+    def __del__(self) -> None:
+        self._pins.clear()  # before the memory goes
+
+    def pin(self) -> None:
+        """Register the memory with CUDA, the first time; where that is refused, log why."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        try:
+            for at in range(0, self.nbytes, _PIN):
+                size = min(_PIN, self.nbytes - at)
+                self._pins.append(_native.Pin(self._start + at, size))
+        except (UnsupportedError, GpuError) as error:
+            # All or nothing: CUDA refuses a copy to memory of both kinds.
+            self._pins.clear()
+            warn_once([_not_pinned(error)])
+
+    def holds(self, addresses: Iterable[Address]) -> bool:
         """Tell whether one of the addresses lies within."""
         end = self._start + self.nbytes
-        return any(self._start <= address < end for address in addresses)
+        return any(isinstance(at, int) and self._start <= at < end for at in addresses)
+
+    @staticmethod
+    def pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
+        """Return a stretch as (begin, end) from its start, none of them in two registrations."""
+        cuts = range(_PIN - offset % _PIN, nbytes, _PIN)
+        return list(zip((0, *cuts), (*cuts, nbytes), strict=True))
 
     def view(self) -> memoryview:
         """Return the memory, by an object that the tensors made from it keep alive."""
@@ -127,6 +158,9 @@ class _Slot(NamedTuple):
     source: torch.Tensor
     offset: int
     nbytes: int
+
+
+_Pair = tuple[torch.Tensor, _Slot]
 
 
 class _Layout:
@@ -177,9 +211,10 @@ class Snapshot:
 
     def _take(self, state: dict[str, Any]) -> Staged:
         layout = _Layout(state)
-        view = self._memory(layout.nbytes).view()
+        arena = self._memory(layout.nbytes)
+        view = arena.view()
         copies = [Arena.tensor(view, slot.offset, slot.source) for slot in layout.slots]
-        _copy_all(zip(copies, layout.slots, strict=True))
+        _copy_all(list(zip(copies, layout.slots, strict=True)), arena)
 
         def replace(tensor: torch.Tensor, path: Path) -> torch.Tensor:
             slots = layout.parts(tensor)
@@ -192,7 +227,7 @@ class Snapshot:
         self._lease = lease
         return Staged(_copies.rebuild(state, replace), lease)
 
-    def read(self, addresses: Iterable[int]) -> Lease | None:
+    def read(self, addresses: Iterable[Address]) -> Lease | None:
         """Return the lease of the save that reads from these addresses, if it is of a snapshot."""
         arena = self._arena
         return self._lease if arena is not None and arena.holds(addresses) else None
@@ -228,24 +263,65 @@ def _identity(tensor: torch.Tensor) -> _Key:
     return (*where, tensor.dtype, tensor.shape)
 
 
-def _copy_all(pairs: Iterable[tuple[torch.Tensor, _Slot]]) -> None:
-    """Copy what the slots hold into the tensors; what is dense in host memory by threads."""
+def _not_pinned(error: Exception) -> Fallback:
+    return Fallback(
+        wanted="a snapshot in pinned memory",
+        got="one in pageable memory",
+        reason=str(error),
+        remedy="raise the memlock limit (ulimit -l unlimited), or stage with writer.stager(), "
+        "which needs no memory but Config(pool_bytes=...)",
+    )
+
+
+def _copy_all(pairs: list[_Pair], arena: Arena) -> None:
+    """Copy what the slots hold into the tensors, which are in an arena; returns when it is done."""
+    gpu: list[_Pair] = []
+    host: list[_Pair] = []
+    for pair in pairs:
+        (host if _cuda.place_of(pair[1].source) is None else gpu).append(pair)
+    devices = _cuda.devices_of(slot.source for _, slot in gpu)
+    with torch.no_grad():
+        if gpu:
+            _cuda.refuse_capture("no snapshot can be taken")
+            arena.pin()
+        try:
+            for target, slot in gpu:
+                _from_gpu(target, slot)
+            _from_host(host)  # while the GPUs copy
+        finally:
+            _cuda.synchronize(devices)
+
+
+def _from_gpu(target: torch.Tensor, slot: _Slot) -> None:
+    """Queue the copy of a tensor on a GPU, on the current stream of its device."""
+    source = slot.source.resolve_conj().resolve_neg()
+    pieces = Arena.pieces(slot.offset, slot.nbytes)
+    if len(pieces) < 2:
+        _cuda.copy_to_host(target, source)
+        return
+    # CUDA refuses a copy to memory that was registered in two pieces.
+    to, start = (t.contiguous().view(-1).view(torch.uint8) for t in (target, source))
+    for begin, end in pieces:
+        _cuda.copy_to_host(to[begin:end], start[begin:end])
+
+
+def _from_host(pairs: list[_Pair]) -> None:
+    """Copy what is in host memory; what is dense there by threads."""
     batch: list[tuple[int, int, int]] = []
     batches = [batch]
     room = _BATCH
-    with torch.no_grad():
-        for target, (source, _, nbytes) in pairs:
-            if not _torch.can_take_bytes(source):
-                target.copy_(source)  # here: on a device the caller's stream counts
-                continue
-            to, start = target.data_ptr(), source.data_ptr()
-            for at in range(0, nbytes, _PIECE):
-                size = min(_PIECE, nbytes - at)
-                batch.append((to + at, start + at, size))
-                room -= size
-                if room <= 0:
-                    batches.append(batch := [])
-                    room = _BATCH
+    for target, (source, _, nbytes) in pairs:
+        if source.device.type != "cpu" or not _torch.can_take_bytes(source):
+            target.copy_(source)
+            continue
+        to, start = target.data_ptr(), source.data_ptr()
+        for at in range(0, nbytes, _PIECE):
+            size = min(_PIECE, nbytes - at)
+            batch.append((to + at, start + at, size))
+            room -= size
+            if room <= 0:
+                batches.append(batch := [])
+                room = _BATCH
     _run(batches)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.staging import AsyncStager
 
+from ringstow import _cuda
 from ringstow._errors import Error
 from ringstow.dcp import _copies
 
@@ -22,8 +23,10 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
     the future is done at the latest when that thread ends, however the save fares.
     """
 
-    def __init__(self, state: dict[str, Any]) -> None:
+    def __init__(self, state: dict[str, Any], fence: _cuda.Fence) -> None:
         super().__init__()
+        self.fence = fence
+        """The moment of the call: the GPUs' tensors are saved as they are then."""
         self._live: dict[str, Any] | None = state
         self._takes = threading.Lock()
         self.thread: threading.Thread | None = None
@@ -95,8 +98,17 @@ class StreamingStager(AsyncStager):
         self._writer = writer
 
     def stage(self, state_dict: dict[str, Any]) -> StagingFuture:
-        """Return a future whose ``result()`` is the live state, and which is done when staged."""
-        future = StagingFuture(_copies.rebuild(state_dict, lambda tensor, _: tensor))
+        """Return a future whose ``result()`` is the live state, and which is done when staged.
+
+        Of tensors on GPUs, what the work queued so far on this thread's current streams makes of
+        them is saved.
+
+        Raises:
+            InvalidStateError: a value that can't be copied, named by its key.
+            UnsupportedError: a CUDA graph is being captured.
+        """
+        live = _copies.rebuild(state_dict, lambda tensor, _: tensor)
+        future = StagingFuture(live, _cuda.Fence(_copies.devices(live)))
         self._writer._expect(future)
         return future
 

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
-from ringstow import _torch
+from ringstow import _cuda, _torch
+from ringstow._memory import Address, share_elements
 from ringstow.dcp._metadata import Entry, Shape, in_elements
 
-Slice = tuple[str, int, Shape, Shape, int, Shape]
+Slice = tuple[str, int, Shape, Shape, Address, Shape]
 """The native side's: name, chunk's number, offsets in it, lengths, address, strides in bytes."""
 
 
@@ -34,11 +35,11 @@ class Fill(NamedTuple):
         return self.target.numel() * self.dtype.itemsize
 
     def slice_to(self, memory: torch.Tensor) -> Slice:
-        """Return the box on its way into a tensor of the stored dtype on the CPU."""
-        code, size = self.entry.dtype, memory.element_size()
-        strides = tuple(step * size for step in memory.stride())
+        """Return the box on its way into a tensor of the stored dtype, on the CPU or a GPU."""
+        code = self.entry.dtype
+        address, strides = _cuda.address_of(memory), _torch.strides_of(memory)
         offsets, lengths = in_elements(self.offsets, code), in_elements(tuple(memory.shape), code)
-        return (self.entry.name, self.chunk, offsets, lengths, memory.data_ptr(), strides)
+        return (self.entry.name, self.chunk, offsets, lengths, address, strides)
 
     def halves(self) -> list[Fill]:
         """Return the box cut in two, so that the two are no wider apart on disk than need be."""
@@ -68,26 +69,13 @@ def _is_direct(fill: Fill) -> bool:
     target = fill.target
     return (
         target.dtype == fill.dtype
-        and target.device.type == "cpu"
         and type(target).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and target.layout == torch.strided
-        and not target.is_conj()
-        and not target.is_neg()
-        and not shares_elements(target)
+        and _torch.in_reach(target)
+        and not share_elements(target.shape, target.stride())
         # Half a byte an element has no stride in bytes.
         and (fill.entry.dtype != "F4" or target.is_contiguous())
     )
-
-
-def shares_elements(tensor: torch.Tensor) -> bool:
-    """Tell whether two elements of a tensor may be the same memory."""
-    reach = 0
-    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if n > 1:
-            if step <= reach:
-                return True
-            reach += (n - 1) * step
-    return False
 
 
 class _Taken:
@@ -155,7 +143,7 @@ def batches(fills: list[Fill], nbytes_max: int) -> Iterator[list[Fill]]:
 
 
 def staging_for(fill: Fill) -> torch.Tensor:
-    """Return dense memory of the stored dtype for a fill that has to be copied."""
+    """Return dense host memory of the stored dtype for a fill that has to be copied."""
     return torch.empty(fill.target.shape, dtype=fill.dtype)
 
 

@@ -6,6 +6,7 @@ Each rank writes its own shards, and `write_data` returns when they are durable.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -23,7 +24,7 @@ from torch.futures import Future
 
 from ringstow import _handle, _native
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
 from ringstow.dcp import _items, _mark, _metadata, _paths
 from ringstow.dcp._collector import collector_paused
@@ -92,6 +93,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def __getstate__(self) -> dict[str, Any]:
         future = self._stream()
         if future is not None:
+            _refuse_elsewhere(future)
             future.is_elsewhere = True
         return {"path": self._path, "config": self._config}
 
@@ -191,7 +193,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if self._rank is None:
             self._rank = plan.storage_data if type(plan.storage_data) is int else self._own_rank()
         try:
-            with collector_paused():
+            # The copies of GPUs' tensors wait for the streams that are current here.
+            fence = contextlib.nullcontext() if stream is None else stream.fence.passed()
+            with collector_paused(), fence:
                 items = _items.resolve(plan, planner)
             receipt, nbytes = self._write(items, stream)
         except BaseException as error:
@@ -256,6 +260,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a snapshot of a state dict, in host memory.
 
+        Of tensors on GPUs, what the work queued so far on this thread's current streams makes of
+        them is in it; the memory is registered with CUDA once, so that the copies are fast.
+
         The memory is as large as the state, allocated by the first call and used again: a call
         waits until this writer's previous background save has read the snapshot before.
 
@@ -266,6 +273,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             InvalidStateError: a value that can't be copied, named by its key.
+            UnsupportedError: a CUDA graph is being captured.
         """
         return self._snapshot.take(state_dict)
 
@@ -300,3 +308,19 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Return the staging future of the save that runs in this thread, if it has one."""
         me = threading.current_thread()
         return next((f for f in self._streams if f.thread is me and not f.is_over()), None)
+
+
+def _refuse_elsewhere(future: StagingFuture) -> None:
+    """Refuse to have another process stream out of this one's GPUs.
+
+    It could map their memory, but it can't tell when it has read the last byte, nor what this
+    process' streams have still to do to it.
+    """
+    if not future.fence:
+        return
+    error = UnsupportedError(
+        "the state is on a GPU and cannot be streamed by another process: leave out async_stager=, "
+        "so that the writer takes a snapshot, or save with AsyncCheckpointerType.THREAD"
+    )
+    future.fail(error)
+    raise error

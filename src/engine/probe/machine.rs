@@ -1,18 +1,17 @@
-//! The machine: kernel, io_uring, memory, GPU.
+//! The machine: kernel, io_uring, memory.
 
-use super::{Check, human};
+use super::{Check, gpu, human};
 use crate::config::{Config, Switch};
 use crate::engine::ladder::{self, Kind};
 use crate::error::Error;
 use crate::pool::{Mapping, memlock};
-use std::path::Path;
 
 pub(super) fn checks(config: &Config) -> Vec<Check> {
     let mut checks = vec![kernel(), engines(config)];
     checks.extend(ring(config));
     checks.push(memory_lock(config));
     checks.push(huge_pages());
-    checks.push(gpu());
+    checks.extend(gpu::checks());
     checks
 }
 
@@ -171,42 +170,4 @@ fn huge_bytes_at(address: u64) -> Option<u64> {
         }
     }
     None
-}
-
-/// Whether there is a GPU with its driver. Looks for files only: starting CUDA takes a second and
-/// memory on each device.
-fn gpu() -> Check {
-    let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter(|entry| {
-        let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
-        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-    });
-    match (devices.count(), driver_library()) {
-        (0, _) => Check::ok("GPU", "none"),
-        (count, Some(path)) => Check::ok("GPU", format!("{count} NVIDIA, driver library {path}")),
-        (count, None) => Check::warn(
-            "GPU",
-            format!("{count} NVIDIA, but no libcuda.so.1"),
-            "install the driver's user-space library, or run the container with `--gpus all`",
-        ),
-    }
-}
-
-/// Where the loader would find libcuda.
-fn driver_library() -> Option<String> {
-    let configured = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let usual = [
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-        "/usr/local/nvidia/lib64",
-        "/usr/local/cuda/compat",
-        "/usr/lib/wsl/lib",
-        "/run/opengl-driver/lib",
-    ];
-    let dirs = configured.split(':').filter(|dir| !dir.is_empty()).chain(usual);
-    dirs.map(|dir| Path::new(dir).join("libcuda.so.1"))
-        .find(|path| path.exists())
-        .map(|path| path.display().to_string())
 }

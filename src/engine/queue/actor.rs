@@ -11,6 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 /// Everything that the I/O thread owns. The engine comes first, and so is dropped first: it gives
 /// up its buffers before the requests in flight are answered. So does the sign of life: who gets
@@ -44,6 +45,7 @@ struct Flight {
     /// File offset, first byte of the buffer and length that were asked for.
     asked: (u64, usize, usize),
     progress: Progress,
+    started: Option<Instant>,
     abort: Option<Arc<AtomicBool>>,
     reply: Reply,
 }
@@ -135,7 +137,8 @@ impl Actor {
             None => ((0, 0, 0), Progress::of_sync()),
         };
         open.requests += 1;
-        self.waiting.push_back((Flight { file, asked, progress, abort, reply }, action));
+        let started = None;
+        self.waiting.push_back((Flight { file, asked, progress, started, abort, reply }, action));
     }
 
     fn start_waiting(&mut self) {
@@ -145,10 +148,11 @@ impl Actor {
         }
     }
 
-    fn start(&mut self, flight: Flight, action: Action) {
+    fn start(&mut self, mut flight: Flight, action: Action) {
         if flight.aborted() {
             return self.finish(flight, Err(cancelled()), action);
         }
+        flight.started.get_or_insert_with(Instant::now);
         let token = self.token_next;
         self.token_next += 1;
         self.engine.submit(Op { token, file: flight.file, action });
@@ -182,7 +186,8 @@ impl Actor {
             open.requests -= 1;
             self.close_if_unused(flight.file);
         }
-        answer(flight.reply, result, action);
+        let (buffer, started) = (action.into_buffer(), flight.started);
+        flight.reply.send(Outcome { result, buffer, started });
     }
 
     fn close_if_unused(&mut self, file: FileId) {
@@ -199,7 +204,8 @@ impl Actor {
         drop(life);
         let broken = || io::Error::new(error.kind(), format!("the I/O engine broke: {error}"));
         for flight in in_flight.into_values() {
-            flight.reply.send(Outcome { result: Err(broken()), buffer: None });
+            let started = flight.started;
+            flight.reply.send(Outcome { result: Err(broken()), buffer: None, started });
         }
         for (flight, action) in waiting {
             answer(flight.reply, Err(broken()), action);
@@ -208,7 +214,7 @@ impl Actor {
 }
 
 fn answer(reply: Reply, result: io::Result<()>, action: Action) {
-    reply.send(Outcome { result, buffer: action.into_buffer() });
+    reply.send(Outcome { result, buffer: action.into_buffer(), started: None });
 }
 
 /// Refuses what no engine could do. Alignment is checked here for every file system, because some

@@ -1,0 +1,48 @@
+"""Tests that run in a process with the fake CUDA driver: `test_cuda.py` beside starts it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pathlib
+import sys
+import threading
+
+import pytest
+
+SECONDS = 60
+HERE = pathlib.Path(__file__).parent
+DRIVER = os.environ.get("RINGSTOW_FAKE_CUDA_HERE")
+
+collect_ignore_glob = [] if DRIVER else ["*"]
+
+if DRIVER:
+    sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "dcp")]
+    from driver import Driver
+
+    from ringstow import _cuda
+
+    _driver = Driver(DRIVER)
+    for seam in ("place_of", "runtime", "empty", "copy_to_host"):
+        setattr(_cuda, seam, getattr(_driver, seam))
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    """The driver. A test leaves nothing on its GPUs and does nothing that a real one forbids."""
+    _driver.reset()
+    before = _driver.live("allocations")
+    yield _driver
+    _driver.release()
+    for thread in threading.enumerate():
+        if thread.name.startswith("ringstow-save"):  # lets go of the tensors a moment after the end
+            thread.join(SECONDS)
+    gc.collect()
+    assert _driver.violations() == []
+    assert _driver.live("allocations") == before
+
+
+@pytest.fixture
+def on_gpu(gpu):
+    """Returns a tensor like one of the CPU's on a GPU."""
+    return gpu.tensor

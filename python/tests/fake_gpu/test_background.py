@@ -1,0 +1,100 @@
+"""Saves in the background: what the producer's stream does before and after, and who keeps what."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from driver import AWHILE_S
+from support import assert_same
+
+import ringstow
+
+SECONDS = 60
+
+
+@pytest.fixture
+def stream(gpu):
+    return gpu.Stream(0)
+
+
+def test_nothing_is_staged_before_the_gpu_has_copied_it(gpu, on_gpu, at):
+    tensor = on_gpu(torch.arange(1000.0))
+    with gpu.held():
+        handle = ringstow.save_async({"t": tensor}, at / "c")
+        assert not handle.wait_staged(0)
+        assert not handle.done()
+    assert handle.wait_staged(SECONDS)
+    handle.result(SECONDS)
+    assert_same(ringstow.load(at / "c"), {"t": torch.arange(1000.0)})
+
+
+def test_what_was_queued_before_the_call_is_saved(gpu, on_gpu, stream, at):
+    tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
+    with gpu.stream(stream), gpu.blocked(stream):
+        gpu.write(tensor, ones, stream)
+        handle = ringstow.save_async({"t": tensor}, at / "c")
+        assert not handle.wait_staged(AWHILE_S)
+    handle.result(SECONDS)
+    assert_same(ringstow.load(at / "c"), {"t": torch.ones(1000)})
+
+
+def test_what_is_queued_after_staging_is_not_saved(gpu, on_gpu, stream, at):
+    tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
+    with gpu.stream(stream):
+        handle = ringstow.save_async({"t": tensor}, at / "c")
+        handle.wait_staged(SECONDS)
+        gpu.write(tensor, ones, stream)
+    handle.result(SECONDS)
+    stream.synchronize()
+    assert_same(ringstow.load(at / "c"), {"t": torch.zeros(1000)})
+    assert_same(tensor.clone(), torch.ones(1000))
+
+
+def test_a_blocking_save_waits_for_what_was_queued(gpu, on_gpu, stream, at):
+    tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
+    with gpu.stream(stream):
+        gpu.write(tensor, ones, stream)
+        ringstow.save({"t": tensor}, at / "c")
+    assert_same(ringstow.load(at / "c"), {"t": torch.ones(1000)})
+
+
+def test_the_tensors_are_held_until_they_are_staged_and_no_longer(gpu, on_gpu, at):
+    tensor = on_gpu(torch.arange(1000.0))
+    with gpu.held():
+        handle = ringstow.save_async({"t": tensor}, at / "c")
+        del tensor
+        gc.collect()
+        assert gpu.live("allocations") == 1  # freeing it now would be a violation, too
+    handle.result(SECONDS)
+    handle._flight._owners.clear()
+    gc.collect()
+    assert gpu.live("allocations") == 0
+    assert_same(ringstow.load(at / "c"), {"t": torch.arange(1000.0)})
+
+
+def test_saves_from_several_streams_at_once(gpu, on_gpu, at):
+    handles = []
+    tensors = [on_gpu(torch.zeros(500)) for _ in range(4)]
+    values = [on_gpu(torch.full((500,), float(n))) for n in range(4)]
+    with gpu.held():
+        for n, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
+            stream = gpu.Stream(0)
+            with gpu.stream(stream):
+                gpu.write(tensor, value, stream)
+                handles.append(ringstow.save_async({"t": tensor}, at / str(n)))
+    for n, handle in enumerate(handles):
+        handle.result(SECONDS)
+        assert_same(ringstow.load(at / str(n)), {"t": torch.full((500,), float(n))})
+
+
+def test_a_cancelled_save_lets_go_of_the_tensors(gpu, on_gpu, at):
+    tensor = on_gpu(torch.arange(1000.0))
+    gpu.hold()
+    handle = ringstow.save_async({"t": tensor}, at / "c")
+    handle.cancel()
+    gpu.release()
+    with pytest.raises(ringstow.CancelledError):
+        handle.result(SECONDS)
+    assert not (at / "c" / "manifest.json").exists()

@@ -1,0 +1,41 @@
+"""Tests on a real GPU: ``make test-gpu``. Skipped, with a message, where there is none."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "dcp")]
+
+
+def pytest_collection_modifyitems(items):
+    skip = pytest.mark.skip(reason="no GPU here (torch.cuda.is_available() is false)")
+    for item in items:
+        if HERE in pathlib.Path(item.path).parents:
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def busy():
+    """Keeps the current stream busy for about a second, far longer than any call takes."""
+
+    def keep():
+        torch.cuda._sleep(2_000_000_000)  # clock cycles
+
+    return keep
+
+
+@pytest.fixture
+def growth():
+    """Returns a function that tells by how many bytes torch's memory has grown at most since."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    return lambda: torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,177 @@
+"""torch.distributed.checkpoint on a real GPU, FSDP2 and NCCL among it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from states import blank, every_kind, plain
+from support import assert_same
+from test_gpu_save import MIB, SECONDS, host, on_gpu
+from torch_has import needs_async_stager, stager_option
+
+import ringstow
+from ringstow.dcp import StorageReader, StorageWriter, _broadcast, _targets
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is"),
+    pytest.mark.filterwarnings("ignore:The function definition for SavePlanner"),
+    pytest.mark.filterwarnings("ignore:ShardedTensor"),
+]
+
+STAGERS = {
+    "the writer": lambda writer: None,
+    "streaming": lambda writer: writer.stager(),
+    "blocking": lambda writer: _blocking(),
+}
+
+
+def _blocking():
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+    return BlockingAsyncStager()
+
+
+@pytest.fixture
+def writer():
+    writer = StorageWriter()
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def group(tmp_path):
+    """One rank, with NCCL for the GPU and gloo beside it for background saves."""
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=store, rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def moved(value):
+    if isinstance(value, torch.Tensor):
+        return on_gpu(value)
+    if isinstance(value, dict):
+        return {key: moved(item) for key, item in value.items()}
+    return [moved(item) for item in value] if isinstance(value, list) else value
+
+
+def back(value):
+    if isinstance(value, list):
+        return [back(item) for item in value]
+    return {k: back(v) for k, v in value.items()} if isinstance(value, dict) else host(value)
+
+
+def test_every_kind_goes_there_and_back(writer, tmp_path):
+    expected = plain(every_kind())
+    dcp.save(moved(every_kind()), checkpoint_id=tmp_path, storage_writer=writer)
+    reader, target = StorageReader(), moved(blank(expected))
+    dcp.load(target, checkpoint_id=tmp_path, storage_reader=reader)
+    assert_same(back(target), expected)
+    assert writer.report.device_bytes > 0
+    assert reader.report.device_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "the writer",
+        pytest.param("streaming", marks=needs_async_stager),
+        pytest.param("blocking", marks=needs_async_stager),
+    ],
+)
+def test_the_moment_of_the_call_is_saved(which, group, writer, busy, tmp_path):
+    tensor = torch.zeros(4 * MIB, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        busy()
+        tensor.fill_(1)
+        found = dcp.async_save(
+            {"t": tensor},
+            checkpoint_id=tmp_path / "c",
+            storage_writer=writer,
+            process_group=dist.new_group(backend="gloo"),
+            **stager_option(STAGERS[which](writer)),
+        )
+        if hasattr(found, "staging_completion"):
+            found.staging_completion.result(SECONDS)
+        tensor.fill_(2)
+    getattr(found, "upload_completion", found).result(SECONDS)
+    target = {"t": torch.zeros(4 * MIB, device="cuda")}
+    dcp.load(target, checkpoint_id=tmp_path / "c", storage_reader=StorageReader())
+    assert_same(host(target), {"t": torch.ones(4 * MIB)})
+
+
+def test_a_snapshot_larger_than_a_registered_piece(writer):
+    numbers = torch.arange(40 * MIB, dtype=torch.int32, device="cuda")
+    staged = writer.stage({"first": numbers[:3], "n": numbers})
+    assert_same(staged["n"].clone(), numbers.cpu())
+    assert len(writer._snapshot._arena._pins) > 1
+
+
+def test_fsdp_on_one_gpu(group, writer, tmp_path):
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    def trained(seed):
+        torch.manual_seed(seed)
+        layers = [torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)]
+        model = fully_shard(torch.nn.Sequential(*layers).cuda())
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(16, 256, device="cuda")).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    model, optimizer = trained(0)
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=writer)
+
+    other, its_optimizer = trained(1)
+    into = dict(zip(("model", "optimizer"), get_state_dict(other, its_optimizer), strict=True))
+    reader = StorageReader()
+    dcp.load(into, checkpoint_id=tmp_path / "c", storage_reader=reader)
+    set_state_dict(
+        other, its_optimizer, model_state_dict=into["model"], optim_state_dict=into["optimizer"]
+    )
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.full_tensor(), two.full_tensor())
+    assert reader.report.device_bytes > 0
+
+
+def test_batches_over_nccl(tmp_path):
+    """With one rank DCP has nothing to broadcast: so the exchange itself, which works the same."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        source = {f"t{n}": torch.randn(1000 + n) for n in range(20)}
+        ringstow.save(source, tmp_path / "c")
+        reader = StorageReader(tmp_path / "c")
+        target = {name: torch.zeros_like(tensor, device="cuda") for name, tensor in source.items()}
+        fills = _fills(reader, target)
+        share = _broadcast.Share([], sum(fill.nbytes for fill in fills), 8192)
+        exchange = _broadcast.Exchange(dist.group.WORLD, reader._read)
+        reports = exchange.run(fills, share)
+        torch.cuda.synchronize()
+        assert_same(host(target), source)
+        assert sum(report.device_bytes for report in reports) >= share.nbytes
+    finally:
+        dist.destroy_process_group()
+
+
+def _fills(reader, target):
+    from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+
+    plan = create_default_local_load_plan(target, reader.read_metadata())
+    fills = []
+    for item in plan.items:
+        entry = reader._entry(item)
+        tensor = target[item.dest_index.fqn]
+        fills.append(_targets.Fill(item, entry, 0, (0,), tensor, tensor.dtype))
+    return fills
+
+
+def test_a_load_needs_no_memory_on_the_gpu(growth, writer, tmp_path):
+    state = {"t": torch.ones(64 * MIB, device="cuda")}
+    held = growth()
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=writer)
+    dcp.load(state, checkpoint_id=tmp_path, storage_reader=StorageReader())
+    assert growth() - held <= 64 * MIB

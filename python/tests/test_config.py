@@ -1,0 +1,58 @@
+"""Where a configuration comes from: the caller, the environment, ringstow.toml, the defaults."""
+
+import json
+
+import pytest
+
+import ringstow
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Run in a directory of the test's own, which may hold a ringstow.toml."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_caller_goes_over_the_environment_and_that_over_the_file(elsewhere, monkeypatch):
+    (elsewhere / "ringstow.toml").write_text(
+        'pool_bytes = "64M"\nqueue_depth = 4\nengine = "portable"\n'
+    )
+    monkeypatch.setenv("RINGSTOW_QUEUE_DEPTH", "16")
+    monkeypatch.setenv("RINGSTOW_BLOCK_BYTES", "1M")
+    config = ringstow.Config(block_bytes=2 << 20)
+    assert (config.pool_bytes, config.queue_depth) == (64 << 20, 16)
+    assert (config.block_bytes, config.engine, config.fillers) == (2 << 20, "portable", 0)
+    report = ringstow.save({"a": 1}, elsewhere / "ckpt")
+    assert (report.engine, report.pool_bytes) == ("portable", 64 << 20)
+
+
+def test_the_file_may_be_anywhere(elsewhere, monkeypatch):
+    other = elsewhere / "other.toml"
+    other.write_text("queue_depth = 3\n")
+    (elsewhere / "ringstow.toml").write_text("queue_depth = 4\n")
+    monkeypatch.setenv("RINGSTOW_CONFIG", str(other))
+    assert ringstow.Config().queue_depth == 3
+    monkeypatch.setenv("RINGSTOW_CONFIG", str(elsewhere / "none.toml"))
+    with pytest.raises(FileNotFoundError, match="none.toml"):
+        ringstow.Config()
+
+
+def test_what_cannot_be_is_named(elsewhere, monkeypatch):
+    monkeypatch.setenv("RINGSTOW_DIRECT", "sometimes")
+    with pytest.raises(ringstow.InvalidStateError, match="RINGSTOW_DIRECT=sometimes"):
+        ringstow.Config()
+    monkeypatch.delenv("RINGSTOW_DIRECT")
+    (elsewhere / "ringstow.toml").write_text("que_depth = 4\n")
+    with pytest.raises(ringstow.FormatError, match=r"ringstow.toml.*(?s:.*)que_depth"):
+        ringstow.save({"a": 1}, elsewhere / "ckpt")
+    assert not (elsewhere / "ckpt").exists()
+
+
+def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):
+    ringstow.save({"a": 1}, "ckpt", config=ringstow.Config(trace="save.json"))
+    monkeypatch.setenv("RINGSTOW_TRACE", "load.json")
+    ringstow.load("ckpt")
+    for name, kind in [("save.json", "write"), ("load.json", "prepare")]:
+        events = json.loads((elsewhere / name).read_text())["traceEvents"]
+        assert kind in {event["name"] for event in events}

@@ -1,0 +1,98 @@
+"""Tensors on a GPU, without one: the tests of ``fake_gpu/``, over a driver that is a stand-in.
+
+A process loads one CUDA driver, once. So each of those files runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ringstow
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+OPEN = {"FAKE_CUDA_OPEN": "1"}  # the CPU, and so torch's own kernels, can reach the GPUs' memory
+FILES = {
+    "test_save.py": OPEN,
+    "test_background.py": OPEN,
+    "test_load.py": OPEN,
+    "test_dcp.py": OPEN,
+    "test_failures.py": OPEN,
+    "test_not_pinned.py": OPEN,
+    "test_old_driver.py": {**OPEN, "FAKE_CUDA_DRIVER_VERSION": "9000"},
+    "test_protected.py": {},
+}
+
+
+@pytest.fixture(scope="session")
+def fake_cuda():
+    """Returns the path of the fake driver: ``RINGSTOW_FAKE_CUDA``, or one that is built now."""
+    path = os.environ.get("RINGSTOW_FAKE_CUDA")
+    if path:
+        return path
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    command = ["cargo", "build", "-q", "-p", "fake-cuda"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return str(target / "debug" / "libfake_cuda.so")
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("file", FILES)
+def test_on_the_fake_driver(file, fake_cuda, tmp_path):
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("FAKE_CUDA")}
+    settings = {"RINGSTOW_FAKE_CUDA_HERE": fake_cuda, "FAKE_CUDA_DEVICES": "2", **FILES[file]}
+    options = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(HERE / "fake_gpu" / file)],
+        env={**clean, **settings},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed, done.stdout
+    assert int(passed[1]) > 0
+
+
+def test_every_file_is_run():
+    assert {path.name for path in (HERE / "fake_gpu").glob("test_*.py")} == set(FILES)
+
+
+def test_torch_cuda_is_not_asked_for_tensors_on_the_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "cuda", None)
+    state = {"t": torch.arange(6.0).view(2, 3).t(), "e": torch.empty(0)}
+    ringstow.save(state, tmp_path / "c")
+    assert torch.equal(ringstow.load(tmp_path / "c", device="cpu")["t"], state["t"])
+    into = {"t": torch.zeros(3, 2), "e": torch.empty(0)}
+    ringstow.load_into(into, tmp_path / "c")
+    assert torch.equal(into["t"], state["t"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")], ids=repr)
+def test_without_a_gpu_a_load_to_one_is_refused_before_anything_is_read(device, tmp_path):
+    with pytest.raises(ringstow.UnsupportedError, match="needs a GPU"):
+        ringstow.load(tmp_path / "nothing", device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "match"), [("mps", "not to mps"), ("xpu:0", "not to xpu"), ("gpu", "no device")]
+)
+def test_other_devices_are_refused(device, match, tmp_path):
+    with pytest.raises(ringstow.UnsupportedError, match=match):
+        ringstow.load(tmp_path / "nothing", device=device)
+
+
+def test_rocm_is_told_from_cuda(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    with pytest.raises(ringstow.UnsupportedError, match="not to ROCm"):
+        ringstow.load(tmp_path / "nothing", device="cuda")
