@@ -47,8 +47,11 @@ class Config:
     fillers: int = field(default_factory=partial(_found, "fillers"))
     """Threads that copy and checksum; 0, the default, means one a core, at most four."""
 
-    engine: Literal["auto", "uring", "portable"] = field(default_factory=partial(_found, "engine"))
-    """What moves the bytes. One asked for by name is never silently replaced. Default auto."""
+    engine: Literal["auto", "uring", "portable", "tokio-uring"] = field(
+        default_factory=partial(_found, "engine")
+    )
+    """What moves the bytes. One asked for by name is never silently replaced. "tokio-uring" is part
+    of Rust builds that ask for it, not of the wheel. Default auto."""
 
     direct: Switch = field(default_factory=partial(_found, "direct"))
     """O_DIRECT: past the page cache. Default auto."""

@@ -13,7 +13,7 @@ use super::config::ConfigFlags;
 use super::output::Output;
 use super::{Exit, text};
 use crate::config::{Config, EngineChoice, Switch};
-use crate::engine::ladder::{Kind, Rung, rungs};
+use crate::engine::ladder::{Kind, Rung, all_rungs};
 use crate::error::{Error, Result};
 use crate::pipeline::runtime::Runtime;
 use clap::Args;
@@ -118,7 +118,7 @@ pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     let config = args.config.config()?;
     let gpu = args.gpu.map(GpuTensors::on).transpose()?;
     let bytes = (args.gb * 1e9) as u64;
-    let rungs = rungs(&config)?;
+    let rungs = all_rungs(&config)?;
     check_space(&args.dir, bytes)?;
     check_memory(bytes, (rungs.len() as u64 + u64::from(gpu.is_some())) * config.pool_bytes)?;
     let measured = measure(args, config, &rungs, bytes, gpu)?;
@@ -169,6 +169,7 @@ fn on_rung(config: &Config, rung: &Rung) -> Config {
     let engine = match rung.engine {
         Kind::Uring => EngineChoice::Uring,
         Kind::Portable => EngineChoice::Portable,
+        Kind::TokioUring => EngineChoice::TokioUring,
     };
     Config { engine, fixed: switch(rung.fixed), direct: switch(rung.direct), ..config.clone() }
 }

@@ -106,6 +106,7 @@ mod tests {
         let diagnosis = diagnose(dir.path(), &Config::default());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(check(&diagnosis, "directory").status, Status::Ok);
+        assert!(check(&diagnosis, "engines").found.contains("portable"));
         assert!(diagnosis.checks.iter().all(|check| !check.found.is_empty()));
     }
 

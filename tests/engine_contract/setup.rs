@@ -41,6 +41,16 @@ fn uring(_: &Pool, _: Switch) -> io::Result<Box<dyn Engine>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+#[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+fn tokio_uring(pool: &Pool, fixed: Switch) -> io::Result<Box<dyn Engine>> {
+    Ok(Box::new(ringstow::engine::tokio_uring::TokioUring::new(DEPTH, Some(pool), fixed)?))
+}
+
+#[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
+fn tokio_uring(_: &Pool, _: Switch) -> io::Result<Box<dyn Engine>> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 impl Setup {
     pub fn portable_buffered() -> Option<Self> {
         Self::new(portable, false)
@@ -64,6 +74,18 @@ impl Setup {
 
     pub fn uring_fixed_buffered() -> Option<Self> {
         Self::new(|pool| uring(pool, Switch::Auto), false)
+    }
+
+    pub fn tokio_uring_fixed_direct() -> Option<Self> {
+        Self::new(|pool| tokio_uring(pool, Switch::Auto), true)
+    }
+
+    pub fn tokio_uring_direct() -> Option<Self> {
+        Self::new(|pool| tokio_uring(pool, Switch::Off), true)
+    }
+
+    pub fn tokio_uring_fixed_buffered() -> Option<Self> {
+        Self::new(|pool| tokio_uring(pool, Switch::Auto), false)
     }
 
     /// `None`, with a message, where this machine has no such engine.

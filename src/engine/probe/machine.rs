@@ -2,10 +2,12 @@
 
 use super::{Check, gpu, human};
 use crate::config::{Config, Switch};
+use crate::engine::ladder::{self, Kind};
+use crate::error::Error;
 use crate::pool::{Mapping, memlock};
 
 pub(super) fn checks(config: &Config) -> Vec<Check> {
-    let mut checks = vec![kernel()];
+    let mut checks = vec![kernel(), engines(config)];
     checks.extend(ring(config));
     checks.push(memory_lock(config));
     checks.push(huge_pages());
@@ -28,6 +30,19 @@ fn kernel() -> Check {
     }
 }
 
+/// The engines of this build, those of the ladder in its order.
+fn engines(config: &Config) -> Check {
+    let built: Vec<&str> =
+        Kind::ALL.into_iter().filter(|kind| kind.is_built()).map(Kind::name).collect();
+    let found = built.join(", ");
+    match ladder::rungs(config) {
+        Err(Error::Unsupported { what, remedy }) => {
+            Check::fail("engines", format!("{found}; {what}"), remedy)
+        }
+        _ => Check::ok("engines", found),
+    }
+}
+
 #[cfg(not(all(target_os = "linux", feature = "uring")))]
 fn ring(_: &Config) -> Vec<Check> {
     let remedy = "build for Linux with the cargo feature `uring`; the portable engine is used";
@@ -36,9 +51,9 @@ fn ring(_: &Config) -> Vec<Check> {
 
 #[cfg(all(target_os = "linux", feature = "uring"))]
 fn ring(config: &Config) -> Vec<Check> {
-    use crate::config::EngineChoice;
-    use crate::engine::{ladder, uring::setup};
-    let insisted = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
+    use crate::config::EngineChoice::{TokioUring, Uring};
+    use crate::engine::uring::setup;
+    let insisted = matches!(config.engine, Uring | TokioUring) || config.fixed == Switch::On;
     let sysctl = match ladder::uring_disabled() {
         Some(level) => format!("kernel.io_uring_disabled = {level}"),
         None => "no sysctl kernel.io_uring_disabled".to_string(),
@@ -49,7 +64,7 @@ fn ring(config: &Config) -> Vec<Check> {
             vec![Check::ok("io_uring", up), operations(&ring)]
         }
         Err(error) => {
-            let rung = ladder::Rung { engine: ladder::Kind::Uring, fixed: true, direct: true };
+            let rung = ladder::Rung { engine: Kind::Uring, fixed: true, direct: true };
             let why = ladder::refusal(&rung, ladder::Stage::Start, &error);
             let (reason, remedy) =
                 why.map_or((error.to_string(), String::new()), |why| (why.reason, why.remedy));
