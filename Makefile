@@ -20,7 +20,8 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu lint doc bench compare compare-dcp sweep wheel clean
+.PHONY: help demo test test-rust test-python test-gpu lint doc bench compare compare-dcp sweep wheel \
+	gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +33,8 @@ help:
 	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
+	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
+	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
 	@echo "make wheel    a wheel in dist/"
 	@echo "make clean    remove all that was built, the virtual environment too"
 
@@ -42,11 +45,11 @@ test: test-rust test-python
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test -p ringstow -p fake-cuda
+	cargo test -p ringstow -p fake-cuda -p ringstow-cudarc-example
 
 test-gpu: $(READY)
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-		cargo test --test gpu && $(BIN)/python -m pytest -q python/tests/gpu; \
+		RINGSTOW_REAL_GPU=1 cargo test --test gpu && $(BIN)/python -m pytest -q python/tests/gpu; \
 	else \
 		echo "no GPU here: skipped (torch.cuda.is_available() is false)"; \
 	fi
@@ -66,7 +69,7 @@ lint: $(READY) doc
 	$(BIN)/stubtest --ignore-disjoint-bases --allowlist python/stubtest-allowlist.txt ringstow._native
 
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
 
 bench:
 	cargo bench
@@ -83,6 +86,12 @@ sweep: $(READY)
 
 wheel: $(READY)
 	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist ./python
+
+gpu-bundle: $(READY)
+	$(BIN)/python tools/gpu_bundle.py dist/gpu --python $(BIN)/python
+
+gpu-report: gpu-bundle
+	$(BIN)/python dist/gpu/gpu_report.py --out dist
 
 clean:
 	cargo clean

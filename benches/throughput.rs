@@ -9,6 +9,7 @@
 //! with what the disk can do, see the bench `against_fio`.
 
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use ringstow::engine::ladder::Kind;
 use ringstow::engine::{file, ladder};
 use ringstow::format::{FileEntry, Manifest};
 use ringstow::plan::load::{Unit, Want};
@@ -51,18 +52,20 @@ fn state(tensors: &[(String, Vec<u8>)]) -> StateDict<'_> {
 
 /// The rungs of the ladder, each insisted on, by name.
 fn rungs() -> Vec<(String, Config)> {
-    let uring = [(true, true), (false, true), (false, false)];
+    let rings = [
+        (EngineChoice::Uring, Kind::Uring.is_built()),
+        (EngineChoice::TokioUring, Kind::TokioUring.is_built()),
+    ];
     let on = |yes| if yes { Switch::On } else { Switch::Off };
-    let mut all: Vec<Config> = uring
-        .into_iter()
-        .filter(|_| cfg!(all(target_os = "linux", feature = "uring")))
-        .map(|(fixed, direct)| Config {
-            engine: EngineChoice::Uring,
+    let mut all = Vec::new();
+    for (engine, _) in rings.into_iter().filter(|(_, built)| *built) {
+        all.extend([(true, true), (false, true), (false, false)].map(|(fixed, direct)| Config {
+            engine,
             fixed: on(fixed),
             direct: on(direct),
             ..Config::default()
-        })
-        .collect();
+        }));
+    }
     all.extend([true, false].map(|direct| Config {
         engine: EngineChoice::Portable,
         direct: on(direct),

@@ -24,6 +24,10 @@ pub enum EngineChoice {
     Uring,
     /// Threads with positioned reads and writes.
     Portable,
+    /// io_uring through tokio-uring, or an error with its remedy: in builds with the cargo feature
+    /// `tokio-uring` only, and never taken by [`EngineChoice::Auto`].
+    #[serde(rename = "tokio-uring")]
+    TokioUring,
 }
 
 /// A feature that is used where it works, always, or never.

@@ -1,8 +1,10 @@
-//! A save in the background, as the one who started it sees it.
+//! A save or load in the background, as the one who started it sees it.
 
 use crate::error::{Error, Result};
 use crate::pipeline::job::{Job, Progress};
 use crate::pipeline::report::SaveReport;
+use crate::store::Loaded;
+use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -12,69 +14,134 @@ use std::task::{Context, Poll};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A save that runs in the background. Wait on it, poll it, or `.await` it: no runtime is forced.
+/// A save in the background.
+pub type SaveHandle<T = SaveReport> = Handle<T>;
+
+/// A load in the background.
+pub type LoadHandle<T = Loaded> = Handle<T>;
+
+/// A save or load that runs in the background. Wait on it, poll it, or `.await` it, under any runtime
+/// or none: it has threads of its own, and a task that awaits it blocks nobody.
 ///
-/// Dropping it waits for the save to end, so that a program that leaves `main` loses none; a
-/// failure nobody asked for is then logged through `tracing`.
-#[must_use = "a save that fails says so only to who asks: call `result`"]
+/// A save that is dropped goes on. Dropping waits for its end, so that a program that leaves `main`
+/// loses none, unless it was awaited before: a task that is cancelled must not hold up its runtime.
+/// Such a program keeps the [`Handle::job`] to wait for, or to cancel. A failure that nobody asked
+/// for is logged through `tracing`. A load that is dropped is cancelled: nobody can get its result.
+#[must_use = "a save that fails says so only to who asks: call `result`, or await it"]
 #[derive(Debug)]
-pub struct SaveHandle<T = SaveReport> {
+pub struct Handle<T> {
     job: Arc<Job>,
-    outcome: Arc<Mutex<Option<Result<T>>>>,
+    outcome: Arc<Outcome<T>>,
     thread: Option<JoinHandle<()>>,
+    awaited: bool,
 }
 
-impl<T: Send + 'static> SaveHandle<T> {
-    /// Runs `save` on a thread of its own.
-    pub(crate) fn start(
-        path: PathBuf,
-        job: Arc<Job>,
-        save: impl FnOnce(&Arc<Job>) -> Result<T> + Send + 'static,
-    ) -> Result<Self> {
-        let outcome = Arc::<Mutex<Option<_>>>::default();
-        let (its_job, its_outcome) = (job.clone(), Arc::clone(&outcome));
-        let run = move || {
-            let saved = catch_unwind(AssertUnwindSafe(|| save(&its_job))).unwrap_or_else(|panic| {
-                let what = panic.downcast_ref::<&str>().map_or_else(
-                    || panic.downcast_ref::<String>().cloned().unwrap_or_default(),
-                    |text| (*text).to_owned(),
-                );
-                Err(Error::invalid(format!("the save panicked: {what}")))
-            });
-            *its_outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(saved);
-            its_job.set_ended();
-        };
-        let thread = thread::Builder::new()
-            .name("ringstow-save".into())
-            .spawn(run)
-            .map_err(|e| Error::io("starting a thread to save", path, e))?;
-        Ok(Self { job, outcome, thread: Some(thread) })
+/// What runs in the background.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    Save,
+    Load,
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Save => "save",
+            Self::Load => "load",
+        }
     }
 }
 
-impl<T> SaveHandle<T> {
-    /// How far it is, and whether to stop: what all handles share.
+/// How it ended, until somebody takes it.
+#[derive(Debug)]
+struct Outcome<T> {
+    work: Work,
+    ended: Mutex<Option<Result<T>>>,
+}
+
+impl<T> Outcome<T> {
+    fn set(&self, ended: Result<T>) {
+        *self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(ended);
+    }
+
+    fn take(&self) -> Option<Result<T>> {
+        self.ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    }
+}
+
+impl<T> Drop for Outcome<T> {
+    fn drop(&mut self) {
+        if let (Work::Save, Some(Err(error))) = (self.work, self.take()) {
+            tracing::error!(%error, "a save in the background failed, and nobody asked for its result");
+        }
+    }
+}
+
+impl<T: Send + 'static> Handle<T> {
+    /// Runs `work` on a thread of its own.
+    pub(crate) fn start(
+        kind: Work,
+        path: PathBuf,
+        job: Arc<Job>,
+        work: impl FnOnce(&Arc<Job>) -> Result<T> + Send + 'static,
+    ) -> Result<Self> {
+        let outcome = Arc::new(Outcome { work: kind, ended: Mutex::new(None) });
+        let (its_job, its_outcome) = (job.clone(), outcome.clone());
+        let run = move || {
+            let ended = catch_unwind(AssertUnwindSafe(|| work(&its_job)));
+            its_outcome.set(ended.unwrap_or_else(|panic| Err(panicked(kind, panic))));
+            its_job.set_ended();
+        };
+        let (name, doing) = match kind {
+            Work::Save => ("ringstow-save", "starting a thread to save"),
+            Work::Load => ("ringstow-load", "starting a thread to load"),
+        };
+        let thread = thread::Builder::new()
+            .name(name.into())
+            .spawn(run)
+            .map_err(|e| Error::io(doing, path, e))?;
+        Ok(Self { job, outcome, thread: Some(thread), awaited: false })
+    }
+}
+
+fn panicked(work: Work, panic: Box<dyn Any + Send>) -> Error {
+    let what = panic.downcast_ref::<&str>().map_or_else(
+        || panic.downcast_ref::<String>().cloned().unwrap_or_default(),
+        |text| (*text).to_owned(),
+    );
+    Error::invalid(format!("the {} panicked: {what}", work.name()))
+}
+
+impl<T> Handle<T> {
+    /// How far it is, and whether to stop: what all handles share. Outlives the handle.
     pub fn job(&self) -> &Arc<Job> {
         &self.job
     }
 
-    /// Whether every byte has left its tensor: from then on the tensors may be changed.
+    /// Whether every byte has left its tensor: from then on the tensors may be changed. Never true
+    /// of a load.
     pub fn staged(&self) -> bool {
         self.job.staged()
     }
 
-    /// Whether the save has ended, well or not.
+    /// Whether it has ended, well or not.
     pub fn done(&self) -> bool {
         self.job.ended()
     }
 
     /// Waits until every byte has left its tensor, or the save has ended without that. False if
-    /// `timeout` passed first.
+    /// `timeout` passed first. Blocks the thread; a task awaits [`Handle::until_staged`].
     pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
         self.job.wait_staged(timeout)
     }
 
-    /// Waits until the save has ended. False if `timeout` passed first.
+    /// [`Handle::wait_staged`] as a future. It does not borrow the handle: another task may await it.
+    pub fn until_staged(&self) -> Staged {
+        Staged { job: self.job.clone() }
+    }
+
+    /// Waits until it has ended. False if `timeout` passed first. Blocks the thread; a task awaits
+    /// the handle.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.job.wait_ended(timeout)
     }
@@ -84,16 +151,15 @@ impl<T> SaveHandle<T> {
         self.job.progress()
     }
 
-    /// Asks the save to stop; [`result`](Self::result) then gives [`Error::Cancelled`], unless it
-    /// had got to its commit.
+    /// Asks it to stop; its result is then [`Error::Cancelled`], unless a save had got to its commit.
     pub fn cancel(&self) {
         self.job.cancel();
     }
 
-    /// Waits for the end.
+    /// Waits for the end. Blocks the thread; a task awaits the handle.
     ///
     /// # Errors
-    /// What the save failed with.
+    /// What it failed with.
     pub fn result(self) -> Result<T> {
         self.job.wait_ended(None);
         self.take().expect("it is taken only here, by value, or by a poll that was ready")
@@ -101,14 +167,15 @@ impl<T> SaveHandle<T> {
 
     /// The outcome, the first time after the end.
     pub fn take(&self) -> Option<Result<T>> {
-        self.outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+        self.outcome.take()
     }
 }
 
-impl<T> Future for SaveHandle<T> {
+impl<T> Future for Handle<T> {
     type Output = Result<T>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.awaited = true;
         if self.job.wake_at_end(context.waker()) {
             return Poll::Pending;
         }
@@ -116,13 +183,34 @@ impl<T> Future for SaveHandle<T> {
     }
 }
 
-impl<T> Drop for SaveHandle<T> {
+impl<T> Drop for Handle<T> {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
+        if self.outcome.work == Work::Load {
+            self.job.cancel();
+        }
+        let Some(thread) = self.thread.take().filter(|_| !self.awaited) else { return };
+        // What is saved may hold its own handle, and be dropped with it.
+        if thread.thread().id() != thread::current().id() {
             let _ = thread.join();
         }
-        if let Some(Err(error)) = self.take() {
-            tracing::error!(%error, "a save in the background failed, and nobody asked for its result");
+    }
+}
+
+/// The moment at which every byte of a save has left its tensor, to be awaited: see
+/// [`Handle::until_staged`]. Gives false if the save ended without that; its result says why.
+#[must_use = "a future does nothing unless it is awaited"]
+#[derive(Debug)]
+pub struct Staged {
+    job: Arc<Job>,
+}
+
+impl Future for Staged {
+    type Output = bool;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<bool> {
+        if self.job.wake_when_staged(context.waker()) {
+            return Poll::Pending;
         }
+        Poll::Ready(self.job.staged())
     }
 }

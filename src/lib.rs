@@ -20,12 +20,14 @@
 //! # }
 //! ```
 //!
-//! [`save_async`] returns at once with a [`SaveHandle`]. [`Checkpoint`] opens a checkpoint to look
+//! [`save_async`] and [`load_async`] return at once with a [`Handle`], to wait on or to await.
+//! [`Checkpoint`] opens a checkpoint to look
 //! at it or to load a part. `docs/format.md` describes the files.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("ringstow maps whole checkpoints: it needs 64-bit addresses");
 
+mod background;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
@@ -40,11 +42,12 @@ pub mod pool;
 mod state;
 pub mod store;
 
+pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::ladder::Fallback;
 pub use error::{Error, Result};
 pub use format::{Dtype, Item, Part, Receipt, TensorInfo, Value};
-pub use handle::SaveHandle;
+pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
@@ -54,7 +57,9 @@ pub use store::{
     prune,
 };
 
+use handle::Work;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Saves a state as the checkpoint at `path` (a directory, made if need be) and returns once it is
 /// durable. An earlier checkpoint there stands until then.
@@ -67,11 +72,24 @@ pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> R
 }
 
 /// Starts saving a state and returns at once. Owned tensors are dropped at the end; memory that is
-/// shared with the trainer must not change until [`SaveHandle::wait_staged`] returns.
+/// shared with the trainer must not change until [`Handle::wait_staged`] returns.
+///
+/// The handle is a future, of any runtime's. An async trainer goes on like this:
+///
+/// ```no_run
+/// # async fn step(_: u32) {}
+/// # async fn train(state: ringstow::StateDict<'static>) -> ringstow::Result<()> {
+/// let saving = ringstow::save_async(state, "run/step-1000", &ringstow::Config::default())?;
+/// saving.until_staged().await; // from here on the weights may change
+/// step(1001).await;
+/// let report = saving.await?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// [`Error::Invalid`] for a configuration or values that cannot be; all else comes through
-/// [`SaveHandle::result`].
+/// [`Handle::result`].
 pub fn save_async(
     mut state: StateDict<'static>,
     path: impl AsRef<Path>,
@@ -81,7 +99,7 @@ pub fn save_async(
     let tree = state.tree()?;
     state.set_tree(tree);
     let path = path.as_ref().to_path_buf();
-    SaveHandle::start(path.clone(), Job::of(config), move |job| {
+    Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::save(&runtime, &state, &path, job)
     })
 }
@@ -116,7 +134,7 @@ pub fn write_rank_async(
 ) -> Result<SaveHandle<(Receipt, SaveReport)>> {
     let runtime = Runtime::shared(config)?;
     let path = path.as_ref().to_path_buf();
-    SaveHandle::start(path.clone(), Job::of(config), move |job| {
+    Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::write_rank(&runtime, &state, rank, &path, job)
     })
 }
@@ -134,7 +152,7 @@ pub fn export_async(
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
     let path = path.as_ref().to_path_buf();
-    SaveHandle::start(path.clone(), Job::of(config), move |job| {
+    Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::export(&runtime, &state, &path, job)
     })
 }
@@ -145,11 +163,14 @@ pub fn export_async(
 /// # Errors
 /// What [`Checkpoint::open`] and [`Checkpoint::load_names`] give.
 pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
-    let checkpoint = Checkpoint::open(path)?;
-    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
     let config = Config::found()?;
     let runtime = Runtime::shared(&config)?;
-    checkpoint.load_names(names, LoadOptions::default(), &runtime, &Job::of(&config))
+    load_all(&Checkpoint::open(path)?, &runtime, &Job::of(&config))
+}
+
+fn load_all(checkpoint: &Checkpoint, runtime: &Runtime, job: &Arc<Job>) -> Result<Loaded> {
+    let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+    checkpoint.load_names(names, LoadOptions::default(), runtime, job)
 }
 
 /// Reads every byte of the checkpoint at `path` and checks it against its checksums; what is

@@ -64,6 +64,23 @@ impl<'a> StateDict<'a> {
     /// Adds a tensor in a GPU's memory: a slice of cudarc's, borrowed or shared (`&CudaSlice`,
     /// `Arc<CudaSlice>`). What is saved is what it holds when all that is on its stream now has ended.
     ///
+    /// ```no_run
+    /// use cudarc::driver::CudaContext;
+    /// use ringstow::{Config, Dtype, StateDict};
+    /// use std::sync::Arc;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let stream = CudaContext::new(0)?.new_stream()?;
+    /// let weight = Arc::new(stream.alloc_zeros::<f32>(1024)?);
+    /// let mut state = StateDict::new();
+    /// state.cuda("layer.weight", Dtype::F32, &[32, 32], weight.clone())?;
+    /// let saving = ringstow::save_async(state, "run/step-1000", &Config::default())?;
+    /// saving.wait_staged(None); // from now on the stream may have work that changes the weight
+    /// saving.result()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] if the slice has more or fewer bytes than dtype and shape say; all else as
     /// for [`CudaSource::of_slice`].

@@ -145,3 +145,18 @@ fn a_directory_that_may_not_be_written_to_is_named_and_its_checkpoint_loads() {
     assert_eq!(names_in(&dir), before);
     assert!(!fresh.exists());
 }
+
+#[cfg(feature = "cuda")]
+#[test]
+fn a_machine_without_a_driver_is_told_what_a_gpu_tensor_needs() {
+    use ringstow::device::cuda::Device;
+    match Device::get(0) {
+        Err(Error::Unsupported { what, remedy }) => {
+            assert!(what.contains("CUDA driver"), "{what}");
+            assert!(remedy.contains("driver"), "{remedy}");
+        }
+        // A driver without GPUs, or with.
+        Err(Error::Gpu { .. }) | Ok(_) => eprintln!("skipped: there is a CUDA driver here"),
+        Err(error) => panic!("{error}"),
+    }
+}

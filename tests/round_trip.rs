@@ -14,10 +14,12 @@ const SIZES: [usize; 9] = [0, 1, 7, 4096, 65535, 65536, 65537, 300_000, 1_048_57
 fn configs() -> Vec<Config> {
     let small = Config { block_bytes: 65536, pool_bytes: 4 * 65536, ..Config::default() };
     let mut all = Vec::new();
-    for engine in [EngineChoice::Portable, EngineChoice::Uring] {
-        if engine == EngineChoice::Uring && !cfg!(all(target_os = "linux", feature = "uring")) {
-            continue;
-        }
+    let built = [
+        (EngineChoice::Portable, true),
+        (EngineChoice::Uring, cfg!(all(target_os = "linux", feature = "uring"))),
+        (EngineChoice::TokioUring, cfg!(all(target_os = "linux", feature = "tokio-uring"))),
+    ];
+    for (engine, _) in built.into_iter().filter(|(_, built)| *built) {
         for direct in [Switch::Auto, Switch::Off] {
             for fixed in [Switch::Auto, Switch::Off] {
                 for fillers in [1, 3] {
@@ -43,6 +45,10 @@ fn every_tensor_comes_back_through_every_engine() {
         }
         state.value("step", 7);
         let report = ringstow::save(&state, &path, &config).unwrap();
+        if config.engine != EngineChoice::Auto {
+            let name = serde_json::to_value(config.engine).unwrap();
+            assert_eq!(report.moved.engine, name, "what is asked for by name is used");
+        }
         assert_eq!(report.tensor_bytes, SIZES.iter().sum::<usize>() as u64);
         let checkpoint = Checkpoint::open(&path).unwrap();
         assert_eq!(checkpoint.state().unwrap().get("step"), Some(&Value::Int(7)));

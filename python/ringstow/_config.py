@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import field
+from functools import partial
 from typing import Any, Literal
 
 from ringstow import _native
@@ -12,8 +14,8 @@ Switch = Literal["auto", "on", "off"]
 
 
 def _found(name: str) -> Any:
-    """Return a field whose default is what the environment, ``ringstow.toml`` or ringstow says."""
-    return dataclasses.field(default_factory=lambda: json.loads(_native.found_config())[name])
+    """Return what the environment, ``ringstow.toml`` or else ringstow says of a field."""
+    return json.loads(_native.found_config())[name]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,33 +33,36 @@ class Config:
         OSError: the file can't be read.
     """
 
-    pool_bytes: int = _found("pool_bytes")
+    pool_bytes: int = field(default_factory=partial(_found, "pool_bytes"))
     """Bytes of staging memory: the only memory a save needs, however large the checkpoint.
     As large as the checkpoint makes a save a snapshot; smaller streams. Default 256 MiB."""
 
-    block_bytes: int = _found("block_bytes")
+    block_bytes: int = field(default_factory=partial(_found, "block_bytes"))
     """Bytes of one staging buffer, which is also one transfer; a multiple of 4096. A checksum
     covers 1 MiB of them, or all where they are no multiple of that. Default 4 MiB."""
 
-    queue_depth: int = _found("queue_depth")
+    queue_depth: int = field(default_factory=partial(_found, "queue_depth"))
     """Transfers in flight at once. Default 8."""
 
-    fillers: int = _found("fillers")
+    fillers: int = field(default_factory=partial(_found, "fillers"))
     """Threads that copy and checksum; 0, the default, means one a core, at most four."""
 
-    engine: Literal["auto", "uring", "portable"] = _found("engine")
-    """What moves the bytes. One asked for by name is never silently replaced. Default auto."""
+    engine: Literal["auto", "uring", "portable", "tokio-uring"] = field(
+        default_factory=partial(_found, "engine")
+    )
+    """What moves the bytes. One asked for by name is never silently replaced. "tokio-uring" is part
+    of Rust builds that ask for it, not of the wheel. Default auto."""
 
-    direct: Switch = _found("direct")
+    direct: Switch = field(default_factory=partial(_found, "direct"))
     """O_DIRECT: past the page cache. Default auto."""
 
-    fixed: Switch = _found("fixed")
+    fixed: Switch = field(default_factory=partial(_found, "fixed"))
     """Staging memory registered with io_uring once, not pinned at every transfer. Default auto."""
 
-    shard_bytes: int = _found("shard_bytes")
-    """Largest shard file in bytes, as far as whole tensors allow; 0, the default, means no limit."""
+    shard_bytes: int = field(default_factory=partial(_found, "shard_bytes"))
+    """Largest shard file in bytes, as far as whole tensors allow; 0, the default, is no limit."""
 
-    trace: str | None = _found("trace")
+    trace: str | None = field(default_factory=partial(_found, "trace"))
     """A file to write what each block of a save or load went through, and when, in the trace format
     of Chrome and Perfetto. Default none. One that is there is replaced."""
 

@@ -74,18 +74,28 @@ def is_rocm() -> bool:
 
 def is_addressable(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is on the CPU or on a CUDA device, and so in memory that is reached."""
-    return tensor.device.type == "cpu" or (tensor.is_cuda and not is_rocm())
+    return tensor.is_cpu or (tensor.is_cuda and not is_rocm())
 
 
-def address_of(tensor: torch.Tensor) -> Address:
+class Streams(dict[int, int]):
+    """The handles of torch's current streams, by device: in this thread, at this moment."""
+
+    def __missing__(self, index: int) -> int:
+        """Ask torch, once for each device."""
+        stream: int = runtime().current_stream(index).cuda_stream
+        self[index] = stream
+        return stream
+
+
+def address_of(tensor: torch.Tensor, streams: Streams | None = None) -> Address:
     """Return where a tensor's elements lie; on a GPU with the stream that they are ready on.
 
-    That is torch's current stream of the device, in this thread, at this moment.
+    That is torch's current stream of the device; who asks for many tensors has it asked once.
     """
     place = place_of(tensor)
     if place is None:
         return tensor.data_ptr()
-    return (*place, runtime().current_stream(place[1]).cuda_stream)
+    return (*place, (Streams() if streams is None else streams)[place[1]])
 
 
 def is_in_use() -> bool:

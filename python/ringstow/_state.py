@@ -51,7 +51,8 @@ import math
 import pickle
 from typing import Any, NoReturn
 
-from ringstow import _device_array, _numpy, _torch
+from ringstow import _cuda, _device_array, _numpy, _torch
+from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
 
@@ -95,8 +96,9 @@ def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     encoder = _Encoder(allow_pickle)
     try:
-        tree = encoder.value(state, ())
-        text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        with collector_paused():
+            tree = encoder.value(state, ())
+            text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except RecursionError:
         raise InvalidStateError(
             "the state dict is nested too deeply to be saved from here"
@@ -140,6 +142,7 @@ class _Encoder:
         self._allow_pickle = allow_pickle
         self._names = set(RESERVED_NAMES)
         self._name_of: dict[tuple[object, ...], str] = {}
+        self._streams = _cuda.Streams()
         self._open: set[int] = set()  # ids of the containers that are being encoded
 
     def value(self, value: Any, path: Path) -> Json:
@@ -228,7 +231,10 @@ class _Encoder:
             name = self._store(lazy_memory(value, describe(path)), path)
             return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
         if _torch.is_tensor(value):
-            return {"$tensor": self._store(_torch.memory_of(value, describe(path)), path)}
+            memory = _torch.usual_memory_of(value, self._streams)
+            if memory is None:
+                memory = _torch.memory_of(value, describe(path))
+            return {"$tensor": self._store(memory, path)}
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
             name = self._store(_numpy.memory_of(value), path)
             return {"$ndarray": name, "dtype": value.dtype.str}
@@ -270,12 +276,13 @@ class _Encoder:
 
     def _store(self, memory: Memory | LazyMemory, path: Path) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
-        known = self._name_of.get(memory.identity) if memory.nbytes else None
+        identity = memory.identity if memory.nbytes else None
+        known = self._name_of.get(identity) if identity else None
         if known is not None:
             return known
         name = self._unique(self._text(flat_name(path), path))
-        if memory.nbytes:
-            self._name_of[memory.identity] = name
+        if identity:
+            self._name_of[identity] = name
         self.tensors.append((name, *memory[:5]))
         self.owners.append(memory.owner)
         return name

@@ -6,6 +6,7 @@ tensor if the caller has imported torch already.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -110,6 +111,42 @@ def device_named(name: str, key: str) -> torch.device:
         return torch.device(name)  # type: ignore[no-any-return]
     except RuntimeError:
         raise UnsupportedError(f"{key}: torch {torch.__version__} has no device {name!r}") from None
+
+
+def usual_memory_of(tensor: torch.Tensor, streams: _cuda.Streams) -> Memory | None:
+    """Return what `memory_of` does, of a dense tensor of the usual kinds, in few calls.
+
+    None for any other, and for one that can't be saved. States have thousands of tensors, and
+    training stands still while they are looked at.
+    """
+    kinds, codes, strided = _usual()
+    if type(tensor) not in kinds or tensor.is_nested or tensor.layout is not strided:
+        return None
+    code = codes.get(tensor.dtype)
+    if code is None or not _cuda.is_addressable(tensor) or not tensor.is_contiguous():
+        return None
+    if tensor.is_conj() or tensor.is_neg():
+        return None
+    plain = tensor.detach()
+    size, numel = plain.element_size(), plain.numel()
+    if not numel:
+        return Memory(code, tuple(plain.shape), None, 0, 0, plain)
+    end = (plain.storage_offset() + numel) * size
+    if end > plain.untyped_storage().nbytes() or not plain.data_ptr():
+        return None
+    address = _cuda.address_of(plain, streams)
+    return Memory(code, tuple(plain.shape), None, address, numel * size, plain)
+
+
+@functools.cache
+def _usual() -> tuple[tuple[type, type], dict[torch.dtype, str], torch.layout]:
+    """Return the usual kinds of tensors, the names of their dtypes, and the layout they have."""
+    import torch
+
+    # Half a byte an element is not usual.
+    names = [(name, code) for name, code in CODES.items() if code != "F4" and hasattr(torch, name)]
+    codes = {getattr(torch, name): code for name, code in names}
+    return (torch.Tensor, torch.nn.Parameter), codes, torch.strided
 
 
 def memory_of(tensor: torch.Tensor, key: str) -> Memory:

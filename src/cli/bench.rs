@@ -1,19 +1,27 @@
 //! `ringstow bench`: how fast durable saves and cold loads are in a directory, on each rung of the
 //! ladder.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "bench/no_gpu.rs"]
+mod gpu;
 mod measure;
+mod render;
 
 use super::config::ConfigFlags;
 use super::output::Output;
-use super::table::{Align, list, table};
 use super::{Exit, text};
 use crate::config::{Config, EngineChoice, Switch};
-use crate::engine::ladder::{Kind, Rung, rungs};
+use crate::engine::ladder::{Kind, Rung, all_rungs};
 use crate::error::{Error, Result};
+use crate::pipeline::runtime::Runtime;
 use clap::Args;
-use measure::Contender;
+use gpu::{GpuFigures, GpuTensors};
+use measure::{Contender, Memory, Place};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Room for headers, manifests and the file system's own, in bytes.
 const SLACK_BYTES: u64 = 64 << 20;
@@ -24,7 +32,8 @@ const SLACK_BYTES: u64 = 64 << 20;
 /// turns. A save ends when everything is on disk; before each load the page cache is told to forget
 /// the files. Prints medians and ranges. What was written is removed. With --engine, --direct or
 /// --fixed only the ways that they allow are measured. Loads never need registered memory, so
-/// both uring ways load alike.
+/// both uring ways load alike. With --gpu the same is saved from and loaded into a GPU's memory as
+/// well, right after host memory in each round, and the GPU's copies are measured by themselves.
 #[derive(Debug, Args)]
 pub struct Bench {
     /// A directory on the disk to be measured
@@ -37,6 +46,14 @@ pub struct Bench {
     /// How often each is measured
     #[arg(long, default_value = "3", value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
+
+    /// Beside host memory, save from and load into that of the GPU of this number
+    #[arg(long, value_name = "N")]
+    gpu: Option<u32>,
+
+    /// Only the GPU's copies, and saves from it that write nothing
+    #[arg(long, requires = "gpu")]
+    copies_only: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -53,21 +70,32 @@ struct Measured {
     bytes: u64,
     rounds: u16,
     config: Config,
+    gpu: Option<GpuFigures>,
     ways: Vec<Way>,
 }
 
-/// One rung.
+/// One rung, and where the tensors are.
 #[derive(Debug, Serialize)]
 struct Way {
     name: String,
     #[serde(flatten)]
     rung: Rung,
+    place: Place,
     /// Why it cannot be had here, and what to do about it.
     refused: Option<String>,
     /// What it could not do as wanted, though it worked.
     notes: Vec<String>,
     save: Option<Figures>,
     load: Option<Figures>,
+    /// Of tensors on a GPU.
+    of_host: Option<OfHost>,
+}
+
+/// Rates with tensors on a GPU, over those with tensors in host memory in the same round.
+#[derive(Debug, Serialize)]
+struct OfHost {
+    save: Spread,
+    load: Spread,
 }
 
 /// Figures over the rounds.
@@ -75,6 +103,8 @@ struct Way {
 struct Figures {
     gb_per_s: Spread,
     cpu_s_per_gb: Spread,
+    /// The GPU's copies, as it timed them.
+    copies_gb_per_s: Option<Spread>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -86,24 +116,51 @@ struct Spread {
 
 pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     let config = args.config.config()?;
+    let gpu = args.gpu.map(GpuTensors::on).transpose()?;
     let bytes = (args.gb * 1e9) as u64;
-    let rungs = rungs(&config)?;
+    let rungs = all_rungs(&config)?;
     check_space(&args.dir, bytes)?;
-    check_memory(bytes, rungs.len() as u64 * config.pool_bytes)?;
-    let mut contenders = rungs
-        .into_iter()
-        .map(|rung| Contender::new(rung, on_rung(&config, &rung)))
-        .collect::<Result<Vec<_>>>()?;
-    measure::rounds(&mut contenders, &args.dir, bytes, args.rounds)?;
-    let ways = contenders.into_iter().map(Way::from).collect();
-    let measured = Measured { dir: args.dir.clone(), bytes, rounds: args.rounds, config, ways };
+    check_memory(bytes, (rungs.len() as u64 + u64::from(gpu.is_some())) * config.pool_bytes)?;
+    let measured = measure(args, config, &rungs, bytes, gpu)?;
     if args.json {
         out.json(&measured)?;
     } else {
-        out.line(render(&measured))?;
+        out.line(render::text(&measured))?;
     }
-    let some = measured.ways.iter().any(|way| way.refused.is_none());
+    let some = args.copies_only || measured.ways.iter().any(|way| way.refused.is_none());
     Ok(if some { Exit::Ok } else { Exit::Failed })
+}
+
+/// Works in a directory of its own, which is removed in the end, however that comes.
+fn measure(
+    args: &Bench,
+    config: Config,
+    rungs: &[Rung],
+    bytes: u64,
+    gpu: Option<GpuTensors>,
+) -> Result<Measured> {
+    let dir = &args.dir;
+    let work = tempfile::Builder::new()
+        .prefix(".ringstow-bench-")
+        .tempdir_in(dir)
+        .map_err(|e| Error::io("creating a directory in", dir, e))?;
+    let places: &[Place] = match gpu {
+        Some(_) if args.copies_only => &[],
+        Some(_) => &[Place::Host, Place::Gpu],
+        None => &[Place::Fresh],
+    };
+    let mut contenders = Vec::new();
+    for rung in rungs {
+        let runtime = Arc::new(Runtime::new(on_rung(&config, rung))?);
+        contenders.extend(places.iter().map(|&p| Contender::new(*rung, p, runtime.clone())));
+    }
+    let mut memory = Memory::new(bytes, gpu)?;
+    let nowhere = work.path().join("nowhere");
+    let gpu = memory.gpu().map(|gpu| gpu.figures(&config, &nowhere, args.rounds)).transpose()?;
+    measure::rounds(&mut contenders, &mut memory, work.path(), args.rounds)?;
+    work.close().map_err(|e| Error::io("removing the bench's files in", dir, e))?;
+    let ways = measure::ways(contenders);
+    Ok(Measured { dir: dir.clone(), bytes, rounds: args.rounds, config, gpu, ways })
 }
 
 /// The configuration that allows this rung alone.
@@ -112,6 +169,7 @@ fn on_rung(config: &Config, rung: &Rung) -> Config {
     let engine = match rung.engine {
         Kind::Uring => EngineChoice::Uring,
         Kind::Portable => EngineChoice::Portable,
+        Kind::TokioUring => EngineChoice::TokioUring,
     };
     Config { engine, fixed: switch(rung.fixed), direct: switch(rung.direct), ..config.clone() }
 }
@@ -161,55 +219,4 @@ fn parse_gb(text: &str) -> std::result::Result<f64, String> {
         Ok(gb) if (1e-6..=1e6).contains(&gb) => Ok(gb),
         _ => Err("a number of gigabytes: 0.5, 4".into()),
     }
-}
-
-fn render(measured: &Measured) -> String {
-    use Align::{Left, Right};
-    let Config { block_bytes, queue_depth, pool_bytes, .. } = measured.config;
-    let mut text = format!(
-        "{}: {}, median of {} (min–max)\nblocks of {}, queue depth {queue_depth}, pool {}\n\n",
-        text::path(&measured.dir),
-        text::size(measured.bytes),
-        text::count(measured.rounds.into(), "round"),
-        text::binary_size(block_bytes),
-        text::binary_size(pool_bytes)
-    );
-    let columns = [
-        ("", Left),
-        ("SAVE GB/s", Right),
-        ("CPU s/GB", Right),
-        ("LOAD GB/s", Right),
-        ("CPU s/GB", Right),
-    ];
-    text.push_str(&table(columns, measured.ways.iter().map(row)));
-    let refused = measured.ways.iter().flat_map(|way| {
-        let said = way.refused.iter().chain(&way.notes);
-        said.map(|why| [text::printable(&way.name), text::printable(why)])
-    });
-    let refused: Vec<[String; 2]> = refused.collect();
-    if !refused.is_empty() {
-        text.push_str("\n\n");
-        text.push_str(&list(refused));
-    }
-    if cfg!(debug_assertions) {
-        text.push_str("\n\nThis is a debug build; one with --release is many times faster.");
-    }
-    text
-}
-
-fn row(way: &Way) -> [String; 5] {
-    let dash = || "-".to_owned();
-    let speed = |figures: &Option<Figures>| match (figures, &way.refused) {
-        (Some(figures), _) => {
-            let Spread { median, min, max } = figures.gb_per_s;
-            format!("{median:.2} ({min:.2}–{max:.2})")
-        }
-        (None, Some(_)) => "refused".into(),
-        (None, None) => dash(),
-    };
-    let cpu = |figures: &Option<Figures>| {
-        figures.as_ref().map_or_else(dash, |f| format!("{:.2}", f.cpu_s_per_gb.median))
-    };
-    let name = way.name.clone();
-    [name, speed(&way.save), cpu(&way.save), speed(&way.load), cpu(&way.load)]
 }

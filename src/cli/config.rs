@@ -25,7 +25,7 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "N")]
     fillers: Option<u32>,
 
-    /// Who moves the bytes: auto, uring or portable [default: auto]
+    /// Who moves the bytes: auto, uring, portable or, in builds that have it, tokio-uring [default: auto]
     #[arg(long, value_name = "ENGINE", hide_possible_values = true, value_parser = engine())]
     engine: Option<EngineChoice>,
 
@@ -61,10 +61,13 @@ impl ConfigFlags {
 }
 
 fn engine() -> impl TypedValueParser<Value = EngineChoice> {
-    PossibleValuesParser::new(["auto", "uring", "portable"]).map(|name| match name.as_str() {
-        "uring" => EngineChoice::Uring,
-        "portable" => EngineChoice::Portable,
-        _ => EngineChoice::Auto,
+    PossibleValuesParser::new(["auto", "uring", "portable", "tokio-uring"]).map(|name| {
+        match name.as_str() {
+            "uring" => EngineChoice::Uring,
+            "portable" => EngineChoice::Portable,
+            "tokio-uring" => EngineChoice::TokioUring,
+            _ => EngineChoice::Auto,
+        }
     })
 }
 

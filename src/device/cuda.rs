@@ -15,8 +15,10 @@ mod source;
 
 pub(crate) use copies::{Copies, Direction};
 pub(crate) use device::Moment;
-pub use device::{Device, Ready, StreamHandle};
-pub use memory::{DeviceMemory, Rates, measure};
+pub use device::{Device, Gpu, Ready, StreamHandle};
+pub use driver::version;
+pub use memory::{DeviceMemory, LargeCopy, Rates, measure};
 pub use pin::Pin;
 pub(crate) use pin::pin;
 pub use source::CudaSource;
+pub(crate) use source::primary_ordinal;

@@ -5,6 +5,8 @@ use super::Runs;
 use super::cuda::{Moment, Ready, StreamHandle};
 #[cfg(feature = "cuda")]
 use crate::error::Result;
+#[cfg(feature = "cuda")]
+use cudarc::driver::{CudaSlice, DevicePtrMut};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr;
@@ -78,6 +80,41 @@ impl<'a> Target<'a> {
         let moment = unsafe { ready.moment(ordinal, stream) }?;
         let host = Self::host(base as *mut u8, 0..nbytes as isize);
         Ok(Self { moment: Some(moment), ..host })
+    }
+
+    /// The elements of a slice of cudarc's, which are written to when what is on the slice's stream now
+    /// has ended.
+    ///
+    /// ```no_run
+    /// use cudarc::driver::CudaContext;
+    /// use ringstow::device::Target;
+    /// use ringstow::{Checkpoint, LoadOptions, Runtime};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let stream = CudaContext::new(0)?.new_stream()?;
+    /// let mut weight = stream.alloc_zeros::<f32>(1024)?;
+    /// let targets = [("layer.weight", Target::of_slice(&mut weight)?)];
+    /// let runtime = Runtime::shared(&ringstow::Config::default())?;
+    /// let checkpoint = Checkpoint::open("run/step-1000")?;
+    /// checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Default::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`CudaSource::of_slice`](super::cuda::CudaSource::of_slice).
+    #[cfg(feature = "cuda")]
+    pub fn of_slice<T: bytemuck::AnyBitPattern>(slice: &'a mut CudaSlice<T>) -> Result<Self> {
+        let nbytes = slice.num_bytes();
+        let ordinal = super::cuda::primary_ordinal(slice)?;
+        let stream = slice.stream().clone();
+        // Has the slice's stream wait for who uses it on another, as far as cudarc knows. Who uses it
+        // later needs not wait for the load: that has ended when it returns.
+        let (base, _) = slice.device_ptr_mut(&stream);
+        let handle = stream.cu_stream() as StreamHandle;
+        // SAFETY: borrowed alone for as long as this lives, and made of bytes of any value; the
+        // stream is of the primary context.
+        unsafe { Self::cuda((ordinal, base), nbytes, handle, &mut Ready::default()) }
     }
 
     /// When it is ready to be written to, if a GPU has it.

@@ -18,6 +18,33 @@ pub enum Kind {
     Uring,
     /// Threads with positioned reads and writes.
     Portable,
+    /// io_uring through tokio-uring. On no ladder but its own.
+    #[serde(rename = "tokio-uring")]
+    TokioUring,
+}
+
+impl Kind {
+    /// The engines, those of the ladder first.
+    pub const ALL: [Self; 3] = [Self::Uring, Self::Portable, Self::TokioUring];
+
+    /// As in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uring => "uring",
+            Self::Portable => "portable",
+            Self::TokioUring => "tokio-uring",
+        }
+    }
+
+    /// Whether this build has it.
+    pub fn is_built(self) -> bool {
+        let linux = cfg!(target_os = "linux");
+        match self {
+            Self::Uring => linux && cfg!(feature = "uring"),
+            Self::Portable => true,
+            Self::TokioUring => linux && cfg!(feature = "tokio-uring"),
+        }
+    }
 }
 
 /// One way of doing I/O.
@@ -33,17 +60,11 @@ pub struct Rung {
 
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match (self.engine, self.fixed) {
-            (Kind::Uring, true) => "uring, fixed buffers, ",
-            (Kind::Uring, false) => "uring, ",
-            (Kind::Portable, _) => "portable, ",
-        })?;
-        f.write_str(if self.direct { "O_DIRECT" } else { "buffered" })
+        let fixed = if self.fixed { "fixed buffers, " } else { "" };
+        let direct = if self.direct { "O_DIRECT" } else { "buffered" };
+        write!(f, "{}, {fixed}{direct}", self.engine.name())
     }
 }
-
-/// Whether this build has the io_uring engine.
-const HAS_URING: bool = cfg!(all(target_os = "linux", feature = "uring"));
 
 /// The rungs to try, best first: io_uring with fixed buffers, without, then the portable engine,
 /// all direct; then buffered. A rung that the caller's choices exclude is left out.
@@ -52,10 +73,27 @@ const HAS_URING: bool = cfg!(all(target_os = "linux", feature = "uring"));
 /// [`Error::Invalid`] for choices that contradict each other, [`Error::Unsupported`] for an engine
 /// that this build does not have.
 pub fn rungs(config: &Config) -> Result<Vec<Rung>> {
-    rungs_of(config, HAS_URING)
+    rungs_of(config, Kind::is_built)
 }
 
-fn rungs_of(config: &Config, has_uring: bool) -> Result<Vec<Rung>> {
+/// [`rungs`], and behind them those of tokio-uring where this build has it and the caller's choices
+/// do not exclude it: all ways of doing I/O, to measure them.
+///
+/// # Errors
+/// As for [`rungs`].
+pub fn all_rungs(config: &Config) -> Result<Vec<Rung>> {
+    let mut all = rungs(config)?;
+    if config.engine == EngineChoice::Auto && Kind::TokioUring.is_built() {
+        all.extend(rungs(&Config { engine: EngineChoice::TokioUring, ..config.clone() })?);
+    }
+    Ok(all)
+}
+
+fn rungs_of(config: &Config, is_built: impl Fn(Kind) -> bool) -> Result<Vec<Rung>> {
+    if config.engine == EngineChoice::TokioUring {
+        return tokio_uring_rungs(config, is_built(Kind::TokioUring));
+    }
+    let has_uring = is_built(Kind::Uring);
     let uring_only = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
     if config.engine == EngineChoice::Portable && config.fixed == Switch::On {
         return Err(Error::invalid(
@@ -87,6 +125,23 @@ fn rungs_of(config: &Config, has_uring: bool) -> Result<Vec<Rung>> {
         }
     }
     Ok(rungs)
+}
+
+/// The rungs of an engine that has no other beside it.
+fn tokio_uring_rungs(config: &Config, is_built: bool) -> Result<Vec<Rung>> {
+    if !is_built {
+        return Err(Error::Unsupported {
+            what: "this build of ringstow has no tokio-uring engine, which Config.engine = \
+                   tokio-uring asks for (the Python wheel never has)"
+                .into(),
+            remedy: "build for Linux with the cargo feature `tokio-uring`, or set engine = uring, \
+                     which is as fast"
+                .into(),
+        });
+    }
+    let rung = |direct| move |&fixed: &bool| Rung { engine: Kind::TokioUring, fixed, direct };
+    let of = |&direct: &bool| choices(config.fixed).iter().map(rung(direct));
+    Ok(choices(config.direct).iter().flat_map(of).collect())
 }
 
 /// The settings that a switch allows, preferred first.
@@ -158,8 +213,8 @@ pub fn refusal(rung: &Rung, stage: Stage, error: &io::Error) -> Option<Refusal> 
         return Some(known.clone());
     }
     match stage {
-        Stage::Start if rung.engine == Kind::Uring => Some(no_ring(error)),
-        Stage::Start => None,
+        Stage::Start if rung.engine == Kind::Portable => None,
+        Stage::Start => Some(no_ring(error)),
         Stage::Open | Stage::Trial => no_transfer(rung, error),
     }
 }
@@ -285,7 +340,7 @@ mod tests {
 
     fn names(engine: EngineChoice, fixed: Switch, direct: Switch) -> Vec<String> {
         let config = Config { engine, fixed, direct, ..Config::default() };
-        rungs_of(&config, true).unwrap().iter().map(Rung::to_string).collect()
+        rungs_of(&config, |_| true).unwrap().iter().map(Rung::to_string).collect()
     }
 
     #[test]
@@ -315,12 +370,41 @@ mod tests {
     }
 
     #[test]
+    fn tokio_uring_is_used_where_it_is_asked_for_and_nowhere_else() {
+        use EngineChoice::*;
+        assert_eq!(
+            names(TokioUring, Switch::Auto, Switch::Auto),
+            [
+                "tokio-uring, fixed buffers, O_DIRECT",
+                "tokio-uring, O_DIRECT",
+                "tokio-uring, fixed buffers, buffered",
+                "tokio-uring, buffered"
+            ]
+        );
+        assert_eq!(names(TokioUring, Switch::Off, Switch::On), ["tokio-uring, O_DIRECT"]);
+        for choice in [Auto, Uring, Portable] {
+            let all = names(choice, Switch::Auto, Switch::Auto);
+            assert!(all.iter().all(|name| !name.contains("tokio")), "{all:?}");
+        }
+    }
+
+    #[test]
+    fn a_build_without_tokio_uring_refuses_it_with_a_remedy() {
+        let config = Config { engine: EngineChoice::TokioUring, ..Config::default() };
+        let refused = rungs_of(&config, |kind| kind != Kind::TokioUring).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }));
+        let text = refused.to_string();
+        assert!(text.contains("cargo feature `tokio-uring`"), "{text}");
+    }
+
+    #[test]
     fn a_build_without_io_uring_has_the_portable_rungs_only() {
-        let auto = rungs_of(&Config::default(), false).unwrap();
+        let without = |kind| kind == Kind::Portable;
+        let auto = rungs_of(&Config::default(), without).unwrap();
         assert!(auto.iter().all(|rung| rung.engine == Kind::Portable));
         assert_eq!(auto.len(), 2);
         let insisting = Config { engine: EngineChoice::Uring, ..Config::default() };
-        assert!(matches!(rungs_of(&insisting, false), Err(Error::Unsupported { .. })));
+        assert!(matches!(rungs_of(&insisting, without), Err(Error::Unsupported { .. })));
     }
 
     #[test]

@@ -8,11 +8,16 @@
 
 pub mod faulty;
 pub mod file;
+#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
+mod fixed;
 pub mod ladder;
+pub mod null;
 pub mod portable;
 pub mod probe;
 pub mod queue;
 mod retry;
+#[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+pub mod tokio_uring;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 pub mod uring;
 
@@ -142,7 +147,7 @@ pub type Waker = Arc<dyn Fn() + Send + Sync>;
 /// All calls come from one thread, the one that built the engine. Dropping an engine waits for
 /// what is in flight, since the kernel owns those buffers until then.
 pub trait Engine {
-    /// For reports: `"uring"`, `"portable"`.
+    /// For reports: `"uring"`, `"portable"`, `"tokio-uring"`.
     fn name(&self) -> &'static str;
 
     /// How many operations may be in flight at once.
@@ -180,6 +185,10 @@ pub trait Engine {
     /// A way to interrupt [`Engine::wait`].
     fn waker(&self) -> Waker;
 }
+
+/// The largest transfer that Linux makes in one go (`MAX_RW_COUNT`); more comes back short.
+#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
+const TRANSFER_MAX: usize = 0x7fff_f000;
 
 /// The answer to an operation on a file that is not attached.
 fn not_attached(file: FileId) -> io::Error {

@@ -2,6 +2,7 @@
 //! and leaves nothing behind.
 
 mod directory;
+mod gpu;
 mod machine;
 
 use crate::config::Config;
@@ -70,7 +71,7 @@ impl Diagnosis {
 }
 
 /// Checks this machine, and the directory into which checkpoints are to go. Writes a trial file of
-/// 4096 bytes there and removes it.
+/// 4096 bytes there and removes it. Starts CUDA where there are GPUs, and copies 256 MiB on each.
 pub fn diagnose(dir: &Path, config: &Config) -> Diagnosis {
     let mut checks = machine::checks(config);
     checks.extend(directory::checks(dir, config));
@@ -105,6 +106,7 @@ mod tests {
         let diagnosis = diagnose(dir.path(), &Config::default());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(check(&diagnosis, "directory").status, Status::Ok);
+        assert!(check(&diagnosis, "engines").found.contains("portable"));
         assert!(diagnosis.checks.iter().all(|check| !check.found.is_empty()));
     }
 

@@ -5,16 +5,16 @@
 #![allow(unsafe_code)]
 
 mod files;
-mod fixed;
 pub(super) mod setup;
 
+use super::fixed::Fixed;
 use super::ladder::{Fallback, Refusal};
-use super::{Action, Completion, Engine, FileId, Op, Waker, not_attached};
+use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Waker, not_attached};
 use crate::config::Switch;
 use crate::pool::Pool;
 use files::Files;
-use fixed::Fixed;
 use io_uring::{IoUring, opcode, squeue, types};
+use nix::libc::iovec;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::fs::File;
 use std::io;
@@ -22,9 +22,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread;
-
-/// The largest transfer that the kernel makes in one go (`MAX_RW_COUNT`); more comes back short.
-const TRANSFER_MAX: usize = 0x7fff_f000;
 
 /// Marks the completion of the bell's read. Other completions carry an index of `in_flight`.
 const BELL: u64 = u64::MAX;
@@ -67,7 +64,12 @@ impl Uring {
         if !known.suffice() {
             return Err(too_old());
         }
-        let (fixed, fallback) = Fixed::new(&ring, pool, fixed, known.take_fixed())?;
+        let register = |pool: &Pool, count| match known.take_fixed() {
+            true => register(&ring, pool, count),
+            false => Err(no_fixed()),
+        };
+        let (fixed, fallback) =
+            Fixed::new(pool, fixed, register).inspect_err(|_| unregister(&ring))?;
         let fd = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
         tracing::debug!(depth, flags = flags.name(), registered = fixed.count(), "ring set up");
         Ok(Self {
@@ -192,6 +194,30 @@ fn too_old() -> io::Error {
     Refusal::new(reason, "use Linux 5.6 or later, or set engine = portable").into()
 }
 
+fn no_fixed() -> io::Error {
+    let reason = "this kernel has no READ_FIXED and WRITE_FIXED";
+    Refusal::new(reason, "use Linux 5.6 or later, or set fixed = off").into()
+}
+
+/// Registers the leading buffers of a pool: mapped and pinned once, not at every transfer.
+fn register(ring: &IoUring, pool: &Pool, count: usize) -> io::Result<usize> {
+    let buffers: Vec<iovec> = (0..count)
+        .map(|slot| iovec {
+            iov_base: pool.base().wrapping_add(slot * pool.block_bytes()).cast(),
+            iov_len: pool.block_bytes(),
+        })
+        .collect();
+    // SAFETY: the buffers are the pool's, back to back, and its mapping outlives the registration:
+    // `Fixed` holds the pool until the engine has been dropped, ring first.
+    unsafe { ring.submitter().register_buffers(&buffers) }.map(|()| count)
+}
+
+/// Gives the memory lock quota back now; the end of the ring does so only some 20 ms later.
+fn unregister(ring: &IoUring) {
+    // Fails where nothing is registered.
+    let _ = ring.submitter().unregister_buffers();
+}
+
 /// The submission for an action. `index`: that of the buffer among the fixed ones. A macro, because
 /// the two kinds of file, `Fixed` and `Fd`, have no public trait in common.
 macro_rules! submission {
@@ -282,6 +308,6 @@ impl Drop for Uring {
             std::mem::forget(std::mem::take(&mut self.in_flight));
             std::mem::forget(std::mem::take(&mut self.bell.count));
         }
-        self.fixed.release(&self.ring);
+        unregister(&self.ring);
     }
 }

@@ -27,6 +27,12 @@ struct Phase {
     wakers: Vec<Waker>,
 }
 
+/// Whether the moment that somebody waits for has come.
+type Reached = fn(&Phase) -> bool;
+
+const STAGED: Reached = |phase| phase.staged || phase.ended;
+const ENDED: Reached = |phase| phase.ended;
+
 /// How far a save is, in bytes of its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
@@ -131,15 +137,19 @@ impl Job {
     }
 
     pub(crate) fn set_staged(&self) {
-        self.phase().staged = true;
-        self.changed.notify_all();
+        self.reach(|phase| phase.staged = true);
     }
 
     /// Says that it has ended, to whoever waits. For those who run a job on a thread of their own.
     pub fn set_ended(&self) {
+        self.reach(|phase| phase.ended = true);
+    }
+
+    /// Tells all who wait, by thread or by task. A task that waits for more registers again.
+    fn reach(&self, note: impl FnOnce(&mut Phase)) {
         let wakers = {
             let mut phase = self.phase();
-            phase.ended = true;
+            note(&mut phase);
             std::mem::take(&mut phase.wakers)
         };
         self.changed.notify_all();
@@ -159,24 +169,37 @@ impl Job {
     /// Waits until every byte has left its tensor, or the job has ended without that. False if
     /// `timeout` passed first.
     pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
-        self.wait(timeout, |phase| phase.staged || phase.ended)
+        self.wait(timeout, STAGED)
     }
 
     /// Waits until the job has ended. False if `timeout` passed first.
     pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
-        self.wait(timeout, |phase| phase.ended)
+        self.wait(timeout, ENDED)
     }
 
-    /// Has `waker` called at the end; false, and nothing registered, if that has come already.
+    /// Has `waker` called at the end, or sooner; false, and nothing registered, if that has come
+    /// already.
     pub(crate) fn wake_at_end(&self, waker: &Waker) -> bool {
+        self.wake(waker, ENDED)
+    }
+
+    /// As [`Job::wake_at_end`], for the moment that [`Job::wait_staged`] waits for.
+    pub(crate) fn wake_when_staged(&self, waker: &Waker) -> bool {
+        self.wake(waker, STAGED)
+    }
+
+    fn wake(&self, waker: &Waker, reached: Reached) -> bool {
         let mut phase = self.phase();
-        if !phase.ended && !phase.wakers.iter().any(|known| known.will_wake(waker)) {
+        if reached(&phase) {
+            return false;
+        }
+        if !phase.wakers.iter().any(|known| known.will_wake(waker)) {
             phase.wakers.push(waker.clone());
         }
-        !phase.ended
+        true
     }
 
-    fn wait(&self, timeout: Option<Duration>, reached: impl Fn(&Phase) -> bool) -> bool {
+    fn wait(&self, timeout: Option<Duration>, reached: Reached) -> bool {
         // A time-out too far to be a moment of the clock is none.
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let mut phase = self.phase();

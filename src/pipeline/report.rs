@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// How bytes were moved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
-    /// The engine: `"uring"` or `"portable"`.
+    /// The engine: `"uring"`, `"portable"` or `"tokio-uring"`.
     pub engine: String,
     /// Whether with O_DIRECT.
     pub direct: bool,

@@ -1,6 +1,8 @@
 //! What outlives a single save: the staging pool and the engines' threads.
 
 use crate::config::Config;
+#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
+use crate::config::Switch;
 use crate::engine::Engine;
 use crate::engine::ladder::{Kind, Rung};
 use crate::engine::portable::Portable;
@@ -126,17 +128,14 @@ impl Runtime {
                 Queue::start(THREAD, move || Ok(Box::new(Portable::new(depth)?) as Box<dyn Engine>))
             }
             Kind::Uring => self.start_uring(depth, rung.fixed),
+            Kind::TokioUring => self.start_tokio_uring(depth, rung.fixed),
         }
     }
 
     #[cfg(all(target_os = "linux", feature = "uring"))]
     fn start_uring(&self, depth: usize, fixed: bool) -> io::Result<Queue> {
-        use crate::config::Switch;
         use crate::engine::uring::Uring;
-        let (pool, switch) = match fixed {
-            true => (Some(self.pool()?), self.config.fixed),
-            false => (None, Switch::Off),
-        };
+        let (pool, switch) = self.to_register(fixed)?;
         Queue::start(THREAD, move || {
             Ok(Box::new(Uring::new(depth, pool.as_ref(), switch)?) as Box<dyn Engine>)
         })
@@ -148,6 +147,32 @@ impl Runtime {
             io::ErrorKind::Unsupported,
             "this build has no io_uring engine (Linux with the cargo feature `uring` has)",
         ))
+    }
+
+    #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+    fn start_tokio_uring(&self, depth: usize, fixed: bool) -> io::Result<Queue> {
+        use crate::engine::tokio_uring::TokioUring;
+        let (pool, switch) = self.to_register(fixed)?;
+        Queue::start(THREAD, move || {
+            Ok(Box::new(TokioUring::new(depth, pool.as_ref(), switch)?) as Box<dyn Engine>)
+        })
+    }
+
+    #[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
+    fn start_tokio_uring(&self, _depth: usize, _fixed: bool) -> io::Result<Queue> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this build has no tokio-uring engine (Linux with the cargo feature `tokio-uring` has)",
+        ))
+    }
+
+    /// The pool for an engine to register, and how much it is insisted on.
+    #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
+    fn to_register(&self, fixed: bool) -> io::Result<(Option<Pool>, Switch)> {
+        Ok(match fixed {
+            true => (Some(self.pool()?), self.config.fixed),
+            false => (None, Switch::Off),
+        })
     }
 }
 

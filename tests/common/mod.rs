@@ -173,16 +173,24 @@ pub fn engine(name: &str) -> io::Result<Box<dyn Engine>> {
             use ringstow::engine::uring::Uring;
             Ok(Box::new(Uring::new(4, None, Switch::Off)?))
         }
+        #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+        "tokio-uring" => {
+            use ringstow::Switch;
+            use ringstow::engine::tokio_uring::TokioUring;
+            Ok(Box::new(TokioUring::new(4, None, Switch::Off)?))
+        }
         other => panic!("no engine {other}"),
     }
 }
 
 /// Names of the engines that this build has.
-pub const ENGINES: &[&str] = if cfg!(all(target_os = "linux", feature = "uring")) {
-    &["portable", "uring"]
-} else {
-    &["portable"]
-};
+pub const ENGINES: &[&str] = &[
+    "portable",
+    #[cfg(all(target_os = "linux", feature = "uring"))]
+    "uring",
+    #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+    "tokio-uring",
+];
 
 /// Sizes in bytes of the tensors of [`saved`]: empty, over a block, whole pages, odd.
 pub const SIZES: [usize; 4] = [0, 5000, 12_288, 20_001];

@@ -5,6 +5,7 @@ mod faults;
 mod queue;
 mod raw;
 mod setup;
+mod tokio_uring;
 mod uring;
 
 use setup::Setup;
@@ -32,7 +33,8 @@ macro_rules! contract {
 
 mod engine {
     contract!(
-        portable_buffered, portable_direct, uring_fixed_direct, uring_direct, uring_fixed_buffered
+        portable_buffered, portable_direct, uring_fixed_direct, uring_direct, uring_fixed_buffered,
+        tokio_uring_fixed_direct, tokio_uring_direct, tokio_uring_fixed_buffered
         => raw {
             what_is_written_is_read,
             as_many_operations_as_the_depth_complete_at_once,
@@ -50,9 +52,23 @@ mod engine {
     );
 }
 
+mod to_nowhere {
+    contract!(
+        null => raw {
+            a_sync_completes,
+            an_unknown_file_fails_the_operation,
+            bytes_outside_the_buffer_fail_the_operation,
+            a_waker_ends_the_wait_from_any_thread,
+            dropping_the_engine_gives_back_every_buffer,
+            writes_to_nowhere_leave_the_file_and_reads_give_zeros,
+        }
+    );
+}
+
 mod queued {
     contract!(
-        portable_buffered, portable_direct, uring_fixed_direct, uring_direct, uring_fixed_buffered
+        portable_buffered, portable_direct, uring_fixed_direct, uring_direct, uring_fixed_buffered,
+        tokio_uring_fixed_direct, tokio_uring_direct, tokio_uring_fixed_buffered
         => queue {
             many_more_requests_than_the_depth_all_complete,
             a_file_shorter_than_needed_is_an_unexpected_end,
@@ -68,7 +84,8 @@ mod queued {
 
 mod failing {
     contract!(
-        portable_buffered, portable_direct, uring_fixed_direct, uring_fixed_buffered
+        portable_buffered, portable_direct, uring_fixed_direct, uring_fixed_buffered,
+        tokio_uring_fixed_direct, tokio_uring_fixed_buffered
         => faults {
             short_interrupted_and_reordered_transfers_give_the_same_file,
             errors_surface_unchanged,

@@ -1,6 +1,7 @@
 //! The engines under test, and what the cases share.
 
 use ringstow::config::{ALIGN, Switch};
+use ringstow::engine::null::Null;
 use ringstow::engine::portable::Portable;
 use ringstow::engine::queue::Queue;
 use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer, file};
@@ -40,9 +41,23 @@ fn uring(_: &Pool, _: Switch) -> io::Result<Box<dyn Engine>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+#[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+fn tokio_uring(pool: &Pool, fixed: Switch) -> io::Result<Box<dyn Engine>> {
+    Ok(Box::new(ringstow::engine::tokio_uring::TokioUring::new(DEPTH, Some(pool), fixed)?))
+}
+
+#[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
+fn tokio_uring(_: &Pool, _: Switch) -> io::Result<Box<dyn Engine>> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 impl Setup {
     pub fn portable_buffered() -> Option<Self> {
         Self::new(portable, false)
+    }
+
+    pub fn null() -> Option<Self> {
+        Self::new(|_| Ok(Box::new(Null::new(DEPTH))), false)
     }
 
     pub fn portable_direct() -> Option<Self> {
@@ -59,6 +74,18 @@ impl Setup {
 
     pub fn uring_fixed_buffered() -> Option<Self> {
         Self::new(|pool| uring(pool, Switch::Auto), false)
+    }
+
+    pub fn tokio_uring_fixed_direct() -> Option<Self> {
+        Self::new(|pool| tokio_uring(pool, Switch::Auto), true)
+    }
+
+    pub fn tokio_uring_direct() -> Option<Self> {
+        Self::new(|pool| tokio_uring(pool, Switch::Off), true)
+    }
+
+    pub fn tokio_uring_fixed_buffered() -> Option<Self> {
+        Self::new(|pool| tokio_uring(pool, Switch::Auto), false)
     }
 
     /// `None`, with a message, where this machine has no such engine.

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ringstow import _cuda, _native, _torch
+from ringstow._collector import collector_paused
 from ringstow._errors import GpuError, UnsupportedError
 from ringstow._memory import Address
 from ringstow._report import Fallback
 from ringstow._state import Path
 from ringstow.dcp import _copies
-from ringstow.dcp._collector import collector_paused
 from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._saves import is_saving
 

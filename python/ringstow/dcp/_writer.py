@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ringstow import _handle, _native
+from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
 from ringstow.dcp import _items, _mark, _metadata, _paths
-from ringstow.dcp._collector import collector_paused
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._saves import Coordinator, Turn

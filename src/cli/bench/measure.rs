@@ -1,31 +1,99 @@
 //! Saves and loads against the clock.
 
 use super::super::progress;
-use super::{Figures, Spread, Way};
-use crate::config::Config;
+use super::gpu::GpuTensors;
+use super::{Figures, OfHost, Spread, Way};
+use crate::device::Target;
 use crate::engine::file::drop_page_cache;
 use crate::engine::ladder::{Fallback, Rung};
 use crate::error::{Error, Result};
 use crate::format::Dtype;
 use crate::pipeline::job::Job;
+use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{Checkpoint, LoadOptions, save};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
+use serde::Serialize;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes of a tensor: a large layer's.
-const TENSOR_BYTES: usize = 64 << 20;
+pub(super) const TENSOR_BYTES: usize = 64 << 20;
 
-/// A rung, and what was measured on it.
+/// Where tensors are: saved from there and loaded to there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Place {
+    /// Saved from host memory, loaded into host memory that is new each time.
+    Fresh,
+    /// In host memory, both ways.
+    Host,
+    /// In a GPU's memory, both ways.
+    Gpu,
+}
+
+/// All that is saved from and loaded into.
+pub(super) struct Memory {
+    data: Vec<u8>,
+    /// What `Place::Host` loads into.
+    into: Vec<u8>,
+    gpu: Option<GpuTensors>,
+}
+
+impl Memory {
+    /// Random data in host memory and, where there is to be one, on the GPU.
+    ///
+    /// # Errors
+    /// When the GPU has not so much.
+    pub fn new(bytes: u64, gpu: Option<GpuTensors>) -> Result<Self> {
+        let data = progress::watch("making random data", true, |_| noise(bytes as usize));
+        let into = gpu.as_ref().map_or_else(Vec::new, |_| data.clone());
+        let mut memory = Self { data, into, gpu };
+        if let Some(gpu) = &mut memory.gpu {
+            gpu.fill(&memory.data)?;
+        }
+        Ok(memory)
+    }
+
+    /// The GPU's part.
+    pub fn gpu(&self) -> Option<&GpuTensors> {
+        self.gpu.as_ref()
+    }
+
+    /// What is saved, of about as many bytes at most.
+    fn state(&self, place: Place, bytes_max: usize) -> Result<StateDict<'_>> {
+        if let (Place::Gpu, Some(gpu)) = (place, &self.gpu) {
+            return gpu.state(bytes_max);
+        }
+        let mut state = StateDict::new();
+        let data = &self.data[..self.data.len().min(bytes_max)];
+        for (number, bytes) in data.chunks(TENSOR_BYTES).enumerate() {
+            let shape = [bytes.len() as u64];
+            state.bytes(format!("tensor.{number}"), Dtype::U8, &shape, bytes)?;
+        }
+        Ok(state)
+    }
+
+    /// What is loaded into.
+    fn targets(&mut self, place: Place) -> Result<Vec<(String, Target<'_>)>> {
+        if let (Place::Gpu, Some(gpu)) = (place, &mut self.gpu) {
+            return gpu.targets();
+        }
+        let tensors = self.into.chunks_mut(TENSOR_BYTES).enumerate();
+        Ok(tensors.map(|(n, bytes)| (format!("tensor.{n}"), Target::new(bytes))).collect())
+    }
+}
+
+/// A rung and where its tensors are, and what was measured so.
 pub(super) struct Contender {
     rung: Rung,
+    place: Place,
     /// Kept over the rounds, as in a trainer: its pool is prefaulted and registered.
-    runtime: Runtime,
+    runtime: Arc<Runtime>,
     refused: Option<String>,
     notes: Vec<String>,
     saves: Vec<Sample>,
@@ -36,14 +104,23 @@ pub(super) struct Contender {
 struct Sample {
     gb_per_s: f64,
     cpu_s_per_gb: f64,
+    /// Of the copies that a GPU made, as it timed them.
+    copies_gb_per_s: Option<f64>,
 }
 
 impl Contender {
-    /// `config` allows `rung` alone.
-    pub fn new(rung: Rung, config: Config) -> Result<Self> {
-        let runtime = Runtime::new(config)?;
+    /// The configuration of `runtime` allows `rung` alone.
+    pub fn new(rung: Rung, place: Place, runtime: Arc<Runtime>) -> Self {
         let (saves, loads) = (Vec::new(), Vec::new());
-        Ok(Self { rung, runtime, refused: None, notes: Vec::new(), saves, loads })
+        Self { rung, place, runtime, refused: None, notes: Vec::new(), saves, loads }
+    }
+
+    fn name(&self) -> String {
+        match self.place {
+            Place::Fresh => self.rung.to_string(),
+            Place::Host => format!("{}, host", self.rung),
+            Place::Gpu => format!("{}, GPU", self.rung),
+        }
     }
 
     fn note(&mut self, fallbacks: &[Fallback]) {
@@ -56,48 +133,44 @@ impl Contender {
     }
 }
 
-/// Measures all contenders in turn, `rounds` times. Works in a directory of its own in `dir`, which
-/// is removed in the end, however that comes.
+/// Measures all contenders in turn, `rounds` times, in the directory `work`, which is there.
 ///
 /// # Errors
 /// What a save or load fails with, unless it is that a rung is refused.
 pub(super) fn rounds(
     contenders: &mut [Contender],
-    dir: &Path,
-    bytes: u64,
+    memory: &mut Memory,
+    work: &Path,
     rounds: u16,
 ) -> Result<()> {
-    let work = tempfile::Builder::new()
-        .prefix(".ringstow-bench-")
-        .tempdir_in(dir)
-        .map_err(|e| Error::io("creating a directory in", dir, e))?;
-    let path = work.path().join("checkpoint");
-    let data = progress::watch("making random data", true, |_| noise(bytes as usize));
+    let path = work.join("checkpoint");
     for contender in contenders.iter_mut() {
-        warm_up(contender, &data, &path)?;
+        warm_up(contender, memory, &path)?;
     }
     for round in 1..=rounds {
         for contender in contenders.iter_mut().filter(|c| c.refused.is_none()) {
-            let label = |what| format!("{what} {round}/{rounds}: {}", contender.rung);
+            let label = |what| format!("{what} {round}/{rounds}: {}", contender.name());
             let save = label("save");
             let load = label("load");
             let saved =
-                progress::watch(&save, false, |job| time_save(contender, &data, &path, job))?;
+                progress::watch(&save, false, |job| time_save(contender, memory, &path, job))?;
             contender.saves.push(saved);
-            let loaded = progress::watch(&load, false, |job| time_load(contender, &path, job))?;
+            let loaded =
+                progress::watch(&load, false, |job| time_load(contender, memory, &path, job))?;
             contender.loads.push(loaded);
             clear(&path)?;
         }
     }
-    work.close().map_err(|e| Error::io("removing the bench's files in", dir, e))
+    Ok(())
 }
 
-/// An untimed save of a page: takes the staging memory, and tells whether the rung can be had.
-fn warm_up(contender: &mut Contender, data: &[u8], path: &Path) -> Result<()> {
-    let page = &data[..data.len().min(4096)];
-    let saved = progress::watch("warming up", true, |job| run_save(contender, page, path, job));
+/// An untimed save of little: takes the staging memory, and tells whether the rung can be had.
+fn warm_up(contender: &mut Contender, memory: &Memory, path: &Path) -> Result<()> {
+    let saved = progress::watch("warming up", true, |job| {
+        save(&contender.runtime, &memory.state(contender.place, 4096)?, path, job)
+    });
     match saved {
-        Ok(fallbacks) => contender.note(&fallbacks),
+        Ok(report) => contender.note(&report.moved.fallbacks),
         Err(error @ Error::Unsupported { .. }) => contender.refused = Some(error.to_string()),
         Err(error) => return Err(error),
     }
@@ -106,40 +179,42 @@ fn warm_up(contender: &mut Contender, data: &[u8], path: &Path) -> Result<()> {
 
 fn time_save(
     contender: &mut Contender,
-    data: &[u8],
+    memory: &Memory,
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<Sample> {
     let clock = Clock::start();
-    let fallbacks = run_save(contender, data, path, job)?;
-    let sample = clock.sample(data.len() as u64);
-    contender.note(&fallbacks);
+    let report = save(&contender.runtime, &memory.state(contender.place, usize::MAX)?, path, job)?;
+    let sample = clock.sample(report.tensor_bytes, &report.moved, report.seconds.device_copy);
+    contender.note(&report.moved.fallbacks);
     Ok(sample)
 }
 
-fn run_save(
-    contender: &Contender,
-    data: &[u8],
+fn time_load(
+    contender: &mut Contender,
+    memory: &mut Memory,
     path: &Path,
     job: &Arc<Job>,
-) -> Result<Vec<Fallback>> {
-    let mut state = StateDict::new();
-    for (number, bytes) in data.chunks(TENSOR_BYTES).enumerate() {
-        let shape = [bytes.len() as u64];
-        state.bytes(format!("tensor.{number}"), Dtype::U8, &shape, bytes)?;
-    }
-    let report = save(&contender.runtime, &state, path, job)?;
-    Ok(report.moved.fallbacks)
-}
-
-fn time_load(contender: &mut Contender, path: &Path, job: &Arc<Job>) -> Result<Sample> {
+) -> Result<Sample> {
     forget(path)?;
+    let runtime = &contender.runtime;
     let clock = Clock::start();
     let checkpoint = Checkpoint::open(path)?;
-    let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
-    let loaded = checkpoint.load_names(names, LoadOptions::default(), &contender.runtime, job)?;
-    let sample = clock.sample(loaded.report.tensor_bytes);
-    contender.note(&loaded.report.moved.fallbacks);
+    let options = LoadOptions::default();
+    let (sample, moved) = if contender.place == Place::Fresh {
+        let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
+        let loaded = checkpoint.load_names(names, options, runtime, job)?;
+        let report = &loaded.report;
+        // Before the memory is given back.
+        let sample = clock.sample(report.tensor_bytes, &report.moved, report.seconds.device_copy);
+        (sample, loaded.report.moved)
+    } else {
+        let targets = memory.targets(contender.place)?;
+        let report = checkpoint.load_into(&targets, options, runtime, job)?;
+        let sample = clock.sample(report.tensor_bytes, &report.moved, report.seconds.device_copy);
+        (sample, report.moved)
+    };
+    contender.note(&moved.fallbacks);
     Ok(sample)
 }
 
@@ -154,7 +229,8 @@ fn forget(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn clear(path: &Path) -> Result<()> {
+/// Removes a checkpoint, if it is there.
+pub(super) fn clear(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("removing", path, e)),
         _ => Ok(()),
@@ -172,10 +248,15 @@ impl Clock {
         Self { cpu_s: cpu_s(), started: Instant::now() }
     }
 
-    fn sample(self, bytes: u64) -> Sample {
-        let seconds = self.started.elapsed().as_secs_f64();
-        let gb = bytes as f64 / 1e9;
-        Sample { gb_per_s: gb / seconds.max(1e-9), cpu_s_per_gb: (cpu_s() - self.cpu_s) / gb }
+    /// Of so many bytes, and those that a GPU took `device_seconds` to copy.
+    fn sample(self, bytes: u64, moved: &Moved, device_seconds: f64) -> Sample {
+        let rate = |bytes, seconds: f64| bytes as f64 / 1e9 / seconds.max(1e-9);
+        Sample {
+            gb_per_s: rate(bytes, self.started.elapsed().as_secs_f64()),
+            cpu_s_per_gb: (cpu_s() - self.cpu_s) / (bytes as f64 / 1e9),
+            copies_gb_per_s: (moved.device_bytes > 0)
+                .then(|| rate(moved.device_bytes, device_seconds)),
+        }
     }
 }
 
@@ -200,23 +281,40 @@ fn noise(len: usize) -> Vec<u8> {
     bytes
 }
 
-impl From<Contender> for Way {
-    fn from(contender: Contender) -> Self {
-        let Contender { rung, refused, notes, saves, loads, .. } = contender;
-        let (save, load) = (figures(&saves), figures(&loads));
-        Self { name: rung.to_string(), rung, refused, notes, save, load }
-    }
+/// What was measured. A contender on a GPU comes right after the one in host memory on its rung.
+pub(super) fn ways(contenders: Vec<Contender>) -> Vec<Way> {
+    let of_host = |(i, gpu): (usize, &Contender)| {
+        (gpu.place == Place::Gpu).then(|| of_host(&contenders[i - 1], gpu)).flatten()
+    };
+    let ratios: Vec<Option<OfHost>> = contenders.iter().enumerate().map(of_host).collect();
+    contenders.into_iter().zip(ratios).map(|(contender, ratio)| way(contender, ratio)).collect()
+}
+
+fn way(contender: Contender, of_host: Option<OfHost>) -> Way {
+    let name = contender.name();
+    let Contender { rung, place, refused, notes, saves, loads, .. } = contender;
+    let (save, load) = (figures(&saves), figures(&loads));
+    Way { name, rung, place, refused, notes, save, load, of_host }
+}
+
+/// A GPU's rates over the host's within the same round.
+fn of_host(host: &Contender, gpu: &Contender) -> Option<OfHost> {
+    let ratios = |gpu: &[Sample], host: &[Sample]| {
+        spread(gpu.iter().zip(host).map(|(gpu, host)| gpu.gb_per_s / host.gb_per_s))
+    };
+    Some(OfHost { save: ratios(&gpu.saves, &host.saves)?, load: ratios(&gpu.loads, &host.loads)? })
 }
 
 fn figures(samples: &[Sample]) -> Option<Figures> {
     Some(Figures {
         gb_per_s: spread(samples.iter().map(|sample| sample.gb_per_s))?,
         cpu_s_per_gb: spread(samples.iter().map(|sample| sample.cpu_s_per_gb))?,
+        copies_gb_per_s: spread(samples.iter().filter_map(|sample| sample.copies_gb_per_s)),
     })
 }
 
 /// `None` of no values.
-fn spread(values: impl Iterator<Item = f64>) -> Option<Spread> {
+pub(super) fn spread(values: impl Iterator<Item = f64>) -> Option<Spread> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let (min, max) = (*values.first()?, *values.last()?);

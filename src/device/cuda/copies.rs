@@ -212,11 +212,7 @@ impl Flight {
             let doing = self.direction.doing();
             let _current = self.device.enter(doing)?;
             let asked = self.ended.as_ref().map_or(Ok(true), |ended| ended.has_come());
-            self.over = asked.map_err(|error| {
-                // The context is beyond use: nothing is copied in it any more.
-                self.over = true;
-                failed(error, doing, self.device.ordinal())
-            })?;
+            self.over = asked.map_err(|error| failed(error, doing, self.device.ordinal()))?;
         }
         Ok(self.over)
     }
@@ -226,7 +222,8 @@ impl Flight {
         self.ended.as_ref().map_or(0.0, |ended| ended.seconds_since(&self.began))
     }
 
-    /// Waits for copies after which no event could be recorded.
+    /// Waits for copies of which no event tells. In a context that is lost this does not wait:
+    /// nothing is copied in it any more.
     fn synchronize(&self) -> Result<()> {
         let doing = self.direction.doing();
         let _current = self.device.enter(doing)?;
@@ -239,14 +236,15 @@ impl Flight {
 impl Drop for Flight {
     /// The memory on both sides may go when this has gone.
     fn drop(&mut self) {
-        if self.ended.is_none() {
-            let _ = self.synchronize();
-            return;
-        }
         let mut pause = Pause::default();
-        while matches!(self.has_ended(), Ok(false)) {
-            pause.rest();
+        while self.ended.is_some() {
+            match self.has_ended() {
+                Ok(true) => return,
+                Ok(false) => pause.rest(),
+                Err(_) => break,
+            }
         }
+        let _ = self.synchronize();
     }
 }
 

@@ -12,6 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// `CudaStream::cu_stream`. 0 and 1 are the legacy default stream, 2 is the thread's.
 pub type StreamHandle = usize;
 
+/// A GPU, by number and name.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Gpu {
+    /// Its number, as CUDA_VISIBLE_DEVICES counts.
+    pub ordinal: u32,
+    /// As the driver calls it: `"NVIDIA H200"`.
+    pub name: String,
+}
+
 /// A GPU's primary context, which every CUDA library shares, and two streams of our own in it.
 ///
 /// Made when first asked for, and let go with the last tensor and the last pinned pool.
@@ -70,6 +79,19 @@ impl Device {
         driver::load()?;
         let count = result::device::get_count().map_err(|e| failed(e, "counting", 0))?;
         Ok(count.try_into().unwrap_or(0))
+    }
+
+    /// All of them, by number. Nothing is started on them: that takes time and memory on each.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without a driver that can be used, [`Error::Gpu`] if it fails.
+    pub fn list() -> Result<Vec<Gpu>> {
+        let named = |ordinal| {
+            let name = result::device::get(ordinal as i32).and_then(result::device::get_name);
+            let name = name.map_err(|error| failed(error, "naming", ordinal))?;
+            Ok(Gpu { ordinal, name })
+        };
+        (0..Self::count()?).map(named).collect()
     }
 
     fn new(ordinal: u32) -> std::result::Result<Self, DriverError> {

@@ -19,6 +19,20 @@ pub(super) fn load() -> Result<()> {
     LOADED.get_or_init(try_load).clone().map_err(refused)
 }
 
+/// The driver's version: that of the newest CUDA that it can do, major and minor. `None` where no
+/// driver can be loaded. Older ones than are used tell theirs, too.
+pub fn version() -> Option<(u32, u32)> {
+    // SAFETY: as in `try_load`.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    let mut version = 0;
+    // SAFETY: as in `try_load`.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().ok()?;
+    let version = u32::try_from(version).ok()?;
+    Some((version / 1000, version % 1000 / 10))
+}
+
 fn try_load() -> std::result::Result<(), (String, &'static str)> {
     const INSTALL: &str = "install NVIDIA's driver; in a container, start it with the GPUs \
                            (`docker run --gpus all`)";

@@ -40,6 +40,11 @@ impl DeviceMemory {
         Ok(memory)
     }
 
+    /// How many bytes it has.
+    pub fn nbytes(&self) -> usize {
+        self.nbytes
+    }
+
     /// Its bytes as a tensor's, to be saved.
     ///
     /// # Errors
@@ -121,40 +126,86 @@ pub struct Rates {
 /// # Errors
 /// [`Error::Gpu`] or [`Error::Io`] where there is not so much memory.
 pub fn measure(device: &Arc<Device>, nbytes: usize) -> Result<Rates> {
-    let memory = DeviceMemory::new(device, nbytes)?;
-    let host =
-        Mapping::new(nbytes).map_err(|e| Error::io("taking", "memory to measure with", e))?;
-    host.prefault(0, nbytes);
-    let to_host_pageable = best_rate(&memory, &host, Direction::ToHost)?;
-    let to_device_pageable = best_rate(&memory, &host, Direction::ToDevice)?;
-    // SAFETY: the mapping outlives the pin, which is the later of the two.
-    let pin = unsafe { Pin::new(device, host.as_ptr(), nbytes, nbytes) };
-    let pinned = |direction| match &pin {
-        Ok(_) => best_rate(&memory, &host, direction).map(Some),
-        Err(_) => Ok(None),
-    };
-    let (to_host_pinned, to_device_pinned) =
-        (pinned(Direction::ToHost)?, pinned(Direction::ToDevice)?);
+    let mut copy = LargeCopy::new(device, nbytes)?;
+    let to_host_pageable = copy.to_host()?;
+    let to_device_pageable = copy.to_device()?;
+    let pinned = copy.pin().is_ok();
+    let to_host_pinned = pinned.then(|| copy.to_host()).transpose()?;
+    let to_device_pinned = pinned.then(|| copy.to_device()).transpose()?;
     Ok(Rates { to_host_pinned, to_host_pageable, to_device_pinned, to_device_pageable })
 }
 
-fn best_rate(memory: &DeviceMemory, host: &Mapping, direction: Direction) -> Result<f64> {
-    const ROUNDS: usize = 4;
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
+/// One large copy between a GPU and the host: the most that anything that copies can reach.
+#[derive(Debug)]
+pub struct LargeCopy {
+    memory: DeviceMemory,
+    // Dropped before what it pins.
+    pin: Option<Pin>,
+    host: Mapping,
+}
+
+impl LargeCopy {
+    /// Takes `nbytes` on either side, the host's ordinary memory at first.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] or [`Error::Io`] where there is not so much memory.
+    pub fn new(device: &Arc<Device>, nbytes: usize) -> Result<Self> {
+        let memory = DeviceMemory::new(device, nbytes)?;
+        let host =
+            Mapping::new(nbytes).map_err(|e| Error::io("taking", "memory to measure with", e))?;
+        host.prefault(0, nbytes);
+        Ok(Self { memory, pin: None, host })
+    }
+
+    /// Pins the host's memory.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if the driver refuses.
+    pub fn pin(&mut self) -> Result<()> {
+        let (host, nbytes) = (self.host.as_ptr(), self.memory.nbytes);
+        // SAFETY: the mapping goes after the pin.
+        self.pin = Some(unsafe { Pin::new(&self.memory.device, host, nbytes, nbytes) }?);
+        Ok(())
+    }
+
+    /// GB/s (10^9) from the GPU to the host: the best of a few.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if the driver fails.
+    pub fn to_host(&self) -> Result<f64> {
+        self.best_rate(Direction::ToHost)
+    }
+
+    /// GB/s (10^9) from the host to the GPU: the best of a few.
+    ///
+    /// # Errors
+    /// As for [`LargeCopy::to_host`].
+    pub fn to_device(&self) -> Result<f64> {
+        self.best_rate(Direction::ToDevice)
+    }
+
+    fn best_rate(&self, direction: Direction) -> Result<f64> {
+        const ROUNDS: usize = 4;
+        let mut best = f64::INFINITY;
+        for _ in 0..ROUNDS {
+            best = best.min(self.seconds(direction)?);
+        }
+        Ok(self.memory.nbytes as f64 / 1e9 / best.max(1e-9))
+    }
+
+    fn seconds(&self, direction: Direction) -> Result<f64> {
         let mut ready = Ready::default();
         // SAFETY: the default stream is every context's.
-        let moment = unsafe { ready.moment(memory.device.ordinal(), DEFAULT_STREAM) }?;
-        let (width, height) = (memory.nbytes, 1);
-        let (device, host) = (memory.base, host.as_ptr());
+        let moment = unsafe { ready.moment(self.memory.device.ordinal(), DEFAULT_STREAM) }?;
+        let (width, height) = (self.memory.nbytes, 1);
+        let (device, host) = (self.memory.base, self.host.as_ptr());
         let copy = Copy { device, device_pitch: width, host, host_pitch: width, width, height };
         let mut copies = Copies::default();
-        // SAFETY: as many bytes on either side, both kept by the caller, the host's known to nobody.
+        // SAFETY: as many bytes on either side, both of this, the host's known to nobody else.
         unsafe { copies.order(&moment, direction, copy) };
         let started = Instant::now();
         copies.start()?;
         copies.wait()?;
-        best = best.min(started.elapsed().as_secs_f64());
+        Ok(started.elapsed().as_secs_f64())
     }
-    Ok(memory.nbytes as f64 / 1e9 / best)
 }

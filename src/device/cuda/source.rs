@@ -63,14 +63,7 @@ impl<'a> CudaSource<'a> {
     pub fn of_slice<T: 'a>(
         slice: impl Deref<Target = CudaSlice<T>> + Send + Sync + 'a,
     ) -> Result<Self> {
-        let (context, stream) = (slice.context(), slice.stream());
-        if !context.is_primary() {
-            return Err(Error::Unsupported {
-                what: "the slice belongs to a CUDA context of its own".into(),
-                remedy: "allocate it in the primary context: CudaContext::new".into(),
-            });
-        }
-        let ordinal = context.ordinal() as u32;
+        let (ordinal, stream) = (primary_ordinal(&slice)?, slice.stream());
         let layout = Layout::new(1, &[slice.num_bytes()], None);
         // Has the slice's stream wait for who writes to it on another, as far as cudarc knows.
         let (base, _reading) = slice.device_ptr(stream);
@@ -108,6 +101,21 @@ impl<'a> CudaSource<'a> {
             unsafe { copies.turn(to.wrapping_add(turn.start), turn) };
         }
     }
+}
+
+/// The number of the GPU that has a slice of cudarc's.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a slice of another context than the primary one.
+pub(crate) fn primary_ordinal<T>(slice: &CudaSlice<T>) -> Result<u32> {
+    let context = slice.context();
+    if context.is_primary() {
+        return Ok(context.ordinal() as u32);
+    }
+    Err(Error::Unsupported {
+        what: "the slice belongs to a CUDA context of its own".into(),
+        remedy: "allocate it in the primary context: CudaContext::new".into(),
+    })
 }
 
 impl Source for CudaSource<'_> {

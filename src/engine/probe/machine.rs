@@ -1,16 +1,17 @@
-//! The machine: kernel, io_uring, memory, GPU.
+//! The machine: kernel, io_uring, memory.
 
-use super::{Check, human};
+use super::{Check, gpu, human};
 use crate::config::{Config, Switch};
+use crate::engine::ladder::{self, Kind};
+use crate::error::Error;
 use crate::pool::{Mapping, memlock};
-use std::path::Path;
 
 pub(super) fn checks(config: &Config) -> Vec<Check> {
-    let mut checks = vec![kernel()];
+    let mut checks = vec![kernel(), engines(config)];
     checks.extend(ring(config));
     checks.push(memory_lock(config));
     checks.push(huge_pages());
-    checks.push(gpu());
+    checks.extend(gpu::checks());
     checks
 }
 
@@ -29,6 +30,19 @@ fn kernel() -> Check {
     }
 }
 
+/// The engines of this build, those of the ladder in its order.
+fn engines(config: &Config) -> Check {
+    let built: Vec<&str> =
+        Kind::ALL.into_iter().filter(|kind| kind.is_built()).map(Kind::name).collect();
+    let found = built.join(", ");
+    match ladder::rungs(config) {
+        Err(Error::Unsupported { what, remedy }) => {
+            Check::fail("engines", format!("{found}; {what}"), remedy)
+        }
+        _ => Check::ok("engines", found),
+    }
+}
+
 #[cfg(not(all(target_os = "linux", feature = "uring")))]
 fn ring(_: &Config) -> Vec<Check> {
     let remedy = "build for Linux with the cargo feature `uring`; the portable engine is used";
@@ -37,9 +51,9 @@ fn ring(_: &Config) -> Vec<Check> {
 
 #[cfg(all(target_os = "linux", feature = "uring"))]
 fn ring(config: &Config) -> Vec<Check> {
-    use crate::config::EngineChoice;
-    use crate::engine::{ladder, uring::setup};
-    let insisted = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
+    use crate::config::EngineChoice::{TokioUring, Uring};
+    use crate::engine::uring::setup;
+    let insisted = matches!(config.engine, Uring | TokioUring) || config.fixed == Switch::On;
     let sysctl = match ladder::uring_disabled() {
         Some(level) => format!("kernel.io_uring_disabled = {level}"),
         None => "no sysctl kernel.io_uring_disabled".to_string(),
@@ -50,7 +64,7 @@ fn ring(config: &Config) -> Vec<Check> {
             vec![Check::ok("io_uring", up), operations(&ring)]
         }
         Err(error) => {
-            let rung = ladder::Rung { engine: ladder::Kind::Uring, fixed: true, direct: true };
+            let rung = ladder::Rung { engine: Kind::Uring, fixed: true, direct: true };
             let why = ladder::refusal(&rung, ladder::Stage::Start, &error);
             let (reason, remedy) =
                 why.map_or((error.to_string(), String::new()), |why| (why.reason, why.remedy));
@@ -156,42 +170,4 @@ fn huge_bytes_at(address: u64) -> Option<u64> {
         }
     }
     None
-}
-
-/// Whether there is a GPU with its driver. Looks for files only: starting CUDA takes a second and
-/// memory on each device.
-fn gpu() -> Check {
-    let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten().filter(|entry| {
-        let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix("nvidia"));
-        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-    });
-    match (devices.count(), driver_library()) {
-        (0, _) => Check::ok("GPU", "none"),
-        (count, Some(path)) => Check::ok("GPU", format!("{count} NVIDIA, driver library {path}")),
-        (count, None) => Check::warn(
-            "GPU",
-            format!("{count} NVIDIA, but no libcuda.so.1"),
-            "install the driver's user-space library, or run the container with `--gpus all`",
-        ),
-    }
-}
-
-/// Where the loader would find libcuda.
-fn driver_library() -> Option<String> {
-    let configured = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let usual = [
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-        "/usr/local/nvidia/lib64",
-        "/usr/local/cuda/compat",
-        "/usr/lib/wsl/lib",
-        "/run/opengl-driver/lib",
-    ];
-    let dirs = configured.split(':').filter(|dir| !dir.is_empty()).chain(usual);
-    dirs.map(|dir| Path::new(dir).join("libcuda.so.1"))
-        .find(|path| path.exists())
-        .map(|path| path.display().to_string())
 }

@@ -1,0 +1,142 @@
+//! What the program says of GPUs, over the fake driver: a GPU that works, drivers that do not.
+
+#![cfg(all(feature = "cli", feature = "cuda"))]
+
+use serde_json::Value as Json;
+use std::env;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// The fake driver under NVIDIA's names, and a directory to work in.
+struct Machine {
+    driver: TempDir,
+    dir: TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let machine =
+            Self { driver: tempfile::tempdir().unwrap(), dir: tempfile::tempdir().unwrap() };
+        // Cargo puts the library of a dev-dependency beside the test.
+        let library = env::current_exe().unwrap().with_file_name("libfake_cuda.so");
+        assert!(library.exists(), "{} is not built", library.display());
+        for name in ["libcuda.so", "libcuda.so.1"] {
+            symlink(&library, machine.driver.path().join(name)).unwrap();
+        }
+        machine
+    }
+
+    /// Runs the program on its directory, with what the fake driver is told.
+    fn run(&self, fake: &[(&str, &str)], args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_ringstow"))
+            .arg(args[0])
+            .arg(self.dir.path())
+            .args(&args[1..])
+            .env("LD_LIBRARY_PATH", self.driver.path())
+            .envs(fake.iter().copied())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// What the doctor finds out about GPUs, by the checks' names.
+    fn gpu_checks(&self, fake: &[(&str, &str)]) -> Vec<Json> {
+        let output = self.run(fake, &["doctor", "--json"]);
+        assert_eq!(output.status.code(), Some(0), "a GPU keeps no save from working");
+        let diagnosis: Json = serde_json::from_slice(&output.stdout).unwrap();
+        let checks = diagnosis["checks"].as_array().unwrap().iter();
+        checks.filter(|check| check["name"].as_str().unwrap().starts_with("GPU")).cloned().collect()
+    }
+}
+
+#[track_caller]
+fn assert_says(check: &Json, status: &str, found: &str) {
+    assert_eq!(check["status"], status, "{check}");
+    assert!(check["found"].as_str().unwrap().contains(found), "{check}");
+    assert_eq!(check["remedy"].is_string(), status != "ok", "{check}");
+}
+
+#[test]
+fn doctor_names_each_gpu_and_measures_its_copies() {
+    let checks = Machine::new().gpu_checks(&[("FAKE_CUDA_DEVICES", "2")]);
+    assert_says(&checks[0], "ok", "2, driver for CUDA 12.8");
+    let of_first: Vec<&Json> = checks
+        .iter()
+        .filter(|check| check["name"].as_str().unwrap().starts_with("GPU 0"))
+        .collect();
+    assert_says(of_first[0], "ok", "Fake GPU 0");
+    assert_says(of_first[1], "ok", "64 MiB");
+    // How fast is another matter.
+    for check in &of_first[2..] {
+        assert!(check["found"].as_str().unwrap().contains("GB/s pinned"), "{check}");
+    }
+    assert_eq!(of_first.len(), 4);
+    assert!(checks.iter().any(|check| check["name"] == "GPU 1 from host"));
+}
+
+#[test]
+fn doctor_says_why_a_driver_cannot_be_used() {
+    let machine = Machine::new();
+    let old = machine.gpu_checks(&[("FAKE_CUDA_DRIVER_VERSION", "11080")]);
+    assert_says(&old[0], "warn", "CUDA 11.8, 12.0 is needed");
+    let no_gpu = machine.gpu_checks(&[("FAKE_CUDA_DEVICES", "0")]);
+    assert_says(&no_gpu[0], "warn", "driver library");
+    assert_eq!((old.len(), no_gpu.len()), (1, 1));
+}
+
+#[test]
+fn doctor_tells_that_pinning_is_refused_and_measures_without_it() {
+    let refusals: Vec<String> =
+        (0..8).map(|after| format!("cuMemHostRegister_v2:{after}:304")).collect();
+    let checks = Machine::new().gpu_checks(&[("FAKE_CUDA_FAIL", &refusals.join(","))]);
+    assert_says(&checks[2], "warn", "64 MiB refused");
+    assert!(checks[2]["remedy"].as_str().unwrap().contains("ulimit -l"));
+    assert_says(&checks[3], "ok", "pageable");
+    assert!(!checks[3]["found"].as_str().unwrap().contains("pinned"));
+}
+
+#[test]
+fn a_gpu_that_fails_is_the_doctors_finding_and_not_its_failure() {
+    let checks = Machine::new().gpu_checks(&[("FAKE_CUDA_FAIL", "cuMemAlloc_v2:0:2")]);
+    assert_says(checks.last().unwrap(), "warn", "OUT_OF_MEMORY");
+}
+
+#[test]
+fn bench_measures_a_gpu_beside_the_host_and_leaves_nothing_behind() {
+    const SMALL: [&str; 8] =
+        ["--gb", "0.01", "--rounds", "2", "--pool-bytes", "1M", "--block-bytes", "64KiB"];
+    let machine = Machine::new();
+    let output = machine.run(&[], &[&["bench", "--gpu", "0", "--json"], &SMALL[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let measured: Json = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(measured["gpu"]["to_nowhere_of_large_copy"]["median"].is_f64(), "{measured}");
+    let ways = measured["ways"].as_array().unwrap();
+    for way in ways.iter().filter(|way| way["refused"].is_null()) {
+        let on_gpu = way["place"] == "gpu";
+        assert_eq!(way["save"]["copies_gb_per_s"]["median"].is_f64(), on_gpu, "{way}");
+        assert_eq!(way["of_host"]["load"]["median"].is_f64(), on_gpu, "{way}");
+    }
+    assert_eq!(std::fs::read_dir(machine.dir.path()).unwrap().count(), 0);
+
+    let copies = ["bench", "--gpu", "0", "--copies-only", "--json"];
+    let output = machine.run(&[], &[&copies, &SMALL[..]].concat());
+    let measured: Json = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &measured["ways"]), (Some(0), &Json::Array(vec![])));
+
+    let output = machine.run(&[], &[&["bench", "--gpu", "0"], &SMALL[..]].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("of one large pinned copy") && text.contains("SAVE"), "{text}");
+}
+
+#[test]
+fn bench_on_a_gpu_that_is_not_there_says_so_before_it_writes_a_byte() {
+    let machine = Machine::new();
+    let output = machine.run(&[], &["bench", "--gpu", "7"]);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(errors.contains("GPU 7") && errors.contains("nvidia-smi -L"), "{errors}");
+    let old = machine.run(&[("FAKE_CUDA_DRIVER_VERSION", "11080")], &["bench", "--gpu", "0"]);
+    assert!(String::from_utf8_lossy(&old.stderr).contains("12.0 is needed"));
+    assert_eq!(std::fs::read_dir(machine.dir.path()).unwrap().count(), 0);
+}

@@ -1,0 +1,95 @@
+"""Puts all that gpu_report.py needs on a machine with a GPU into one folder: `make gpu-bundle`.
+
+    python tools/gpu_bundle.py dist/gpu --python .venv/bin/python
+
+There neither Rust nor this repository is needed, and no network. In the folder: the release
+program `ringstow`, the tests that need a GPU (Rust's as `test-gpu`, Python's in `python/tests`),
+the wheel, and the report's own scripts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TEST = "gpu"  # tests/gpu.rs
+SCRIPTS = ["gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py"]
+
+
+def cargo(*arguments: str) -> Iterator[dict[str, Any]]:
+    """Runs cargo, and yields its messages as JSON."""
+    command = ["cargo", *arguments, "--message-format=json-render-diagnostics"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+
+
+def executable(messages: Iterator[dict[str, Any]], target: str) -> Path:
+    """The executable that cargo made of a target."""
+    made = [
+        message["executable"]
+        for message in messages
+        if message.get("executable") and message["target"]["name"] == target
+    ]
+    return Path(made[-1])
+
+
+def put_stripped(source: Path, to: Path) -> None:
+    """A copy without debug information, which is most of it."""
+    strip = shutil.which("strip")
+    if strip:
+        subprocess.run([strip, "--strip-debug", "-o", to, source], check=True)
+    else:
+        shutil.copy2(source, to)
+
+
+def put_wheel(python: Path, folder: Path) -> None:
+    command = [str(python), "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT / "python")], check=True)
+
+
+def put_tests(folder: Path) -> None:
+    """Python's tests with what they share, laid out as in the repository."""
+    tests = folder / "python" / "tests"
+    left_out = shutil.ignore_patterns("__pycache__", "fake_gpu", ".*")
+    shutil.copytree(ROOT / "python" / "tests", tests, ignore=left_out)
+    shutil.copy2(ROOT / "python" / "pyproject.toml", folder / "python")
+
+
+def commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Collects what gpu_report.py needs.")
+    parser.add_argument("folder", type=Path, help="made anew")
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="has pip")
+    args = parser.parse_args()
+    folder: Path = args.folder.absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    program = executable(cargo("build", "--release", "--bin", "ringstow"), "ringstow")
+    put_stripped(program, folder / "ringstow")
+    tests = executable(cargo("test", "--no-run", "--test", TEST), TEST)
+    put_stripped(tests, folder / f"test-{TEST}")
+    put_wheel(Path(os.path.abspath(args.python)), folder)
+    put_tests(folder)
+    for name in SCRIPTS:
+        shutil.copy2(ROOT / "tools" / name, folder)
+    (folder / "bundle.json").write_text(json.dumps({"commit": commit()}) + "\n")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}: {size / 1e6:.0f} MB; there: python gpu_report.py")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
