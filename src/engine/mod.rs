@@ -9,6 +9,7 @@
 pub mod faulty;
 pub mod file;
 pub mod ladder;
+pub mod null;
 pub mod portable;
 pub mod probe;
 pub mod queue;

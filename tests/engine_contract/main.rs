@@ -50,6 +50,19 @@ mod engine {
     );
 }
 
+mod to_nowhere {
+    contract!(
+        null => raw {
+            a_sync_completes,
+            an_unknown_file_fails_the_operation,
+            bytes_outside_the_buffer_fail_the_operation,
+            a_waker_ends_the_wait_from_any_thread,
+            dropping_the_engine_gives_back_every_buffer,
+            writes_to_nowhere_leave_the_file_and_reads_give_zeros,
+        }
+    );
+}
+
 mod queued {
     contract!(
         portable_buffered, portable_direct, uring_fixed_direct, uring_direct, uring_fixed_buffered

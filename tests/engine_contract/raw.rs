@@ -156,3 +156,14 @@ pub fn more_files_than_a_table_holds_can_be_attached(setup: &Setup) {
         assert_eq!(std::fs::read(setup.path(&number.to_string())).unwrap(), pattern(number));
     }
 }
+
+pub fn writes_to_nowhere_leave_the_file_and_reads_give_zeros(setup: &Setup) {
+    let mut engine = setup.engine();
+    let file = engine.attach(setup.create("file")).unwrap();
+    let written = run_one(&mut *engine, file, Action::Write(whole(setup.filled(0), 0)));
+    assert_eq!(written.result.unwrap(), BLOCK);
+    assert_eq!(std::fs::read(setup.path("file")).unwrap(), b"");
+    let read = run_one(&mut *engine, file, Action::Read(whole(setup.filled(0), 0)));
+    assert_eq!(read.result.unwrap(), BLOCK);
+    assert_eq!(read.op.action.transfer().unwrap().buffer[..], [0; BLOCK]);
+}

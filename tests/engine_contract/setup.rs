@@ -1,6 +1,7 @@
 //! The engines under test, and what the cases share.
 
 use ringstow::config::{ALIGN, Switch};
+use ringstow::engine::null::Null;
 use ringstow::engine::portable::Portable;
 use ringstow::engine::queue::Queue;
 use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer, file};
@@ -43,6 +44,10 @@ fn uring(_: &Pool, _: Switch) -> io::Result<Box<dyn Engine>> {
 impl Setup {
     pub fn portable_buffered() -> Option<Self> {
         Self::new(portable, false)
+    }
+
+    pub fn null() -> Option<Self> {
+        Self::new(|_| Ok(Box::new(Null::new(DEPTH))), false)
     }
 
     pub fn portable_direct() -> Option<Self> {
