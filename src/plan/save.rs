@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::format::header::{self, Placed};
 use crate::format::{Chunk, Item, TensorEntry, names};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// The safetensors library refuses headers of more than 100,000,000 bytes. Half of that leaves room
@@ -142,35 +142,50 @@ struct Member {
 
 /// The items in the order in which they came, checked.
 fn order(items: &[Item]) -> Result<Vec<Member>> {
-    let mut layers: HashMap<&str, Vec<usize>> = HashMap::with_capacity(items.len());
+    /// The first item of a name, and how many there were.
+    struct Known {
+        first: usize,
+        count: u32,
+    }
+    let mut known: HashMap<&str, Known> = HashMap::with_capacity(items.len());
+    let mut boxes = HashSet::new();
     let mut order = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
         item.check()?;
         let nbytes = item.info.nbytes()?;
-        let earlier = layers.entry(&item.info.name).or_default();
-        for &other in earlier.iter() {
-            check_boxes(&items[other], item)?;
+        let of_name = known.entry(&item.info.name).or_insert(Known { first: index, count: 0 });
+        if of_name.count > 0 {
+            check_boxes(&items[of_name.first], item)?;
         }
-        order.push(Member { item: index, nbytes, layer: earlier.len() as u32 });
-        earlier.push(index);
+        // By where it lies, as comparing each with each would take quadratic time. Empty boxes may
+        // lie anywhere, as uneven sharding leaves them.
+        if item.part.is_some()
+            && !item.info.shape.contains(&0)
+            && !boxes.insert((of_name.first, &item.part))
+        {
+            return Err(named_twice(item));
+        }
+        order.push(Member { item: index, nbytes, layer: of_name.count });
+        of_name.count += 1;
     }
     Ok(order)
 }
 
-/// Two items of one name are two boxes of one tensor.
-fn check_boxes(other: &Item, item: &Item) -> Result<()> {
-    let (name, shape) = (&item.info.name, item.tensor_shape());
-    // Empty boxes may lie anywhere, as uneven sharding leaves them.
-    let same = other.part == item.part && !other.info.shape.contains(&0);
-    let same = same && !item.info.shape.contains(&0);
-    if other.part.is_none() || item.part.is_none() || same {
-        return Err(Error::invalid(format!("two tensors are named {name:?}")));
+fn named_twice(item: &Item) -> Error {
+    Error::invalid(format!("two tensors are named {:?}", item.info.name))
+}
+
+/// Two items of one name are boxes of one tensor.
+fn check_boxes(first: &Item, item: &Item) -> Result<()> {
+    if first.part.is_none() || item.part.is_none() {
+        return Err(named_twice(item));
     }
-    if (other.info.dtype, other.tensor_shape()) != (item.info.dtype, shape) {
+    let (name, shape) = (&item.info.name, item.tensor_shape());
+    if (first.info.dtype, first.tensor_shape()) != (item.info.dtype, shape) {
         return Err(Error::invalid(format!(
             "tensor {name:?} is {} {:?} in one of its boxes and {} {shape:?} in another",
-            other.info.dtype,
-            other.tensor_shape(),
+            first.info.dtype,
+            first.tensor_shape(),
             item.info.dtype
         )));
     }
