@@ -297,25 +297,32 @@ impl SavePlan {
             }
         }
         let mut entries: Vec<TensorEntry> = Vec::with_capacity(items.len());
-        let mut numbers: HashMap<&str, usize> = HashMap::with_capacity(items.len());
+        // Whole tensors are one chunk: only those of boxes are looked for.
+        let mut numbers: HashMap<&str, usize> = HashMap::new();
         for (item, (file, begin)) in items.iter().zip(places) {
-            let (offsets, sizes) = match &item.part {
-                None => (None, None),
-                Some(part) => (Some(part.offsets.clone()), Some(item.info.shape.clone())),
+            let Some(part) = &item.part else {
+                entries.push(entry(item, vec![Chunk { file, begin, offsets: None, sizes: None }]));
+                continue;
             };
             let number = *numbers.entry(&item.info.name).or_insert_with(|| {
-                entries.push(TensorEntry {
-                    name: item.info.name.clone(),
-                    dtype: item.info.dtype,
-                    shape: item.tensor_shape().to_vec(),
-                    chunks: Vec::new(),
-                    object: item.object,
-                });
+                entries.push(entry(item, Vec::new()));
                 entries.len() - 1
             });
+            let (offsets, sizes) = (Some(part.offsets.clone()), Some(item.info.shape.clone()));
             entries[number].chunks.push(Chunk { file, begin, offsets, sizes });
         }
         entries
+    }
+}
+
+/// The manifest's entry of an item's tensor.
+fn entry(item: &Item, chunks: Vec<Chunk>) -> TensorEntry {
+    TensorEntry {
+        name: item.info.name.clone(),
+        dtype: item.info.dtype,
+        shape: item.tensor_shape().to_vec(),
+        chunks,
+        object: item.object,
     }
 }
 
