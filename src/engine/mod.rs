@@ -14,6 +14,7 @@ pub mod portable;
 pub mod probe;
 pub mod queue;
 mod retry;
+mod slots;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 pub mod uring;
 

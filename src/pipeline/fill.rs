@@ -108,8 +108,8 @@ impl<'a> Filling<'a> {
         let mut checksums = Vec::with_capacity(block.len.div_ceil(origin.checksum_bytes));
         let mut hasher = crc32fast::Hasher::new();
         let (mut filled, mut hashed) = (0, 0);
-        // The clock is read at the ends of runs: at each of a thousand small pieces it would cost as
-        // much as copying them.
+        // The clock is read at the ends of runs: at each of a thousand small pieces it would cost more
+        // than copying the smallest.
         let mut copying = Instant::now();
         for piece in pieces {
             let mut offset = piece.range.start;
