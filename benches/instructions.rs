@@ -7,7 +7,7 @@
 #[path = "../tests/common/nowhere.rs"]
 mod nowhere;
 
-use nowhere::{Sparse, items, layout, mixed, runtime, state, vast};
+use nowhere::{Sparse, boxes, items, layout, mixed, runtime, state, vast};
 use ringstow::format::{FileEntry, Manifest};
 use ringstow::plan::load::{Unit, Want};
 use ringstow::plan::save::Shard;
@@ -59,7 +59,12 @@ fn run(case: &str, size: usize) {
         }
         "block saved" => drop(save(&vast(Box::new(Sparse(size as u64 * BLOCK))))),
         "tensor saved" => drop(save(&state(size, |_| 512))),
-        "block loaded" => load(&vast(Box::new(Sparse(size as u64 * BLOCK)))),
+        "tensor saved and loaded" => load(&state(size, |_| 512)),
+        "box of a tensor laid out" => {
+            let items = boxes(size);
+            measured(|| layout(&items));
+        }
+        "block saved and loaded" => load(&vast(Box::new(Sparse(size as u64 * BLOCK)))),
         other => panic!("no case {other:?}"),
     }
 }
