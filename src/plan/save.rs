@@ -268,7 +268,9 @@ impl SavePlan {
     pub fn pieces(&self, block: &Block) -> Vec<Piece> {
         let shard = &self.shards[block.shard];
         let span = block.offset..block.offset + block.len as u64;
-        let mut pieces = Vec::new();
+        let first = shard.items.partition_point(|item| item.range.end <= span.start);
+        let count = shard.items[first..].partition_point(|item| item.range.start < span.end);
+        let mut pieces = Vec::with_capacity(count + 1);
         let mut add = |from, extent: &Range<u64>| {
             let (begin, end) = (span.start.max(extent.start), span.end.min(extent.end));
             if begin < end {
@@ -277,11 +279,7 @@ impl SavePlan {
             }
         };
         add(From::Header, &(0..shard.header.len() as u64));
-        let first = shard.items.partition_point(|item| item.range.end <= span.start);
-        for extent in &shard.items[first..] {
-            if extent.range.start >= span.end {
-                break;
-            }
+        for extent in &shard.items[first..first + count] {
             add(From::Item(extent.item), &extent.range);
         }
         pieces
