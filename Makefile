@@ -20,8 +20,8 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu lint doc bench compare compare-dcp sweep wheel \
-	gpu-bundle gpu-report clean
+.PHONY: help demo test test-rust test-python test-gpu lint doc bench bench-check bench-baseline compare \
+	compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make lint     formatting, clippy, ruff, mypy, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
+	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
 	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
@@ -73,6 +74,12 @@ doc:
 
 bench:
 	cargo bench
+
+bench-check:
+	$(PYTHON) tools/bench_check.py
+
+bench-baseline:
+	$(PYTHON) tools/bench_check.py --write
 
 compare-dcp: $(READY)
 	$(BIN)/python tools/compare_dcp.py --gb $(GB) --rounds $(ROUNDS)

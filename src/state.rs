@@ -5,16 +5,18 @@ use crate::device::Source;
 use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
+use crate::format::value::{self, Leaf};
 use crate::format::{Dtype, Item, Part, TensorInfo, Value};
 use crate::store::Contents;
 use serde_json::value::RawValue;
+use std::collections::HashSet;
 
 /// The state to be saved. Tensors are borrowed or owned, and copied only while they are saved.
 #[derive(Default)]
 pub struct StateDict<'a> {
     items: Vec<Item>,
     sources: Vec<Box<dyn Source + 'a>>,
-    values: Vec<(Value, Value)>,
+    values: Vec<(String, Value)>,
     tree: Option<Box<RawValue>>,
 }
 
@@ -123,7 +125,7 @@ impl<'a> StateDict<'a> {
 
     /// Adds a value that is no tensor: a step, a learning rate, a list of them.
     pub fn value(&mut self, name: impl Into<String>, value: impl Into<Value>) -> &mut Self {
-        self.values.push((Value::Str(name.into()), value.into()));
+        self.values.push((name.into(), value.into()));
         self
     }
 
@@ -144,18 +146,14 @@ impl<'a> StateDict<'a> {
         if let Some(tree) = &self.tree {
             return Ok(tree.clone());
         }
-        let tensors = self.items.iter().map(|Item { info, .. }| {
-            (Value::Str(info.name.clone()), Value::Tensor(info.name.clone()))
-        });
-        let items: Vec<_> = tensors.chain(self.values.iter().cloned()).collect();
-        let mut seen = std::collections::HashSet::new();
-        for (key, _) in &items {
-            if let Some(twice) = key.as_str().filter(|key| !seen.insert(*key)) {
-                return Err(Error::invalid(format!(
-                    "two entries of the state are named {twice:?}"
-                )));
-            }
+        let tensors =
+            self.items.iter().map(|item| (item.info.name.as_str(), Leaf::Tensor(&item.info.name)));
+        let values = self.values.iter().map(|(name, value)| (name.as_str(), Leaf::Value(value)));
+        let entries: Vec<_> = tensors.chain(values).collect();
+        let mut seen = HashSet::with_capacity(entries.len());
+        if let Some((twice, _)) = entries.iter().find(|(name, _)| !seen.insert(*name)) {
+            return Err(Error::invalid(format!("two entries of the state are named {twice:?}")));
         }
-        Value::Dict(items).to_json()
+        value::dict_to_json(&entries)
     }
 }

@@ -16,6 +16,7 @@ pub mod portable;
 pub mod probe;
 pub mod queue;
 mod retry;
+mod slots;
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
 pub mod tokio_uring;
 #[cfg(all(target_os = "linux", feature = "uring"))]

@@ -1,9 +1,9 @@
 //! The engine to nowhere: for measuring all of a save or load but its disk. No configuration leads
 //! to it; who wants it hands it to [`Runtime::with_engine`](crate::Runtime::with_engine).
 
+use super::slots::Slots;
 use super::{Action, Completion, Engine, FileId, Op, Waker, not_attached};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Like any engine it refuses what lies outside of a buffer, and files that are not attached.
 pub struct Null {
     depth: usize,
-    files: HashSet<u32>,
+    files: Slots<()>,
     /// `None` is the waker's.
     events: Receiver<Option<Completion>>,
     post: Sender<Option<Completion>>,
@@ -24,7 +24,7 @@ impl Null {
     /// Takes `depth` operations at once, at least one.
     pub fn new(depth: usize) -> Self {
         let (post, events) = unbounded();
-        Self { depth: depth.max(1), files: HashSet::new(), events, post }
+        Self { depth: depth.max(1), files: Slots::new(), events, post }
     }
 }
 
@@ -48,19 +48,17 @@ impl Engine for Null {
     }
 
     fn attach(&mut self, _file: Arc<File>) -> io::Result<FileId> {
-        let free = (0..).find(|id| !self.files.contains(id)).expect("fewer files than numbers");
-        self.files.insert(free);
-        Ok(FileId(free))
+        Ok(self.files.insert_with(|_| ()))
     }
 
     fn detach(&mut self, file: FileId) {
-        self.files.remove(&file.0);
+        self.files.remove(file);
     }
 
     fn submit(&mut self, mut op: Op) {
-        let result = match self.files.contains(&op.file.0) {
-            true => perform(&mut op.action),
-            false => Err(not_attached(op.file)),
+        let result = match self.files.get(op.file) {
+            Some(()) => perform(&mut op.action),
+            None => Err(not_attached(op.file)),
         };
         self.post.send(Some(Completion { op, result })).expect("the engine holds the receiver");
     }

@@ -2,6 +2,7 @@
 //!
 //! Direct I/O where the file was opened for it; no registered buffers, no unsafe code.
 
+use super::slots::Slots;
 use super::{Action, Completion, Engine, FileId, Op, Waker, not_attached};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::fs::File;
@@ -16,7 +17,7 @@ const THREADS_MAX: usize = 8;
 /// Positioned reads and writes on a few threads.
 pub struct Portable {
     depth: usize,
-    files: Vec<Option<Arc<File>>>,
+    files: Slots<Arc<File>>,
     /// `None` once the engine is being dropped, which is what ends the threads.
     jobs: Option<Sender<Job>>,
     events: Receiver<Event>,
@@ -42,8 +43,14 @@ impl Portable {
     pub fn new(depth: usize) -> io::Result<Self> {
         let (jobs, queued) = unbounded::<Job>();
         let (post, events) = unbounded();
-        let mut engine =
-            Self { depth, files: Vec::new(), jobs: Some(jobs), events, post, threads: Vec::new() };
+        let mut engine = Self {
+            depth,
+            files: Slots::new(),
+            jobs: Some(jobs),
+            events,
+            post,
+            threads: Vec::new(),
+        };
         for number in 0..depth.clamp(1, THREADS_MAX) {
             let (queued, post) = (queued.clone(), engine.post.clone());
             let thread = thread::Builder::new().name(format!("ringstow-rw{number}"));
@@ -89,22 +96,15 @@ impl Engine for Portable {
     }
 
     fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
-        let free = self.files.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.files.push(None);
-            self.files.len() - 1
-        });
-        self.files[free] = Some(file);
-        Ok(FileId(free as u32))
+        Ok(self.files.insert_with(|_| file))
     }
 
     fn detach(&mut self, file: FileId) {
-        if let Some(slot) = self.files.get_mut(file.0 as usize) {
-            *slot = None;
-        }
+        self.files.remove(file);
     }
 
     fn submit(&mut self, op: Op) {
-        let file = self.files.get(op.file.0 as usize).and_then(Clone::clone);
+        let file = self.files.get(op.file).cloned();
         match (file, &self.jobs) {
             (Some(file), Some(jobs)) => {
                 jobs.send(Job { op, file }).expect("the threads live as long as the engine");

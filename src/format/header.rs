@@ -1,9 +1,11 @@
 //! The header of a shard, a valid safetensors file: 8 bytes of length (little endian), then JSON
 //! padded with spaces so that the data section starts on a multiple of 4096.
 
-use super::{Dtype, Item, names};
+use super::{Dtype, Item, TensorInfo, names};
 use crate::config::ALIGN;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use std::borrow::Cow;
 
 /// A tensor's place in a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,20 +28,31 @@ pub fn entry_bytes_max(item: &Item) -> u64 {
     name * 13 + info.shape.len() as u64 * 42 + 160
 }
 
-/// The name and type under which an item lies in its shard: its own, or bytes under a reserved name
-/// where safetensors has no word for it.
-pub fn stored_as(item: &Item) -> (String, safetensors::Dtype, Option<Vec<u64>>) {
-    let info = &item.info;
-    match info.dtype.safetensors() {
-        Some(dtype) if is_plain(item) => (info.name.clone(), dtype, None),
-        dtype => {
-            let name = format!("{}{}", names::RESERVED_PREFIX, info.name);
-            match dtype {
-                Some(dtype) => (name, dtype, None),
-                None => (name, safetensors::Dtype::U8, info.nbytes().ok().map(|n| vec![n])),
-            }
-        }
-    }
+/// What an item is in its shard: itself, or bytes under a reserved name where safetensors has no
+/// word for it.
+#[derive(Debug)]
+pub struct Stored<'a> {
+    /// Name in the shard.
+    pub name: Cow<'a, str>,
+    /// Element type in the shard.
+    pub dtype: safetensors::Dtype,
+    /// Elements a dimension in the shard; owned where they are the item's bytes.
+    pub shape: Cow<'a, [u64]>,
+}
+
+/// What an item is in its shard.
+pub fn stored_as(item: &Item) -> Stored<'_> {
+    let TensorInfo { name, dtype, shape } = &item.info;
+    let (dtype, shape) = match dtype.safetensors() {
+        Some(dtype) => (dtype, Cow::from(shape)),
+        // A size that overflows is refused before anything is laid out.
+        None => (safetensors::Dtype::U8, vec![item.info.nbytes().unwrap_or(0)].into()),
+    };
+    let name = match is_plain(item) {
+        true => Cow::from(name),
+        false => format!("{}{name}", names::RESERVED_PREFIX).into(),
+    };
+    Stored { name, dtype, shape }
 }
 
 /// Names that mean something else to a reader of safetensors, or could be taken for ours.
@@ -55,49 +68,95 @@ pub fn is_plain(item: &Item) -> bool {
 
 /// Builds the first bytes of a shard, up to its data section. Length: a multiple of 4096.
 pub fn build(tensors: &[Placed]) -> Vec<u8> {
-    let mut sharding = Map::with_capacity(tensors.len());
-    for tensor in tensors {
-        let (name, _, raw_shape) = stored_as(tensor.item);
-        let offsets = match (raw_shape, &tensor.item.part) {
-            (Some(_), _) => vec![0],
-            (None, Some(part)) => part.offsets.clone(),
-            (None, None) => vec![0; tensor.item.info.shape.len()],
-        };
-        sharding.insert(name, json!({ "saved_offsets": offsets }));
-    }
     // `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the Hugging Face
     // reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
-    let metadata = json!({
-        "format": "pt",
-        "ringstow": super::manifest::VERSION.to_string(),
-        "DCP_VERSION": "1.0",
-        "DCP_SHARDING_INFO": Value::Object(sharding).to_string(),
-    });
-    encode(tensors, metadata)
+    let metadata = Metadata {
+        format: "pt",
+        ringstow: Some(super::manifest::VERSION.to_string()),
+        dcp_version: Some("1.0"),
+        dcp_sharding_info: Some(in_json(&Sharding(tensors))),
+    };
+    encode(tensors, &metadata)
 }
 
 /// [`build`] for a file of a model's weights, as Hugging Face's programs write them.
 pub fn build_model(tensors: &[Placed]) -> Vec<u8> {
-    encode(tensors, json!({ "format": "pt" }))
+    let metadata =
+        Metadata { format: "pt", ringstow: None, dcp_version: None, dcp_sharding_info: None };
+    encode(tensors, &metadata)
 }
 
-fn encode(tensors: &[Placed], metadata: Value) -> Vec<u8> {
-    let mut entries = Map::with_capacity(tensors.len() + 1);
-    entries.insert("__metadata__".into(), metadata);
-    for tensor in tensors {
-        let (name, dtype, raw_shape) = stored_as(tensor.item);
-        let entry = json!({
-            "dtype": dtype.to_string(),
-            "shape": raw_shape.as_ref().unwrap_or(&tensor.item.info.shape),
-            "data_offsets": [tensor.begin, tensor.end],
-        });
-        entries.insert(name, entry);
+// Serialized from where they lie, rather than by way of a tree of JSON values: for a million tensors
+// that tree was most of the work of planning a save.
+
+#[derive(Serialize)]
+struct Metadata {
+    format: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ringstow: Option<String>,
+    #[serde(rename = "DCP_VERSION", skip_serializing_if = "Option::is_none")]
+    dcp_version: Option<&'static str>,
+    #[serde(rename = "DCP_SHARDING_INFO", skip_serializing_if = "Option::is_none")]
+    dcp_sharding_info: Option<String>,
+}
+
+/// Where in their tensors the items lie, as the reader of torch.distributed.checkpoint has it.
+struct Sharding<'a>(&'a [Placed<'a>]);
+
+#[derive(Serialize)]
+struct Saved<'a> {
+    saved_offsets: Cow<'a, [u64]>,
+}
+
+impl Serialize for Sharding<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|tensor| {
+            let stored = stored_as(tensor.item);
+            let saved_offsets = match (&stored.shape, &tensor.item.part) {
+                (Cow::Owned(_), _) => vec![0].into(),
+                (Cow::Borrowed(_), Some(part)) => part.offsets.as_slice().into(),
+                (Cow::Borrowed(shape), None) => vec![0; shape.len()].into(),
+            };
+            (stored.name, Saved { saved_offsets })
+        }))
     }
-    let mut json = Value::Object(entries).to_string().into_bytes();
+}
+
+struct Header<'a> {
+    metadata: &'a Metadata,
+    tensors: &'a [Placed<'a>],
+}
+
+#[derive(Serialize)]
+struct Entry<'a> {
+    dtype: safetensors::Dtype,
+    shape: Cow<'a, [u64]>,
+    data_offsets: [u64; 2],
+}
+
+impl Serialize for Header<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(Some(self.tensors.len() + 1))?;
+        map.serialize_entry("__metadata__", self.metadata)?;
+        for &Placed { item, begin, end } in self.tensors {
+            let Stored { name, dtype, shape } = stored_as(item);
+            map.serialize_entry(&name, &Entry { dtype, shape, data_offsets: [begin, end] })?;
+        }
+        map.end()
+    }
+}
+
+fn in_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("text, numbers and maps of them can be said in JSON")
+}
+
+fn encode(tensors: &[Placed], metadata: &Metadata) -> Vec<u8> {
+    let json = in_json(&Header { metadata, tensors });
     let padded = (8 + json.len()).next_multiple_of(ALIGN) - 8;
-    json.resize(padded, b' ');
-    let mut header = (padded as u64).to_le_bytes().to_vec();
-    header.append(&mut json);
+    let mut header = Vec::with_capacity(8 + padded);
+    header.extend_from_slice(&(padded as u64).to_le_bytes());
+    header.extend_from_slice(json.as_bytes());
+    header.resize(8 + padded, b' ');
     header
 }
 
@@ -116,8 +175,9 @@ pub fn natural_alignment(nbytes: u64, dtype: Dtype) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Part, TensorInfo};
+    use super::super::Part;
     use super::*;
+    use serde_json::{Value, json};
 
     fn item(name: &str, dtype: Dtype, shape: &[u64]) -> Item {
         TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }.into()

@@ -70,7 +70,7 @@ pub struct Item {
 }
 
 /// Where a box lies in its tensor.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Part {
     /// Elements a dimension, of the whole tensor.
     pub shape: Vec<u64>,

@@ -73,8 +73,7 @@ impl Value {
     /// # Errors
     /// [`Error::Invalid`] if it cannot be said in JSON.
     pub fn to_json(&self) -> Result<Box<RawValue>> {
-        serde_json::value::to_raw_value(self)
-            .map_err(|e| Error::invalid(format!("the state's values cannot be written: {e}")))
+        raw(self)
     }
 
     /// The value at a key of a dictionary.
@@ -110,6 +109,37 @@ impl Value {
             _ => None,
         }
     }
+}
+
+/// What a dictionary written by [`dict_to_json`] holds at a key.
+pub(crate) enum Leaf<'a> {
+    /// A reference to the tensor of this name.
+    Tensor(&'a str),
+    /// Anything else.
+    Value(&'a Value),
+}
+
+/// [`Value::to_json`] of a dictionary with text for keys, written from where its parts lie: a million
+/// names are not copied for it.
+///
+/// # Errors
+/// As for [`Value::to_json`].
+pub(crate) fn dict_to_json(entries: &[(&str, Leaf<'_>)]) -> Result<Box<RawValue>> {
+    struct Entries<'a>(&'a [(&'a str, Leaf<'a>)]);
+    impl Serialize for Entries<'_> {
+        fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+            match self.0.iter().all(|(key, _)| is_plain(key)) {
+                true => to.collect_map(self.0.iter().map(|(key, leaf)| (key, leaf))),
+                false => tagged(to, "$dict", self.0),
+            }
+        }
+    }
+    raw(&Entries(entries))
+}
+
+fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
+    serde_json::value::to_raw_value(value)
+        .map_err(|e| Error::invalid(format!("the state's values cannot be written: {e}")))
 }
 
 /// How deep valid JSON is nested.
@@ -179,6 +209,15 @@ impl Serialize for Value {
     }
 }
 
+impl Serialize for Leaf<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::Tensor(name) => tagged(to, "$tensor", name),
+            Self::Value(value) => value.serialize(to),
+        }
+    }
+}
+
 fn tagged<S: Serializer, T: Serialize + ?Sized>(
     to: S,
     tag: &str,
@@ -189,13 +228,18 @@ fn tagged<S: Serializer, T: Serialize + ?Sized>(
     map.end()
 }
 
+/// Whether a key is taken for no tag.
+fn is_plain(key: &str) -> bool {
+    !key.starts_with('$')
+}
+
 /// A JSON object where all keys are text that no tag is mistaken for, else a list of pairs.
 fn serialize_dict<S: Serializer>(
     items: &[(Value, Value)],
     to: S,
 ) -> std::result::Result<S::Ok, S::Error> {
     let plain: Option<Vec<_>> =
-        items.iter().map(|(k, v)| Some((k.as_str().filter(|k| !k.starts_with('$'))?, v))).collect();
+        items.iter().map(|(k, v)| Some((k.as_str().filter(|k| is_plain(k))?, v))).collect();
     match plain {
         Some(items) => to.collect_map(items),
         None => tagged(to, "$dict", items),

@@ -108,20 +108,23 @@ impl<'a> Filling<'a> {
         let mut checksums = Vec::with_capacity(block.len.div_ceil(origin.checksum_bytes));
         let mut hasher = crc32fast::Hasher::new();
         let (mut filled, mut hashed) = (0, 0);
+        // The clock is read at the ends of runs: at each of a thousand small pieces it would cost more
+        // than copying the smallest.
+        let mut copying = Instant::now();
         for piece in pieces {
             let mut offset = piece.range.start;
             while offset < piece.range.end {
                 let covered = origin.checksum_bytes - filled % origin.checksum_bytes;
                 let len = (piece.range.end - offset).min(RUN_BYTES).min(covered);
-                let copying = Instant::now();
                 self.gather(piece.from, offset, filled..filled + len)?;
-                origin.clocks.copy.add(copying);
                 (offset, filled) = (offset + len, filled + len);
                 let ends = len == covered || filled == block.len;
                 if filled - hashed >= RUN_BYTES || ends {
                     let hashing = Instant::now();
+                    origin.clocks.copy.add_span(copying, hashing);
                     hasher.update(self.transit.bytes(hashed..filled));
-                    origin.clocks.checksum.add(hashing);
+                    copying = Instant::now();
+                    origin.clocks.checksum.add_span(hashing, copying);
                     hashed = filled;
                 }
                 if ends {
@@ -193,7 +196,11 @@ pub(super) struct Clock(AtomicU64);
 
 impl Clock {
     pub fn add(&self, since: Instant) {
-        self.0.fetch_add(since.elapsed().as_nanos() as u64, Relaxed);
+        self.add_span(since, Instant::now());
+    }
+
+    pub fn add_span(&self, from: Instant, to: Instant) {
+        self.0.fetch_add((to - from).as_nanos() as u64, Relaxed);
     }
 
     pub fn add_seconds(&self, seconds: f64) {

@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use crate::format::header::{self, Placed};
 use crate::format::{Chunk, Item, TensorEntry, names};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// The safetensors library refuses headers of more than 100,000,000 bytes. Half of that leaves room
@@ -142,35 +142,50 @@ struct Member {
 
 /// The items in the order in which they came, checked.
 fn order(items: &[Item]) -> Result<Vec<Member>> {
-    let mut layers: HashMap<&str, Vec<usize>> = HashMap::with_capacity(items.len());
+    /// The first item of a name, and how many there were.
+    struct Known {
+        first: usize,
+        count: u32,
+    }
+    let mut known: HashMap<&str, Known> = HashMap::with_capacity(items.len());
+    let mut boxes = HashSet::new();
     let mut order = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
         item.check()?;
         let nbytes = item.info.nbytes()?;
-        let earlier = layers.entry(&item.info.name).or_default();
-        for &other in earlier.iter() {
-            check_boxes(&items[other], item)?;
+        let of_name = known.entry(&item.info.name).or_insert(Known { first: index, count: 0 });
+        if of_name.count > 0 {
+            check_boxes(&items[of_name.first], item)?;
         }
-        order.push(Member { item: index, nbytes, layer: earlier.len() as u32 });
-        earlier.push(index);
+        // By where it lies, as comparing each with each would take quadratic time. Empty boxes may
+        // lie anywhere, as uneven sharding leaves them.
+        if item.part.is_some()
+            && !item.info.shape.contains(&0)
+            && !boxes.insert((of_name.first, &item.part))
+        {
+            return Err(named_twice(item));
+        }
+        order.push(Member { item: index, nbytes, layer: of_name.count });
+        of_name.count += 1;
     }
     Ok(order)
 }
 
-/// Two items of one name are two boxes of one tensor.
-fn check_boxes(other: &Item, item: &Item) -> Result<()> {
-    let (name, shape) = (&item.info.name, item.tensor_shape());
-    // Empty boxes may lie anywhere, as uneven sharding leaves them.
-    let same = other.part == item.part && !other.info.shape.contains(&0);
-    let same = same && !item.info.shape.contains(&0);
-    if other.part.is_none() || item.part.is_none() || same {
-        return Err(Error::invalid(format!("two tensors are named {name:?}")));
+fn named_twice(item: &Item) -> Error {
+    Error::invalid(format!("two tensors are named {:?}", item.info.name))
+}
+
+/// Two items of one name are boxes of one tensor.
+fn check_boxes(first: &Item, item: &Item) -> Result<()> {
+    if first.part.is_none() || item.part.is_none() {
+        return Err(named_twice(item));
     }
-    if (other.info.dtype, other.tensor_shape()) != (item.info.dtype, shape) {
+    let (name, shape) = (&item.info.name, item.tensor_shape());
+    if (first.info.dtype, first.tensor_shape()) != (item.info.dtype, shape) {
         return Err(Error::invalid(format!(
             "tensor {name:?} is {} {:?} in one of its boxes and {} {shape:?} in another",
-            other.info.dtype,
-            other.tensor_shape(),
+            first.info.dtype,
+            first.tensor_shape(),
             item.info.dtype
         )));
     }
@@ -253,7 +268,9 @@ impl SavePlan {
     pub fn pieces(&self, block: &Block) -> Vec<Piece> {
         let shard = &self.shards[block.shard];
         let span = block.offset..block.offset + block.len as u64;
-        let mut pieces = Vec::new();
+        let first = shard.items.partition_point(|item| item.range.end <= span.start);
+        let count = shard.items[first..].partition_point(|item| item.range.start < span.end);
+        let mut pieces = Vec::with_capacity(count + 1);
         let mut add = |from, extent: &Range<u64>| {
             let (begin, end) = (span.start.max(extent.start), span.end.min(extent.end));
             if begin < end {
@@ -262,11 +279,7 @@ impl SavePlan {
             }
         };
         add(From::Header, &(0..shard.header.len() as u64));
-        let first = shard.items.partition_point(|item| item.range.end <= span.start);
-        for extent in &shard.items[first..] {
-            if extent.range.start >= span.end {
-                break;
-            }
+        for extent in &shard.items[first..first + count] {
             add(From::Item(extent.item), &extent.range);
         }
         pieces
@@ -282,25 +295,32 @@ impl SavePlan {
             }
         }
         let mut entries: Vec<TensorEntry> = Vec::with_capacity(items.len());
-        let mut numbers: HashMap<&str, usize> = HashMap::with_capacity(items.len());
+        // Whole tensors are one chunk: only those of boxes are looked for.
+        let mut numbers: HashMap<&str, usize> = HashMap::new();
         for (item, (file, begin)) in items.iter().zip(places) {
-            let (offsets, sizes) = match &item.part {
-                None => (None, None),
-                Some(part) => (Some(part.offsets.clone()), Some(item.info.shape.clone())),
+            let Some(part) = &item.part else {
+                entries.push(entry(item, vec![Chunk { file, begin, offsets: None, sizes: None }]));
+                continue;
             };
             let number = *numbers.entry(&item.info.name).or_insert_with(|| {
-                entries.push(TensorEntry {
-                    name: item.info.name.clone(),
-                    dtype: item.info.dtype,
-                    shape: item.tensor_shape().to_vec(),
-                    chunks: Vec::new(),
-                    object: item.object,
-                });
+                entries.push(entry(item, Vec::new()));
                 entries.len() - 1
             });
+            let (offsets, sizes) = (Some(part.offsets.clone()), Some(item.info.shape.clone()));
             entries[number].chunks.push(Chunk { file, begin, offsets, sizes });
         }
         entries
+    }
+}
+
+/// The manifest's entry of an item's tensor.
+fn entry(item: &Item, chunks: Vec<Chunk>) -> TensorEntry {
+    TensorEntry {
+        name: item.info.name.clone(),
+        dtype: item.info.dtype,
+        shape: item.tensor_shape().to_vec(),
+        chunks,
+        object: item.object,
     }
 }
 

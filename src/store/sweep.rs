@@ -88,7 +88,8 @@ fn plan(dir: &Path, manifest: Option<&Manifest>) -> Result<Plan> {
         let committed = name.strip_suffix(names::PART_SUFFIX).filter(|n| listed.contains(n));
         let stale_shard = manifest.is_some() && names::is_shard(name) && !listed.contains(&**name);
         match committed {
-            Some(shard) if !present.iter().any(|n| n == shard) => {
+            // Sorted, so that ten thousand files are looked up as fast as ten.
+            Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
                 plan.rename.push((path, dir.join(shard)));
             }
             _ if names::is_part(name) || stale_shard => plan.remove.push(path),

@@ -2,6 +2,7 @@
 //! operation, or by descriptor when the table is refused or full.
 
 use crate::engine::FileId;
+use crate::engine::slots::Slots;
 use io_uring::IoUring;
 use std::fs::File;
 use std::io;
@@ -14,7 +15,7 @@ const TABLE: u32 = 256;
 pub(super) struct Files {
     /// Entries of the kernel's table; 0 without one. A file in it has the same number in both.
     table: usize,
-    slots: Vec<Option<Slot>>,
+    slots: Slots<Slot>,
 }
 
 pub(super) struct Slot {
@@ -33,30 +34,27 @@ impl Files {
         if let Err(error) = &table {
             tracing::debug!(%error, "no table of registered files: descriptors are used instead");
         }
-        Self { table: table.map_or(0, |()| TABLE as usize), slots: Vec::new() }
+        Self { table: table.map_or(0, |()| TABLE as usize), slots: Slots::new() }
     }
 
     /// Takes the lowest free number, so that the table is used as far as it goes.
     pub(super) fn attach(&mut self, ring: &IoUring, file: Arc<File>) -> FileId {
-        let free = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
-        let registered = free < self.table
-            && ring.submitter().register_files_update(free as u32, &[file.as_raw_fd()]).is_ok();
-        self.slots[free] = Some(Slot { file, registered });
-        FileId(free as u32)
+        let table = self.table;
+        self.slots.insert_with(|number| {
+            let registered = (number as usize) < table
+                && ring.submitter().register_files_update(number, &[file.as_raw_fd()]).is_ok();
+            Slot { file, registered }
+        })
     }
 
     pub(super) fn detach(&mut self, ring: &IoUring, id: FileId) {
-        let slot = self.slots.get_mut(id.0 as usize).and_then(Option::take);
-        if slot.is_some_and(|slot| slot.registered) {
+        if self.slots.remove(id).is_some_and(|slot| slot.registered) {
             // Were it to fail, the kernel would keep the file until the number is used again.
             let _: io::Result<usize> = ring.submitter().register_files_update(id.0, &[-1]);
         }
     }
 
     pub(super) fn get(&self, id: FileId) -> Option<&Slot> {
-        self.slots.get(id.0 as usize)?.as_ref()
+        self.slots.get(id)
     }
 }

@@ -1,0 +1,114 @@
+//! Work to be counted, one case a run: `instructions CASE SIZE`. For `tools/bench_check.py`, which
+//! runs each case in two sizes under callgrind; the difference is what an item costs.
+//!
+//! Everything goes to nowhere, by one filler. What is measured is inside of `measured`, by whose
+//! name callgrind knows when to count; what several threads do is counted from beginning to end.
+
+#[path = "../tests/common/nowhere.rs"]
+mod nowhere;
+
+use nowhere::{Sparse, boxes, items, layout, mixed, runtime, state, vast};
+use ringstow::format::{FileEntry, Manifest};
+use ringstow::plan::load::{Unit, Want};
+use ringstow::plan::save::Shard;
+use ringstow::{Checkpoint, Config, LoadOptions, StateDict};
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Arc;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.as_slice() {
+        [case, size] if size.parse::<usize>().is_ok() => {
+            run(case, size.parse().expect("it was looked at"));
+        }
+        // `cargo bench` runs this too.
+        _ => println!("usage: instructions CASE SIZE; `make bench-check` counts them all"),
+    }
+}
+
+fn run(case: &str, size: usize) {
+    match case {
+        "layout of a tensor" => {
+            let items = items(size, mixed);
+            measured(|| layout(&items));
+        }
+        "pieces of a block" => {
+            let plan = layout(&items(size * 1024, |_| 4096));
+            let pieces = || plan.blocks.iter().map(|b| plan.pieces(b).len()).sum::<usize>();
+            pieces(); // the first to want much memory tidies up what the layout let go of
+            measured(pieces);
+        }
+        "manifest's entry written" => {
+            let manifest = manifest(size);
+            measured(|| manifest.encode());
+        }
+        "manifest's entry read" => {
+            let text = manifest(size).encode().expect("it can be written");
+            measured(|| Manifest::decode(&text, Path::new("manifest.json")).expect("it is valid"));
+        }
+        "read of a tensor planned" => {
+            let plan = layout(&items(size, mixed));
+            let shard = &plan.shards[0];
+            let want = |e: &ringstow::plan::save::Extent| Want { file: 0, range: e.range.clone() };
+            let wants: Vec<Want> = shard.items.iter().map(want).collect();
+            let unit = Unit::Blocks { bytes: 1 << 20, most: 4 << 20 };
+            measured(|| unit.reads(&wants, &[shard.bytes]));
+        }
+        "checksum of 64 KiB" => {
+            let data = vec![7u8; size << 16];
+            measured(|| crc32fast::hash(&data));
+        }
+        "block saved" => drop(save(&vast(Box::new(Sparse(size as u64 * BLOCK))))),
+        "tensor saved" => drop(save(&state(size, |_| 512))),
+        "tensor saved and loaded" => load(&state(size, |_| 512)),
+        "box of a tensor laid out" => {
+            let items = boxes(size);
+            measured(|| layout(&items));
+        }
+        "block saved and loaded" => load(&vast(Box::new(Sparse(size as u64 * BLOCK)))),
+        other => panic!("no case {other:?}"),
+    }
+}
+
+#[inline(never)]
+fn measured<T>(work: impl FnOnce() -> T) {
+    black_box(work());
+}
+
+fn manifest(tensors: usize) -> Manifest {
+    let items = items(tensors, mixed);
+    let plan = layout(&items);
+    let file = |shard: &Shard| FileEntry {
+        name: shard.name.clone(),
+        bytes: shard.bytes,
+        crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
+    };
+    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
+    let files = plan.shards.iter().map(file).collect();
+    Manifest::new(0, 1, 1 << 20, files, plan.entries(&items), state)
+}
+
+/// Small, so that what is done once a block stands out from what is done to its bytes.
+const BLOCK: u64 = 64 << 10;
+
+fn config() -> Config {
+    Config { block_bytes: BLOCK, pool_bytes: 8 * BLOCK, fillers: 1, ..Config::default() }
+}
+
+fn save(state: &StateDict) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("there is a place for it");
+    ringstow::store::save(&runtime(config()), state, &dir.path().join("to"), &Arc::default())
+        .expect("the save works");
+    dir
+}
+
+/// Saves and loads: a load is the difference to a save.
+fn load(state: &StateDict) {
+    let dir = save(state);
+    let checkpoint = Checkpoint::open(dir.path().join("to")).expect("it was saved");
+    let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+    let options = LoadOptions { verify: false };
+    black_box(checkpoint.load_names(names, options, &runtime(config()), &Arc::default()))
+        .expect("the load works");
+}

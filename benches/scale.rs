@@ -1,0 +1,239 @@
+//! Cost against size: what a tensor costs in each step of a save or load when there are more of
+//! them, and a block when a tensor has more of them. Everything goes to nowhere
+//! (`engine::null`), so that no disk is measured.
+//!
+//! Figures are items a second: where there are ten times as many and each takes as long, the cost
+//! is linear. `RINGSTOW_BENCH_LARGE` (set: 1,000,000 tensors, 64 GB in one as well);
+//! `cargo bench --bench scale -- --test` runs everything once, small.
+
+#[path = "../tests/common/nowhere.rs"]
+mod nowhere;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
+use ringstow::format::header::{self, Placed};
+use ringstow::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, names};
+use ringstow::plan::load::{Unit, Want};
+use ringstow::plan::save::{SavePlan, Shard};
+use ringstow::{Checkpoint, Config, Dtype, Item, LoadOptions, Runtime, Session, StateDict};
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn smoke() -> bool {
+    std::env::args().any(|arg| arg == "--test")
+}
+
+fn large() -> bool {
+    std::env::var_os("RINGSTOW_BENCH_LARGE").is_some()
+}
+
+/// Numbers of tensors, each ten times the one before.
+fn counts() -> Vec<usize> {
+    match (smoke(), large()) {
+        (true, _) => vec![100],
+        (false, false) => vec![1_000, 10_000, 100_000],
+        (false, true) => vec![1_000, 10_000, 100_000, 1_000_000],
+    }
+}
+
+/// Benches `work` on each of `sizes`, told per item. `prepare` is not timed.
+fn each<T>(
+    criterion: &mut Criterion,
+    name: &str,
+    sizes: &[usize],
+    prepare: impl Fn(usize) -> T,
+    work: impl Fn(&T),
+) {
+    let mut group = criterion.benchmark_group(name);
+    group.sample_size(10).warm_up_time(Duration::from_millis(200));
+    group.measurement_time(Duration::from_secs(2));
+    for &size in sizes {
+        let input = prepare(size);
+        group.throughput(Throughput::Elements(size as u64));
+        group.bench_function(BenchmarkId::from_parameter(size), |b| b.iter(|| work(&input)));
+    }
+}
+
+fn laid_out(count: usize) -> (Vec<Item>, SavePlan) {
+    let items = items(count, mixed);
+    let plan = layout(&items);
+    (items, plan)
+}
+
+fn manifest((items, plan): &(Vec<Item>, SavePlan)) -> Manifest {
+    let file = |shard: &Shard| FileEntry {
+        name: shard.name.clone(),
+        bytes: shard.bytes,
+        crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
+    };
+    let files = plan.shards.iter().map(file).collect();
+    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
+    Manifest::new(0, 1, 1 << 20, files, plan.entries(items), state)
+}
+
+/// The headers of all shards.
+fn headers((items, plan): &(Vec<Item>, SavePlan)) -> usize {
+    let header = |shard: &Shard| {
+        let start = shard.header.len() as u64;
+        let placed = |e: &ringstow::plan::save::Extent| Placed {
+            item: &items[e.item],
+            begin: e.range.start - start,
+            end: e.range.end - start,
+        };
+        header::build(&shard.items.iter().map(placed).collect::<Vec<_>>()).len()
+    };
+    plan.shards.iter().map(header).sum()
+}
+
+/// What saving plans and writes down, without any I/O.
+fn planning(criterion: &mut Criterion) {
+    let counts = counts();
+    each(criterion, "state", &counts, |n| n, |&n| drop(black_box(state(n, mixed))));
+    each(criterion, "layout", &counts, |n| items(n, mixed), |i| drop(black_box(layout(i))));
+    let boxed = &counts[..counts.len().min(2)];
+    each(criterion, "layout of boxes of one tensor", boxed, boxes, |i| drop(black_box(layout(i))));
+    each(criterion, "headers", &counts, laid_out, |made| {
+        black_box(headers(made));
+    });
+    each(criterion, "entries", &counts, laid_out, |(i, p)| drop(black_box(p.entries(i))));
+    let made = |n| manifest(&laid_out(n));
+    each(criterion, "manifest/encode", &counts, made, |m| drop(black_box(m.encode())));
+    let text = |n| made(n).encode().expect("it can be written");
+    each(criterion, "manifest/decode", &counts, text, |t| {
+        black_box(Manifest::decode(t, Path::new("manifest.json")).expect("it is valid"));
+    });
+}
+
+/// Which reads a load makes of all tensors, of each tenth, of one; per tensor of the checkpoint.
+fn reads(criterion: &mut Criterion) {
+    for (part, every) in [("all", 1), ("a tenth", 10), ("one", usize::MAX)] {
+        let wants = |n| {
+            let (_, plan) = laid_out(n);
+            let of = |(file, shard): (usize, &Shard)| {
+                let want = |e: &ringstow::plan::save::Extent| (e.item, e.range.clone());
+                let all: Vec<_> = shard.items.iter().map(want).collect();
+                all.into_iter().map(move |(item, range)| (item, Want { file, range }))
+            };
+            let all = plan.shards.iter().enumerate().flat_map(of);
+            let wanted = all.filter(|(item, _)| item % every == 0).map(|(_, want)| want).collect();
+            let file_bytes: Vec<u64> = plan.shards.iter().map(|shard| shard.bytes).collect();
+            (wanted, file_bytes)
+        };
+        let unit = Unit::Blocks { bytes: 1 << 20, most: 4 << 20 };
+        each(
+            criterion,
+            &format!("reads of {part}"),
+            &counts(),
+            wants,
+            |(wants, file_bytes): &(Vec<Want>, Vec<u64>)| {
+                black_box(unit.reads(wants, file_bytes));
+            },
+        );
+    }
+}
+
+/// Where checkpoints to nowhere are: their files have their length all the same, so it is a place
+/// where that takes no space, if there is one.
+struct Place(Option<Endless>);
+
+impl Place {
+    fn new() -> Self {
+        let endless = Endless::new();
+        if let Err(why) = &endless {
+            println!("no place for 64 GB, which needs root: {why}");
+        }
+        Self(endless.ok())
+    }
+
+    fn path(&self) -> PathBuf {
+        let here = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        self.0.as_ref().map_or(here, Endless::path).join("ringstow-scale")
+    }
+}
+
+fn save(runtime: &Runtime, state: &StateDict, dir: &Path) {
+    ringstow::store::save(runtime, state, dir, &Arc::default()).expect("the save works");
+}
+
+/// Loads every `every`th tensor of a checkpoint.
+fn load(runtime: &Runtime, dir: &Path, every: usize) {
+    let checkpoint = Checkpoint::open(dir).expect("it was saved");
+    let names = checkpoint.tensors().iter().step_by(every).map(|tensor| tensor.name.as_str());
+    // What is read from nowhere is not what was written.
+    let options = LoadOptions { verify: false };
+    black_box(checkpoint.load_names(names, options, runtime, &Arc::default()).expect("it works"));
+}
+
+/// A save and load from beginning to end, but for the disk.
+fn pipeline(criterion: &mut Criterion) {
+    let (place, runtime, counts) = (Place::new(), runtime(Config::default()), counts());
+    let dir = place.path();
+    let mixed_state = |n| state(n, mixed);
+    each(criterion, "save/mixed sizes", &counts, mixed_state, |s| save(&runtime, s, &dir));
+    let alike = |n| state(n, |_| 4096);
+    each(criterion, "save/4 KiB", &counts, alike, |s| save(&runtime, s, &dir));
+    let saved = |n| save(&runtime, &state(n, mixed), &dir);
+    each(criterion, "open", &counts, saved, |()| {
+        black_box(Checkpoint::open(&dir).expect("it was saved"));
+    });
+    for (part, every) in [("all", 1), ("a tenth", 10), ("one", usize::MAX)] {
+        each(criterion, &format!("load/{part}"), &counts, saved, |()| load(&runtime, &dir, every));
+    }
+    let blocks: &[usize] = match (smoke(), large() && place.0.is_some()) {
+        (true, _) => &[10],
+        (false, false) => &[200, 2_000],
+        (false, true) => &[1_500, 15_000],
+    };
+    let vast = |n| vast(Box::new(Sparse(n as u64 * (4 << 20) - 4096)));
+    each(criterion, "save/blocks of one tensor", blocks, vast, |s| save(&runtime, s, &dir));
+    let _ = std::fs::remove_dir_all(&dir);
+}
+
+/// What as many ranks wrote, a tensor each: their receipts, and files of the right length.
+fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
+    let receipt = |rank: usize| {
+        let name = names::shard(rank as u32, 0, 0);
+        let file = std::fs::File::create(dir.join(names::part(&name))).expect("it can be made");
+        file.set_len(8192).expect("it can be as long");
+        let chunk = Chunk { file: 0, begin: 4096, offsets: None, sizes: None };
+        let tensor = TensorEntry {
+            name: nowhere::name(rank),
+            dtype: Dtype::F32,
+            shape: vec![64, 16],
+            chunks: vec![chunk],
+            object: false,
+        };
+        let files = vec![FileEntry { name, bytes: 8192, crc32: vec![0] }];
+        Receipt { rank: rank as u32, block_bytes: 1 << 20, files, tensors: vec![tensor] }
+    };
+    (0..ranks).map(receipt).collect()
+}
+
+fn commit(ranks: usize, dir: &Path) -> Duration {
+    let _ = std::fs::remove_dir_all(dir);
+    let session = Session::begin(dir, ranks as u32).expect("nobody else saves there");
+    let receipts = write_ranks(ranks, dir);
+    let tree = serde_json::value::to_raw_value(&()).expect("null is JSON");
+    let started = Instant::now();
+    session.commit(receipts, tree).expect("all parts are there");
+    started.elapsed()
+}
+
+/// From the ranks' receipts to the last of their files' names.
+fn ranks(criterion: &mut Criterion) {
+    let place = Place::new();
+    let mut group = criterion.benchmark_group("commit of ranks");
+    group.sample_size(10).warm_up_time(Duration::from_millis(200));
+    for ranks in if smoke() { vec![16] } else { vec![256, 1024, 4096] } {
+        group.throughput(Throughput::Elements(ranks as u64));
+        group.bench_function(BenchmarkId::from_parameter(ranks), |b| {
+            b.iter_custom(|times| (0..times).map(|_| commit(ranks, &place.path())).sum());
+        });
+    }
+    let _ = std::fs::remove_dir_all(place.path());
+}
+
+criterion_group!(benches, planning, reads, pipeline, ranks);
+criterion_main!(benches);

@@ -1,0 +1,75 @@
+"""The comparison of instruction counts, by counts that are made up."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "bench_check.py"
+HERE = {"rustc": "1.95.0", "target": "x86_64-unknown-linux-gnu"}
+BASELINE = HERE | {"instructions": {"block": 1000, "tensor": 200}}
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    spec = importlib.util.spec_from_file_location("bench_check", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_check"] = module  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("block", "code", "told"),
+    [
+        (1000, 0, "2 cases"),
+        (1049, 0, "2 cases"),
+        (1051, 1, "WORSE: block: 1,000 instructions before, 1,051 now, +5.1 %"),
+        (940, 0, "better: block"),
+    ],
+)
+def test_more_than_five_percent_is_a_regression(
+    tool: Any, capsys: pytest.CaptureFixture[str], block: float, code: int, told: str
+) -> None:
+    assert tool.check({"block": block, "tensor": 200}, BASELINE, HERE) == code
+    assert told in capsys.readouterr().out
+
+
+def test_by_another_compiler_only_more_than_a_quarter_is(
+    tool: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = HERE | {"rustc": "1.99.0"}
+    assert tool.check({"block": 1200, "tensor": 200}, BASELINE, other) == 0
+    assert tool.check({"block": 1300, "tensor": 200}, BASELINE, other) == 1
+    assert "rustc: 1.95.0 in the baseline, 1.99.0 here" in capsys.readouterr().out
+
+
+def test_a_case_that_is_not_compared_is_a_failure(tool: Any) -> None:
+    assert tool.check({"block": 1000}, BASELINE, HERE) == 1
+    assert tool.check({"block": 1000, "tensor": 200, "new": 1}, BASELINE, HERE) == 1
+
+
+def test_the_cost_of_an_item_leaves_out_what_is_done_once(
+    tool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "count", lambda binary, case, size: 1_000_000 + 70 * size)
+    assert tool.cost(Path("bench"), tool.Case("block", 10, 110)) == 70
+
+
+def test_without_valgrind_it_says_what_to_install(
+    tool: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool.shutil, "which", lambda program: None)
+    assert tool.main([]) == 2
+    assert "apt-get install valgrind" in capsys.readouterr().out
+
+
+def test_every_case_of_the_baseline_is_counted(tool: Any) -> None:
+    counted = tool.json.loads(tool.BASELINE.read_text())["instructions"]
+    assert list(counted) == [case.name for case in tool.CASES]

@@ -1,0 +1,139 @@
+//! States of very many or very large tensors that take no memory of their own, saved and loaded over
+//! the engine to nowhere. Shared by the tests and benches of scale.
+#![allow(dead_code)] // each of them uses a part of it
+
+use ringstow::device::Source;
+use ringstow::engine::null::Null;
+use ringstow::plan::save::{Options, SavePlan, plan};
+use ringstow::{Config, Dtype, Item, Part, Runtime, StateDict, TensorInfo};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+/// Sizes in bytes that follow one another in a state of mixed ones: 4 KiB on average.
+const MIXED: [u64; 8] = [64, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10];
+
+/// What the tensors of [`state`] are copied from, all of them.
+static BYTES: [u8; 16 << 10] = [7; 16 << 10];
+
+/// Bytes of the `i`th tensor of a state of mixed sizes.
+pub fn mixed(i: usize) -> u64 {
+    MIXED[i % MIXED.len()]
+}
+
+/// The name of the `i`th tensor, as long as models have them.
+pub fn name(i: usize) -> String {
+    format!("model.layers.{}.block.{}.weight", i / 10, i % 10)
+}
+
+fn info(name: String, bytes: u64) -> TensorInfo {
+    TensorInfo { name, dtype: Dtype::F32, shape: vec![bytes / 64, 16] }
+}
+
+/// As many tensors, of the sizes that `bytes` says.
+pub fn items(count: usize, bytes: impl Fn(usize) -> u64) -> Vec<Item> {
+    (0..count).map(|i| info(name(i), bytes(i)).into()).collect()
+}
+
+/// As many boxes of one tensor, a row each.
+pub fn boxes(count: usize) -> Vec<Item> {
+    let row = |i| Item {
+        part: Some(Part { shape: vec![count as u64, 16], offsets: vec![i as u64, 0] }),
+        ..info("experts".into(), 64).into()
+    };
+    (0..count).map(row).collect()
+}
+
+/// As many tensors, with bytes that they share.
+pub fn state(count: usize, bytes: impl Fn(usize) -> u64) -> StateDict<'static> {
+    let mut state = StateDict::new();
+    for i in 0..count {
+        let bytes = bytes(i);
+        state.source(info(name(i), bytes), Box::new(&BYTES[..bytes as usize]));
+    }
+    state
+}
+
+/// The tensor "vast".
+pub fn vast(source: Box<dyn Source>) -> StateDict<'static> {
+    let mut state = StateDict::new();
+    state.source(info("vast".into(), source.nbytes()), source);
+    state
+}
+
+/// A tensor of this many bytes that nobody wrote: reading it costs nothing, and leaves what is in
+/// the buffer.
+pub struct Sparse(pub u64);
+
+impl Source for Sparse {
+    fn nbytes(&self) -> u64 {
+        self.0
+    }
+
+    fn read(&self, _: usize, _: &mut [u8]) {}
+}
+
+/// The layout of these tensors in blocks of 4 MiB.
+pub fn layout(items: &[Item]) -> SavePlan {
+    let options = Options { rank: 0, generation: 0, block_bytes: 4 << 20, shard_bytes: 0 };
+    plan(items, options).expect("the tensors are valid")
+}
+
+/// A runtime that writes to nowhere, and reads zeros.
+pub fn runtime(config: Config) -> Runtime {
+    let depth = config.queue_depth as usize;
+    Runtime::with_engine(config, Arc::new(move || Ok(Box::new(Null::new(depth)))))
+        .expect("the configuration is valid")
+}
+
+/// A directory whose files take no space, however long they are: of a file system without a device,
+/// mounted in a mount namespace of this thread and those that it starts from then on.
+pub struct Endless {
+    root: tempfile::TempDir,
+    point: PathBuf,
+}
+
+impl Endless {
+    /// Needs root.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    #[cfg(target_os = "linux")]
+    pub fn new() -> Result<Self, String> {
+        use nix::sched::{CloneFlags, unshare};
+        unshare(CloneFlags::CLONE_NEWNS).map_err(|e| format!("no mount namespace: {e}"))?;
+        run("mount", &["--make-rprivate", "/"])?;
+        let root = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let point = root.path().join("endless");
+        std::fs::create_dir(&point).map_err(|e| e.to_string())?;
+        run("mount", &["-t", "ramfs", "none", &point.to_string_lossy()])?;
+        Ok(Self { root, point })
+    }
+
+    /// Needs Linux.
+    ///
+    /// # Errors
+    /// Always.
+    #[cfg(not(target_os = "linux"))]
+    pub fn new() -> Result<Self, String> {
+        Err("no mount namespaces on this platform".into())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.point
+    }
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        let _ = run("umount", &["-l", &self.point.to_string_lossy()]);
+    }
+}
+
+fn run(program: &str, args: &[&str]) -> Result<(), String> {
+    let status = Command::new(program).args(args).status();
+    match status.map_err(|e| format!("{program} cannot be run: {e}"))?.success() {
+        true => Ok(()),
+        false => Err(format!("{program} {} failed", args.join(" "))),
+    }
+}

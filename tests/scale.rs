@@ -1,0 +1,245 @@
+//! What holds however large a state is, told by counts and not by the clock: what is allocated grows
+//! as the state does, a tensor larger than memory goes through the pool, a cancelled save ends.
+
+mod common;
+#[path = "common/nowhere.rs"]
+mod nowhere;
+
+use common::{State, names_in, small_config};
+use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
+use ringstow::device::Source;
+use ringstow::format::{FileEntry, Manifest, Receipt, receipt};
+use ringstow::plan::save::Shard;
+use ringstow::{Checkpoint, Config, Error, Job, LoadOptions, Runtime};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+/// Times as many allocations for ten times as many tensors, at most. Linear is ten; what doubles as it
+/// grows does so a few times more.
+const GROWTH_MAX: f64 = 12.0;
+
+/// What `work` allocates on this thread for 1,000 and for 10,000 of them.
+#[track_caller]
+fn assert_linear(what: &str, mut work: impl FnMut(usize)) {
+    work(10); // what is made once and kept
+    let mut counts = [1_000, 10_000].map(|n| allocation_counter::measure(|| work(n)).count_total);
+    counts[0] = counts[0].max(10); // a handful is none
+    let [few, many] = counts;
+    let growth = many as f64 / few as f64;
+    assert!(growth <= GROWTH_MAX, "{what}: {few} allocations, for ten times as many {many}");
+}
+
+fn manifest(count: usize) -> Manifest {
+    let items = items(count, mixed);
+    let plan = layout(&items);
+    let file = |shard: &Shard| FileEntry {
+        name: shard.name.clone(),
+        bytes: shard.bytes,
+        crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
+    };
+    let files = plan.shards.iter().map(file).collect();
+    let state = serde_json::value::to_raw_value(&()).unwrap();
+    Manifest::new(0, 1, 1 << 20, files, plan.entries(&items), state)
+}
+
+/// What as many ranks wrote, a tensor each.
+fn receipts(ranks: usize) -> Vec<Receipt> {
+    let one = manifest(1);
+    let receipt = |rank| {
+        let (files, mut tensors) = (one.files.clone(), one.tensors.clone());
+        tensors[0].name = nowhere::name(rank as usize);
+        Receipt { rank, block_bytes: one.block_bytes, files, tensors }
+    };
+    (0..ranks as u32).map(receipt).collect()
+}
+
+fn one_filler() -> Runtime {
+    runtime(Config { fillers: 1, ..small_config() })
+}
+
+fn save(runtime: &Runtime, count: usize, dir: &Path) {
+    ringstow::store::save(runtime, &state(count, |_| 64), dir, &Arc::default()).unwrap();
+}
+
+fn load(runtime: &Runtime, dir: &Path) {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+    // What is read from nowhere is not what was written.
+    let options = LoadOptions { verify: false };
+    checkpoint.load_names(names, options, runtime, &Arc::default()).unwrap();
+}
+
+#[test]
+fn ten_times_as_many_tensors_take_ten_times_the_allocations() {
+    assert_linear("a layout", |n| drop(layout(&items(n, mixed))));
+    assert_linear("a layout of boxes of one tensor", |n| drop(layout(&boxes(n))));
+    assert_linear("a manifest", |n| {
+        let text = manifest(n).encode().unwrap();
+        Manifest::decode(&text, Path::new("manifest.json")).unwrap();
+    });
+    assert_linear("receipts", |n| drop(receipt::merge(receipts(n)).unwrap()));
+}
+
+#[test]
+fn ten_times_as_many_tensors_are_saved_and_loaded_with_ten_times_the_allocations() {
+    let (root, runtime) = (common::scratch(), one_filler());
+    let dir = root.path().join("to");
+    assert_linear("a save", |n| save(&runtime, n, &dir));
+    assert_linear("a save and a load", |n| {
+        save(&runtime, n, &dir);
+        load(&runtime, &dir);
+    });
+}
+
+#[test]
+fn a_block_takes_a_handful_of_allocations() {
+    const EACH_MAX: u64 = 10;
+    let (root, runtime) = (common::scratch(), one_filler());
+    let dir = root.path().join("to");
+    let count = |blocks: u64| {
+        let state = vast(Box::new(Sparse(blocks * 4096)));
+        let save = || drop(ringstow::store::save(&runtime, &state, &dir, &Arc::default()).unwrap());
+        save();
+        allocation_counter::measure(save).count_total
+    };
+    let (few, many) = (count(100), count(1_100));
+    assert!(many <= few + 1_000 * EACH_MAX, "100 blocks: {few} allocations, 1,100 blocks: {many}");
+}
+
+/// A place for a tensor of 64 GB, and how large it may be there.
+fn place() -> (Result<Endless, tempfile::TempDir>, u64) {
+    match Endless::new() {
+        Ok(endless) => (Ok(endless), 64_000_000_000),
+        Err(why) => {
+            println!(
+                "1 GB in place of 64, as there is no room that needs none (root has it): {why}"
+            );
+            (Err(common::scratch()), 1_000_000_000)
+        }
+    }
+}
+
+fn path_of(place: &Result<Endless, tempfile::TempDir>) -> &Path {
+    match place {
+        Ok(endless) => endless.path(),
+        Err(scratch) => scratch.path(),
+    }
+}
+
+/// A pool of 16 MiB.
+fn small_pool() -> Runtime {
+    runtime(Config { pool_bytes: 16 << 20, fillers: 2, ..Config::default() })
+}
+
+/// Runs a test on a thread of its own, since a mount namespace is a thread's.
+fn apart(test: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        if let Err(panic) = scope.spawn(test).join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// A line of `/proc/self/status`, in bytes.
+#[cfg(target_os = "linux")]
+fn status(key: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+    let kib = line.trim_start_matches(':').trim().trim_end_matches(" kB");
+    kib.parse::<u64>().unwrap() << 10
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_tensor_larger_than_memory_goes_through_a_pool_of_16_mib() {
+    /// The pool, what is kept of each block, and what the other tests here use meanwhile.
+    const GROWTH_BYTES_MAX: u64 = 128 << 20;
+    apart(|| {
+        let (place, bytes) = place();
+        let dir = path_of(&place).join("vast");
+        // Makes VmHWM start anew.
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+        let before = status("VmRSS");
+        let state = vast(Box::new(Sparse(bytes)));
+        let report = ringstow::store::save(&small_pool(), &state, &dir, &Arc::default()).unwrap();
+        assert_eq!((report.tensor_bytes, report.pool_bytes), (bytes, 16 << 20));
+        let grown = status("VmHWM").saturating_sub(before);
+        assert!(grown <= GROWTH_BYTES_MAX, "{grown} bytes more at the peak");
+        assert_eq!(Checkpoint::open(&dir).unwrap().tensors()[0].nbytes(), bytes);
+    });
+}
+
+/// Cancels the save that reads it, at its `at`th piece.
+struct Cancelling {
+    bytes: u64,
+    at: usize,
+    read: Arc<AtomicUsize>,
+    job: Arc<Job>,
+}
+
+impl Source for Cancelling {
+    fn nbytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, _: usize, _: &mut [u8]) {
+        if self.read.fetch_add(1, Relaxed) + 1 == self.at {
+            self.job.cancel();
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_save_of_a_vast_tensor_ends_and_leaves_what_was_there() {
+    /// Pieces that are read of a block, of which each filler finishes one.
+    const PIECES: usize = 16;
+    apart(|| {
+        let (place, bytes) = place();
+        let (dir, runtime) = (path_of(&place).join("vast"), small_pool());
+        save(&runtime, 3, &dir);
+        let names = names_in(&dir);
+        for dir in [dir.clone(), path_of(&place).join("new")] {
+            let (job, read) = (Arc::<Job>::default(), Arc::<AtomicUsize>::default());
+            let source = Cancelling { bytes, at: 1_000, read: read.clone(), job: job.clone() };
+            let error = ringstow::store::save(&runtime, &vast(Box::new(source)), &dir, &job);
+            assert!(matches!(error, Err(Error::Cancelled { .. })), "{error:?}");
+            let pieces = read.load(Relaxed);
+            assert!((1_000..=1_000 + 2 * PIECES).contains(&pieces), "{pieces} pieces were read");
+        }
+        assert_eq!(names_in(&dir), names);
+        assert_eq!(Checkpoint::open(&dir).unwrap().tensors().len(), 3);
+        assert!(!path_of(&place).join("new").exists());
+    });
+}
+
+/// Ends the threads that spin, also when the test fails.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+#[test]
+fn a_save_while_every_core_is_busy_is_whole() {
+    let (root, runtime) = (common::scratch(), common::runtime());
+    let (dir, wanted) = (root.path().join("busy"), State::new(1, &[1, 4096, 1_000_003, 65_536]));
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ended = Ended(&ended);
+        for _ in 0..2 * cores {
+            scope.spawn(|| {
+                while !ended.load(Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        wanted.save(&runtime, &dir).unwrap();
+    });
+    wanted.assert_at(&runtime, &dir);
+    let check = ringstow::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+    assert!(check.damage.is_empty(), "{:?}", check.damage);
+}
