@@ -230,8 +230,8 @@ def check_device(tensor: torch.Tensor, key: str) -> None:
 def _remedy(kind: type) -> str:
     if kind.__name__ == "DTensor":
         return (
-            "distributed tensors need the distributed writer, which is to come; "
-            "until then save .full_tensor() on one rank or .to_local() on each"
+            "save it by torch.distributed.checkpoint with ringstow.dcp.StorageWriter(), or "
+            ".full_tensor() on one rank, or .to_local() on each"
         )
     return "it computes its elements (__torch_dispatch__); save a plain tensor made from it"
 
