@@ -41,7 +41,7 @@ class Peer:
 
     `load` reads all of it; where it can only load `in_place`, it is given tensors of the right
     shapes. None: nothing to check. `loads_as` names the row whose load is the same: this one's is
-    checked, not told.
+    checked, not told. `note` is what a reader of the table should know of how it is set up.
     """
 
     module: str
@@ -53,4 +53,5 @@ class Peer:
     loads_as: str | None = None
     requirements: tuple[str, ...] = ()
     prepare: Callable[[], None] = nothing_to_prepare
+    note: str = ""
     by_default: bool = True

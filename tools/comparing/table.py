@@ -126,12 +126,19 @@ def notes(rounds: Rounds, directory: Path) -> Iterator[str]:
     if fio.FIO in rounds.names:
         yield f"fio: {fio.JOB}"
         yield "  --end_fsync=1, writing a new file; then reading it"
+    yield from peer_notes(rounds)
     if file_system(directory) == "tmpfs":
         yield "This directory is in memory (tmpfs): no load is cold, nothing is durable."
     elif warm := warm_loads(rounds):
         yield "NOT COLD, the page cache could not be dropped: " + ", ".join(warm)
     yield versions_line(rounds)
     yield f"{time.strftime('%Y-%m-%d')}, {machine(directory)}"
+
+
+def peer_notes(rounds: Rounds) -> Iterator[str]:
+    for name in rounds.names:
+        if name in PEERS and PEERS[name].note and name not in rounds.failed:
+            yield f"{name}: {PEERS[name].note}"
 
 
 def in_place(rounds: Rounds) -> list[str]:

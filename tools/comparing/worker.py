@@ -113,8 +113,11 @@ def run(operation: str, peer: Peer, directory: Path, state_bytes: int) -> dict[s
 
 
 def one_line(failure: BaseException) -> str:
-    text = " ".join(str(failure).split())
-    return f"{type(failure).__name__}: {text}"[:300] if text else type(failure).__name__
+    """Its kind, and the first and last line of its message: the last is what a traceback that came
+    from another process ends with."""
+    lines = [" ".join(line.split()) for line in str(failure).splitlines() if line.strip()]
+    told = lines[:1] + [line for line in lines[-1:] if len(lines) > 1]
+    return ": ".join([type(failure).__name__, *(line[:150] for line in told)])
 
 
 def main() -> None:

@@ -59,9 +59,11 @@ def load(path: Path, like: State) -> State:
     return loaded
 
 
+NOTE = f"{BUFFER_BYTES >> 20} MiB of buffer, blocks of {BLOCK_BYTES >> 20} MiB, depth {DEPTH}"
 PEERS = {
     "deepspeed": Peer(
         "deepspeed.io", "deepspeed", save, load, fsync="own files", prepare=prepare,
+        note=NOTE,
         requirements=("deepspeed==0.19.8",),
     ),
 }  # fmt: skip

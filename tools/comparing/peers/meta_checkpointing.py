@@ -1,4 +1,4 @@
-"""Meta's torch_checkpointing: O_DIRECT, by a manager that saves at once or in another process."""
+"""Meta's torch_checkpointing: one manager that saves at once or in another process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from comparing.peer import Finish, Peer, State, nothing_left
 @cache
 def manager(saves: str) -> Any:
     from torch_checkpointing import CheckpointManager
+    from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 
-    config = CheckpointManager.Config
-    return (config.with_sync_save() if saves == "sync" else config.with_async_save()).build()
+    kinds = CheckpointManager.Config
+    config = kinds.with_sync_save() if saves == "sync" else kinds.with_async_save()
+    config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
+    return config.build()
 
 
 def save(state: State, path: Path) -> Finish:
@@ -33,14 +36,17 @@ def load(path: Path, like: State) -> State:
     return loaded
 
 
+NOTE = "use_direct_io=False: the unaligned direct writes of its default are refused by ext4, XFS"
 REQUIREMENTS = ("torch_checkpointing==0.1.1",)
 PEERS = {
     "torch_checkpointing": Peer(
         "torch_checkpointing", "torch_checkpointing", save, load, in_place=True,
+        note=NOTE,
         requirements=REQUIREMENTS,
     ),
     "torch_checkpointing-async": Peer(
         "torch_checkpointing", "torch_checkpointing", save_async, load, in_place=True,
+        note=NOTE,
         loads_as="torch_checkpointing", requirements=REQUIREMENTS,
     ),
 }  # fmt: skip
