@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -138,8 +139,14 @@ def exit_code(rounds: Rounds, finished: bool) -> int:
     return 1 if needed else 0
 
 
+def interrupt(number: int, frame: object) -> None:
+    """A SIGTERM ends us as Ctrl-C does: what runs is ended, what is finished is kept."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     args = arguments()
+    signal.signal(signal.SIGTERM, interrupt)
     state_bytes = int(args.gb * 1e9)
     rounds = Rounds(choose(args))
     (args.out / "logs").mkdir(parents=True, exist_ok=True)
@@ -151,6 +158,9 @@ def main() -> int:
     except CompareFailed as failure:
         say(f"compare: {failure}")
         return 2
+    except KeyboardInterrupt:
+        say("\n  interrupted before anything was measured")
+        return 130
     if shutil.which(fio.FIO):
         rounds.names.append(fio.FIO)
     else:

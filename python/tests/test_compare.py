@@ -128,6 +128,7 @@ def test_environments_differ_by_what_is_installed_and_by_pytorch():
     }
     assert len(names) == 4
     assert all(name.startswith("a-") for name in names)
+    assert environments.environment_name(("a>=1",), []).startswith("a-")
 
 
 def test_pips_reason_is_one_line_that_names_the_conflict():
@@ -197,12 +198,18 @@ def test_a_row_that_loads_as_another_names_one_that_is_there():
         assert peer.begin is not None or peer.load is not None
 
 
+WITHOUT_FIO = {**os.environ, "PATH": "/nonexistent"}
+
+
+def compare(at, rounds, *peers):
+    command = [sys.executable, str(TOOLS / "compare.py"), "--gb", "0.01", "--rounds", str(rounds)]
+    command += ["--peers", *peers, "--nothing-installed"]
+    return [*command, "--dir", str(at), "--out", str(at / "out")]
+
+
 def test_two_peers_are_compared_in_a_small_run(at):
-    command = [sys.executable, str(TOOLS / "compare.py"), "--gb", "0.01", "--rounds", "1"]
-    command += ["--peers", "torch.save", "safetensors", "--nothing-installed"]
-    command += ["--dir", str(at), "--out", str(at / "out")]
-    environment = {**os.environ, "PATH": "/nonexistent"}  # without fio, which is another's figure
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = compare(at, 1, "torch.save", "safetensors")
+    done = subprocess.run(command, capture_output=True, text=True, env=WITHOUT_FIO)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((at / "out" / "result.json").read_text())
     assert [set(measured) for measured in result["rounds"]] == [{"torch.save", "safetensors"}]
@@ -210,4 +217,19 @@ def test_two_peers_are_compared_in_a_small_run(at):
     saved = result["rounds"][0]["torch.save"]["save"]
     assert saved["seconds"] >= saved["seconds_without_our_fsync"] > 0
     assert "torch.save" in (at / "out" / "table.txt").read_text()
+    assert sorted(path.name for path in at.iterdir()) == ["out"]
+
+
+def test_an_interrupted_run_keeps_its_finished_rounds_and_leaves_no_process(at):
+    running = subprocess.Popen(
+        compare(at, 1000, "torch.save"), stdout=subprocess.PIPE, text=True, env=WITHOUT_FIO
+    )
+    for line in running.stdout:
+        if line.startswith("  round 2/"):
+            running.terminate()
+            break
+    told = running.stdout.read()
+    assert running.wait() == 130
+    assert "1 of 1000 rounds were finished" in told
+    assert len(json.loads((at / "out" / "result.json").read_text())["rounds"]) == 1
     assert sorted(path.name for path in at.iterdir()) == ["out"]

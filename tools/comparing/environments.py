@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -40,7 +41,7 @@ def pinned() -> list[str]:
 def environment_name(requirements: tuple[str, ...], constraints: list[str]) -> str:
     """One folder for what is installed alike: another version, PyTorch or Python is another one."""
     told = json.dumps([requirements, constraints, sys.version_info[:2], sys.prefix])
-    first = requirements[0].partition("==")[0]
+    first = re.split("[^A-Za-z0-9._-]", requirements[0])[0]
     return f"{first}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
@@ -100,6 +101,9 @@ def environment_of(
 def prepared(name: str, peer: Peer, log: Path, seconds_max: float) -> Environment:
     """The peer's environment, once it has been seen to import and build there."""
     where = environment_of(peer.requirements, log, seconds_max)
+    # PyTorch waits for ever on the lock of a build that was ended in the middle.
+    for lock in Path(where.variables.get("TORCH_EXTENSIONS_DIR", os.devnull)).glob("*/lock"):
+        lock.unlink()
     arguments = ["prepare", name, str(CACHE)]
     answer = run_worker(where.python, arguments, log, seconds_max, where.variables)
     return Environment(where.python, answer["version"], where.variables)

@@ -26,6 +26,10 @@ def nothing_to_prepare() -> None:
     """What is installed runs as it is."""
 
 
+def nothing_to_prewarm(state: State) -> None:
+    """The library has no call that gets its memory ready."""
+
+
 @dataclass(frozen=True)
 class Peer:
     """One library, one way of calling it.
@@ -33,6 +37,8 @@ class Peer:
     `module` is imported before anything is measured, `distribution` is whose version is told.
     `requirements` are what pip installs into the peer's own environment; with none it runs in the
     project's. `prepare` builds or checks what an installation alone does not show.
+    `prewarm` is what the library's guide has once before training, so that the first save finds its
+    memory: not measured. `note` is what a reader of the table should know of how it is set up.
 
     `begin` returns when training may change the weights; calling what it returned waits until the
     library is done. Whatever `fsync` says the library left out, the worker does after it, inside
@@ -41,7 +47,7 @@ class Peer:
 
     `load` reads all of it; where it can only load `in_place`, it is given tensors of the right
     shapes. None: nothing to check. `loads_as` names the row whose load is the same: this one's is
-    checked, not told. `note` is what a reader of the table should know of how it is set up.
+    checked, not told.
     """
 
     module: str
@@ -53,5 +59,6 @@ class Peer:
     loads_as: str | None = None
     requirements: tuple[str, ...] = ()
     prepare: Callable[[], None] = nothing_to_prepare
+    prewarm: Callable[[State], None] = nothing_to_prewarm
     note: str = ""
     by_default: bool = True

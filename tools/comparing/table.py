@@ -120,7 +120,11 @@ def notes(rounds: Rounds, directory: Path) -> Iterator[str]:
     yield "  it. own: the library; own files: the library its files, this harness the directories;"
     yield "  added: this harness all of it. A few MB are saved first, unmeasured."
     yield "Cold load: page cache dropped, new process. What was read is then checked against what"
-    yield "  was saved. Into tensors that exist already: " + ", ".join(in_place(rounds)) + "."
+    yield (
+        "  was saved. Into tensors that exist already: "
+        + (", ".join(in_place(rounds)) or "none")
+        + "."
+    )
     yield "CPU: user + system of the process and its children; not the kernel's write-back."
     yield "Blocked: until training may change the weights. RAM+: peak RSS over that before a save."
     if fio.FIO in rounds.names:

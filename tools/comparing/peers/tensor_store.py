@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from comparing.peer import Finish, Peer, State, nothing_left
 
-NAMES = "names.json"  # listing an OCDBT database is not what is compared
+DESCRIPTION = "/.zarray"  # the key of an array's metadata, after its name
 
 
 def as_array(tensor: Any) -> Any:
@@ -31,9 +30,12 @@ def as_tensor(array: Any) -> Any:
     return torch.from_numpy(array)
 
 
+def database(path: Path) -> dict[str, str]:
+    return {"driver": "ocdbt", "base": f"file://{path.absolute()}/"}
+
+
 def spec(path: Path, name: str) -> dict[str, Any]:
-    store = {"driver": "ocdbt", "base": f"file://{path.absolute()}/", "path": name}
-    return {"driver": "zarr", "kvstore": store}
+    return {"driver": "zarr", "kvstore": database(path) | {"path": name}}
 
 
 def save(state: State, path: Path) -> Finish:
@@ -59,7 +61,6 @@ def save(state: State, path: Path) -> Finish:
         ]
         for write in done:
             write.copy.result()
-    (path / NAMES).write_text(json.dumps(list(state)))
     return nothing_left
 
 
@@ -67,7 +68,9 @@ def load(path: Path, like: State) -> State:
     import tensorstore
 
     context = tensorstore.Context()
-    names = json.loads((path / NAMES).read_text())
+    keys = tensorstore.KvStore.open(database(path), context=context).result().list().result()
+    described = [key.decode() for key in keys if key.endswith(DESCRIPTION.encode())]
+    names = [key.removesuffix(DESCRIPTION) for key in described]
     opened = {
         name: tensorstore.open(spec(path, name), read=True, context=context) for name in names
     }
@@ -77,7 +80,7 @@ def load(path: Path, like: State) -> State:
 
 PEERS = {
     "tensorstore": Peer(
-        "tensorstore", "tensorstore", save, load, fsync="own files",
+        "tensorstore", "tensorstore", save, load, fsync="own",
         requirements=("tensorstore==0.1.86",),
     ),
 }  # fmt: skip
