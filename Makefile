@@ -31,7 +31,7 @@ help:
 	@echo "make lint     formatting, clippy, ruff, mypy, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
-	@echo "make compare  ringstow beside torch.save, DCP, safetensors and fio (GB=$(GB) ROUNDS=$(ROUNDS))"
+	@echo "make compare  ringstow beside its peers and fio (GB=$(GB) ROUNDS=$(ROUNDS)); installs peers in .peers"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
@@ -102,7 +102,7 @@ gpu-report: gpu-bundle
 
 clean:
 	cargo clean
-	rm -rf .venv .venv-torch* dist demo-out
+	rm -rf .venv .venv-torch* .peers dist demo-out compare-out
 
 # The stamp: the environment exists and holds this tree's wheel and all that tests and lints need.
 # PyTorch comes with the first run and stays; a changed source costs a Rust build.

@@ -20,7 +20,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from compare import CompareFailed, fresh_directory, machine, say, spread
+from comparing.directories import fresh_directory, machine
+from comparing.processes import CompareFailed, say
+from comparing.table import spread
 
 Measurement = dict[str, float | str]
 

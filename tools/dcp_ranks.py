@@ -23,7 +23,8 @@ import ringstow.dcp
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from compare import drop_caches, fio_jobs
+from comparing.durable import drop_caches
+from comparing.fio import fio_jobs
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata

@@ -191,7 +191,8 @@ def tell(out: Path, steps: int) -> None:
 def compare_peers(gigabytes: float, out: Path) -> None:
     say(f"\n6. ringstow and its peers on the same {gigabytes:g} GB state, on this machine's disk.")
     command = [sys.executable, str(ROOT / "tools" / "compare.py")]
-    command += ["--gb", str(gigabytes), "--dir", str(out)]
+    command += ["--gb", str(gigabytes), "--dir", str(out), "--out", str(out / "compared")]
+    command.append("--nothing-installed")
     if subprocess.run(command).returncode != 0:
         raise DemoFailed("the comparison did not finish")
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import ringstow
-from compare import machine, say
+from comparing.directories import machine
+from comparing.processes import say
 from sweeping import choose, plan, plots, render
 from sweeping.measure import (
     Sweep,

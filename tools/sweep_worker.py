@@ -22,7 +22,8 @@ from typing import Any
 
 import ringstow
 import torch
-from peers import cpu_seconds, make_state
+from comparing.state import make_state
+from comparing.usage import cpu_seconds
 
 SMALL_BYTES = 8 << 20
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compare import FIO_BLOCK_BYTES, CompareFailed, fio_pass
+from comparing.fio import BLOCK_BYTES, fio_pass
+from comparing.processes import CompareFailed
 
 from sweeping import plan
 from sweeping.choose import Measured
@@ -147,7 +148,7 @@ class Worker:
 def fio_round(directory: Path, state_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
     """A new file written and flushed, then read cold."""
     file = directory / "fio"
-    size = -(-state_bytes // FIO_BLOCK_BYTES) * FIO_BLOCK_BYTES
+    size = -(-state_bytes // BLOCK_BYTES) * BLOCK_BYTES
     os.sync()
     try:
         written = fio_pass("write", file, size)

@@ -1,0 +1,237 @@
+"""tools/compare.py: what it computes from measurements, how it bears failing peers, a small run."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+from comparing import chart, durable, environments, measuring, processes, table, usage  # noqa: E402
+from comparing.peers import PEERS  # noqa: E402
+
+
+def row(save_seconds, load_seconds=None, **more):
+    found = {"save": {"bytes": 1e9, "seconds": save_seconds, "cpu_seconds": 1.0, **more}}
+    if load_seconds is not None:
+        found["load"] = {"bytes": 1e9, "seconds": load_seconds, "cpu_seconds": 1.0}
+    return found
+
+
+@pytest.fixture
+def rounds():
+    found = measuring.Rounds(["ringstow", "torch.save", "deepspeed", "fio"])
+    found.done = [
+        {"ringstow": row(1, 2), "torch.save": row(4, 4), "fio": row(2, 1)},
+        {"ringstow": row(2, 2), "torch.save": row(4, 8), "fio": row(1, 1)},
+    ]
+    found.failed["deepspeed"] = "no libaio"
+    return found
+
+
+def test_ratios_are_taken_within_a_round(rounds):
+    assert table.ratios(rounds, "save", "ringstow", ["fio"]) == [2.0, 0.5]
+    assert table.ratios(rounds, "load", "ringstow", ["torch.save"]) == [2.0, 4.0]
+
+
+def test_a_round_without_one_of_the_two_gives_no_ratio(rounds):
+    del rounds.done[0]["fio"]
+    assert table.ratios(rounds, "save", "ringstow", ["fio"]) == [0.5]
+
+
+def test_a_peer_that_failed_is_a_row_that_says_why(rounds):
+    assert [line for line in table.rows(rounds) if line.startswith("deepspeed")] == [
+        f"{'deepspeed':<25} FAILED no libaio"
+    ]
+
+
+def test_every_row_says_who_made_the_save_durable(rounds):
+    ends = {line.split()[0]: line for line in table.rows(rounds)}
+    assert ends["torch.save"].endswith("added")
+    assert ends["ringstow"].endswith("own")
+    assert table.made_durable_by("fastsafetensors") == "-"
+
+
+def test_a_load_that_was_not_cold_is_named(rounds, at):
+    assert table.warm_loads(rounds) == []
+    rounds.done[1]["torch.save"]["load"]["cached_bytes_before"] = 5e8
+    assert table.warm_loads(rounds) == ["torch.save"]
+
+
+def test_the_summary_and_the_chart_agree_on_who_is_fastest(rounds):
+    summary = table.summary(rounds)
+    assert summary["torch.save"]["save_gb_s"] == [0.25, 0.25, 0.25]
+    assert [name for name, _ in chart.bars(summary, "save")] == ["torch.save", "ringstow", "fio"]
+    assert chart.label("torch.save", summary["torch.save"], "save").endswith("*")
+
+
+def test_nobody_always_comes_first():
+    assert {measuring.in_turn(["a", "b", "c"], number)[0] for number in range(3)} == {"a", "b", "c"}
+
+
+def test_a_failing_peer_is_not_tried_again_and_others_go_on():
+    rounds = measuring.Rounds(["good", "bad"])
+    tried = []
+
+    def measure(name, number):
+        tried.append(name)
+        if name == "bad":
+            raise processes.CompareFailed("broken")
+        return row(1)
+
+    list(measuring.measure_rounds(rounds, 2, measure))
+    assert tried.count("bad") == 1
+    assert [set(done) for done in rounds.done] == [{"good"}, {"good"}]
+    assert rounds.failed == {"bad": "broken"}
+
+
+def test_an_interrupted_round_leaves_those_before_it():
+    rounds = measuring.Rounds(["one", "two"])
+
+    def measure(name, number):
+        if (name, number) == ("two", 1):
+            raise KeyboardInterrupt
+        return row(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(measuring.measure_rounds(rounds, 3, measure))
+    assert [set(done) for done in rounds.done] == [{"one", "two"}]
+
+
+def test_every_file_is_synced_before_its_directory(at, monkeypatch):
+    (at / "c" / "inner").mkdir(parents=True)
+    for name in ("c/a", "c/inner/b"):
+        (at / name).write_bytes(b"x")
+    synced = []
+    monkeypatch.setattr(durable, "fsync_path", synced.append)
+    durable.fsync_tree(at / "c")
+    inner = [at / "c/inner/b", at / "c/inner", at / "c/a", at / "c", at]
+    assert synced == inner
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 100_000])
+def test_cached_bytes_tells_what_was_just_written(at, size):
+    (at / "file").write_bytes(b"x" * size)
+    assert durable.cached_bytes(at) == -(-size // durable.PAGE_BYTES) * durable.PAGE_BYTES
+
+
+def test_environments_differ_by_what_is_installed_and_by_pytorch():
+    names = {
+        environments.environment_name(requirements, constraints)
+        for requirements in (("a==1",), ("a==2",))
+        for constraints in (["torch==2.11"], ["torch==2.15"])
+    }
+    assert len(names) == 4
+    assert all(name.startswith("a-") for name in names)
+    assert environments.environment_name(("a>=1",), []).startswith("a-")
+
+
+def test_pips_reason_is_one_line_that_names_the_conflict():
+    output = """Collecting a
+ERROR: Cannot install a==1 because these package versions have conflicting dependencies.
+
+The conflict is caused by:
+    a 1 depends on torch<2.0
+    The user requested (constraint) torch==2.15.0
+ERROR: ResolutionImpossible: for help visit the documentation
+"""
+    reason = environments.pip_reason(output)
+    assert reason.startswith("ERROR: Cannot install a==1")
+    assert reason.endswith("a 1 depends on torch<2.0")
+    assert "\n" not in reason
+
+
+def test_a_made_environment_sees_the_projects_packages(at):
+    python = environments.create(at / "one")
+    command = [str(python), "-c", "import pytest, sys; print(sys.prefix)"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(at / "one")
+
+
+def test_what_takes_too_long_is_ended_with_all_that_it_started(at):
+    child = "import time; time.sleep(60)"
+    parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
+    parent += f"open({str(at / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
+    with pytest.raises(processes.CompareFailed, match="not done within"):
+        processes.run_kept([sys.executable, "-c", parent], at / "log", 2.0)
+    pid = int((at / "pid").read_text())
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and is_running(pid):
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+def is_running(pid):
+    try:
+        return usage.stat_fields(pid)[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_answer_is_the_last_json_line():
+    assert processes.last_json('{"a": 1}\nnoise\n{"b": 2}\n{not json\n') == {"b": 2}
+    assert processes.last_json("noise") is None
+
+
+def test_cpu_time_of_a_child_that_still_runs_counts():
+    before = usage.cpu_seconds()
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        deadline = time.monotonic() + 30
+        while usage.cpu_seconds() < before + 0.3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert child.pid in usage.descendants()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_row_that_loads_as_another_names_one_that_is_there():
+    for peer in PEERS.values():
+        assert peer.loads_as is None or PEERS[peer.loads_as].loads_as is None
+        assert peer.begin is not None or peer.load is not None
+
+
+WITHOUT_FIO = {**os.environ, "PATH": "/nonexistent"}
+
+
+def compare(at, rounds, *peers):
+    command = [sys.executable, str(TOOLS / "compare.py"), "--gb", "0.01", "--rounds", str(rounds)]
+    command += ["--peers", *peers, "--nothing-installed"]
+    return [*command, "--dir", str(at), "--out", str(at / "out")]
+
+
+def test_two_peers_are_compared_in_a_small_run(at):
+    command = compare(at, 1, "torch.save", "safetensors")
+    done = subprocess.run(command, capture_output=True, text=True, env=WITHOUT_FIO)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((at / "out" / "result.json").read_text())
+    assert [set(measured) for measured in result["rounds"]] == [{"torch.save", "safetensors"}]
+    assert result["failed"] == {}
+    saved = result["rounds"][0]["torch.save"]["save"]
+    assert saved["seconds"] >= saved["seconds_without_our_fsync"] > 0
+    assert "torch.save" in (at / "out" / "table.txt").read_text()
+    assert sorted(path.name for path in at.iterdir()) == ["out"]
+
+
+def test_an_interrupted_run_keeps_its_finished_rounds_and_leaves_no_process(at):
+    running = subprocess.Popen(
+        compare(at, 1000, "torch.save"), stdout=subprocess.PIPE, text=True, env=WITHOUT_FIO
+    )
+    for line in running.stdout:
+        if line.startswith("  round 2/"):
+            running.terminate()
+            break
+    told = running.stdout.read()
+    assert running.wait() == 130
+    kept = json.loads((at / "out" / "result.json").read_text())["rounds"]
+    assert f"{len(kept)} of 1000 rounds were finished" in told
+    assert kept
+    assert all("torch.save" in measured for measured in kept)
+    assert sorted(path.name for path in at.iterdir()) == ["out"]

@@ -1,0 +1,65 @@
+"""The ceiling: what fio writes and reads on the same disk, in the same rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from comparing.directories import fresh_directory
+from comparing.durable import drop_caches
+from comparing.processes import CompareFailed
+
+FIO = "fio"
+BLOCK_BYTES = 4 << 20
+JOB = "--ioengine=io_uring --bs=4M --iodepth=8 --fixedbufs --registerfiles --direct=1"
+
+
+def run_json(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        raise CompareFailed(lines[-1])
+    answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    return answer
+
+
+def fio_pass(operation: str, file: Path, size: int) -> dict[str, float]:
+    """One fio pass over `file`: write (new, flushed at its end) or read."""
+    command = [FIO, "--name=ceiling", f"--filename={file}", f"--rw={operation}"]
+    command += [f"--size={size}", *JOB.split(), "--output-format=json"]
+    job = run_json(command + (["--end_fsync=1"] if operation == "write" else []))["jobs"][0]
+    if job["error"] != 0:
+        raise CompareFailed(f"fio: {os.strerror(job['error'])}")
+    seconds = job[operation]["io_bytes"] / job[operation]["bw_bytes"]
+    cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
+    return {"bytes": job[operation]["io_bytes"], "seconds": seconds, "cpu_seconds": cpu_seconds}
+
+
+def measure_fio(parent: Path, state_bytes: int) -> dict[str, dict[str, float]]:
+    size = -(-state_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    with fresh_directory(parent) as directory:
+        os.sync()
+        written = fio_pass("write", directory / "file", size)
+        drop_caches(directory)
+        return {"save": written, "load": fio_pass("read", directory / "file", size)}
+
+
+def fio_jobs(parent: Path, size: int, jobs: int) -> dict[str, float]:
+    """Seconds of fio for a durable save and a cold load of `size` bytes by several jobs at once."""
+    each = -(-size // jobs // BLOCK_BYTES) * BLOCK_BYTES
+    seconds = {}
+    with fresh_directory(parent) as directory:
+        command = [FIO, "--name=ceiling", f"--directory={directory}", f"--size={each}"]
+        command += [*JOB.split(), f"--numjobs={jobs}", "--group_reporting", "--output-format=json"]
+        for what, operation in [("save", "write"), ("load", "read")]:
+            os.sync()
+            drop_caches(directory)
+            flush = ["--end_fsync=1"] if operation == "write" else []
+            job = run_json([*command, f"--rw={operation}", *flush])["jobs"][0]
+            if job["error"] != 0:
+                raise CompareFailed(f"fio: {os.strerror(job['error'])}")
+            seconds[what] = size / job[operation]["bw_bytes"]
+    return seconds

@@ -1,0 +1,109 @@
+"""The rounds: every peer once in each, fio among them, each time another one first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from comparing.directories import fresh_directory
+from comparing.durable import cached_bytes, drop_caches
+from comparing.environments import Environment
+from comparing.peer import Peer
+from comparing.peers import PEERS
+from comparing.processes import CompareFailed, run_worker, say
+
+Result = dict[str, float]
+Row = dict[str, Result]  # "save" and "load", where the peer has them
+
+
+@dataclass
+class Rounds:
+    """What was measured: a row for each name in each round, and why some are missing."""
+
+    names: list[str]
+    done: list[dict[str, Row]] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def results(self, name: str, what: str) -> list[Result]:
+        return [row[name][what] for row in self.done if name in row and what in row[name]]
+
+
+def speed(result: Result) -> float:
+    return result["bytes"] / result["seconds"] / 1e9
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and how each peer is measured."""
+
+    directory: Path
+    logs: Path
+    state_bytes: int
+    seconds_max: float  # for one save or one load
+    environments: Mapping[str, Environment]
+
+    def worker(self, operation: str, name: str, directory: Path) -> Result:
+        where = self.environments[name]
+        arguments = [operation, name, str(directory), "--bytes", str(self.state_bytes)]
+        log = self.logs / f"{name}.log"
+        return run_worker(where.python, arguments, log, self.seconds_max, where.variables)
+
+    def measure(self, name: str, *, check: bool) -> Row:
+        """One save and one cold load. `check`: load also what only another row's load tells of."""
+        peer = PEERS[name]
+        row: Row = {}
+        with fresh_directory(self.directory) as directory:
+            saved = self.worker("save", name, directory)
+            if peer.begin is not None:
+                row["save"] = saved
+            if peer.load is not None and (peer.loads_as is None or check):
+                loaded = self.cold_load(name, directory)
+                if peer.loads_as is None:
+                    row["load"] = loaded
+        return row
+
+    def cold_load(self, name: str, directory: Path) -> Result:
+        drop_caches(directory)
+        warm = cached_bytes(directory)
+        return self.worker("load", name, directory) | {"cached_bytes_before": warm}
+
+
+def in_turn(names: list[str], number: int) -> list[str]:
+    """Each round starts with another row, so that nobody always comes first."""
+    shift = number % len(names)
+    return names[shift:] + names[:shift]
+
+
+def measure_round(
+    rounds: Rounds, number: int, measure: Callable[[str, int], Row], say_as: str
+) -> dict[str, Row]:
+    """One row for each name that has not failed; a failure is told and kept."""
+    found: dict[str, Row] = {}
+    for name in in_turn(rounds.names, number):
+        if name in rounds.failed:
+            continue
+        try:
+            found[name] = measure(name, number)
+        except CompareFailed as failure:
+            rounds.failed[name] = str(failure)
+            say(f"  {say_as}  {name:<25} failed: {failure}")
+            continue
+        told = ", ".join(f"{what} {speed(r):.2f} GB/s" for what, r in found[name].items())
+        say(f"  {say_as}  {name:<25} {told}")
+    return found
+
+
+def measure_rounds(
+    rounds: Rounds, count: int, measure: Callable[[str, int], Row]
+) -> Iterator[Rounds]:
+    """The same `rounds`, after each round that is finished. One that is interrupted leaves those
+    before it as they are."""
+    for number in range(count):
+        rounds.done.append(measure_round(rounds, number, measure, f"round {number + 1}/{count}"))
+        yield rounds
+
+
+def needs_nothing(peer: Peer) -> bool:
+    return not peer.requirements

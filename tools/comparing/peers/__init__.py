@@ -1,0 +1,25 @@
+"""Every peer by its row's name. A new one is a module here and a line below."""
+
+from comparing.peer import Peer
+from comparing.peers import (
+    deepspeed_writer,
+    fast_loaders,
+    meta_checkpointing,
+    meta_snapshot,
+    ours,
+    stock,
+    tensor_store,
+    tensorizing,
+)
+
+OURS = "ringstow"
+PEERS: dict[str, Peer] = {
+    **ours.PEERS,
+    **stock.PEERS,
+    **meta_snapshot.PEERS,
+    **tensorizing.PEERS,
+    **tensor_store.PEERS,
+    **deepspeed_writer.PEERS,
+    **meta_checkpointing.PEERS,
+    **fast_loaders.PEERS,
+}

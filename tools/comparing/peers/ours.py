@@ -1,0 +1,46 @@
+"""ringstow, as the README has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from comparing.peer import Finish, Peer, State, nothing_left
+
+
+def save(state: State, path: Path) -> Finish:
+    import ringstow
+
+    ringstow.save(state, path)
+    return nothing_left
+
+
+def save_async(state: State, path: Path) -> Finish:
+    import ringstow
+
+    handle = ringstow.save_async(state, path)
+    handle.wait_staged()
+    return handle.result
+
+
+def load(path: Path, like: State) -> State:
+    import ringstow
+
+    return ringstow.load(path)
+
+
+def load_into(path: Path, like: State) -> State:
+    import ringstow
+
+    ringstow.load_into(like, path)
+    return like
+
+
+PEERS = {
+    "ringstow": Peer("ringstow", "ringstow", save, load, fsync="own"),
+    "ringstow-into": Peer(
+        "ringstow", "ringstow", save, load_into, fsync="own", in_place=True, by_default=False
+    ),
+    "ringstow-async": Peer(
+        "ringstow", "ringstow", save_async, load, fsync="own", loads_as="ringstow"
+    ),
+}

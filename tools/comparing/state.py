@@ -1,0 +1,73 @@
+"""The state that every peer saves: an LLM's parameters and Adam's, made from a seed."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+
+from comparing.peer import State
+
+
+def parameter_shapes(state_bytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The parameters of a transformer whose training state has about `state_bytes`."""
+    width = 1024 if state_bytes >= 5e8 else 256
+    yield "embed.weight", (16 * width, width)
+    layer_bytes = 10 * 12 * width**2  # bf16 weight and two f32 moments: 10 bytes a parameter
+    layers = max(1, round((state_bytes - 10 * 16 * width**2) / layer_bytes))
+    for layer in range(layers):
+        for name, rows, columns in [("qkv", 3, 1), ("project", 1, 1), ("up", 4, 1), ("down", 1, 4)]:
+            yield f"layers.{layer}.{name}.weight", (rows * width, columns * width)
+            yield f"layers.{layer}.{name}.bias", (rows * width,)
+        for name in ("norm_attention", "norm_feed"):
+            yield f"layers.{layer}.{name}.weight", (width,)
+            yield f"layers.{layer}.{name}.bias", (width,)
+
+
+def make_state(state_bytes: int, seed: int = 0) -> State:
+    """Weights and Adam state: large matrices, many small vectors, scalars; all random bytes."""
+    random = numpy.random.Generator(numpy.random.SFC64(seed))
+
+    def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        length = math.prod(shape) * dtype.itemsize
+        words = random.integers(0, 2**64, size=-(-length // 8), dtype=numpy.uint64)
+        raw = torch.from_numpy(words).view(torch.uint8)[:length]
+        return raw.view(dtype).reshape(shape)
+
+    state: State = {}
+    for name, shape in parameter_shapes(state_bytes):
+        state[f"model.{name}"] = tensor(shape, torch.bfloat16)
+        state[f"optimizer.{name}.exp_avg"] = tensor(shape, torch.float32)
+        state[f"optimizer.{name}.exp_avg_sq"] = tensor(shape, torch.float32)
+        state[f"optimizer.{name}.step"] = tensor((), torch.float32)
+    return state
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def digest(state: State) -> dict[str, list[Any]]:
+    """Per tensor: dtype, shape, crc32. What a load must bring back."""
+    return {
+        name: [str(t.dtype), list(t.shape), zlib.crc32(raw_bytes(t).numpy().data)]
+        for name, t in state.items()
+    }
+
+
+def touch(state: State) -> None:
+    """Reads a byte of every page: a load that only maps the file has yet to read it."""
+    for tensor in state.values():
+        raw_bytes(tensor)[::4096].max()
+
+
+def destination(expected: dict[str, list[Any]]) -> State:
+    """Tensors of the shapes to load: a model that is already in memory, its pages too."""
+    return {
+        name: torch.ones(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        for name, (dtype, shape, _) in expected.items()
+    }

@@ -1,0 +1,173 @@
+"""Medians, ranges and ratios of the rounds, and the table that tells them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from comparing import fio
+from comparing.directories import file_system, machine
+from comparing.measuring import Result, Rounds, speed
+from comparing.peers import OURS, PEERS
+
+WARM_SHARE_MAX = 0.01  # of a load's bytes that the page cache may still hold
+WIDTHS = [25, 17, 5, 17, 5, 5, 5, 17, 6, 9]
+HEAD = [
+    ["", "durable save", "/fio", "cold load", "/fio", "save", "load", "blocked", "RAM+", "fsync"],
+    ["", "GB/s", "", "GB/s", "", "s/GB", "s/GB", "s", "MB", ""],
+]
+
+
+def spread(values: list[float]) -> str:
+    """Median (lowest to highest)."""
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def median(values: list[float], digits: int = 2) -> str:
+    return f"{statistics.median(values):.{digits}f}" if values else "-"
+
+
+def figures(results: list[Result], field: str) -> list[float]:
+    return [result[field] for result in results if field in result]
+
+
+def cpu_per_gb(results: list[Result]) -> list[float]:
+    return [result["cpu_seconds"] / result["bytes"] * 1e9 for result in results]
+
+
+def ratios(rounds: Rounds, what: str, name: str, others: list[str]) -> list[float]:
+    """Per round: the speed of `name` over that of the fastest of the others."""
+    found = []
+    for row in rounds.done:
+        speeds = [speed(row[other][what]) for other in others if what in row.get(other, {})]
+        if what in row.get(name, {}) and speeds:
+            found.append(speed(row[name][what]) / max(speeds))
+    return found
+
+
+def made_durable_by(name: str) -> str:
+    """Who syncs what the row saves, or a dash where it saves nothing."""
+    if name == fio.FIO:
+        return "own"
+    peer = PEERS[name]
+    return "-" if peer.begin is None else peer.fsync
+
+
+def table_line(cells: list[str]) -> str:
+    rest = (f"{cell:>{width}}" for cell, width in zip(cells[1:], WIDTHS[1:], strict=True))
+    return " ".join([f"{cells[0]:<{WIDTHS[0]}}", *rest]).rstrip()
+
+
+def table_row(name: str, rounds: Rounds) -> list[str]:
+    saves, loads = rounds.results(name, "save"), rounds.results(name, "load")
+    extra = [value / 1e6 for value in figures(saves, "extra_ram_bytes")]
+    return [
+        name,
+        spread([speed(save) for save in saves]),
+        median(ratios(rounds, "save", name, [fio.FIO])),
+        spread([speed(load) for load in loads]),
+        median(ratios(rounds, "load", name, [fio.FIO])),
+        median(cpu_per_gb(saves)),
+        median(cpu_per_gb(loads)),
+        spread(figures(saves, "blocked_seconds")),
+        median(extra, 0),
+        made_durable_by(name),
+    ]
+
+
+def rows(rounds: Rounds) -> Iterator[str]:
+    for name in rounds.names:
+        if any(name in row for row in rounds.done):
+            yield table_line(table_row(name, rounds))
+        if name in rounds.failed:
+            yield f"{name:<{WIDTHS[0]}} FAILED {rounds.failed[name]}"
+
+
+def ratio_lines(rounds: Rounds) -> Iterator[str]:
+    peers = [n for n in rounds.names if n != fio.FIO and not n.startswith(OURS)]
+    for label, others in [(fio.FIO, [fio.FIO]), ("best peer", peers)]:
+        save, load = (spread(ratios(rounds, what, OURS, others)) for what in ("save", "load"))
+        yield f"{OURS + ' / ' + label:<21} save {save}   load {load}"
+
+
+def warm_loads(rounds: Rounds) -> list[str]:
+    """Rows with a load of which the page cache still held more than a trace."""
+    return [
+        name
+        for name in rounds.names
+        for load in rounds.results(name, "load")[:1]
+        if any(
+            one.get("cached_bytes_before", 0) > WARM_SHARE_MAX * one["bytes"]
+            for one in rounds.results(name, "load")
+        )
+    ]
+
+
+def versions_line(rounds: Rounds) -> str:
+    told = {PEERS[name].distribution: version for name, version in rounds.versions.items()}
+    return ", ".join(f"{name} {version}" for name, version in sorted(told.items()))
+
+
+def notes(rounds: Rounds, directory: Path) -> Iterator[str]:
+    yield "Median (lowest-highest) over the rounds; /fio: median of the ratios within a round."
+    yield "  s/GB: CPU seconds. GB = 1e9 bytes."
+    yield "Durable: a save ends when its files and their directories are fsync'd. fsync: who does"
+    yield "  it. own: the library; own files: the library its files, this harness the directories;"
+    yield "  added: this harness all of it. A few MB are saved first, unmeasured."
+    yield "Cold load: page cache dropped, new process. What was read is then checked against what"
+    yield (
+        "  was saved. Into tensors that exist already: "
+        + (", ".join(in_place(rounds)) or "none")
+        + "."
+    )
+    yield "CPU: user + system of the process and its children; not the kernel's write-back."
+    yield "Blocked: until training may change the weights. RAM+: peak RSS over that before a save."
+    if fio.FIO in rounds.names:
+        yield f"fio: {fio.JOB}"
+        yield "  --end_fsync=1, writing a new file; then reading it"
+    yield from peer_notes(rounds)
+    if file_system(directory) == "tmpfs":
+        yield "This directory is in memory (tmpfs): no load is cold, nothing is durable."
+    elif warm := warm_loads(rounds):
+        yield "NOT COLD, the page cache could not be dropped: " + ", ".join(warm)
+    yield versions_line(rounds)
+    yield f"{time.strftime('%Y-%m-%d')}, {machine(directory)}"
+
+
+def peer_notes(rounds: Rounds) -> Iterator[str]:
+    for name in rounds.names:
+        if name in PEERS and PEERS[name].note and name not in rounds.failed:
+            yield f"{name}: {PEERS[name].note}"
+
+
+def in_place(rounds: Rounds) -> list[str]:
+    return [n for n in rounds.names if n in PEERS and PEERS[n].in_place and not PEERS[n].loads_as]
+
+
+def table(rounds: Rounds, directory: Path) -> Iterator[str]:
+    yield from (table_line(cells) for cells in HEAD)
+    yield from rows(rounds)
+    yield ""
+    if any(OURS in row for row in rounds.done):
+        yield from ratio_lines(rounds)
+        yield ""
+    yield from notes(rounds, directory)
+
+
+def summary(rounds: Rounds) -> dict[str, dict[str, Any]]:
+    """For the chart and for other programs: GB/s of each row, median, lowest and highest."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in rounds.names:
+        found[name] = {"fsync": made_durable_by(name)}
+        for what in ("save", "load"):
+            speeds = [speed(result) for result in rounds.results(name, what)]
+            if speeds:
+                told = [statistics.median(speeds), min(speeds), max(speeds)]
+                found[name][f"{what}_gb_s"] = told
+                found[name][f"{what}_of_fio"] = ratios(rounds, what, name, [fio.FIO])
+    return found

@@ -1,0 +1,58 @@
+"""CPU time and memory of this process and of those it has started."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat, from the third field on (the state): the name before may hold spaces."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def descendants() -> list[int]:
+    """Processes that this one started, theirs too, that are still alive."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int(stat_fields(int(entry.name))[1])
+            except OSError:
+                continue  # ended meanwhile
+    found = [os.getpid()]
+    for pid in found:  # grows while it is walked
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def memory_bytes(field: str, pid: int | str = "self") -> int:
+    """A field of /proc/PID/status, such as VmRSS (now) or VmHWM (the peak)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/{pid}/status has no {field}")
+
+
+def reset_peak() -> None:
+    """Sets every VmHWM to what is used now."""
+    for pid in ("self", *descendants()):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The peaks of all processes; what a child shares with us by shared memory counts once."""
+    peak = memory_bytes("VmHWM")
+    for pid in descendants():
+        peak += memory_bytes("VmHWM", pid) - memory_bytes("RssShmem", pid)
+    return peak
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process, its threads, and its children, ended or not."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    alive = sum(sum(map(int, stat_fields(pid)[11:15])) for pid in descendants())
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + alive / TICKS_PER_SECOND

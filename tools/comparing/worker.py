@@ -1,0 +1,144 @@
+"""One measurement of one peer. compare.py runs it once a measurement, in the peer's environment, so
+that memory and caches are clean:
+
+    PYTHONPATH=tools python -m comparing.worker save torch.save DIR --bytes 1000000000
+    PYTHONPATH=tools python -m comparing.worker load torch.save DIR
+
+It prints one JSON object as its last line; {"failed": why} where the peer fails. It never drops
+caches or removes files: that is the caller's part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from comparing.durable import fsync_tree
+from comparing.peer import Peer, nothing_left
+from comparing.peers import PEERS
+from comparing.state import destination, digest, make_state, touch
+from comparing.usage import cpu_seconds, memory_bytes, peak_bytes, reset_peak
+
+DIGEST = "digest.json"
+
+
+def prepare(peer: Peer) -> dict[str, Any]:
+    """Shows that the peer can be imported and built; its version."""
+    importlib.import_module(peer.module)
+    peer.prepare()
+    return {"version": importlib.metadata.version(peer.distribution)}
+
+
+def save_for_loaders(directory: Path, state_bytes: int) -> dict[str, Any]:
+    """What a peer that only loads is given: files of safetensors. Measured by nobody."""
+    begin = PEERS["safetensors"].begin
+    assert begin is not None
+    small, state = make_state(0, seed=1), make_state(state_bytes)
+    begin(small, directory / "warm-up")()
+    begin(state, directory / "checkpoint")()
+    (directory / DIGEST).write_text(json.dumps([digest(small), digest(state)]))
+    return {}
+
+
+def measure_save(peer: Peer, directory: Path, state_bytes: int) -> dict[str, Any]:
+    if peer.begin is None:
+        return save_for_loaders(directory, state_bytes)
+    state = make_state(state_bytes)
+    small = make_state(0, seed=1)
+    importlib.import_module(peer.module)
+    rss_before = memory_bytes("VmRSS")
+    peer.begin(small, directory / "warm-up")()  # thread pools, buffers that are kept
+    peer.prewarm(state)
+    os.sync()  # nobody pays for the pages that somebody else left dirty
+    reset_peak()
+    cpu_before = cpu_seconds()
+
+    start = time.perf_counter()
+    finish = peer.begin(state, directory / "checkpoint")
+    blocked = time.perf_counter()
+    finish()
+    done = time.perf_counter()
+    if peer.fsync != "own":
+        fsync_tree(directory / "checkpoint")
+    durable = time.perf_counter()
+
+    result = {
+        "bytes": sum(t.nbytes for t in state.values()),
+        "seconds": durable - start,
+        "seconds_without_our_fsync": done - start,
+        # A synchronous save blocks until it is durable, whoever makes it so.
+        "blocked_seconds": (durable if finish is nothing_left else blocked) - start,
+        "cpu_seconds": cpu_seconds() - cpu_before,
+        "extra_ram_bytes": max(0, peak_bytes() - rss_before),
+    }
+    (directory / DIGEST).write_text(json.dumps([digest(small), digest(state)]))
+    return result
+
+
+def measure_load(peer: Peer, directory: Path) -> dict[str, Any]:
+    assert peer.load is not None
+    small, expected = json.loads((directory / DIGEST).read_text())
+    peer.load(directory / "warm-up", destination(small) if peer.in_place else {})
+    like = destination(expected) if peer.in_place else {}
+    rss_before = memory_bytes("VmRSS")
+    reset_peak()
+    cpu_before = cpu_seconds()
+
+    start = time.perf_counter()
+    state = peer.load(directory / "checkpoint", like)
+    touch(state)
+    seconds = time.perf_counter() - start
+
+    result = {"seconds": seconds, "cpu_seconds": cpu_seconds() - cpu_before}
+    size = sum(t.nbytes for t in state.values())
+    extra = peak_bytes() - rss_before - (0 if peer.in_place else size)
+    if digest(state) != expected:
+        raise RuntimeError("what was loaded is not what was saved")
+    return result | {"bytes": size, "extra_ram_bytes": max(0, extra)}
+
+
+def run(operation: str, peer: Peer, directory: Path, state_bytes: int) -> dict[str, Any]:
+    if operation == "prepare":
+        return prepare(peer)
+    if operation == "save":
+        return measure_save(peer, directory, state_bytes)
+    return measure_load(peer, directory)
+
+
+def one_line(failure: BaseException) -> str:
+    """Its kind, and the first and last line of its message: the last is what a traceback that came
+    from another process ends with."""
+    lines = [" ".join(line.split()) for line in str(failure).splitlines() if line.strip()]
+    told = lines[:1] + [line for line in lines[-1:] if len(lines) > 1]
+    return ": ".join([type(failure).__name__, *(line[:150] for line in told)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operation", choices=["prepare", "save", "load"])
+    parser.add_argument("peer", choices=list(PEERS))
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--bytes", type=int, default=1_000_000_000)
+    args = parser.parse_args()
+    try:
+        result = run(args.operation, PEERS[args.peer], args.directory, args.bytes)
+    except Exception as failure:
+        traceback.print_exc()
+        result = {"failed": one_line(failure)}
+    print("\n" + json.dumps(result), flush=True)
+    sys.stderr.flush()
+    # Not sys.exit: what is told does not wait for a library's background threads and processes. The
+    # caller ends those.
+    os._exit(1 if "failed" in result else 0)
+
+
+if __name__ == "__main__":
+    main()
