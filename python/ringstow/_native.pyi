@@ -16,6 +16,7 @@ __all__ = [
     "__version__",
     "cli",
     "forget_after_fork",
+    "found_config",
     "gpus",
     "latest",
     "start_export",
