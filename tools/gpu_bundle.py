@@ -85,6 +85,8 @@ def main() -> int:
     put_tests(folder)
     for name in SCRIPTS:
         shutil.copy2(ROOT / "tools" / name, folder)
+    left_out = shutil.ignore_patterns("__pycache__", "peers")
+    shutil.copytree(ROOT / "tools" / "comparing", folder / "comparing", ignore=left_out)
     (folder / "bundle.json").write_text(json.dumps({"commit": commit()}) + "\n")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {size / 1e6:.0f} MB; there: python gpu_report.py")

@@ -13,19 +13,20 @@ import argparse
 import json
 import shutil
 import statistics
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ringstow
 import torch
+from comparing.directories import fresh_directory
+from comparing.durable import drop_caches
+from comparing.fio import BLOCK_BYTES, fio_pass
+from comparing.usage import memory_bytes, reset_peak
 from gpu_document import MIB
-from gpu_machine import drop_caches, fio_read_gb_per_s, forget_peak, memory_bytes
 
 Tensors = dict[str, torch.Tensor]
 Values = tuple[list[float], str]  # and a note
@@ -205,7 +206,8 @@ def load_of_disk(on: Setting) -> Values:
 
     def ceiling() -> float:
         if fio:
-            return fio_read_gb_per_s(shard, shard.stat().st_size)
+            read = fio_pass("read", shard, shard.stat().st_size // BLOCK_BYTES * BLOCK_BYTES)
+            return read["bytes"] / read["seconds"] / 1e9
         return on.nbytes / on.seconds(lambda: ringstow.load_into(into, on.path())) / 1e9
 
     ratios, ceilings = [], []
@@ -262,7 +264,7 @@ def device_memory(on: Setting) -> Values:
 def host_memory(on: Setting) -> Values:
     state = on.tensors()
     on.gpu.synchronize()
-    forget_peak()
+    reset_peak()
     before = memory_bytes("VmRSS")
     values = []
     for _ in range(on.rounds):
@@ -285,15 +287,6 @@ MEASURES: dict[str, Callable[[Setting], Values]] = {
         host_memory,
     )
 }  # fmt: skip
-
-
-@contextmanager
-def fresh_directory(parent: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="gpu-report-", dir=parent))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 def main() -> None:

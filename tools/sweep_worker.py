@@ -22,22 +22,11 @@ from typing import Any
 
 import ringstow
 import torch
+from comparing.durable import forget
 from comparing.state import make_state
 from comparing.usage import cpu_seconds
 
 SMALL_BYTES = 8 << 20
-
-
-def forget(directory: Path, drop_caches: bool) -> None:
-    """Makes the next read of these files, which are all on disk, a read of the disk."""
-    for file in (path for path in directory.rglob("*") if path.is_file()):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-    if drop_caches:
-        Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
 def clock(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
@@ -89,7 +78,9 @@ class Bench:
             save["bytes"] = report.file_bytes
             parts = report.seconds
             save["staged_seconds"] = parts.plan + parts.prepare + parts.stage
-            forget(path, self.drop_caches)
+            forget(path)
+            if self.drop_caches:
+                Path("/proc/sys/vm/drop_caches").write_text("3")
             report, load = clock(lambda: ringstow.load_into(self.into, path, config=config))
             load["bytes"] = report.read_bytes
         finally:

@@ -33,15 +33,20 @@ def files_under(directory: Path) -> Iterator[Path]:
     return (path for path in sorted(directory.rglob("*")) if path.is_file())
 
 
-def drop_caches(directory: Path) -> None:
-    """Makes the next read of these files a read of the disk."""
-    os.sync()
+def forget(directory: Path) -> None:
+    """Has the page cache let go of these files, which are all on disk."""
     for file in files_under(directory):
         descriptor = os.open(file, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
+
+
+def drop_caches(directory: Path) -> None:
+    """Makes the next read of these files a read of the disk."""
+    os.sync()
+    forget(directory)
     if os.geteuid() == 0 and os.access("/proc/sys/vm/drop_caches", os.W_OK):
         Path("/proc/sys/vm/drop_caches").write_text("1")
 
