@@ -8,6 +8,7 @@
 
 use super::fixed::Fixed;
 use super::ladder::Fallback;
+use super::slots::Slots;
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Transfer, Waker, not_attached};
 use crate::config::Switch;
 use crate::pool::Pool;
@@ -30,7 +31,7 @@ use tokio_uring::fs::File;
 /// A tokio-uring runtime and what is in flight in it. Not to be built or used within another runtime.
 pub struct TokioUring {
     depth: usize,
-    files: Vec<Option<Rc<File>>>,
+    files: Slots<Rc<File>>,
     fixed: Fixed,
     fallbacks: Vec<Fallback>,
     bell: Arc<Notify>,
@@ -63,7 +64,7 @@ impl TokioUring {
         tracing::debug!(depth, registered = fixed.count(), "tokio-uring runtime set up");
         Ok(Self {
             depth,
-            files: Vec::new(),
+            files: Slots::new(),
             fixed,
             fallbacks: fallback.into_iter().collect(),
             bell: Arc::default(),
@@ -76,7 +77,7 @@ impl TokioUring {
 
     /// The operation's way from here to its completion.
     fn carry_out(&self, mut op: Op) -> impl Future<Output = Completion> + use<> {
-        let file = self.files.get(op.file.0 as usize).and_then(Clone::clone);
+        let file = self.files.get(op.file).cloned();
         let fixed = op.action.transfer().and_then(|transfer| self.fixed_buffer(transfer));
         async move {
             let result = match file {
@@ -207,18 +208,11 @@ impl Engine for TokioUring {
     fn attach(&mut self, file: Arc<StdFile>) -> io::Result<FileId> {
         // tokio-uring closes what it is given, so it gets a descriptor of its own.
         let file = Rc::new(File::from_std(file.try_clone()?));
-        let free = self.files.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.files.push(None);
-            self.files.len() - 1
-        });
-        self.files[free] = Some(file);
-        Ok(FileId(free as u32))
+        Ok(self.files.insert_with(|_| file))
     }
 
     fn detach(&mut self, file: FileId) {
-        if let Some(slot) = self.files.get_mut(file.0 as usize) {
-            *slot = None;
-        }
+        self.files.remove(file);
     }
 
     fn submit(&mut self, op: Op) {
