@@ -119,7 +119,7 @@ def describe(path: Path) -> str:
 
 def flat_name(path: Path) -> str:
     """Return a path joined by dots: ``optimizer.state.0``."""
-    return ".".join(step if isinstance(step, str) else repr(step) for step in path)
+    return ".".join([step if isinstance(step, str) else repr(step) for step in path])
 
 
 def type_name(value: object) -> str:
