@@ -160,6 +160,28 @@ fn a_slice_of_cudarcs_is_saved_borrowed_or_shared() {
 }
 
 #[test]
+fn slices_that_each_became_ready_by_themselves_share_their_blocks_event() {
+    let fake = fake();
+    let dir = tempfile::tempdir().unwrap();
+    let stream = cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap();
+    let slices: Vec<_> =
+        (0..200u8).map(|i| Arc::new(stream.clone_htod(&[i; 100]).unwrap())).collect();
+    let mut state = StateDict::new();
+    for (i, slice) in slices.iter().enumerate() {
+        state.cuda(format!("t{i}"), Dtype::U8, &[100], slice.clone()).unwrap();
+    }
+    let before = fake.calls("cuEventRecord");
+    let report = ringstow::save(&state, dir.path(), &config()).unwrap();
+    let recorded = fake.calls("cuEventRecord") - before;
+    let blocks = report.file_bytes.div_ceil(64 << 10);
+    assert!(recorded <= 2 * blocks, "{recorded} events for {blocks} blocks");
+    let loaded = ringstow::load(dir.path()).unwrap();
+    for i in 0..200u8 {
+        assert_eq!(loaded.tensor(&format!("t{i}")).unwrap().data(), [i; 100]);
+    }
+}
+
+#[test]
 fn memory_of_our_own_is_saved_and_loaded() {
     let _fake = fake();
     let dir = tempfile::tempdir().unwrap();

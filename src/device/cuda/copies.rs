@@ -38,9 +38,10 @@ pub(super) struct Copy {
     pub height: usize,
 }
 
-/// Copies of one producer's tensors, one way.
+/// Copies of one GPU's, one way.
 struct Order {
-    moment: Arc<Moment>,
+    /// From when on all of the memory may be copied: one moment at least, all of that GPU.
+    moments: Vec<Arc<Moment>>,
     direction: Direction,
     copies: Vec<Copy>,
 }
@@ -66,13 +67,16 @@ impl Copies {
     /// dropped: the host's, and that of the device of `moment`.
     pub(super) unsafe fn order(&mut self, moment: &Arc<Moment>, direction: Direction, copy: Copy) {
         self.bytes += (copy.width * copy.height) as u64;
-        let same =
-            |order: &&mut Order| Arc::ptr_eq(&order.moment, moment) && order.direction == direction;
-        match self.orders.iter_mut().rev().find(same) {
-            Some(order) => order.copies.push(copy),
-            None => {
-                self.orders.push(Order { moment: moment.clone(), direction, copies: vec![copy] })
-            }
+        let same = |order: &&mut Order| {
+            Arc::ptr_eq(order.moments[0].device(), moment.device()) && order.direction == direction
+        };
+        let Some(order) = self.orders.iter_mut().find(same) else {
+            let moments = vec![moment.clone()];
+            return self.orders.push(Order { moments, direction, copies: vec![copy] });
+        };
+        order.copies.push(copy);
+        if order.moments.last().is_none_or(|last| !Arc::ptr_eq(last, moment)) {
+            order.moments.push(moment.clone());
         }
     }
 
@@ -186,13 +190,13 @@ impl Flight {
     /// Puts an order's copies on the stream, between two events. The flight is among `flights` as
     /// soon as there is one, whatever fails then.
     fn start(order: &Order, flights: &mut Vec<Flight>) -> Result<()> {
-        let (device, direction) = (order.moment.device().clone(), order.direction);
+        let (device, direction) = (order.moments[0].device().clone(), order.direction);
         let (doing, ordinal) = (direction.doing(), device.ordinal());
         let _current = device.enter(doing)?;
         let gpu = |error| failed(error, doing, ordinal);
         // Held over all of it: another's copies in between would count as ours.
         let mut lane = device.lane(direction);
-        let began = lane.ready(&order.moment, direction as usize).map_err(gpu)?;
+        let began = lane.ready(&device, &order.moments, direction).map_err(gpu)?;
         let put = order.copies.iter().try_for_each(|copy| {
             // SAFETY: the memory is there until the copies have ended: the contract of `order`.
             unsafe { put(copy, direction, lane.stream) }

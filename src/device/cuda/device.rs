@@ -200,27 +200,33 @@ impl Lane {
         Mutex::new(Self { stream, last: Weak::new() })
     }
 
-    /// Has what is put on the stream from now on wait for a moment, if it does not yet, and returns
-    /// an event at which the next copy can begin: that after the copies before it as long as they go
-    /// on, a new one otherwise. Called with the device's context current.
+    /// Has what is put on the stream from now on wait for moments, as far as it does not yet, and
+    /// returns an event at which the next copy can begin: that after the copies before it as long as
+    /// they go on, a new one otherwise. Called with the device's context current.
     pub fn ready(
         &self,
-        moment: &Moment,
-        to: usize,
+        device: &Arc<Device>,
+        moments: &[Arc<Moment>],
+        to: super::Direction,
     ) -> std::result::Result<Arc<Event>, DriverError> {
-        if moment.awaited[to].load(Relaxed) {
-            if let Some(last) = self.last.upgrade()
-                && !last.has_come()?
-            {
-                return Ok(last);
+        let mut waits = false;
+        for moment in moments {
+            let awaited = &moment.awaited[to as usize];
+            if !awaited.load(Relaxed) {
+                // SAFETY: our own live stream.
+                unsafe { moment.event.hold_back(self.stream) }?;
+                awaited.store(true, Relaxed);
+                waits = true;
             }
-        } else {
-            // SAFETY: our own live stream.
-            unsafe { moment.event.hold_back(self.stream) }?;
-            moment.awaited[to].store(true, Relaxed);
+        }
+        if !waits
+            && let Some(last) = self.last.upgrade()
+            && !last.has_come()?
+        {
+            return Ok(last);
         }
         // SAFETY: as above.
-        unsafe { Event::record(&moment.device, self.stream) }.map(Arc::new)
+        unsafe { Event::record(device, self.stream) }.map(Arc::new)
     }
 }
 
