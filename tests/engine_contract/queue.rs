@@ -227,11 +227,17 @@ fn a_dead_io_thread_answers_everything_with_an_error() {
     let setup = Setup::portable_buffered().unwrap();
     let queue = setup.queue();
     let file = queue.attach(setup.create("file")).unwrap();
-    let reply = Reply::new(|_| panic!("in a reply"));
+    let (send, called) = unbounded();
+    let reply = Reply::new(move |_| {
+        let _ = send.send(());
+        panic!("in a reply");
+    });
     let request = Request { file: file.id(), action: Action::Sync, needed: 0, abort: None, reply };
     queue.submit(request);
     let outcomes = write_blocks(&setup, &queue, &file, BUFFERS);
     assert_eq!(outcomes.iter().count(), BUFFERS);
+    // Writes may all end well before the sync does.
+    called.recv().unwrap();
     assert!(queue.sync(&file).is_err());
     assert!(queue.attach(setup.create("other")).is_err());
     drop((queue, file));
