@@ -67,6 +67,10 @@ pub struct Config {
     /// Largest shard file in bytes, as far as whole tensors allow; 0, the default, means no limit.
     #[serde(deserialize_with = "size")]
     pub shard_bytes: u64,
+    /// Whether the files of a checkpoint that is replaced are kept for the next save to write over, as
+    /// [`retire`](crate::retire()) keeps those of one that is removed. Takes the room of one more
+    /// checkpoint. Default false.
+    pub recycle: bool,
     /// A file to write what each block of a save or load went through, and when, in the trace format
     /// of Chrome and Perfetto. Default none. One that is there is replaced.
     pub trace: Option<PathBuf>,
@@ -82,6 +86,7 @@ const FIELDS: &[&str] = &[
     "direct",
     "fixed",
     "shard_bytes",
+    "recycle",
     "trace",
 ];
 
@@ -96,6 +101,7 @@ impl Default for Config {
             direct: Switch::Auto,
             fixed: Switch::Auto,
             shard_bytes: 0,
+            recycle: false,
             trace: None,
         }
     }

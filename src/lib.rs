@@ -53,8 +53,8 @@ pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Checkpoint, Committed, Kind, LoadOptions, Loaded, Session, Slice, TensorView, latest, list,
-    prune,
+    Checkpoint, Committed, Disposal, Kind, LoadOptions, Loaded, Session, Slice, TensorView, latest,
+    list, prune, retain, retire,
 };
 
 use handle::Work;

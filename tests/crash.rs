@@ -9,7 +9,8 @@
 mod common;
 
 use common::{Random, State, assert_no_litter, names_in, step_at};
-use ringstow::{Config, EngineChoice, Runtime};
+use ringstow::store::Status;
+use ringstow::{Config, Disposal, EngineChoice, Runtime};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,7 +19,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 /// Where the child saves; set only for it.
 const CHILD_DIR: &str = "RINGSTOW_TEST_CRASH_DIR";
-/// The engine that it uses, or `ranks` for a save by several of them.
+/// The engine that it uses, `ranks` for a save by several of them, `recycle` for saves over the files of
+/// checkpoints that were replaced.
 const CHILD_ENGINE: &str = "RINGSTOW_TEST_CRASH_ENGINE";
 
 /// A few shards of some blocks each, with tensors across their ends.
@@ -33,12 +35,14 @@ fn config(engine: EngineChoice) -> Config {
 #[test]
 fn child_that_saves_until_it_is_killed() {
     let Some(dir) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
-    let engine = match std::env::var(CHILD_ENGINE).as_deref() {
-        Ok("portable") => EngineChoice::Portable,
+    let kind = std::env::var(CHILD_ENGINE).unwrap();
+    let engine = match kind.as_str() {
+        "portable" => EngineChoice::Portable,
         _ => EngineChoice::Auto,
     };
-    let runtime = Runtime::new(config(engine)).unwrap();
-    let by_ranks = std::env::var(CHILD_ENGINE).as_deref() == Ok("ranks");
+    let recycle = kind == "recycle";
+    let runtime = Runtime::new(Config { recycle, ..config(engine) }).unwrap();
+    let by_ranks = kind == "ranks";
     for step in step_at(&dir) + 1.. {
         let state = State::new(step, &SIZES);
         if by_ranks {
@@ -60,8 +64,13 @@ struct Saver {
 
 impl Saver {
     fn start(dir: &Path, engine: &str, last: i64) -> Self {
+        Self::run("child_that_saves_until_it_is_killed", dir, engine, last)
+    }
+
+    /// Starts the test of this name in a process of its own.
+    fn run(child: &str, dir: &Path, engine: &str, last: i64) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child_that_saves_until_it_is_killed", "--nocapture"])
+            .args(["--exact", child, "--nocapture"])
             .env(CHILD_DIR, dir)
             .env(CHILD_ENGINE, engine)
             .stdout(Stdio::piped())
@@ -157,7 +166,7 @@ fn kill_and_look(kills: u64, seed: u64) {
     let mut random = Random::new(seed);
     let (mut last, mut of_the_killed_save) = (0, 0);
     for kill in 0..kills {
-        let engine = ["auto", "ranks", "portable"][kill as usize % 3];
+        let engine = ["auto", "recycle", "ranks", "recycle", "portable"][kill as usize % 5];
         let mut saver = Saver::start(&dir, engine, last);
         saver.await_commits(random.below(3));
         let seen = moment(random.below(6), &dir, random.below(200_000));
@@ -187,7 +196,51 @@ fn kill_and_look(kills: u64, seed: u64) {
     println!("{kills} kills, {last} saves, {of_the_killed_save} killed between commit and report");
     State::new(last + 1, &SIZES).save(&runtime, &dir).unwrap();
     assert_no_litter(&dir);
+    ringstow::store::remove_spares(root.path()).unwrap();
     assert_eq!(names_in(root.path()), ["ckpt"]);
+}
+
+/// The child's life, when started by [`rolling`]: saves a row of checkpoints and removes old ones.
+#[test]
+fn child_that_saves_and_retires_until_it_is_killed() {
+    let Some(root) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
+    let runtime = Runtime::new(config(EngineChoice::Auto)).unwrap();
+    let first = newest(&root) + 1;
+    for step in first.. {
+        State::new(step, &SIZES).save(&runtime, &root.join(format!("step-{step}"))).unwrap();
+        println!("\ncommitted {step}");
+        ringstow::retain(&root, 2, Disposal::Recycle).unwrap();
+    }
+}
+
+/// The step of the newest checkpoint.
+fn newest(root: &Path) -> i64 {
+    step_at(&ringstow::latest(root).unwrap().expect("one stays at least"))
+}
+
+#[test]
+fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let runtime = Runtime::new(config(EngineChoice::Auto)).unwrap();
+    State::new(0, &SIZES).save(&runtime, &root.path().join("step-0")).unwrap();
+    let (mut random, mut last) = (Random::new(3), 0);
+    for kill in 0..20 {
+        let child = "child_that_saves_and_retires_until_it_is_killed";
+        let mut saver = Saver::run(child, root.path(), "auto", last);
+        saver.await_commits(random.below(4));
+        let most = 1 << random.below(22);
+        (0..random.below(most)).for_each(|_| std::hint::spin_loop());
+        let reported = saver.kill();
+        last = newest(root.path());
+        assert!(last == reported || last == reported + 1, "kill {kill}: {last}, {reported} reported");
+        let found = ringstow::list(root.path()).unwrap();
+        for checkpoint in found.iter().filter(|found| found.status == Status::Committed) {
+            State::new(step_at(&checkpoint.path), &SIZES).assert_at(&runtime, &checkpoint.path);
+        }
+    }
+    ringstow::prune(root.path()).unwrap();
+    ringstow::retain(root.path(), 1, Disposal::Remove).unwrap();
+    assert_eq!(names_in(root.path()), [format!("step-{last}")]);
 }
 
 #[test]

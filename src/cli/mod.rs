@@ -11,6 +11,7 @@ mod ls;
 mod output;
 mod progress;
 mod prune;
+mod retain;
 mod show;
 mod table;
 mod text;
@@ -28,6 +29,7 @@ Examples:
   ringstow ls checkpoints                 what is there, and what can be loaded
   ringstow show checkpoints/step-1000     tensors and values of one checkpoint
   ringstow verify checkpoints             read every byte, compare every checksum
+  ringstow retain checkpoints --keep 3    remove all but the newest three
   ringstow doctor /mnt/nvme               what this machine and this directory can do
   ringstow bench /mnt/nvme --gb 4         how fast saves and loads are there
   ringstow convert run/step-1000 hf       to and from torch.save, DCP and Hugging Face
@@ -52,6 +54,7 @@ enum Command {
     Show(show::Show),
     Verify(verify::Verify),
     Prune(prune::Prune),
+    Retain(retain::Retain),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     Convert(convert::Convert),
@@ -94,6 +97,7 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Show(args) => show::run(&args, out),
         Command::Verify(args) => verify::run(&args, out),
         Command::Prune(args) => prune::run(&args, out),
+        Command::Retain(args) => retain::run(&args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),
         Command::Convert(args) => convert::run(&args),

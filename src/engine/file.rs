@@ -16,6 +16,15 @@ pub fn create(path: &Path, direct: bool) -> io::Result<File> {
     open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, direct)
 }
 
+/// Opens a regular file for writing, and leaves what is in it: its blocks on the disk are written
+/// over. Creates one if there is none. Never follows a link.
+///
+/// # Errors
+/// As [`create`].
+pub fn open_write(path: &Path, direct: bool) -> io::Result<File> {
+    open(path, OFlags::WRONLY | OFlags::CREATE, direct)
+}
+
 /// Opens a regular file for reading. Never follows a link.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ pub mod file;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 mod fixed;
 pub mod ladder;
+pub mod lease;
 pub mod null;
 pub mod portable;
 pub mod probe;

@@ -6,6 +6,12 @@ pub const MANIFEST: &str = "manifest.json";
 /// Where the manifest is written before it is renamed into place.
 pub const MANIFEST_PART: &str = "manifest.json.part";
 
+/// What the manifest of a checkpoint that is being removed is called until the shards are gone.
+pub const RETIRED: &str = "manifest.json.retired";
+
+/// Directory beside the checkpoints, for files of retired ones that are to be written over.
+pub const SPARES: &str = ".ringstow-spares";
+
 /// Ending of every file that is not committed. No reader of safetensors takes such a file.
 pub const PART_SUFFIX: &str = ".part";
 
@@ -62,6 +68,18 @@ pub fn done_rank(name: &str) -> Option<u32> {
     name.strip_prefix("rank")?.strip_suffix(PART_SUFFIX)?.strip_suffix(".done")?.parse().ok()
 }
 
+/// Name of a file that was the shard `name` and waits to be written over by the shard of the same rank
+/// and number in another checkpoint. `None` if that is no name that [`shard`] gives.
+pub fn spare(name: &str) -> Option<String> {
+    let stem = is_shard(name).then(|| name.strip_suffix(".safetensors"))??;
+    Some(format!("{}.spare", stem.split_once(".g").map_or(stem, |(stem, _)| stem)))
+}
+
+/// Whether this is a name that [`spare`] gives.
+pub fn is_spare(name: &str) -> bool {
+    name.strip_suffix(".spare").is_some_and(|stem| is_shard(&format!("{stem}.safetensors")))
+}
+
 /// The rank in a name that [`shard`] gives.
 pub fn shard_rank(name: &str) -> Option<u32> {
     is_shard(name).then(|| name.strip_prefix("rank")?.split_once('-')?.0.parse().ok()).flatten()
@@ -113,6 +131,11 @@ mod tests {
         }
         assert!(is_part(&done(3)) && done_rank(&done(3)) == Some(3));
         assert_eq!(shard_rank(&shard(7, 12, 3)), Some(7));
+        assert_eq!(spare(&shard(7, 12, 3)).as_deref(), Some("rank00007-12.spare"));
+        assert_eq!(spare(&shard(7, 12, 0)), spare(&shard(7, 12, 9)));
+        assert!(is_spare("rank00007-12.spare") && !is_spare("notes.spare"));
+        assert_eq!(spare("model.safetensors"), None);
+        assert!(!is_part("rank00007-12.spare") && !is_part(RETIRED));
         for foreign in ["model.safetensors", "rank0-0.safetensors", "rank00000.safetensors"] {
             assert!(!is_shard(foreign), "{foreign}");
         }

@@ -52,6 +52,8 @@ pub struct SaveReport {
     pub file_bytes: u64,
     /// Shards.
     pub files: usize,
+    /// Of their bytes, those that were written over files of a checkpoint that is no more.
+    pub recycled_bytes: u64,
     /// Staging memory in bytes.
     pub pool_bytes: u64,
     /// How the bytes were moved.

@@ -36,6 +36,8 @@ use std::time::Instant;
 pub(crate) struct Written {
     /// Checksums of each shard, one every [`Config::checksum_bytes`](crate::Config::checksum_bytes).
     pub crc32: Vec<Vec<u32>>,
+    /// Bytes that were written over files that were there.
+    pub recycled_bytes: u64,
     pub moved: Moved,
     pub seconds: SaveSeconds,
 }
@@ -51,7 +53,7 @@ impl Written {
             pinned: None,
             fallbacks: Vec::new(),
         };
-        Self { crc32: Vec::new(), moved, seconds: SaveSeconds::default() }
+        Self { crc32: Vec::new(), recycled_bytes: 0, moved, seconds: SaveSeconds::default() }
     }
 }
 
@@ -98,7 +100,7 @@ pub(crate) fn write(
     job.note(What::Sync, syncing, None, 0);
     origin.clocks.report(&mut seconds);
     moved.device_bytes = origin.device_bytes.load(Relaxed);
-    Ok(Written { crc32: stream.checksums(), moved, seconds })
+    Ok(Written { crc32: stream.checksums(), recycled_bytes: 0, moved, seconds })
 }
 
 /// The open files of a save and the queue that serves them.
@@ -139,7 +141,8 @@ fn open_on(
             let path = path.clone();
             move |error| Failed { stage, doing, path, error }
         };
-        let file = file::create(&path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
+        // Not emptied: a file that is there is to be written over, every byte of it.
+        let file = file::open_write(&path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
         let padded = shard.bytes.next_multiple_of(ALIGN as u64);
         let preallocated =
             file::preallocate(&file, padded).map_err(failed(Stage::Open, "preallocating"))?;

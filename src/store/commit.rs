@@ -4,11 +4,12 @@
 //! 2. The manifest is written under an uncommitted name, synced, and renamed into place; the
 //!    directory is synced. This rename is the commit: before it the earlier checkpoint stands, from
 //!    it on the new one does, whose shards readers also find under their uncommitted names.
-//! 3. Shards of the earlier checkpoint are removed, the new ones get their final names, and the
-//!    directory is synced. A kill in between leaves this to the next save, or to `prune`.
+//! 3. Shards of the earlier checkpoint are removed, or kept as spare files, the new ones get their final
+//!    names, and the directory is synced. A kill in between leaves this to the next save, or to `prune`.
 
 use super::parts::Parts;
-use super::sweep::{file_names, sweep, sweep_by_manifest};
+use super::spares::Spares;
+use super::sweep::{file_names, sweep, sweep_by_manifest, sweep_keeping};
 use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
@@ -23,6 +24,8 @@ pub(crate) struct Transaction {
     generation: u64,
     /// Set by [`Transaction::begin_ranks`]: every uncommitted file there is this save's.
     ranks: bool,
+    /// Whether the shards of the checkpoint that is replaced become spare files.
+    recycle: bool,
     /// What is there of this save; kept from the commit on.
     parts: Parts,
 }
@@ -46,7 +49,7 @@ impl Transaction {
             swept => drop(swept?),
         }
         let generation = next_generation(dir)?;
-        Ok(Self { dir: dir.into(), generation, ranks: false, parts })
+        Ok(Self { dir: dir.into(), generation, ranks: false, recycle: false, parts })
     }
 
     /// Saves into this directory that came before, as far as its files tell.
@@ -63,6 +66,11 @@ impl Transaction {
     /// no commit.
     pub fn begin_ranks(&mut self) {
         self.ranks = true;
+    }
+
+    /// Says whether the shards of the checkpoint that is replaced become spare files.
+    pub fn recycle(&mut self, recycle: bool) {
+        self.recycle = recycle;
     }
 
     /// The checkpoint's directory.
@@ -112,7 +120,11 @@ impl Transaction {
 
     /// Step 3.
     fn settle(&mut self, manifest: &Manifest) -> Result<()> {
-        sweep(&self.dir, Some(manifest)).map(drop)
+        match self.recycle {
+            true => sweep_keeping(&self.dir, Some(manifest), &Spares::beside(&self.dir)?),
+            false => sweep(&self.dir, Some(manifest)),
+        }
+        .map(drop)
     }
 }
 

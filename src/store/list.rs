@@ -77,8 +77,11 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>> {
 }
 
 fn look(dir: &Path) -> Result<Option<Found>> {
-    let ours =
-        |name: &String| name == names::MANIFEST || names::is_part(name) || names::is_shard(name);
+    let ours = |name: &String| {
+        [names::MANIFEST, names::RETIRED].contains(&&**name)
+            || names::is_part(name)
+            || names::is_shard(name)
+    };
     if !file_names(dir)?.iter().any(ours) {
         return Ok(None);
     }

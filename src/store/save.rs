@@ -2,6 +2,7 @@
 
 use super::commit::{Transaction, next_generation};
 use super::parts::Parts;
+use super::spares::{Claimed, Spares};
 use crate::device::Source;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, Receipt, names};
@@ -48,12 +49,13 @@ fn save_all(
     let (contents, tree) = (state.contents(), state.tree()?);
     contents.check_sizes()?;
     let mut transaction = Transaction::begin(path)?;
+    transaction.recycle(runtime.config().recycle);
     let generation = transaction.generation();
     let plan = contents.plan(runtime, 0, generation)?;
     transaction.begin_files(plan.shards.iter().map(|shard| shard.name.as_str()));
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let written = contents.write(runtime, &plan, path, job)?;
+    let written = contents.write_over(runtime, &plan, path, job)?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
@@ -105,7 +107,7 @@ fn write_part(
     job.note(What::Plan, started, None, 0);
     let written = match plan.shards.is_empty() {
         true => Written::nothing(),
-        false => contents.write(runtime, &plan, path, job)?,
+        false => contents.write_over(runtime, &plan, path, job)?,
     };
 
     let receipt = Receipt {
@@ -128,6 +130,22 @@ impl Contents<'_> {
         let config = runtime.config();
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes })
+    }
+
+    /// [`Contents::write`], over spare files where there are any.
+    fn write_over(
+        &self,
+        runtime: &Runtime,
+        plan: &SavePlan,
+        path: &Path,
+        job: &Arc<Job>,
+    ) -> Result<Written> {
+        let part = |shard: &Shard| path.join(names::part(&shard.name));
+        let parts = plan.shards.iter().map(|shard| (&*shard.name, part(shard), shard.bytes));
+        let Claimed { bytes, refused } = Spares::beside(path)?.claim(parts)?;
+        let mut written = self.write(runtime, plan, path, job)?;
+        written.moved.fallbacks.extend(refused);
+        Ok(Written { recycled_bytes: bytes, ..written })
     }
 
     pub(super) fn write(
@@ -181,6 +199,7 @@ pub(super) fn report(
         tensor_bytes: plan.tensor_bytes,
         file_bytes: plan.file_bytes(),
         files: plan.shards.len(),
+        recycled_bytes: written.recycled_bytes,
         pool_bytes: config.buffers() as u64 * config.block_bytes,
         moved: written.moved,
         seconds: written.seconds,

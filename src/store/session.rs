@@ -83,6 +83,13 @@ impl Session {
         Ok(Self { transaction, world_size })
     }
 
+    /// Says whether the shards of the checkpoint that this one replaces are kept for the next save to
+    /// write over; see [`Config::recycle`](crate::Config::recycle). They are not, unless it is said.
+    pub fn recycle(mut self, recycle: bool) -> Self {
+        self.transaction.recycle(recycle);
+        self
+    }
+
     /// The checkpoint's directory.
     pub fn path(&self) -> &Path {
         self.transaction.dir()

@@ -1,8 +1,9 @@
 //! Cleans up after saves that were killed: finishes a commit that had got past its rename, removes
-//! what never got there.
+//! what never got there. Likewise finishes the removal of a checkpoint.
 
 use super::lock::DirLock;
 use super::open::{Checkpoint, read_manifest};
+use super::spares::Spares;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use serde::Serialize;
@@ -18,6 +19,8 @@ pub struct Swept {
     pub removed: Vec<PathBuf>,
     /// Shards of a committed checkpoint that got their final name.
     pub renamed: Vec<PathBuf>,
+    /// Shards that became spare files; see [`retire`](super::retire()).
+    pub kept: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
 }
@@ -53,6 +56,22 @@ pub(super) fn sweep(dir: &Path, manifest: Option<&Manifest>) -> Result<Swept> {
     plan(dir, manifest)?.carry_out(dir)
 }
 
+/// [`sweep`], keeping shards that no manifest lists as spare files, where that can be.
+pub(super) fn sweep_keeping(
+    dir: &Path,
+    manifest: Option<&Manifest>,
+    spares: &Spares,
+) -> Result<Swept> {
+    let mut plan = plan(dir, manifest)?;
+    for index in (0..plan.remove.len()).rev() {
+        if spares.keep(&plan.remove[index])? {
+            plan.kept.push(plan.remove.remove(index));
+        }
+    }
+    spares.sync()?;
+    plan.carry_out(dir)
+}
+
 /// [`sweep`] by the manifest that is there, or by none.
 ///
 /// # Errors
@@ -71,22 +90,27 @@ fn plan_by_manifest(dir: &Path) -> Result<Plan> {
 
 /// What is to be done to a directory.
 struct Plan {
+    /// What is to go first comes first.
     remove: Vec<PathBuf>,
     /// From, to.
     rename: Vec<(PathBuf, PathBuf)>,
+    /// What has gone to the spare files.
+    kept: Vec<PathBuf>,
 }
 
 /// Without a manifest only uncommitted files go: shards that a manifest once listed may be all that
-/// is left of somebody's data.
+/// is left of somebody's data. Unless the checkpoint was being removed.
 fn plan(dir: &Path, manifest: Option<&Manifest>) -> Result<Plan> {
     let listed: HashSet<&str> = manifest
         .map_or_else(HashSet::new, |m| m.files.iter().map(|file| file.name.as_str()).collect());
-    let mut plan = Plan { remove: Vec::new(), rename: Vec::new() };
+    let mut plan = Plan { remove: Vec::new(), rename: Vec::new(), kept: Vec::new() };
     let present = file_names(dir)?;
+    let retired = present.iter().any(|name| name == names::RETIRED);
+    let shards_go = manifest.is_some() || retired;
     for name in &present {
         let path = dir.join(name);
         let committed = name.strip_suffix(names::PART_SUFFIX).filter(|n| listed.contains(n));
-        let stale_shard = manifest.is_some() && names::is_shard(name) && !listed.contains(&**name);
+        let stale_shard = shards_go && names::is_shard(name) && !listed.contains(&**name);
         match committed {
             // Sorted, so that ten thousand files are looked up as fast as ten.
             Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
@@ -95,6 +119,9 @@ fn plan(dir: &Path, manifest: Option<&Manifest>) -> Result<Plan> {
             _ if names::is_part(name) || stale_shard => plan.remove.push(path),
             _ => {}
         }
+    }
+    if retired {
+        plan.remove.push(dir.join(names::RETIRED));
     }
     Ok(plan)
 }
@@ -108,7 +135,7 @@ impl Plan {
         for (from, to) in &self.rename {
             fs::rename(from, to).map_err(|e| Error::io("renaming", from, e))?;
         }
-        if !self.rename.is_empty() || !self.remove.is_empty() {
+        if !self.rename.is_empty() || !self.remove.is_empty() || !self.kept.is_empty() {
             crate::engine::file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))?;
         }
         Ok(self.swept())
@@ -116,7 +143,7 @@ impl Plan {
 
     fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
-        Swept { removed: self.remove, renamed, left: Vec::new() }
+        Swept { removed: self.remove, renamed, kept: self.kept, left: Vec::new() }
     }
 }
 
@@ -203,7 +230,9 @@ fn remove_emptied(dir: &Path, swept: &Swept, act: Act) -> bool {
 }
 
 fn prune_one(dir: &Path, act: Act) -> Result<Swept> {
-    if !file_names(dir)?.iter().any(|name| names::is_part(name) || names::is_shard(name)) {
+    let ours =
+        |name: &String| names::is_part(name) || names::is_shard(name) || name == names::RETIRED;
+    if !file_names(dir)?.iter().any(ours) {
         return Ok(Swept::default());
     }
     let left = |reason: String| {

@@ -1,0 +1,67 @@
+//! `ringstow retain`: removes old checkpoints.
+
+use super::output::Output;
+use super::{Exit, text};
+use crate::error::Result;
+use crate::store::{Disposal, Retained, retain, retain_plan};
+use clap::Args;
+use std::path::PathBuf;
+
+/// Removes all but the newest checkpoints
+///
+/// Of those directly under a directory, the newest by the number at the end of their names stay, as many as
+/// asked for. What cannot be loaded is neither counted nor removed. A checkpoint is removed whole or not at
+/// all, however this ends, and a load that has begun ends well.
+#[derive(Debug, Args)]
+pub struct Retain {
+    /// A directory of checkpoints
+    dir: PathBuf,
+
+    /// How many stay
+    #[arg(short, long, value_name = "N")]
+    keep: usize,
+
+    /// Keep the files of the last one removed for the next save there to write over, which is faster than
+    /// new files; without this, such files of earlier calls go too
+    #[arg(short, long)]
+    recycle: bool,
+
+    /// Say what would be done, and change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
+    let disposal = if args.recycle { Disposal::Recycle } else { Disposal::Remove };
+    let retained = match args.dry_run {
+        true => retain_plan(&args.dir, args.keep),
+        false => retain(&args.dir, args.keep, disposal),
+    }?;
+    if args.json {
+        out.json(&retained)?;
+    } else {
+        out.line(render(&retained, args))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn render(retained: &Retained, args: &Retain) -> String {
+    let done = if args.dry_run { "would remove" } else { "removed" };
+    let lines: Vec<String> = retained
+        .retired
+        .iter()
+        .map(|path| format!("{done}  {}", text::path(path)))
+        .chain(retained.kept.iter().map(|path| format!("kept  {}", text::path(path))))
+        .chain(retained.left.iter().map(|left| {
+            format!("left alone  {}: {}", text::path(&left.path), text::printable(&left.reason))
+        }))
+        .collect();
+    match lines.is_empty() {
+        true => format!("no checkpoints in {}", text::path(&args.dir)),
+        false => lines.join("\n"),
+    }
+}

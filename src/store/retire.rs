@@ -1,0 +1,162 @@
+//! Removing checkpoints: whole or not at all, as they came.
+//!
+//! The manifest is renamed first, and that made durable: from then on there is no checkpoint, and what
+//! is left of it is cleared away like what a killed save leaves. Its shards are removed, or kept as
+//! [spare files](super::spares) for a later save to write over.
+
+use super::list::{Status, list};
+use super::lock::DirLock;
+use super::open::read_manifest;
+use super::spares::Spares;
+use super::sweep::{Left, sweep, sweep_keeping};
+use crate::engine::file::sync_dir;
+use crate::error::{Error, Result};
+use crate::format::names;
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What becomes of the shards of a checkpoint that is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposal {
+    /// They stay on the disk as spare files, in `.ringstow-spares` beside the checkpoint, and the next
+    /// save into a directory there writes over them: that is faster than into new files. Where that
+    /// cannot be (a file system that copies on write, or of another machine; a file with a hard link)
+    /// they are removed.
+    Recycle,
+    /// They are removed, and spare files of earlier checkpoints too.
+    Remove,
+}
+
+/// A checkpoint that was removed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Retired {
+    /// Where it was. The directory is there still if others' files are in it.
+    pub path: PathBuf,
+    /// Shards that are spare files now.
+    pub recycled: usize,
+    /// Files that are gone.
+    pub removed: Vec<PathBuf>,
+}
+
+/// What [`retain`] did, or would do.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
+pub struct Retained {
+    /// Checkpoints that stay, by rising step.
+    pub kept: Vec<PathBuf>,
+    /// Checkpoints that were removed, by rising step.
+    pub retired: Vec<PathBuf>,
+    /// What was left alone, and why.
+    pub left: Vec<Left>,
+}
+
+/// Removes the checkpoint at `dir`: after a crash it is there as it was, or not at all. A load that has
+/// begun ends well.
+///
+/// # Errors
+/// [`Error::Incomplete`] if there is none; [`Error::Busy`] if a save into the directory is under way;
+/// those of [`Checkpoint::open`](super::Checkpoint::open) for one whose manifest cannot be read, so that
+/// nobody can tell what belongs to it; [`Error::Io`].
+pub fn retire(dir: &Path, disposal: Disposal) -> Result<Retired> {
+    let _lock = DirLock::take(dir)?;
+    let spares = Spares::beside(dir)?;
+    take_down(dir)?;
+    let swept = match disposal {
+        Disposal::Recycle => sweep_keeping(dir, None, &spares),
+        Disposal::Remove => sweep(dir, None),
+    }?;
+    let mut removed = swept.removed;
+    // What an earlier checkpoint of more ranks or shards left would never be written over.
+    let kept = swept.kept.iter().filter_map(|path| path.file_name()?.to_str());
+    removed.extend(spares.clear_but(kept)?);
+    remove_if_empty(dir)?;
+    Ok(Retired { path: dir.into(), recycled: swept.kept.len(), removed })
+}
+
+/// Takes the manifest away, durably: the end of the checkpoint.
+fn take_down(dir: &Path) -> Result<()> {
+    match read_manifest(dir) {
+        // An earlier call was killed.
+        Err(Error::Incomplete { .. }) if is_retired(dir) => return Ok(()),
+        manifest => drop(manifest?),
+    }
+    let manifest = dir.join(names::MANIFEST);
+    fs::rename(&manifest, dir.join(names::RETIRED))
+        .map_err(|e| Error::io("renaming", &manifest, e))?;
+    sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))
+}
+
+fn is_retired(dir: &Path) -> bool {
+    fs::symlink_metadata(dir.join(names::RETIRED)).is_ok()
+}
+
+fn remove_if_empty(dir: &Path) -> Result<()> {
+    let parent = fs::canonicalize(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
+    match (fs::remove_dir(dir), parent) {
+        (Ok(()), Some(parent)) => {
+            sync_dir(&parent).map_err(|e| Error::io("syncing", parent, e))
+        }
+        // Others' files are in it.
+        _ => Ok(()),
+    }
+}
+
+/// Removes all checkpoints directly under `root` but the newest `keep` that can be loaded, in the order
+/// of [`list`]. What cannot be loaded is not counted, and is left alone, as are links.
+///
+/// # Errors
+/// [`Error::Invalid`] for a `keep` of 0; [`Error::Io`] if a directory cannot be listed or a file not be
+/// removed.
+pub fn retain(root: &Path, keep: usize, disposal: Disposal) -> Result<Retained> {
+    let mut plan = retain_plan(root, keep)?;
+    let mut retired = Vec::new();
+    for path in std::mem::take(&mut plan.retired) {
+        match retire(&path, disposal) {
+            Err(error @ Error::Busy { .. }) => {
+                plan.left.push(Left { path, reason: error.to_string() });
+            }
+            done => retired.push(done?.path),
+        }
+    }
+    if disposal == Disposal::Remove {
+        Spares::under(root).clear_but(std::iter::empty())?;
+    }
+    Ok(Retained { retired, ..plan })
+}
+
+/// What [`retain`] would do now. Changes nothing.
+///
+/// # Errors
+/// As for [`retain`].
+pub fn retain_plan(root: &Path, keep: usize) -> Result<Retained> {
+    if keep == 0 {
+        return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
+    }
+    let mut plan = Retained::default();
+    for found in list(root)? {
+        let is_link = fs::symlink_metadata(&found.path).is_ok_and(|kind| kind.is_symlink());
+        match found.status {
+            _ if is_link => {
+                let reason = "it is a link; what it leads to is looked at where that lies";
+                plan.left.push(Left { path: found.path, reason: reason.into() });
+            }
+            Status::Committed => plan.kept.push(found.path),
+            _ if is_retired(&found.path) => plan.retired.push(found.path),
+            _ => {
+                let reason = found.problem.unwrap_or_else(|| "it cannot be loaded".into());
+                plan.left.push(Left { path: found.path, reason });
+            }
+        }
+    }
+    let old = plan.kept.len().saturating_sub(keep);
+    plan.retired.extend(plan.kept.drain(..old));
+    Ok(plan)
+}
+
+/// Removes the spare files beside the checkpoints in `root`; says which.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn remove_spares(root: &Path) -> Result<Vec<PathBuf>> {
+    Spares::under(root).clear_but(std::iter::empty())
+}

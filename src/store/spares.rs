@@ -1,0 +1,184 @@
+//! Files of checkpoints that are no more, kept to be written over: their blocks on the disk are there,
+//! which spares a file system the allocation and its journal, and a disk of its own the like.
+//!
+//! They lie in one directory beside the checkpoints, `.ringstow-spares`, under the rank and number of
+//! the shard that they were. A shard of the same rank and number is written over them, so there are
+//! never more than one checkpoint has, and ranks do not have to agree on anything.
+//!
+//! Nobody's data is written over, because
+//! - the checkpoint that listed the file is gone from the disk, durably, before the file is moved here;
+//! - the move out of here is durable before the first byte is written ([`Spares::claim`] syncs the directory,
+//!   and with it, on file systems with a journal, all moves before);
+//! - the file has this one name (a hard link is somebody's copy), and nobody has it open, mapped or not, as
+//!   the kernel says. Other hosts it does not know of, so only local file systems are taken.
+
+use super::sweep::{file_names, remove};
+use crate::engine::file::{open_write, sync_dir};
+use crate::engine::ladder::Fallback;
+use crate::engine::lease::is_sole_opener;
+use crate::error::{Error, Result};
+use crate::format::names;
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The spare files beside a checkpoint.
+#[derive(Debug)]
+pub(super) struct Spares {
+    dir: PathBuf,
+}
+
+/// What of a save is written over spare files.
+#[derive(Debug, Default)]
+pub(super) struct Claimed {
+    /// Bytes of the files that were there, as far as the shards go.
+    pub bytes: u64,
+    /// Why a spare file was not taken.
+    pub refused: Option<Fallback>,
+}
+
+impl Spares {
+    /// Those beside the checkpoint in `dir`, which exists.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn beside(dir: &Path) -> Result<Self> {
+        // Its true parent: `dir` may be a link, or end in `..`.
+        let dir = fs::canonicalize(dir).map_err(|e| Error::io("opening", dir, e))?;
+        Ok(Self::under(dir.parent().unwrap_or(&dir)))
+    }
+
+    /// Those beside the checkpoints in `root`.
+    pub fn under(root: &Path) -> Self {
+        Self { dir: root.join(names::SPARES) }
+    }
+
+    /// Moves a shard here, in the place of an older spare file of its rank and number. Its checkpoint
+    /// is gone from the disk. `false` if it is not fit for it, or not ringstow's, and stays where it is.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn keep(&self, shard: &Path) -> Result<bool> {
+        let Some(spare) = shard.file_name().and_then(|name| names::spare(name.to_str()?)) else {
+            return Ok(false);
+        };
+        let found = fs::symlink_metadata(shard).map_err(|e| Error::io("opening", shard, e))?;
+        if !found.is_file() || found.nlink() != 1 || !overwrites_in_place(shard) {
+            return Ok(false);
+        }
+        match fs::create_dir(&self.dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(Error::io("creating", &self.dir, e));
+            }
+            _ => {}
+        }
+        match fs::rename(shard, self.dir.join(spare)) {
+            // The checkpoint is a file system of its own.
+            Err(e) if e.kind() == io::ErrorKind::CrossesDevices => Ok(false),
+            Err(e) => Err(Error::io("renaming", shard, e)),
+            Ok(()) => Ok(true),
+        }
+    }
+
+    /// Makes the moves to here durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&self) -> Result<()> {
+        match self.dir.exists() {
+            true => sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e)),
+            false => Ok(()),
+        }
+    }
+
+    /// Moves spare files to where shards are about to be written: `parts`, each a shard's name, its
+    /// path until the commit and its length. Where there is none, nothing is done.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where what was moved cannot be made durable, or be removed again.
+    pub fn claim<'a>(&self, parts: impl Iterator<Item = (&'a str, PathBuf, u64)>) -> Result<Claimed> {
+        let mut claimed = Claimed::default();
+        if !self.dir.is_dir() {
+            return Ok(claimed);
+        }
+        for (name, part, bytes) in parts {
+            let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else { continue };
+            // Whoever moves it first has it. Not there, or not ours to move: a new file is made.
+            if fs::rename(&spare, &part).is_err() {
+                continue;
+            }
+            match check(&part) {
+                Ok(len) => claimed.bytes += len.min(bytes),
+                Err(reason) => {
+                    remove(&part)?;
+                    claimed.refused.get_or_insert_with(|| not_taken(&spare, &reason));
+                }
+            }
+        }
+        self.sync()?;
+        Ok(claimed)
+    }
+
+    /// Removes all but those named after `shards`, and the directory if it is empty then; says what went.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn clear_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
+        if !self.dir.is_dir() {
+            return Ok(Vec::new());
+        }
+        let stay: HashSet<String> = shards.filter_map(names::spare).collect();
+        let mut removed = Vec::new();
+        for name in file_names(&self.dir)? {
+            if names::is_spare(&name) && !stay.contains(&name) {
+                removed.push(self.dir.join(name));
+                remove(removed.last().expect("just added"))?;
+            }
+        }
+        if stay.is_empty() && fs::remove_dir(&self.dir).is_ok() {
+            removed.push(self.dir.clone());
+        }
+        Ok(removed)
+    }
+}
+
+/// The length of a file that may be written over, or why it may not.
+fn check(part: &Path) -> std::result::Result<u64, String> {
+    let file = open_write(part, false).map_err(|error| error.to_string())?;
+    let found = file.metadata().map_err(|error| error.to_string())?;
+    if found.nlink() != 1 {
+        return Err("it has another name, a hard link".into());
+    }
+    match is_sole_opener(&file) {
+        Ok(true) => Ok(found.len()),
+        Ok(false) => Err("a program has it open".into()),
+        Err(error) => Err(format!("whether a program has it open cannot be asked: {error}")),
+    }
+}
+
+fn not_taken(spare: &Path, reason: &str) -> Fallback {
+    Fallback {
+        wanted: "the files of a retired checkpoint, to write over".into(),
+        got: "new files".into(),
+        reason: format!("{} cannot be written over: {reason}", spare.display()),
+        remedy: "none needed: whoever reads it keeps what it reads".into(),
+    }
+}
+
+/// Whether this is a file system of this machine's own (see [`is_sole_opener`]) that writes to the
+/// blocks that a file has: one that copies on write gains nothing.
+#[cfg(target_os = "linux")]
+fn overwrites_in_place(path: &Path) -> bool {
+    use nix::sys::statfs::{
+        EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs,
+    };
+    let fit = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC];
+    statfs(path).is_ok_and(|found| fit.contains(&found.filesystem_type()))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn overwrites_in_place(_: &Path) -> bool {
+    false
+}

@@ -1,0 +1,223 @@
+//! Checkpoints that are removed, and saves that write over their files.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use common::{State, assert_no_litter, names_in, runtime, small_config, step_at};
+use ringstow::store::{Status, retain_plan};
+use ringstow::{Config, Disposal, Error, Runtime, list, prune, retain, retire};
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+const SIZES: [usize; 3] = [30_000, 5, 12_288];
+const SPARES: &str = ".ringstow-spares";
+
+/// A root with a checkpoint of these steps, each a state of its own.
+fn root(steps: &[i64]) -> (tempfile::TempDir, Runtime) {
+    let (root, runtime) = (tempfile::tempdir().unwrap(), runtime());
+    for &step in steps {
+        State::new(step, &SIZES).save(&runtime, &at(root.path(), step)).unwrap();
+    }
+    (root, runtime)
+}
+
+fn at(root: &Path, step: i64) -> PathBuf {
+    root.join(format!("step-{step}"))
+}
+
+fn shard(dir: &Path) -> PathBuf {
+    let names = names_in(dir);
+    dir.join(names.iter().find(|name| name.ends_with(".safetensors")).unwrap())
+}
+
+fn inode(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().ino()
+}
+
+#[test]
+fn the_next_save_writes_over_the_files_of_a_retired_checkpoint() {
+    let (root, runtime) = root(&[1]);
+    let (first, second) = (at(root.path(), 1), at(root.path(), 2));
+    let file = inode(&shard(&first));
+    let retired = retire(&first, Disposal::Recycle).unwrap();
+    assert_eq!((retired.recycled, first.exists()), (1, false));
+    let state = State::new(2, &SIZES);
+    let report = state.save(&runtime, &second).unwrap();
+    assert_eq!(report.recycled_bytes, report.file_bytes);
+    assert!(report.moved.fallbacks.iter().all(|f| !f.wanted.contains("retired")));
+    assert_eq!(inode(&shard(&second)), file);
+    state.assert_at(&runtime, &second);
+    assert_no_litter(&second);
+    assert!(names_in(&root.path().join(SPARES)).is_empty());
+    // There are no more: a new file.
+    let report = State::new(3, &SIZES).save(&runtime, &at(root.path(), 3)).unwrap();
+    assert_eq!(report.recycled_bytes, 0);
+}
+
+#[test]
+fn a_larger_and_a_smaller_state_fit_into_the_files_of_another() {
+    let (root, runtime) = root(&[1]);
+    for (step, sizes) in [(2, vec![200_000, 7]), (3, vec![11]), (4, vec![50_000; 4])] {
+        retire(&at(root.path(), step - 1), Disposal::Recycle).unwrap();
+        let (state, dir) = (State::new(step, &sizes), at(root.path(), step));
+        let report = state.save(&runtime, &dir).unwrap();
+        assert!(report.recycled_bytes > 0);
+        assert_eq!(fs::metadata(shard(&dir)).unwrap().len(), report.file_bytes);
+        state.assert_at(&runtime, &dir);
+    }
+}
+
+#[test]
+fn shards_and_ranks_take_the_files_of_their_own_number() {
+    let (root, _) = root(&[]);
+    let config = Config { shard_bytes: 20_000, ..small_config() };
+    let runtime = Runtime::new(config).unwrap();
+    for step in 1..4 {
+        let (state, dir) = (State::new(step, &[15_000; 6]), at(root.path(), step));
+        state.save_by_ranks(3, &runtime, &dir);
+        state.assert_at(&runtime, &dir);
+        let files = names_in(&dir).len() - 1;
+        assert_eq!(retire(&dir, Disposal::Recycle).unwrap().recycled, files);
+        assert_eq!(names_in(&root.path().join(SPARES)).len(), files);
+    }
+    // One rank, one shard: what five others left goes with the next retirement.
+    let dir = at(root.path(), 9);
+    let report = State::new(9, &[15_000]).save(&runtime, &dir).unwrap();
+    assert!(report.recycled_bytes > 0);
+    retire(&dir, Disposal::Recycle).unwrap();
+    assert_eq!(names_in(&root.path().join(SPARES)), ["rank00000-0.spare"]);
+}
+
+#[test]
+fn what_somebody_reads_is_not_written_over() {
+    let (root, runtime) = root(&[1]);
+    let mut reader = fs::File::open(shard(&at(root.path(), 1))).unwrap();
+    let before = fs::read(shard(&at(root.path(), 1))).unwrap();
+    retire(&at(root.path(), 1), Disposal::Recycle).unwrap();
+    let state = State::new(2, &SIZES);
+    let report = state.save(&runtime, &at(root.path(), 2)).unwrap();
+    assert_eq!(report.recycled_bytes, 0);
+    let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("retired")).unwrap();
+    assert!(told.reason.contains("open"), "{}", told.reason);
+    let mut after = Vec::new();
+    reader.read_to_end(&mut after).unwrap();
+    assert!(before == after);
+    state.assert_at(&runtime, &at(root.path(), 2));
+}
+
+#[test]
+fn a_hard_linked_copy_is_not_written_over() {
+    let (root, runtime) = root(&[1, 2]);
+    // One linked before it is retired, one after.
+    let (file, early, late) =
+        (shard(&at(root.path(), 1)), root.path().join("early"), root.path().join("late"));
+    fs::hard_link(&file, &early).unwrap();
+    let before = fs::read(&early).unwrap();
+    assert_eq!(retire(&at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 0);
+    let second = fs::read(shard(&at(root.path(), 2))).unwrap();
+    assert_eq!(retire(&at(root.path(), 2), Disposal::Recycle).unwrap().recycled, 1);
+    fs::hard_link(root.path().join(SPARES).join("rank00000-0.spare"), &late).unwrap();
+    let report = State::new(3, &SIZES).save(&runtime, &at(root.path(), 3)).unwrap();
+    assert_eq!(report.recycled_bytes, 0);
+    assert!(fs::read(&early).unwrap() == before && fs::read(&late).unwrap() == second);
+}
+
+#[test]
+fn a_replaced_checkpoint_s_files_are_written_over_in_turn_where_that_is_asked_for() {
+    let (root, _) = root(&[]);
+    let dir = root.path().join("last");
+    let runtime = Runtime::new(Config { recycle: true, ..small_config() }).unwrap();
+    let mut inodes = Vec::new();
+    for step in 0..6 {
+        let state = State::new(step, &SIZES);
+        let report = state.save(&runtime, &dir).unwrap();
+        assert_eq!(report.recycled_bytes > 0, step >= 2, "save {step}");
+        state.assert_at(&runtime, &dir);
+        assert_no_litter(&dir);
+        inodes.push(inode(&shard(&dir)));
+    }
+    assert_ne!(inodes[4], inodes[5]);
+    assert_eq!([inodes[2], inodes[3]], [inodes[4], inodes[5]]);
+    // Not asked for: removed as ever, and the spare file is still taken.
+    State::new(9, &SIZES).save(&common::runtime(), &dir).unwrap();
+    assert!(names_in(&root.path().join(SPARES)).is_empty());
+}
+
+#[test]
+fn a_save_that_fails_over_a_spare_file_leaves_nothing_of_it() {
+    let (root, runtime) = root(&[1, 2]);
+    retire(&at(root.path(), 1), Disposal::Recycle).unwrap();
+    let job = std::sync::Arc::new(ringstow::Job::default());
+    job.cancel();
+    let error = State::new(3, &SIZES).save_as(&runtime, &at(root.path(), 3), &job).unwrap_err();
+    assert!(matches!(error, Error::Cancelled { .. }), "{error}");
+    assert!(!at(root.path(), 3).exists());
+    assert!(names_in(&root.path().join(SPARES)).is_empty());
+    State::new(2, &SIZES).assert_at(&runtime, &at(root.path(), 2));
+}
+
+#[test]
+fn retain_keeps_the_newest_and_only_removes_what_could_be_loaded() {
+    let (root, runtime) = root(&[1, 2, 3, 10]);
+    let path = root.path();
+    fs::create_dir(path.join("step-11")).unwrap();
+    fs::write(path.join("step-11/rank00000-0.safetensors.part"), "half").unwrap();
+    fs::write(path.join("step-2/notes.txt"), "mine").unwrap();
+    symlink("step-10", path.join("latest-99")).unwrap();
+    let plan = retain_plan(path, 2).unwrap();
+    let done = retain(path, 2, Disposal::Recycle).unwrap();
+    assert_eq!(plan, done);
+    assert_eq!(done.kept, [at(path, 3), at(path, 10)]);
+    assert_eq!(done.retired, [at(path, 1), at(path, 2)]);
+    let left: Vec<&Path> = done.left.iter().map(|left| left.path.as_path()).collect();
+    assert_eq!(left, [path.join("step-11"), path.join("latest-99")]);
+    assert_eq!(
+        names_in(path),
+        [SPARES, "latest-99", "step-10", "step-11", "step-2", "step-3"],
+        "what others put into it stays"
+    );
+    assert_eq!(names_in(&path.join("step-2")), ["notes.txt"]);
+    State::new(10, &SIZES).assert_at(&runtime, &at(path, 10));
+    // Nothing more to remove but the spare files.
+    assert!(retain(path, 2, Disposal::Remove).unwrap().retired.is_empty());
+    assert!(!path.join(SPARES).exists());
+    let error = retain(path, 0, Disposal::Remove).unwrap_err();
+    assert!(error.to_string().contains("keep at least 1"), "{error}");
+    assert_eq!(step_at(&at(path, 3)), 3);
+}
+
+#[test]
+fn a_removal_that_was_killed_is_no_checkpoint_and_is_finished() {
+    let (root, runtime) = root(&[1, 2, 3, 4]);
+    for step in 1..4 {
+        let dir = at(root.path(), step);
+        fs::rename(dir.join("manifest.json"), dir.join("manifest.json.retired")).unwrap();
+    }
+    let found = &list(root.path()).unwrap()[0];
+    assert_eq!(found.status, Status::Incomplete);
+    assert!(found.problem.as_ref().unwrap().contains("being removed"), "{:?}", found.problem);
+    // By retain, by a save into it, by prune.
+    let third = at(root.path(), 3);
+    State::new(3, &SIZES).save(&runtime, &third).unwrap();
+    assert_no_litter(&third);
+    assert_eq!(retire(&at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 1);
+    let swept = prune(root.path()).unwrap();
+    assert!(swept.removed.contains(&at(root.path(), 2)), "{swept:?}");
+    assert_eq!(names_in(root.path()), [SPARES, "step-3", "step-4"]);
+}
+
+#[test]
+fn what_is_no_checkpoint_or_is_being_saved_is_not_retired() {
+    let (root, _) = root(&[1]);
+    let dir = at(root.path(), 1);
+    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    assert!(matches!(retire(&dir, Disposal::Remove), Err(Error::Busy { .. })));
+    drop(session);
+    let error = retire(root.path(), Disposal::Remove).unwrap_err();
+    assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+    fs::write(dir.join("manifest.json"), "rubbish").unwrap();
+    assert!(retire(&dir, Disposal::Remove).is_err());
+    assert!(shard(&dir).exists());
+}
