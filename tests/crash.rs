@@ -232,7 +232,10 @@ fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_w
         (0..random.below(most)).for_each(|_| std::hint::spin_loop());
         let reported = saver.kill();
         last = newest(root.path());
-        assert!(last == reported || last == reported + 1, "kill {kill}: {last}, {reported} reported");
+        assert!(
+            last == reported || last == reported + 1,
+            "kill {kill}: {last}, {reported} reported"
+        );
         let found = ringstow::list(root.path()).unwrap();
         for checkpoint in found.iter().filter(|found| found.status == Status::Committed) {
             State::new(step_at(&checkpoint.path), &SIZES).assert_at(&runtime, &checkpoint.path);

@@ -6,7 +6,16 @@ JSON manifest; ``load`` and ``load_into`` read it back, whole or in part, every 
 
 from __future__ import annotations
 
-from ringstow._api import latest, load, load_into, save, save_async, verify
+from ringstow._api import (
+    latest,
+    load,
+    load_into,
+    retain,
+    retire,
+    save,
+    save_async,
+    verify,
+)
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
@@ -27,6 +36,7 @@ from ringstow._report import (
     LoadReport,
     LoadSeconds,
     Progress,
+    Retained,
     SaveReport,
     SaveSeconds,
     VerifyReport,
@@ -48,6 +58,7 @@ __all__ = [
     "LoadReport",
     "LoadSeconds",
     "Progress",
+    "Retained",
     "SaveHandle",
     "SaveReport",
     "SaveSeconds",
@@ -56,6 +67,8 @@ __all__ = [
     "latest",
     "load",
     "load_into",
+    "retain",
+    "retire",
     "save",
     "save_async",
     "verify",

@@ -1,4 +1,4 @@
-"""The functions that a trainer calls: save, load, verify, latest."""
+"""The functions that a trainer calls: save, load, verify, latest, retain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringstow import _build, _cuda, _handle, _merge, _native, _select, _state, _
 from ringstow._config import Config
 from ringstow._handle import SaveHandle
 from ringstow._memory import Stored
-from ringstow._report import LoadReport, SaveReport, VerifyReport
+from ringstow._report import LoadReport, Retained, SaveReport, VerifyReport
 
 if TYPE_CHECKING:
     import torch
@@ -274,6 +274,49 @@ def latest(directory: StrPath) -> str | None:
     """
     found = _native.latest(_absolute(directory))
     return None if found is None else os.fspath(found)
+
+
+def retain(directory: StrPath, keep: int, *, recycle: bool = True) -> Retained:
+    """Remove all checkpoints directly in a directory but the newest ``keep``.
+
+    The newest are those of the highest number at the end of their names. Each is removed whole or
+    not at all, however this ends, and a load that has begun ends well. With several ranks, one of
+    them calls this, after its save.
+
+    Args:
+        directory: where the checkpoints are.
+        keep: how many stay, of those that can be loaded; what can't is not counted and not removed.
+        recycle: keep the files of the last one removed, in ``.ringstow-spares``, for the next save
+            into a directory there to write over. That is faster than new files, and takes no more
+            room than the next save would. False removes these, too.
+
+    Returns:
+        What stays, what is gone, and what was left alone.
+
+    Raises:
+        InvalidStateError: ``keep`` is 0.
+        OSError: a directory can't be read, or a file not be removed.
+    """
+    if keep < 0:
+        raise ValueError(f"keep is a number of checkpoints, not {keep}")
+    return Retained.from_json(_native.retain(_absolute(directory), keep, recycle))
+
+
+def retire(path: StrPath, *, recycle: bool = True) -> None:
+    """Remove a checkpoint: after a crash it is there as it was, or not at all.
+
+    Args:
+        path: the checkpoint's directory. It stays if others' files are in it.
+        recycle: as in `retain`.
+
+    Raises:
+        IncompleteCheckpointError: there is no checkpoint.
+        BusyError: a save into the directory is under way.
+        CorruptCheckpointError: the manifest is damaged, so that nobody can tell what belongs to it;
+            remove the directory yourself.
+        OSError: the system refused.
+    """
+    _native.retire(_absolute(path), recycle)
 
 
 def _absolute(path: StrPath) -> str:

@@ -62,6 +62,11 @@ class Config:
     shard_bytes: int = field(default_factory=partial(_found, "shard_bytes"))
     """Largest shard file in bytes, as far as whole tensors allow; 0, the default, is no limit."""
 
+    recycle: bool = field(default_factory=partial(_found, "recycle"))
+    """Whether the files of a checkpoint that is replaced are kept for the next save to write over,
+    as `retire` keeps those of one that is removed. Takes the room of one more checkpoint. Default
+    False."""
+
     trace: str | None = field(default_factory=partial(_found, "trace"))
     """A file to write what each block of a save or load went through, and when, in the trace format
     of Chrome and Perfetto. Default none. One that is there is replaced."""

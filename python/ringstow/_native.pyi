@@ -19,6 +19,8 @@ __all__ = [
     "found_config",
     "gpus",
     "latest",
+    "retain",
+    "retire",
     "start_export",
     "start_save",
     "start_write",
@@ -73,7 +75,8 @@ def start_write(items: list[ItemSpec], path: str, rank: int, config: str) -> Sav
 # removes what the ranks wrote.
 @final
 class Session:
-    def __new__(cls, path: str, world_size: int) -> Session: ...
+    # With `recycle`, files of a checkpoint that is replaced stay to be written over.
+    def __new__(cls, path: str, world_size: int, recycle: bool) -> Session: ...
     # One receipt a rank; the JSON tree; the tensors and objects that must be there. JSON Committed.
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> str: ...
     def abandon(self) -> None: ...
@@ -128,6 +131,12 @@ def verify(path: str, config: str) -> str: ...
 
 # The newest committed checkpoint under a directory.
 def latest(directory: str) -> os.PathLike[str] | None: ...
+
+# Removes a checkpoint; with `recycle`, its files stay to be written over.
+def retire(path: str, recycle: bool) -> None: ...
+
+# JSON Retained: all checkpoints in a directory but the newest `keep` are retired.
+def retain(directory: str, keep: int, recycle: bool) -> str: ...
 def cli(argv: Sequence[str]) -> int: ...
 
 # Called in a forked child: drop the handle to threads that do not exist there.

@@ -154,6 +154,8 @@ class SaveReport(_Copied):
     """Bytes of all shards, headers included."""
     files: int
     """Shards."""
+    recycled_bytes: int
+    """Of their bytes, those written over files of a checkpoint that is no more."""
     pool_bytes: int
     """Staging memory in bytes."""
     seconds: SaveSeconds
@@ -226,6 +228,25 @@ class VerifyReport(_Moved):
     def ok(self) -> bool:
         """Whether every block is what was written."""
         return not self.damage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retained:
+    """What `retain` did."""
+
+    kept: tuple[str, ...]
+    """Checkpoints that stay, by rising step."""
+    retired: tuple[str, ...]
+    """Checkpoints that are gone, by rising step."""
+    left: tuple[tuple[str, str], ...]
+    """Directories that were left alone, and why: what can't be loaded, links."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build one from the native side's JSON text."""
+        values: dict[str, Any] = json.loads(text)
+        left = tuple((item["path"], item["reason"]) for item in values["left"])
+        return cls(kept=tuple(values["kept"]), retired=tuple(values["retired"]), left=left)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ mod session;
 mod wait;
 
 use pyo3::prelude::*;
-use ringstow::{Config, Job, Runtime};
+use ringstow::{Config, Disposal, Job, Runtime};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,6 +54,22 @@ fn latest(py: Python<'_>, directory: PathBuf) -> PyResult<Option<PathBuf>> {
     py.detach(|| ringstow::latest(&directory)).map_err(error::to_python)
 }
 
+fn disposal(recycle: bool) -> Disposal {
+    if recycle { Disposal::Recycle } else { Disposal::Remove }
+}
+
+#[pyfunction]
+fn retire(py: Python<'_>, path: PathBuf, recycle: bool) -> PyResult<()> {
+    let retire = || ringstow::retire(&path, disposal(recycle));
+    py.detach(retire).map(drop).map_err(error::to_python)
+}
+
+#[pyfunction]
+fn retain(py: Python<'_>, directory: PathBuf, keep: usize, recycle: bool) -> PyResult<String> {
+    let retain = || ringstow::retain(&directory, keep, disposal(recycle));
+    to_json(&py.detach(retain).map_err(error::to_python)?)
+}
+
 #[pyfunction]
 fn cli(py: Python<'_>, argv: Vec<OsString>) -> u8 {
     py.detach(|| ringstow::cli::run(argv))
@@ -78,6 +94,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(found_config, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;
+    module.add_function(wrap_pyfunction!(retire, module)?)?;
+    module.add_function(wrap_pyfunction!(retain, module)?)?;
     module.add_function(wrap_pyfunction!(place::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;

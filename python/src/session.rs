@@ -34,8 +34,8 @@ impl Session {
 #[pymethods]
 impl Session {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, world_size: u32) -> PyResult<Self> {
-        let begin = || ringstow::Session::begin(path, world_size);
+    fn new(py: Python<'_>, path: PathBuf, world_size: u32, recycle: bool) -> PyResult<Self> {
+        let begin = || Ok(ringstow::Session::begin(path, world_size)?.recycle(recycle));
         let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
         Ok(Self { inner, process: std::process::id() })
     }

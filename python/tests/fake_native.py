@@ -133,7 +133,7 @@ LOAD_PARTS = ("prepare", "read", "total", "checksum_cpu", "device_copy")
 
 
 def save_report(path, tensors, size):
-    counts = {"generation": 0, "tensors": tensors, "files": 1, "pool_bytes": 0}
+    counts = {"generation": 0, "tensors": tensors, "files": 1, "recycled_bytes": 0, "pool_bytes": 0}
     sizes = {"tensor_bytes": size, "file_bytes": size}
     seconds = dict.fromkeys(SAVE_PARTS + SAVE_CPU_PARTS, 0.5)
     return {"path": path, **counts, **sizes, **MOVED, "seconds": seconds}

@@ -26,7 +26,7 @@ from sweeping.plan import AGAIN, DEFAULT, FIO, Setting  # noqa: E402
 
 DEFAULTS = {"pool_bytes": 256 << 20, "block_bytes": 4 << 20, "queue_depth": 8, "fillers": 0}
 DEFAULTS |= {"engine": "auto", "direct": "auto", "fixed": "auto"}
-DEFAULTS |= {"shard_bytes": 0, "trace": None}
+DEFAULTS |= {"shard_bytes": 0, "recycle": False, "trace": None}
 DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}
 
 
@@ -44,6 +44,7 @@ def test_what_the_default_does_is_not_measured_under_a_second_name():
     assert "portable" in levels["engine"]
     assert (levels["direct"], levels["fixed"]) == (("off",), ("off",))
     assert levels["fillers"] == (1, 4)
+    assert levels["recycle"] == (True,)
     assert 4 << 20 not in levels["block_bytes"]
 
 
@@ -76,7 +77,7 @@ def test_a_round_has_each_setting_once_and_the_default_in_every_block():
     assert blocks != plan.blocks(settings, True, random.Random(2))
 
 
-@pytest.mark.parametrize("minutes", [2, 4, 6, 10, 60])
+@pytest.mark.parametrize("minutes", [3, 4, 6, 10, 60])
 def test_the_plan_fits_the_time(minutes):
     made = plan.make(knobs(), 256 << 20, minutes * 60, 1.5, True)
     assert sum(phase.seconds for phase in made.phases) <= minutes * 60

@@ -160,7 +160,8 @@ pub(super) fn no_manifest(dir: &Path) -> Error {
     let names = file_names(dir).unwrap_or_default();
     let parts = names.iter().filter(|name| names::is_part(name)).count();
     if names.iter().any(|name| name == names::RETIRED) {
-        let reason = "it was being removed, and what did that was killed; `ringstow prune` finishes it";
+        let reason =
+            "it was being removed, and what did that was killed; `ringstow prune` finishes it";
         return Error::Incomplete { path: dir.into(), reason: reason.into() };
     }
     let reason = match (parts, unfinished(dir, &names)) {

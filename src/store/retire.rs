@@ -93,9 +93,7 @@ fn is_retired(dir: &Path) -> bool {
 fn remove_if_empty(dir: &Path) -> Result<()> {
     let parent = fs::canonicalize(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
     match (fs::remove_dir(dir), parent) {
-        (Ok(()), Some(parent)) => {
-            sync_dir(&parent).map_err(|e| Error::io("syncing", parent, e))
-        }
+        (Ok(()), Some(parent)) => sync_dir(&parent).map_err(|e| Error::io("syncing", parent, e)),
         // Others' files are in it.
         _ => Ok(()),
     }

@@ -98,13 +98,18 @@ impl Spares {
     ///
     /// # Errors
     /// [`Error::Io`] where what was moved cannot be made durable, or be removed again.
-    pub fn claim<'a>(&self, parts: impl Iterator<Item = (&'a str, PathBuf, u64)>) -> Result<Claimed> {
+    pub fn claim<'a>(
+        &self,
+        parts: impl Iterator<Item = (&'a str, PathBuf, u64)>,
+    ) -> Result<Claimed> {
         let mut claimed = Claimed::default();
         if !self.dir.is_dir() {
             return Ok(claimed);
         }
         for (name, part, bytes) in parts {
-            let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else { continue };
+            let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else {
+                continue;
+            };
             // Whoever moves it first has it. Not there, or not ours to move: a new file is made.
             if fs::rename(&spare, &part).is_err() {
                 continue;

@@ -52,7 +52,7 @@ def check_directory(directory: Path, state_bytes: int) -> None:
     """
     if not directory.is_dir():
         raise SweepFailed(f"{directory} is not a directory; give one on the disk to be measured")
-    need = int(state_bytes * 1.1) + SPARE_BYTES
+    need = int(state_bytes * 2.1) + SPARE_BYTES  # a checkpoint, and the files of another
     free = shutil.disk_usage(directory).free
     if free < need:
         raise SweepFailed(

@@ -18,8 +18,7 @@ Value = int | str
 
 MIB = 1 << 20
 # The numbers worth trying. Knobs that are a choice of words (engine, switches such as direct and
-# fixed) need no entry: all the words that Config allows are tried. So SQPOLL, or files that are
-# used again, are swept from the day that Config has a switch for them.
+# fixed) or of yes and no (recycle) need no entry: all that Config allows is tried.
 NUMBERS: dict[str, tuple[int, ...]] = {
     "block_bytes": tuple(n * MIB for n in (1, 2, 4, 8, 16)),
     "queue_depth": (2, 4, 8, 16, 32),
@@ -67,6 +66,8 @@ def size(value: int) -> str:
 
 
 def written(name: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return size(value) if isinstance(value, int) and name.endswith("_bytes") else str(value)
 
 
@@ -108,6 +109,8 @@ def knobs_of(
         levels: Iterable[Value]
         if typing.get_origin(kind) is Literal:
             levels = [word for word in typing.get_args(kind) if word != "auto"]
+        elif kind is bool:
+            levels = [not defaults[name]]
         else:
             levels = NUMBERS.get(name, ())
         limit = {"fillers": 2 * cores, "pool_bytes": pool_bytes_max}.get(name, math.inf)

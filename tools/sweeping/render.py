@@ -25,6 +25,7 @@ FOR_WHAT = {
     "pool_bytes": "staging memory; as large as the state, a save is a snapshot",
     "direct": "O_DIRECT: past the page cache",
     "fixed": "staging memory registered with io_uring once, not pinned at every transfer",
+    "recycle": "writing over the files of a checkpoint that was replaced, not into new ones",
 }
 RULE = (
     "A ratio is a setting's speed over the default's within one block of a few measurements in "
@@ -180,7 +181,7 @@ def as_json(results: Results) -> str:
 
 def toml_value(name: str, value: Any) -> str:
     text = written(name, value)
-    return text if text.lstrip("-").isdigit() else json.dumps(text)
+    return text if isinstance(value, bool) or text.lstrip("-").isdigit() else json.dumps(text)
 
 
 def as_toml(results: Results) -> str:

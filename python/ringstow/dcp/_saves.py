@@ -74,8 +74,10 @@ class Coordinator:
         self._pid = os.getpid()
         self.path = ""
 
-    def open(self, path: str, world_size: int) -> None:
+    def open(self, path: str, world_size: int, *, recycle: bool) -> None:
         """Take the directory for a save by ``world_size`` ranks.
+
+        With ``recycle``, files of the checkpoint that it replaces stay to be written over.
 
         Raises:
             BusyError: another save into it is under way.
@@ -87,7 +89,7 @@ class Coordinator:
             other = _holders.get(path)
         if other is not None and not other._is_busy():
             other.abandon()
-        session = _native.Session(path, world_size)
+        session = _native.Session(path, world_size, recycle)
         self._session, self.path = session, path
         self._thread, self._pid = threading.current_thread(), os.getpid()
         with _lock:

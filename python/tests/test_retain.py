@@ -1,0 +1,86 @@
+"""Old checkpoints go, and new ones are written over their files."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+import ringstow
+
+
+def state(step, size=50_000):
+    return {"step": step, "w": np.full(size, step, dtype=np.float32)}
+
+
+def save(root, step, **kwargs):
+    return ringstow.save(state(step), root / f"step-{step:03}", **kwargs)
+
+
+def assert_is(path, step):
+    loaded = ringstow.load(path)
+    assert loaded["step"] == step
+    assert (loaded["w"] == step).all()
+
+
+def test_the_newest_stay_and_the_next_save_writes_over_the_others(tmp_path):
+    for step in range(4):
+        save(tmp_path, step)
+    done = ringstow.retain(tmp_path, 2)
+    assert done.kept == (str(tmp_path / "step-002"), str(tmp_path / "step-003"))
+    assert done.retired == (str(tmp_path / "step-000"), str(tmp_path / "step-001"))
+    assert done.left == ()
+    report = save(tmp_path, 4)
+    assert report.recycled_bytes == report.file_bytes
+    assert_is(tmp_path / "step-004", 4)
+    assert_is(ringstow.latest(tmp_path), 4)
+
+
+def test_what_was_loaded_before_is_not_touched(tmp_path):
+    save(tmp_path, 1)
+    loaded = ringstow.load(tmp_path / "step-001")
+    shard = next((tmp_path / "step-001").glob("*.safetensors"))
+    mapped = np.memmap(shard, mode="r")
+    before = mapped.copy()
+    ringstow.retire(tmp_path / "step-001")
+    report = save(tmp_path, 2)
+    assert report.recycled_bytes == 0
+    assert any("open" in fallback.reason for fallback in report.fallbacks)
+    assert (mapped == before).all()
+    assert (loaded["w"] == 1).all()
+
+
+def test_without_recycling_nothing_stays(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    ringstow.retain(tmp_path, 1)
+    assert (tmp_path / ".ringstow-spares").exists()
+    save(tmp_path, 3)
+    ringstow.retain(tmp_path, 1, recycle=False)
+    assert os.listdir(tmp_path) == ["step-003"]
+    ringstow.retire(tmp_path / "step-003", recycle=False)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_path_that_is_saved_to_again_and_again(tmp_path):
+    path, config = tmp_path / "last", ringstow.Config(recycle=True)
+    recycled = [ringstow.save(state(s), path, config=config).recycled_bytes for s in range(4)]
+    assert [bytes > 0 for bytes in recycled] == [False, False, True, True]
+    assert_is(path, 3)
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(ringstow.InvalidStateError, match="at least 1"):
+        ringstow.retain(tmp_path, 0)
+    with pytest.raises(ValueError, match="-1"):
+        ringstow.retain(tmp_path, -1)
+    with pytest.raises(ringstow.IncompleteCheckpointError):
+        ringstow.retire(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        ringstow.retain(tmp_path / "nowhere", 1)
+    (tmp_path / "step-001" / "manifest.json").write_text("rubbish")
+    with pytest.raises(ringstow.CorruptCheckpointError):
+        ringstow.retire(tmp_path / "step-001")
+    left = ringstow.retain(tmp_path, 1).left
+    assert [pathlib.Path(path).name for path, _ in left] == ["step-001"]
