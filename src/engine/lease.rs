@@ -35,8 +35,8 @@ fn lease(file: &File) -> io::Result<()> {
     // Who opens the file at this very moment makes the kernel send the holder a signal: SIGIO, which
     // ends a process that has no handler, unless it is told to send one that does nothing.
     fcntl(F_SETSIG, SIGURG)?;
-    fcntl(F_SETLEASE, F_WRLCK.into())?;
-    fcntl(F_SETLEASE, F_UNLCK.into())
+    fcntl(F_SETLEASE, F_WRLCK)?;
+    fcntl(F_SETLEASE, F_UNLCK)
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -9,6 +9,13 @@ pub const MANIFEST_PART: &str = "manifest.json.part";
 /// What the manifest of a checkpoint that is being removed is called until the shards are gone.
 pub const RETIRED: &str = "manifest.json.retired";
 
+/// What PyTorch's own checkpoints end with. Under DCP ringstow leaves one that means nothing beside its
+/// manifest, for programs that look whether it is there.
+pub const DCP_MARK: &str = ".metadata";
+
+/// In every [`DCP_MARK`] that is ringstow's.
+pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._mark";
+
 /// Directory beside the checkpoints, for files of retired ones that are to be written over.
 pub const SPARES: &str = ".ringstow-spares";
 

@@ -8,7 +8,7 @@ use super::list::{Status, list};
 use super::lock::DirLock;
 use super::open::read_manifest;
 use super::spares::Spares;
-use super::sweep::{Left, sweep, sweep_keeping};
+use super::sweep::{Left, remove, sweep, sweep_keeping};
 use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
 use crate::format::names;
@@ -80,10 +80,20 @@ fn take_down(dir: &Path) -> Result<()> {
         Err(Error::Incomplete { .. }) if is_retired(dir) => return Ok(()),
         manifest => drop(manifest?),
     }
+    remove_mark(dir)?;
     let manifest = dir.join(names::MANIFEST);
     fs::rename(&manifest, dir.join(names::RETIRED))
         .map_err(|e| Error::io("renaming", &manifest, e))?;
     sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))
+}
+
+/// Before the manifest: programs that go by the mark are to find no checkpoint that is none.
+fn remove_mark(dir: &Path) -> Result<()> {
+    let mark = dir.join(names::DCP_MARK);
+    let is_ours = fs::read(&mark).is_ok_and(|bytes| {
+        bytes.windows(names::DCP_MARK_WORDS.len()).any(|words| words == names::DCP_MARK_WORDS)
+    });
+    if is_ours { remove(&mark) } else { Ok(()) }
 }
 
 fn is_retired(dir: &Path) -> bool {
