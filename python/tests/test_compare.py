@@ -39,6 +39,18 @@ def test_ratios_are_taken_within_a_round(rounds):
     assert table.ratios(rounds, "load", "ringstow", ["torch.save"]) == [2.0, 4.0]
 
 
+def test_a_load_is_set_beside_the_best_of_its_like():
+    def load(seconds):
+        return {"load": {"bytes": 10**9, "seconds": seconds}}
+
+    names = ["ringstow", "ringstow-into", "safetensors", "dcp"]
+    found = measuring.Rounds(names)
+    found.done = [dict(zip(names, map(load, [1.0, 0.5, 2.0, 4.0]), strict=True))]
+    best = list(table.ratio_lines(found))[1]
+    assert "load 2.00" in best
+    assert "load into 8.00" in best
+
+
 def test_a_round_without_one_of_the_two_gives_no_ratio(rounds):
     del rounds.done[0]["fio"]
     assert table.ratios(rounds, "save", "ringstow", ["fio"]) == [0.5]

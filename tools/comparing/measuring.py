@@ -56,7 +56,7 @@ class Bench:
         row: Row = {}
         with fresh_directory(self.directory) as directory:
             saved = self.worker("save", name, directory)
-            if peer.begin is not None:
+            if peer.begin is not None and peer.saves_as is None:
                 row["save"] = saved
             if peer.load is not None and (peer.loads_as is None or check):
                 loaded = self.cold_load(name, directory)

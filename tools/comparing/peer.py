@@ -47,7 +47,7 @@ class Peer:
 
     `load` reads all of it; where it can only load `in_place`, it is given tensors of the right
     shapes. None: nothing to check. `loads_as` names the row whose load is the same: this one's is
-    checked, not told.
+    checked, not told. `saves_as` likewise: this one's is made for the load, not told.
     """
 
     module: str
@@ -57,6 +57,7 @@ class Peer:
     fsync: Fsync = "added"
     in_place: bool = False
     loads_as: str | None = None
+    saves_as: str | None = None
     requirements: tuple[str, ...] = ()
     prepare: Callable[[], None] = nothing_to_prepare
     prewarm: Callable[[State], None] = nothing_to_prewarm

@@ -11,7 +11,7 @@ from typing import Any
 from comparing import fio
 from comparing.directories import file_system, machine
 from comparing.measuring import Result, Rounds, speed
-from comparing.peers import OURS, PEERS
+from comparing.peers import OURS, OURS_INTO, PEERS
 
 WARM_SHARE_MAX = 0.01  # of a load's bytes that the page cache may still hold
 WIDTHS = [25, 17, 5, 17, 5, 5, 5, 17, 6, 9]
@@ -55,7 +55,7 @@ def made_durable_by(name: str) -> str:
     if name == fio.FIO:
         return "own"
     peer = PEERS[name]
-    return "-" if peer.begin is None else peer.fsync
+    return "-" if peer.begin is None or peer.saves_as else peer.fsync
 
 
 def table_line(cells: list[str]) -> str:
@@ -89,10 +89,21 @@ def rows(rounds: Rounds) -> Iterator[str]:
 
 
 def ratio_lines(rounds: Rounds) -> Iterator[str]:
+    """Ours over fio and over the best peer. Loads into fresh memory and into tensors that exist are
+    set beside their like: to most libraries the first is all there is."""
     peers = [n for n in rounds.names if n != fio.FIO and not n.startswith(OURS)]
-    for label, others in [(fio.FIO, [fio.FIO]), ("best peer", peers)]:
-        save, load = (spread(ratios(rounds, what, OURS, others)) for what in ("save", "load"))
-        yield f"{OURS + ' / ' + label:<21} save {save}   load {load}"
+    into = [n for n in peers if PEERS[n].in_place]
+    fresh = [n for n in peers if n not in into]
+    for label, everyone, like, like_into in [
+        (fio.FIO, [fio.FIO], [fio.FIO], [fio.FIO]),
+        ("best peer", peers, fresh, into),
+    ]:
+        told = [
+            f"save {spread(ratios(rounds, 'save', OURS, everyone))}",
+            f"load {spread(ratios(rounds, 'load', OURS, like))}",
+            f"load into {spread(ratios(rounds, 'load', OURS_INTO, like_into))}",
+        ]
+        yield f"{OURS + ' / ' + label:<21} " + "   ".join(told)
 
 
 def warm_loads(rounds: Rounds) -> list[str]:

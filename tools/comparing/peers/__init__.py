@@ -12,7 +12,7 @@ from comparing.peers import (
     tensorizing,
 )
 
-OURS = "ringstow"
+OURS, OURS_INTO = "ringstow", "ringstow-into"
 PEERS: dict[str, Peer] = {
     **ours.PEERS,
     **stock.PEERS,

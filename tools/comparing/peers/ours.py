@@ -38,7 +38,7 @@ def load_into(path: Path, like: State) -> State:
 PEERS = {
     "ringstow": Peer("ringstow", "ringstow", save, load, fsync="own"),
     "ringstow-into": Peer(
-        "ringstow", "ringstow", save, load_into, fsync="own", in_place=True, by_default=False
+        "ringstow", "ringstow", save, load_into, fsync="own", in_place=True, saves_as="ringstow"
     ),
     "ringstow-async": Peer(
         "ringstow", "ringstow", save_async, load, fsync="own", loads_as="ringstow"
