@@ -1,25 +1,30 @@
-//! Ringstow against what fio reaches on the same disk in the same run: a durable save of new files
-//! and a cold load of them, in turns with fio writing and reading as much through io_uring (4 MiB,
-//! 8 in flight, fixed buffers, registered file, O_DIRECT, fsync at the end).
+//! Ringstow against what fio reaches on the same disk in the same run: durable saves into new files and
+//! over those of a retired checkpoint, and cold loads into fresh memory and into tensors that are there.
+//! fio writes and reads as much through io_uring (fixed buffers, registered file, O_DIRECT, fsync at the end),
+//! with several block sizes and depths; the one with the best median is what ringstow is held against.
 //!
 //! ```text
-//! cargo bench --bench against_fio -- [--rounds 7] [--gb 3] [--dir DIR]
+//! cargo bench --bench against_fio -- [--rounds 7] [--gb 3] [--dir DIR] [--small]
 //! ```
 //!
-//! Only the ratios of one round mean anything on a disk that others use as well; the median of all
-//! rounds is the result. Also printed: CPU seconds for a GB saved, and memory taken beyond the
-//! tensors and the pool.
+//! `--small`: tensors of 4 KiB, and nothing else. Everything is measured once a round, in random order;
+//! only the ratios of one round mean anything on a disk that others use as well. Printed are their median
+//! and its 95 % interval.
 //!
 //! A load into fresh memory can be no faster than the system finds that memory, which fio, with its
 //! few buffers, never asks for; on a virtual machine whose host takes free memory back that can be
-//! slower than the disk. So the bench also loads into tensors that are there already, and measures
-//! how fast memory alone is had.
+//! slower than the disk. So memory alone is measured, too.
 
+mod common;
+
+use common::{Dice, cpu_seconds, median, spread};
 use ringstow::device::Target;
+use ringstow::engine::file::drop_page_cache;
 use ringstow::pool::Mapping;
-use ringstow::{Checkpoint, Config, Dtype, LoadOptions, Runtime, StateDict};
+use ringstow::{Checkpoint, Config, Disposal, Dtype, LoadOptions, Runtime, StateDict};
+use std::collections::BTreeMap;
 use std::error::Error;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -27,17 +32,21 @@ use std::time::Instant;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
+/// Bytes of a transfer and transfers in flight: fio's own winners on disks of different kinds.
+const FIO: [(&str, &str); 3] = [("1M", "32"), ("4M", "8"), ("16M", "4")];
+
 struct Options {
     rounds: usize,
     bytes: u64,
     dir: PathBuf,
+    small: bool,
 }
 
 /// What was asked for; `None` for the smoke test, which has no use for a disk's limit.
 fn options() -> Result<Option<Options>> {
     let dir = std::env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
     let dir = dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
-    let mut options = Options { rounds: 7, bytes: 3_000_000_000, dir };
+    let mut options = Options { rounds: 7, bytes: 3_000_000_000, dir, small: false };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -45,6 +54,7 @@ fn options() -> Result<Option<Options>> {
             "--rounds" => options.rounds = value()?.parse()?,
             "--gb" => options.bytes = (value()?.parse::<f64>()? * 1e9) as u64,
             "--dir" => options.dir = value()?.into(),
+            "--small" => options.small = true,
             "--test" => return Ok(None),
             _ => {} // cargo's own and criterion's
         }
@@ -52,40 +62,183 @@ fn options() -> Result<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Bytes a second that fio reaches with a file in `dir`.
-fn fio(dir: &Path, write: bool, bytes: u64) -> Result<f64> {
-    let file = dir.join("fio.bin");
-    let (mode, key) = if write { ("write", "write") } else { ("read", "read") };
-    let output = Command::new("fio")
-        .args(["--name=limit", "--ioengine=io_uring", "--bs=4M", "--iodepth=8", "--direct=1"])
-        .args(["--fixedbufs=1", "--registerfiles=1", "--output-format=json"])
-        .args([format!("--rw={mode}"), format!("--size={}", bytes / (4 << 20) * (4 << 20))])
-        .args([format!("--end_fsync={}", u8::from(write))])
-        .arg(format!("--filename={}", file.display()))
-        .output()
-        .map_err(|error| format!("fio cannot be run ({error}); install it to compare with it"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let json = text.find('{').map(|at| &text[at..]).ok_or("fio said nothing")?;
-    let report: serde_json::Value = serde_json::from_str(json)?;
-    Ok(report["jobs"][0][key]["bw_bytes"].as_f64().ok_or("fio reports no bandwidth")?)
+/// What is measured, each once a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Work {
+    /// By the setting of this number: a new file, flushed.
+    FioWrite(usize),
+    /// The same over a file that is there.
+    FioWriteOver(usize),
+    /// Cold.
+    FioRead(usize),
+    Save,
+    /// Over the files of a checkpoint, retiring it included.
+    SaveOver,
+    /// Into fresh memory.
+    Load,
+    /// Into memory that is there.
+    LoadInto,
+    /// Fresh memory, and nothing read into it.
+    Memory,
 }
 
-/// CPU seconds that this process has used, its threads in the kernel among them.
-fn cpu_seconds() -> f64 {
-    use nix::sys::resource::{UsageWho, getrusage};
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking about oneself is allowed");
-    [usage.user_time(), usage.system_time()]
-        .iter()
-        .map(|time| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
-        .sum()
+impl Work {
+    fn all() -> Vec<Self> {
+        let fio = (0..FIO.len())
+            .flat_map(|n| [Self::FioWrite(n), Self::FioWriteOver(n), Self::FioRead(n)]);
+        let ours = [Self::Save, Self::SaveOver, Self::Load, Self::LoadInto, Self::Memory];
+        fio.chain(ours).collect()
+    }
+
+    fn name(self) -> String {
+        let fio = |n: usize, what| format!("fio {} x {} {what}", FIO[n].0, FIO[n].1);
+        match self {
+            Self::FioWrite(n) => fio(n, "write, new file"),
+            Self::FioWriteOver(n) => fio(n, "write over a file"),
+            Self::FioRead(n) => fio(n, "read"),
+            Self::Save => "save, new files".into(),
+            Self::SaveOver => "save over a retired checkpoint".into(),
+            Self::Load => "load into fresh memory".into(),
+            Self::LoadInto => "load into tensors that are there".into(),
+            Self::Memory => "fresh memory alone".into(),
+        }
+    }
+
+    /// What it is held against.
+    fn fio(self) -> Option<fn(usize) -> Self> {
+        match self {
+            Self::Save => Some(Self::FioWrite),
+            Self::SaveOver => Some(Self::FioWriteOver),
+            Self::Load | Self::LoadInto | Self::Memory => Some(Self::FioRead),
+            _ => None,
+        }
+    }
 }
 
-/// A line of /proc/self/status, in bytes: `VmRSS`, `VmHWM`.
-fn memory(line: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let found = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
-    let kib = found.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+/// Tensors, where they are saved and loaded, and a file of fio's of the same size.
+struct Lab {
+    dir: PathBuf,
+    bytes: u64,
+    config: Config,
+    tensors: Vec<(String, Vec<u8>)>,
+    targets: Vec<Vec<u8>>,
+    /// Memory that a save took beyond its pool, at most.
+    extra: u64,
+}
+
+impl Lab {
+    fn new(options: &Options) -> Result<Self> {
+        let dir = options.dir.join("ringstow-against-fio");
+        clear(&dir);
+        fs::create_dir_all(dir.join("over"))?;
+        let tensors = tensors(options.bytes, options.small);
+        let targets = tensors.iter().map(|(_, data)| vec![1; data.len()]).collect();
+        let config = Config::default();
+        let lab = Self { dir, bytes: options.bytes, config, tensors, targets, extra: 0 };
+        // What is there from the first round on: a pool, a checkpoint, a file to write over.
+        lab.save(&lab.kept())?;
+        lab.fio("write", 0, &lab.dir.join("over.bin"))?;
+        drop(ringstow::load(lab.kept())?);
+        Ok(lab)
+    }
+
+    /// The checkpoint that is retired, saved over and loaded.
+    fn kept(&self) -> PathBuf {
+        self.dir.join("over").join("ckpt")
+    }
+
+    /// Does it, and returns its seconds.
+    fn time(&mut self, work: Work) -> Result<f64> {
+        let (new, over) = (self.dir.join("new"), self.dir.join("over.bin"));
+        match work {
+            Work::FioWrite(setting) => {
+                let seconds = self.fio("write", setting, &self.dir.join("new.bin"));
+                clear(&self.dir.join("new.bin"));
+                seconds
+            }
+            Work::FioWriteOver(setting) => self.fio("write", setting, &over),
+            Work::FioRead(setting) => self.fio("read", setting, &over),
+            Work::Save => {
+                let (seconds, extra) = extra_memory(|| self.save(&new.join("ckpt")));
+                self.extra = self.extra.max(extra);
+                clear(&new);
+                seconds
+            }
+            Work::SaveOver => {
+                let started = Instant::now();
+                ringstow::retire(&self.kept(), Disposal::Recycle)?;
+                self.save(&self.kept())?;
+                Ok(started.elapsed().as_secs_f64())
+            }
+            Work::Load => {
+                self.forget()?;
+                let started = Instant::now();
+                let loaded = ringstow::load(self.kept())?;
+                let seconds = started.elapsed().as_secs_f64();
+                drop(loaded);
+                Ok(seconds)
+            }
+            Work::LoadInto => self.load_into(),
+            Work::Memory => fresh_memory(self.bytes),
+        }
+    }
+
+    fn save(&self, path: &Path) -> Result<f64> {
+        let mut state = StateDict::new();
+        for (name, data) in &self.tensors {
+            state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+        }
+        let started = Instant::now();
+        ringstow::save(&state, path, &self.config)?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    fn load_into(&mut self) -> Result<f64> {
+        self.forget()?;
+        let (path, runtime) = (self.kept(), Runtime::shared(&self.config)?);
+        let targets = self.tensors.iter().zip(&mut self.targets);
+        let targets: Vec<_> =
+            targets.map(|((name, _), to)| (name.as_str(), Target::new(to))).collect();
+        let started = Instant::now();
+        let checkpoint = Checkpoint::open(path)?;
+        checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Default::default())?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// Has the system forget what it has read of the checkpoint.
+    fn forget(&self) -> Result<()> {
+        for entry in fs::read_dir(self.kept())? {
+            drop_page_cache(&File::open(entry?.path())?)?;
+        }
+        Ok(())
+    }
+
+    /// Seconds that fio takes for as many bytes.
+    fn fio(&self, mode: &str, setting: usize, file: &Path) -> Result<f64> {
+        let (block, depth) = FIO[setting];
+        let output = Command::new("fio")
+            .args(["--name=limit", "--ioengine=io_uring", "--direct=1", "--fixedbufs=1"])
+            .args(["--registerfiles=1", "--output-format=json"])
+            .args([format!("--bs={block}"), format!("--iodepth={depth}"), format!("--rw={mode}")])
+            .args([format!("--size={}", self.bytes.next_multiple_of(16 << 20))])
+            .args([format!("--end_fsync={}", u8::from(mode == "write"))])
+            .arg(format!("--filename={}", file.display()))
+            .output()
+            .map_err(|error| {
+                format!("fio cannot be run ({error}); install it to compare with it")
+            })?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let json = text.find('{').map(|at| &text[at..]).ok_or("fio said nothing")?;
+        let report: serde_json::Value = serde_json::from_str(json)?;
+        let speed = report["jobs"][0][mode]["bw_bytes"].as_f64().filter(|speed| *speed > 0.0);
+        Ok(self.bytes as f64 / speed.ok_or_else(|| format!("fio failed: {text}"))?)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        clear(&self.dir);
+    }
 }
 
 /// Memory that this process took at most while `work` ran, beyond what it had before.
@@ -96,12 +249,21 @@ fn extra_memory<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (done, memory("VmHWM").saturating_sub(before))
 }
 
-/// Tensors as a transformer has them: a few sizes, repeated, all memory touched.
-fn tensors(bytes: u64) -> Vec<(String, Vec<u8>)> {
+/// A line of /proc/self/status, in bytes: `VmRSS`, `VmHWM`.
+fn memory(line: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let found = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
+    let kib = found.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Tensors as a transformer has them, a few sizes, repeated, or all small; all memory touched.
+fn tensors(bytes: u64, small: bool) -> Vec<(String, Vec<u8>)> {
+    let sizes = if small { [4096; 5] } else { [67_108_864, 16_777_216, 16_777_216, 16_384, 4096] };
     let mut left = bytes as usize;
     let mut all = Vec::new();
     for number in 0.. {
-        let len = [67_108_864, 16_777_216, 16_777_216, 16_384, 4096][number % 5].min(left);
+        let len = sizes[number % 5].min(left);
         if len == 0 {
             return all;
         }
@@ -118,7 +280,7 @@ fn tensors(bytes: u64) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Bytes a second at which the system gives this process memory, as a load takes it.
+/// Seconds in which the system gives this process memory, as a load takes it.
 fn fresh_memory(bytes: u64) -> Result<f64> {
     let started = Instant::now();
     let mapping = Mapping::new(bytes as usize)?;
@@ -127,133 +289,72 @@ fn fresh_memory(bytes: u64) -> Result<f64> {
         scope.spawn(|| mapping.prefault(0, half));
         mapping.prefault(half, mapping.len() - half);
     });
-    Ok(bytes as f64 / started.elapsed().as_secs_f64())
+    Ok(started.elapsed().as_secs_f64())
 }
 
-/// A column of numbers, one a round.
-#[derive(Default)]
-struct Column(Vec<f64>);
-
-impl Column {
-    fn quantile(&self, at: f64) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted[((sorted.len() - 1) as f64 * at).round() as usize]
-    }
-
-    fn summary(&self) -> String {
-        let (low, middle, high) = (self.quantile(0.0), self.quantile(0.5), self.quantile(1.0));
-        format!("median {middle:.3}, from {low:.3} to {high:.3}")
-    }
-}
-
-/// Removes what the last round left, and waits until the disk has settled.
+/// Removes something, and waits until the disk has settled.
 fn clear(path: &Path) {
     let _ = fs::remove_dir_all(path).or_else(|_| fs::remove_file(path));
     let _ = Command::new("sync").status();
 }
 
+/// Seconds, and CPU seconds, of each round.
+type Figures = BTreeMap<Work, Vec<(f64, f64)>>;
+
+fn measure(lab: &mut Lab, rounds: usize) -> Result<Figures> {
+    let (mut figures, mut dice) = (Figures::new(), Dice(lab.bytes));
+    let gb = lab.bytes as f64 / 1e9;
+    for round in 0..rounds {
+        let mut works = Work::all();
+        dice.shuffle(&mut works);
+        for work in works {
+            let _ = Command::new("sync").status();
+            let before = cpu_seconds();
+            let seconds = lab.time(work)?;
+            let cpu = cpu_seconds() - before;
+            println!("round {round}: {:<34} {:.2} GB/s", work.name(), gb / seconds);
+            figures.entry(work).or_default().push((seconds, cpu));
+        }
+    }
+    Ok(figures)
+}
+
+/// The column of speeds, in GB/s, or of ratios to it of what took these seconds.
+fn speeds(figures: &Figures, work: Work, gb: f64) -> Vec<f64> {
+    figures[&work].iter().map(|(seconds, _)| gb / seconds).collect()
+}
+
+fn tell(figures: &Figures, gb: f64) {
+    println!(
+        "\n{:<34} {:>21} {:>21}  CPU s/GB",
+        "median (95 % interval)", "GB/s", "of the best fio"
+    );
+    for work in Work::all() {
+        let own = speeds(figures, work, gb);
+        let (mut ratio, mut cpu) = (String::new(), String::new());
+        if let Some(fio) = work.fio() {
+            let middle = |n: &usize| median(speeds(figures, fio(*n), gb));
+            let best = (0..FIO.len()).max_by(|a, b| middle(a).total_cmp(&middle(b)));
+            let best = speeds(figures, fio(best.expect("there are some")), gb);
+            ratio = spread(&own.iter().zip(best).map(|(own, fio)| own / fio).collect::<Vec<_>>());
+            cpu =
+                format!("{:.2}", median(figures[&work].iter().map(|(_, cpu)| cpu / gb).collect()));
+        }
+        println!("{:<34} {:>21} {ratio:>21}  {cpu}", work.name(), spread(&own));
+    }
+}
+
 fn main() -> Result<()> {
-    let Some(Options { rounds, bytes, dir }) = options()? else {
+    let Some(options) = options()? else {
         println!("against_fio: left out of the smoke test");
         return Ok(());
     };
-    let dir = dir.join("ringstow-against-fio");
-    clear(&dir);
-    fs::create_dir_all(&dir)?;
-    let (path, config) = (dir.join("ckpt"), Config::default());
-    let tensors = tensors(bytes);
-    let mut state = StateDict::new();
-    for (name, data) in &tensors {
-        state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-    }
-    let gb = bytes as f64 / 1e9;
-
-    // The first save takes the pool; the first load has the system find memory for it.
-    let (report, first) = extra_memory(|| ringstow::save(&state, &path, &config));
-    let pool = report?.pool_bytes;
-    drop(ringstow::load(&path)?);
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    println!("first save: {:.0} MiB of memory taken, the pool is {:.0}", mib(first), mib(pool));
-
-    let (mut saves, mut loads, mut cpu, mut extra) =
-        (Column::default(), Column::default(), Column::default(), 0);
-    let (mut places, mut memories) = (Column::default(), Column::default());
-    let mut targets: Vec<Vec<u8>> = tensors.iter().map(|(_, data)| vec![1; data.len()]).collect();
-    let runtime = Runtime::shared(&config)?;
-    for round in 0..rounds {
-        let mut written = 0.0;
-        let mut save = || -> Result<f64> {
-            clear(&path);
-            let before = cpu_seconds();
-            let (report, took) = extra_memory(|| ringstow::save(&state, &path, &config));
-            cpu.0.push((cpu_seconds() - before) / gb);
-            extra = extra.max(took);
-            let seconds = report?.seconds;
-            println!("    save: {seconds:.3?}");
-            Ok(bytes as f64 / seconds.total)
-        };
-        let mut fio_write = || -> Result<()> {
-            clear(&dir.join("fio.bin"));
-            written = fio(&dir, true, bytes)?;
-            Ok(())
-        };
-        // Who goes first changes from round to round.
-        let saved = if round % 2 == 0 {
-            fio_write()?;
-            save()?
-        } else {
-            let saved = save()?;
-            fio_write()?;
-            saved
-        };
-        let load = || -> Result<f64> {
-            let loaded = ringstow::load(&path)?;
-            println!("    load: {:.3?}", loaded.report.seconds);
-            Ok(bytes as f64 / loaded.report.seconds.total)
-        };
-        let into = |targets: &mut [Vec<u8>]| -> Result<f64> {
-            let checkpoint = Checkpoint::open(&path)?;
-            let targets = tensors.iter().zip(targets);
-            let targets: Vec<_> =
-                targets.map(|((name, _), to)| (name.as_str(), Target::new(to))).collect();
-            let (options, job) = (LoadOptions::default(), Default::default());
-            let report = checkpoint.load_into(&targets, options, &runtime, &job)?;
-            println!("    load into place: {:.3?}", report.seconds);
-            Ok(bytes as f64 / report.seconds.total)
-        };
-        // Before and after, since memory that was just given back is had faster again.
-        let mut found = fresh_memory(bytes)?;
-        let (read, loaded, placed) = if round % 2 == 0 {
-            (fio(&dir, false, bytes)?, load()?, into(&mut targets)?)
-        } else {
-            let (loaded, placed) = (load()?, into(&mut targets)?);
-            (fio(&dir, false, bytes)?, loaded, placed)
-        };
-        found = found.min(fresh_memory(bytes)?);
-        places.0.push(placed / read);
-        memories.0.push(loaded / found.min(read));
-        saves.0.push(saved / written);
-        loads.0.push(loaded / read);
-        println!(
-            "round {round}: save {:.2} GB/s, fio {:.2}, ratio {:.3}; load {:.2} GB/s, fio {:.2}, ratio {:.3}, into place {:.2}, memory alone {:.2}; {:.3} CPU s/GB",
-            saved / 1e9,
-            written / 1e9,
-            saved / written,
-            loaded / 1e9,
-            read / 1e9,
-            loaded / read,
-            placed / 1e9,
-            found / 1e9,
-            cpu.0[round],
-        );
-    }
-    println!("save / fio write: {}", saves.summary());
-    println!("load / fio read:  {}", loads.summary());
-    println!("load into tensors that are there / fio read: {}", places.summary());
-    println!("load / the slower of fio read and taking memory: {}", memories.summary());
-    println!("CPU s a GB saved: {}", cpu.summary());
-    println!("memory beyond tensors and pool: {:.1} MiB at most", mib(extra));
-    clear(&dir);
+    let mut lab = Lab::new(&options)?;
+    let figures = measure(&mut lab, options.rounds)?;
+    tell(&figures, options.bytes as f64 / 1e9);
+    println!(
+        "memory beyond tensors and pool: {:.1} MiB at most",
+        lab.extra as f64 / f64::from(1 << 20)
+    );
     Ok(())
 }
