@@ -2,6 +2,7 @@
 //! opened, read and checked.
 
 mod commit;
+mod delete;
 mod export;
 mod foreign;
 mod list;
@@ -10,14 +11,16 @@ mod loaded;
 mod lock;
 mod open;
 mod parts;
+mod places;
 mod save;
 mod session;
 mod slices;
 mod sweep;
 mod verify;
 
+pub use delete::delete;
 pub use export::export;
-pub use list::{Found, Status, latest, list};
+pub use list::{Found, Status, latest, latest_with, list, list_with};
 pub use load::LoadOptions;
 pub use loaded::{Loaded, LoadedTensor, TensorView};
 pub use open::{Checkpoint, Kind};
@@ -25,5 +28,5 @@ pub(crate) use save::Contents;
 pub use save::{save, write_rank};
 pub use session::{Committed, Session};
 pub use slices::Slice;
-pub use sweep::{Left, Swept, prune, prune_plan};
+pub use sweep::{Left, Swept, prune, prune_plan, prune_with};
 pub use verify::verify;
