@@ -155,7 +155,7 @@ def load(
         raise TypeError("keys is a collection of names; for one name give [name]")
     where = _absolute(path)
     gpu = _cuda.device_named(device)
-    checkpoint = _native.Checkpoint(where)
+    checkpoint = _native.Checkpoint(where, _json(config))
     skeleton = _tree.parse(checkpoint.state, where)
     if prefix is not None:
         skeleton = _select.by_prefix(skeleton, prefix, where)
@@ -232,7 +232,7 @@ def load_into(
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     where = _absolute(path)
-    checkpoint = _native.Checkpoint(where)
+    checkpoint = _native.Checkpoint(where, _json(config))
     skeleton = _tree.parse(checkpoint.state, where)
     contents = _build.Contents(where, checkpoint.tensors)
     return _merge.load_into(
@@ -266,13 +266,18 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     return VerifyReport.from_json(_native.verify(_absolute(path), _json(config)))
 
 
-def latest(directory: StrPath) -> str | None:
+def latest(directory: StrPath, *, config: Config | None = None) -> str | None:
     """Return the path of the newest committed checkpoint in a directory; None if there is none.
+
+    Args:
+        directory: where the checkpoints are.
+        config: the knobs, of which ``stripe`` counts: a checkpoint whose files on other disks are
+            not found is none that can be loaded. None means the defaults.
 
     Raises:
         OSError: the directory can't be read.
     """
-    found = _native.latest(_absolute(directory))
+    found = _native.latest(_absolute(directory), _json(config))
     return None if found is None else os.fspath(found)
 
 

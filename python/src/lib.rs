@@ -50,8 +50,9 @@ fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
 }
 
 #[pyfunction]
-fn latest(py: Python<'_>, directory: PathBuf) -> PyResult<Option<PathBuf>> {
-    py.detach(|| ringstow::latest(&directory)).map_err(error::to_python)
+fn latest(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<Option<PathBuf>> {
+    let config = self::config(config)?;
+    py.detach(|| ringstow::latest_with(&directory, &config)).map_err(error::to_python)
 }
 
 #[pyfunction]

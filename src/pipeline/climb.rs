@@ -76,7 +76,7 @@ pub(super) fn climb_each<T>(
 }
 
 /// The directories, as they come first, with the numbers of the paths in each.
-fn by_directory<'a>(paths: &[Option<&'a Path>]) -> Vec<(&'a Path, Vec<usize>)> {
+pub(super) fn by_directory<'a>(paths: &[Option<&'a Path>]) -> Vec<(&'a Path, Vec<usize>)> {
     let mut dirs: Vec<(&Path, Vec<usize>)> = Vec::new();
     for (number, path) in paths.iter().enumerate() {
         let Some(dir) = path.and_then(Path::parent) else { continue };

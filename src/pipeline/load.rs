@@ -4,7 +4,7 @@
 //! the memory that the tensors will live in ([`read_arenas`]), or through the staging pool into
 //! memory that is there already ([`read_into`]), or nowhere ([`check`]).
 
-use super::climb::{Failed, climb_each};
+use super::climb::{Failed, by_directory, climb_each};
 use super::fill::Clock;
 use super::job::Job;
 use super::report::{Damage, LoadSeconds, Moved};
@@ -226,6 +226,7 @@ fn read_blocks(
         opened: &opened,
         job,
         next: AtomicUsize::new(0),
+        turns: turns(reads),
         // Twice the queue's depth, so that it has the next read at hand while blocks are checked.
         share: (2 * config.queue_depth as usize).div_ceil(threads).max(2),
         memory,
@@ -279,6 +280,29 @@ fn open_files(runtime: &Runtime, config: &Config, reads: Reads) -> Result<(Opene
     Ok((Opened { files }, moved))
 }
 
+/// The blocks' numbers such that the directories they lie in take turns: these may be disks, each of
+/// which is to be busy from beginning to end. `None` if there is one directory.
+fn turns(reads: Reads) -> Option<Vec<usize>> {
+    let paths: Vec<Option<&Path>> = reads.files.iter().map(|f| Some(f.path.as_path())).collect();
+    let dirs = by_directory(&paths);
+    if dirs.len() < 2 {
+        return None;
+    }
+    let mut dir_of = vec![0; paths.len()];
+    for (dir, (_, files)) in dirs.iter().enumerate() {
+        files.iter().for_each(|&file| dir_of[file] = dir);
+    }
+    let mut taken = vec![0; dirs.len()];
+    let turn = |(number, block): (usize, &BlockRead)| {
+        let dir = dir_of[block.file];
+        taken[dir] += 1;
+        (taken[dir], number)
+    };
+    let mut turns: Vec<(usize, usize)> = reads.blocks.iter().enumerate().map(turn).collect();
+    turns.sort_unstable();
+    Some(turns.into_iter().map(|(_, number)| number).collect())
+}
+
 /// Opens files of one directory.
 fn open_on<'a>(
     queue: &Arc<Queue>,
@@ -325,8 +349,9 @@ struct Stream<'a, Deliver> {
     reads: Reads<'a>,
     opened: &'a Opened,
     job: &'a Arc<Job>,
-    /// The next block to read.
+    /// The next block to read, or the turn that it has.
     next: AtomicUsize,
+    turns: Option<Vec<usize>>,
     /// Reads that one worker keeps in flight.
     share: usize,
     memory: Memory<'a>,
@@ -406,7 +431,8 @@ impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
                 leased => leased,
             },
         };
-        let number = self.next.fetch_add(1, Relaxed);
+        let turn = self.next.fetch_add(1, Relaxed);
+        let number = self.turns.as_ref().and_then(|turns| turns.get(turn).copied()).unwrap_or(turn);
         let Some(block) = self.reads.blocks.get(number) else { return false };
         let Some(buffer) = leased.or_else(|| self.arena_buffer(number)) else { return false };
         let Some((file, queue)) = &self.opened.files[block.file] else { return false };
