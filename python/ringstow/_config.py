@@ -67,13 +67,14 @@ class Config:
 
     files: int = field(default_factory=partial(_found, "files"))
     """Shard files that a save writes at the same time in each directory, of about as many bytes
-    each; of whole tensors, so that one larger than its fair share makes its file larger. From 1, the
-    default, to 64."""
+    each; of whole tensors, so that one larger than its fair share makes its file larger. From 1,
+    the default, to 64."""
 
     stripe: Sequence[StrPath] = field(default_factory=partial(_found, "stripe"))
-    """Directories on other disks, over which checkpoints are striped: ``parent/name`` has a companion
-    directory ``stripe/name`` in each, and a save writes ``files`` files into each and into its own.
-    They must exist, and loads need them too. Kept as a tuple of paths from the root. Default none."""
+    """Directories on other disks, over which checkpoints are striped: ``parent/name`` has a
+    companion directory ``stripe/name`` in each, and a save writes ``files`` files into each and
+    into its own. They must exist, and loads need them too. Kept as a tuple of paths from the root.
+    Default none."""
 
     trace: str | None = field(default_factory=partial(_found, "trace"))
     """A file to write what each block of a save or load went through, and when, in the trace format

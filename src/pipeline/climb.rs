@@ -131,3 +131,45 @@ fn moved(queue: &Queue, rung: &Rung, refused: Vec<(Rung, Refusal)>, notes: Vec<F
         fallbacks,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(wanted: &str) -> Fallback {
+        let (got, reason, remedy) = ("buffered".into(), "no O_DIRECT".into(), "none".into());
+        Fallback { wanted: wanted.into(), got, reason, remedy }
+    }
+
+    fn way(engine: &str, direct: bool, steps: &[&str]) -> Moved {
+        let fallbacks = steps.iter().map(|wanted| step(wanted)).collect();
+        let (engine, fixed_buffers) = (engine.into(), if direct { 64 } else { 0 });
+        Moved { engine, direct, fixed_buffers, device_bytes: 0, pinned: None, fallbacks }
+    }
+
+    #[test]
+    fn a_step_down_names_its_directory_unless_all_took_it() {
+        let (a, b) = (Path::new("/a"), Path::new("/b"));
+        let ways = vec![
+            (a, way("uring", true, &["memlock"])),
+            (b, way("portable", false, &["memlock", "direct"])),
+        ];
+        let all = together(ways);
+        assert_eq!(
+            (&*all.engine, all.direct, all.fixed_buffers),
+            ("uring and portable", false, 64)
+        );
+        let reasons: Vec<&str> = all.fallbacks.iter().map(|step| &*step.reason).collect();
+        assert_eq!(reasons, ["no O_DIRECT", "in /b: no O_DIRECT"]);
+        let alone = together(vec![(b, way("portable", false, &["direct"]))]);
+        assert_eq!(alone, way("portable", false, &["direct"]));
+    }
+
+    #[test]
+    fn paths_are_gathered_by_directory_and_what_is_not_there_is_left_out() {
+        let paths = ["/a/1", "/b/1", "/a/2"].map(Path::new);
+        let paths = [Some(paths[0]), None, Some(paths[1]), Some(paths[2])];
+        let (a, b) = (Path::new("/a"), Path::new("/b"));
+        assert_eq!(by_directory(&paths), [(a, vec![0, 3]), (b, vec![2])]);
+    }
+}
