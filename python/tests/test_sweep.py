@@ -76,7 +76,7 @@ def test_a_round_has_each_setting_once_and_the_default_in_every_block():
     assert blocks != plan.blocks(settings, True, random.Random(2))
 
 
-@pytest.mark.parametrize("minutes", [2, 4, 6, 10, 60])
+@pytest.mark.parametrize("minutes", [2.15, 4, 6, 10, 60])
 def test_the_plan_fits_the_time(minutes):
     made = plan.make(knobs(), 256 << 20, minutes * 60, 1.5, True)
     assert sum(phase.seconds for phase in made.phases) <= minutes * 60

@@ -186,10 +186,11 @@ impl Shards {
             syncing.push((&open.path, open.queue.start_sync(&open.attached)));
         }
         // Each is waited for, also after a failure: nothing is under way when the files are closed.
-        let ended = syncing
-            .into_iter()
-            .map(|(path, sync)| sync.wait().map_err(|e| Error::io("syncing", path, e)));
-        ended.fold(Ok(()), |all, one| all.and(one))
+        let mut outcome = Ok(());
+        for (path, sync) in syncing {
+            outcome = outcome.and(sync.wait().map_err(|e| Error::io("syncing", path, e)));
+        }
+        outcome
     }
 }
 
