@@ -182,7 +182,8 @@ fn many(count: usize) -> Vec<Item> {
 }
 
 fn plan_of(items: &[Item]) -> SavePlan {
-    let options = Options { rank: 0, generation: 0, block_bytes: 4 << 20, shard_bytes: 0 };
+    let options =
+        Options { rank: 0, generation: 0, block_bytes: 4 << 20, shard_bytes: 0, lanes: 1 };
     plan(items, options).expect("names are unique")
 }
 

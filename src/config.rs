@@ -13,6 +13,9 @@ use std::path::PathBuf;
 /// 4096 satisfies every disk in use (512-byte and 4Kn) and file systems that announce nothing.
 pub const ALIGN: usize = 4096;
 
+/// Directories that a checkpoint can be striped over beside its own.
+const STRIPE_MAX: usize = 64;
+
 /// Which engine moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -67,6 +70,15 @@ pub struct Config {
     /// Largest shard file in bytes, as far as whole tensors allow; 0, the default, means no limit.
     #[serde(deserialize_with = "size")]
     pub shard_bytes: u64,
+    /// Shard files that a save writes at the same time in each directory, of about as many bytes
+    /// each; of whole tensors, so that one larger than its fair share makes its file larger. From 1,
+    /// the default, to 64.
+    pub files: u32,
+    /// Directories on other disks, over which checkpoints are striped: `<parent>/<name>` has a
+    /// companion directory `<stripe>/<name>` in each, and a save writes [`Config::files`] files into
+    /// each of them and into its own. They must exist: a disk that is not mounted is an error. Readers
+    /// need them too. Default none.
+    pub stripe: Vec<PathBuf>,
     /// Whether the files of a checkpoint that is replaced are kept for the next save to write over, as
     /// [`retire`](crate::retire()) keeps those of one that is removed. Takes the room of one more
     /// checkpoint. Default false.
@@ -86,6 +98,8 @@ const FIELDS: &[&str] = &[
     "direct",
     "fixed",
     "shard_bytes",
+    "files",
+    "stripe",
     "recycle",
     "trace",
 ];
@@ -101,6 +115,8 @@ impl Default for Config {
             direct: Switch::Auto,
             fixed: Switch::Auto,
             shard_bytes: 0,
+            files: 1,
+            stripe: Vec::new(),
             recycle: false,
             trace: None,
         }
@@ -133,6 +149,26 @@ impl Config {
         }
         if self.fillers > 256 {
             return bad("fillers", self.fillers.into(), "from 0 (automatic) to 256");
+        }
+        if self.files == 0 || self.files > 64 {
+            return bad("files", self.files.into(), "from 1 to 64");
+        }
+        self.check_stripe()
+    }
+
+    fn check_stripe(&self) -> Result<()> {
+        let bad = |why: String| Err(Error::invalid(format!("Config.stripe {why}")));
+        if self.stripe.len() > STRIPE_MAX {
+            let n = self.stripe.len();
+            return bad(format!("names {n} directories: it may name {STRIPE_MAX} at most"));
+        }
+        for (index, dir) in self.stripe.iter().enumerate() {
+            if dir.as_os_str().is_empty() {
+                return bad("names an empty path: leave it out".into());
+            }
+            if self.stripe[..index].contains(dir) {
+                return bad(format!("names {} twice: each is a disk of its own", dir.display()));
+            }
         }
         Ok(())
     }

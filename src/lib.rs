@@ -54,7 +54,7 @@ pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
     Checkpoint, Committed, Disposal, Kind, LoadOptions, Loaded, Session, Slice, TensorView, latest,
-    list, prune, retain, retire,
+    latest_with, list, list_with, prune, prune_with, retain, retain_with, retire, retire_with,
 };
 
 use handle::Work;
@@ -165,7 +165,7 @@ pub fn export_async(
 pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
     let config = Config::found()?;
     let runtime = Runtime::shared(&config)?;
-    load_all(&Checkpoint::open(path)?, &runtime, &Job::of(&config))
+    load_all(&Checkpoint::open_with(path, &config)?, &runtime, &Job::of(&config))
 }
 
 fn load_all(checkpoint: &Checkpoint, runtime: &Runtime, job: &Arc<Job>) -> Result<Loaded> {

@@ -383,3 +383,54 @@ fn convert_is_the_python_packages_and_says_so() {
     assert!(ran.err.contains("pip install ringstow"), "{}", ran.err);
     assert!(ringstow(&["--help"]).out.contains("convert"));
 }
+
+#[test]
+fn striped_checkpoints_are_found_where_an_option_or_the_environment_says() {
+    let (dir, disk) = (Checkpoints::new(), tempfile::tempdir().unwrap());
+    let (path, stripe) = (dir.step(7), disk.path().to_str().unwrap());
+    let [a, b] = [vec![1; 100_000], vec![2; 100_000]];
+    let mut state = StateDict::new();
+    state.bytes("a", Dtype::U8, &[100_000], &a).unwrap();
+    state.bytes("b", Dtype::U8, &[100_000], &b).unwrap();
+    let stripes = vec![disk.path().to_path_buf()];
+    let config =
+        Config { block_bytes: BLOCK, pool_bytes: 4 * BLOCK, stripe: stripes, ..Config::default() };
+    ringstow::save(&state, &path, &config).unwrap();
+
+    let ls = ringstow(&["ls", dir.path()]);
+    assert!(ls.out.contains("INCOMPLETE") && ls.out.contains("RINGSTOW_STRIPE"), "{}", ls.out);
+    assert_eq!(ringstow(&["verify", &path]).code, Some(2));
+    let ls = ringstow(&["ls", dir.path(), "--stripe", stripe]);
+    assert!(ls.out.contains("committed"), "{}", ls.out);
+    assert_eq!(ringstow(&["verify", &path, "--stripe", stripe]).code, Some(0));
+    assert!(ringstow(&["show", &path, "--stripe", stripe]).out.contains("rank00000-1"));
+
+    let mut verify = command(&["verify", &path]);
+    assert_eq!(verify.env("RINGSTOW_STRIPE", stripe).output().unwrap().status.code(), Some(0));
+    let shard = disk.path().join("step-00000007/rank00000-1.safetensors");
+    flip(&shard, 70_000);
+    let verify = ringstow(&["verify", &path, "--stripe", stripe, "--json"]);
+    assert_eq!(verify.code, Some(1));
+    assert_eq!(verify.json()[0]["damaged_tensors"], serde_json::json!(["b"]));
+
+    let litter = disk.path().join("step-00000007/rank00000-5.g3.safetensors.part");
+    fs::write(&litter, "half").unwrap();
+    ringstow(&["prune", dir.path()]);
+    assert!(litter.exists());
+    ringstow(&["prune", dir.path(), "--stripe", stripe]);
+    assert!(!litter.exists() && shard.exists());
+}
+
+#[test]
+fn a_striped_bench_leaves_nothing_on_any_disk() {
+    let [dir, disk] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let text = |dir: &TempDir| dir.path().to_str().unwrap().to_owned();
+    let (dir, disk) = ((text(&dir), dir), (text(&disk), disk));
+    let bench = ["bench", &dir.0, "--gb", "0.001", "--rounds", "1", "--stripe", &disk.0];
+    let ran = ringstow(&[&bench[..], &["--files", "2", "--engine", "portable", "--json"]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(ran.json()["config"]["files"], 2);
+    for (path, _) in [dir, disk] {
+        assert_eq!(fs::read_dir(path).unwrap().count(), 0);
+    }
+}

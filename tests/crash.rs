@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{Random, State, assert_no_litter, names_in, step_at};
+use common::{Random, State, assert_no_litter_in, names_in, step_at, step_with};
 use ringstow::store::Status;
 use ringstow::{Config, Disposal, EngineChoice, Runtime};
 use std::io::{BufRead, BufReader};
@@ -23,12 +23,16 @@ const CHILD_DIR: &str = "RINGSTOW_TEST_CRASH_DIR";
 /// checkpoints that were replaced.
 const CHILD_ENGINE: &str = "RINGSTOW_TEST_CRASH_ENGINE";
 
+/// A directory that it stripes over, or nothing.
+const CHILD_STRIPE: &str = "RINGSTOW_TEST_CRASH_STRIPE";
+
 /// A few shards of some blocks each, with tensors across their ends.
 const SIZES: [usize; 6] = [300_000, 1, 700_000, 65_536, 150_000, 400_001];
 
-fn config(engine: EngineChoice) -> Config {
+fn config(engine: EngineChoice, stripe: Option<PathBuf>) -> Config {
     let (block_bytes, shard_bytes) = (65_536, 700_000);
-    Config { block_bytes, pool_bytes: 8 * block_bytes, engine, shard_bytes, ..Config::default() }
+    let (pool_bytes, stripe) = (8 * block_bytes, stripe.into_iter().collect());
+    Config { block_bytes, pool_bytes, engine, shard_bytes, stripe, ..Config::default() }
 }
 
 /// The child's life, when started by [`start`]; nothing in an ordinary run.
@@ -41,9 +45,10 @@ fn child_that_saves_until_it_is_killed() {
         _ => EngineChoice::Auto,
     };
     let recycle = kind == "recycle";
-    let runtime = Runtime::new(Config { recycle, ..config(engine) }).unwrap();
+    let stripe = std::env::var_os(CHILD_STRIPE).map(PathBuf::from);
+    let runtime = Runtime::new(Config { recycle, ..config(engine, stripe) }).unwrap();
     let by_ranks = kind == "ranks";
-    for step in step_at(&dir) + 1.. {
+    for step in step_with(runtime.config(), &dir) + 1.. {
         let state = State::new(step, &SIZES);
         if by_ranks {
             state.save_by_ranks(3, &runtime, &dir);
@@ -63,13 +68,14 @@ struct Saver {
 }
 
 impl Saver {
-    fn start(dir: &Path, engine: &str, last: i64) -> Self {
-        Self::run("child_that_saves_until_it_is_killed", dir, engine, last)
+    fn start(dir: &Path, engine: &str, stripe: Option<&Path>, last: i64) -> Self {
+        Self::run("child_that_saves_until_it_is_killed", dir, engine, stripe, last)
     }
 
     /// Starts the test of this name in a process of its own.
-    fn run(child: &str, dir: &Path, engine: &str, last: i64) -> Self {
+    fn run(child: &str, dir: &Path, engine: &str, stripe: Option<&Path>, last: i64) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
+            .envs(stripe.map(|stripe| (CHILD_STRIPE, stripe)))
             .args(["--exact", child, "--nocapture"])
             .env(CHILD_DIR, dir)
             .env(CHILD_ENGINE, engine)
@@ -158,16 +164,18 @@ fn names_now(dir: &Path) -> Vec<String> {
 }
 
 /// Kills a saver `kills` times, and looks at what each kill left.
-fn kill_and_look(kills: u64, seed: u64) {
+fn kill_and_look(kills: u64, seed: u64, striped: bool) {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("ckpt");
-    let runtime = Runtime::new(config(EngineChoice::Auto)).unwrap();
+    let stripe = striped.then(|| tempfile::tempdir().unwrap());
+    let stripe = stripe.as_ref().map(|dir| dir.path());
+    let runtime = Runtime::new(config(EngineChoice::Auto, stripe.map(Path::to_path_buf))).unwrap();
     State::new(0, &SIZES).save(&runtime, &dir).unwrap();
     let mut random = Random::new(seed);
     let (mut last, mut of_the_killed_save) = (0, 0);
     for kill in 0..kills {
         let engine = ["auto", "recycle", "ranks", "recycle", "portable"][kill as usize % 5];
-        let mut saver = Saver::start(&dir, engine, last);
+        let mut saver = Saver::start(&dir, engine, stripe, last);
         saver.await_commits(random.below(3));
         let seen = moment(random.below(6), &dir, random.below(200_000));
         saver.await_moment(seen);
@@ -176,7 +184,7 @@ fn kill_and_look(kills: u64, seed: u64) {
         (0..random.below(most)).for_each(|_| std::hint::spin_loop());
         let reported = saver.kill();
 
-        let found = step_at(&dir);
+        let found = step_with(runtime.config(), &dir);
         assert!(
             found == reported || found == reported + 1,
             "kill {kill} of seed {seed}: {found} is committed, {reported} was the last reported"
@@ -187,16 +195,16 @@ fn kill_and_look(kills: u64, seed: u64) {
         assert!(report.damage.is_empty(), "kill {kill} of seed {seed}: {:?}", report.damage);
         // Every other time, what was left is the next save's to clear away.
         if kill % 2 == 0 {
-            ringstow::prune(&dir).unwrap();
-            assert_no_litter(&dir);
+            ringstow::prune_with(&dir, runtime.config()).unwrap();
+            assert_no_litter_in(runtime.config(), &dir);
             State::new(found, &SIZES).assert_at(&runtime, &dir);
         }
         last = found;
     }
     println!("{kills} kills, {last} saves, {of_the_killed_save} killed between commit and report");
     State::new(last + 1, &SIZES).save(&runtime, &dir).unwrap();
-    assert_no_litter(&dir);
-    ringstow::store::remove_spares(root.path()).unwrap();
+    assert_no_litter_in(runtime.config(), &dir);
+    ringstow::store::remove_spares(root.path(), runtime.config()).unwrap();
     assert_eq!(names_in(root.path()), ["ckpt"]);
 }
 
@@ -204,7 +212,7 @@ fn kill_and_look(kills: u64, seed: u64) {
 #[test]
 fn child_that_saves_and_retires_until_it_is_killed() {
     let Some(root) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
-    let runtime = Runtime::new(config(EngineChoice::Auto)).unwrap();
+    let runtime = Runtime::new(config(EngineChoice::Auto, None)).unwrap();
     let first = newest(&root) + 1;
     for step in first.. {
         State::new(step, &SIZES).save(&runtime, &root.join(format!("step-{step}"))).unwrap();
@@ -221,12 +229,12 @@ fn newest(root: &Path) -> i64 {
 #[test]
 fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_whole() {
     let root = tempfile::tempdir().unwrap();
-    let runtime = Runtime::new(config(EngineChoice::Auto)).unwrap();
+    let runtime = Runtime::new(config(EngineChoice::Auto, None)).unwrap();
     State::new(0, &SIZES).save(&runtime, &root.path().join("step-0")).unwrap();
     let (mut random, mut last) = (Random::new(3), 0);
     for kill in 0..20 {
         let child = "child_that_saves_and_retires_until_it_is_killed";
-        let mut saver = Saver::run(child, root.path(), "auto", last);
+        let mut saver = Saver::run(child, root.path(), "auto", None, last);
         saver.await_commits(random.below(4));
         let most = 1 << random.below(22);
         (0..random.below(most)).for_each(|_| std::hint::spin_loop());
@@ -248,12 +256,18 @@ fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_w
 
 #[test]
 fn killed_at_any_moment_the_last_committed_checkpoint_or_the_next_loads() {
-    kill_and_look(15, 1);
+    kill_and_look(15, 1, false);
+}
+
+#[test]
+fn killed_at_any_moment_a_striped_checkpoint_is_whole_in_all_its_places() {
+    kill_and_look(9, 3, true);
 }
 
 #[test]
 #[ignore = "long: several hundred kills"]
 fn killed_hundreds_of_times_the_last_committed_checkpoint_or_the_next_loads() {
     let kills = std::env::var("RINGSTOW_KILLS").ok().and_then(|n| n.parse().ok());
-    kill_and_look(kills.unwrap_or(300), 2);
+    kill_and_look(kills.unwrap_or(300), 2, false);
+    kill_and_look(kills.unwrap_or(300), 4, true);
 }

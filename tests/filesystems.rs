@@ -334,3 +334,30 @@ fn a_disk_that_fails_under_the_file_system_is_an_error_and_no_hang() {
         Ok(())
     });
 }
+
+#[test]
+fn a_stripe_without_direct_io_steps_down_by_itself() {
+    where_mounts_work(|| {
+        let (fast, slow) = (tempfile::tempdir().unwrap(), Mount::of_memory("ramfs", "rw")?);
+        let on_both = |direct| {
+            let stripe = vec![slow.path().to_path_buf()];
+            Runtime::new(Config { stripe, ..config(EngineChoice::Auto, direct) }).unwrap()
+        };
+        let (runtime, state) = (on_both(Switch::Auto), State::new(1, &SIZES));
+        let report = state.save(&runtime, &fast.path().join("step")).unwrap();
+        state.assert_at(&runtime, &fast.path().join("step"));
+        let steps = report.moved.fallbacks;
+        let stepped_down = |dir: &Path| {
+            let dir = format!("in {}", dir.display());
+            steps.iter().any(|s| s.reason.starts_with(&dir) && s.got.contains("buffered"))
+        };
+        assert!(stepped_down(slow.path()) && !stepped_down(fast.path()), "{steps:?}");
+        assert!(!report.moved.direct);
+        // Asked for by name it is an error, and nothing is left in either place.
+        let error = state.save(&on_both(Switch::On), &fast.path().join("other")).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        assert_eq!(names_in(slow.path()), ["step"]);
+        assert_eq!(names_in(fast.path()), ["step"]);
+        Ok(())
+    });
+}

@@ -155,7 +155,7 @@ def load(
         raise TypeError("keys is a collection of names; for one name give [name]")
     where = _absolute(path)
     gpu = _cuda.device_named(device)
-    checkpoint = _native.Checkpoint(where)
+    checkpoint = _native.Checkpoint(where, _json(config))
     skeleton = _tree.parse(checkpoint.state, where)
     if prefix is not None:
         skeleton = _select.by_prefix(skeleton, prefix, where)
@@ -232,7 +232,7 @@ def load_into(
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     where = _absolute(path)
-    checkpoint = _native.Checkpoint(where)
+    checkpoint = _native.Checkpoint(where, _json(config))
     skeleton = _tree.parse(checkpoint.state, where)
     contents = _build.Contents(where, checkpoint.tensors)
     return _merge.load_into(
@@ -266,17 +266,24 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     return VerifyReport.from_json(_native.verify(_absolute(path), _json(config)))
 
 
-def latest(directory: StrPath) -> str | None:
+def latest(directory: StrPath, *, config: Config | None = None) -> str | None:
     """Return the path of the newest committed checkpoint in a directory; None if there is none.
+
+    Args:
+        directory: where the checkpoints are.
+        config: the knobs, of which ``stripe`` counts: a checkpoint whose files on other disks are
+            not found is none that can be loaded. None means the defaults.
 
     Raises:
         OSError: the directory can't be read.
     """
-    found = _native.latest(_absolute(directory))
+    found = _native.latest(_absolute(directory), _json(config))
     return None if found is None else os.fspath(found)
 
 
-def retain(directory: StrPath, keep: int, *, recycle: bool = True) -> Retained:
+def retain(
+    directory: StrPath, keep: int, *, recycle: bool = True, config: Config | None = None
+) -> Retained:
     """Remove all checkpoints directly in a directory but the newest ``keep``.
 
     The newest are those of the highest number at the end of their names. Each is removed whole or
@@ -289,6 +296,7 @@ def retain(directory: StrPath, keep: int, *, recycle: bool = True) -> Retained:
         recycle: keep the files of the last one removed, in ``.ringstow-spares``, for the next save
             into a directory there to write over. That is faster than new files, and takes no more
             room than the next save would. False removes these, too.
+        config: the knobs, of which ``stripe`` counts; None means the defaults.
 
     Returns:
         What stays, what is gone, and what was left alone.
@@ -299,15 +307,16 @@ def retain(directory: StrPath, keep: int, *, recycle: bool = True) -> Retained:
     """
     if keep < 0:
         raise ValueError(f"keep is a number of checkpoints, not {keep}")
-    return Retained.from_json(_native.retain(_absolute(directory), keep, recycle))
+    return Retained.from_json(_native.retain(_absolute(directory), keep, recycle, _json(config)))
 
 
-def retire(path: StrPath, *, recycle: bool = True) -> None:
+def retire(path: StrPath, *, recycle: bool = True, config: Config | None = None) -> None:
     """Remove a checkpoint: after a crash it is there as it was, or not at all.
 
     Args:
         path: the checkpoint's directory. It stays if others' files are in it.
-        recycle: as in `retain`.
+        recycle: keep its files for the next save to write over, as in `retain`.
+        config: as in `retain`.
 
     Raises:
         IncompleteCheckpointError: there is no checkpoint.
@@ -316,7 +325,7 @@ def retire(path: StrPath, *, recycle: bool = True) -> None:
             remove the directory yourself.
         OSError: the system refused.
     """
-    _native.retire(_absolute(path), recycle)
+    _native.retire(_absolute(path), recycle, _json(config))
 
 
 def _absolute(path: StrPath) -> str:

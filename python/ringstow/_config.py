@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
 from typing import Any, Literal
@@ -11,6 +13,7 @@ from typing import Any, Literal
 from ringstow import _native
 
 Switch = Literal["auto", "on", "off"]
+StrPath = str | os.PathLike[str]
 
 
 def _found(name: str) -> Any:
@@ -62,6 +65,17 @@ class Config:
     shard_bytes: int = field(default_factory=partial(_found, "shard_bytes"))
     """Largest shard file in bytes, as far as whole tensors allow; 0, the default, is no limit."""
 
+    files: int = field(default_factory=partial(_found, "files"))
+    """Shard files that a save writes at the same time in each directory, of about as many bytes
+    each; of whole tensors, so that one larger than its fair share makes its file larger. From 1,
+    the default, to 64."""
+
+    stripe: Sequence[StrPath] = field(default_factory=partial(_found, "stripe"))
+    """Directories on other disks, over which checkpoints are striped: ``parent/name`` has a
+    companion directory ``stripe/name`` in each, and a save writes ``files`` files into each and
+    into its own. They must exist, and loads need them too. Kept as a tuple of paths from the root.
+    Default none."""
+
     recycle: bool = field(default_factory=partial(_found, "recycle"))
     """Whether the files of a checkpoint that is replaced are kept for the next save to write over,
     as `retire` keeps those of one that is removed. Takes the room of one more checkpoint. Default
@@ -70,6 +84,15 @@ class Config:
     trace: str | None = field(default_factory=partial(_found, "trace"))
     """A file to write what each block of a save or load went through, and when, in the trace format
     of Chrome and Perfetto. Default none. One that is there is replaced."""
+
+    def __post_init__(self) -> None:
+        """Keep paths as they are now: a later chdir must not move a save in the background."""
+        if isinstance(self.stripe, str | os.PathLike):
+            raise TypeError("stripe is a collection of paths; for one path give [path]")
+        paths = [os.fspath(path) for path in self.stripe]
+        # An empty one is left for the native side to refuse.
+        stripe = tuple(path and os.path.abspath(path) for path in paths)
+        object.__setattr__(self, "stripe", stripe)
 
     def to_json(self) -> str:
         """Return the fields as a JSON object, as the native side takes them."""

@@ -50,8 +50,9 @@ fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
 }
 
 #[pyfunction]
-fn latest(py: Python<'_>, directory: PathBuf) -> PyResult<Option<PathBuf>> {
-    py.detach(|| ringstow::latest(&directory)).map_err(error::to_python)
+fn latest(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<Option<PathBuf>> {
+    let config = self::config(config)?;
+    py.detach(|| ringstow::latest_with(&directory, &config)).map_err(error::to_python)
 }
 
 fn disposal(recycle: bool) -> Disposal {
@@ -59,14 +60,22 @@ fn disposal(recycle: bool) -> Disposal {
 }
 
 #[pyfunction]
-fn retire(py: Python<'_>, path: PathBuf, recycle: bool) -> PyResult<()> {
-    let retire = || ringstow::retire(&path, disposal(recycle));
+fn retire(py: Python<'_>, path: PathBuf, recycle: bool, config: &str) -> PyResult<()> {
+    let config = crate::config(config)?;
+    let retire = || ringstow::retire_with(&path, disposal(recycle), &config);
     py.detach(retire).map(drop).map_err(error::to_python)
 }
 
 #[pyfunction]
-fn retain(py: Python<'_>, directory: PathBuf, keep: usize, recycle: bool) -> PyResult<String> {
-    let retain = || ringstow::retain(&directory, keep, disposal(recycle));
+fn retain(
+    py: Python<'_>,
+    directory: PathBuf,
+    keep: usize,
+    recycle: bool,
+    config: &str,
+) -> PyResult<String> {
+    let config = crate::config(config)?;
+    let retain = || ringstow::retain_with(&directory, keep, disposal(recycle), &config);
     to_json(&py.detach(retain).map_err(error::to_python)?)
 }
 

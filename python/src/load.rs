@@ -83,11 +83,12 @@ pub(crate) struct Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[new]
-    #[pyo3(signature = (path, foreign = false))]
-    fn new(py: Python<'_>, path: PathBuf, foreign: bool) -> PyResult<Self> {
+    #[pyo3(signature = (path, config, foreign = false))]
+    fn new(py: Python<'_>, path: PathBuf, config: &str, foreign: bool) -> PyResult<Self> {
+        let config = crate::config(config)?;
         let open = || match foreign {
-            true => ringstow::Checkpoint::open_foreign(path),
-            false => ringstow::Checkpoint::open(path),
+            true => ringstow::Checkpoint::open_foreign_with(path, &config),
+            false => ringstow::Checkpoint::open_with(path, &config),
         };
         let inner = py.detach(open).map_err(to_python)?;
         Ok(Self { inner })

@@ -34,8 +34,9 @@ impl Session {
 #[pymethods]
 impl Session {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, world_size: u32, recycle: bool) -> PyResult<Self> {
-        let begin = || Ok(ringstow::Session::begin(path, world_size)?.recycle(recycle));
+    fn new(py: Python<'_>, path: PathBuf, world_size: u32, config: &str) -> PyResult<Self> {
+        let config = crate::config(config)?;
+        let begin = || ringstow::Session::begin_with(path, world_size, &config);
         let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
         Ok(Self { inner, process: std::process::id() })
     }

@@ -243,7 +243,7 @@ def test_what_is_no_size_is_refused(text):
 def test_small_tensors_are_read_together_and_each_once(at):
     state = {f"w{i}": torch.randn(100 + i % 3) for i in range(500)}
     ringstow.save(state, at / "ckpt")
-    checkpoint = ringstow._native.Checkpoint(str(at / "ckpt"))
+    checkpoint = ringstow._native.Checkpoint(str(at / "ckpt"), ringstow.Config().to_json())
     asked = []
 
     class Counted:

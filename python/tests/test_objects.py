@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def with_objects(path, objects):
     """Saves a checkpoint by one rank whose values are objects beside a tensor ``w``."""
     weight = torch.arange(4.0)
-    session = ringstow._native.Session(str(path), 1, False)
+    session = ringstow._native.Session(str(path), 1, ringstow.Config().to_json())
     items = [("w", "F32", (4,), None, weight.data_ptr(), 16, None, None, False)]
     blobs = {}
     for name, value in objects.items():

@@ -4,6 +4,7 @@ use crate::config::{Config, EngineChoice, Switch, parse_size};
 use crate::error::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use std::path::PathBuf;
 
 /// How bytes are moved. What is not said here, RINGSTOW_* in the environment and ringstow.toml say.
 #[derive(Debug, Clone, Args)]
@@ -36,6 +37,36 @@ pub struct ConfigFlags {
     /// Staging memory registered with io_uring: auto, on or off [default: auto]
     #[arg(long, value_name = "WHEN", hide_possible_values = true, value_parser = switch())]
     fixed: Option<Switch>,
+
+    /// Files that a save writes at the same time in each directory, 1 to 64 [default: 1]
+    #[arg(long, value_name = "N")]
+    files: Option<u32>,
+
+    #[command(flatten)]
+    stripe: StripeFlags,
+}
+
+/// Where checkpoints are striped over, for commands that move no bytes.
+#[derive(Debug, Clone, Args)]
+pub struct StripeFlags {
+    /// A directory on another disk that checkpoints are striped over; once for each
+    #[arg(long, value_name = "DIR")]
+    stripe: Vec<PathBuf>,
+}
+
+impl StripeFlags {
+    /// The configuration, with these directories where there are some.
+    ///
+    /// # Errors
+    /// What [`Config::found`] and [`Config::validate`] give.
+    pub fn config(&self) -> Result<Config> {
+        let mut config = Config::found()?;
+        if !self.stripe.is_empty() {
+            config.stripe.clone_from(&self.stripe);
+        }
+        config.validate()?;
+        Ok(config)
+    }
 }
 
 impl ConfigFlags {
@@ -44,7 +75,7 @@ impl ConfigFlags {
     /// # Errors
     /// What [`Config::found`] and [`Config::validate`] give.
     pub fn config(&self) -> Result<Config> {
-        let found = Config::found()?;
+        let found = self.stripe.config()?;
         let config = Config {
             pool_bytes: self.pool_bytes.unwrap_or(found.pool_bytes),
             block_bytes: self.block_bytes.unwrap_or(found.block_bytes),
@@ -53,6 +84,7 @@ impl ConfigFlags {
             engine: self.engine.unwrap_or(found.engine),
             direct: self.direct.unwrap_or(found.direct),
             fixed: self.fixed.unwrap_or(found.fixed),
+            files: self.files.unwrap_or(found.files),
             ..found
         };
         config.validate()?;

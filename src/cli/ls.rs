@@ -1,10 +1,11 @@
 //! `ringstow ls`: which checkpoints are in a directory, and which of them can be loaded.
 
+use super::config::StripeFlags;
 use super::output::Output;
 use super::table::{Align, list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Found, Status, list};
+use crate::store::{Found, Status, list_with};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -22,10 +23,13 @@ pub struct Ls {
     /// Print a JSON array
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    stripe: StripeFlags,
 }
 
 pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
-    let found = list(&args.dir)?;
+    let found = list_with(&args.dir, &args.stripe.config()?)?;
     if args.json {
         out.json(&found)?;
     } else {

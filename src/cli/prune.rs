@@ -1,9 +1,10 @@
 //! `ringstow prune`: clears away what killed saves left.
 
+use super::config::StripeFlags;
 use super::output::Output;
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Swept, prune, prune_plan};
+use crate::store::{Swept, prune_plan, prune_with};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -25,10 +26,17 @@ pub struct Prune {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    stripe: StripeFlags,
 }
 
 pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
-    let swept = if args.dry_run { prune_plan(&args.dir) } else { prune(&args.dir) }?;
+    let config = args.stripe.config()?;
+    let swept = match args.dry_run {
+        true => prune_plan(&args.dir, &config),
+        false => prune_with(&args.dir, &config),
+    }?;
     if args.json {
         out.json(&swept)?;
     } else {

@@ -1,9 +1,10 @@
 //! `ringstow retain`: removes old checkpoints.
 
+use super::config::StripeFlags;
 use super::output::Output;
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Disposal, Retained, retain, retain_plan};
+use crate::store::{Disposal, Retained, retain_plan, retain_with};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -33,13 +34,17 @@ pub struct Retain {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    stripe: StripeFlags,
 }
 
 pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::Remove };
+    let config = args.stripe.config()?;
     let retained = match args.dry_run {
-        true => retain_plan(&args.dir, args.keep),
-        false => retain(&args.dir, args.keep, disposal),
+        true => retain_plan(&args.dir, args.keep, &config),
+        false => retain_with(&args.dir, args.keep, disposal, &config),
     }?;
     if args.json {
         out.json(&retained)?;

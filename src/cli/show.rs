@@ -1,11 +1,13 @@
 //! `ringstow show`: what one checkpoint holds.
 
+use super::config::StripeFlags;
 use super::output::Output;
 use super::table::{self, Align};
 use super::{Exit, text, values};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
-use crate::store::{Checkpoint, Status, list};
+use crate::store::{Checkpoint, Status, list_with};
 use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -44,10 +46,15 @@ pub struct Show {
     /// Every row
     #[arg(short, long)]
     all: bool,
+
+    #[command(flatten)]
+    stripe: StripeFlags,
 }
 
 pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
-    let checkpoint = Checkpoint::open(&args.path).map_err(|error| explain(&args.path, error))?;
+    let config = args.stripe.config()?;
+    let checkpoint = Checkpoint::open_with(&args.path, &config)
+        .map_err(|error| explain(&args.path, &config, error))?;
     if args.json {
         out.json(&Shown::of(&checkpoint))?;
         return Ok(Exit::Ok);
@@ -71,11 +78,11 @@ pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
 }
 
 /// An easy mistake: the directory of checkpoints instead of one of them.
-fn explain(path: &Path, error: Error) -> Error {
+fn explain(path: &Path, config: &Config, error: Error) -> Error {
     if !matches!(error, Error::Incomplete { .. }) {
         return error;
     }
-    let found = list(path).unwrap_or_default();
+    let found = list_with(path, config).unwrap_or_default();
     let mut committed = found.iter().rev().filter(|found| found.status == Status::Committed);
     match committed.next() {
         Some(newest) => Error::Incomplete {

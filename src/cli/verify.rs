@@ -3,11 +3,12 @@
 use super::config::ConfigFlags;
 use super::output::{self, Output};
 use super::{Exit, progress, table, text};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, TensorEntry, names};
 use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
-use crate::store::{Checkpoint, list, verify};
+use crate::store::{Checkpoint, list_with, verify};
 use clap::Args;
 use serde::Serialize;
 use std::collections::HashSet;
@@ -77,7 +78,7 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
     let mut all = Vec::new();
     let mut failed = false;
     for path in &args.paths {
-        let targets = targets(path);
+        let targets = targets(path, runtime.config());
         let many = targets.len() > 1;
         let from = all.len();
         for target in targets {
@@ -105,8 +106,11 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
 }
 
 /// The checkpoints at or under a path; the path itself where there are none, for its error.
-fn targets(path: &Path) -> Vec<PathBuf> {
-    let found = if path.is_dir() { list(path).unwrap_or_default() } else { Vec::new() };
+fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
+    let found = match path.is_dir() {
+        true => list_with(path, config).unwrap_or_default(),
+        false => Vec::new(),
+    };
     match found.is_empty() {
         true => vec![path.to_path_buf()],
         false => found.into_iter().map(|found| found.path).collect(),
@@ -131,7 +135,7 @@ fn check(runtime: &Runtime, path: &Path, quiet: bool) -> Result<Checked> {
         Ok(report) => {
             if !report.damage.is_empty() {
                 checked.verdict = Verdict::Damaged;
-                checked.damaged_tensors = hit(path, &report.damage);
+                checked.damaged_tensors = hit(path, runtime.config(), &report.damage);
             }
             checked.report = Some(report);
         }
@@ -157,8 +161,8 @@ fn verdict(path: &Path, error: &Error) -> Verdict {
 }
 
 /// Names of the tensors that lie in damaged blocks.
-fn hit(path: &Path, damage: &[Damage]) -> Vec<String> {
-    let Ok(checkpoint) = Checkpoint::open(path) else { return Vec::new() };
+fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
+    let Ok(checkpoint) = Checkpoint::open_with(path, config) else { return Vec::new() };
     let manifest = checkpoint.manifest();
     let damaged: HashSet<(&str, u64)> = damage
         .iter()

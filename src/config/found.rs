@@ -32,7 +32,10 @@ fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
     for field in FIELDS {
         let name = format!("RINGSTOW_{}", field.to_uppercase());
         let Some(text) = variable(&name) else { continue };
-        let value = text.parse().map_or_else(|_| Value::String(text.clone()), Value::Integer);
+        let value = match *field {
+            "stripe" => paths(&text),
+            _ => text.parse().map_or_else(|_| Value::String(text.clone()), Value::Integer),
+        };
         table.insert((*field).into(), value);
         config(&table).map_err(|why| {
             Error::invalid(format!("the environment says {name}={text}: {}", why.message()))
@@ -41,6 +44,12 @@ fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
     let config = config(&table).map_err(|why| Error::invalid(why.message()))?;
     config.validate()?;
     Ok(config)
+}
+
+/// Several paths, as in `PATH`: separated by colons.
+fn paths(text: &str) -> Value {
+    let paths = text.split(':').filter(|path| !path.is_empty());
+    Value::Array(paths.map(|path| Value::String(path.into())).collect())
 }
 
 fn read(path: &Path, must_be_there: bool) -> Result<Table> {
@@ -121,6 +130,25 @@ mod tests {
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "line 2", "block_size", "block_bytes"]);
         let (_dir, path) = file("queue_depth = 0");
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "queue_depth = 0"]);
+    }
+
+    #[test]
+    fn stripes_are_a_list_in_the_file_and_separated_by_colons_in_the_environment() {
+        let (_dir, path) = file("stripe = [\"/mnt/b\", \"7\"]\nfiles = 2");
+        let config = with(&[("RINGSTOW_CONFIG", &path)]).unwrap();
+        assert_eq!(config.stripe, [Path::new("/mnt/b"), Path::new("7")]);
+        assert_eq!(config.files, 2);
+        for (text, paths) in
+            [("/c", &["/c"][..]), ("/c:/d e:", &["/c", "/d e"]), ("8", &["8"]), (":", &[])]
+        {
+            let over = with(&[("RINGSTOW_CONFIG", &path), ("RINGSTOW_STRIPE", text)]).unwrap();
+            let expected: Vec<&Path> = paths.iter().map(Path::new).collect();
+            assert_eq!(over.stripe, expected, "{text}");
+        }
+        let twice = with(&[("RINGSTOW_STRIPE", "/c:/c")]).unwrap_err().to_string();
+        assert!(twice.contains("/c twice"), "{twice}");
+        let none = with(&[("RINGSTOW_FILES", "0")]).unwrap_err().to_string();
+        assert!(none.contains("files = 0"), "{none}");
     }
 
     #[test]

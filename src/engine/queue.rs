@@ -10,7 +10,7 @@ use super::ladder::Fallback;
 use super::{Action, Engine, FileId, Transfer, Waker};
 use crate::pool::Buffer;
 use actor::Actor;
-use crossbeam_channel::{Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -248,15 +248,41 @@ impl Queue {
     /// # Errors
     /// As [`Outcome::result`].
     pub fn sync(&self, file: &Attached) -> io::Result<()> {
-        self.call(file, Action::Sync, 0).result
+        self.start_sync(file).wait()
+    }
+
+    /// [`Queue::sync`] without waiting yet, so that several files are synced at the same time.
+    pub fn start_sync(&self, file: &Attached) -> Syncing {
+        Syncing(self.start_call(file, Action::Sync, 0))
     }
 
     fn call(&self, file: &Attached, action: Action, needed: usize) -> Outcome {
+        wait(&self.start_call(file, action, needed))
+    }
+
+    fn start_call(&self, file: &Attached, action: Action, needed: usize) -> Receiver<Outcome> {
         let (send, answer) = bounded(1);
         let reply = Reply::new(move |outcome| drop(send.send(outcome)));
         self.submit(Request { file: file.id(), action, needed, abort: None, reply });
-        let lost = |_| Outcome { result: Err(gone()), buffer: None, started: None };
-        answer.recv().unwrap_or_else(lost)
+        answer
+    }
+}
+
+fn wait(answer: &Receiver<Outcome>) -> Outcome {
+    answer.recv().unwrap_or_else(|_| Outcome { result: Err(gone()), buffer: None, started: None })
+}
+
+/// A sync that is under way.
+#[must_use = "a sync that fails says so only to who waits for it"]
+pub struct Syncing(Receiver<Outcome>);
+
+impl Syncing {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// As [`Outcome::result`].
+    pub fn wait(self) -> io::Result<()> {
+        wait(&self.0).result
     }
 }
 

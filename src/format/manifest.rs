@@ -37,6 +37,10 @@ pub struct Manifest {
     pub files: Vec<FileEntry>,
     /// The tensors, in the order in which they were handed over.
     pub tensors: Vec<TensorEntry>,
+    /// Other directories that the files were striped over, as the writer's configuration named them:
+    /// for messages, never to be followed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stripes: Vec<String>,
     /// The tree of non-tensor values, with references to tensors; see [`Value`](super::Value).
     pub state: Box<RawValue>,
 }
@@ -138,6 +142,7 @@ impl Manifest {
             block_bytes,
             files,
             tensors,
+            stripes: Vec::new(),
             state,
         }
     }

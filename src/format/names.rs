@@ -19,6 +19,12 @@ pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._mark";
 /// Directory beside the checkpoints, for files of retired ones that are to be written over.
 pub const SPARES: &str = ".ringstow-spares";
 
+/// In a directory on another disk that a checkpoint is striped over: whose shards these are.
+pub const COMPANION: &str = "companion.json";
+
+/// Where that is written before it is renamed into place.
+pub const COMPANION_PART: &str = "companion.json.part";
+
 /// Ending of every file that is not committed. No reader of safetensors takes such a file.
 pub const PART_SUFFIX: &str = ".part";
 
@@ -114,6 +120,12 @@ pub fn is_part(name: &str) -> bool {
     name == MANIFEST_PART
         || done_rank(name).is_some()
         || name.strip_suffix(PART_SUFFIX).is_some_and(is_shard)
+}
+
+/// Whether this is the directory of a rank that saves by itself: `rank00003`, below a checkpoint's.
+pub fn is_rank_dir(name: &str) -> bool {
+    name.strip_prefix("rank")
+        .is_some_and(|digits| digits.len() >= 5 && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Whether a manifest may name this file: a plain name in the directory itself, of a shard.

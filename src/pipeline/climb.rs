@@ -1,4 +1,5 @@
-//! Finds the first rung of the ladder that works here, and keeps account of those that do not.
+//! Finds the first rung of the ladder that works here, and keeps account of those that do not. A
+//! checkpoint may lie in several directories, and on each of their file systems another rung may be it.
 
 use super::report::Moved;
 use super::runtime::Runtime;
@@ -7,7 +8,7 @@ use crate::engine::ladder::{self, Fallback, Refusal, Rung, Stage};
 use crate::engine::queue::Queue;
 use crate::error::{Error, Result};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A step on a rung that failed: at which point, what was being done, and to which file.
@@ -52,6 +53,70 @@ pub(super) fn climb<T>(
     Err(ladder::none_left(&refused))
 }
 
+/// Climbs once for each directory that files lie in: `step` gets the numbers of those in one, and gives
+/// something for each of them. What is `None` is left out. All come back in their own order.
+pub(super) fn climb_each<T>(
+    runtime: &Runtime,
+    config: &Config,
+    paths: &[Option<&Path>],
+    mut step: impl FnMut(
+        &[usize],
+        &Arc<Queue>,
+        &Rung,
+    ) -> std::result::Result<(Vec<T>, Vec<Fallback>), Failed>,
+) -> Result<(Vec<Option<T>>, Moved)> {
+    let mut all: Vec<Option<T>> = paths.iter().map(|_| None).collect();
+    let mut ways = Vec::new();
+    for (dir, numbers) in by_directory(paths) {
+        let (done, _, moved) = climb(runtime, config, |queue, rung| step(&numbers, queue, rung))?;
+        numbers.into_iter().zip(done).for_each(|(number, one)| all[number] = Some(one));
+        ways.push((dir, moved));
+    }
+    Ok((all, together(ways)))
+}
+
+/// The directories, as they come first, with the numbers of the paths in each.
+pub(super) fn by_directory<'a>(paths: &[Option<&'a Path>]) -> Vec<(&'a Path, Vec<usize>)> {
+    let mut dirs: Vec<(&Path, Vec<usize>)> = Vec::new();
+    for (number, path) in paths.iter().enumerate() {
+        let Some(dir) = path.and_then(Path::parent) else { continue };
+        // There are a handful, and mostly one.
+        match dirs.iter_mut().find(|(known, _)| *known == dir) {
+            Some((_, numbers)) => numbers.push(number),
+            None => dirs.push((dir, vec![number])),
+        }
+    }
+    dirs
+}
+
+/// One account of all directories. A step down that not all of them had to take names its own.
+fn together(ways: Vec<(&Path, Moved)>) -> Moved {
+    let several = ways.len() > 1;
+    let everywhere = |step: &Fallback| ways.iter().all(|(_, way)| way.fallbacks.contains(step));
+    let mut fallbacks: Vec<Fallback> = Vec::new();
+    for (dir, step) in
+        ways.iter().flat_map(|(dir, way)| way.fallbacks.iter().map(move |s| (dir, s)))
+    {
+        let mut step = step.clone();
+        if several && !everywhere(&step) {
+            step.reason = format!("in {}: {}", dir.display(), step.reason);
+        }
+        if !fallbacks.contains(&step) {
+            fallbacks.push(step);
+        }
+    }
+    let mut engines: Vec<&str> = ways.iter().map(|(_, way)| way.engine.as_str()).collect();
+    engines.dedup();
+    Moved {
+        engine: if engines.is_empty() { "none".into() } else { engines.join(" and ") },
+        direct: !ways.is_empty() && ways.iter().all(|(_, way)| way.direct),
+        fixed_buffers: ways.iter().map(|(_, way)| way.fixed_buffers).max().unwrap_or(0),
+        device_bytes: 0,
+        pinned: None,
+        fallbacks,
+    }
+}
+
 fn moved(queue: &Queue, rung: &Rung, refused: Vec<(Rung, Refusal)>, notes: Vec<Fallback>) -> Moved {
     let steps = refused.into_iter().map(|(tried, why)| why.fallback(&tried, rung));
     let mut fallbacks: Vec<Fallback> = steps.collect();
@@ -64,5 +129,47 @@ fn moved(queue: &Queue, rung: &Rung, refused: Vec<(Rung, Refusal)>, notes: Vec<F
         device_bytes: 0,
         pinned: None,
         fallbacks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(wanted: &str) -> Fallback {
+        let (got, reason, remedy) = ("buffered".into(), "no O_DIRECT".into(), "none".into());
+        Fallback { wanted: wanted.into(), got, reason, remedy }
+    }
+
+    fn way(engine: &str, direct: bool, steps: &[&str]) -> Moved {
+        let fallbacks = steps.iter().map(|wanted| step(wanted)).collect();
+        let (engine, fixed_buffers) = (engine.into(), if direct { 64 } else { 0 });
+        Moved { engine, direct, fixed_buffers, device_bytes: 0, pinned: None, fallbacks }
+    }
+
+    #[test]
+    fn a_step_down_names_its_directory_unless_all_took_it() {
+        let (a, b) = (Path::new("/a"), Path::new("/b"));
+        let ways = vec![
+            (a, way("uring", true, &["memlock"])),
+            (b, way("portable", false, &["memlock", "direct"])),
+        ];
+        let all = together(ways);
+        assert_eq!(
+            (&*all.engine, all.direct, all.fixed_buffers),
+            ("uring and portable", false, 64)
+        );
+        let reasons: Vec<&str> = all.fallbacks.iter().map(|step| &*step.reason).collect();
+        assert_eq!(reasons, ["no O_DIRECT", "in /b: no O_DIRECT"]);
+        let alone = together(vec![(b, way("portable", false, &["direct"]))]);
+        assert_eq!(alone, way("portable", false, &["direct"]));
+    }
+
+    #[test]
+    fn paths_are_gathered_by_directory_and_what_is_not_there_is_left_out() {
+        let paths = ["/a/1", "/b/1", "/a/2"].map(Path::new);
+        let paths = [Some(paths[0]), None, Some(paths[1]), Some(paths[2])];
+        let (a, b) = (Path::new("/a"), Path::new("/b"));
+        assert_eq!(by_directory(&paths), [(a, vec![0, 3]), (b, vec![2])]);
     }
 }

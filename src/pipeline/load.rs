@@ -4,7 +4,7 @@
 //! the memory that the tensors will live in ([`read_arenas`]), or through the staging pool into
 //! memory that is there already ([`read_into`]), or nowhere ([`check`]).
 
-use super::climb::{Failed, climb};
+use super::climb::{Failed, by_directory, climb_each};
 use super::fill::Clock;
 use super::job::Job;
 use super::report::{Damage, LoadSeconds, Moved};
@@ -226,6 +226,7 @@ fn read_blocks(
         opened: &opened,
         job,
         next: AtomicUsize::new(0),
+        turns: turns(reads),
         // Twice the queue's depth, so that it has the next read at hand while blocks are checked.
         share: (2 * config.queue_depth as usize).div_ceil(threads).max(2),
         memory,
@@ -256,43 +257,69 @@ fn read_blocks(
     }
 }
 
-/// The open files of a load and the queue that serves them.
+/// The open files of a load.
 struct Opened {
-    queue: Arc<Queue>,
-    /// One a file; `None` for those of which nothing is read.
-    files: Vec<Option<Attached>>,
+    /// One a file, with the queue that serves it; `None` for those of which nothing is read.
+    files: Vec<Option<(Attached, Arc<Queue>)>>,
 }
 
-/// Opens all files that are read on the first rung of the ladder that passes its trial.
+/// Opens all files that are read, those of each directory on the first rung of the ladder that passes
+/// its trial there.
 fn open_files(runtime: &Runtime, config: &Config, reads: Reads) -> Result<(Opened, Moved)> {
-    file::make_room_for(reads.by_file().filter(|blocks| !blocks.is_empty()).count());
-    let (files, queue, moved) =
-        climb(runtime, config, |queue, rung| Ok((open_on(queue, rung, reads)?, Vec::new())))?;
-    Ok((Opened { queue, files }, moved))
+    let paths: Vec<Option<&Path>> = reads
+        .files
+        .iter()
+        .zip(reads.by_file())
+        .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
+        .collect();
+    file::make_room_for(paths.iter().flatten().count());
+    let (files, moved) = climb_each(runtime, config, &paths, |numbers, queue, rung| {
+        let shards = numbers.iter().map(|&number| &reads.files[number]);
+        Ok((open_on(queue, rung, shards)?, Vec::new()))
+    })?;
+    Ok((Opened { files }, moved))
 }
 
-fn open_on(
-    queue: &Queue,
+/// The blocks' numbers such that the directories they lie in take turns: these may be disks, each of
+/// which is to be busy from beginning to end. `None` if there is one directory.
+fn turns(reads: Reads) -> Option<Vec<usize>> {
+    let paths: Vec<Option<&Path>> = reads.files.iter().map(|f| Some(f.path.as_path())).collect();
+    let dirs = by_directory(&paths);
+    if dirs.len() < 2 {
+        return None;
+    }
+    let mut dir_of = vec![0; paths.len()];
+    for (dir, (_, files)) in dirs.iter().enumerate() {
+        files.iter().for_each(|&file| dir_of[file] = dir);
+    }
+    let mut taken = vec![0; dirs.len()];
+    let turn = |(number, block): (usize, &BlockRead)| {
+        let dir = dir_of[block.file];
+        taken[dir] += 1;
+        (taken[dir], number)
+    };
+    let mut turns: Vec<(usize, usize)> = reads.blocks.iter().enumerate().map(turn).collect();
+    turns.sort_unstable();
+    Some(turns.into_iter().map(|(_, number)| number).collect())
+}
+
+/// Opens files of one directory.
+fn open_on<'a>(
+    queue: &Arc<Queue>,
     rung: &Rung,
-    reads: Reads,
-) -> std::result::Result<Vec<Option<Attached>>, Failed> {
-    let mut files = Vec::with_capacity(reads.files.len());
-    let mut tried = false;
-    for (shard, blocks) in reads.files.iter().zip(reads.by_file()) {
-        if blocks.is_empty() {
-            files.push(None);
-            continue;
-        }
+    shards: impl Iterator<Item = &'a ShardFile>,
+) -> std::result::Result<Vec<(Attached, Arc<Queue>)>, Failed> {
+    let mut files = Vec::new();
+    for shard in shards {
         let failed =
             |stage, doing| move |error| Failed { stage, doing, path: shard.path.clone(), error };
         let file = open_shard(shard, rung.direct).map_err(failed(Stage::Open, "opening"))?;
         let attached =
             queue.attach(Arc::new(file)).map_err(failed(Stage::Open, "attaching to the engine"))?;
-        if !tried {
+        if files.is_empty() {
             trial(queue, &attached).map_err(failed(Stage::Trial, "reading"))?;
-            tried = true;
         }
-        files.push(Some(attached));
+        files.push((attached, queue.clone()));
     }
     Ok(files)
 }
@@ -322,8 +349,9 @@ struct Stream<'a, Deliver> {
     reads: Reads<'a>,
     opened: &'a Opened,
     job: &'a Arc<Job>,
-    /// The next block to read.
+    /// The next block to read, or the turn that it has.
     next: AtomicUsize,
+    turns: Option<Vec<usize>>,
     /// Reads that one worker keeps in flight.
     share: usize,
     memory: Memory<'a>,
@@ -403,14 +431,15 @@ impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
                 leased => leased,
             },
         };
-        let number = self.next.fetch_add(1, Relaxed);
+        let turn = self.next.fetch_add(1, Relaxed);
+        let number = self.turns.as_ref().and_then(|turns| turns.get(turn).copied()).unwrap_or(turn);
         let Some(block) = self.reads.blocks.get(number) else { return false };
         let Some(buffer) = leased.or_else(|| self.arena_buffer(number)) else { return false };
-        let Some(file) = &self.opened.files[block.file] else { return false };
+        let Some((file, queue)) = &self.opened.files[block.file] else { return false };
         let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
         let (send, job, bytes) = (send.clone(), self.job.clone(), block.len as u64);
         let queued = Instant::now();
-        self.opened.queue.submit(Request {
+        queue.submit(Request {
             file: file.id(),
             action: Action::Read(Transfer { offset: block.offset, buffer, start: 0, len }),
             needed: block.len,

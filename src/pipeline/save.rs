@@ -8,7 +8,7 @@
 //! Pieces on a GPU are copied by the GPU. The filler begins further blocks meanwhile, as long as
 //! buffers are free, and comes back to each when its copies have ended.
 
-use super::climb::{Failed, climb};
+use super::climb::{Failed, climb_each};
 use super::fill::{Clocks, Filled, Filling, Origin};
 use super::job::Job;
 use super::report::{Moved, SaveSeconds};
@@ -21,7 +21,7 @@ use crate::engine::ladder::{self, Fallback, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
-use crate::format::{Item, names};
+use crate::format::Item;
 use crate::plan::save::{Block, SavePlan};
 use crate::pool::{Buffer, Pool};
 use std::collections::VecDeque;
@@ -57,7 +57,8 @@ impl Written {
     }
 }
 
-/// Writes every shard of `plan` into `dir`, under uncommitted names, and makes the data durable.
+/// Writes every shard of `plan` to its path, one of `paths` in the same order, and makes the data
+/// durable. `dir` is the checkpoint's, for messages.
 ///
 /// # Errors
 /// The first failure, by file and offset. Files are left for the caller to remove.
@@ -65,13 +66,13 @@ pub(crate) fn write(
     runtime: &Runtime,
     plan: &SavePlan,
     (items, sources): (&[Item], &[Box<dyn Source + '_>]),
-    dir: &Path,
+    (dir, paths): (&Path, &[PathBuf]),
     job: &Arc<Job>,
 ) -> Result<Written> {
     let started = Instant::now();
     let mut seconds = SaveSeconds::default();
     let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", dir, e))?;
-    let (shards, mut moved) = open_shards(runtime, &pool, plan, dir)?;
+    let (shards, mut moved) = open_shards(runtime, &pool, plan, paths)?;
     moved.note(Pinning::for_sources(&pool, sources));
     seconds.prepare = started.elapsed().as_secs_f64();
     job.note(What::Prepare, started, None, 0);
@@ -103,9 +104,8 @@ pub(crate) fn write(
     Ok(Written { crc32: stream.checksums(), recycled_bytes: 0, moved, seconds })
 }
 
-/// The open files of a save and the queue that serves them.
+/// The open files of a save.
 struct Shards {
-    queue: Arc<Queue>,
     files: Vec<OpenShard>,
 }
 
@@ -113,37 +113,44 @@ struct OpenShard {
     path: PathBuf,
     file: Arc<File>,
     attached: Attached,
+    /// What serves it: directories on unlike file systems may have queues of their own.
+    queue: Arc<Queue>,
 }
 
-/// Opens and preallocates all files on the first rung of the ladder that passes its trial.
+/// Opens and preallocates all files, those of each directory on the first rung of the ladder that
+/// passes its trial there.
 fn open_shards(
     runtime: &Runtime,
     pool: &Pool,
     plan: &SavePlan,
-    dir: &Path,
+    paths: &[PathBuf],
 ) -> Result<(Shards, Moved)> {
-    let (files, queue, moved) =
-        climb(runtime, runtime.config(), |queue, rung| open_on(queue, rung, pool, plan, dir))?;
-    Ok((Shards { queue, files }, moved))
+    let by_path: Vec<Option<&Path>> = paths.iter().map(|path| Some(path.as_path())).collect();
+    let (files, moved) =
+        climb_each(runtime, runtime.config(), &by_path, |numbers, queue, rung| {
+            let files: Vec<(&PathBuf, u64)> =
+                numbers.iter().map(|&n| (&paths[n], plan.shards[n].bytes)).collect();
+            open_on(queue, rung, pool, &files)
+        })?;
+    Ok((Shards { files: files.into_iter().flatten().collect() }, moved))
 }
 
+/// Opens files of one directory, each of so many bytes.
 fn open_on(
-    queue: &Queue,
+    queue: &Arc<Queue>,
     rung: &Rung,
     pool: &Pool,
-    plan: &SavePlan,
-    dir: &Path,
+    paths: &[(&PathBuf, u64)],
 ) -> std::result::Result<(Vec<OpenShard>, Vec<Fallback>), Failed> {
-    let (mut files, mut notes) = (Vec::with_capacity(plan.shards.len()), Vec::new());
-    for shard in &plan.shards {
-        let path = dir.join(names::part(&shard.name));
+    let (mut files, mut notes) = (Vec::with_capacity(paths.len()), Vec::new());
+    for &(path, bytes) in paths {
         let failed = |stage, doing| {
             let path = path.clone();
             move |error| Failed { stage, doing, path, error }
         };
         // Not emptied: a file that is there is to be written over, every byte of it.
-        let file = file::open_write(&path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
-        let padded = shard.bytes.next_multiple_of(ALIGN as u64);
+        let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
+        let padded = bytes.next_multiple_of(ALIGN as u64);
         let preallocated =
             file::preallocate(&file, padded).map_err(failed(Stage::Open, "preallocating"))?;
         if preallocated == Preallocated::SizeOnly && notes.is_empty() {
@@ -157,7 +164,7 @@ fn open_on(
                 .0
                 .map_err(failed(Stage::Trial, "writing"))?;
         }
-        files.push(OpenShard { path, file, attached });
+        files.push(OpenShard { path: path.clone(), file, attached, queue: queue.clone() });
     }
     Ok((files, notes))
 }
@@ -173,14 +180,20 @@ fn no_preallocation() -> Fallback {
 }
 
 impl Shards {
-    /// Cuts the padding off and syncs every file.
+    /// Cuts the padding off and syncs every file, all at the same time: they may be on several disks.
     fn make_durable(&self, plan: &SavePlan) -> Result<()> {
+        let mut syncing = Vec::with_capacity(self.files.len());
         for (open, shard) in self.files.iter().zip(&plan.shards) {
             file::finish(&open.file, shard.bytes)
                 .map_err(|e| Error::io("cutting to length", &open.path, e))?;
-            self.queue.sync(&open.attached).map_err(|e| Error::io("syncing", &open.path, e))?;
+            syncing.push((&open.path, open.queue.start_sync(&open.attached)));
         }
-        Ok(())
+        // Each is waited for, also after a failure: nothing is under way when the files are closed.
+        let mut outcome = Ok(());
+        for (path, sync) in syncing {
+            outcome = outcome.and(sync.wait().map_err(|e| Error::io("syncing", path, e)));
+        }
+        outcome
     }
 }
 
@@ -346,7 +359,7 @@ impl<'a> Stream<'a> {
             drop(outcome.buffer);
             in_flight.finish();
         });
-        self.shards.queue.submit(Request {
+        shard.queue.submit(Request {
             file: shard.attached.id(),
             action: Action::Write(Transfer { offset: block.offset, buffer, start: 0, len }),
             needed: len,

@@ -4,11 +4,15 @@
 //! larger powers of two before the others, so that each is aligned without a hole. Its file is then
 //! cut into blocks at multiples of the block size, whatever lies there: small tensors are packed
 //! into one block and large ones split over many by the same arithmetic.
+//!
+//! Files that are to be written at the same time are lanes: the tensors are dealt out to them, and
+//! the lanes' blocks take turns.
 
 use crate::error::{Error, Result};
 use crate::format::header::{self, Placed};
 use crate::format::{Chunk, Item, TensorEntry, names};
-use std::collections::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
 
 /// The safetensors library refuses headers of more than 100,000,000 bytes. Half of that leaves room
@@ -26,6 +30,8 @@ pub struct Options {
     pub block_bytes: u64,
     /// Largest shard, as far as whole tensors allow; 0 for no limit.
     pub shard_bytes: u64,
+    /// Into how many sequences of files, written at the same time, the tensors are dealt.
+    pub lanes: usize,
 }
 
 /// Where everything of a save goes.
@@ -33,7 +39,7 @@ pub struct Options {
 pub struct SavePlan {
     /// The files.
     pub shards: Vec<Shard>,
-    /// All blocks of all files, in the order in which they are filled.
+    /// All blocks of all files, in the order in which they are filled: the lanes take turns.
     pub blocks: Vec<Block>,
     /// Bytes of tensor data.
     pub tensor_bytes: u64,
@@ -50,6 +56,8 @@ pub struct Shard {
     pub items: Vec<Extent>,
     /// Its length.
     pub bytes: u64,
+    /// The lane that it belongs to.
+    pub lane: usize,
 }
 
 /// An item's bytes in a file.
@@ -98,7 +106,7 @@ pub enum From {
 /// not lie in its tensor.
 pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
     let name = |number, _| names::shard(options.rank, number, options.generation);
-    plan_files(items, options.block_bytes, options.shard_bytes, name, header::build)
+    plan_files(items, options, name, header::build)
 }
 
 /// [`plan`] for the weights of a model, in files as Hugging Face's programs name and write them.
@@ -106,29 +114,32 @@ pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
 /// # Errors
 /// As for [`plan`].
 pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<SavePlan> {
-    plan_files(items, block_bytes, shard_bytes, names::model_shard, header::build_model)
+    let options = Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1 };
+    plan_files(items, options, names::model_shard, header::build_model)
 }
 
 /// `name` is given a file's number, from 0 on, and how many there are.
 fn plan_files(
     items: &[Item],
-    block_bytes: u64,
-    shard_bytes: u64,
+    options: Options,
     name: impl Fn(usize, usize) -> String,
     header: fn(&[Placed]) -> Vec<u8>,
 ) -> Result<SavePlan> {
     let mut order = order(items)?;
     let tensor_bytes = total(&order)?;
     order.sort_by_key(|member| member.layer);
-    let files = split(items, &order, shard_bytes);
+    let mut files: Vec<(usize, Vec<Member>)> = Vec::new();
+    for (lane, members) in deal(&order, options.lanes).into_iter().enumerate() {
+        files.extend(split(items, &members, options.shard_bytes).into_iter().map(|f| (lane, f)));
+    }
     let count = files.len();
     let shards: Vec<Shard> = files
         .into_iter()
         .enumerate()
-        .map(|(number, members)| lay_out(name(number, count), items, members, header))
+        .map(|(number, (lane, members))| lay_out(name(number, count), items, lane, members, header))
         .collect();
-    let blocks = shards.iter().enumerate().flat_map(|(s, f)| cut(s, f, block_bytes));
-    Ok(SavePlan { blocks: blocks.collect(), shards, tensor_bytes })
+    let blocks = interleave(&shards, options.block_bytes);
+    Ok(SavePlan { blocks, shards, tensor_bytes })
 }
 
 /// An item on its way into a shard.
@@ -200,6 +211,32 @@ fn total(order: &[Member]) -> Result<u64> {
         .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))
 }
 
+/// Deals the items out to at most so many lanes, none of them empty: the largest first, each to the
+/// lane that has the fewest bytes so far. Within a lane they keep their order.
+///
+/// The fullest lane then has at most a fair share and one tensor more than that.
+fn deal(order: &[Member], lanes: usize) -> Vec<Vec<Member>> {
+    if lanes < 2 || order.len() < 2 {
+        return vec![order.to_vec()];
+    }
+    let mut largest_first: Vec<usize> = (0..order.len()).collect();
+    largest_first.sort_by_key(|&index| Reverse(order[index].nbytes));
+    // By bytes, then by number: of equal lanes the first.
+    let mut least: BinaryHeap<Reverse<(u64, usize)>> =
+        (0..lanes).map(|l| Reverse((0, l))).collect();
+    let mut lane_of = vec![0; order.len()];
+    // Empty tensors stay in the first lane: they are no reason for a file.
+    for index in largest_first.into_iter().filter(|&index| order[index].nbytes > 0) {
+        let Reverse((bytes, lane)) = least.pop().expect("there is a lane");
+        lane_of[index] = lane;
+        least.push(Reverse((bytes + order[index].nbytes, lane)));
+    }
+    let mut dealt = vec![Vec::new(); lanes];
+    order.iter().zip(lane_of).for_each(|(&member, lane)| dealt[lane].push(member));
+    dealt.retain(|members| !members.is_empty());
+    dealt
+}
+
 /// Deals the items out to shards, in order, by layer, by header size and by `shard_bytes`.
 fn split(items: &[Item], order: &[Member], shard_bytes: u64) -> Vec<Vec<Member>> {
     let mut shards: Vec<Vec<Member>> = vec![Vec::new()];
@@ -223,6 +260,7 @@ fn split(items: &[Item], order: &[Member], shard_bytes: u64) -> Vec<Vec<Member>>
 fn lay_out(
     name: String,
     items: &[Item],
+    lane: usize,
     mut members: Vec<Member>,
     header: fn(&[Placed]) -> Vec<u8>,
 ) -> Shard {
@@ -230,7 +268,7 @@ fn lay_out(
     // stay together and are read in one run.
     members.sort_by_key(|member| {
         let dtype = items[member.item].info.dtype;
-        std::cmp::Reverse(header::natural_alignment(member.nbytes, dtype))
+        Reverse(header::natural_alignment(member.nbytes, dtype))
     });
     let mut at = 0;
     let placed: Vec<Placed> = members
@@ -247,7 +285,7 @@ fn lay_out(
         .iter()
         .zip(&placed)
         .map(|(member, p)| Extent { item: member.item, range: start + p.begin..start + p.end });
-    Shard { name, items: extents.collect(), bytes: start + at, header }
+    Shard { name, items: extents.collect(), bytes: start + at, header, lane }
 }
 
 fn cut(shard: usize, file: &Shard, block_bytes: u64) -> impl Iterator<Item = Block> {
@@ -256,6 +294,22 @@ fn cut(shard: usize, file: &Shard, block_bytes: u64) -> impl Iterator<Item = Blo
         let offset = number * block_bytes;
         Block { shard, offset, len: (bytes - offset).min(block_bytes) as usize }
     })
+}
+
+/// The blocks of all files: those of one lane in order, the lanes in turn.
+fn interleave(shards: &[Shard], block_bytes: u64) -> Vec<Block> {
+    let mut turns: Vec<usize> = Vec::new();
+    let mut blocks: Vec<(usize, Block)> = Vec::new();
+    for (number, shard) in shards.iter().enumerate() {
+        turns.resize(turns.len().max(shard.lane + 1), 0);
+        for block in cut(number, shard, block_bytes) {
+            blocks.push((turns[shard.lane], block));
+            turns[shard.lane] += 1;
+        }
+    }
+    // Stable, and in order already where there is one lane.
+    blocks.sort_by_key(|(turn, _)| *turn);
+    blocks.into_iter().map(|(_, block)| block).collect()
 }
 
 impl SavePlan {
@@ -331,7 +385,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn options(block_bytes: u64, shard_bytes: u64) -> Options {
-        Options { rank: 0, generation: 0, block_bytes, shard_bytes }
+        Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1 }
+    }
+
+    fn in_lanes(lanes: usize) -> Options {
+        Options { lanes, ..options(4096, 0) }
     }
 
     fn item(name: String, dtype: Dtype, n: u64) -> Item {
@@ -360,9 +418,11 @@ mod tests {
             sizes in any_sizes(),
             block in prop::sample::select(vec![4096u64, 8192, 65536]),
             shard_bytes in prop::sample::select(vec![0u64, 10_000, 100_000]),
+            lanes in 1..6usize,
         ) {
             let items = items(&sizes);
-            let plan = plan(&items, options(block, shard_bytes)).unwrap();
+            let options = Options { lanes, ..options(block, shard_bytes) };
+            let plan = plan(&items, options).unwrap();
             let mut copied = vec![0u64; items.len()];
             for (s, shard) in plan.shards.iter().enumerate() {
                 let mut at = 0;
@@ -382,6 +442,55 @@ mod tests {
             }
             let all: Vec<u64> = items.iter().map(|t| t.info.nbytes().unwrap()).collect();
             prop_assert_eq!(copied, all);
+        }
+
+        #[test]
+        fn lanes_are_even_but_for_one_tensor_and_none_is_empty(
+            sizes in any_sizes(),
+            lanes in 1..9usize,
+        ) {
+            let items = items(&sizes);
+            let plan = plan(&items, in_lanes(lanes)).unwrap();
+            let nbytes = |item: &Item| item.info.nbytes().unwrap();
+            let bytes: Vec<u64> = plan.shards.iter().map(|shard| {
+                shard.items.iter().map(|extent| nbytes(&items[extent.item])).sum()
+            }).collect();
+            let largest = items.iter().map(nbytes).max().unwrap_or(0);
+            let least = if plan.shards.len() < lanes { 0 } else { *bytes.iter().min().unwrap() };
+            prop_assert!(*bytes.iter().max().unwrap() <= least + largest);
+            let with_bytes = items.iter().filter(|item| nbytes(item) > 0).count();
+            prop_assert_eq!(plan.shards.len(), with_bytes.clamp(1, lanes));
+            prop_assert!(plan.shards.iter().enumerate().all(|(l, shard)| shard.lane == l));
+            // Each of the files is in the order of one file of them all.
+            let rank = |extent: &Extent| {
+                let item = &items[extent.item];
+                (Reverse(header::natural_alignment(nbytes(item), item.info.dtype)), extent.item)
+            };
+            prop_assert!(plan.shards.iter().all(|shard| shard.items.is_sorted_by_key(rank)));
+        }
+
+        #[test]
+        fn blocks_of_all_lanes_take_turns(
+            sizes in any_sizes(),
+            lanes in 1..6usize,
+            shard_bytes in prop::sample::select(vec![0u64, 10_000]),
+        ) {
+            let options = Options { shard_bytes, ..in_lanes(lanes) };
+            let plan = plan(&items(&sizes), options).unwrap();
+            let mut written = vec![0usize; lanes];
+            let mut blocks_of = vec![0usize; lanes];
+            for block in &plan.blocks {
+                blocks_of[plan.shards[block.shard].lane] += 1;
+            }
+            for block in &plan.blocks {
+                let lane = plan.shards[block.shard].lane;
+                // No lane that has blocks left is behind by more than one.
+                for other in 0..lanes {
+                    prop_assert!(written[other] >= written[lane].min(blocks_of[other]));
+                }
+                written[lane] += 1;
+            }
+            prop_assert_eq!(written, blocks_of);
         }
 
         #[test]
@@ -407,6 +516,25 @@ mod tests {
             }
             prop_assert_eq!(seen, items.len());
         }
+    }
+
+    #[test]
+    fn a_tensor_beyond_its_share_stays_whole_and_the_others_share_the_rest() {
+        let items = items(&[
+            (Dtype::U8, 10_000),
+            (Dtype::U8, 1000),
+            (Dtype::U8, 0),
+            (Dtype::U8, 800),
+            (Dtype::U8, 100),
+        ]);
+        let files = |lanes| -> Vec<Vec<usize>> {
+            let plan = plan(&items, in_lanes(lanes)).unwrap();
+            let members = |shard: &Shard| shard.items.iter().map(|e| e.item).collect();
+            plan.shards.iter().map(members).collect()
+        };
+        assert_eq!(files(3), [vec![2, 0], vec![1], vec![3, 4]]);
+        assert_eq!(files(64), [vec![2, 0], vec![1], vec![3], vec![4]]);
+        assert_eq!(files(3), files(3));
     }
 
     #[test]
@@ -453,6 +581,12 @@ mod tests {
         };
         let files: Vec<Vec<usize>> = plan.shards.iter().map(members).collect();
         assert_eq!(files, [vec![0, 1], vec![2, 4], vec![3]]);
+        let dealt = super::plan(&items, in_lanes(2)).unwrap();
+        for shard in &dealt.shards {
+            let names: Vec<&str> =
+                shard.items.iter().map(|e| items[e.item].info.name.as_str()).collect();
+            assert!(names.iter().collect::<HashSet<_>>().len() == names.len(), "{names:?}");
+        }
         let entries = plan.entries(&items);
         let names: Vec<(&str, usize)> =
             entries.iter().map(|entry| (entry.name.as_str(), entry.chunks.len())).collect();

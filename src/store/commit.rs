@@ -1,14 +1,15 @@
 //! The transaction that makes a checkpoint appear whole or not at all.
 //!
-//! 1. Shards are written under uncommitted names (`.part`) and synced; so is the directory.
+//! 1. Shards are written under uncommitted names (`.part`) and synced; so are the directories that
+//!    they are in.
 //! 2. The manifest is written under an uncommitted name, synced, and renamed into place; the
 //!    directory is synced. This rename is the commit: before it the earlier checkpoint stands, from
 //!    it on the new one does, whose shards readers also find under their uncommitted names.
 //! 3. Shards of the earlier checkpoint are removed, or kept as spare files, the new ones get their final
-//!    names, and the directory is synced. A kill in between leaves this to the next save, or to `prune`.
+//!    names, and the directories are synced. A kill in between leaves this to the next save, or to `prune`.
 
 use super::parts::Parts;
-use super::spares::Spares;
+use super::places::Places;
 use super::sweep::{file_names, sweep, sweep_by_manifest, sweep_keeping};
 use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// A save into a directory. Dropped without a commit, it removes what it made.
 #[derive(Debug)]
 pub(crate) struct Transaction {
-    dir: PathBuf,
+    places: Places,
     generation: u64,
     /// Set by [`Transaction::begin_ranks`]: every uncommitted file there is this save's.
     ranks: bool,
@@ -31,16 +32,18 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    /// Makes the directory if need be, locks it, and cleans up after a killed save.
+    /// Makes the directory if need be, locks it, cleans up after a killed save, and makes its
+    /// companions in `stripe`.
     ///
     /// # Errors
     /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
-    /// safetensors files of somebody else's; [`Error::Unsupported`] if it holds a checkpoint of a
+    /// safetensors files of somebody else's, or cannot be striped; [`Error::Unsupported`] if it holds a checkpoint of a
     /// newer version; [`Error::Io`].
-    pub fn begin(dir: &Path) -> Result<Self> {
+    pub fn begin(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
         let mut parts = Parts::begin(dir)?;
         parts.lock(dir)?;
-        match sweep_by_manifest(dir) {
+        let places = Places::to_save(dir, stripe)?;
+        match sweep_by_manifest(&places) {
             // A damaged checkpoint is no reason to lose the next one: it is replaced, and until then
             // left as it is.
             Err(error @ (Error::Corrupt { .. } | Error::Format { .. })) => {
@@ -48,8 +51,9 @@ impl Transaction {
             }
             swept => drop(swept?),
         }
-        let generation = next_generation(dir)?;
-        Ok(Self { dir: dir.into(), generation, ranks: false, recycle: false, parts })
+        let generation = next_generation(&places)?;
+        places.make(&mut parts)?;
+        Ok(Self { places, generation, ranks: false, recycle: false, parts })
     }
 
     /// Saves into this directory that came before, as far as its files tell.
@@ -58,8 +62,8 @@ impl Transaction {
     }
 
     /// Notes which shards are about to be written, so that they are removed if there is no commit.
-    pub fn begin_files<'a>(&mut self, shards: impl Iterator<Item = &'a str>) {
-        self.parts.files = shards.map(|name| self.dir.join(names::part(name))).collect();
+    pub fn begin_files(&mut self, parts: &[PathBuf]) {
+        self.parts.files.extend_from_slice(parts);
     }
 
     /// Notes that several ranks are about to write: whatever they have written is removed if there is
@@ -75,7 +79,12 @@ impl Transaction {
 
     /// The checkpoint's directory.
     pub fn dir(&self) -> &Path {
-        &self.dir
+        self.places.own()
+    }
+
+    /// Where its files are.
+    pub fn places(&self) -> &Places {
+        &self.places
     }
 
     /// Commits: all shards of `manifest` are on disk under their uncommitted names.
@@ -94,7 +103,9 @@ impl Transaction {
 
     /// Step 1 and the first half of 2: after this, only the rename is missing.
     fn write_manifest(&mut self, manifest: &Manifest) -> Result<()> {
-        let path = self.dir.join(names::MANIFEST_PART);
+        self.places.sync_companions()?;
+        self.parts.sync_parents()?;
+        let path = self.dir().join(names::MANIFEST_PART);
         self.parts.files.push(path.clone());
         let text = manifest.encode()?;
         let write = || {
@@ -103,26 +114,25 @@ impl Transaction {
             file.sync_all()
         };
         write().map_err(|e| Error::io("writing", &path, e))?;
-        sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))
+        sync_dir(self.dir()).map_err(|e| Error::io("syncing", self.dir(), e))
     }
 
     /// The commit.
     fn publish(&mut self) -> Result<()> {
-        let to = self.dir.join(names::MANIFEST);
-        fs::rename(self.dir.join(names::MANIFEST_PART), &to)
+        let to = self.dir().join(names::MANIFEST);
+        fs::rename(self.dir().join(names::MANIFEST_PART), &to)
             .map_err(|e| Error::io("renaming the manifest to", &to, e))?;
         // From here on nothing may be taken back, even if the directory cannot be synced: the
         // manifest may or may not survive a crash, but its shards must if it does.
         self.parts.keep();
-        sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))?;
-        self.parts.sync_parents()
+        sync_dir(self.dir()).map_err(|e| Error::io("syncing", self.dir(), e))
     }
 
     /// Step 3.
     fn settle(&mut self, manifest: &Manifest) -> Result<()> {
         match self.recycle {
-            true => sweep_keeping(&self.dir, Some(manifest), &Spares::beside(&self.dir)?),
-            false => sweep(&self.dir, Some(manifest)),
+            true => sweep_keeping(&self.places, Some(manifest)),
+            false => sweep(&self.places, Some(manifest)),
         }
         .map(drop)
     }
@@ -132,7 +142,7 @@ impl Drop for Transaction {
     fn drop(&mut self) {
         if self.ranks
             && !self.parts.is_kept()
-            && let Err(error) = sweep_by_manifest(&self.dir)
+            && let Err(error) = sweep_by_manifest(&self.places)
         {
             tracing::warn!(%error, "could not remove what a failed save wrote");
         }
@@ -141,25 +151,32 @@ impl Drop for Transaction {
 
 /// One more than the largest generation among the shards that are there. Told from the files, not
 /// from the manifest, so that a damaged manifest cannot make a save write over an earlier one.
-pub(super) fn next_generation(dir: &Path) -> Result<u64> {
+pub(super) fn next_generation(places: &Places) -> Result<u64> {
     let mut next = 0;
-    for name in file_names(dir)? {
-        if names::is_shard(&name) {
-            next = next.max(names::generation(&name) + 1);
-        } else if name.ends_with(".safetensors") {
-            return Err(Error::invalid(format!(
-                "{} holds {name}, which ringstow did not write: readers of safetensors directories would \
-                 take it for a part of this checkpoint; save to another directory, or remove it",
-                dir.display()
-            )));
+    for dir in places.there() {
+        for name in file_names(dir)? {
+            if names::is_shard(&name) {
+                next = next.max(names::generation(&name) + 1);
+            } else if name.ends_with(".safetensors") {
+                return Err(foreign_file(dir, &name));
+            }
         }
     }
     Ok(next)
 }
 
+fn foreign_file(dir: &Path, name: &str) -> Error {
+    Error::invalid(format!(
+        "{} holds {name}, which ringstow did not write: readers of safetensors directories would \
+         take it for a part of this checkpoint; save to another directory, or remove it",
+        dir.display()
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::save::Options;
     use crate::store::Checkpoint;
     use crate::store::sweep::prune;
 
@@ -168,15 +185,16 @@ mod tests {
         use crate::format::{Dtype, FileEntry, TensorInfo};
         let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![1] };
         let generation = tx.generation();
-        let options =
-            crate::plan::save::Options { rank: 0, generation, block_bytes: 4096, shard_bytes: 0 };
+        let (block_bytes, shard_bytes) = (4096, 0);
+        let options = Options { rank: 0, generation, block_bytes, shard_bytes, lanes: 1 };
         let items = [info.into()];
         let plan = crate::plan::save::plan(&items, options).unwrap();
         let shard = &plan.shards[0];
         let mut bytes = shard.header.clone();
         bytes.push(mark);
-        tx.begin_files([shard.name.as_str()].into_iter());
-        fs::write(&tx.parts.files[0], &bytes).unwrap();
+        let part = tx.places().part(shard, 0);
+        tx.begin_files(std::slice::from_ref(&part));
+        fs::write(&part, &bytes).unwrap();
         let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
         let file = FileEntry { name: shard.name.clone(), bytes: bytes.len() as u64, crc32 };
         let state = serde_json::value::to_raw_value(&()).unwrap();
@@ -189,14 +207,14 @@ mod tests {
     }
 
     fn commit(dir: &Path, mark: u8) {
-        let mut tx = Transaction::begin(dir).unwrap();
+        let mut tx = Transaction::begin(dir, &[]).unwrap();
         let manifest = write_part(&mut tx, mark);
         tx.commit(&manifest).unwrap();
     }
 
     /// A save that lacks only the commit itself.
     fn about_to_publish(dir: &Path, mark: u8) -> (Transaction, Manifest) {
-        let mut tx = Transaction::begin(dir).unwrap();
+        let mut tx = Transaction::begin(dir, &[]).unwrap();
         let manifest = write_part(&mut tx, mark);
         tx.write_manifest(&manifest).unwrap();
         (tx, manifest)
@@ -273,7 +291,7 @@ mod tests {
     fn a_failed_save_leaves_no_trace() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b");
-        let mut tx = Transaction::begin(&dir).unwrap();
+        let mut tx = Transaction::begin(&dir, &[]).unwrap();
         write_part(&mut tx, 1);
         drop(tx);
         assert!(!root.path().join("a").exists());
@@ -283,9 +301,9 @@ mod tests {
     fn a_second_saver_is_told_and_does_no_harm() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("x");
-        let mut tx = Transaction::begin(&dir).unwrap();
+        let mut tx = Transaction::begin(&dir, &[]).unwrap();
         let manifest = write_part(&mut tx, 1);
-        assert!(matches!(Transaction::begin(&dir), Err(Error::Busy { .. })));
+        assert!(matches!(Transaction::begin(&dir, &[]), Err(Error::Busy { .. })));
         tx.commit(&manifest).unwrap();
         assert_eq!(mark_at(&dir), 1);
     }
@@ -294,7 +312,7 @@ mod tests {
     fn foreign_safetensors_files_are_neither_removed_nor_mixed_in() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("model.safetensors"), "theirs").unwrap();
-        let error = Transaction::begin(dir.path()).unwrap_err();
+        let error = Transaction::begin(dir.path(), &[]).unwrap_err();
         assert!(error.to_string().contains("model.safetensors"), "{error}");
         assert!(dir.path().join("model.safetensors").exists());
     }
@@ -304,7 +322,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         commit(dir.path(), 1);
         fs::write(dir.path().join(names::MANIFEST), "rubbish").unwrap();
-        drop(Transaction::begin(dir.path()).unwrap());
+        drop(Transaction::begin(dir.path(), &[]).unwrap());
         assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
         commit(dir.path(), 2);
         assert_eq!(mark_at(dir.path()), 2);

@@ -1,7 +1,9 @@
 //! Finding checkpoints in a directory.
 
 use super::open::{Checkpoint, read_manifest};
+use super::places::companion_of;
 use super::sweep::file_names;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use serde::Serialize;
@@ -41,19 +43,29 @@ pub enum Status {
 
 /// All checkpoints in `dir`: itself, if it is one, else those directly under it, by rising step.
 ///
-/// Directories in which nothing of ringstow's is, or that cannot be read, are left out. Tensors' bytes are not checked.
+/// Directories in which nothing of ringstow's is, or that cannot be read, are left out. Tensors' bytes
+/// are not checked. Of striped checkpoints, files are looked for in the `stripe` of the configuration
+/// that is [found](Config::found).
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed.
+/// [`Error::Io`] if `dir` cannot be listed; what [`Config::found`] gives.
 pub fn list(dir: &Path) -> Result<Vec<Found>> {
-    if let Some(found) = look(dir)? {
+    list_with(dir, &Config::found()?)
+}
+
+/// [`list`] with a configuration of the caller's.
+///
+/// # Errors
+/// As for [`list`].
+pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
+    if let Some(found) = look(dir, config)? {
         return Ok(vec![found]);
     }
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).map_err(|e| Error::io("listing", dir, e))? {
         let path = entry.map_err(|e| Error::io("listing", dir, e))?.path();
         if path.is_dir() {
-            match look(&path) {
+            match look(&path, config) {
                 Ok(found) => all.extend(found),
                 // Somebody else's (`lost+found`): no reason to find none of the others.
                 Err(error) => tracing::warn!(%error, "left out of the list"),
@@ -70,22 +82,32 @@ pub fn list(dir: &Path) -> Result<Vec<Found>> {
 /// end of its name; of equal or no numbers the one committed last. `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed.
+/// As for [`list`].
 pub fn latest(dir: &Path) -> Result<Option<PathBuf>> {
-    let newest = list(dir)?.into_iter().rev().find(|found| found.status == Status::Committed);
+    latest_with(dir, &Config::found()?)
+}
+
+/// [`latest`] with a configuration of the caller's.
+///
+/// # Errors
+/// As for [`list`].
+pub fn latest_with(dir: &Path, config: &Config) -> Result<Option<PathBuf>> {
+    let newest =
+        list_with(dir, config)?.into_iter().rev().find(|found| found.status == Status::Committed);
     Ok(newest.map(|found| found.path))
 }
 
-fn look(dir: &Path) -> Result<Option<Found>> {
+fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
     let ours = |name: &String| {
         [names::MANIFEST, names::RETIRED].contains(&&**name)
             || names::is_part(name)
             || names::is_shard(name)
     };
-    if !file_names(dir)?.iter().any(ours) {
+    // What a checkpoint elsewhere has here is no checkpoint.
+    if !file_names(dir)?.iter().any(ours) || companion_of(dir).is_some() {
         return Ok(None);
     }
-    let opened = Checkpoint::open(dir);
+    let opened = Checkpoint::open_with(dir, config);
     // One that cannot be loaded may still say what it was.
     let readable = if opened.is_err() { read_manifest(dir).ok() } else { None };
     let manifest = opened.as_ref().map(Checkpoint::manifest).ok().or(readable.as_ref());

@@ -10,6 +10,7 @@ mod loaded;
 mod lock;
 mod open;
 mod parts;
+mod places;
 mod retire;
 mod save;
 mod session;
@@ -19,14 +20,17 @@ mod sweep;
 mod verify;
 
 pub use export::export;
-pub use list::{Found, Status, latest, list};
+pub use list::{Found, Status, latest, latest_with, list, list_with};
 pub use load::LoadOptions;
 pub use loaded::{Loaded, LoadedTensor, TensorView};
 pub use open::{Checkpoint, Kind};
-pub use retire::{Disposal, Retained, Retired, remove_spares, retain, retain_plan, retire};
+pub use retire::{
+    Disposal, Retained, Retired, remove_spares, retain, retain_plan, retain_with, retire,
+    retire_with,
+};
 pub(crate) use save::Contents;
 pub use save::{save, write_rank};
 pub use session::{Committed, Session};
 pub use slices::Slice;
-pub use sweep::{Left, Swept, prune, prune_plan};
+pub use sweep::{Left, Swept, prune, prune_plan, prune_with};
 pub use verify::verify;

@@ -1,9 +1,11 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
 use super::foreign;
+use super::places::{Places, companion_of};
 use super::session::unfinished;
 use super::sweep::file_names;
-use crate::error::{Error, Result};
+use crate::config::Config;
+use crate::error::{Error, Result, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::ShardFile;
 use nix::fcntl::OFlag;
@@ -34,18 +36,27 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with
-    /// their full length. Reads no tensor.
+    /// their full length. Reads no tensor. Of a striped checkpoint, files are looked for in the `stripe`
+    /// of the configuration that is [found](Config::found).
     ///
     /// # Errors
     /// [`Error::Io`] if there is no such directory; [`Error::Incomplete`] if nothing was committed
     /// there or a file is missing; [`Error::Corrupt`] if the manifest or a file's length is not what
     /// was written; [`Error::Format`] for a manifest that is not ringstow's; [`Error::Unsupported`]
-    /// for one of a newer version.
+    /// for one of a newer version; what [`Config::found`] gives.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &Config::found()?)
+    }
+
+    /// [`Checkpoint::open`] with a configuration of the caller's.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`].
+    pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         let path = path.as_ref();
         let mut manifest = read_manifest(path)?;
         let files = loop {
-            match find_shards(path, &manifest) {
+            match find_shards(path, &config.stripe, &manifest) {
                 // A save that committed since the manifest was read has removed its shards.
                 Err(missing @ Error::Incomplete { .. }) => {
                     let now = read_manifest(path)?;
@@ -69,10 +80,21 @@ impl Checkpoint {
     /// manifest, for files and tensors that an index lists but are not there, and for tensors whose
     /// chunks are not all there; [`Error::Format`] for files that are not safetensors.
     pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_foreign_with(path, &Config::found()?)
+    }
+
+    /// [`Checkpoint::open_foreign`] with a configuration of the caller's.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open_foreign`].
+    pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         let path = path.as_ref();
         check_directory(path)?;
         if fs::symlink_metadata(path.join(names::MANIFEST)).is_ok() {
-            return Self::open(path);
+            return Self::open_with(path, config);
+        }
+        if companion_of(path).is_some() {
+            return Err(no_manifest(path));
         }
         let (manifest, files) = foreign::read(path)?;
         Ok(Self::new(path, Kind::Safetensors, manifest, files))
@@ -92,6 +114,11 @@ impl Checkpoint {
     /// The checkpoint's directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Where its shards were found, in the order of the manifest's files.
+    pub fn shard_paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
     }
 
     /// All that is known of it but the tensors' bytes.
@@ -141,7 +168,7 @@ pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
 }
 
 /// Reads a regular file; a link is refused, and a pipe does not hang.
-fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let mut file = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
     if !file.metadata()?.is_file() {
@@ -157,6 +184,11 @@ fn is_link(error: &io::Error) -> bool {
 }
 
 pub(super) fn no_manifest(dir: &Path) -> Error {
+    if let Some(checkpoint) = companion_of(dir) {
+        let reason =
+            format!("it holds shards of {checkpoint}, which is striped over it: open that");
+        return Error::Incomplete { path: dir.into(), reason };
+    }
     let names = file_names(dir).unwrap_or_default();
     let parts = names.iter().filter(|name| names::is_part(name)).count();
     if names.iter().any(|name| name == names::RETIRED) {
@@ -201,18 +233,19 @@ pub(super) fn listed(one: &str, several: &str, numbers: &[u32]) -> String {
 }
 
 /// All shards of a manifest, with their full length.
-fn find_shards(dir: &Path, manifest: &Manifest) -> Result<Vec<ShardFile>> {
+fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Vec<ShardFile>> {
+    let places = Places::to_read(dir, stripe);
     let (mut found, mut missing) = (Vec::with_capacity(manifest.files.len()), Vec::new());
     for file in &manifest.files {
-        match find_shard(dir, file)? {
+        match find_shard(&places, file)? {
             Some(shard) => found.push(shard),
             None => missing.push(file.name.as_str()),
         }
     }
-    if missing.is_empty() { Ok(found) } else { Err(missing_shards(dir, manifest, &missing)) }
+    if missing.is_empty() { Ok(found) } else { Err(missing_shards(&places, manifest, &missing)) }
 }
 
-fn missing_shards(dir: &Path, manifest: &Manifest, missing: &[&str]) -> Error {
+fn missing_shards(places: &Places, manifest: &Manifest, missing: &[&str]) -> Error {
     let mut ranks: Vec<u32> = missing.iter().filter_map(|name| names::shard_rank(name)).collect();
     ranks.dedup();
     let of = match manifest.world_size {
@@ -220,18 +253,46 @@ fn missing_shards(dir: &Path, manifest: &Manifest, missing: &[&str]) -> Error {
         n => format!(" (of {}, {n} ranks in all)", listed("rank", "ranks", &ranks)),
     };
     let reason = format!(
-        "{} of {} files that its manifest lists are missing{of}: {}; restore them or go back to an \
-         earlier checkpoint",
+        "{} of {} files that its manifest lists are missing{of}: {}; {}",
         missing.len(),
         manifest.files.len(),
-        missing[..missing.len().min(20)].join(", ")
+        missing[..missing.len().min(20)].join(", "),
+        how_to_find(places, manifest)
     );
-    Error::Incomplete { path: dir.into(), reason }
+    Error::Incomplete { path: places.own().into(), reason }
+}
+
+/// What to do about missing shards.
+fn how_to_find(places: &Places, manifest: &Manifest) -> String {
+    const RESTORE: &str = "restore them or go back to an earlier checkpoint";
+    if manifest.stripes.is_empty() {
+        return RESTORE.into();
+    }
+    let stripes: Vec<String> = manifest.stripes.iter().map(|dir| format!("{dir:?}")).collect();
+    let here = match (places.companions().next(), places.left_out()) {
+        (None, []) => "which is not configured here".to_owned(),
+        (_, []) => "and they are not where it is configured here".to_owned(),
+        (_, why) => format!("and here {}", why.join("; ")),
+    };
+    format!(
+        "it was striped over {}, {here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or ringstow.toml) \
+         to where these directories are now, or {RESTORE}",
+        some_of(&stripes)
+    )
 }
 
 /// Where a committed shard is, if it is there: under its own name, or, if the save that wrote it has not got to its
 /// last rename (and may have been killed before it), still under the uncommitted one.
-fn find_shard(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
+fn find_shard(places: &Places, file: &FileEntry) -> Result<Option<ShardFile>> {
+    for dir in places.dirs() {
+        if let Some(found) = find_shard_in(dir, file)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
     let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
     // Its own name twice, since it may be renamed between the looks.
     for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {

@@ -31,13 +31,7 @@ impl Parts {
             .ancestors()
             .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())
             .collect();
-        for dir in missing.into_iter().rev() {
-            match fs::create_dir(dir) {
-                Ok(()) => parts.made.push(dir.into()),
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(Error::io("creating", dir, e)),
-            }
-        }
+        missing.into_iter().rev().try_for_each(|dir| parts.make_dir(dir))?;
         match fs::metadata(dir) {
             Ok(kind) if kind.is_dir() => Ok(parts),
             Ok(_) => {
@@ -46,6 +40,19 @@ impl Parts {
             }
             Err(e) => Err(Error::io("opening", dir, e)),
         }
+    }
+
+    /// Makes a directory, if need be, in one that is there.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn make_dir(&mut self, dir: &Path) -> Result<()> {
+        match fs::create_dir(dir) {
+            Ok(()) => self.made.push(dir.into()),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Error::io("creating", dir, e)),
+        }
+        Ok(())
     }
 
     /// Locks the directory, until these are dropped.

@@ -4,11 +4,13 @@
 //! is left of it is cleared away like what a killed save leaves. Its shards are removed, or kept as
 //! [spare files](super::spares) for a later save to write over.
 
-use super::list::{Status, list};
+use super::list::{Status, list_with};
 use super::lock::DirLock;
 use super::open::read_manifest;
+use super::places::Places;
 use super::spares::Spares;
-use super::sweep::{Left, remove, sweep, sweep_keeping};
+use super::sweep::{Left, Swept, remove, sweep, sweep_keeping};
+use crate::config::Config;
 use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
 use crate::format::names;
@@ -24,7 +26,7 @@ pub enum Disposal {
     /// cannot be (a file system that copies on write, or of another machine; a file with a hard link)
     /// they are removed.
     Recycle,
-    /// They are removed, and spare files of earlier checkpoints too.
+    /// They are removed.
     Remove,
 }
 
@@ -51,26 +53,42 @@ pub struct Retained {
 }
 
 /// Removes the checkpoint at `dir`: after a crash it is there as it was, or not at all. A load that has
-/// begun ends well.
+/// begun ends well. Companions of a striped one are looked for in the `stripe` of the configuration that is
+/// [found](Config::found).
 ///
 /// # Errors
 /// [`Error::Incomplete`] if there is none; [`Error::Busy`] if a save into the directory is under way;
 /// those of [`Checkpoint::open`](super::Checkpoint::open) for one whose manifest cannot be read, so that
-/// nobody can tell what belongs to it; [`Error::Io`].
+/// nobody can tell what belongs to it; [`Error::Io`]; what [`Config::found`] gives.
 pub fn retire(dir: &Path, disposal: Disposal) -> Result<Retired> {
+    retire_with(dir, disposal, &Config::found()?)
+}
+
+/// [`retire`] with a configuration of the caller's, of which `stripe` counts.
+///
+/// # Errors
+/// As for [`retire`].
+pub fn retire_with(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
     let _lock = DirLock::take(dir)?;
-    let spares = Spares::beside(dir)?;
+    let places = Places::to_sweep(dir, &config.stripe);
     take_down(dir)?;
     let swept = match disposal {
-        Disposal::Recycle => sweep_keeping(dir, None, &spares),
-        Disposal::Remove => sweep(dir, None),
+        Disposal::Recycle => recycle(&places),
+        Disposal::Remove => sweep(&places, None),
     }?;
-    let mut removed = swept.removed;
-    // What an earlier checkpoint of more ranks or shards left would never be written over.
-    let kept = swept.kept.iter().filter_map(|path| path.file_name()?.to_str());
-    removed.extend(spares.clear_but(kept)?);
     remove_if_empty(dir)?;
-    Ok(Retired { path: dir.into(), recycled: swept.kept.len(), removed })
+    Ok(Retired { path: dir.into(), recycled: swept.kept.len(), removed: swept.removed })
+}
+
+fn recycle(places: &Places) -> Result<Swept> {
+    let spares: Vec<Spares> = places.there().map(Spares::beside).collect::<Result<_>>()?;
+    let mut swept = sweep_keeping(places, None)?;
+    // What an earlier checkpoint of more ranks or shards left would never be written over.
+    for spares in spares {
+        let kept = swept.kept.iter().filter_map(|path| path.file_name()?.to_str());
+        swept.removed.extend(spares.clear_but(kept)?);
+    }
+    Ok(swept)
 }
 
 /// Takes the manifest away, durably: the end of the checkpoint.
@@ -110,16 +128,30 @@ fn remove_if_empty(dir: &Path) -> Result<()> {
 }
 
 /// Removes all checkpoints directly under `root` but the newest `keep` that can be loaded, in the order
-/// of [`list`]. What cannot be loaded is not counted, and is left alone, as are links.
+/// of [`list`](super::list). What cannot be loaded is not counted, and is left alone, as are links. With
+/// [`Disposal::Remove`], spare files of earlier calls go too.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a `keep` of 0; [`Error::Io`] if a directory cannot be listed or a file not be
-/// removed.
+/// removed; what [`Config::found`] gives.
 pub fn retain(root: &Path, keep: usize, disposal: Disposal) -> Result<Retained> {
-    let mut plan = retain_plan(root, keep)?;
+    retain_with(root, keep, disposal, &Config::found()?)
+}
+
+/// [`retain`] with a configuration of the caller's, of which `stripe` counts.
+///
+/// # Errors
+/// As for [`retain`].
+pub fn retain_with(
+    root: &Path,
+    keep: usize,
+    disposal: Disposal,
+    config: &Config,
+) -> Result<Retained> {
+    let mut plan = retain_plan(root, keep, config)?;
     let mut retired = Vec::new();
     for path in std::mem::take(&mut plan.retired) {
-        match retire(&path, disposal) {
+        match retire_with(&path, disposal, config) {
             Err(error @ Error::Busy { .. }) => {
                 plan.left.push(Left { path, reason: error.to_string() });
             }
@@ -127,21 +159,21 @@ pub fn retain(root: &Path, keep: usize, disposal: Disposal) -> Result<Retained> 
         }
     }
     if disposal == Disposal::Remove {
-        Spares::under(root).clear_but(std::iter::empty())?;
+        remove_spares(root, config)?;
     }
     Ok(Retained { retired, ..plan })
 }
 
-/// What [`retain`] would do now. Changes nothing.
+/// What [`retain_with`] would do now. Changes nothing.
 ///
 /// # Errors
 /// As for [`retain`].
-pub fn retain_plan(root: &Path, keep: usize) -> Result<Retained> {
+pub fn retain_plan(root: &Path, keep: usize, config: &Config) -> Result<Retained> {
     if keep == 0 {
         return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
     }
     let mut plan = Retained::default();
-    for found in list(root)? {
+    for found in list_with(root, config)? {
         let is_link = fs::symlink_metadata(&found.path).is_ok_and(|kind| kind.is_symlink());
         match found.status {
             _ if is_link => {
@@ -161,10 +193,14 @@ pub fn retain_plan(root: &Path, keep: usize) -> Result<Retained> {
     Ok(plan)
 }
 
-/// Removes the spare files beside the checkpoints in `root`; says which.
+/// Removes the spare files beside the checkpoints in `root`, and in the configuration's `stripe`; says which.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn remove_spares(root: &Path) -> Result<Vec<PathBuf>> {
-    Spares::under(root).clear_but(std::iter::empty())
+pub fn remove_spares(root: &Path, config: &Config) -> Result<Vec<PathBuf>> {
+    let mut removed = Vec::new();
+    for root in config.stripe.iter().map(PathBuf::as_path).chain([root]) {
+        removed.extend(Spares::under(root).clear_but(std::iter::empty())?);
+    }
+    Ok(removed)
 }

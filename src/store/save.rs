@@ -2,7 +2,8 @@
 
 use super::commit::{Transaction, next_generation};
 use super::parts::Parts;
-use super::spares::{Claimed, Spares};
+use super::places::Places;
+use super::spares::{self, Claimed};
 use crate::device::Source;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, Receipt, names};
@@ -14,7 +15,7 @@ use crate::pipeline::trace::What;
 use crate::plan::save::{Options, SavePlan, Shard, plan};
 use crate::state::StateDict;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -48,20 +49,24 @@ fn save_all(
     let started = Instant::now();
     let (contents, tree) = (state.contents(), state.tree()?);
     contents.check_sizes()?;
-    let mut transaction = Transaction::begin(path)?;
+    let mut transaction = Transaction::begin(path, &runtime.config().stripe)?;
     transaction.recycle(runtime.config().recycle);
     let generation = transaction.generation();
-    let plan = contents.plan(runtime, 0, generation)?;
-    transaction.begin_files(plan.shards.iter().map(|shard| shard.name.as_str()));
+    let plan = contents.plan(runtime, transaction.places(), 0, generation)?;
+    let paths = part_paths(&plan, transaction.places(), 0);
+    transaction.begin_files(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let written = contents.write_over(runtime, &plan, path, job)?;
+    let mut written = contents.write_over(runtime, &plan, (path, &paths), job)?;
+    written.moved.fallbacks.extend(transaction.places().shared_disk());
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
     let files = file_entries(&plan, &written.crc32);
     let block_bytes = runtime.config().checksum_bytes();
-    transaction.commit(&Manifest::new(generation, 1, block_bytes, files, tensors, tree))?;
+    let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
+    manifest.stripes = transaction.places().noted(paths.iter().map(PathBuf::as_path));
+    transaction.commit(&manifest)?;
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.seconds.plan = planned;
@@ -96,19 +101,22 @@ fn write_part(
     let contents = state.contents();
     contents.check_sizes()?;
     let mut parts = Parts::begin(path)?;
-    let generation = next_generation(path)?;
-    let mut plan = contents.plan(runtime, rank, generation)?;
+    let places = Places::to_save(path, &runtime.config().stripe)?;
+    places.check_made()?;
+    let generation = next_generation(&places)?;
+    let mut plan = contents.plan(runtime, &places, rank, generation)?;
     if contents.items.is_empty() {
         (plan.shards, plan.blocks) = (Vec::new(), Vec::new());
     }
-    let part = |shard: &Shard| path.join(names::part(&shard.name));
-    parts.files = plan.shards.iter().map(part).collect();
+    let paths = part_paths(&plan, &places, rank);
+    parts.files.extend_from_slice(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let written = match plan.shards.is_empty() {
+    let mut written = match plan.shards.is_empty() {
         true => Written::nothing(),
-        false => contents.write_over(runtime, &plan, path, job)?,
+        false => contents.write_over(runtime, &plan, (path, &paths), job)?,
     };
+    written.moved.fallbacks.extend(places.shared_disk());
 
     let receipt = Receipt {
         rank,
@@ -126,10 +134,17 @@ fn write_part(
 }
 
 impl Contents<'_> {
-    fn plan(&self, runtime: &Runtime, rank: u32, generation: u64) -> Result<SavePlan> {
+    fn plan(
+        &self,
+        runtime: &Runtime,
+        places: &Places,
+        rank: u32,
+        generation: u64,
+    ) -> Result<SavePlan> {
         let config = runtime.config();
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
-        plan(self.items, Options { rank, generation, block_bytes, shard_bytes })
+        let lanes = places.lanes(config.files);
+        plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
     }
 
     /// [`Contents::write`], over spare files where there are any.
@@ -137,13 +152,12 @@ impl Contents<'_> {
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
-        path: &Path,
+        (path, parts): (&Path, &[PathBuf]),
         job: &Arc<Job>,
     ) -> Result<Written> {
-        let part = |shard: &Shard| path.join(names::part(&shard.name));
-        let parts = plan.shards.iter().map(|shard| (&*shard.name, part(shard), shard.bytes));
-        let Claimed { bytes, refused } = Spares::beside(path)?.claim(parts)?;
-        let mut written = self.write(runtime, plan, path, job)?;
+        let shards = plan.shards.iter().map(|shard| (shard.name.as_str(), shard.bytes));
+        let Claimed { bytes, refused } = spares::claim(shards.zip(parts))?;
+        let mut written = self.write(runtime, plan, (path, parts), job)?;
         written.moved.fallbacks.extend(refused);
         Ok(Written { recycled_bytes: bytes, ..written })
     }
@@ -152,11 +166,11 @@ impl Contents<'_> {
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
-        path: &Path,
+        (path, parts): (&Path, &[PathBuf]),
         job: &Arc<Job>,
     ) -> Result<Written> {
         job.set_total(plan.file_bytes());
-        pipeline::write(runtime, plan, (self.items, self.sources), path, job)
+        pipeline::write(runtime, plan, (self.items, self.sources), (path, parts), job)
     }
 
     /// Each source has just the bytes that its dtype and shape say.
@@ -172,6 +186,11 @@ impl Contents<'_> {
         }
         Ok(())
     }
+}
+
+/// Where each shard is written.
+fn part_paths(plan: &SavePlan, places: &Places, rank: u32) -> Vec<PathBuf> {
+    plan.shards.iter().map(|shard| places.part(shard, rank)).collect()
 }
 
 fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {

@@ -2,13 +2,14 @@
 
 use super::commit::Transaction;
 use super::open::{listed, missing_ranks};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, Receipt, names, receipt};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// The coordinator's hold on a directory that several ranks save into: begun before any of them
@@ -70,24 +71,27 @@ impl Session {
     /// # Errors
     /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
     /// safetensors files of somebody else's, or for a world of no ranks; [`Error::Unsupported`] if it
-    /// holds a checkpoint of a newer version; [`Error::Io`].
+    /// holds a checkpoint of a newer version; [`Error::Io`]; what [`Config::found`] gives.
     pub fn begin(dir: impl AsRef<Path>, world_size: u32) -> Result<Self> {
+        Self::begin_with(dir, world_size, &Config::found()?)
+    }
+
+    /// [`Session::begin`] with a configuration of the caller's, of which `stripe` and `recycle` count; the
+    /// first must be that of the ranks.
+    ///
+    /// # Errors
+    /// As for [`Session::begin`].
+    pub fn begin_with(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
         if world_size == 0 {
             return Err(Error::invalid("a save by no ranks: world_size is 0"));
         }
-        let mut transaction = Transaction::begin(dir.as_ref())?;
+        let mut transaction = Transaction::begin(dir.as_ref(), &config.stripe)?;
+        transaction.recycle(config.recycle);
         transaction.begin_ranks();
         let note = dir.as_ref().join(names::MANIFEST_PART);
         let text = serde_json::json!(Note { world_size }).to_string();
         fs::write(&note, text).map_err(|e| Error::io("writing", &note, e))?;
         Ok(Self { transaction, world_size })
-    }
-
-    /// Says whether the shards of the checkpoint that this one replaces are kept for the next save to
-    /// write over; see [`Config::recycle`](crate::Config::recycle). They are not, unless it is said.
-    pub fn recycle(mut self, recycle: bool) -> Self {
-        self.transaction.recycle(recycle);
-        self
     }
 
     /// The checkpoint's directory.
@@ -118,7 +122,7 @@ impl Session {
         let started = Instant::now();
         self.check_ranks(&receipts)?;
         let parts = receipt::merge(receipts)?;
-        let manifest = Manifest::new(
+        let mut manifest = Manifest::new(
             self.transaction.generation(),
             self.world_size,
             parts.block_bytes,
@@ -130,7 +134,8 @@ impl Session {
             Error::invalid(format!("what the ranks wrote is no checkpoint: {reason}"))
         })?;
         self.check_names(&manifest, names)?;
-        self.check_files(&manifest)?;
+        let found = self.check_files(&manifest)?;
+        manifest.stripes = self.transaction.places().noted(found.iter().map(PathBuf::as_path));
         let committed = Committed {
             generation: manifest.generation,
             files: manifest.files.len(),
@@ -170,13 +175,20 @@ impl Session {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    /// The coordinator sees every part: the ranks write to one file system.
-    fn check_files(&self, manifest: &Manifest) -> Result<()> {
+    /// Where the parts are: the coordinator sees each of them, as the ranks write to the same file
+    /// systems.
+    fn check_files(&self, manifest: &Manifest) -> Result<Vec<PathBuf>> {
+        let mut parts = Vec::with_capacity(manifest.files.len());
         for file in &manifest.files {
-            let part = self.path().join(names::part(&file.name));
+            let name = names::part(&file.name);
+            let part = self.transaction.places().find(&name);
+            let part = part.unwrap_or_else(|| self.path().join(&name));
             let found = fs::metadata(&part).map(|found| found.len());
             let wrong = match found {
-                Ok(len) if len == file.bytes => continue,
+                Ok(len) if len == file.bytes => {
+                    parts.push(part);
+                    continue;
+                }
                 Ok(len) => format!("has {len} bytes there, not {}", file.bytes),
                 Err(error) => error.to_string(),
             };
@@ -185,13 +197,13 @@ impl Session {
                 path: self.path().into(),
                 reason: format!(
                     "rank {} has written {}, but the coordinator does not see it ({wrong}): do all \
-                     ranks save to one path on one shared file system?",
+                     ranks save to one path on one shared file system, with one Config.stripe?",
                     rank.map_or("?".into(), |rank| rank.to_string()),
                     part.display()
                 ),
             });
         }
-        Ok(())
+        Ok(parts)
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Nobody's data is written over, because
 //! - the checkpoint that listed the file is gone from the disk, durably, before the file is moved here;
-//! - the move out of here is durable before the first byte is written ([`Spares::claim`] syncs the directory,
+//! - the move out of here is durable before the first byte is written ([`claim`] syncs the directory,
 //!   and with it, on file systems with a journal, all moves before);
 //! - the file has this one name (a hard link is somebody's copy), and nobody has it open, mapped or not, as
 //!   the kernel says. Other hosts it does not know of, so only local file systems are taken.
@@ -93,37 +93,26 @@ impl Spares {
         }
     }
 
-    /// Moves spare files to where shards are about to be written: `parts`, each a shard's name, its
-    /// path until the commit and its length. Where there is none, nothing is done.
+    /// Moves the spare file for the shard `name` to where it is about to be written, and returns its length.
+    /// `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Io`] where what was moved cannot be made durable, or be removed again.
-    pub fn claim<'a>(
-        &self,
-        parts: impl Iterator<Item = (&'a str, PathBuf, u64)>,
-    ) -> Result<Claimed> {
-        let mut claimed = Claimed::default();
-        if !self.dir.is_dir() {
-            return Ok(claimed);
+    /// Why it is not to be written over, and was removed; [`Error::Io`] inside if it could not be.
+    fn take(&self, name: &str, part: &Path) -> Result<Option<std::result::Result<u64, Fallback>>> {
+        let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else {
+            return Ok(None);
+        };
+        // Whoever moves it first has it. Not there, or not ours to move: a new file is made.
+        if fs::rename(&spare, part).is_err() {
+            return Ok(None);
         }
-        for (name, part, bytes) in parts {
-            let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else {
-                continue;
-            };
-            // Whoever moves it first has it. Not there, or not ours to move: a new file is made.
-            if fs::rename(&spare, &part).is_err() {
-                continue;
-            }
-            match check(&part) {
-                Ok(len) => claimed.bytes += len.min(bytes),
-                Err(reason) => {
-                    remove(&part)?;
-                    claimed.refused.get_or_insert_with(|| not_taken(&spare, &reason));
-                }
+        match check(part) {
+            Ok(len) => Ok(Some(Ok(len))),
+            Err(reason) => {
+                remove(part)?;
+                Ok(Some(Err(not_taken(&spare, &reason))))
             }
         }
-        self.sync()?;
-        Ok(claimed)
     }
 
     /// Removes all but those named after `shards`, and the directory if it is empty then; says what went.
@@ -147,6 +136,35 @@ impl Spares {
         }
         Ok(removed)
     }
+}
+
+/// Moves spare files to where shards are about to be written: for each its name and length, and its path
+/// until the commit. Where there is none, nothing is done.
+///
+/// # Errors
+/// [`Error::Io`] where what was moved cannot be made durable, or be removed again.
+pub(super) fn claim<'a>(
+    shards: impl Iterator<Item = ((&'a str, u64), &'a PathBuf)>,
+) -> Result<Claimed> {
+    let mut claimed = Claimed::default();
+    // One for each directory that the save writes into.
+    let mut known: Vec<(&Path, Spares)> = Vec::new();
+    for ((name, bytes), part) in shards {
+        let dir = part.parent().unwrap_or(part);
+        if !known.iter().any(|(known, _)| *known == dir) {
+            known.push((dir, Spares::beside(dir)?));
+        }
+        let (_, spares) = known.iter().find(|(known, _)| *known == dir).expect("just added");
+        match spares.take(name, part)? {
+            None => {}
+            Some(Ok(len)) => claimed.bytes += len.min(bytes),
+            Some(Err(refused)) => drop(claimed.refused.get_or_insert(refused)),
+        }
+    }
+    for (_, spares) in &known {
+        spares.sync()?;
+    }
+    Ok(claimed)
 }
 
 /// The length of a file that may be written over, or why it may not.

@@ -1,9 +1,12 @@
 //! Cleans up after saves that were killed: finishes a commit that had got past its rename, removes
-//! what never got there. Likewise finishes the removal of a checkpoint.
+//! what never got there. Likewise finishes the removal of a checkpoint. In a checkpoint's own directory and
+//! in those on the disks it is striped over.
 
 use super::lock::DirLock;
 use super::open::{Checkpoint, read_manifest};
+use super::places::{Places, companion_of};
 use super::spares::Spares;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use serde::Serialize;
@@ -50,84 +53,114 @@ pub(super) fn file_names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Brings a directory to what its manifest says: renames committed shards that are still under
-/// their uncommitted names, removes ringstow's other files. Files of others stay.
-pub(super) fn sweep(dir: &Path, manifest: Option<&Manifest>) -> Result<Swept> {
-    plan(dir, manifest)?.carry_out(dir)
+/// Brings a checkpoint's places to what its manifest says: renames committed shards that are still
+/// under their uncommitted names, removes ringstow's other files, and companions in which nothing is
+/// left. Files of others stay.
+pub(super) fn sweep(places: &Places, manifest: Option<&Manifest>) -> Result<Swept> {
+    plan(places, manifest)?.carry_out()
 }
 
 /// [`sweep`], keeping shards that no manifest lists as spare files, where that can be.
-pub(super) fn sweep_keeping(
-    dir: &Path,
-    manifest: Option<&Manifest>,
-    spares: &Spares,
-) -> Result<Swept> {
-    let mut plan = plan(dir, manifest)?;
-    for index in (0..plan.remove.len()).rev() {
-        if spares.keep(&plan.remove[index])? {
-            plan.kept.push(plan.remove.remove(index));
+pub(super) fn sweep_keeping(places: &Places, manifest: Option<&Manifest>) -> Result<Swept> {
+    let mut plan = plan(places, manifest)?;
+    for dir in places.there() {
+        let spares = Spares::beside(dir)?;
+        for path in std::mem::take(&mut plan.remove) {
+            let kept = path.parent() == Some(dir) && spares.keep(&path)?;
+            if kept { plan.kept.push(path) } else { plan.remove.push(path) }
         }
+        spares.sync()?;
     }
-    spares.sync()?;
-    plan.carry_out(dir)
+    plan.carry_out()
 }
 
 /// [`sweep`] by the manifest that is there, or by none.
 ///
 /// # Errors
 /// What reading the manifest gives, but for there being none; [`Error::Io`].
-pub(super) fn sweep_by_manifest(dir: &Path) -> Result<Swept> {
-    plan_by_manifest(dir)?.carry_out(dir)
+pub(super) fn sweep_by_manifest(places: &Places) -> Result<Swept> {
+    plan_by_manifest(places)?.carry_out()
 }
 
-fn plan_by_manifest(dir: &Path) -> Result<Plan> {
-    match read_manifest(dir) {
-        Ok(manifest) => plan(dir, Some(&manifest)),
-        Err(Error::Incomplete { .. }) => plan(dir, None),
+fn plan_by_manifest(places: &Places) -> Result<Plan> {
+    match read_manifest(places.own()) {
+        Ok(manifest) => plan(places, Some(&manifest)),
+        Err(Error::Incomplete { .. }) => plan(places, None),
         Err(error) => Err(error),
     }
 }
 
-/// What is to be done to a directory.
+/// What is to be done to a checkpoint's directories.
+#[derive(Default)]
 struct Plan {
-    /// What is to go first comes first.
     remove: Vec<PathBuf>,
     /// From, to.
     rename: Vec<(PathBuf, PathBuf)>,
     /// What has gone to the spare files.
     kept: Vec<PathBuf>,
+    /// Directories in which something is to be done.
+    touched: Vec<PathBuf>,
+    /// Companions that will hold nothing but their marker.
+    emptied: Vec<PathBuf>,
+    /// Says that the checkpoint was being removed; goes last.
+    mark: Option<PathBuf>,
 }
 
-/// Without a manifest only uncommitted files go: shards that a manifest once listed may be all that
-/// is left of somebody's data. Unless the checkpoint was being removed.
-fn plan(dir: &Path, manifest: Option<&Manifest>) -> Result<Plan> {
+fn plan(places: &Places, manifest: Option<&Manifest>) -> Result<Plan> {
     let listed: HashSet<&str> = manifest
         .map_or_else(HashSet::new, |m| m.files.iter().map(|file| file.name.as_str()).collect());
-    let mut plan = Plan { remove: Vec::new(), rename: Vec::new(), kept: Vec::new() };
-    let present = file_names(dir)?;
-    let retired = present.iter().any(|name| name == names::RETIRED);
-    let shards_go = manifest.is_some() || retired;
-    for name in &present {
-        let path = dir.join(name);
-        let committed = name.strip_suffix(names::PART_SUFFIX).filter(|n| listed.contains(n));
-        let stale_shard = shards_go && names::is_shard(name) && !listed.contains(&**name);
-        match committed {
-            // Sorted, so that ten thousand files are looked up as fast as ten.
-            Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
-                plan.rename.push((path, dir.join(shard)));
-            }
-            _ if names::is_part(name) || stale_shard => plan.remove.push(path),
-            _ => {}
+    let mark = places.own().join(names::RETIRED);
+    let retired = fs::symlink_metadata(&mark).is_ok();
+    let mut plan = Plan::default();
+    for dir in places.there() {
+        plan.add(dir, &listed, manifest.is_some() || retired)?;
+        if dir != places.own() && plan.empties(dir)? {
+            plan.emptied.push(dir.into());
         }
     }
-    if retired {
-        plan.remove.push(dir.join(names::RETIRED));
-    }
+    plan.mark = retired.then_some(mark);
     Ok(plan)
 }
 
 impl Plan {
-    fn carry_out(self, dir: &Path) -> Result<Swept> {
+    /// Without a manifest only uncommitted files go: shards that a manifest once listed may be all
+    /// that is left of somebody's data. Unless the checkpoint was being removed.
+    fn add(&mut self, dir: &Path, listed: &HashSet<&str>, shards_go: bool) -> Result<()> {
+        let present = file_names(dir)?;
+        let so_far = self.remove.len() + self.rename.len();
+        for name in &present {
+            let path = dir.join(name);
+            let committed = name.strip_suffix(names::PART_SUFFIX).filter(|n| listed.contains(n));
+            let stale_shard = shards_go && names::is_shard(name) && !listed.contains(&**name);
+            match committed {
+                // Sorted, so that ten thousand files are looked up as fast as ten.
+                Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
+                    self.rename.push((path, dir.join(shard)));
+                }
+                _ if names::is_part(name) || stale_shard => self.remove.push(path),
+                _ => {}
+            }
+        }
+        if self.remove.len() + self.rename.len() > so_far {
+            self.touched.push(dir.into());
+        }
+        Ok(())
+    }
+
+    /// Whether a companion will hold nothing that is not to be removed, but its marker.
+    fn empties(&self, companion: &Path) -> Result<bool> {
+        let failed = |e| Error::io("listing", companion, e);
+        let removed: HashSet<&Path> = self.remove.iter().map(PathBuf::as_path).collect();
+        for entry in fs::read_dir(companion).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if !removed.contains(path.as_path()) && !path.ends_with(names::COMPANION) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn carry_out(self) -> Result<Swept> {
         // Stale shards go first: who knows no manifest never sees them beside new ones.
         for path in &self.remove {
             remove(path)?;
@@ -135,15 +168,23 @@ impl Plan {
         for (from, to) in &self.rename {
             fs::rename(from, to).map_err(|e| Error::io("renaming", from, e))?;
         }
-        if !self.rename.is_empty() || !self.remove.is_empty() || !self.kept.is_empty() {
+        for dir in &self.touched {
             crate::engine::file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))?;
+        }
+        for dir in &self.emptied {
+            remove(&dir.join(names::COMPANION))?;
+            let _ = fs::remove_dir(dir); // only an empty one goes
+        }
+        if let Some(mark) = &self.mark {
+            remove(mark)?;
         }
         Ok(self.swept())
     }
 
     fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
-        Swept { removed: self.remove, renamed, kept: self.kept, left: Vec::new() }
+        let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
+        Swept { removed, renamed, kept: self.kept, left: Vec::new() }
     }
 }
 
@@ -158,19 +199,28 @@ pub(super) fn remove(path: &Path) -> Result<()> {
 /// Removes what killed saves left in `dir` and in the directories directly under it; such a
 /// directory that holds nothing else goes too. Directories being saved into, those that cannot be
 /// read, and those whose manifest is damaged, so that nobody can tell what is stale, are left alone.
+/// Companions are looked for in the `stripe` of the configuration that is [found](Config::found).
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed or a file not be removed.
+/// [`Error::Io`] if `dir` cannot be listed or a file not be removed; what [`Config::found`] gives.
 pub fn prune(dir: &Path) -> Result<Swept> {
-    prune_all(dir, Act::CarryOut)
+    prune_with(dir, &Config::found()?)
 }
 
-/// What [`prune`] would do now. Changes nothing.
+/// [`prune`] with a configuration of the caller's.
+///
+/// # Errors
+/// As for [`prune`].
+pub fn prune_with(dir: &Path, config: &Config) -> Result<Swept> {
+    prune_all(dir, &config.stripe, Act::CarryOut)
+}
+
+/// What [`prune_with`] would do now. Changes nothing.
 ///
 /// # Errors
 /// [`Error::Io`] if `dir` cannot be listed.
-pub fn prune_plan(dir: &Path) -> Result<Swept> {
-    prune_all(dir, Act::Plan)
+pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
+    prune_all(dir, &config.stripe, Act::Plan)
 }
 
 /// Whether a clean-up is carried out.
@@ -180,10 +230,10 @@ enum Act {
     Plan,
 }
 
-fn prune_all(dir: &Path, act: Act) -> Result<Swept> {
-    let mut all = prune_one(dir, act)?;
+fn prune_all(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
+    let mut all = prune_one(dir, stripe, act)?;
     for path in directories(dir)? {
-        let swept = match prune_one(&path, act) {
+        let swept = match prune_one(&path, stripe, act) {
             // Not ours to look into (`lost+found`), or gone in the meantime.
             Err(Error::Io { doing: "listing", source, .. }) => {
                 let reason = format!("it cannot be listed: {source}");
@@ -229,27 +279,31 @@ fn remove_emptied(dir: &Path, swept: &Swept, act: Act) -> bool {
     }
 }
 
-fn prune_one(dir: &Path, act: Act) -> Result<Swept> {
+fn prune_one(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
+    let places = Places::to_sweep(dir, stripe);
     let ours =
         |name: &String| names::is_part(name) || names::is_shard(name) || name == names::RETIRED;
-    if !file_names(dir)?.iter().any(ours) {
+    if !file_names(dir)?.iter().any(ours) && places.companions().next().is_none() {
         return Ok(Swept::default());
     }
     let left = |reason: String| {
         let left = Left { path: dir.into(), reason };
         Ok(Swept { left: vec![left], ..Swept::default() })
     };
+    if let Some(checkpoint) = companion_of(dir) {
+        return left(format!("it holds shards of {checkpoint}, which are cleared up with that"));
+    }
     let _lock = match DirLock::take(dir) {
         Err(Error::Busy { .. }) => return left("a save into it is under way".into()),
         lock => lock?,
     };
-    let plan = match plan_by_manifest(dir) {
+    let plan = match plan_by_manifest(&places) {
         Ok(plan) => plan,
         Err(error @ Error::Io { .. }) => return Err(error),
         Err(error) => return left(format!("nobody can tell what is stale there: {error}")),
     };
     match act {
-        Act::CarryOut => plan.carry_out(dir),
+        Act::CarryOut => plan.carry_out(),
         Act::Plan => Ok(plan.swept()),
     }
 }
@@ -260,6 +314,6 @@ impl Checkpoint {
     /// # Errors
     /// As for [`prune`].
     pub fn prune(&self) -> Result<Swept> {
-        prune_one(self.path(), Act::CarryOut)
+        prune_one(self.path(), &Config::found()?.stripe, Act::CarryOut)
     }
 }

@@ -84,7 +84,7 @@ impl State {
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
     pub fn save_by_ranks(&self, ranks: u32, runtime: &Runtime, path: &Path) {
-        let session = ringstow::Session::begin(path, ranks).unwrap();
+        let session = ringstow::Session::begin_with(path, ranks, runtime.config()).unwrap();
         let write = |rank: u32| {
             let mut part = StateDict::new();
             for (name, data) in self.tensors.iter().skip(rank as usize).step_by(ranks as usize) {
@@ -107,7 +107,7 @@ impl State {
     /// The checkpoint at `path` is this state, byte by byte.
     #[track_caller]
     pub fn assert_at(&self, runtime: &Runtime, path: &Path) {
-        assert_eq!(step_at(path), self.step);
+        assert_eq!(step_with(runtime.config(), path), self.step);
         let loaded = load_all(runtime, path).unwrap();
         assert_eq!(loaded.tensors().count(), self.tensors.len());
         for (name, data) in &self.tensors {
@@ -125,12 +125,18 @@ pub fn scratch() -> tempfile::TempDir {
 /// The counter of the checkpoint at `path`.
 #[track_caller]
 pub fn step_at(path: &Path) -> i64 {
-    let state = Checkpoint::open(path).unwrap().state().unwrap();
+    step_with(&Config::default(), path)
+}
+
+/// As [`step_at`], of a checkpoint that may be striped.
+#[track_caller]
+pub fn step_with(config: &Config, path: &Path) -> i64 {
+    let state = Checkpoint::open_with(path, config).unwrap().state().unwrap();
     state.get("step").and_then(Value::as_int).expect("the state has a step")
 }
 
 pub fn load_all(runtime: &Runtime, path: &Path) -> ringstow::Result<Loaded> {
-    let checkpoint = Checkpoint::open(path)?;
+    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
     checkpoint.load_names(names, LoadOptions::default(), runtime, &Arc::default())
 }
@@ -147,12 +153,27 @@ pub fn names_in(dir: &Path) -> Vec<String> {
 /// The directory holds the manifest and the shards that it lists, and nothing else.
 #[track_caller]
 pub fn assert_no_litter(dir: &Path) {
-    let checkpoint = Checkpoint::open(dir).unwrap();
+    assert_no_litter_in(&Config::default(), dir);
+}
+
+/// As [`assert_no_litter`], also of the directories on other disks, each of which has a marker and a
+/// shard at least.
+#[track_caller]
+pub fn assert_no_litter_in(config: &Config, dir: &Path) {
+    let checkpoint = Checkpoint::open_with(dir, config).unwrap();
     let mut listed: Vec<String> =
         checkpoint.manifest().files.iter().map(|file| file.name.clone()).collect();
     listed.push("manifest.json".into());
     listed.sort();
-    assert_eq!(names_in(dir), listed);
+    let mut present = names_in(dir);
+    for stripe in &config.stripe {
+        let mut names = names_in(&stripe.join(dir.file_name().unwrap()));
+        names.retain(|name| name != "companion.json");
+        assert!(!names.is_empty(), "nothing in {}", stripe.display());
+        present.append(&mut names);
+    }
+    present.sort();
+    assert_eq!(present, listed);
 }
 
 /// The system's error number, if it was the system that refused.

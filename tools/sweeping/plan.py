@@ -23,6 +23,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "block_bytes": tuple(n * MIB for n in (1, 2, 4, 8, 16)),
     "queue_depth": (2, 4, 8, 16, 32),
     "fillers": (1, 2, 4, 8),
+    "files": (1, 2, 4),
     "pool_bytes": tuple(n * MIB for n in (64, 128, 256, 512, 1024)),
 }
 ACROSS, UPWARD = "queue_depth", "block_bytes"  # the grid's axes

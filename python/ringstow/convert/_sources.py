@@ -57,7 +57,7 @@ def open_source(path: str, kind: str, options: Options) -> State:
 
 
 def _ringstow(path: str, options: Options) -> State:
-    checkpoint = _native.Checkpoint(path)
+    checkpoint = _native.Checkpoint(path, options.reading.to_json())
     contents = _build.Contents(path, checkpoint.tensors)
     skeleton = _tree.parse(checkpoint.state, path)
     _build.Survey(contents, allow_pickle=options.allow_pickle).add(skeleton)
@@ -81,7 +81,7 @@ def _ringstow(path: str, options: Options) -> State:
 
 
 def _hf(path: str, options: Options) -> State:
-    checkpoint = _native.Checkpoint(path, True)
+    checkpoint = _native.Checkpoint(path, options.reading.to_json(), foreign=True)
     contents = _build.Contents(path, checkpoint.tensors)
     ahead = ReadAhead(checkpoint, verify=options.verify, config=options.reading.to_json())
 

@@ -325,7 +325,7 @@ class StorageReader(storage.StorageReader):
 
     def _open(self, path: str) -> Contents:
         self._checkpoint = self._contents = None
-        checkpoint = _native.Checkpoint(path, foreign=True)
+        checkpoint = _native.Checkpoint(path, self._config.to_json(), foreign=True)
         state = checkpoint.state if checkpoint.kind == "ringstow" else None
         contents = Contents.of(path, checkpoint.entries, state)
         self._checkpoint, self._contents = checkpoint, contents

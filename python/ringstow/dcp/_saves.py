@@ -74,10 +74,8 @@ class Coordinator:
         self._pid = os.getpid()
         self.path = ""
 
-    def open(self, path: str, world_size: int, *, recycle: bool) -> None:
-        """Take the directory for a save by ``world_size`` ranks.
-
-        With ``recycle``, files of the checkpoint that it replaces stay to be written over.
+    def open(self, path: str, world_size: int, config: str) -> None:
+        """Take the directory for a save by ``world_size`` ranks, and those it is striped over.
 
         Raises:
             BusyError: another save into it is under way.
@@ -89,7 +87,7 @@ class Coordinator:
             other = _holders.get(path)
         if other is not None and not other._is_busy():
             other.abandon()
-        session = _native.Session(path, world_size, recycle)
+        session = _native.Session(path, world_size, config)
         self._session, self.path = session, path
         self._thread, self._pid = threading.current_thread(), os.getpid()
         with _lock:

@@ -168,8 +168,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             InvalidStateError: it holds safetensors files that are not a checkpoint's.
             OSError: it can't be made or locked.
         """
-        recycle = self._config.recycle
-        self._coordinator.open(self._save_path, len(plans), recycle=recycle)
+        self._coordinator.open(self._save_path, len(plans), self._config.to_json())
         if self._rank is not None:
             return plans
         # An older torch (2.6) does not tell a writer its rank in the process group.

@@ -47,8 +47,8 @@ def die_at(moment):
     class Dying:
         """The coordinator's hold on the directory, which dies at the commit."""
 
-        def __init__(self, path, world_size):
-            self._session = native(path, world_size)
+        def __init__(self, *args):
+            self._session = native(*args)
 
         def commit(self, *args):
             if moment == "before the commit":

@@ -185,7 +185,7 @@ def test_a_full_disk_on_one_rank_is_every_ranks_error(bad, ranks, tmp_path):
 
 def _busy(rank, path):
     if rank == 0:
-        hold = ringstow._native.Session(str(path), 1, False)
+        hold = ringstow._native.Session(str(path), 1, ringstow.Config().to_json())
     dist.barrier()
     errors = failure(lambda: save({"a": torch.ones(2)}, path))
     assert type(errors[0]) is ringstow.BusyError

@@ -3,6 +3,7 @@
 use super::super::progress;
 use super::gpu::GpuTensors;
 use super::{Figures, OfHost, Spread, Way};
+use crate::config::Config;
 use crate::device::Target;
 use crate::engine::file::drop_page_cache;
 use crate::engine::ladder::{Fallback, Rung};
@@ -12,7 +13,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
-use crate::store::{Checkpoint, LoadOptions, save};
+use crate::store::{Checkpoint, Disposal, LoadOptions, retire_with, save};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::Serialize;
@@ -143,9 +144,24 @@ pub(super) fn rounds(
     work: &Path,
     rounds: u16,
 ) -> Result<()> {
-    let path = work.join("checkpoint");
+    // Its companions, where it is striped, have the same name, and stand beside those of others.
+    let path = work.join(work.file_name().unwrap_or("checkpoint".as_ref()));
+    let done = measure_all(contenders, memory, &path, rounds);
+    // Whoever made `work` removes it, but not what lies elsewhere.
+    match (&done, contenders.first()) {
+        (Err(_), Some(contender)) => clear(&path, contender.runtime.config()).and(done),
+        _ => done,
+    }
+}
+
+fn measure_all(
+    contenders: &mut [Contender],
+    memory: &mut Memory,
+    path: &Path,
+    rounds: u16,
+) -> Result<()> {
     for contender in contenders.iter_mut() {
-        warm_up(contender, memory, &path)?;
+        warm_up(contender, memory, path)?;
     }
     for round in 1..=rounds {
         for contender in contenders.iter_mut().filter(|c| c.refused.is_none()) {
@@ -153,12 +169,12 @@ pub(super) fn rounds(
             let save = label("save");
             let load = label("load");
             let saved =
-                progress::watch(&save, false, |job| time_save(contender, memory, &path, job))?;
+                progress::watch(&save, false, |job| time_save(contender, memory, path, job))?;
             contender.saves.push(saved);
             let loaded =
-                progress::watch(&load, false, |job| time_load(contender, memory, &path, job))?;
+                progress::watch(&load, false, |job| time_load(contender, memory, path, job))?;
             contender.loads.push(loaded);
-            clear(&path)?;
+            clear(path, contender.runtime.config())?;
         }
     }
     Ok(())
@@ -174,7 +190,7 @@ fn warm_up(contender: &mut Contender, memory: &Memory, path: &Path) -> Result<()
         Err(error @ Error::Unsupported { .. }) => contender.refused = Some(error.to_string()),
         Err(error) => return Err(error),
     }
-    clear(path)
+    clear(path, contender.runtime.config())
 }
 
 fn time_save(
@@ -196,10 +212,10 @@ fn time_load(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<Sample> {
-    forget(path)?;
     let runtime = &contender.runtime;
+    forget(path, runtime.config())?;
     let clock = Clock::start();
-    let checkpoint = Checkpoint::open(path)?;
+    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
     let options = LoadOptions::default();
     let (sample, moved) = if contender.place == Place::Fresh {
         let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
@@ -219,10 +235,9 @@ fn time_load(
 }
 
 /// Drops a checkpoint's pages from the cache. All of them are on disk.
-fn forget(path: &Path) -> Result<()> {
-    for file in &Checkpoint::open(path)?.manifest().files {
-        let path = path.join(&file.name);
-        File::open(&path)
+fn forget(path: &Path, config: &Config) -> Result<()> {
+    for path in Checkpoint::open_with(path, config)?.shard_paths() {
+        File::open(path)
             .and_then(|file| drop_page_cache(&file))
             .map_err(|e| Error::io("dropping from the page cache", path, e))?;
     }
@@ -230,7 +245,13 @@ fn forget(path: &Path) -> Result<()> {
 }
 
 /// Removes a checkpoint, if it is there.
-pub(super) fn clear(path: &Path) -> Result<()> {
+pub(super) fn clear(path: &Path, config: &Config) -> Result<()> {
+    if path.exists() {
+        match retire_with(path, Disposal::Remove, config) {
+            Err(Error::Incomplete { .. }) => {}
+            retired => drop(retired?),
+        }
+    }
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("removing", path, e)),
         _ => Ok(()),
