@@ -399,7 +399,9 @@ fn striped_checkpoints_are_found_where_an_option_or_the_environment_says() {
 
     let ls = ringstow(&["ls", dir.path()]);
     assert!(ls.out.contains("INCOMPLETE") && ls.out.contains("RINGSTOW_STRIPE"), "{}", ls.out);
-    assert_eq!(ringstow(&["verify", &path]).code, Some(2));
+    let verify = ringstow(&["verify", &path, "--json"]);
+    assert_eq!(verify.code, Some(1));
+    assert!(verify.json()[0]["problem"].as_str().unwrap().contains("RINGSTOW_STRIPE"));
     let ls = ringstow(&["ls", dir.path(), "--stripe", stripe]);
     assert!(ls.out.contains("committed"), "{}", ls.out);
     assert_eq!(ringstow(&["verify", &path, "--stripe", stripe]).code, Some(0));
