@@ -6,14 +6,16 @@
 //! into one block and large ones split over many by the same arithmetic.
 
 use crate::error::{Error, Result};
-use crate::format::header::{self, Placed};
+use crate::format::header::{self, Length, Placed, Reader};
 use crate::format::{Chunk, Item, TensorEntry, names};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// The safetensors library refuses headers of more than 100,000,000 bytes. Half of that leaves room
-/// and keeps the first read of a shard short.
-const HEADER_BYTES_MAX: u64 = 50_000_000;
+/// A shard is full when its header gets longer than this, which keeps the first read of it short.
+const HEADER_BYTES_FULL: u64 = 50_000_000;
+
+/// Longer headers are refused by the safetensors library.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// What a layout depends on besides the tensors.
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +100,7 @@ pub enum From {
 /// not lie in its tensor.
 pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
     let name = |number, _| names::shard(options.rank, number, options.generation);
-    plan_files(items, options.block_bytes, options.shard_bytes, name, header::build)
+    plan_files(items, options.block_bytes, options.shard_bytes, name, Reader::Any)
 }
 
 /// [`plan`] for the weights of a model, in files as Hugging Face's programs name and write them.
@@ -106,7 +108,7 @@ pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
 /// # Errors
 /// As for [`plan`].
 pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<SavePlan> {
-    plan_files(items, block_bytes, shard_bytes, names::model_shard, header::build_model)
+    plan_files(items, block_bytes, shard_bytes, names::model_shard, Reader::Model)
 }
 
 /// `name` is given a file's number, from 0 on, and how many there are.
@@ -115,17 +117,17 @@ fn plan_files(
     block_bytes: u64,
     shard_bytes: u64,
     name: impl Fn(usize, usize) -> String,
-    header: fn(&[Placed]) -> Vec<u8>,
+    reader: Reader,
 ) -> Result<SavePlan> {
     let mut order = order(items)?;
     let tensor_bytes = total(&order)?;
     order.sort_by_key(|member| member.layer);
-    let files = split(items, &order, shard_bytes);
+    let files = split(items, &order, shard_bytes, reader)?;
     let count = files.len();
     let shards: Vec<Shard> = files
         .into_iter()
         .enumerate()
-        .map(|(number, members)| lay_out(name(number, count), items, members, header))
+        .map(|(number, members)| lay_out(name(number, count), items, members, reader))
         .collect();
     let blocks = shards.iter().enumerate().flat_map(|(s, f)| cut(s, f, block_bytes));
     Ok(SavePlan { blocks: blocks.collect(), shards, tensor_bytes })
@@ -201,31 +203,47 @@ fn total(order: &[Member]) -> Result<u64> {
 }
 
 /// Deals the items out to shards, in order, by layer, by header size and by `shard_bytes`.
-fn split(items: &[Item], order: &[Member], shard_bytes: u64) -> Vec<Vec<Member>> {
-    let mut shards: Vec<Vec<Member>> = vec![Vec::new()];
-    let (mut header, mut data) = (0u64, 0u64);
+fn split(
+    items: &[Item],
+    order: &[Member],
+    shard_bytes: u64,
+    reader: Reader,
+) -> Result<Vec<Vec<Member>>> {
+    let empty = Length::empty(reader);
+    let (mut shards, mut length): (Vec<Vec<Member>>, _) = (vec![Vec::new()], empty);
     for &member in order {
-        let entry = header::entry_bytes_max(&items[member.item]);
-        let too_large = shard_bytes > 0 && data + member.nbytes + header + entry > shard_bytes;
+        let item = &items[member.item];
         let last = shards.last_mut().expect("there is always one");
+        let longer = length.with(item, member.nbytes);
+        let too_large = shard_bytes > 0 && longer.file_bytes_max() > shard_bytes;
         let other_layer = last.first().is_some_and(|first| first.layer != member.layer);
-        if !last.is_empty() && (header + entry > HEADER_BYTES_MAX || too_large || other_layer) {
+        let full = longer.bytes_max() > HEADER_BYTES_FULL;
+        if !last.is_empty() && (full || too_large || other_layer) {
             shards.push(vec![member]);
-            (header, data) = (entry, member.nbytes);
+            length = empty.with(item, member.nbytes);
         } else {
             last.push(member);
-            (header, data) = (header + entry, data + member.nbytes);
+            length = longer;
+        }
+        if length.bytes_max() > HEADER_BYTES_MAX {
+            return Err(too_long_a_name(item));
         }
     }
-    shards
+    Ok(shards)
 }
 
-fn lay_out(
-    name: String,
-    items: &[Item],
-    mut members: Vec<Member>,
-    header: fn(&[Placed]) -> Vec<u8>,
-) -> Shard {
+/// An item that is too much for a header by itself.
+fn too_long_a_name(item: &Item) -> Error {
+    let name = &item.info.name;
+    let start: String = name.chars().take(40).collect();
+    Error::invalid(format!(
+        "the name of a tensor has {} bytes ({start:?}...): no reader of safetensors takes a header of \
+         more than {HEADER_BYTES_MAX}, in which it stands twice; shorten it",
+        name.len()
+    ))
+}
+
+fn lay_out(name: String, items: &[Item], mut members: Vec<Member>, reader: Reader) -> Shard {
     // A stable sort: tensors of one size class keep the state's order, so that those of one module
     // stay together and are read in one run.
     members.sort_by_key(|member| {
@@ -241,7 +259,7 @@ fn lay_out(
             Placed { item: &items[member.item], begin, end: at }
         })
         .collect();
-    let header = header(&placed);
+    let header = header::build(&placed, reader);
     let start = header.len() as u64;
     let extents = members
         .iter()
@@ -418,12 +436,26 @@ mod tests {
 
     #[test]
     fn headers_stay_below_what_safetensors_reads() {
-        let many: Vec<Item> = (0..1000)
+        let many: Vec<Item> = (0..1500)
             .map(|i| item(format!("{i:08}{}", "n".repeat(20_000)), Dtype::U8, 1))
             .collect();
         let plan = plan(&many, options(4096, 0)).unwrap();
-        assert!(plan.shards.len() > 1);
-        assert!(plan.shards.iter().all(|s| (s.header.len() as u64) < 100_000_000));
+        // 40 kB each, as every name stands twice.
+        let headers: Vec<u64> = plan.shards.iter().map(|shard| shard.header.len() as u64).collect();
+        assert_eq!(headers.len(), 2);
+        assert!((HEADER_BYTES_FULL - 50_000..=HEADER_BYTES_FULL).contains(&headers[0]));
+    }
+
+    #[test]
+    fn a_name_that_no_header_has_room_for_is_refused() {
+        let long = |len| item("\u{1}".repeat(len), Dtype::U8, 1);
+        // 6 + 7 bytes a character.
+        let error = plan(&[long(8_000_000)], options(4096, 0)).unwrap_err();
+        assert!(error.to_string().contains("8000000 bytes"), "{error}");
+        let two = plan(&[long(7_000_000), long(1_000_000)], options(4096, 0)).unwrap();
+        let headers: Vec<usize> = two.shards.iter().map(|shard| shard.header.len()).collect();
+        assert_eq!(headers.len(), 2);
+        assert!(headers[0] > 91_000_000 && headers[0] <= 100_000_000, "{headers:?}");
     }
 
     #[test]
