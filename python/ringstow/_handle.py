@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import weakref
-
 from typing import TYPE_CHECKING
 
 from ringstow import _native

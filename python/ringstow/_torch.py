@@ -114,7 +114,7 @@ def device_named(name: str, key: str) -> torch.device:
 
 
 def usual_kinds() -> tuple[type, ...]:
-    """Return the kinds of tensors that `usual_memory_of` takes; none where torch is not imported."""
+    """Return the kinds of tensors that `usual_memory_of` takes; none without torch imported."""
     torch = imported()
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
 
@@ -292,8 +292,8 @@ def flat_over(block: Any, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
     import torch
 
     if stored.nbytes == 0:
-        return torch.empty(0, dtype=dtype)  # type: ignore[no-any-return]
-    return torch.frombuffer(block, dtype=dtype)  # type: ignore[no-any-return]
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(block, dtype=dtype)
 
 
 def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
