@@ -77,7 +77,11 @@ fn entry_bytes(item: &Item, reader: Reader) -> u64 {
         Reader::Any => {
             // Quotes are escaped, as this is JSON within JSON.
             let within = r#",\"\":{\"saved_offsets\":}"#.len() as u64 + name_within;
-            entry + within + list_bytes(&saved_offsets(item))
+            let offsets = match item.part {
+                Some(_) => list_bytes(&saved_offsets(item)),
+                None => "[]".len() as u64 + (2 * shape.len() as u64).saturating_sub(1), // zeros
+            };
+            entry + within + offsets
         }
     }
 }
@@ -90,6 +94,12 @@ fn escaped(text: &str) -> (u64, u64) {
         0..0x20 => (6, 7),
         _ => (1, 1),
     };
+    // Of nearly all names, and told without a branch a byte.
+    let is_plain =
+        text.bytes().fold(true, |plain, b| plain & (b >= 0x20 && b != b'"' && b != b'\\'));
+    if is_plain {
+        return (text.len() as u64, text.len() as u64);
+    }
     text.bytes().map(bytes_of).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1))
 }
 
