@@ -11,7 +11,7 @@ mod nowhere;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::format::header::{self, Placed};
+use ringstow::format::header::{self, Placed, Reader};
 use ringstow::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, names};
 use ringstow::plan::load::{Unit, Want};
 use ringstow::plan::save::{SavePlan, Shard};
@@ -82,7 +82,7 @@ fn headers((items, plan): &(Vec<Item>, SavePlan)) -> usize {
             begin: e.range.start - start,
             end: e.range.end - start,
         };
-        header::build(&shard.items.iter().map(placed).collect::<Vec<_>>()).len()
+        header::build(&shard.items.iter().map(placed).collect::<Vec<_>>(), Reader::Any).len()
     };
     plan.shards.iter().map(header).sum()
 }

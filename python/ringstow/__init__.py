@@ -6,6 +6,8 @@ JSON manifest; ``load`` and ``load_into`` read it back, whole or in part, every 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ringstow._api import (
     latest,
     load,
@@ -30,17 +32,19 @@ from ringstow._errors import (
     UnsupportedError,
 )
 from ringstow._handle import SaveHandle
-from ringstow._report import (
-    Damage,
-    Fallback,
-    LoadReport,
-    LoadSeconds,
-    Progress,
-    Retained,
-    SaveReport,
-    SaveSeconds,
-    VerifyReport,
-)
+
+if TYPE_CHECKING:
+    from ringstow._report import (
+        Damage,
+        Fallback,
+        LoadReport,
+        LoadSeconds,
+        Progress,
+        Retained,
+        SaveReport,
+        SaveSeconds,
+        VerifyReport,
+    )
 
 __all__ = [
     "BusyError",
@@ -75,8 +79,28 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
-    # Read from the installed package's metadata, and only if somebody asks: it takes a while.
+_REPORTS = frozenset(
+    (
+        "Damage",
+        "Fallback",
+        "LoadReport",
+        "LoadSeconds",
+        "Progress",
+        "Retained",
+        "SaveReport",
+        "SaveSeconds",
+        "VerifyReport",
+    )
+)
+
+
+def __getattr__(name: str) -> Any:
+    # What takes a while, and only if somebody asks: the reports' classes are made while the first
+    # save runs, the version is read from the installed package's metadata.
+    if name in _REPORTS:
+        from ringstow import _report
+
+        return getattr(_report, name)
     if name == "__version__":
         from importlib.metadata import version
 

@@ -9,13 +9,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _build, _cuda, _handle, _merge, _native, _select, _state, _torch, _tree
+from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._handle import SaveHandle
 from ringstow._memory import Stored
-from ringstow._report import LoadReport, Retained, SaveReport, VerifyReport
 
 if TYPE_CHECKING:
     import torch
+
+    from ringstow._report import LoadReport, Retained, SaveReport, VerifyReport
 
 StrPath = str | os.PathLike[str]
 
@@ -156,20 +158,22 @@ def load(
     where = _absolute(path)
     gpu = _cuda.device_named(device)
     checkpoint = _native.Checkpoint(where, _json(config))
-    skeleton = _tree.parse(checkpoint.state, where)
-    if prefix is not None:
-        skeleton = _select.by_prefix(skeleton, prefix, where)
-    elif keys is not None:
-        skeleton = _select.by_keys(skeleton, keys, where)
-    contents = _build.Contents(where, checkpoint.tensors)
-    survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
-    survey.add(skeleton)
+    with collector_paused():
+        skeleton = _tree.parse(checkpoint.state, where)
+        if prefix is not None:
+            skeleton = _select.by_prefix(skeleton, prefix, where)
+        elif keys is not None:
+            skeleton = _select.by_keys(skeleton, keys, where)
+        contents = _build.Contents(where, checkpoint.tensors)
+        survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
+        survey.add(skeleton)
     flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, _json(config))
     blocks, report = checkpoint.load(survey.names, verify, _json(config))
     _log.debug("loaded %s", report)
-    named = dict(zip(survey.names, blocks, strict=True))
-    builder = _build.Builder(contents, named, allow_pickle=allow_pickle, flat=flat)
-    return builder.value(skeleton)  # type: ignore[no-any-return]
+    with collector_paused():
+        named = dict(zip(survey.names, blocks, strict=True))
+        builder = _build.Builder(contents, named, allow_pickle=allow_pickle, flat=flat)
+        return builder.value(skeleton)  # type: ignore[no-any-return]
 
 
 def _load_to(
@@ -187,7 +191,7 @@ def _load_to(
         if stored.nbytes
     ]
     if targets:
-        _log.debug("loaded %s", LoadReport.from_json(checkpoint.load_into(targets, verify, config)))
+        _log.debug("loaded %s", checkpoint.load_into(targets, verify, config))
     return flat
 
 
@@ -233,8 +237,9 @@ def load_into(
     """
     where = _absolute(path)
     checkpoint = _native.Checkpoint(where, _json(config))
-    skeleton = _tree.parse(checkpoint.state, where)
-    contents = _build.Contents(where, checkpoint.tensors)
+    with collector_paused():
+        skeleton = _tree.parse(checkpoint.state, where)
+        contents = _build.Contents(where, checkpoint.tensors)
     return _merge.load_into(
         state_dict,
         skeleton,
@@ -263,6 +268,8 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
         FormatError: the manifest is not one of ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
+    from ringstow._report import VerifyReport
+
     return VerifyReport.from_json(_native.verify(_absolute(path), _json(config)))
 
 
@@ -305,6 +312,8 @@ def retain(
         InvalidStateError: ``keep`` is 0.
         OSError: a directory can't be read, or a file not be removed.
     """
+    from ringstow._report import Retained
+
     if keep < 0:
         raise ValueError(f"keep is a number of checkpoints, not {keep}")
     return Retained.from_json(_native.retain(_absolute(directory), keep, recycle, _json(config)))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import collections
 import io
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
@@ -119,6 +118,9 @@ class Builder:
         self._blocks = blocks
         self._allow_pickle = allow_pickle
         self._flat: dict[str, Any] = dict(flat or {})
+        self._made: dict[str, Any] = {}
+        """The first tensor object over each storage."""
+        self._dtypes: dict[str, Any] = {}
 
     def value(self, node: object, path: Path = ()) -> Any:
         """Return the value of a skeleton, or of a part of one that lies at a path.
@@ -131,10 +133,10 @@ class Builder:
         return rebuild(node, path, self._make)
 
     def _make(self, leaf: Leaf, path: Path) -> Any:
+        if leaf.tag == "$tensor":
+            return self._tensor(leaf, path)
         key = describe(path)
         match leaf.tag:
-            case "$tensor":
-                return self._tensor(leaf, path)
             case "$ndarray":
                 stored = self._contents.stored(leaf, path)
                 return _numpy.array_over(self._blocks[leaf.body], stored, leaf.dtype, key)
@@ -151,10 +153,14 @@ class Builder:
             case "$device":
                 return _torch.device_named(leaf.body, key)
             case "$pickle":
+                import pickle
+
                 return pickle.loads(base64.b64decode(leaf.body))
         raise AssertionError(leaf.tag)
 
     def _object(self, leaf: Leaf, path: Path) -> Any:
+        import pickle
+
         key = describe(path)
         torch = _torch.require(key)
         self._contents.stored(leaf, path)
@@ -173,8 +179,17 @@ class Builder:
             raise self._contents.unreadable(path, error) from error
 
     def _tensor(self, leaf: Leaf, path: Path) -> Any:
+        name = leaf.body
+        made = self._made.get(name)
+        if made is not None:
+            return _torch.alias_of(made)
         stored = self._contents.stored(leaf, path)
-        if leaf.body not in self._flat:
-            block = self._blocks[leaf.body]
-            self._flat[leaf.body] = _torch.flat_over(block, stored, describe(path))
-        return _torch.shaped(self._flat[leaf.body], stored)
+        flat = self._flat.get(name)
+        if flat is None:
+            dtype = self._dtypes.get(stored.dtype)
+            if dtype is None:
+                dtype = self._dtypes[stored.dtype] = _torch.dtype_of(stored.dtype, describe(path))
+            flat = _torch.flat_over(self._blocks[name], stored, dtype)
+        _torch.reshape(flat, stored)
+        self._made[name] = flat
+        return flat

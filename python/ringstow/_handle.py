@@ -11,10 +11,13 @@ import logging
 import os
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 from ringstow import _native
 from ringstow._errors import Error
-from ringstow._report import Progress, SaveReport
+
+if TYPE_CHECKING:
+    from ringstow._report import Progress, SaveReport
 
 _log = logging.getLogger("ringstow")
 
@@ -120,6 +123,8 @@ class SaveHandle:
         Raises:
             Error: the handle was inherited over a fork.
         """
+        from ringstow._report import Progress
+
         return Progress(*self._mine().job.progress())
 
     def cancel(self) -> None:
@@ -166,6 +171,8 @@ class _Flight:
 
     def watch(self) -> None:
         """See the save through. The thread's whole life."""
+        from ringstow import _report  # noqa: F401  takes a while: now, beside the save, not after it
+
         self.job.wait_staged()
         self._owners.clear()
         self.job.wait()
@@ -176,6 +183,8 @@ class _Flight:
         with _lock:
             if self.report is not None or self.error is not None:
                 return
+            from ringstow._report import SaveReport
+
             try:
                 self.report = SaveReport.from_json(self.job.result())
             except BaseException as error:

@@ -70,7 +70,7 @@ class Memory(NamedTuple):
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for two tensors that are the same elements in the same memory."""
-        return (place_at(self.address), self.dtype, self.shape, self.strides)
+        return (*place_at(self.address), *self[:3])
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)

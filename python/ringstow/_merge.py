@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _cuda, _device_array, _native, _numpy, _torch
 from ringstow._build import Builder, Contents, Survey
+from ringstow._collector import collector_paused
 from ringstow._device_array import DeviceArray
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._memory import Address, Stored, place_at, share_elements
-from ringstow._report import LoadReport
 from ringstow._select import listed
 from ringstow._state import Path, describe, flat_name, type_name
 from ringstow._tree import METADATA, Leaf, metadata_of, rebuild_key
+
+if TYPE_CHECKING:
+    from ringstow._report import LoadReport
 
 # Makes a value once the bytes have been read.
 Make = Callable[[Builder], Any]
@@ -27,6 +30,8 @@ class Fill(NamedTuple):
     """A torch tensor, a numpy array, or a `DeviceArray`."""
     leaf: Leaf
     stored: Stored
+    dense: Address | None = None
+    """Where it lies, if that is known already, and that bytes can be read into it as it is."""
 
 
 class Merge:
@@ -42,6 +47,8 @@ class Merge:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.mismatched: list[str] = []
+        self._tensor_kinds = _torch.usual_kinds()
+        self._streams = _cuda.Streams()
 
     def check(self, path: str, *, strict: bool) -> None:
         """Raise a KeyMismatchError that names all that does not fit."""
@@ -88,6 +95,10 @@ class Merge:
     def _tensor(self, target: Any, node: Any, path: Path) -> None:
         if not (isinstance(node, Leaf) and node.tag == "$tensor"):
             return self._differ(path, "a tensor", _kind(node))
+        if type(target) in self._tensor_kinds:
+            memory = _torch.usual_memory_of(target, self._streams)
+            if memory is not None:
+                return self._fill(target, node, path, *memory[:2], memory.address)
         key = describe(path)
         _torch.check_dense(target, key)
         _torch.check_storage(target, key)
@@ -115,14 +126,20 @@ class Merge:
         self._fill(array, node, path, array.memory.dtype, array.memory.shape)
 
     def _fill(
-        self, target: Any, leaf: Leaf, path: Path, dtype: str, shape: tuple[int, ...]
+        self,
+        target: Any,
+        leaf: Leaf,
+        path: Path,
+        dtype: str,
+        shape: tuple[int, ...],
+        dense: Address | None = None,
     ) -> None:
         stored = self.contents.stored(leaf, path)
         if (stored.dtype, stored.shape) != (dtype, shape):
             here, there = f"{dtype} {list(shape)}", f"{stored.dtype} {list(stored.shape)}"
             self._differ(path, here, there)
         elif stored.nbytes:
-            self.fills.append(Fill(target, leaf, stored))
+            self.fills.append(Fill(target, leaf, stored, dense))
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
@@ -189,12 +206,15 @@ def load_into(
     """
     if not isinstance(state, dict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
-    merge = Merge(contents, allow_pickle=allow_pickle)
-    merge.merge(state, skeleton, ())
-    merge.check(contents.path, strict=strict)
-    ways = _split(merge.fills)
-    for fill in ways.copied:
-        merge.survey.add(fill.leaf)
+    from ringstow._report import LoadReport
+
+    with collector_paused():
+        merge = Merge(contents, allow_pickle=allow_pickle)
+        merge.merge(state, skeleton, ())
+        merge.check(contents.path, strict=strict)
+        ways = _split(merge.fills)
+        for fill in ways.copied:
+            merge.survey.add(fill.leaf)
 
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
     named = dict(zip(merge.survey.names, blocks, strict=True))
@@ -203,7 +223,7 @@ def load_into(
     sources = [builder.value(fill.leaf) for fill in ways.copied]
 
     # From here on the state dict changes.
-    targets = [(fill.leaf.body, _address(fill.target), fill.stored.nbytes) for fill in ways.direct]
+    targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
     report = LoadReport.from_json(checkpoint.load_into(targets, verify, config))
     for fills in filter(None, ways.boxes):
         boxes = checkpoint.read(_slices(fills, checkpoint), verify, config)
@@ -245,13 +265,13 @@ def _split(fills: list[Fill]) -> _Ways:
     names: set[str] = set()
     places: set[tuple[int, int | None]] = set()
     for fill in fills:
-        name, place = fill.leaf.body, place_at(_address(fill.target))
-        identity = (name, place, _strides(fill.target))
+        name, place = fill.leaf.body, place_at(_address(fill))
+        identity = (name, place, None if fill.dense else _strides(fill.target))
         if identity in seen:
             continue
         seen.add(identity)
         is_free = name not in names and place not in places
-        if is_free and _can_take_bytes(fill.target):
+        if is_free and (fill.dense or _can_take_bytes(fill.target)):
             ways.direct.append(fill)
         elif is_free and _can_take_boxes(fill):
             ways.boxes[0].append(fill)
@@ -273,7 +293,7 @@ def _slices(fills: list[Fill], checkpoint: _native.Checkpoint) -> list[Any]:
         name, strides = fill.leaf.body, _strides(fill.target)
         for number, (offsets, sizes) in enumerate(chunks[name]):
             ahead = sum(n * step for n, step in zip(offsets, strides, strict=True))
-            address = _moved(_address(fill.target), ahead)
+            address = _moved(_address(fill), ahead)
             slices.append((name, number, (0,) * len(sizes), sizes, address, strides))
     return slices
 
@@ -306,7 +326,10 @@ def _can_take_boxes(fill: Fill) -> bool:
     )
 
 
-def _address(target: Any) -> Address:
+def _address(fill: Fill) -> Address:
+    target = fill.target
+    if fill.dense is not None:
+        return fill.dense
     if isinstance(target, DeviceArray):
         return target.memory.address
     return _cuda.address_of(target) if _torch.is_tensor(target) else int(target.ctypes.data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,6 +84,8 @@ def _hint(name: str, names: list[str]) -> str:
     below = f"{name}."
     if any(other.startswith(below) for other in names):
         return f"; {name!r} is a group: load it with prefix={below!r}"
+    import difflib
+
     close = difflib.get_close_matches(name, names[:_CANDIDATES_MAX])
     return f"; instead of {name!r} perhaps {' or '.join(map(repr, close))}" if close else ""
 

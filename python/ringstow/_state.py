@@ -48,13 +48,15 @@ import base64
 import collections
 import json
 import math
-import pickle
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringstow import _cuda, _device_array, _numpy, _torch
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
@@ -143,10 +145,13 @@ class _Encoder:
         self._names = set(RESERVED_NAMES)
         self._name_of: dict[tuple[object, ...], str] = {}
         self._streams = _cuda.Streams()
+        self._tensor_kinds = _torch.usual_kinds()
         self._open: set[int] = set()  # ids of the containers that are being encoded
 
     def value(self, value: Any, path: Path) -> Json:
         kind = type(value)
+        if kind in self._tensor_kinds:
+            return self._tensor(value, path)
         if kind is str:
             return self._text(value, path)
         if value is None or kind is bool:
@@ -165,6 +170,8 @@ class _Encoder:
         return self._foreign(value, path)
 
     def _text(self, text: str, path: Path) -> str:
+        if text.isascii():
+            return text
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -231,10 +238,7 @@ class _Encoder:
             name = self._store(lazy_memory(value, describe(path)), path)
             return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
         if _torch.is_tensor(value):
-            memory = _torch.usual_memory_of(value, self._streams)
-            if memory is None:
-                memory = _torch.memory_of(value, describe(path))
-            return {"$tensor": self._store(memory, path)}
+            return {"$tensor": self._store(_torch.memory_of(value, describe(path)), path)}
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
             name = self._store(_numpy.memory_of(value), path)
             return {"$ndarray": name, "dtype": value.dtype.str}
@@ -254,10 +258,18 @@ class _Encoder:
                 return {"$device": str(value)}
         return self._pickle(value, path)
 
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> Json:
+        memory = _torch.usual_memory_of(tensor, self._streams)
+        if memory is None:
+            memory = _torch.memory_of(tensor, describe(path))
+        return {"$tensor": self._store(memory, path)}
+
     def _pickle(self, value: object, path: Path) -> Json:
         if not self._allow_pickle:
             self._refuse(value, path)
         try:
+            import pickle  # takes a while, and is rarely wanted
+
             return {"$pickle": _base64(pickle.dumps(value, PICKLE_PROTOCOL))}
         except Exception as error:
             raise InvalidStateError(
@@ -280,7 +292,7 @@ class _Encoder:
         known = self._name_of.get(identity) if identity else None
         if known is not None:
             return known
-        name = self._unique(self._text(flat_name(path), path))
+        name = self._unique(flat_name(path))
         if identity:
             self._name_of[identity] = name
         self.tensors.append((name, *memory[:5]))

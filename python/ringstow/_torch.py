@@ -113,40 +113,45 @@ def device_named(name: str, key: str) -> torch.device:
         raise UnsupportedError(f"{key}: torch {torch.__version__} has no device {name!r}") from None
 
 
+def usual_kinds() -> tuple[type, ...]:
+    """Return the kinds of tensors that `usual_memory_of` takes; none without torch imported."""
+    torch = imported()
+    return () if torch is None else (torch.Tensor, torch.nn.Parameter)
+
+
 def usual_memory_of(tensor: torch.Tensor, streams: _cuda.Streams) -> Memory | None:
     """Return what `memory_of` does, of a dense tensor of the usual kinds, in few calls.
 
-    None for any other, and for one that can't be saved. States have thousands of tensors, and
-    training stands still while they are looked at.
+    None for any other layout or dtype, and for one that can't be saved. States have thousands of
+    tensors, and training stands still while they are looked at. The owner is the storage.
     """
-    kinds, codes, strided = _usual()
-    if type(tensor) not in kinds or tensor.is_nested or tensor.layout is not strided:
+    codes, strided = _usual()
+    if tensor.is_nested or tensor.layout is not strided:
         return None
     code = codes.get(tensor.dtype)
     if code is None or not _cuda.is_addressable(tensor) or not tensor.is_contiguous():
         return None
     if tensor.is_conj() or tensor.is_neg():
         return None
-    plain = tensor.detach()
-    size, numel = plain.element_size(), plain.numel()
-    if not numel:
-        return Memory(code, tuple(plain.shape), None, 0, 0, plain)
-    end = (plain.storage_offset() + numel) * size
-    if end > plain.untyped_storage().nbytes() or not plain.data_ptr():
+    storage, nbytes = tensor.untyped_storage(), tensor.nbytes
+    if not nbytes:
+        return Memory(code, tuple(tensor.shape), None, 0, 0, storage)
+    end = tensor.storage_offset() * tensor.itemsize + nbytes
+    if end > storage.nbytes() or not tensor.data_ptr():
         return None
-    address = _cuda.address_of(plain, streams)
-    return Memory(code, tuple(plain.shape), None, address, numel * size, plain)
+    address = _cuda.address_of(tensor, streams)
+    return Memory(code, tuple(tensor.shape), None, address, nbytes, storage)
 
 
 @functools.cache
-def _usual() -> tuple[tuple[type, type], dict[torch.dtype, str], torch.layout]:
-    """Return the usual kinds of tensors, the names of their dtypes, and the layout they have."""
+def _usual() -> tuple[dict[torch.dtype, str], torch.layout]:
+    """Return the names of the usual dtypes, and the usual layout."""
     import torch
 
     # Half a byte an element is not usual.
     names = [(name, code) for name, code in CODES.items() if code != "F4" and hasattr(torch, name)]
     codes = {getattr(torch, name): code for name, code in names}
-    return (torch.Tensor, torch.nn.Parameter), codes, torch.strided
+    return codes, torch.strided
 
 
 def memory_of(tensor: torch.Tensor, key: str) -> Memory:
@@ -282,17 +287,13 @@ def shape_of(tensor: torch.Tensor, key: str) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] * 2)
 
 
-def flat_over(block: Any, stored: Stored, key: str) -> torch.Tensor:
-    """Return a 1-d tensor over the block, with a storage that is the block and no more.
+def flat_over(block: Any, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
+    """Return a 1-d tensor over the block, with a storage that is the block and no more."""
+    import torch
 
-    Raises:
-        UnsupportedError: no torch, or one that has not this dtype.
-    """
-    torch = require(key)
-    dtype = dtype_of(stored.dtype, key)
     if stored.nbytes == 0:
-        return torch.empty(0, dtype=dtype)  # type: ignore[no-any-return]
-    return torch.frombuffer(block, dtype=dtype)  # type: ignore[no-any-return]
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(block, dtype=dtype)
 
 
 def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
@@ -305,12 +306,17 @@ def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
     return _cuda.empty(stored.nbytes // dtype.itemsize, dtype, device)
 
 
-def shaped(flat: torch.Tensor, stored: Stored) -> torch.Tensor:
-    """Return a tensor object of its own over the same storage, in the stored shape."""
+def reshape(flat: torch.Tensor, stored: Stored) -> None:
+    """Give a 1-d tensor the stored shape. Its elements stay where they are."""
     shape = stored.shape
     if stored.dtype == "F4":
         shape = (*shape[:-1], shape[-1] // 2)
-    return flat.view(shape).detach()  # detached: a tensor in its own right, not autograd's view
+    flat.resize_(shape)
+
+
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in its own right, no view of autograd's, over the same storage."""
+    return tensor.detach()
 
 
 def in_reach(tensor: torch.Tensor) -> bool:
@@ -337,8 +343,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def mark_changed(tensor: torch.Tensor) -> None:
     """Tell autograd that the elements changed, as an in-place operation would."""
-    import torch
-
+    torch = sys.modules["torch"]
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
 

@@ -10,22 +10,34 @@ use pyo3::types::{PyList, PyTuple};
 use ringstow::device::Target;
 use ringstow::device::cuda::Ready;
 use ringstow::format::{Chunk, TensorEntry};
+use ringstow::pool::Mapping;
 use ringstow::store::LoadedTensor;
 use ringstow::{Kind, LoadOptions, Result, Slice};
 use std::ffi::c_int;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-/// One tensor's bytes, writable. The memory of its whole pages goes back to the system with it.
+/// One tensor's bytes, writable. The memory of its whole pages goes back to the system with it, or, of a
+/// small one, with all of its shard.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Block {
-    tensor: LoadedTensor,
+    arena: Arc<Mapping>,
+    range: Range<usize>,
+}
+
+impl From<LoadedTensor> for Block {
+    /// What the tensor is, is not kept: a tensor would keep the checkpoint's whole manifest.
+    fn from(LoadedTensor { arena, range, .. }: LoadedTensor) -> Self {
+        Self { arena, range }
+    }
 }
 
 #[pymethods]
 impl Block {
     #[getter]
     fn nbytes(&self) -> usize {
-        self.tensor.range.len()
+        self.range.len()
     }
 
     /// The buffer protocol.
@@ -40,9 +52,9 @@ impl Block {
         if view.is_null() {
             return Err(PyBufferError::new_err("the view is null"));
         }
-        let tensor = &slf.get().tensor;
-        let start = tensor.arena.as_ptr().wrapping_add(tensor.range.start);
-        let len = tensor.range.len() as ffi::Py_ssize_t;
+        let Self { arena, range } = slf.get();
+        let start = arena.as_ptr().wrapping_add(range.start);
+        let len = range.len() as ffi::Py_ssize_t;
         // SAFETY: the bytes are this block's alone (a manifest with overlapping tensors is refused),
         // and `FillInfo` has the view hold a reference to `slf`, which keeps the arena.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) } {
@@ -54,9 +66,14 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let range = &self.tensor.range;
+        // A system call each, which takes huge pages apart: for a hundred thousand small tensors that
+        // took as long as loading them. What they hold goes with the last tensor of their shard.
+        const SMALL: usize = 64 << 10;
+        if self.range.len() < SMALL {
+            return;
+        }
         // SAFETY: every view of these bytes held a reference to this block, so none is left.
-        unsafe { self.tensor.arena.release(range.start, range.len()) };
+        unsafe { self.arena.release(self.range.start, self.range.len()) };
     }
 }
 
@@ -163,7 +180,7 @@ impl Checkpoint {
         let loaded =
             wait::run(py, &job, |job| self.inner.load_names(&names, options, &runtime, job))?;
         let report = to_json(&loaded.report)?;
-        let blocks = loaded.into_tensors().into_iter().map(|tensor| Block { tensor });
+        let blocks = loaded.into_tensors().into_iter().map(Block::from);
         Ok((blocks.collect(), report))
     }
 

@@ -18,14 +18,99 @@ pub struct Placed<'a> {
     pub end: u64,
 }
 
-/// Bytes a tensor adds to the header, at most: for deciding when a shard has enough of them.
+/// Who the header of a shard is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// Ringstow, and whoever else reads its checkpoints' shards.
+    Any,
+    /// Hugging Face's programs, which load a model's weights from it.
+    Model,
+}
+
+/// How long the header of a shard gets, while it is not known yet where in it each item will lie.
 ///
-/// The name stands twice, the second time (in `DCP_SHARDING_INFO`) as JSON within JSON, where a
-/// control character takes seven bytes.
-pub fn entry_bytes_max(item: &Item) -> u64 {
-    let info = &item.info;
-    let name = info.name.len() as u64 + names::RESERVED_PREFIX.len() as u64;
-    name * 13 + info.shape.len() as u64 * 42 + 160
+/// Exact but for the items' offsets, which are counted as if each had as many digits as the end of
+/// the data.
+#[derive(Debug, Clone, Copy)]
+pub struct Length {
+    reader: Reader,
+    /// Bytes of JSON besides the digits of offsets.
+    fixed: u64,
+    items: u64,
+    /// Bytes of tensor data.
+    data: u64,
+}
+
+impl Length {
+    /// That of a shard without items.
+    pub fn empty(reader: Reader) -> Self {
+        let fixed = in_json(&Header { metadata: &reader.metadata(&[]), tensors: &[] }).len() as u64;
+        Self { reader, fixed, items: 0, data: 0 }
+    }
+
+    /// The same with one more item, of `nbytes` bytes.
+    pub fn with(self, item: &Item, nbytes: u64) -> Self {
+        let fixed = self.fixed + entry_bytes(item, self.reader);
+        Self { fixed, items: self.items + 1, data: self.data.saturating_add(nbytes), ..self }
+    }
+
+    /// Bytes of the header at most: length, JSON, padding.
+    pub fn bytes_max(&self) -> u64 {
+        (8 + self.fixed + 2 * self.items * digits(self.data)).next_multiple_of(ALIGN as u64)
+    }
+
+    /// Bytes of the file at most.
+    pub fn file_bytes_max(&self) -> u64 {
+        self.bytes_max().saturating_add(self.data)
+    }
+}
+
+/// Bytes that an item adds to the header's JSON, besides the digits of its offsets.
+fn entry_bytes(item: &Item, reader: Reader) -> u64 {
+    let Stored { name, dtype: _, shape } = stored_as(item);
+    let dtype = item.info.dtype.safetensors().map_or("U8", |_| item.info.dtype.name());
+    let (name, name_within) = escaped(&name);
+    let entry = ",\"\":{\"dtype\":\"\",\"shape\":,\"data_offsets\":[,]}".len() + dtype.len();
+    let entry = entry as u64 + name + list_bytes(&shape);
+    match reader {
+        Reader::Model => entry,
+        Reader::Any => {
+            // Quotes are escaped, as this is JSON within JSON.
+            let within = r#",\"\":{\"saved_offsets\":}"#.len() as u64 + name_within;
+            let offsets = match item.part {
+                Some(_) => list_bytes(&saved_offsets(item)),
+                None => "[]".len() as u64 + (2 * shape.len() as u64).saturating_sub(1), // zeros
+            };
+            entry + within + offsets
+        }
+    }
+}
+
+/// Bytes of a text in JSON, without its quotes; and of that JSON in JSON.
+fn escaped(text: &str) -> (u64, u64) {
+    let bytes_of = |byte: u8| match byte {
+        b'"' | b'\\' => (2, 4),
+        b'\x08' | b'\t' | b'\n' | b'\x0c' | b'\r' => (2, 3),
+        0..0x20 => (6, 7),
+        _ => (1, 1),
+    };
+    // Of nearly all names, and told without a branch a byte.
+    let is_plain =
+        text.bytes().fold(true, |plain, b| plain & (b >= 0x20 && b != b'"' && b != b'\\'));
+    if is_plain {
+        return (text.len() as u64, text.len() as u64);
+    }
+    text.bytes().map(bytes_of).fold((0, 0), |sum, more| (sum.0 + more.0, sum.1 + more.1))
+}
+
+/// Bytes of a list of numbers in JSON.
+fn list_bytes(numbers: &[u64]) -> u64 {
+    let commas = numbers.len().saturating_sub(1) as u64;
+    "[]".len() as u64 + commas + numbers.iter().copied().map(digits).sum::<u64>()
+}
+
+fn digits(number: u64) -> u64 {
+    1 + u64::from(number.checked_ilog10().unwrap_or(0))
 }
 
 /// What an item is in its shard: itself, or bytes under a reserved name where safetensors has no
@@ -67,23 +152,22 @@ pub fn is_plain(item: &Item) -> bool {
 }
 
 /// Builds the first bytes of a shard, up to its data section. Length: a multiple of 4096.
-pub fn build(tensors: &[Placed]) -> Vec<u8> {
-    // `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the Hugging Face
-    // reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
-    let metadata = Metadata {
-        format: "pt",
-        ringstow: Some(super::manifest::VERSION.to_string()),
-        dcp_version: Some("1.0"),
-        dcp_sharding_info: Some(in_json(&Sharding(tensors))),
-    };
-    encode(tensors, &metadata)
+pub fn build(tensors: &[Placed], reader: Reader) -> Vec<u8> {
+    encode(tensors, &reader.metadata(tensors))
 }
 
-/// [`build`] for a file of a model's weights, as Hugging Face's programs write them.
-pub fn build_model(tensors: &[Placed]) -> Vec<u8> {
-    let metadata =
-        Metadata { format: "pt", ringstow: None, dcp_version: None, dcp_sharding_info: None };
-    encode(tensors, &metadata)
+impl Reader {
+    fn metadata(self, tensors: &[Placed]) -> Metadata {
+        // `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the Hugging Face
+        // reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
+        let own = self == Self::Any;
+        Metadata {
+            format: "pt",
+            ringstow: own.then(|| super::manifest::VERSION.to_string()),
+            dcp_version: own.then_some("1.0"),
+            dcp_sharding_info: own.then(|| in_json(&Sharding(tensors))),
+        }
+    }
 }
 
 // Serialized from where they lie, rather than by way of a tree of JSON values: for a million tensors
@@ -111,14 +195,16 @@ struct Saved<'a> {
 impl Serialize for Sharding<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_map(self.0.iter().map(|tensor| {
-            let stored = stored_as(tensor.item);
-            let saved_offsets = match (&stored.shape, &tensor.item.part) {
-                (Cow::Owned(_), _) => vec![0].into(),
-                (Cow::Borrowed(_), Some(part)) => part.offsets.as_slice().into(),
-                (Cow::Borrowed(shape), None) => vec![0; shape.len()].into(),
-            };
-            (stored.name, Saved { saved_offsets })
+            (stored_as(tensor.item).name, Saved { saved_offsets: saved_offsets(tensor.item) })
         }))
+    }
+}
+
+fn saved_offsets(item: &Item) -> Cow<'_, [u64]> {
+    match (item.info.dtype.safetensors(), &item.part) {
+        (None, _) => vec![0].into(),
+        (Some(_), Some(part)) => part.offsets.as_slice().into(),
+        (Some(_), None) => vec![0; item.info.shape.len()].into(),
     }
 }
 
@@ -177,6 +263,7 @@ pub fn natural_alignment(nbytes: u64, dtype: Dtype) -> u64 {
 mod tests {
     use super::super::Part;
     use super::*;
+    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     fn item(name: &str, dtype: Dtype, shape: &[u64]) -> Item {
@@ -205,7 +292,7 @@ mod tests {
             item("__metadata__", Dtype::U8, &[1]),
             Item { object: true, ..item("blob", Dtype::U8, &[7]) },
         ];
-        let mut file = build(&placed(&tensors));
+        let mut file = build(&placed(&tensors), Reader::Any);
         assert_eq!(file.len() % ALIGN, 0);
         let data: u64 = tensors.iter().map(|t| t.info.nbytes().unwrap()).sum();
         file.resize(file.len() + data as usize, 1);
@@ -222,7 +309,7 @@ mod tests {
     fn a_box_says_where_it_lies() {
         let part = Some(Part { shape: vec![4, 3], offsets: vec![2, 0] });
         let tensors = [Item { part, ..item("w", Dtype::U8, &[2, 3]) }, item("b", Dtype::U8, &[])];
-        let header = build(&placed(&tensors));
+        let header = build(&placed(&tensors), Reader::Any);
         let read: Value = serde_json::from_slice(&header[8..]).unwrap();
         let sharding = read["__metadata__"]["DCP_SHARDING_INFO"].as_str().unwrap();
         let sharding: Value = serde_json::from_str(sharding).unwrap();
@@ -231,25 +318,66 @@ mod tests {
         assert_eq!(read["w"]["shape"], json!([2, 3]));
     }
 
-    #[test]
-    fn an_entry_is_never_larger_than_its_estimate() {
-        let long = [u64::MAX >> 1, 1, 1, 1];
-        for tensor in [
-            item("a", Dtype::F8_E4M3FNUZ, &[]),
-            item(&"\u{1}".repeat(100), Dtype::F32, &[1, 2, 3]),
-            item(&"\"".repeat(50), Dtype::C128, &[7]),
-            item("long", Dtype::BOOL, &long),
-        ] {
-            let shape = tensor.info.shape.clone();
-            let part = Some(Part { offsets: shape.clone(), shape });
-            let tensor = Item { part, ..tensor };
-            let with = Placed { item: &tensor, begin: u64::MAX / 4, end: u64::MAX / 2 };
-            let grown = unpadded(&[with]) - unpadded(&[]);
-            assert!(grown as u64 <= entry_bytes_max(&tensor), "{} {grown}", tensor.info.name.len());
+    fn any_item() -> impl Strategy<Value = Item> {
+        let name =
+            prop_oneof![".*", "[a-z.0-9]{0,40}", "[\"\\\\\u{0}-\u{20}\u{7f}]{0,9}", "__metadata__"];
+        let shape =
+            prop::collection::vec(prop_oneof![0..3u64, any::<u16>().prop_map(u64::from)], 0..4);
+        let dtype = prop::sample::select(Dtype::ALL);
+        (name, dtype, shape, any::<(bool, bool)>()).prop_map(
+            |(name, dtype, shape, (boxed, object))| {
+                let part = boxed.then(|| Part {
+                    offsets: shape.iter().map(|&n| n * 7).collect(),
+                    shape: shape.clone(),
+                });
+                let (dtype, shape) = if dtype.nbytes(&shape).is_some() {
+                    (dtype, shape)
+                } else {
+                    (Dtype::U8, vec![5])
+                };
+                let part = part.filter(|part| part.shape.len() == shape.len());
+                Item { part, object, ..item(&name, dtype, &shape) }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_is_as_long_as_was_said_but_for_the_digits_of_its_offsets(
+            items in prop::collection::vec(any_item(), 0..40),
+            reader in prop::sample::select(vec![Reader::Any, Reader::Model]),
+        ) {
+            let nbytes = |item: &Item| item.info.nbytes().unwrap();
+            let length = items
+                .iter()
+                .fold(Length::empty(reader), |length, item| length.with(item, nbytes(item)));
+            let placed = placed(&items);
+            let offset_digits: u64 = placed.iter().map(|p| digits(p.begin) + digits(p.end)).sum();
+            let spare = 2 * length.items * digits(length.data) - offset_digits;
+            let built = encode(&placed, &reader.metadata(&placed));
+            // The first of the sharding's items has no comma before it.
+            let comma = u64::from(reader == Reader::Any && !items.is_empty());
+            let json = built.trim_ascii_end().len() as u64 + spare + comma;
+            prop_assert_eq!(length.bytes_max(), json.next_multiple_of(ALIGN as u64));
+            prop_assert!(built.len() as u64 <= length.bytes_max());
+            prop_assert_eq!(length.file_bytes_max(), length.bytes_max() + length.data);
         }
     }
 
-    fn unpadded(tensors: &[Placed]) -> usize {
-        build(tensors).trim_ascii_end().len()
+    #[test]
+    fn the_length_of_a_header_of_many_tensors_is_a_few_per_cent_too_long_at_most() {
+        let items: Vec<Item> = (0..10_000)
+            .map(|i| {
+                item(&format!("layers.{}.attention.weight", i), Dtype::F32, &[1 + i % 512, 16])
+            })
+            .collect();
+        let length = |reader| {
+            let with = |length: Length, item: &Item| length.with(item, item.info.nbytes().unwrap());
+            items.iter().fold(Length::empty(reader), with).bytes_max()
+        };
+        for reader in [Reader::Any, Reader::Model] {
+            let built = build(&placed(&items), reader).len() as u64;
+            assert!((built..=built + built / 50).contains(&length(reader)), "{built}");
+        }
     }
 }

@@ -9,15 +9,17 @@
 //! the lanes' blocks take turns.
 
 use crate::error::{Error, Result};
-use crate::format::header::{self, Placed};
+use crate::format::header::{self, Length, Placed, Reader};
 use crate::format::{Chunk, Item, TensorEntry, names};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
 
-/// The safetensors library refuses headers of more than 100,000,000 bytes. Half of that leaves room
-/// and keeps the first read of a shard short.
-const HEADER_BYTES_MAX: u64 = 50_000_000;
+/// A shard is full when its header gets longer than this, which keeps the first read of it short.
+const HEADER_BYTES_FULL: u64 = 50_000_000;
+
+/// Longer headers are refused by the safetensors library.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// What a layout depends on besides the tensors.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +108,7 @@ pub enum From {
 /// not lie in its tensor.
 pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
     let name = |number, _| names::shard(options.rank, number, options.generation);
-    plan_files(items, options, name, header::build)
+    plan_files(items, options, name, Reader::Any)
 }
 
 /// [`plan`] for the weights of a model, in files as Hugging Face's programs name and write them.
@@ -115,7 +117,7 @@ pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
 /// As for [`plan`].
 pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<SavePlan> {
     let options = Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1 };
-    plan_files(items, options, names::model_shard, header::build_model)
+    plan_files(items, options, names::model_shard, Reader::Model)
 }
 
 /// `name` is given a file's number, from 0 on, and how many there are.
@@ -123,20 +125,21 @@ fn plan_files(
     items: &[Item],
     options: Options,
     name: impl Fn(usize, usize) -> String,
-    header: fn(&[Placed]) -> Vec<u8>,
+    reader: Reader,
 ) -> Result<SavePlan> {
     let mut order = order(items)?;
     let tensor_bytes = total(&order)?;
     order.sort_by_key(|member| member.layer);
     let mut files: Vec<(usize, Vec<Member>)> = Vec::new();
     for (lane, members) in deal(&order, options.lanes).into_iter().enumerate() {
-        files.extend(split(items, &members, options.shard_bytes).into_iter().map(|f| (lane, f)));
+        let of_lane = split(items, &members, options.shard_bytes, reader)?;
+        files.extend(of_lane.into_iter().map(|members| (lane, members)));
     }
     let count = files.len();
     let shards: Vec<Shard> = files
         .into_iter()
         .enumerate()
-        .map(|(number, (lane, members))| lay_out(name(number, count), items, lane, members, header))
+        .map(|(number, (lane, members))| lay_out(name(number, count), items, lane, members, reader))
         .collect();
     let blocks = interleave(&shards, options.block_bytes);
     Ok(SavePlan { blocks, shards, tensor_bytes })
@@ -238,23 +241,44 @@ fn deal(order: &[Member], lanes: usize) -> Vec<Vec<Member>> {
 }
 
 /// Deals the items out to shards, in order, by layer, by header size and by `shard_bytes`.
-fn split(items: &[Item], order: &[Member], shard_bytes: u64) -> Vec<Vec<Member>> {
-    let mut shards: Vec<Vec<Member>> = vec![Vec::new()];
-    let (mut header, mut data) = (0u64, 0u64);
+fn split(
+    items: &[Item],
+    order: &[Member],
+    shard_bytes: u64,
+    reader: Reader,
+) -> Result<Vec<Vec<Member>>> {
+    let empty = Length::empty(reader);
+    let (mut shards, mut length): (Vec<Vec<Member>>, _) = (vec![Vec::new()], empty);
     for &member in order {
-        let entry = header::entry_bytes_max(&items[member.item]);
-        let too_large = shard_bytes > 0 && data + member.nbytes + header + entry > shard_bytes;
+        let item = &items[member.item];
         let last = shards.last_mut().expect("there is always one");
+        let longer = length.with(item, member.nbytes);
+        let too_large = shard_bytes > 0 && longer.file_bytes_max() > shard_bytes;
         let other_layer = last.first().is_some_and(|first| first.layer != member.layer);
-        if !last.is_empty() && (header + entry > HEADER_BYTES_MAX || too_large || other_layer) {
+        let full = longer.bytes_max() > HEADER_BYTES_FULL;
+        if !last.is_empty() && (full || too_large || other_layer) {
             shards.push(vec![member]);
-            (header, data) = (entry, member.nbytes);
+            length = empty.with(item, member.nbytes);
         } else {
             last.push(member);
-            (header, data) = (header + entry, data + member.nbytes);
+            length = longer;
+        }
+        if length.bytes_max() > HEADER_BYTES_MAX {
+            return Err(too_long_a_name(item));
         }
     }
-    shards
+    Ok(shards)
+}
+
+/// An item that is too much for a header by itself.
+fn too_long_a_name(item: &Item) -> Error {
+    let name = &item.info.name;
+    let start: String = name.chars().take(40).collect();
+    Error::invalid(format!(
+        "the name of a tensor has {} bytes ({start:?}...): no reader of safetensors takes a header of \
+         more than {HEADER_BYTES_MAX}, in which it stands twice; shorten it",
+        name.len()
+    ))
 }
 
 fn lay_out(
@@ -262,7 +286,7 @@ fn lay_out(
     items: &[Item],
     lane: usize,
     mut members: Vec<Member>,
-    header: fn(&[Placed]) -> Vec<u8>,
+    reader: Reader,
 ) -> Shard {
     // A stable sort: tensors of one size class keep the state's order, so that those of one module
     // stay together and are read in one run.
@@ -279,7 +303,7 @@ fn lay_out(
             Placed { item: &items[member.item], begin, end: at }
         })
         .collect();
-    let header = header(&placed);
+    let header = header::build(&placed, reader);
     let start = header.len() as u64;
     let extents = members
         .iter()
@@ -546,12 +570,26 @@ mod tests {
 
     #[test]
     fn headers_stay_below_what_safetensors_reads() {
-        let many: Vec<Item> = (0..1000)
+        let many: Vec<Item> = (0..1500)
             .map(|i| item(format!("{i:08}{}", "n".repeat(20_000)), Dtype::U8, 1))
             .collect();
         let plan = plan(&many, options(4096, 0)).unwrap();
-        assert!(plan.shards.len() > 1);
-        assert!(plan.shards.iter().all(|s| (s.header.len() as u64) < 100_000_000));
+        // 40 kB each, as every name stands twice.
+        let headers: Vec<u64> = plan.shards.iter().map(|shard| shard.header.len() as u64).collect();
+        assert_eq!(headers.len(), 2);
+        assert!((HEADER_BYTES_FULL - 50_000..=HEADER_BYTES_FULL).contains(&headers[0]));
+    }
+
+    #[test]
+    fn a_name_that_no_header_has_room_for_is_refused() {
+        let long = |len| item("\u{1}".repeat(len), Dtype::U8, 1);
+        // 6 + 7 bytes a character.
+        let error = plan(&[long(8_000_000)], options(4096, 0)).unwrap_err();
+        assert!(error.to_string().contains("8000000 bytes"), "{error}");
+        let two = plan(&[long(7_000_000), long(1_000_000)], options(4096, 0)).unwrap();
+        let headers: Vec<usize> = two.shards.iter().map(|shard| shard.header.len()).collect();
+        assert_eq!(headers.len(), 2);
+        assert!(headers[0] > 91_000_000 && headers[0] <= 100_000_000, "{headers:?}");
     }
 
     #[test]

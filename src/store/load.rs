@@ -48,6 +48,14 @@ pub(super) struct Fetched {
     read: Read,
 }
 
+/// A tensor that is to be loaded.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    /// Its number in the manifest.
+    number: usize,
+    entry: &'a TensorEntry,
+}
+
 /// Chunks of whole tensors, and what to read for them.
 struct Chunks {
     slabs: Vec<Slab>,
@@ -73,7 +81,7 @@ impl Checkpoint {
         let loading = self.loading(options, runtime, job);
         let wanted = self.find(names)?;
         let (whole, parted): (Vec<_>, Vec<_>) =
-            wanted.iter().copied().partition(|entry| lies_straight(entry));
+            wanted.iter().copied().partition(|wanted| lies_straight(wanted.entry));
         let straight = self.plan_straight(&whole, loading);
         let chunks = self.plan_chunks(&parted, loading)?;
         job.set_total(bytes_of(&straight) + bytes_of(&chunks.plan.reads));
@@ -89,7 +97,7 @@ impl Checkpoint {
             fetches.push(fetched);
         }
         let (mut read, mut assembled) = (read.into_iter(), assembled.into_iter());
-        let next = |entry: &&TensorEntry| match lies_straight(entry) {
+        let next = |wanted: &Wanted| match lies_straight(wanted.entry) {
             true => read.next(),
             false => assembled.next(),
         };
@@ -142,16 +150,18 @@ impl Checkpoint {
 
     /// The entries of these names, each asked for once: two holders of one tensor's memory could
     /// not both be its owner.
-    fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<&TensorEntry>> {
+    fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<Wanted<'_>>> {
         let (mut found, mut missing, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
         for name in names {
-            match self.tensor(name.as_ref()) {
-                Some(entry) if seen.insert(&entry.name) => found.push(entry),
-                Some(twice) => {
-                    let name = &twice.name;
+            let name = name.as_ref();
+            match self.number(name) {
+                Some(number) if seen.insert(number) => {
+                    found.push(Wanted { number, entry: &self.tensors()[number] });
+                }
+                Some(_) => {
                     return Err(Error::invalid(format!("tensor {name:?} was asked for twice")));
                 }
-                None => missing.push(name.as_ref().to_owned()),
+                None => missing.push(name.to_owned()),
             }
         }
         if missing.is_empty() {
@@ -161,12 +171,13 @@ impl Checkpoint {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    fn check_sizes<S>(&self, wanted: &[&TensorEntry], targets: &[(S, Target<'_>)]) -> Result<()> {
+    fn check_sizes<S>(&self, wanted: &[Wanted], targets: &[(S, Target<'_>)]) -> Result<()> {
         let mismatched: Vec<String> = wanted
             .iter()
             .zip(targets)
-            .filter(|(entry, (_, target))| entry.nbytes() != target.nbytes())
-            .map(|(entry, (_, target))| {
+            .map(|(wanted, (_, target))| (wanted.entry, target))
+            .filter(|(entry, target)| entry.nbytes() != target.nbytes())
+            .map(|(entry, target)| {
                 let (has, room) = (entry.nbytes(), target.nbytes());
                 format!("{:?} has {has} bytes in the checkpoint, {room} in memory", entry.name)
             })
@@ -187,40 +198,41 @@ impl Checkpoint {
         Reads { dir: self.path(), files: &self.files, blocks, block_bytes, verify }
     }
 
-    fn plan_straight(&self, entries: &[&TensorEntry], loading: Loading) -> Vec<BlockRead> {
-        let places: Vec<Want> = entries.iter().map(|entry| place(entry)).collect();
+    fn plan_straight(&self, wanted: &[Wanted], loading: Loading) -> Vec<BlockRead> {
+        let places: Vec<Want> = wanted.iter().map(|wanted| place(wanted.entry)).collect();
         loading.unit.reads(&places, &self.file_bytes())
     }
 
     /// Reads tensors of one chunk straight into their memory.
     fn load_straight(
         &self,
-        entries: &[&TensorEntry],
+        wanted: &[Wanted],
         reads: &[BlockRead],
         loading: Loading,
     ) -> Result<(Vec<LoadedTensor>, Fetched)> {
         let reads_of = self.reads(reads, loading.verify);
         let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job)?;
         let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
-        let places: Vec<Want> = entries.iter().map(|entry| place(entry)).collect();
+        let places: Vec<Want> = wanted.iter().map(|wanted| place(wanted.entry)).collect();
         let ranges = arena_ranges(&places, reads);
-        let tensor = |(entry, (place, range)): (&&TensorEntry, (&Want, Range<usize>))| {
-            LoadedTensor { entry: (*entry).clone(), arena: arenas[place.file].clone(), range }
+        let tensor = |(wanted, (place, range)): (&Wanted, (&Want, Range<usize>))| {
+            LoadedTensor::new((&self.manifest, wanted.number), (&arenas[place.file], range))
         };
-        let tensors = entries.iter().zip(places.iter().zip(ranges)).map(tensor).collect();
+        let tensors = wanted.iter().zip(places.iter().zip(ranges)).map(tensor).collect();
         Ok((tensors, Fetched { bytes: bytes_of(reads), read }))
     }
 
     /// Reads tensors of several chunks into one fresh mapping.
     fn assemble(
         &self,
-        entries: &[&TensorEntry],
+        wanted: &[Wanted],
         chunks: &Chunks,
         loading: Loading,
     ) -> Result<(Vec<LoadedTensor>, Fetched)> {
         /// Suits every element type, and keeps tensors out of each other's cache lines.
         const APART: usize = 64;
-        let lens = entries.iter().map(|entry| (entry.nbytes() as usize).next_multiple_of(APART));
+        let lens =
+            wanted.iter().map(|wanted| (wanted.entry.nbytes() as usize).next_multiple_of(APART));
         let memory = Mapping::new(lens.clone().sum())
             .map_err(|e| Error::io("taking memory for", self.path(), e))?;
         let (whole, mut buffers) = Buffer::cut(memory, lens.clone());
@@ -230,16 +242,16 @@ impl Checkpoint {
         drop(buffers);
         let arena = Arc::new(whole.rejoin());
         let mut start = 0;
-        let tensor = |(entry, len): (&&TensorEntry, usize)| {
-            let range = start..start + entry.nbytes() as usize;
+        let tensor = |(wanted, len): (&Wanted, usize)| {
+            let range = start..start + wanted.entry.nbytes() as usize;
             start += len;
-            LoadedTensor { entry: (*entry).clone(), arena: arena.clone(), range }
+            LoadedTensor::new((&self.manifest, wanted.number), (&arena, range))
         };
-        Ok((entries.iter().zip(lens).map(tensor).collect(), fetched))
+        Ok((wanted.iter().zip(lens).map(tensor).collect(), fetched))
     }
 
-    fn plan_chunks(&self, entries: &[&TensorEntry], loading: Loading) -> Result<Chunks> {
-        let (slabs, owners) = tensor_slabs(entries)?;
+    fn plan_chunks(&self, wanted: &[Wanted], loading: Loading) -> Result<Chunks> {
+        let (slabs, owners) = tensor_slabs(wanted)?;
         let plan = self.plan_slabs(&slabs, loading);
         Ok(Chunks { slabs, owners, plan })
     }
@@ -299,8 +311,8 @@ pub(super) fn bytes_of(reads: &[BlockRead]) -> u64 {
     reads.iter().map(|read| read.len as u64).sum()
 }
 
-fn bytes_in(entries: &[&TensorEntry]) -> u64 {
-    entries.iter().map(|entry| entry.nbytes()).sum()
+fn bytes_in(wanted: &[Wanted]) -> u64 {
+    wanted.iter().map(|wanted| wanted.entry.nbytes()).sum()
 }
 
 /// Whether a tensor can be used where it was read to: it is of one chunk, aligned to its type.
@@ -318,10 +330,10 @@ fn place(entry: &TensorEntry) -> Want {
 
 /// The chunks of whole tensors as slabs, each placed in its tensor's dense memory; and for each the
 /// number of its tensor.
-fn tensor_slabs(entries: &[&TensorEntry]) -> Result<(Vec<Slab>, Vec<usize>)> {
-    let mut slabs = Vec::with_capacity(entries.len());
-    let mut owners = Vec::with_capacity(entries.len());
-    for (owner, entry) in entries.iter().enumerate() {
+fn tensor_slabs(wanted: &[Wanted]) -> Result<(Vec<Slab>, Vec<usize>)> {
+    let mut slabs = Vec::with_capacity(wanted.len());
+    let mut owners = Vec::with_capacity(wanted.len());
+    for (owner, Wanted { entry, .. }) in wanted.iter().enumerate() {
         for chunk in &entry.chunks {
             let slab = chunk_slab(entry, chunk).map_err(|why| {
                 Error::invalid(format!("tensor {:?} cannot be put together: {why}", entry.name))

@@ -1,19 +1,20 @@
 //! Loaded tensors, in memory of their own.
 
+use super::index::Index;
 use crate::error::{Error, Result};
-use crate::format::{Dtype, TensorEntry};
+use crate::format::{Dtype, Manifest, TensorEntry};
 use crate::pipeline::report::LoadReport;
 use crate::pool::Mapping;
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Tensors in memory of their own.
 #[derive(Debug)]
 pub struct Loaded {
     tensors: Vec<LoadedTensor>,
-    by_name: HashMap<String, usize>,
+    /// Made when a tensor is first asked for by its name.
+    by_name: OnceLock<Index>,
     /// What the load did.
     pub report: LoadReport,
 }
@@ -21,8 +22,9 @@ pub struct Loaded {
 /// One of them: what it is, and where.
 #[derive(Debug, Clone)]
 pub struct LoadedTensor {
-    /// What it is.
-    pub entry: TensorEntry,
+    /// The manifest of its checkpoint, and its number there: what it is.
+    manifest: Arc<Manifest>,
+    number: usize,
     /// The memory in which it lies, one for all tensors of a shard, or for all that were put
     /// together from several chunks.
     pub arena: Arc<Mapping>,
@@ -39,18 +41,21 @@ pub struct TensorView<'a> {
 
 impl Loaded {
     pub(super) fn new(tensors: Vec<LoadedTensor>, report: LoadReport) -> Self {
-        let names = tensors.iter().enumerate().map(|(i, t)| (t.entry.name.clone(), i));
-        Self { by_name: names.collect(), tensors, report }
+        Self { tensors, by_name: OnceLock::new(), report }
     }
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
-        self.by_name.get(name).map(|&index| self.tensors[index].view())
+        fn name_of(tensor: &LoadedTensor) -> &str {
+            &tensor.entry().name
+        }
+        let by_name = self.by_name.get_or_init(|| Index::new(self.tensors.iter().map(name_of)));
+        by_name.find(name, |index| name_of(&self.tensors[index])).map(|i| self.tensors[i].view())
     }
 
     /// Names and tensors, in the order in which they were asked for.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorView<'_>)> {
-        self.tensors.iter().map(|t| (t.entry.name.as_str(), t.view()))
+        self.tensors.iter().map(|t| (t.entry().name.as_str(), t.view()))
     }
 
     /// Takes the tensors apart, for bindings that hand each out by itself.
@@ -60,8 +65,20 @@ impl Loaded {
 }
 
 impl LoadedTensor {
+    pub(super) fn new(
+        (manifest, number): (&Arc<Manifest>, usize),
+        (arena, range): (&Arc<Mapping>, Range<usize>),
+    ) -> Self {
+        Self { manifest: manifest.clone(), number, arena: arena.clone(), range }
+    }
+
+    /// What it is.
+    pub fn entry(&self) -> &TensorEntry {
+        &self.manifest.tensors[self.number]
+    }
+
     fn view(&self) -> TensorView<'_> {
-        TensorView { entry: &self.entry, data: &self.arena.as_slice()[self.range.clone()] }
+        TensorView { entry: self.entry(), data: &self.arena.as_slice()[self.range.clone()] }
     }
 }
 

@@ -4,6 +4,7 @@
 mod commit;
 mod export;
 mod foreign;
+mod index;
 mod list;
 mod load;
 mod loaded;

@@ -1,6 +1,7 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
 use super::foreign;
+use super::index::Index;
 use super::places::{Places, companion_of};
 use super::session::unfinished;
 use super::sweep::file_names;
@@ -9,11 +10,12 @@ use crate::error::{Error, Result, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::ShardFile;
 use nix::fcntl::OFlag;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Who wrote a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +31,8 @@ pub enum Kind {
 pub struct Checkpoint {
     path: PathBuf,
     kind: Kind,
-    manifest: Manifest,
-    by_name: HashMap<String, usize>,
+    pub(super) manifest: Arc<Manifest>,
+    by_name: Index,
     pub(super) files: Vec<ShardFile>,
 }
 
@@ -101,9 +103,8 @@ impl Checkpoint {
     }
 
     fn new(path: &Path, kind: Kind, manifest: Manifest, files: Vec<ShardFile>) -> Self {
-        let names = manifest.tensors.iter().enumerate();
-        let by_name = names.map(|(index, tensor)| (tensor.name.clone(), index)).collect();
-        Self { path: path.into(), kind, manifest, by_name, files }
+        let by_name = Index::new(manifest.tensors.iter().map(|tensor| tensor.name.as_str()));
+        Self { path: path.into(), kind, manifest: Arc::new(manifest), by_name, files }
     }
 
     /// Who wrote it.
@@ -133,7 +134,12 @@ impl Checkpoint {
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
-        self.by_name.get(name).map(|&index| &self.manifest.tensors[index])
+        self.number(name).map(|number| &self.tensors()[number])
+    }
+
+    /// The number among [`Checkpoint::tensors`] of the one of this name.
+    pub(super) fn number(&self, name: &str) -> Option<usize> {
+        self.by_name.find(name, |number| &self.tensors()[number].name)
     }
 
     /// The values that are no tensors, and where among them the tensors belong.

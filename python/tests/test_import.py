@@ -1,0 +1,44 @@
+"""Importing the package brings nothing that a program without tensors has no use for."""
+
+import subprocess
+import sys
+
+# Each takes milliseconds at least, torch seconds; and every worker of a data loader imports anew.
+UNWANTED = (
+    "asyncio",
+    "concurrent.futures",
+    "ctypes",
+    "difflib",
+    "email",
+    "importlib.metadata",
+    "multiprocessing",
+    "numpy",
+    "pickle",
+    "ringstow._report",
+    "ringstow.convert",
+    "ringstow.dcp",
+    "subprocess",
+    "tempfile",
+    "torch",
+)
+
+
+def _imported_by(statement):
+    """Return the modules that a new interpreter has after a statement and not before."""
+    script = (
+        f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_that_takes_long():
+    imported = _imported_by("import ringstow")
+    assert "ringstow._api" in imported
+    assert sorted(imported.intersection(UNWANTED)) == []
+
+
+def test_every_public_name_is_there_though_some_are_made_when_they_are_asked_for():
+    imported = _imported_by("import ringstow; [getattr(ringstow, n) for n in ringstow.__all__]")
+    assert "ringstow._report" in imported
+    assert "torch" not in imported
