@@ -441,3 +441,26 @@ fn a_link_to_a_checkpoint_finds_its_companions() {
     std::os::unix::fs::symlink(disks.dir(), link).unwrap();
     State::new(1, &SIZES).assert_at(&disks.runtime(), link);
 }
+
+#[test]
+fn a_retired_checkpoint_is_written_over_on_each_of_its_disks() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let file_bytes = |dir: &Path| -> u64 {
+        let shards = std::fs::read_dir(dir).unwrap().flatten();
+        let shards = shards.filter(|e| e.path().extension().is_some_and(|x| x == "safetensors"));
+        shards.map(|shard| shard.metadata().unwrap().len()).sum()
+    };
+    assert!(file_bytes(&disks.companion(0)) > 0);
+    let retired = retire_with(&disks.dir(), Disposal::Recycle, &disks.config()).unwrap();
+    assert_eq!(retired.recycled, 3);
+    assert!(!disks.dir().exists() && !disks.companion(0).exists());
+    let again = disks.dir().with_file_name("step-2");
+    let (state, runtime) = (State::new(2, &SIZES), disks.runtime());
+    let report = state.save(&runtime, &again).unwrap();
+    assert_eq!(report.recycled_bytes, report.file_bytes);
+    state.assert_at(&runtime, &again);
+    for root in [again.parent().unwrap(), &disks.stripe(0), &disks.stripe(1)] {
+        assert!(names_in(&root.join(".ringstow-spares")).is_empty());
+    }
+}
