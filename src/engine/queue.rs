@@ -10,7 +10,7 @@ use super::ladder::Fallback;
 use super::{Action, Engine, FileId, Transfer, Waker};
 use crate::pool::Buffer;
 use actor::Actor;
-use crossbeam_channel::{Sender, bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -251,13 +251,38 @@ impl Queue {
         self.call(file, Action::Sync, 0).result
     }
 
+    /// Syncs files, as many at once as the engine's depth allows, and waits for all of them,
+    /// whatever becomes of any: a file system that is asked for several at once commits its journal,
+    /// and flushes the disk, for all of them together. The answers come in the files' order.
+    ///
+    /// # Errors
+    /// Each as for [`Queue::sync`].
+    pub fn sync_all<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a Attached>,
+    ) -> Vec<io::Result<()>> {
+        let begin = |file| self.begin(file, Action::Sync, 0);
+        let begun: Vec<_> = files.into_iter().map(begin).collect();
+        begun.into_iter().map(|answer| outcome(&answer).result).collect()
+    }
+
     fn call(&self, file: &Attached, action: Action, needed: usize) -> Outcome {
+        outcome(&self.begin(file, action, needed))
+    }
+
+    /// Submits a request, whose answer comes through the channel.
+    fn begin(&self, file: &Attached, action: Action, needed: usize) -> Receiver<Outcome> {
         let (send, answer) = bounded(1);
         let reply = Reply::new(move |outcome| drop(send.send(outcome)));
         self.submit(Request { file: file.id(), action, needed, abort: None, reply });
-        let lost = |_| Outcome { result: Err(gone()), buffer: None, started: None };
-        answer.recv().unwrap_or_else(lost)
+        answer
     }
+}
+
+/// Waits for an answer.
+fn outcome(answer: &Receiver<Outcome>) -> Outcome {
+    let lost = |_| Outcome { result: Err(gone()), buffer: None, started: None };
+    answer.recv().unwrap_or_else(lost)
 }
 
 impl std::fmt::Debug for Queue {

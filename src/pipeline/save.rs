@@ -170,12 +170,15 @@ fn no_preallocation() -> Fallback {
 }
 
 impl Shards {
-    /// Cuts the padding off and syncs every file.
+    /// Cuts the padding off every file, then syncs them all at once.
     fn make_durable(&self, plan: &SavePlan) -> Result<()> {
         for (open, shard) in self.files.iter().zip(&plan.shards) {
             file::finish(&open.file, shard.bytes)
                 .map_err(|e| Error::io("cutting to length", &open.path, e))?;
-            self.queue.sync(&open.attached).map_err(|e| Error::io("syncing", &open.path, e))?;
+        }
+        let synced = self.queue.sync_all(self.files.iter().map(|open| &open.attached));
+        for (open, result) in self.files.iter().zip(synced) {
+            result.map_err(|e| Error::io("syncing", &open.path, e))?;
         }
         Ok(())
     }

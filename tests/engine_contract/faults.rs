@@ -54,6 +54,15 @@ pub fn errors_surface_unchanged(setup: &Setup) {
     assert!(buffer.is_some());
 }
 
+pub fn a_sync_that_fails_among_others_is_its_own_files(setup: &Setup) {
+    let queue = queue_with(setup, Faults::failing(OpKind::Sync, 1, EIO));
+    let names = ["a", "b", "c"];
+    let files = names.map(|name| queue.attach(setup.create(name)).unwrap());
+    let results = queue.sync_all(&files);
+    let errnos = results.iter().map(|r| r.as_ref().err().and_then(io::Error::raw_os_error));
+    assert_eq!(errnos.collect::<Vec<_>>(), [None, Some(EIO), None]);
+}
+
 pub fn what_is_interrupted_for_ever_fails_in_the_end(setup: &Setup) {
     let queue = queue_with(setup, Faults { interrupt_percent: 100, ..Faults::default() });
     let file = queue.attach(setup.create("file")).unwrap();
