@@ -15,6 +15,9 @@
 //! slower than the disk. So the bench also loads into tensors that are there already, and measures
 //! how fast memory alone is had.
 
+mod common;
+
+use common::cpu_seconds;
 use ringstow::device::Target;
 use ringstow::pool::Mapping;
 use ringstow::{Checkpoint, Config, Dtype, LoadOptions, Runtime, StateDict};
@@ -68,16 +71,6 @@ fn fio(dir: &Path, write: bool, bytes: u64) -> Result<f64> {
     let json = text.find('{').map(|at| &text[at..]).ok_or("fio said nothing")?;
     let report: serde_json::Value = serde_json::from_str(json)?;
     Ok(report["jobs"][0][key]["bw_bytes"].as_f64().ok_or("fio reports no bandwidth")?)
-}
-
-/// CPU seconds that this process has used, its threads in the kernel among them.
-fn cpu_seconds() -> f64 {
-    use nix::sys::resource::{UsageWho, getrusage};
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("asking about oneself is allowed");
-    [usage.user_time(), usage.system_time()]
-        .iter()
-        .map(|time| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6)
-        .sum()
 }
 
 /// A line of /proc/self/status, in bytes: `VmRSS`, `VmHWM`.
