@@ -258,6 +258,7 @@ fn chosen(options: &Options, base: &Config) -> Vec<Variant> {
     let asked = |v: &Variant| options.only.iter().any(|part| v.name.contains(part.as_str()));
     let mut all = variants(base);
     all.retain(|v| v.name == "default" || options.only.is_empty() || asked(v));
+    all.retain(|v| v.options.verify || options.work != Work::Save); // a save has nothing to verify
     all
 }
 
