@@ -21,6 +21,8 @@ def test_config_has_the_fields_and_defaults_of_the_rust_side():
         "direct": "auto",
         "fixed": "auto",
         "shard_bytes": 0,
+        "files": 1,
+        "stripe": [],
         "recycle": False,
         "trace": None,
     }

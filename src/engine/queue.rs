@@ -251,7 +251,8 @@ impl Queue {
         self.start_sync(file).wait()
     }
 
-    /// [`Queue::sync`] without waiting yet, so that several files are synced at the same time.
+    /// [`Queue::sync`] without waiting yet. A file system that is asked for several files at once commits
+    /// its journal, and flushes the disk, for all of them together.
     pub fn start_sync(&self, file: &Attached) -> Syncing {
         Syncing(self.start_call(file, Action::Sync, 0))
     }

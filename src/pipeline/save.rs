@@ -18,7 +18,7 @@ use crate::config::ALIGN;
 use crate::device::{Pinning, Source};
 use crate::engine::file::{self, Preallocated};
 use crate::engine::ladder::{self, Fallback, Rung, Stage};
-use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
+use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing};
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
 use crate::format::Item;
@@ -180,18 +180,18 @@ fn no_preallocation() -> Fallback {
 }
 
 impl Shards {
-    /// Cuts the padding off and syncs every file, all at the same time: they may be on several disks.
+    /// Cuts the padding off every file, then syncs them all at once: they may be on several disks.
     fn make_durable(&self, plan: &SavePlan) -> Result<()> {
-        let mut syncing = Vec::with_capacity(self.files.len());
         for (open, shard) in self.files.iter().zip(&plan.shards) {
             file::finish(&open.file, shard.bytes)
                 .map_err(|e| Error::io("cutting to length", &open.path, e))?;
-            syncing.push((&open.path, open.queue.start_sync(&open.attached)));
         }
+        let begin = |open: &OpenShard| open.queue.start_sync(&open.attached);
+        let syncing: Vec<Syncing> = self.files.iter().map(begin).collect();
         // Each is waited for, also after a failure: nothing is under way when the files are closed.
         let mut outcome = Ok(());
-        for (path, sync) in syncing {
-            outcome = outcome.and(sync.wait().map_err(|e| Error::io("syncing", path, e)));
+        for (open, sync) in self.files.iter().zip(syncing) {
+            outcome = outcome.and(sync.wait().map_err(|e| Error::io("syncing", &open.path, e)));
         }
         outcome
     }

@@ -4,7 +4,7 @@ use crate::queue::write_blocks;
 use crate::setup::*;
 use nix::libc::{EIO, ENOSPC};
 use ringstow::engine::faulty::{Faults, Faulty, OpKind};
-use ringstow::engine::queue::Queue;
+use ringstow::engine::queue::{Queue, Syncing};
 use std::io;
 
 const SEEDS: u64 = 200;
@@ -52,6 +52,16 @@ pub fn errors_surface_unchanged(setup: &Setup) {
     let (result, buffer) = queue.transfer(&file, false, whole(setup.pool.lease(), 0), BLOCK);
     assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
     assert!(buffer.is_some());
+}
+
+pub fn a_sync_that_fails_among_others_is_its_own_files(setup: &Setup) {
+    let queue = queue_with(setup, Faults::failing(OpKind::Sync, 1, EIO));
+    let names = ["a", "b", "c"];
+    let files = names.map(|name| queue.attach(setup.create(name)).unwrap());
+    let syncing = files.each_ref().map(|file| queue.start_sync(file));
+    let results = syncing.map(Syncing::wait);
+    let errnos = results.iter().map(|r| r.as_ref().err().and_then(io::Error::raw_os_error));
+    assert_eq!(errnos.collect::<Vec<_>>(), [None, Some(EIO), None]);
 }
 
 pub fn what_is_interrupted_for_ever_fails_in_the_end(setup: &Setup) {

@@ -78,6 +78,7 @@ mod queued {
             dropping_the_queue_finishes_what_was_submitted,
             a_reply_may_submit_the_next_request,
             a_trial_tells_whether_a_file_takes_transfers,
+            more_files_than_the_depth_are_synced_at_the_same_time,
         }
     );
 }
@@ -89,6 +90,7 @@ mod failing {
         => faults {
             short_interrupted_and_reordered_transfers_give_the_same_file,
             errors_surface_unchanged,
+            a_sync_that_fails_among_others_is_its_own_files,
             what_is_interrupted_for_ever_fails_in_the_end,
             a_broken_engine_answers_every_request,
         }

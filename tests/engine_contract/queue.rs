@@ -3,12 +3,13 @@
 use crate::setup::*;
 use crossbeam_channel::{Receiver, unbounded};
 use ringstow::engine::ladder::{trial_read, trial_write};
-use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, is_cancelled};
+use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing, is_cancelled};
 use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer, Waker};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Submits writes of whole blocks as buffers come free; the outcomes arrive in the channel.
 pub fn write_blocks(
@@ -142,6 +143,20 @@ pub fn a_trial_tells_whether_a_file_takes_transfers(setup: &Setup) {
     assert!(trial_write(&queue, &back, setup.filled(0)).0.is_err());
 }
 
+/// Syncs all files at the same time.
+fn sync_all(queue: &Queue, files: &[Attached]) -> Vec<io::Result<()>> {
+    let syncing: Vec<Syncing> = files.iter().map(|file| queue.start_sync(file)).collect();
+    syncing.into_iter().map(Syncing::wait).collect()
+}
+
+pub fn more_files_than_the_depth_are_synced_at_the_same_time(setup: &Setup) {
+    let queue = setup.queue();
+    let attach = |i| queue.attach(setup.create(&format!("file {i}"))).unwrap();
+    let files: Vec<Attached> = (0..3 * DEPTH).map(attach).collect();
+    let results = sync_all(&queue, &files);
+    assert_eq!(results.into_iter().map(Result::unwrap).count(), files.len());
+}
+
 /// Interrupts whatever it is given, after setting the request's abort.
 struct Aborting {
     abort: Arc<AtomicBool>,
@@ -206,6 +221,58 @@ fn an_abort_ends_a_request_before_its_next_attempt() {
     queue.submit(Request { file: file.id(), action, needed: BLOCK, abort, reply });
     assert!(is_cancelled(&outcomes.recv().unwrap().result.unwrap_err()));
     assert_eq!(submitted.load(Ordering::Relaxed), 1);
+}
+
+/// Keeps syncs to itself until it has been given `count` of them.
+struct Gathering {
+    count: usize,
+    inner: Box<dyn Engine>,
+    kept: Vec<Op>,
+}
+
+impl Engine for Gathering {
+    fn name(&self) -> &'static str {
+        "gathering"
+    }
+
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+
+    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
+        self.inner.attach(file)
+    }
+
+    fn detach(&mut self, file: FileId) {
+        self.inner.detach(file);
+    }
+
+    fn submit(&mut self, op: Op) {
+        self.kept.push(op);
+        if self.kept.len() == self.count {
+            self.kept.drain(..).for_each(|op| self.inner.submit(op));
+        }
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+        self.inner.wait(done)
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
+#[test]
+fn no_file_waits_for_another_ones_sync() {
+    let setup = Setup::portable_buffered().unwrap();
+    let queue = setup.queue_over(|inner| Box::new(Gathering { count: 3, inner, kept: Vec::new() }));
+    let attach = |name: &&str| queue.attach(setup.create(name)).unwrap();
+    let files: Vec<Attached> = ["a", "b", "c"].iter().map(attach).collect();
+    let (send, synced) = unbounded();
+    // Left behind if it waits for ever.
+    std::thread::spawn(move || send.send(sync_all(&queue, &files).iter().all(Result::is_ok)));
+    assert!(synced.recv_timeout(Duration::from_secs(60)).expect("one at a time, they never end"));
 }
 
 #[test]

@@ -262,10 +262,9 @@ def make(
         if final:
             return Plan(tried, first, second, final)
     least = [knob.near() for knob in knobs]
-    need = final_least + LEAST_ROUNDS["one by one"] * each_s * round_length(
-        len(one_by_one(least)), fio
-    )
+    first_least = LEAST_ROUNDS["one by one"] * each_s * round_length(len(one_by_one(least)), fio)
+    need = max(final_least + first_least, first_least / SHARES["one by one"])
     raise NoPlan(
-        f"a measurement takes {each_s:.1f} s here, so this needs --minutes {need / 60 + 0.5:.0f} "
-        f"or more; or choose a smaller --gb, or fewer --knobs"
+        f"a measurement takes {each_s:.1f} s here, so this needs --minutes "
+        f"{math.ceil(need / 6) / 10:g} or more; or choose a smaller --gb, or fewer --knobs"
     )

@@ -1,0 +1,312 @@
+//! The lab: what each knob is worth here. Variants of the default, in turns with it: how fast they
+//! save or load, and the CPU seconds they take, as ratios to the default's in the same round.
+//!
+//! ```text
+//! cargo bench --bench knobs -- [--dir DIR] [--load | --load-into] [--gb 1] [--files 1]
+//!                              [--rounds 15] [--only PART_OF_A_NAME ...]
+//! ```
+//!
+//! Without `--dir`, saves go to nowhere (`engine::null`): all of a save but its disk. Each variant has a
+//! pool of its own. On a disk that others use too, CPU seconds say more than speed; "default, again" says
+//! how much to believe of either.
+//! To try what is no knob yet, make it one while it is tried, and add a line to [`variants`]; what came of
+//! earlier trials is in `docs/performance.md`.
+
+#[path = "../tests/common/nowhere.rs"]
+mod nowhere;
+
+mod common;
+
+use common::{Dice, cpu_seconds, median, spread};
+use nowhere::Endless;
+use ringstow::device::Target;
+use ringstow::engine::file;
+use ringstow::{Checkpoint, Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// A setting, by name.
+struct Variant {
+    name: String,
+    config: Config,
+    options: LoadOptions,
+}
+
+/// The default, and what differs from it in one thing.
+fn variants(base: &Config) -> Vec<Variant> {
+    let mut all = Vec::new();
+    let mut add = |name: &str, change: &dyn Fn(&mut Config)| {
+        let mut config = base.clone();
+        change(&mut config);
+        let options = LoadOptions::default();
+        all.push(Variant { name: name.into(), config, options });
+    };
+    add("default", &|_| {});
+    add("default, again", &|_| {});
+    for fillers in [1, 2, 4] {
+        add(&format!("fillers {fillers}"), &|c| c.fillers = fillers);
+    }
+    for mib in [1, 2, 8, 16] {
+        add(&format!("block_bytes {mib}M"), &|c| c.block_bytes = mib << 20);
+    }
+    for depth in [2, 4, 16, 32] {
+        add(&format!("queue_depth {depth}"), &|c| c.queue_depth = depth);
+    }
+    for mib in [32, 64, 128, 1024] {
+        add(&format!("pool_bytes {mib}M"), &|c| c.pool_bytes = mib << 20);
+    }
+    add("fixed off", &|c| c.fixed = Switch::Off);
+    add("direct off", &|c| c.direct = Switch::Off);
+    add("engine portable", &|c| c.engine = EngineChoice::Portable);
+    let options = LoadOptions { verify: false };
+    all.push(Variant { name: "verify off".into(), config: base.clone(), options });
+    all
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq)]
+enum Work {
+    Save,
+    /// Into fresh memory.
+    Load,
+    /// Into memory that is there.
+    LoadInto,
+}
+
+struct Options {
+    dir: Option<PathBuf>,
+    work: Work,
+    bytes: u64,
+    files: u64,
+    rounds: usize,
+    only: Vec<String>,
+}
+
+impl Options {
+    /// What was asked for; `None` for the smoke test.
+    fn parse() -> Result<Option<Self>> {
+        let (dir, work, only) = (None, Work::Save, Vec::new());
+        let mut options = Self { dir, work, bytes: 1_000_000_000, files: 1, rounds: 15, only };
+        let mut args = std::env::args().skip(1);
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+            match arg.as_str() {
+                "--dir" => options.dir = Some(value()?.into()),
+                "--load" => options.work = Work::Load,
+                "--load-into" => options.work = Work::LoadInto,
+                "--gb" => options.bytes = (value()?.parse::<f64>()? * 1e9) as u64,
+                "--files" => options.files = value()?.parse::<u64>()?.max(1),
+                "--rounds" => options.rounds = value()?.parse::<usize>()?.max(1),
+                "--only" => options.only.push(value()?),
+                "--test" => return Ok(None),
+                "--bench" => {}
+                other => {
+                    return Err(format!("no option {other:?}; benches/knobs.rs has them").into());
+                }
+            }
+        }
+        match (&options.dir, options.work) {
+            (None, Work::Load | Work::LoadInto) => {
+                Err("--load needs --dir: nowhere gives nothing back".into())
+            }
+            _ => Ok(Some(options)),
+        }
+    }
+}
+
+/// What one save or load took.
+#[derive(Clone, Copy)]
+struct Took {
+    seconds: f64,
+    cpu: f64,
+    /// Of a save: preparing files.
+    prepare: f64,
+    /// Of a save: syncing them.
+    sync: f64,
+}
+
+/// Where things are saved to and loaded from.
+struct Bench<'a> {
+    dir: PathBuf,
+    /// Saves go to nowhere.
+    nowhere: bool,
+    work: Work,
+    state: &'a StateDict<'a>,
+    /// Memory to load into, by name.
+    targets: Vec<(String, Vec<u8>)>,
+}
+
+impl Bench<'_> {
+    fn runtime(&self, config: Config) -> Runtime {
+        match self.nowhere {
+            true => nowhere::runtime(config),
+            false => Runtime::new(config).expect("the variants are valid"),
+        }
+    }
+
+    fn run(&mut self, runtime: &Runtime, options: LoadOptions) -> Result<Took> {
+        let path = self.dir.join("ckpt");
+        let job = Arc::default();
+        if self.work != Work::Save {
+            return self.load(&path, runtime, options);
+        }
+        let _ = fs::remove_dir_all(&path);
+        let (cpu, started) = (cpu_seconds(), Instant::now());
+        let report = ringstow::store::save(runtime, self.state, &path, &job)?;
+        let took = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        Ok(Took {
+            seconds: took.0,
+            cpu: took.1,
+            prepare: report.seconds.prepare,
+            sync: report.seconds.sync,
+        })
+    }
+
+    fn load(&mut self, path: &Path, runtime: &Runtime, options: LoadOptions) -> Result<Took> {
+        let checkpoint = Checkpoint::open(path)?;
+        for shard in &checkpoint.manifest().files {
+            file::drop_page_cache(&fs::File::open(path.join(&shard.name))?)?;
+        }
+        let job = Arc::default();
+        let (cpu, started) = (cpu_seconds(), Instant::now());
+        if self.work == Work::LoadInto {
+            let targets: Vec<_> = self
+                .targets
+                .iter_mut()
+                .map(|(name, to)| (name.as_str(), Target::new(to)))
+                .collect();
+            checkpoint.load_into(&targets, options, runtime, &job)?;
+        } else {
+            let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+            drop(checkpoint.load_names(names, options, runtime, &job)?);
+        }
+        let took = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        Ok(Took { seconds: took.0, cpu: took.1, prepare: 0.0, sync: 0.0 })
+    }
+}
+
+/// Every variant in every round, in random order: `measured[variant][round]`.
+fn measure(bench: &mut Bench, all: &[Variant], rounds: usize) -> Result<Vec<Vec<Took>>> {
+    let runtimes: Vec<Runtime> = all.iter().map(|v| bench.runtime(v.config.clone())).collect();
+    let mut measured = vec![Vec::with_capacity(rounds); all.len()];
+    let mut dice = Dice(std::process::id().into());
+    // The first round takes pools and threads, and is not counted.
+    for round in 0..=rounds {
+        let mut order: Vec<usize> = (0..all.len()).collect();
+        dice.shuffle(&mut order);
+        for variant in order {
+            let took = bench.run(&runtimes[variant], all[variant].options)?;
+            if round > 0 {
+                measured[variant].push(took);
+            }
+        }
+    }
+    Ok(measured)
+}
+
+fn print(all: &[Variant], measured: &[Vec<Took>], gb: f64) {
+    println!(
+        "| variant | GB/s | speed, ratio | CPU s a GB | CPU, ratio | prepare, ms | sync, ms |"
+    );
+    println!("|---|---|---|---|---|---|---|");
+    for (variant, took) in all.iter().zip(measured) {
+        let of = |what: fn(&Took) -> f64| median(took.iter().map(what).collect());
+        let ratios = |what: fn(&Took) -> f64| -> Vec<f64> {
+            took.iter()
+                .zip(&measured[0])
+                .map(|(took, default)| what(took) / what(default))
+                .collect()
+        };
+        println!(
+            "| {} | {:.2} | {} | {:.4} | {} | {:.1} | {:.1} |",
+            variant.name,
+            gb / of(|t| t.seconds),
+            spread(&ratios(|t| 1.0 / t.seconds)),
+            of(|t| t.cpu) / gb,
+            spread(&ratios(|t| t.cpu)),
+            of(|t| t.prepare) * 1e3,
+            of(|t| t.sync) * 1e3,
+        );
+    }
+}
+
+/// Equal tensors, all memory touched, that divide evenly among the files.
+fn tensors(bytes: u64, files: u64) -> Vec<(String, Vec<u8>)> {
+    let count = files.max(16).next_multiple_of(files);
+    let len = (bytes / count) as usize / 4096 * 4096;
+    let mut dice = Dice(7);
+    let mut filled = |len: usize| {
+        let mut data = vec![0; len];
+        data.iter_mut().for_each(|byte| *byte = dice.below(251) as u8);
+        data
+    };
+    let pattern = filled(len);
+    (0..count).map(|i| (format!("layer.{i}.weight"), pattern.clone())).collect()
+}
+
+fn load_average() -> String {
+    fs::read_to_string("/proc/loadavg").unwrap_or_default()
+}
+
+/// The variants that were asked for, the default first.
+fn chosen(options: &Options, base: &Config) -> Vec<Variant> {
+    let asked = |v: &Variant| options.only.iter().any(|part| v.name.contains(part.as_str()));
+    let mut all = variants(base);
+    all.retain(|v| v.name == "default" || options.only.is_empty() || asked(v));
+    all.retain(|v| v.options.verify || options.work != Work::Save); // a save has nothing to verify
+    all
+}
+
+/// Saves once, to have something to load, then measures.
+fn compare(options: &Options, dir: PathBuf) -> Result<()> {
+    let tensors = tensors(options.bytes, options.files);
+    let bytes: u64 = tensors.iter().map(|(_, data)| data.len() as u64).sum();
+    let mut state = StateDict::new();
+    for (name, data) in &tensors {
+        state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+    }
+    let targets = match options.work {
+        Work::LoadInto => {
+            tensors.iter().map(|(n, data)| (n.clone(), vec![1; data.len()])).collect()
+        }
+        _ => Vec::new(),
+    };
+    // With room for a header, and for no further tensor.
+    let shard_bytes = if options.files > 1 { bytes / options.files + (1 << 19) } else { 0 };
+    let base = Config { shard_bytes, ..Config::default() };
+    let all = chosen(options, &base);
+    let nowhere = options.dir.is_none();
+    let mut bench = Bench { dir, nowhere, work: Work::Save, state: &state, targets };
+    bench.run(&bench.runtime(base), LoadOptions::default())?;
+    bench.work = options.work;
+    println!("load average before: {}", load_average().trim());
+    let measured = measure(&mut bench, &all, options.rounds)?;
+    print(&all, &measured, bytes as f64 / 1e9);
+    println!("{} rounds; load average after: {}", options.rounds, load_average().trim());
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let Some(options) = Options::parse()? else {
+        println!("knobs: left out of the smoke test");
+        return Ok(());
+    };
+    // Before any thread is started: it is mounted for this thread and those to come.
+    let endless = if options.dir.is_none() { Endless::new().ok() } else { None };
+    let temporary = tempfile::tempdir()?;
+    let place = match (&options.dir, &endless) {
+        (Some(dir), _) => dir.as_path(),
+        (None, Some(endless)) => endless.path(),
+        (None, None) => temporary.path(),
+    };
+    let dir = place.join("ringstow-knobs");
+    fs::create_dir_all(&dir)?;
+    let done = compare(&options, dir.clone());
+    let _ = fs::remove_dir_all(&dir);
+    done
+}
