@@ -55,7 +55,7 @@ fn save_twice(dir: &Path, bytes: usize) -> Result<()> {
         (0..bytes.div_ceil(TENSOR)).map(|n| vec![n as u8 + 1; TENSOR]).collect();
     let mut state = StateDict::new();
     for (number, data) in tensors.iter().enumerate() {
-        state.bytes(&format!("layer.{number}"), Dtype::U8, &[TENSOR as u64], data)?;
+        state.bytes(format!("layer.{number}"), Dtype::U8, &[TENSOR as u64], data)?;
     }
     for name in ["first", "second"] {
         let _ = Command::new("sync").status();

@@ -11,6 +11,7 @@ mod nowhere;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
+use ringstow::device::Target;
 use ringstow::format::header::{self, Placed, Reader};
 use ringstow::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, names};
 use ringstow::plan::load::{Unit, Want};
@@ -18,7 +19,7 @@ use ringstow::plan::save::{SavePlan, Shard};
 use ringstow::{Checkpoint, Config, Dtype, Item, LoadOptions, Runtime, Session, StateDict};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 fn smoke() -> bool {
@@ -166,6 +167,14 @@ fn load(runtime: &Runtime, dir: &Path, every: usize) {
     black_box(checkpoint.load_names(names, options, runtime, &Arc::default()).expect("it works"));
 }
 
+/// Loads all tensors, of 4 KiB each, into memory that is there.
+fn load_into(runtime: &Runtime, checkpoint: &Checkpoint, memory: &mut [u8]) {
+    let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+    let targets: Vec<_> = names.zip(memory.chunks_mut(4096).map(Target::new)).collect();
+    let options = LoadOptions { verify: false };
+    checkpoint.load_into(&targets, options, runtime, &Arc::default()).expect("it works");
+}
+
 /// A save and load from beginning to end, but for the disk.
 fn pipeline(criterion: &mut Criterion) {
     let (place, runtime, counts) = (Place::new(), runtime(Config::default()), counts());
@@ -181,6 +190,13 @@ fn pipeline(criterion: &mut Criterion) {
     for (part, every) in [("all", 1), ("a tenth", 10), ("one", usize::MAX)] {
         each(criterion, &format!("load/{part}"), &counts, saved, |()| load(&runtime, &dir, every));
     }
+    let saved = |n| {
+        save(&runtime, &state(n, |_| 4096), &dir);
+        (Checkpoint::open(&dir).expect("it was saved"), Mutex::new(vec![1; n * 4096]))
+    };
+    each(criterion, "load into/4 KiB", &counts, saved, |(checkpoint, memory)| {
+        load_into(&runtime, checkpoint, &mut memory.lock().expect("nobody else has it"));
+    });
     let blocks: &[usize] = match (smoke(), large() && place.0.is_some()) {
         (true, _) => &[10],
         (false, false) => &[200, 2_000],

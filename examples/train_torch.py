@@ -8,6 +8,7 @@ The pattern for your own trainer is in `train()`:
   1. `save_async` returns at once; the next forward and backward pass run while the disk writes.
   2. `wait_staged` before `optimizer.step()`: from then on the weights may change.
   3. `result` of one save before the next: a failure in the background surfaces there.
+  4. `retain` after it, with --keep: old checkpoints go, and the next save writes over their files.
 """
 
 from __future__ import annotations
@@ -152,6 +153,8 @@ def train(args: argparse.Namespace) -> None:
         if trainer.step % args.save_every == 0 or trainer.step == args.steps:
             if save is not None:
                 report(save)
+                if args.keep:
+                    ringstow.retain(args.out, args.keep)
             save = ringstow.save_async(trainer.state(), args.out / f"step-{trainer.step:08}")
         if trainer.step % 10 == 0:
             print(f"step {trainer.step:4}  loss {loss:.4f}", flush=True)
@@ -174,6 +177,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--save-every", type=int, default=10)
+    parser.add_argument("--keep", type=int, default=0, help="checkpoints that stay; 0: all of them")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=512)

@@ -1,21 +1,16 @@
 //! Other file systems than this machine's: made in image files, mounted, used and unmounted.
-//!
-//! Mounting needs root; each test says so and does nothing without. Mounts are made in a mount
-//! namespace of the test's thread, so that they end with it, whatever becomes of the test.
+//! Mounting needs root; each test says so and does nothing without.
 #![cfg(target_os = "linux")]
 
 mod common;
 
+use common::mounts::{EXT4, MIB, Mount, XFS, where_mounts_work};
 use common::{State, assert_no_litter, errno, names_in};
 use nix::libc;
-use nix::sched::{CloneFlags, unshare};
 use ringstow::{Config, EngineChoice, Error, Job, Runtime, SaveReport, Switch};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::Arc;
-
-const MIB: u64 = 1 << 20;
 
 /// Around a block, some blocks, odd lengths; a few MB in all.
 const SIZES: [usize; 5] = [1, 65_537, 1_000_003, 65_536, 2_000_000];
@@ -26,88 +21,6 @@ fn config(engine: EngineChoice, direct: Switch) -> Config {
 
 fn runtime() -> Runtime {
     Runtime::new(config(EngineChoice::Auto, Switch::Auto)).unwrap()
-}
-
-/// A mounted file system, unmounted when dropped.
-struct Mount {
-    root: tempfile::TempDir,
-    point: PathBuf,
-}
-
-impl Mount {
-    fn path(&self) -> &Path {
-        &self.point
-    }
-
-    /// A file system that lives in an image, on a loop device with sectors of this size.
-    fn image(mkfs: &[&str], bytes: u64, sector: u32, options: &str) -> Result<Self, String> {
-        let root = tempfile::tempdir().unwrap();
-        let image = root.path().join("image");
-        fs::File::create(&image).unwrap().set_len(bytes).unwrap();
-        let image = image.to_str().unwrap();
-        let sector = sector.to_string();
-        let device = run("losetup", &["--find", "--show", "--sector-size", &sector, image])?;
-        let device = device.trim();
-        let made = run(mkfs[0], &[&mkfs[1..], &[device]].concat());
-        let mount = made.and_then(|_| Self::mounted(root, &["-o", options, device]));
-        // Detached by the kernel at the unmount, or now if it was not mounted.
-        let _ = run("losetup", &["--detach", device]);
-        mount
-    }
-
-    /// A file system without a device.
-    fn of_memory(kind: &str, options: &str) -> Result<Self, String> {
-        Self::mounted(tempfile::tempdir().unwrap(), &["-t", kind, "-o", options, "none"])
-    }
-
-    fn mounted(root: tempfile::TempDir, how: &[&str]) -> Result<Self, String> {
-        let point = root.path().join("mounted");
-        fs::create_dir(&point).unwrap();
-        run("mount", &[how, &[point.to_str().unwrap()]].concat())?;
-        Ok(Self { root, point })
-    }
-
-    fn remount(&self, options: &str) {
-        let options = format!("remount,{options}");
-        run("mount", &["-o", &options, self.point.to_str().unwrap()]).unwrap();
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let point = self.point.to_str().unwrap();
-        // Lazily if something still holds it: it goes when that does, with the thread at the latest.
-        if let Err(error) = run("umount", &[point]).or_else(|_| run("umount", &["-l", point])) {
-            eprintln!("{}: {error}", self.root.path().display());
-        }
-    }
-}
-
-/// Runs a program; its output, or what it said about its failure.
-fn run(program: &str, args: &[&str]) -> Result<String, String> {
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .map_err(|error| format!("{program} cannot be run: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
-}
-
-/// Runs a test where it may mount, and says so if there is no such place or no such file system.
-fn where_mounts_work(test: impl FnOnce() -> Result<(), String> + Send) {
-    let outcome = std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNS).map_err(|e| format!("no mount namespace: {e}"))?;
-            run("mount", &["--make-rprivate", "/"])?;
-            test()
-        });
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    });
-    if let Err(why) = outcome {
-        println!("skipped (it needs root and the file system's tools): {why}");
-    }
 }
 
 /// Saves twice over one path and once to another, each byte checked, and returns the last report.
@@ -180,7 +93,6 @@ macro_rules! works_on {
     };
 }
 
-const EXT4: &[&str] = &["mkfs.ext4", "-q", "-F"];
 /// Files mapped block by block, as on ext2 and ext3: no extents, and so no fallocate.
 const EXT4_OF_OLD: &[&str] = &["mkfs.ext4", "-q", "-F", "-O", "^extent,^64bit"];
 
@@ -189,9 +101,9 @@ works_on! {
     ext4_on_4k_sectors_takes_all: Mount::image(EXT4, 64 * MIB, 4096, "rw"), direct true, fallocate true;
     ext4_without_extents_has_no_fallocate:
         Mount::image(EXT4_OF_OLD, 64 * MIB, 512, "rw"), direct true, fallocate false;
-    xfs_takes_all: Mount::image(&["mkfs.xfs", "-q"], 320 * MIB, 512, "rw"), direct true, fallocate true;
+    xfs_takes_all: Mount::image(XFS, 320 * MIB, 512, "rw"), direct true, fallocate true;
     xfs_on_4k_sectors_takes_all:
-        Mount::image(&["mkfs.xfs", "-q"], 320 * MIB, 4096, "rw"), direct true, fallocate true;
+        Mount::image(XFS, 320 * MIB, 4096, "rw"), direct true, fallocate true;
     btrfs_takes_all: Mount::image(&["mkfs.btrfs", "-q"], 128 * MIB, 512, "rw"), direct true, fallocate true;
     ramfs_has_neither_direct_io_nor_fallocate:
         Mount::of_memory("ramfs", "rw"), direct false, fallocate false;
@@ -328,7 +240,7 @@ fn a_disk_that_fails_under_the_file_system_is_an_error_and_no_hang() {
         let before = State::new(1, &SIZES);
         before.save(&runtime(), &dir).unwrap();
         // On request, ext4 fails all that follows, as it does when its disk is gone.
-        run("xfs_io", &["-x", "-c", "shutdown", mount.path().to_str().unwrap()])?;
+        mount.cut_power()?;
         let error = State::new(2, &SIZES).save(&runtime(), &dir).unwrap_err();
         assert!(matches!(error, Error::Io { .. }), "{error:?}");
         Ok(())

@@ -1,6 +1,9 @@
 //! What the integration tests share: states that can be told apart, and checks on directories.
 #![allow(dead_code)] // every test binary uses a part of it
 
+#[cfg(target_os = "linux")]
+pub mod mounts;
+
 use ringstow::engine::Engine;
 use ringstow::engine::portable::Portable;
 use ringstow::{
