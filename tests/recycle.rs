@@ -5,7 +5,7 @@ mod common;
 
 use common::{State, assert_no_litter, names_in, runtime, small_config, step_at};
 use ringstow::store::{Status, retain_plan};
-use ringstow::{Config, Disposal, Error, Runtime, list, prune, retain, retire};
+use ringstow::{Config, Disposal, EngineChoice, Error, Runtime, list, prune, retain, retire};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -88,6 +88,22 @@ fn shards_and_ranks_take_the_files_of_their_own_number() {
     assert!(report.recycled_bytes > 0);
     retire(&dir, Disposal::Recycle).unwrap();
     assert_eq!(names_in(&root.path().join(SPARES)), ["rank00000-0.spare"]);
+}
+
+#[test]
+fn what_was_just_saved_and_loaded_is_written_over_at_once() {
+    for engine in [EngineChoice::Auto, EngineChoice::Portable] {
+        let (root, _) = root(&[]);
+        let config = Config { engine, shard_bytes: 20_000, recycle: true, ..small_config() };
+        let (runtime, dir) = (Runtime::new(config).unwrap(), root.path().join("last"));
+        for step in 0..40 {
+            let state = State::new(step, &SIZES);
+            let report = state.save(&runtime, &dir).unwrap();
+            let all = if step < 2 { 0 } else { report.file_bytes };
+            assert_eq!(report.recycled_bytes, all, "{engine:?}, step {step}: {report:?}");
+            state.assert_at(&runtime, &dir);
+        }
+    }
 }
 
 #[test]

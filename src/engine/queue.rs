@@ -124,6 +124,8 @@ struct Line {
 enum Command {
     Attach(Arc<File>, Sender<io::Result<FileId>>),
     Detach(FileId),
+    /// Answered when all commands before it have been carried out.
+    Settle(Sender<()>),
     Submit(Request),
     Stop,
 }
@@ -249,6 +251,14 @@ impl Queue {
     /// As [`Outcome::result`].
     pub fn sync(&self, file: &Attached) -> io::Result<()> {
         self.start_sync(file).wait()
+    }
+
+    /// Waits until files that were detached before, and have nothing in flight, are closed.
+    pub fn settle(&self) {
+        let (send, settled) = bounded(1);
+        if self.line.send(Command::Settle(send)).is_ok() {
+            let _ = settled.recv(); // an I/O thread that dies closes them all
+        }
     }
 
     /// [`Queue::sync`] without waiting yet. A file system that is asked for several files at once commits

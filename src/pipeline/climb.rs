@@ -75,6 +75,19 @@ pub(super) fn climb_each<T>(
     Ok((all, together(ways)))
 }
 
+/// Lets go of files, and waits until they are closed: a file that is to be written over later must have
+/// nobody else who has it open, and engines close in their own time.
+pub(super) fn close<T>(files: &mut Vec<T>, queue_of: impl Fn(&T) -> Option<&Arc<Queue>>) {
+    let mut queues: Vec<Arc<Queue>> = Vec::new();
+    for queue in files.iter().filter_map(queue_of) {
+        if !queues.iter().any(|known| Arc::ptr_eq(known, queue)) {
+            queues.push(queue.clone());
+        }
+    }
+    files.clear();
+    queues.iter().for_each(|queue| queue.settle());
+}
+
 /// The directories, as they come first, with the numbers of the paths in each.
 pub(super) fn by_directory<'a>(paths: &[Option<&'a Path>]) -> Vec<(&'a Path, Vec<usize>)> {
     let mut dirs: Vec<(&Path, Vec<usize>)> = Vec::new();

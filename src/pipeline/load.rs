@@ -4,7 +4,7 @@
 //! the memory that the tensors will live in ([`read_arenas`]), or through the staging pool into
 //! memory that is there already ([`read_into`]), or nowhere ([`check`]).
 
-use super::climb::{Failed, by_directory, climb_each};
+use super::climb::{Failed, by_directory, climb_each, close};
 use super::fill::Clock;
 use super::job::Job;
 use super::report::{Damage, LoadSeconds, Moved};
@@ -261,6 +261,12 @@ fn read_blocks(
 struct Opened {
     /// One a file, with the queue that serves it; `None` for those of which nothing is read.
     files: Vec<Option<(Attached, Arc<Queue>)>>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        close(&mut self.files, |open| open.as_ref().map(|(_, queue)| queue));
+    }
 }
 
 /// Opens all files that are read, those of each directory on the first rung of the ladder that passes

@@ -8,7 +8,7 @@
 //! Pieces on a GPU are copied by the GPU. The filler begins further blocks meanwhile, as long as
 //! buffers are free, and comes back to each when its copies have ended.
 
-use super::climb::{Failed, climb_each};
+use super::climb::{Failed, climb_each, close};
 use super::fill::{Clocks, Filled, Filling, Origin};
 use super::job::Job;
 use super::report::{Moved, SaveSeconds};
@@ -176,6 +176,12 @@ fn no_preallocation() -> Fallback {
         reason: "the file system has no fallocate".into(),
         remedy: "none needed; a disk that fills up is noticed later than it would be on ext4, XFS or btrfs"
             .into(),
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        close(&mut self.files, |open| Some(&open.queue));
     }
 }
 

@@ -107,6 +107,9 @@ impl Actor {
                         self.close_if_unused(file);
                     }
                 }
+                Command::Settle(reply) => {
+                    let _ = reply.send(());
+                }
                 Command::Submit(request) => self.accept(request),
                 Command::Stop => self.stopping = true,
             }
