@@ -1,0 +1,234 @@
+//! Tests of the layout.
+
+use super::*;
+use crate::format::{Dtype, Part, TensorInfo};
+use proptest::prelude::*;
+
+fn options(block_bytes: u64, shard_bytes: u64) -> Options {
+    Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1 }
+}
+
+fn in_lanes(lanes: usize) -> Options {
+    Options { lanes, ..options(4096, 0) }
+}
+
+fn item(name: String, dtype: Dtype, n: u64) -> Item {
+    TensorInfo { name, dtype, shape: vec![n] }.into()
+}
+
+fn items(sizes: &[(Dtype, u64)]) -> Vec<Item> {
+    let item = |(i, &(dtype, n))| item(format!("layer.{i}"), dtype, n);
+    sizes.iter().enumerate().map(item).collect()
+}
+
+/// Bytes `from..to` of a tensor of `of` bytes.
+fn part(name: &str, from: u64, to: u64, of: u64) -> Item {
+    let part = Some(Part { shape: vec![of], offsets: vec![from] });
+    Item { part, ..item(name.into(), Dtype::U8, to - from) }
+}
+
+fn any_sizes() -> impl Strategy<Value = Vec<(Dtype, u64)>> {
+    let dtype = prop::sample::select(vec![Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::C128]);
+    prop::collection::vec((dtype, prop_oneof![0..9u64, 0..9000u64]), 0..40)
+}
+
+proptest! {
+    #[test]
+    fn blocks_hold_every_byte_of_every_file_once_and_in_order(
+        sizes in any_sizes(),
+        block in prop::sample::select(vec![4096u64, 8192, 65536]),
+        shard_bytes in prop::sample::select(vec![0u64, 10_000, 100_000]),
+        lanes in 1..6usize,
+    ) {
+        let items = items(&sizes);
+        let options = Options { lanes, ..options(block, shard_bytes) };
+        let plan = plan(&items, options).unwrap();
+        let mut copied = vec![0u64; items.len()];
+        for (s, shard) in plan.shards.iter().enumerate() {
+            let mut at = 0;
+            for block in plan.blocks.iter().filter(|b| b.shard == s) {
+                prop_assert_eq!(block.offset, at);
+                for piece in plan.pieces(block) {
+                    if let From::Item(t) = piece.from {
+                        let extent = shard.items.iter().find(|e| e.item == t).unwrap();
+                        prop_assert_eq!(extent.range.start + piece.range.start as u64, at);
+                        copied[t] += piece.range.len() as u64;
+                    }
+                    at += piece.range.len() as u64;
+                }
+                prop_assert_eq!(at, block.offset + block.len as u64);
+            }
+            prop_assert_eq!(at, shard.bytes);
+        }
+        let all: Vec<u64> = items.iter().map(|t| t.info.nbytes().unwrap()).collect();
+        prop_assert_eq!(copied, all);
+    }
+
+    #[test]
+    fn lanes_are_even_but_for_one_tensor_and_none_is_empty(
+        sizes in any_sizes(),
+        lanes in 1..9usize,
+    ) {
+        let items = items(&sizes);
+        let plan = plan(&items, in_lanes(lanes)).unwrap();
+        let nbytes = |item: &Item| item.info.nbytes().unwrap();
+        let bytes: Vec<u64> = plan.shards.iter().map(|shard| {
+            shard.items.iter().map(|extent| nbytes(&items[extent.item])).sum()
+        }).collect();
+        let largest = items.iter().map(nbytes).max().unwrap_or(0);
+        let least = if plan.shards.len() < lanes { 0 } else { *bytes.iter().min().unwrap() };
+        prop_assert!(*bytes.iter().max().unwrap() <= least + largest);
+        let with_bytes = items.iter().filter(|item| nbytes(item) > 0).count();
+        prop_assert_eq!(plan.shards.len(), with_bytes.clamp(1, lanes));
+        prop_assert!(plan.shards.iter().enumerate().all(|(l, shard)| shard.lane == l));
+        // Each of the files is in the order of one file of them all.
+        let rank = |extent: &Extent| {
+            let item = &items[extent.item];
+            (Reverse(header::natural_alignment(nbytes(item), item.info.dtype)), extent.item)
+        };
+        prop_assert!(plan.shards.iter().all(|shard| shard.items.is_sorted_by_key(rank)));
+    }
+
+    #[test]
+    fn blocks_of_all_lanes_take_turns(
+        sizes in any_sizes(),
+        lanes in 1..6usize,
+        shard_bytes in prop::sample::select(vec![0u64, 10_000]),
+    ) {
+        let options = Options { shard_bytes, ..in_lanes(lanes) };
+        let plan = plan(&items(&sizes), options).unwrap();
+        let mut written = vec![0usize; lanes];
+        let mut blocks_of = vec![0usize; lanes];
+        for block in &plan.blocks {
+            blocks_of[plan.shards[block.shard].lane] += 1;
+        }
+        for block in &plan.blocks {
+            let lane = plan.shards[block.shard].lane;
+            // No lane that has blocks left is behind by more than one.
+            for other in 0..lanes {
+                prop_assert!(written[other] >= written[lane].min(blocks_of[other]));
+            }
+            written[lane] += 1;
+        }
+        prop_assert_eq!(written, blocks_of);
+    }
+
+    #[test]
+    fn every_tensor_is_aligned_to_its_dtype(sizes in any_sizes()) {
+        let items = items(&sizes);
+        let plan = plan(&items, options(4096, 0)).unwrap();
+        for extent in plan.shards.iter().flat_map(|s| &s.items) {
+            let info = &items[extent.item].info;
+            let natural = header::natural_alignment(info.nbytes().unwrap(), info.dtype);
+            prop_assert_eq!(extent.range.start % natural, 0);
+        }
+    }
+
+    #[test]
+    fn shards_are_valid_safetensors_files(sizes in any_sizes()) {
+        let items = items(&sizes);
+        let plan = plan(&items, options(4096, 20_000)).unwrap();
+        let mut seen = 0;
+        for shard in &plan.shards {
+            let mut file = shard.header.clone();
+            file.resize(shard.bytes as usize, 0);
+            seen += safetensors::SafeTensors::deserialize(&file).unwrap().len();
+        }
+        prop_assert_eq!(seen, items.len());
+    }
+}
+
+#[test]
+fn a_tensor_beyond_its_share_stays_whole_and_the_others_share_the_rest() {
+    let items = items(&[
+        (Dtype::U8, 10_000),
+        (Dtype::U8, 1000),
+        (Dtype::U8, 0),
+        (Dtype::U8, 800),
+        (Dtype::U8, 100),
+    ]);
+    let files = |lanes| -> Vec<Vec<usize>> {
+        let plan = plan(&items, in_lanes(lanes)).unwrap();
+        let members = |shard: &Shard| shard.items.iter().map(|e| e.item).collect();
+        plan.shards.iter().map(members).collect()
+    };
+    assert_eq!(files(3), [vec![2, 0], vec![1], vec![3, 4]]);
+    assert_eq!(files(64), [vec![2, 0], vec![1], vec![3], vec![4]]);
+    assert_eq!(files(3), files(3));
+}
+
+#[test]
+fn an_empty_state_is_one_file_with_a_header() {
+    let plan = plan(&[], options(4096, 0)).unwrap();
+    assert_eq!((plan.shards.len(), plan.blocks.len()), (1, 1));
+    assert_eq!(plan.shards[0].bytes, 4096);
+}
+
+#[test]
+fn headers_stay_below_what_safetensors_reads() {
+    let many: Vec<Item> =
+        (0..1500).map(|i| item(format!("{i:08}{}", "n".repeat(20_000)), Dtype::U8, 1)).collect();
+    let plan = plan(&many, options(4096, 0)).unwrap();
+    // 40 kB each, as every name stands twice.
+    let headers: Vec<u64> = plan.shards.iter().map(|shard| shard.header.len() as u64).collect();
+    assert_eq!(headers.len(), 2);
+    assert!((HEADER_BYTES_FULL - 50_000..=HEADER_BYTES_FULL).contains(&headers[0]));
+}
+
+#[test]
+fn a_name_that_no_header_has_room_for_is_refused() {
+    let long = |len| item("\u{1}".repeat(len), Dtype::U8, 1);
+    // 6 + 7 bytes a character.
+    let error = plan(&[long(8_000_000)], options(4096, 0)).unwrap_err();
+    assert!(error.to_string().contains("8000000 bytes"), "{error}");
+    let two = plan(&[long(7_000_000), long(1_000_000)], options(4096, 0)).unwrap();
+    let headers: Vec<usize> = two.shards.iter().map(|shard| shard.header.len()).collect();
+    assert_eq!(headers.len(), 2);
+    assert!(headers[0] > 91_000_000 && headers[0] <= 100_000_000, "{headers:?}");
+}
+
+#[test]
+fn a_name_that_stands_twice_is_named() {
+    let mut two = items(&[(Dtype::U8, 1), (Dtype::U8, 1)]);
+    two[1].info.name = "layer.0".into();
+    let error = plan(&two, options(4096, 0)).unwrap_err();
+    assert!(error.to_string().contains("layer.0"));
+    let twice = [part("w", 0, 2, 4), part("w", 2, 4, 4), part("w", 2, 4, 4)];
+    assert!(plan(&twice, options(4096, 0)).is_err());
+}
+
+#[test]
+fn boxes_of_one_tensor_go_to_files_of_their_own() {
+    let items = [
+        part("w", 0, 2, 6),
+        part("v", 0, 3, 6),
+        part("w", 2, 4, 6),
+        part("w", 4, 6, 6),
+        part("v", 3, 6, 6),
+    ];
+    let plan = plan(&items, options(4096, 0)).unwrap();
+    let members = |shard: &Shard| {
+        let mut members: Vec<usize> = shard.items.iter().map(|extent| extent.item).collect();
+        members.sort_unstable();
+        members
+    };
+    let files: Vec<Vec<usize>> = plan.shards.iter().map(members).collect();
+    assert_eq!(files, [vec![0, 1], vec![2, 4], vec![3]]);
+    let dealt = super::plan(&items, in_lanes(2)).unwrap();
+    for shard in &dealt.shards {
+        let names: Vec<&str> =
+            shard.items.iter().map(|e| items[e.item].info.name.as_str()).collect();
+        assert!(names.iter().collect::<HashSet<_>>().len() == names.len(), "{names:?}");
+    }
+    let entries = plan.entries(&items);
+    let names: Vec<(&str, usize)> =
+        entries.iter().map(|entry| (entry.name.as_str(), entry.chunks.len())).collect();
+    assert_eq!(names, [("w", 3), ("v", 2)]);
+    assert_eq!(entries[0].chunks[1].offsets, Some(vec![2]));
+}
+
+#[test]
+fn a_box_outside_of_its_tensor_is_named() {
+    let error = plan(&[part("w", 3, 7, 6)], options(4096, 0)).unwrap_err();
+    assert!(error.to_string().contains("[4] at [3]"), "{error}");
+}
