@@ -51,7 +51,7 @@ fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
 
 #[pyfunction]
 fn latest(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<Option<PathBuf>> {
-    let config = self::config(config)?;
+    let config = crate::config(config)?;
     py.detach(|| ringstow::latest_with(&directory, &config)).map_err(error::to_python)
 }
 

@@ -36,8 +36,6 @@ use std::time::Instant;
 pub(crate) struct Written {
     /// Checksums of each shard, one every [`Config::checksum_bytes`](crate::Config::checksum_bytes).
     pub crc32: Vec<Vec<u32>>,
-    /// Bytes that were written over files that were there.
-    pub recycled_bytes: u64,
     pub moved: Moved,
     pub seconds: SaveSeconds,
 }
@@ -53,7 +51,7 @@ impl Written {
             pinned: None,
             fallbacks: Vec::new(),
         };
-        Self { crc32: Vec::new(), recycled_bytes: 0, moved, seconds: SaveSeconds::default() }
+        Self { crc32: Vec::new(), moved, seconds: SaveSeconds::default() }
     }
 }
 
@@ -101,7 +99,7 @@ pub(crate) fn write(
     job.note(What::Sync, syncing, None, 0);
     origin.clocks.report(&mut seconds);
     moved.device_bytes = origin.device_bytes.load(Relaxed);
-    Ok(Written { crc32: stream.checksums(), recycled_bytes: 0, moved, seconds })
+    Ok(Written { crc32: stream.checksums(), moved, seconds })
 }
 
 /// The open files of a save.

@@ -3,7 +3,7 @@
 use super::commit::{Transaction, next_generation};
 use super::parts::Parts;
 use super::places::Places;
-use super::spares::{self, Claimed};
+use super::spares;
 use crate::device::Source;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, Receipt, names};
@@ -57,7 +57,9 @@ fn save_all(
     transaction.begin_files(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let mut written = contents.write_over(runtime, &plan, (path, &paths), job)?;
+    let claimed = spares::claim(transaction.places(), &plan.shards, &paths)?;
+    let mut written = contents.write(runtime, &plan, (path, &paths), job)?;
+    written.moved.fallbacks.extend(claimed.refused);
     written.moved.fallbacks.extend(transaction.places().shared_disk());
 
     let committing = Instant::now();
@@ -69,6 +71,7 @@ fn save_all(
     transaction.commit(&manifest)?;
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    report.recycled_bytes = claimed.bytes;
     report.seconds.plan = planned;
     report.seconds.commit = committing.elapsed().as_secs_f64();
     report.seconds.total = started.elapsed().as_secs_f64();
@@ -112,10 +115,12 @@ fn write_part(
     parts.files.extend_from_slice(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
+    let claimed = spares::claim(&places, &plan.shards, &paths)?;
     let mut written = match plan.shards.is_empty() {
         true => Written::nothing(),
-        false => contents.write_over(runtime, &plan, (path, &paths), job)?,
+        false => contents.write(runtime, &plan, (path, &paths), job)?,
     };
+    written.moved.fallbacks.extend(claimed.refused);
     written.moved.fallbacks.extend(places.shared_disk());
 
     let receipt = Receipt {
@@ -128,6 +133,7 @@ fn write_part(
     fs::File::create(&done).map_err(|e| Error::io("creating", &done, e))?;
     parts.keep();
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    report.recycled_bytes = claimed.bytes;
     report.seconds.plan = planned;
     report.seconds.total = started.elapsed().as_secs_f64();
     Ok((receipt, report))
@@ -145,21 +151,6 @@ impl Contents<'_> {
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
         let lanes = places.lanes(config.files);
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
-    }
-
-    /// [`Contents::write`], over spare files where there are any.
-    fn write_over(
-        &self,
-        runtime: &Runtime,
-        plan: &SavePlan,
-        (path, parts): (&Path, &[PathBuf]),
-        job: &Arc<Job>,
-    ) -> Result<Written> {
-        let shards = plan.shards.iter().map(|shard| (shard.name.as_str(), shard.bytes));
-        let Claimed { bytes, refused } = spares::claim(shards.zip(parts))?;
-        let mut written = self.write(runtime, plan, (path, parts), job)?;
-        written.moved.fallbacks.extend(refused);
-        Ok(Written { recycled_bytes: bytes, ..written })
     }
 
     pub(super) fn write(
@@ -218,7 +209,7 @@ pub(super) fn report(
         tensor_bytes: plan.tensor_bytes,
         file_bytes: plan.file_bytes(),
         files: plan.shards.len(),
-        recycled_bytes: written.recycled_bytes,
+        recycled_bytes: 0,
         pool_bytes: config.buffers() as u64 * config.block_bytes,
         moved: written.moved,
         seconds: written.seconds,

@@ -12,12 +12,14 @@
 //! - the file has this one name (a hard link is somebody's copy), and nobody has it open, mapped or not, as
 //!   the kernel says. Other hosts it does not know of, so only local file systems are taken.
 
+use super::places::Places;
 use super::sweep::{file_names, remove};
 use crate::engine::file::{open_write, sync_dir};
 use crate::engine::ladder::Fallback;
 use crate::engine::lease::is_sole_opener;
 use crate::error::{Error, Result};
 use crate::format::names;
+use crate::plan::save::Shard;
 use std::collections::HashSet;
 use std::fs;
 use std::io;
@@ -82,35 +84,31 @@ impl Spares {
         }
     }
 
-    /// Makes the moves to here durable.
+    /// Makes the moves to and from here durable.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
-        match self.dir.exists() {
-            true => sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e)),
-            false => Ok(()),
-        }
+        sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))
     }
 
-    /// Moves the spare file for the shard `name` to where it is about to be written, and returns its length.
-    /// `None` if there is none.
+    /// Moves the spare file for a shard to where that is about to be written.
     ///
     /// # Errors
-    /// Why it is not to be written over, and was removed; [`Error::Io`] inside if it could not be.
-    fn take(&self, name: &str, part: &Path) -> Result<Option<std::result::Result<u64, Fallback>>> {
+    /// [`Error::Io`] if one that is not to be written over cannot be removed again.
+    fn take(&self, name: &str, part: &Path) -> Result<Taken> {
         let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else {
-            return Ok(None);
+            return Ok(Taken::Nothing);
         };
         // Whoever moves it first has it. Not there, or not ours to move: a new file is made.
         if fs::rename(&spare, part).is_err() {
-            return Ok(None);
+            return Ok(Taken::Nothing);
         }
         match check(part) {
-            Ok(len) => Ok(Some(Ok(len))),
+            Ok(bytes) => Ok(Taken::File { bytes }),
             Err(reason) => {
                 remove(part)?;
-                Ok(Some(Err(not_taken(&spare, &reason))))
+                Ok(Taken::Refused(not_taken(&spare, &reason)))
             }
         }
     }
@@ -138,31 +136,38 @@ impl Spares {
     }
 }
 
-/// Moves spare files to where shards are about to be written: for each its name and length, and its path
-/// until the commit. Where there is none, nothing is done.
+/// What there was for a shard.
+enum Taken {
+    Nothing,
+    /// A file of so many bytes, now under the shard's name.
+    File {
+        bytes: u64,
+    },
+    /// One that is not to be written over, and was removed.
+    Refused(Fallback),
+}
+
+/// Moves spare files to where shards are about to be written, each to its path of `parts` in the same
+/// order. Where there is none, nothing is done.
 ///
 /// # Errors
 /// [`Error::Io`] where what was moved cannot be made durable, or be removed again.
-pub(super) fn claim<'a>(
-    shards: impl Iterator<Item = ((&'a str, u64), &'a PathBuf)>,
-) -> Result<Claimed> {
+pub(super) fn claim(places: &Places, shards: &[Shard], parts: &[PathBuf]) -> Result<Claimed> {
     let mut claimed = Claimed::default();
-    // One for each directory that the save writes into.
-    let mut known: Vec<(&Path, Spares)> = Vec::new();
-    for ((name, bytes), part) in shards {
-        let dir = part.parent().unwrap_or(part);
-        if !known.iter().any(|(known, _)| *known == dir) {
-            known.push((dir, Spares::beside(dir)?));
+    for dir in places.there() {
+        let (spares, mut any) = (Spares::beside(dir)?, false);
+        let here = shards.iter().zip(parts).filter(|(_, part)| part.parent() == Some(dir));
+        for (shard, part) in here {
+            match spares.take(&shard.name, part)? {
+                Taken::Nothing => continue,
+                Taken::File { bytes } => claimed.bytes += bytes.min(shard.bytes),
+                Taken::Refused(why) => drop(claimed.refused.get_or_insert(why)),
+            }
+            any = true;
         }
-        let (_, spares) = known.iter().find(|(known, _)| *known == dir).expect("just added");
-        match spares.take(name, part)? {
-            None => {}
-            Some(Ok(len)) => claimed.bytes += len.min(bytes),
-            Some(Err(refused)) => drop(claimed.refused.get_or_insert(refused)),
+        if any {
+            spares.sync()?;
         }
-    }
-    for (_, spares) in &known {
-        spares.sync()?;
     }
     Ok(claimed)
 }

@@ -64,12 +64,14 @@ pub(super) fn sweep(places: &Places, manifest: Option<&Manifest>) -> Result<Swep
 pub(super) fn sweep_keeping(places: &Places, manifest: Option<&Manifest>) -> Result<Swept> {
     let mut plan = plan(places, manifest)?;
     for dir in places.there() {
-        let spares = Spares::beside(dir)?;
+        let (spares, before) = (Spares::beside(dir)?, plan.kept.len());
         for path in std::mem::take(&mut plan.remove) {
             let kept = path.parent() == Some(dir) && spares.keep(&path)?;
             if kept { plan.kept.push(path) } else { plan.remove.push(path) }
         }
-        spares.sync()?;
+        if plan.kept.len() > before {
+            spares.sync()?;
+        }
     }
     plan.carry_out()
 }
