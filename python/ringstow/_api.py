@@ -101,9 +101,12 @@ def save_async(
     """
     where = _absolute(path)
     _handle.raise_untold()
-    encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
-    job = _native.start_save(encoded.tensors, encoded.tree, where, _json(config))
-    return _handle.start(job, where, encoded.owners)
+    with collector_paused():
+        encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
+        job = _native.start_save(encoded.tensors, encoded.tree, where, _json(config))
+        owners = encoded.owners
+        del encoded  # before the collector looks at it
+    return _handle.start(job, where, owners)
 
 
 def load(
@@ -236,15 +239,10 @@ def load_into(
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     where = _absolute(path)
-    checkpoint = _native.Checkpoint(where, _json(config))
-    with collector_paused():
-        skeleton = _tree.parse(checkpoint.state, where)
-        contents = _build.Contents(where, checkpoint.tensors)
     return _merge.load_into(
         state_dict,
-        skeleton,
-        checkpoint,
-        contents,
+        where,
+        _native.Checkpoint(where, _json(config)),
         strict=strict,
         verify=verify,
         allow_pickle=allow_pickle,

@@ -25,7 +25,7 @@ class Contents:
         self.path = path
         self.manifest = f"{path}/manifest.json"
         self._stored = {
-            name: Stored(dtype, tuple(shape), nbytes) for name, dtype, shape, nbytes in tensors
+            name: Stored(dtype, shape, nbytes) for name, dtype, shape, nbytes in tensors
         }
 
     def stored(self, leaf: Leaf, path: Path) -> Stored:

@@ -14,7 +14,7 @@ from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._memory import Address, Stored, place_at, share_elements
 from ringstow._select import listed
 from ringstow._state import Path, describe, flat_name, type_name
-from ringstow._tree import METADATA, Leaf, metadata_of, rebuild_key
+from ringstow._tree import METADATA, Leaf, metadata_of, parse, rebuild_key
 
 if TYPE_CHECKING:
     from ringstow._report import LoadReport
@@ -189,32 +189,35 @@ class Merge:
 
 def load_into(
     state: object,
-    skeleton: dict[Any, Any],
+    path: str,
     checkpoint: _native.Checkpoint,
-    contents: Contents,
     *,
     strict: bool,
     verify: bool,
     allow_pickle: bool,
     config: str,
 ) -> LoadReport:
-    """Bring a state dict to what the checkpoint says; changes nothing unless everything fits.
+    """Bring a state dict to what the checkpoint at a path says, if everything fits.
 
     Raises:
         KeyMismatchError: names all that does not fit.
         InvalidStateError: the state dict is no dict.
+        FormatError: the checkpoint's tree is not one that ringstow wrote.
     """
     if not isinstance(state, dict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     from ringstow._report import LoadReport
 
     with collector_paused():
+        contents = Contents(path, checkpoint.tensors)
         merge = Merge(contents, allow_pickle=allow_pickle)
-        merge.merge(state, skeleton, ())
-        merge.check(contents.path, strict=strict)
+        merge.merge(state, parse(checkpoint.state, path), ())
+        merge.check(path, strict=strict)
         ways = _split(merge.fills)
         for fill in ways.copied:
             merge.survey.add(fill.leaf)
+
+        targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
 
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
     named = dict(zip(merge.survey.names, blocks, strict=True))
@@ -223,7 +226,6 @@ def load_into(
     sources = [builder.value(fill.leaf) for fill in ways.copied]
 
     # From here on the state dict changes.
-    targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
     report = LoadReport.from_json(checkpoint.load_into(targets, verify, config))
     for fills in filter(None, ways.boxes):
         boxes = checkpoint.read(_slices(fills, checkpoint), verify, config)

@@ -48,15 +48,12 @@ import base64
 import collections
 import json
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ringstow import _cuda, _device_array, _numpy, _torch
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
-
-if TYPE_CHECKING:
-    import torch
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
@@ -121,7 +118,16 @@ def describe(path: Path) -> str:
 
 def flat_name(path: Path) -> str:
     """Return a path joined by dots: ``optimizer.state.0``."""
-    return ".".join([step if isinstance(step, str) else repr(step) for step in path])
+    return ".".join(map(_step, path))
+
+
+def _step(step: object) -> str:
+    return step if isinstance(step, str) else repr(step)
+
+
+def _prefix(path: Path) -> str:
+    """Return what the flat names of all that is in the container at a path begin with."""
+    return f"{flat_name(path)}." if path else ""
 
 
 def type_name(value: object) -> str:
@@ -150,8 +156,6 @@ class _Encoder:
 
     def value(self, value: Any, path: Path) -> Json:
         kind = type(value)
-        if kind in self._tensor_kinds:
-            return self._tensor(value, path)
         if kind is str:
             return self._text(value, path)
         if value is None or kind is bool:
@@ -195,8 +199,9 @@ class _Encoder:
             if isinstance(value, dict):
                 return self._dict(value, path)
             items: list[Json] = []
+            prefix = _prefix(path)
             for index, item in enumerate(value):
-                items.append(self.value(item, (*path, index)))
+                items.append(self._child(item, path, index, prefix))
             return items if type(value) is list else {"$tuple": items}
         finally:
             self._open.discard(id(value))
@@ -205,15 +210,28 @@ class _Encoder:
         plain = all(type(key) is str and not key.startswith("$") for key in value)
         fields: dict[str, Json] = {}
         pairs: list[Json] = []
+        prefix = _prefix(path)
         for key, item in value.items():
             if plain:
-                fields[self._text(key, path)] = self.value(item, (*path, key))
+                fields[self._text(key, path)] = self._child(item, path, key, prefix)
             else:
-                pairs.append([self._key(key, path), self.value(item, (*path, key))])
+                pairs.append([self._key(key, path), self._child(item, path, key, prefix)])
         body: Json = fields if plain else pairs
         if type(value) is dict:
             return body if plain else {"$dict": body}
         return {"$odict": body, **self._attributes(value, path)}
+
+    def _child(self, item: Any, path: Path, key: object, prefix: str) -> Json:
+        """Return what `value` does of an item of the container at a path.
+
+        A state is mostly plain tensors, and training stands still: those take the short way, with
+        the names' common part made once for all.
+        """
+        if type(item) in self._tensor_kinds:
+            memory = _torch.usual_memory_of(item, self._streams)
+            if memory is not None:
+                return {"$tensor": self._store(memory, prefix + _step(key))}
+        return self.value(item, (*path, key))
 
     def _key(self, key: object, path: Path) -> Json:
         if _torch.is_tensor(key):
@@ -235,17 +253,18 @@ class _Encoder:
 
     def _foreign(self, value: Any, path: Path) -> Json:
         if type(value) is LazyTensor:
-            name = self._store(lazy_memory(value, describe(path)), path)
+            name = self._store(lazy_memory(value, describe(path)), flat_name(path))
             return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
         if _torch.is_tensor(value):
-            return {"$tensor": self._store(_torch.memory_of(value, describe(path)), path)}
+            memory = _torch.memory_of(value, describe(path))
+            return {"$tensor": self._store(memory, flat_name(path))}
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
-            name = self._store(_numpy.memory_of(value), path)
+            name = self._store(_numpy.memory_of(value), flat_name(path))
             return {"$ndarray": name, "dtype": value.dtype.str}
         interface = _device_array.interface_of(value)
         if interface is not None:
             array = _device_array.parse(value, interface, describe(path))
-            return {"$ndarray": self._store(array.memory, path), "dtype": array.typestr}
+            return {"$ndarray": self._store(array.memory, flat_name(path)), "dtype": array.typestr}
         if _numpy.is_scalar(value) and _numpy.code_of(value.dtype.str):
             return {"$scalar": value.dtype.str, "data": _base64(value.tobytes())}
         torch = _torch.imported()
@@ -257,12 +276,6 @@ class _Encoder:
             if type(value) is torch.device:
                 return {"$device": str(value)}
         return self._pickle(value, path)
-
-    def _tensor(self, tensor: torch.Tensor, path: Path) -> Json:
-        memory = _torch.usual_memory_of(tensor, self._streams)
-        if memory is None:
-            memory = _torch.memory_of(tensor, describe(path))
-        return {"$tensor": self._store(memory, path)}
 
     def _pickle(self, value: object, path: Path) -> Json:
         if not self._allow_pickle:
@@ -286,26 +299,23 @@ class _Encoder:
             "allow_pickle=True would take it, for those who then trust the file when loading"
         )
 
-    def _store(self, memory: Memory | LazyMemory, path: Path) -> str:
+    def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
-        identity = memory.identity if memory.nbytes else None
-        known = self._name_of.get(identity) if identity else None
-        if known is not None:
-            return known
-        name = self._unique(flat_name(path))
-        if identity:
-            self._name_of[identity] = name
+        name = self._unique(wanted) if wanted in self._names else wanted
+        if memory.nbytes:
+            known = self._name_of.setdefault(memory.identity, name)
+            if known != name:
+                return known
+        self._names.add(name)
         self.tensors.append((name, *memory[:5]))
         self.owners.append(memory.owner)
         return name
 
     def _unique(self, name: str) -> str:
-        unique, count = name, 1
-        while unique in self._names:
+        count = 2
+        while f"{name}#{count}" in self._names:
             count += 1
-            unique = f"{name}#{count}"
-        self._names.add(unique)
-        return unique
+        return f"{name}#{count}"
 
 
 def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:

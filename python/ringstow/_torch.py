@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ringstow import _cuda
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._memory import Memory, Stored
+from ringstow._memory import Memory, Stored, place_at
 
 if TYPE_CHECKING:
     import torch
@@ -126,20 +126,18 @@ def usual_memory_of(tensor: torch.Tensor, streams: _cuda.Streams) -> Memory | No
     tensors, and training stands still while they are looked at. The owner is the storage.
     """
     codes, strided = _usual()
-    if tensor.is_nested or tensor.layout is not strided:
-        return None
     code = codes.get(tensor.dtype)
-    if code is None or not _cuda.is_addressable(tensor) or not tensor.is_contiguous():
+    if code is None or tensor.layout is not strided or tensor.is_nested or tensor.is_neg():
         return None
-    if tensor.is_conj() or tensor.is_neg():
+    if not tensor.is_contiguous() or not _cuda.is_addressable(tensor):
         return None
     storage, nbytes = tensor.untyped_storage(), tensor.nbytes
     if not nbytes:
         return Memory(code, tuple(tensor.shape), None, 0, 0, storage)
     end = tensor.storage_offset() * tensor.itemsize + nbytes
-    if end > storage.nbytes() or not tensor.data_ptr():
-        return None
     address = _cuda.address_of(tensor, streams)
+    if end > storage.nbytes() or not place_at(address)[0]:
+        return None
     return Memory(code, tuple(tensor.shape), None, address, nbytes, storage)
 
 
@@ -148,9 +146,10 @@ def _usual() -> tuple[dict[torch.dtype, str], torch.layout]:
     """Return the names of the usual dtypes, and the usual layout."""
     import torch
 
-    # Half a byte an element is not usual.
-    names = [(name, code) for name, code in CODES.items() if code != "F4" and hasattr(torch, name)]
-    codes = {getattr(torch, name): code for name, code in names}
+    # Not usual: half a byte an element, and complex numbers, which may be conjugated views.
+    unusual = ("F4", "C32", "C64", "C128")
+    names = [(name, code) for name, code in CODES.items() if code not in unusual]
+    codes = {getattr(torch, name): code for name, code in names if hasattr(torch, name)}
     return codes, torch.strided
 
 
@@ -311,7 +310,8 @@ def reshape(flat: torch.Tensor, stored: Stored) -> None:
     shape = stored.shape
     if stored.dtype == "F4":
         shape = (*shape[:-1], shape[-1] // 2)
-    flat.resize_(shape)
+    if len(shape) != 1:
+        flat.resize_(shape)
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,8 @@ def rebuild_key(key: Any, path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
 def _rebuild_dict(node: dict[Any, Any], path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
     result: dict[Any, Any] = type(node)()
     for key, child in node.items():
-        result[rebuild_key(key, path, make)] = rebuild(child, (*path, key), make)
+        made = key if type(key) is str else rebuild_key(key, path, make)
+        result[made] = rebuild(child, (*path, key), make)
     metadata = metadata_of(node)
     if metadata is not None:
         value = rebuild(metadata, (*path, METADATA), make)
@@ -144,6 +145,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
+    if len(pairs) == 1:
+        tag, body = pairs[0]
+        if tag == "$tensor" and type(body) is str:  # nearly all that there is
+            return Leaf(tag, body)
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("an object has the same key twice")
