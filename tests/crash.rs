@@ -251,7 +251,10 @@ fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_w
     }
     ringstow::prune(root.path()).unwrap();
     ringstow::retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert_eq!(names_in(root.path()), [format!("step-{last}")]);
+    // A kill between a checkpoint's last file and its directory leaves that, empty: it might be anybody's.
+    let mut left = names_in(root.path());
+    left.retain(|name| !names_in(&root.path().join(name)).is_empty());
+    assert_eq!(left, [format!("step-{last}")]);
 }
 
 #[test]
