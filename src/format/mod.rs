@@ -7,6 +7,7 @@ pub mod header;
 pub mod manifest;
 pub mod names;
 pub mod receipt;
+mod seal;
 pub mod value;
 
 pub use dtype::Dtype;

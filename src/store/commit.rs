@@ -15,7 +15,6 @@ use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// A save into a directory. Dropped without a commit, it removes what it made.
@@ -107,10 +106,9 @@ impl Transaction {
         self.parts.sync_parents()?;
         let path = self.dir().join(names::MANIFEST_PART);
         self.parts.files.push(path.clone());
-        let text = manifest.encode()?;
         let write = || {
-            let mut file = crate::engine::file::create(&path, false)?;
-            file.write_all(&text)?;
+            let file = crate::engine::file::create(&path, false)?;
+            manifest.write(&file)?;
             file.sync_all()
         };
         write().map_err(|e| Error::io("writing", &path, e))?;

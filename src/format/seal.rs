@@ -1,0 +1,71 @@
+//! The seal of a manifest: its last field, the checksum of all that precedes it.
+
+use crate::error::{Error, Result};
+use serde::Serialize;
+use std::io::{self, Write};
+use std::path::Path;
+
+const KEY: &str = ",\"crc32\":\"";
+const LEN: usize = KEY.len() + 8 + "\"}\n".len();
+
+/// Writes a JSON object as one line, closed by the seal.
+pub(super) fn write(object: &impl Serialize, to: impl Write) -> io::Result<()> {
+    // The serializer writes a few bytes at a time.
+    let open = Open { to, crc32: crc32fast::Hasher::new(), held: None };
+    let mut buffered = io::BufWriter::with_capacity(64 << 10, open);
+    serde_json::to_writer(&mut buffered, object)?;
+    let Open { mut to, crc32, held } = buffered.into_inner()?;
+    debug_assert_eq!(held, Some(b'}'), "only an object can be sealed");
+    to.write_all(of(crc32.finalize()).as_bytes())
+}
+
+/// The text that the seal covers, if it is whole. `path` is for the message.
+pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
+    let at = bytes.len().saturating_sub(LEN);
+    let (body, found) = bytes.split_at(at);
+    let expected = of(crc32fast::hash(body));
+    if found == expected.as_bytes() {
+        return Ok(body);
+    }
+    Err(Error::Corrupt {
+        path: path.into(),
+        offset: at as u64,
+        what: "the manifest's closing checksum".into(),
+        expected: expected.trim_end().into(),
+        got: String::from_utf8_lossy(found).trim_end().into(),
+    })
+}
+
+pub(super) fn of(crc32: u32) -> String {
+    format!("{KEY}{crc32:08x}\"}}\n")
+}
+
+/// Passes on what is written but for the last byte, which closes the object, so that a field can follow.
+struct Open<W> {
+    to: W,
+    /// Of what was passed on.
+    crc32: crc32fast::Hasher,
+    held: Option<u8>,
+}
+
+impl<W: Write> Open<W> {
+    fn pass(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.crc32.update(bytes);
+        self.to.write_all(bytes)
+    }
+}
+
+impl<W: Write> Write for Open<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some((&last, before)) = bytes.split_last() else { return Ok(0) };
+        if let Some(held) = self.held.replace(last) {
+            self.pass(&[held])?;
+        }
+        self.pass(before)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
