@@ -3,7 +3,7 @@
 #![cfg(feature = "cli")]
 
 use ringstow::{Config, Dtype, StateDict, Value};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -84,6 +84,11 @@ impl Checkpoints {
         fs::create_dir(&path).unwrap();
         fs::write(path.join(format!("{SHARD}.part")), "half").unwrap();
         path
+    }
+
+    /// Has the program retain some of them.
+    fn retain(&self, flags: &[&str]) -> Ran {
+        ringstow(&[&["retain", self.path()], flags].concat())
     }
 }
 
@@ -296,6 +301,99 @@ fn prune_says_what_it_would_do_then_does_it() {
 }
 
 #[test]
+fn retain_says_what_it_would_do_then_does_it() {
+    let dir = Checkpoints::new();
+    let [oldest, older, newer, newest] = [1, 2, 3, 10].map(|step| dir.save(step));
+    let retain = |flags: &[&str]| dir.retain(&[&["--keep", "2"], flags].concat());
+
+    let planned = retain(&["--dry-run"]);
+    assert_eq!(planned.code, Some(0), "{}", planned.err);
+    for path in [&oldest, &older] {
+        let line = format!("would remove  {}\n", path.display());
+        assert!(planned.out.contains(&line), "no {line:?} in {}", planned.out);
+        assert!(path.join(SHARD).exists(), "a dry run changes nothing");
+    }
+    let plan = retain(&["-n", "--json"]).json();
+
+    let done = retain(&["--json"]).json();
+    assert_eq!(plan, done, "it does what it said");
+    let expected = json!({ "kept": [newer, newest], "retired": [oldest, older], "left": [] });
+    assert_eq!(done, expected);
+    assert!(!oldest.exists() && !older.exists());
+    assert_eq!(ringstow(&["verify", dir.path()]).out.matches("ok  ").count(), 2);
+
+    let last = dir.retain(&["-k", "1"]);
+    let lines = format!("removed  {}\nkept  {}\n", newer.display(), newest.display());
+    assert_eq!((last.code, last.out), (Some(0), lines));
+}
+
+#[test]
+fn retain_of_no_more_than_stay_removes_nothing() {
+    let dir = Checkpoints::new();
+    let none = dir.retain(&["--keep", "3"]);
+    assert_eq!(none.code, Some(0), "{}", none.err);
+    assert!(none.out.starts_with("no checkpoints in"), "{}", none.out);
+    let all = [1, 2].map(|step| dir.save(step));
+    let done = dir.retain(&["--keep", "3", "--json"]).json();
+    assert_eq!(done, json!({ "kept": all, "retired": [], "left": [] }));
+    assert_eq!(ringstow(&["verify", dir.path()]).code, Some(0));
+}
+
+#[test]
+fn retain_neither_counts_nor_removes_what_cannot_be_loaded() {
+    let dir = Checkpoints::new();
+    let [oldest, older, damaged] = [1, 2, 3].map(|step| dir.save(step));
+    flip(&damaged.join("manifest.json"), 20);
+    let killed = dir.killed(4);
+    let planned = dir.retain(&["--keep", "1", "--dry-run"]).out;
+    for path in [&damaged, &killed] {
+        let line = format!("left alone  {}: ", path.display());
+        assert!(planned.contains(&line), "no {line:?} in {planned}");
+    }
+    let done = dir.retain(&["--keep", "1", "--json"]).json();
+    assert_eq!((&done["kept"], &done["retired"]), (&json!([older]), &json!([oldest])));
+    let left: Vec<&Json> =
+        done["left"].as_array().unwrap().iter().map(|left| &left["path"]).collect();
+    assert_eq!(left, [&json!(damaged), &json!(killed)]);
+    assert!(damaged.join(SHARD).exists() && killed.join(format!("{SHARD}.part")).exists());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn retain_keeps_files_for_the_next_save_only_if_asked_to() {
+    let dir = Checkpoints::new();
+    let [_, _, newest] = [1, 2, 3].map(|step| dir.save(step));
+    let spares = dir.0.path().join(".ringstow-spares");
+
+    assert_eq!(dir.retain(&["--keep", "2", "--recycle"]).code, Some(0));
+    let names: Vec<_> = fs::read_dir(&spares).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["rank00000-0.spare"]);
+    assert_eq!(dir.retain(&["--keep", "1", "--dry-run"]).code, Some(0));
+    assert!(spares.join("rank00000-0.spare").exists(), "a dry run changes nothing");
+
+    let done = dir.retain(&["--keep", "1"]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    let names: Vec<_> =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(names, [newest], "spare files of earlier calls go too");
+}
+
+#[test]
+fn retain_of_nowhere_or_of_none_says_what_to_do() {
+    let dir = Checkpoints::new();
+    let whole = dir.save(1);
+    let none = dir.retain(&["--keep", "0"]);
+    assert_eq!(none.code, Some(2));
+    assert!(none.err.contains("keep at least 1"), "{}", none.err);
+    assert!(dir.retain(&[]).err.contains("--keep <N>"));
+    assert!(whole.join(SHARD).exists());
+    let ran = ringstow(&["retain", "/nowhere/at/all", "--keep", "1"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.starts_with("ringstow: ") && ran.err.contains("/nowhere"), "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+}
+
+#[test]
 fn doctor_finds_a_directory_and_leaves_nothing_there() {
     let dir = Checkpoints::new();
     let ran = ringstow(&["doctor", dir.path()]);
@@ -355,7 +453,7 @@ fn wrong_arguments_end_with_2_and_say_what_may_be() {
 #[test]
 fn help_and_version_end_with_0() {
     assert!(ringstow(&["--version"]).out.starts_with("ringstow "));
-    for command in ["ls", "show", "verify", "prune", "doctor", "bench"] {
+    for command in ["ls", "show", "verify", "prune", "retain", "doctor", "bench"] {
         assert_eq!(ringstow(&[command, "--help"]).code, Some(0));
     }
     assert!(ringstow(&["--help"]).out.contains("Exit codes"));
@@ -413,7 +511,7 @@ fn striped_checkpoints_are_found_where_an_option_or_the_environment_says() {
     flip(&shard, 70_000);
     let verify = ringstow(&["verify", &path, "--stripe", stripe, "--json"]);
     assert_eq!(verify.code, Some(1));
-    assert_eq!(verify.json()[0]["damaged_tensors"], serde_json::json!(["b"]));
+    assert_eq!(verify.json()[0]["damaged_tensors"], json!(["b"]));
 
     let litter = disk.path().join("step-00000007/rank00000-5.g3.safetensors.part");
     fs::write(&litter, "half").unwrap();
