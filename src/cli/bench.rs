@@ -122,11 +122,7 @@ pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     check_space(&args.dir, bytes)?;
     check_memory(bytes, (rungs.len() as u64 + u64::from(gpu.is_some())) * config.pool_bytes)?;
     let measured = measure(args, config, &rungs, bytes, gpu)?;
-    if args.json {
-        out.json(&measured)?;
-    } else {
-        out.line(render::text(&measured))?;
-    }
+    out.print(args.json, &measured, || render::text(&measured))?;
     let some = args.copies_only || measured.ways.iter().any(|way| way.refused.is_none());
     Ok(if some { Exit::Ok } else { Exit::Failed })
 }

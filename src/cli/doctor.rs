@@ -29,11 +29,7 @@ pub struct Doctor {
 
 pub fn run(args: &Doctor, out: &mut Output) -> Result<Exit> {
     let diagnosis = diagnose(&args.dir, &args.config.config()?);
-    if args.json {
-        out.json(&diagnosis)?;
-    } else {
-        out.line(render(&diagnosis))?;
-    }
+    out.print(args.json, &diagnosis, || render(&diagnosis))?;
     Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Ok })
 }
 

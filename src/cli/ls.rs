@@ -30,11 +30,7 @@ pub struct Ls {
 
 pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
     let found = list_with(&args.dir, &args.stripe.config()?)?;
-    if args.json {
-        out.json(&found)?;
-    } else {
-        out.line(render(&args.dir, &found))?;
-    }
+    out.print(args.json, &found, || render(&args.dir, &found))?;
     Ok(Exit::Ok)
 }
 

@@ -4,6 +4,7 @@
 //! One file a command: each gathers first, then prints a table or JSON.
 
 mod bench;
+mod clearing;
 mod config;
 mod convert;
 mod doctor;

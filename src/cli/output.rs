@@ -39,6 +39,19 @@ impl Output {
         self.line(escape_controls(&text))
     }
 
+    /// Prints a value as JSON where that was asked for, and in words elsewhere.
+    ///
+    /// # Errors
+    /// As [`Output::json`].
+    pub fn print(
+        &mut self,
+        as_json: bool,
+        value: &impl Serialize,
+        in_words: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if as_json { self.json(value) } else { self.line(in_words()) }
+    }
+
     /// Hands what was printed so far to the reader.
     ///
     /// # Errors

@@ -1,12 +1,12 @@
 //! `ringstow prune`: clears away what killed saves left.
 
-use super::config::StripeFlags;
+use super::clearing::{self, ClearingFlags};
 use super::output::Output;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::store::{Swept, prune_plan, prune_with};
 use clap::Args;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Removes what killed saves left behind
 ///
@@ -19,49 +19,25 @@ pub struct Prune {
     /// A directory of checkpoints, or one checkpoint
     dir: PathBuf,
 
-    /// Say what would be done, and change nothing
-    #[arg(short = 'n', long)]
-    dry_run: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
     #[command(flatten)]
-    stripe: StripeFlags,
+    clearing: ClearingFlags,
 }
 
 pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
-    let config = args.stripe.config()?;
-    let swept = match args.dry_run {
+    let config = args.clearing.stripe.config()?;
+    let swept = match args.clearing.dry_run {
         true => prune_plan(&args.dir, &config),
         false => prune_with(&args.dir, &config),
     }?;
-    if args.json {
-        out.json(&swept)?;
-    } else {
-        out.line(render(&args.dir, &swept, args.dry_run))?;
-    }
+    out.print(args.clearing.json, &swept, || render(&swept, args))?;
     Ok(Exit::Ok)
 }
 
-fn render(dir: &Path, swept: &Swept, dry_run: bool) -> String {
-    let (removed, renamed) = match dry_run {
+fn render(swept: &Swept, args: &Prune) -> String {
+    let (removed, renamed) = match args.clearing.dry_run {
         true => ("would remove", "would finish"),
         false => ("removed", "finished"),
     };
-    let left = swept.left.iter().map(|left| {
-        format!("left alone  {}: {}", text::path(&left.path), text::printable(&left.reason))
-    });
-    let lines: Vec<String> = swept
-        .renamed
-        .iter()
-        .map(|path| format!("{renamed}  {}", text::path(path)))
-        .chain(swept.removed.iter().map(|path| format!("{removed}  {}", text::path(path))))
-        .chain(left)
-        .collect();
-    match lines.is_empty() {
-        true => format!("nothing to clear away in {}", text::path(dir)),
-        false => lines.join("\n"),
-    }
+    clearing::lines([(renamed, &swept.renamed), (removed, &swept.removed)], &swept.left)
+        .unwrap_or_else(|| format!("nothing to clear away in {}", text::path(&args.dir)))
 }

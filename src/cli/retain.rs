@@ -1,6 +1,6 @@
 //! `ringstow retain`: removes old checkpoints.
 
-use super::config::StripeFlags;
+use super::clearing::{self, ClearingFlags};
 use super::output::Output;
 use super::{Exit, text};
 use crate::error::Result;
@@ -27,46 +27,23 @@ pub struct Retain {
     #[arg(short, long)]
     recycle: bool,
 
-    /// Say what would be done, and change nothing
-    #[arg(short = 'n', long)]
-    dry_run: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
     #[command(flatten)]
-    stripe: StripeFlags,
+    clearing: ClearingFlags,
 }
 
 pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::Remove };
-    let config = args.stripe.config()?;
-    let retained = match args.dry_run {
+    let config = args.clearing.stripe.config()?;
+    let retained = match args.clearing.dry_run {
         true => retain_plan(&args.dir, args.keep, &config),
         false => retain_with(&args.dir, args.keep, disposal, &config),
     }?;
-    if args.json {
-        out.json(&retained)?;
-    } else {
-        out.line(render(&retained, args))?;
-    }
+    out.print(args.clearing.json, &retained, || render(&retained, args))?;
     Ok(Exit::Ok)
 }
 
 fn render(retained: &Retained, args: &Retain) -> String {
-    let done = if args.dry_run { "would remove" } else { "removed" };
-    let lines: Vec<String> = retained
-        .retired
-        .iter()
-        .map(|path| format!("{done}  {}", text::path(path)))
-        .chain(retained.kept.iter().map(|path| format!("kept  {}", text::path(path))))
-        .chain(retained.left.iter().map(|left| {
-            format!("left alone  {}: {}", text::path(&left.path), text::printable(&left.reason))
-        }))
-        .collect();
-    match lines.is_empty() {
-        true => format!("no checkpoints in {}", text::path(&args.dir)),
-        false => lines.join("\n"),
-    }
+    let retired = if args.clearing.dry_run { "would remove" } else { "removed" };
+    clearing::lines([(retired, &retained.retired), ("kept", &retained.kept)], &retained.left)
+        .unwrap_or_else(|| format!("no checkpoints in {}", text::path(&args.dir)))
 }
