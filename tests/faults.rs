@@ -3,15 +3,15 @@
 
 mod common;
 
+use common::twisted::{Twist, Twisted};
 use common::{
     ENGINES, State, assert_no_litter, engine, errno, load_all, names_in, scratch, small_config,
     step_at,
 };
 use nix::libc::{EINVAL, EIO, ENOSPC};
 use ringstow::engine::faulty::{Faults, Faulty, OpKind};
-use ringstow::engine::{Completion, Engine, FileId, Op, Waker};
+use ringstow::engine::{Completion, Engine};
 use ringstow::{Config, Error, Runtime, Switch};
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -261,36 +261,17 @@ fn an_engine_that_breaks_during_a_load_is_an_error() {
 
 /// Panics at its nth completion: its thread dies with transfers in flight.
 struct Panics {
-    inner: Box<dyn Engine>,
     left: u64,
 }
 
-impl Engine for Panics {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-    fn depth(&self) -> usize {
-        self.inner.depth()
-    }
-    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
-        self.inner.attach(file)
-    }
-    fn detach(&mut self, file: FileId) {
-        self.inner.detach(file);
-    }
-    fn submit(&mut self, op: Op) {
-        self.inner.submit(op);
-    }
-    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+impl Twist for Panics {
+    fn wait(&mut self, inner: &mut dyn Engine, done: &mut Vec<Completion>) -> io::Result<()> {
         let before = done.len();
-        self.inner.wait(done)?;
+        inner.wait(done)?;
         let completed = (done.len() - before) as u64;
         assert!(completed <= self.left, "a panic on purpose, which this test is about");
         self.left -= completed;
         Ok(())
-    }
-    fn waker(&self) -> Waker {
-        self.inner.waker()
     }
 }
 
@@ -298,7 +279,7 @@ impl Engine for Panics {
 fn a_dying_io_thread_is_an_error_and_never_a_hang() {
     for name in ENGINES {
         for left in [0, 1, 12] {
-            let breaks = move |inner| Box::new(Panics { inner, left }) as Box<dyn Engine>;
+            let breaks = move |inner| Twisted::engine(inner, Panics { left });
             assert_recovers(broken_at_first(name, breaks));
         }
     }

@@ -2,14 +2,13 @@
 
 mod common;
 
-use common::{noise, small_config};
+use common::twisted::{Twist, Twisted};
+use common::{engine, noise, small_config};
 use ringstow::device::Source;
-use ringstow::engine::portable::Portable;
-use ringstow::engine::{Completion, Engine, FileId, Op, Waker};
+use ringstow::engine::{Engine, Op};
 use ringstow::{Checkpoint, Dtype, Job, LoadOptions, Runtime, StateDict, TensorInfo};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::io;
+use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -67,37 +66,16 @@ impl Meeting {
     }
 }
 
-/// An engine that begins a write, and does no more before the last block is being filled.
-struct Slow {
-    inner: Portable,
-    meeting: Arc<Meeting>,
-}
+/// Begins a write, and does no more before the last block is being filled.
+struct Slow(Arc<Meeting>);
 
-impl Engine for Slow {
-    fn name(&self) -> &'static str {
-        "slow"
-    }
-    fn depth(&self) -> usize {
-        self.inner.depth()
-    }
-    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
-        self.inner.attach(file)
-    }
-    fn detach(&mut self, file: FileId) {
-        self.inner.detach(file);
-    }
-    fn submit(&mut self, op: Op) {
+impl Twist for Slow {
+    fn submit(&mut self, inner: &mut dyn Engine, op: Op) {
         // The trial write is of the first block.
         if op.action.transfer().is_some_and(|transfer| transfer.offset > 0) {
-            self.meeting.step(|steps| steps.0 = true, |steps| steps.1);
+            self.0.step(|steps| steps.0 = true, |steps| steps.1);
         }
-        self.inner.submit(op);
-    }
-    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-        self.inner.wait(done)
-    }
-    fn waker(&self) -> Waker {
-        self.inner.waker()
+        inner.submit(op);
     }
 }
 
@@ -125,10 +103,7 @@ fn later_blocks_are_filled_while_earlier_ones_are_written() {
     let file = dir.path().join("save.json");
     let meeting = Arc::<Meeting>::default();
     let engines = meeting.clone();
-    let build = move || {
-        let (inner, meeting) = (Portable::new(4)?, engines.clone());
-        Ok(Box::new(Slow { inner, meeting }) as Box<dyn Engine>)
-    };
+    let build = move || Ok(Twisted::engine(engine("portable")?, Slow(engines.clone())));
     let runtime = Runtime::with_engine(small_config(), Arc::new(build)).unwrap();
     let mut state = StateDict::new();
     let bytes = noise(1, 5 * 4096);

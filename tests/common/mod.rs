@@ -3,6 +3,7 @@
 
 #[cfg(target_os = "linux")]
 pub mod mounts;
+pub mod twisted;
 
 use ringstow::engine::Engine;
 use ringstow::engine::portable::Portable;

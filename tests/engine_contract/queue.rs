@@ -1,11 +1,11 @@
 //! What the queue makes of an engine: requests carried to their end, each answered once.
 
 use crate::setup::*;
+use crate::twisted::{Twist, Twisted};
 use crossbeam_channel::{Receiver, unbounded};
 use ringstow::engine::ladder::{trial_read, trial_write};
 use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing, is_cancelled};
-use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer, Waker};
-use std::fs::File;
+use ringstow::engine::{Action, Completion, Engine, Op, Transfer};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -160,36 +160,19 @@ pub fn more_files_than_the_depth_are_synced_at_the_same_time(setup: &Setup) {
 /// Interrupts whatever it is given, after setting the request's abort.
 struct Aborting {
     abort: Arc<AtomicBool>,
-    inner: Box<dyn Engine>,
     taken: Vec<Op>,
     submitted: Arc<AtomicUsize>,
 }
 
-impl Engine for Aborting {
-    fn name(&self) -> &'static str {
-        "aborting"
-    }
-
-    fn depth(&self) -> usize {
-        self.inner.depth()
-    }
-
-    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
-        self.inner.attach(file)
-    }
-
-    fn detach(&mut self, file: FileId) {
-        self.inner.detach(file);
-    }
-
-    fn submit(&mut self, op: Op) {
+impl Twist for Aborting {
+    fn submit(&mut self, _: &mut dyn Engine, op: Op) {
         self.submitted.fetch_add(1, Ordering::Relaxed);
         self.taken.push(op);
     }
 
-    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+    fn wait(&mut self, inner: &mut dyn Engine, done: &mut Vec<Completion>) -> io::Result<()> {
         if self.taken.is_empty() {
-            return self.inner.wait(done);
+            return inner.wait(done);
         }
         self.abort.store(true, Ordering::Relaxed);
         done.extend(self.taken.drain(..).map(|op| {
@@ -198,10 +181,6 @@ impl Engine for Aborting {
         }));
         Ok(())
     }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
 }
 
 #[test]
@@ -209,10 +188,9 @@ fn an_abort_ends_a_request_before_its_next_attempt() {
     let setup = Setup::portable_buffered().unwrap();
     let abort = Arc::new(AtomicBool::new(false));
     let submitted = Arc::new(AtomicUsize::new(0));
-    let engine = (abort.clone(), submitted.clone());
-    let queue = setup.queue_over(move |inner| {
-        Box::new(Aborting { abort: engine.0, inner, taken: Vec::new(), submitted: engine.1 })
-    });
+    let aborting =
+        Aborting { abort: abort.clone(), taken: Vec::new(), submitted: submitted.clone() };
+    let queue = setup.queue_over(|inner| Twisted::engine(inner, aborting));
     let file = queue.attach(setup.create("file")).unwrap();
     let (send, outcomes) = unbounded();
     let reply = Reply::new(move |outcome| send.send(outcome).unwrap());
@@ -226,47 +204,23 @@ fn an_abort_ends_a_request_before_its_next_attempt() {
 /// Keeps syncs to itself until it has been given `count` of them.
 struct Gathering {
     count: usize,
-    inner: Box<dyn Engine>,
     kept: Vec<Op>,
 }
 
-impl Engine for Gathering {
-    fn name(&self) -> &'static str {
-        "gathering"
-    }
-
-    fn depth(&self) -> usize {
-        self.inner.depth()
-    }
-
-    fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
-        self.inner.attach(file)
-    }
-
-    fn detach(&mut self, file: FileId) {
-        self.inner.detach(file);
-    }
-
-    fn submit(&mut self, op: Op) {
+impl Twist for Gathering {
+    fn submit(&mut self, inner: &mut dyn Engine, op: Op) {
         self.kept.push(op);
         if self.kept.len() == self.count {
-            self.kept.drain(..).for_each(|op| self.inner.submit(op));
+            self.kept.drain(..).for_each(|op| inner.submit(op));
         }
-    }
-
-    fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-        self.inner.wait(done)
-    }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
     }
 }
 
 #[test]
 fn no_file_waits_for_another_ones_sync() {
     let setup = Setup::portable_buffered().unwrap();
-    let queue = setup.queue_over(|inner| Box::new(Gathering { count: 3, inner, kept: Vec::new() }));
+    let gathering = Gathering { count: 3, kept: Vec::new() };
+    let queue = setup.queue_over(|inner| Twisted::engine(inner, gathering));
     let attach = |name: &&str| queue.attach(setup.create(name)).unwrap();
     let files: Vec<Attached> = ["a", "b", "c"].iter().map(attach).collect();
     let (send, synced) = unbounded();
