@@ -17,20 +17,17 @@
 
 mod common;
 
-use common::{Dice, cpu_seconds, median, spread};
+use common::{Args, Dice, Result, bench_dir, cpu_seconds, median, spread};
 use ringstow::device::Target;
 use ringstow::engine::file::drop_page_cache;
 use ringstow::pool::Mapping;
 use ringstow::{Checkpoint, Config, Disposal, Dtype, LoadOptions, Runtime, StateDict};
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Instant;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Bytes of a transfer and transfers in flight: fio's own winners on disks of different kinds.
 const FIO: [(&str, &str); 3] = [("1M", "32"), ("4M", "8"), ("16M", "4")];
@@ -44,22 +41,13 @@ struct Options {
 
 /// What was asked for; `None` for the smoke test, which has no use for a disk's limit.
 fn options() -> Result<Option<Options>> {
-    let dir = std::env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
-    let dir = dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
-    let mut options = Options { rounds: 7, bytes: 3_000_000_000, dir, small: false };
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().ok_or(format!("{arg} needs a value"));
-        match arg.as_str() {
-            "--rounds" => options.rounds = value()?.parse()?,
-            "--gb" => options.bytes = (value()?.parse::<f64>()? * 1e9) as u64,
-            "--dir" => options.dir = value()?.into(),
-            "--small" => options.small = true,
-            "--test" => return Ok(None),
-            _ => {} // cargo's own and criterion's
-        }
-    }
-    Ok(Some(options))
+    let Some(mut args) = Args::unless_smoke_test("against_fio") else { return Ok(None) };
+    Ok(Some(Options {
+        rounds: args.value("--rounds")?.unwrap_or(7),
+        bytes: args.bytes(3.0)?,
+        dir: args.value("--dir")?.unwrap_or_else(bench_dir),
+        small: args.flag("--small"),
+    }))
 }
 
 /// What is measured, each once a round.
@@ -352,10 +340,7 @@ fn tell(figures: &Figures, gb: f64) {
 }
 
 fn main() -> Result<()> {
-    let Some(options) = options()? else {
-        println!("against_fio: left out of the smoke test");
-        return Ok(());
-    };
+    let Some(options) = options()? else { return Ok(()) };
     let mut lab = Lab::new(&options)?;
     let figures = measure(&mut lab, options.rounds)?;
     tell(&figures, options.bytes as f64 / 1e9);

@@ -9,14 +9,11 @@
 
 mod common;
 
-use common::{median, spread};
+use common::{Args, Result, bench_dir, median, spread};
 use ringstow::{Config, Dtype, StateDict};
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Where the child saves; set only for it.
 const CHILD_DIR: &str = "RINGSTOW_BENCH_FIRST_SAVE_DIR";
@@ -32,21 +29,12 @@ struct Options {
 
 /// What was asked for; `None` for the smoke test.
 fn options() -> Result<Option<Options>> {
-    let dir = std::env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
-    let dir = dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
-    let mut options = Options { processes: 12, bytes: 1_000_000_000, dir };
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        let mut value = || args.next().ok_or(format!("{arg} needs a value"));
-        match arg.as_str() {
-            "--processes" => options.processes = value()?.parse()?,
-            "--gb" => options.bytes = (value()?.parse::<f64>()? * 1e9) as usize,
-            "--dir" => options.dir = value()?.into(),
-            "--test" => return Ok(None),
-            _ => {} // cargo's own and criterion's
-        }
-    }
-    Ok(Some(options))
+    let Some(mut args) = Args::unless_smoke_test("first_save") else { return Ok(None) };
+    Ok(Some(Options {
+        processes: args.value("--processes")?.unwrap_or(12),
+        bytes: args.bytes(1.0)? as usize,
+        dir: args.value("--dir")?.unwrap_or_else(bench_dir),
+    }))
 }
 
 /// The child: saves twice, and tells the seconds of each and how long memory and engine took.
@@ -81,10 +69,7 @@ fn measure(options: &Options, dir: &Path) -> Result<[f64; 4]> {
 }
 
 fn main() -> Result<()> {
-    let Some(options) = options()? else {
-        println!("first_save: left out of the smoke test");
-        return Ok(());
-    };
+    let Some(options) = options()? else { return Ok(()) };
     if let Some(dir) = std::env::var_os(CHILD_DIR) {
         return save_twice(Path::new(&dir), options.bytes);
     }

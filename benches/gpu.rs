@@ -4,8 +4,11 @@
 //! Skips, with a message, where there is no GPU. Knobs, from the environment: `RINGSTOW_BENCH_DIR`
 //! and `RINGSTOW_BENCH_MB` as for the bench `throughput`; `RINGSTOW_BENCH_GPU`, the GPU's number (0).
 
+mod common;
+
 #[cfg(feature = "cuda")]
 mod gpu {
+    use super::common::{bench_dir, is_smoke_test};
     use criterion::{Criterion, Throughput};
     use ringstow::device::Target;
     use ringstow::device::cuda::{Device, DeviceMemory, LargeCopy, Ready};
@@ -16,7 +19,7 @@ mod gpu {
         Checkpoint, Config, Dtype, LoadOptions, Result, Runtime, SaveReport, StateDict, TensorInfo,
     };
     use std::env;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -24,14 +27,8 @@ mod gpu {
     const TENSOR_BYTES: usize = 64 << 20;
 
     fn bench_bytes() -> usize {
-        let smoke = env::args().any(|arg| arg == "--test");
         let asked = env::var("RINGSTOW_BENCH_MB").ok().and_then(|mb| mb.parse::<usize>().ok());
-        asked.unwrap_or(if smoke { 8 } else { 1024 }) << 20
-    }
-
-    fn bench_dir() -> PathBuf {
-        let dir = env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
-        dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())
+        asked.unwrap_or(if is_smoke_test() { 8 } else { 1024 }) << 20
     }
 
     fn device() -> Result<Arc<Device>> {

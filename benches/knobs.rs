@@ -17,18 +17,15 @@ mod nowhere;
 
 mod common;
 
-use common::{Dice, cpu_seconds, median, spread};
+use common::{Args, Dice, Result, cpu_seconds, median, spread};
 use nowhere::Endless;
 use ringstow::device::Target;
 use ringstow::engine::file;
 use ringstow::{Checkpoint, Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
-use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// A setting, by name.
 struct Variant {
@@ -90,25 +87,21 @@ struct Options {
 impl Options {
     /// What was asked for; `None` for the smoke test.
     fn parse() -> Result<Option<Self>> {
-        let (dir, work, only) = (None, Work::Save, Vec::new());
-        let mut options = Self { dir, work, bytes: 1_000_000_000, files: 1, rounds: 15, only };
-        let mut args = std::env::args().skip(1);
-        while let Some(arg) = args.next() {
-            let mut value = || args.next().ok_or(format!("{arg} needs a value"));
-            match arg.as_str() {
-                "--dir" => options.dir = Some(value()?.into()),
-                "--load" => options.work = Work::Load,
-                "--load-into" => options.work = Work::LoadInto,
-                "--gb" => options.bytes = (value()?.parse::<f64>()? * 1e9) as u64,
-                "--files" => options.files = value()?.parse::<u64>()?.max(1),
-                "--rounds" => options.rounds = value()?.parse::<usize>()?.max(1),
-                "--only" => options.only.push(value()?),
-                "--test" => return Ok(None),
-                "--bench" => {}
-                other => {
-                    return Err(format!("no option {other:?}; benches/knobs.rs has them").into());
-                }
-            }
+        let Some(mut args) = Args::unless_smoke_test("knobs") else { return Ok(None) };
+        let options = Self {
+            dir: args.value("--dir")?,
+            work: match (args.flag("--load"), args.flag("--load-into")) {
+                (_, true) => Work::LoadInto,
+                (true, false) => Work::Load,
+                (false, false) => Work::Save,
+            },
+            bytes: args.bytes(1.0)?,
+            files: args.value("--files")?.unwrap_or(1).max(1),
+            rounds: args.value("--rounds")?.unwrap_or(15).max(1),
+            only: args.values("--only")?,
+        };
+        if let Some(other) = args.rest().first() {
+            return Err(format!("no option {other:?}; benches/knobs.rs has them").into());
         }
         match (&options.dir, options.work) {
             (None, Work::Load | Work::LoadInto) => {
@@ -292,10 +285,7 @@ fn compare(options: &Options, dir: PathBuf) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    let Some(options) = Options::parse()? else {
-        println!("knobs: left out of the smoke test");
-        return Ok(());
-    };
+    let Some(options) = Options::parse()? else { return Ok(()) };
     // Before any thread is started: it is mounted for this thread and those to come.
     let endless = if options.dir.is_none() { Endless::new().ok() } else { None };
     let temporary = tempfile::tempdir()?;

@@ -3,6 +3,9 @@
 //!
 //! `cargo bench --bench manifest -- --test` runs everything once, small.
 
+mod common;
+
+use common::is_smoke_test;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ringstow::Dtype;
 use ringstow::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, receipt};
@@ -18,7 +21,7 @@ const WIDTH: u64 = 8192;
 const ROWS: u64 = 4;
 
 fn ranks() -> u64 {
-    if std::env::args().any(|arg| arg == "--test") { 16 } else { 4096 }
+    if is_smoke_test() { 16 } else { 4096 }
 }
 
 /// Tensors cut along their first dimension, one chunk a rank, one file a rank.

@@ -9,6 +9,9 @@
 #[path = "../tests/common/nowhere.rs"]
 mod nowhere;
 
+mod common;
+
+use common::is_smoke_test;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
 use ringstow::device::Target;
@@ -22,17 +25,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-fn smoke() -> bool {
-    std::env::args().any(|arg| arg == "--test")
-}
-
 fn large() -> bool {
     std::env::var_os("RINGSTOW_BENCH_LARGE").is_some()
 }
 
 /// Numbers of tensors, each ten times the one before.
 fn counts() -> Vec<usize> {
-    match (smoke(), large()) {
+    match (is_smoke_test(), large()) {
         (true, _) => vec![100],
         (false, false) => vec![1_000, 10_000, 100_000],
         (false, true) => vec![1_000, 10_000, 100_000, 1_000_000],
@@ -197,7 +196,7 @@ fn pipeline(criterion: &mut Criterion) {
     each(criterion, "load into/4 KiB", &counts, saved, |(checkpoint, memory)| {
         load_into(&runtime, checkpoint, &mut memory.lock().expect("nobody else has it"));
     });
-    let blocks: &[usize] = match (smoke(), large() && place.0.is_some()) {
+    let blocks: &[usize] = match (is_smoke_test(), large() && place.0.is_some()) {
         (true, _) => &[10],
         (false, false) => &[200, 2_000],
         (false, true) => &[1_500, 15_000],
@@ -242,7 +241,7 @@ fn ranks(criterion: &mut Criterion) {
     let place = Place::new();
     let mut group = criterion.benchmark_group("commit of ranks");
     group.sample_size(10).warm_up_time(Duration::from_millis(200));
-    for ranks in if smoke() { vec![16] } else { vec![256, 1024, 4096] } {
+    for ranks in if is_smoke_test() { vec![16] } else { vec![256, 1024, 4096] } {
         group.throughput(Throughput::Elements(ranks as u64));
         group.bench_function(BenchmarkId::from_parameter(ranks), |b| {
             b.iter_custom(|times| (0..times).map(|_| commit(ranks, &place.path())).sum());

@@ -8,6 +8,9 @@
 //! A disk that others use too gives numbers that only mean something within one run; to compare
 //! with what the disk can do, see the bench `against_fio`.
 
+mod common;
+
+use common::{bench_dir, is_smoke_test};
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use ringstow::engine::ladder::Kind;
 use ringstow::engine::{file, ladder};
@@ -16,22 +19,12 @@ use ringstow::plan::load::{Unit, Want};
 use ringstow::plan::save::{Options, SavePlan, plan};
 use ringstow::{Config, Dtype, EngineChoice, Item, Runtime, StateDict, Switch, TensorInfo};
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// Whether this is the smoke test.
-fn smoke() -> bool {
-    std::env::args().any(|arg| arg == "--test")
-}
 
 fn bench_bytes() -> usize {
     let asked = std::env::var("RINGSTOW_BENCH_MB").ok().and_then(|mb| mb.parse::<usize>().ok());
-    asked.unwrap_or(if smoke() { 8 } else { 256 }) << 20
-}
-
-fn bench_dir() -> PathBuf {
-    let dir = std::env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
-    dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())
+    asked.unwrap_or(if is_smoke_test() { 8 } else { 256 }) << 20
 }
 
 /// A tensor of each size that a model has: most bytes in large ones.
@@ -199,7 +192,7 @@ fn manifest_of(items: &[Item], plan: &SavePlan) -> Manifest {
 }
 
 fn planner(criterion: &mut Criterion) {
-    let count = if smoke() { 1000 } else { 100_000 };
+    let count = if is_smoke_test() { 1000 } else { 100_000 };
     let items = many(count);
     let plan = plan_of(&items);
     let mut group = group(criterion, "planner", Throughput::BytesDecimal(plan.tensor_bytes));
@@ -219,7 +212,7 @@ fn planner(criterion: &mut Criterion) {
 
 fn manifest(criterion: &mut Criterion) {
     let large = std::env::var_os("RINGSTOW_BENCH_LARGE").map(|_| 1_000_000);
-    for count in large.into_iter().chain([if smoke() { 1000 } else { 100_000 }]) {
+    for count in large.into_iter().chain([if is_smoke_test() { 1000 } else { 100_000 }]) {
         let items = many(count);
         let manifest = manifest_of(&items, &plan_of(&items));
         let text = manifest.encode().expect("it can be written");

@@ -1,7 +1,75 @@
-//! What benches share: time on the CPU, and what many measurements say together.
+//! What benches share: what they are asked for, time on the CPU, and what many measurements say together.
 #![allow(dead_code)] // each of them uses a part of it
 
 use nix::sys::resource::{UsageWho, getrusage};
+use std::error::Error;
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Whatever goes wrong ends a bench.
+pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Whether everything is to run once, small: `cargo bench -- --test`.
+pub fn is_smoke_test() -> bool {
+    std::env::args().any(|arg| arg == "--test")
+}
+
+/// Where to save unless an option says it.
+pub fn bench_dir() -> PathBuf {
+    let dir = std::env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
+    dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())
+}
+
+/// What was asked for on the command line; what is looked at is taken out of it.
+pub struct Args(Vec<String>);
+
+impl Args {
+    /// Those of this process; `None`, which is said, in the smoke test, that `bench` has no part in.
+    pub fn unless_smoke_test(bench: &str) -> Option<Self> {
+        if is_smoke_test() {
+            println!("{bench}: left out of the smoke test");
+            return None;
+        }
+        // Cargo's own.
+        let is_ours = |arg: &String| arg != "--bench";
+        Some(Self(std::env::args().skip(1).filter(is_ours).collect()))
+    }
+
+    /// Whether this option is there.
+    pub fn flag(&mut self, name: &str) -> bool {
+        let before = self.0.len();
+        self.0.retain(|arg| arg != name);
+        self.0.len() < before
+    }
+
+    /// What follows this option, each time that it is there.
+    pub fn values<T: FromStr<Err: Display>>(&mut self, name: &str) -> Result<Vec<T>> {
+        let mut values = Vec::new();
+        while let Some(at) = self.0.iter().position(|arg| arg == name) {
+            self.0.remove(at);
+            let value = self.0.get(at).ok_or_else(|| format!("{name} needs a value"))?;
+            values.push(value.parse().map_err(|error| format!("{name} {value}: {error}"))?);
+            self.0.remove(at);
+        }
+        Ok(values)
+    }
+
+    /// What follows this option the last time.
+    pub fn value<T: FromStr<Err: Display>>(&mut self, name: &str) -> Result<Option<T>> {
+        Ok(self.values(name)?.pop())
+    }
+
+    /// Bytes to save, by `--gb`.
+    pub fn bytes(&mut self, gb: f64) -> Result<u64> {
+        Ok((self.value("--gb")?.unwrap_or(gb) * 1e9) as u64)
+    }
+
+    /// What was not looked at.
+    pub fn rest(self) -> Vec<String> {
+        self.0
+    }
+}
 
 /// CPU seconds that this process has used, its threads in the kernel among them.
 pub fn cpu_seconds() -> f64 {
