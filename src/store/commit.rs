@@ -8,10 +8,10 @@
 //! 3. Shards of the earlier checkpoint are removed, or kept as spare files, the new ones get their final
 //!    names, and the directories are synced. A kill in between leaves this to the next save, or to `prune`.
 
+use super::dir::{self, file_names};
 use super::parts::Parts;
 use super::places::Places;
-use super::sweep::{file_names, sweep, sweep_by_manifest, sweep_keeping};
-use crate::engine::file::sync_dir;
+use super::sweep::{sweep, sweep_by_manifest, sweep_keeping};
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use std::fs;
@@ -112,7 +112,7 @@ impl Transaction {
             file.sync_all()
         };
         write().map_err(|e| Error::io("writing", &path, e))?;
-        sync_dir(self.dir()).map_err(|e| Error::io("syncing", self.dir(), e))
+        dir::sync(self.dir())
     }
 
     /// The commit.
@@ -123,7 +123,7 @@ impl Transaction {
         // From here on nothing may be taken back, even if the directory cannot be synced: the
         // manifest may or may not survive a crash, but its shards must if it does.
         self.parts.keep();
-        sync_dir(self.dir()).map_err(|e| Error::io("syncing", self.dir(), e))
+        dir::sync(self.dir())
     }
 
     /// Step 3.

@@ -2,10 +2,10 @@
 //! an index where there are several. Through the same pipeline as a save, but there is no manifest and
 //! no checksum; what makes the files a model is their names, and of several the index, which come last.
 
+use super::dir::{self, file_names, remove};
 use super::parts::Parts;
 use super::save::{Contents, report};
-use super::sweep::{file_names, remove};
-use crate::engine::file::{create, sync_dir};
+use crate::engine::file::create;
 use crate::error::{Error, Result};
 use crate::format::{Item, header, names};
 use crate::pipeline::job::Job;
@@ -111,7 +111,7 @@ fn publish(plan: &SavePlan, contents: &Contents<'_>, dir: &Path, parts: &mut Par
         parts.files.push(to.clone());
         fs::rename(&from, &to).map_err(|e| Error::io("renaming", from, e))?;
     }
-    sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))?;
+    dir::sync(dir)?;
     parts.sync_parents()?;
     parts.keep();
     Ok(())

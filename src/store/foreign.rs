@@ -3,8 +3,8 @@
 //! PyTorch's `HuggingFaceStorageWriter` notes in each file where its tensors lie in the whole ones
 //! (`DCP_SHARDING_INFO`). Files without that note hold whole tensors.
 
+use super::dir::file_names;
 use super::open::no_manifest;
-use super::sweep::file_names;
 use crate::config::Config;
 use crate::engine::file::open_read;
 use crate::error::{Error, Result, some_of};

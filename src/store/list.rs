@@ -1,13 +1,12 @@
 //! Finding checkpoints in a directory.
 
+use super::dir::{entries, file_names};
 use super::open::{Checkpoint, read_manifest};
 use super::places::companion_of;
-use super::sweep::file_names;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use serde::Serialize;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A directory that is, or was to become, a checkpoint.
@@ -62,8 +61,8 @@ pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
         return Ok(vec![found]);
     }
     let mut all = Vec::new();
-    for entry in fs::read_dir(dir).map_err(|e| Error::io("listing", dir, e))? {
-        let path = entry.map_err(|e| Error::io("listing", dir, e))?.path();
+    for entry in entries(dir)? {
+        let path = entry.path();
         if path.is_dir() {
             match look(&path, config) {
                 Ok(found) => all.extend(found),

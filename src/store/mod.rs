@@ -2,6 +2,7 @@
 //! opened, read and checked.
 
 mod commit;
+mod dir;
 mod export;
 mod foreign;
 mod index;

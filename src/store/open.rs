@@ -1,10 +1,10 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
+use super::dir::file_names;
 use super::foreign;
 use super::index::Index;
 use super::places::{Places, companion_of};
 use super::session::unfinished;
-use super::sweep::file_names;
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};

@@ -1,8 +1,7 @@
 //! What a save makes on disk before it is known to succeed, and takes back if it does not.
 
+use super::dir::{self, remove};
 use super::lock::DirLock;
-use super::sweep::remove;
-use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
 use std::fs;
 use std::io;
@@ -78,7 +77,7 @@ impl Parts {
     pub fn sync_parents(&self) -> Result<()> {
         let parents = self.made.iter().filter_map(|dir| dir.parent());
         for parent in parents.filter(|parent| !parent.as_os_str().is_empty()) {
-            sync_dir(parent).map_err(|e| Error::io("syncing", parent, e))?;
+            dir::sync(parent)?;
         }
         Ok(())
     }

@@ -6,10 +6,11 @@
 //! names the one directory that they belong to. Whoever holds the lock on that directory is therefore
 //! alone in its companions too.
 
+use super::dir;
 use super::lock::DirLock;
 use super::open::read_plain;
 use super::parts::Parts;
-use crate::engine::file::{create, sync_dir};
+use crate::engine::file::create;
 use crate::engine::ladder::Fallback;
 use crate::error::{Error, Result};
 use crate::format::names;
@@ -302,8 +303,7 @@ impl Places {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync_companions(&self) -> Result<()> {
-        let dirs = self.companions().filter(|dir| dir.is_dir());
-        dirs.into_iter().try_for_each(|dir| sync_dir(dir).map_err(|e| Error::io("syncing", dir, e)))
+        self.companions().filter(|dir| dir.is_dir()).try_for_each(dir::sync)
     }
 
     /// What is to be said of directories that share a disk.

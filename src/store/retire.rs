@@ -4,14 +4,14 @@
 //! is left of it is cleared away like what a killed save leaves. Its shards are removed, or kept as
 //! [spare files](super::spares) for a later save to write over.
 
+use super::dir::{self, remove};
 use super::list::{Status, list_with};
 use super::lock::DirLock;
 use super::open::read_manifest;
 use super::places::Places;
 use super::spares::Spares;
-use super::sweep::{Left, Swept, remove, sweep, sweep_keeping};
+use super::sweep::{Left, Swept, sweep, sweep_keeping};
 use crate::config::Config;
-use crate::engine::file::sync_dir;
 use crate::error::{Error, Result};
 use crate::format::names;
 use serde::Serialize;
@@ -102,7 +102,7 @@ fn take_down(dir: &Path) -> Result<()> {
     let manifest = dir.join(names::MANIFEST);
     fs::rename(&manifest, dir.join(names::RETIRED))
         .map_err(|e| Error::io("renaming", &manifest, e))?;
-    sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))
+    dir::sync(dir)
 }
 
 /// Before the manifest: programs that go by the mark are to find no checkpoint that is none.
@@ -121,7 +121,7 @@ fn is_retired(dir: &Path) -> bool {
 fn remove_if_empty(dir: &Path) -> Result<()> {
     let parent = fs::canonicalize(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
     match (fs::remove_dir(dir), parent) {
-        (Ok(()), Some(parent)) => sync_dir(&parent).map_err(|e| Error::io("syncing", parent, e)),
+        (Ok(()), Some(parent)) => dir::sync(&parent),
         // Others' files are in it.
         _ => Ok(()),
     }

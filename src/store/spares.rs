@@ -12,9 +12,9 @@
 //! - the file has this one name (a hard link is somebody's copy), and nobody has it open, mapped or not, as
 //!   the kernel says. Other hosts it does not know of, so only local file systems are taken.
 
+use super::dir::{self, file_names, remove};
 use super::places::Places;
-use super::sweep::{file_names, remove};
-use crate::engine::file::{open_write, sync_dir};
+use crate::engine::file::open_write;
 use crate::engine::ladder::Fallback;
 use crate::engine::lease::is_sole_opener;
 use crate::error::{Error, Result};
@@ -89,7 +89,7 @@ impl Spares {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
-        sync_dir(&self.dir).map_err(|e| Error::io("syncing", &self.dir, e))
+        dir::sync(&self.dir)
     }
 
     /// Moves the spare file for a shard to where that is about to be written.

@@ -2,6 +2,7 @@
 //! what never got there. Likewise finishes the removal of a checkpoint. In a checkpoint's own directory and
 //! in those on the disks it is striped over.
 
+use super::dir::{self, entries, file_names, remove};
 use super::lock::DirLock;
 use super::open::{Checkpoint, read_manifest};
 use super::places::{Places, companion_of};
@@ -11,8 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use serde::Serialize;
 use std::collections::HashSet;
-use std::fs;
-use std::io;
+use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 
 /// What a clean-up did to a directory, or would do.
@@ -35,22 +35,6 @@ pub struct Left {
     pub path: PathBuf,
     /// Why.
     pub reason: String,
-}
-
-/// Names of the files in a directory; those that are not Unicode are not ours.
-pub(super) fn file_names(dir: &Path) -> Result<Vec<String>> {
-    let failed = |e| Error::io("listing", dir, e);
-    let mut names = Vec::new();
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if let (Ok(name), false) =
-            (entry.file_name().into_string(), entry.file_type().map_err(failed)?.is_dir())
-        {
-            names.push(name);
-        }
-    }
-    names.sort();
-    Ok(names)
 }
 
 /// Brings a checkpoint's places to what its manifest says: renames committed shards that are still
@@ -151,15 +135,9 @@ impl Plan {
 
     /// Whether a companion will hold nothing that is not to be removed, but its marker.
     fn empties(&self, companion: &Path) -> Result<bool> {
-        let failed = |e| Error::io("listing", companion, e);
         let removed: HashSet<&Path> = self.remove.iter().map(PathBuf::as_path).collect();
-        for entry in fs::read_dir(companion).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if !removed.contains(path.as_path()) && !path.ends_with(names::COMPANION) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let goes = |path: &Path| removed.contains(path) || path.ends_with(names::COMPANION);
+        Ok(entries(companion)?.iter().all(|entry| goes(&entry.path())))
     }
 
     fn carry_out(self) -> Result<Swept> {
@@ -171,7 +149,7 @@ impl Plan {
             fs::rename(from, to).map_err(|e| Error::io("renaming", from, e))?;
         }
         for dir in &self.touched {
-            crate::engine::file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))?;
+            dir::sync(dir)?;
         }
         for dir in &self.emptied {
             remove(&dir.join(names::COMPANION))?;
@@ -187,14 +165,6 @@ impl Plan {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
         let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
         Swept { removed, renamed, kept: self.kept, left: Vec::new() }
-    }
-}
-
-/// Removes a file; one that is gone already is no failure.
-pub(super) fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("removing", path, e)),
-        _ => Ok(()),
     }
 }
 
@@ -258,14 +228,9 @@ fn prune_all(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
 
 /// The directories directly under `dir`, by name; links are not followed.
 fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |e| Error::io("listing", dir, e);
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            found.push(entry.path());
-        }
-    }
+    let is_dir = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let directories = entries(dir)?.into_iter().filter(is_dir);
+    let mut found: Vec<PathBuf> = directories.map(|entry| entry.path()).collect();
     found.sort();
     Ok(found)
 }

@@ -1,0 +1,50 @@
+//! What the store does to directories and the names in them, with errors that say where. Nothing here
+//! knows what a checkpoint is.
+
+use crate::engine::file;
+use crate::error::{Error, Result};
+use std::fs::{self, DirEntry};
+use std::io;
+use std::path::Path;
+
+/// All that is in a directory, in no order.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn entries(dir: &Path) -> Result<Vec<DirEntry>> {
+    let entries = fs::read_dir(dir).and_then(Iterator::collect);
+    entries.map_err(|e| Error::io("listing", dir, e))
+}
+
+/// Names of the files in a directory, sorted; those that are not Unicode are not ours.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn file_names(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in entries(dir)? {
+        let kind = entry.file_type().map_err(|e| Error::io("listing", dir, e))?;
+        names.extend(entry.file_name().into_string().ok().filter(|_| !kind.is_dir()));
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Removes a file; one that is gone already is no failure.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("removing", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the names in a directory durable: files created, renamed and removed.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn sync(dir: &Path) -> Result<()> {
+    file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))
+}
