@@ -57,10 +57,8 @@ fn save_all(
     transaction.begin_files(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let claimed = spares::claim(transaction.places(), &plan.shards, &paths)?;
-    let mut written = contents.write(runtime, &plan, (path, &paths), job)?;
-    written.moved.fallbacks.extend(claimed.refused);
-    written.moved.fallbacks.extend(transaction.places().shared_disk());
+    let (written, recycled_bytes) =
+        contents.write_over_spares(runtime, &plan, (transaction.places(), &paths), job)?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
@@ -71,7 +69,7 @@ fn save_all(
     transaction.commit(&manifest)?;
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
-    report.recycled_bytes = claimed.bytes;
+    report.recycled_bytes = recycled_bytes;
     report.seconds.plan = planned;
     report.seconds.commit = committing.elapsed().as_secs_f64();
     report.seconds.total = started.elapsed().as_secs_f64();
@@ -115,13 +113,8 @@ fn write_part(
     parts.files.extend_from_slice(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let claimed = spares::claim(&places, &plan.shards, &paths)?;
-    let mut written = match plan.shards.is_empty() {
-        true => Written::nothing(),
-        false => contents.write(runtime, &plan, (path, &paths), job)?,
-    };
-    written.moved.fallbacks.extend(claimed.refused);
-    written.moved.fallbacks.extend(places.shared_disk());
+    let (written, recycled_bytes) =
+        contents.write_over_spares(runtime, &plan, (&places, &paths), job)?;
 
     let receipt = Receipt {
         rank,
@@ -133,7 +126,7 @@ fn write_part(
     fs::File::create(&done).map_err(|e| Error::io("creating", &done, e))?;
     parts.keep();
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
-    report.recycled_bytes = claimed.bytes;
+    report.recycled_bytes = recycled_bytes;
     report.seconds.plan = planned;
     report.seconds.total = started.elapsed().as_secs_f64();
     Ok((receipt, report))
@@ -151,6 +144,25 @@ impl Contents<'_> {
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
         let lanes = places.lanes(config.files);
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
+    }
+
+    /// Writes the planned shards to `parts`, over spare files where there are some; also returns the
+    /// bytes of those.
+    fn write_over_spares(
+        &self,
+        runtime: &Runtime,
+        plan: &SavePlan,
+        (places, parts): (&Places, &[PathBuf]),
+        job: &Arc<Job>,
+    ) -> Result<(Written, u64)> {
+        let claimed = spares::claim(places, &plan.shards, parts)?;
+        let mut written = match plan.shards.is_empty() {
+            true => Written::nothing(),
+            false => self.write(runtime, plan, (places.own(), parts), job)?,
+        };
+        written.moved.fallbacks.extend(claimed.refused);
+        written.moved.fallbacks.extend(places.shared_disk());
+        Ok((written, claimed.bytes))
     }
 
     pub(super) fn write(
