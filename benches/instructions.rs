@@ -8,9 +8,8 @@
 mod nowhere;
 
 use nowhere::{Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::format::{FileEntry, Manifest};
+use ringstow::format::Manifest;
 use ringstow::plan::load::{Unit, Want};
-use ringstow::plan::save::Shard;
 use ringstow::{Checkpoint, Config, LoadOptions, StateDict};
 use std::hint::black_box;
 use std::path::Path;
@@ -78,15 +77,7 @@ fn measured<T>(work: impl FnOnce() -> T) {
 
 fn manifest(tensors: usize) -> Manifest {
     let items = items(tensors, mixed);
-    let plan = layout(&items);
-    let file = |shard: &Shard| FileEntry {
-        name: shard.name.clone(),
-        bytes: shard.bytes,
-        crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
-    };
-    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
-    let files = plan.shards.iter().map(file).collect();
-    Manifest::new(0, 1, 1 << 20, files, plan.entries(&items), state)
+    nowhere::manifest(&items, &layout(&items))
 }
 
 /// Small, so that what is done once a block stands out from what is done to its bytes.

@@ -62,17 +62,6 @@ fn laid_out(count: usize) -> (Vec<Item>, SavePlan) {
     (items, plan)
 }
 
-fn manifest((items, plan): &(Vec<Item>, SavePlan)) -> Manifest {
-    let file = |shard: &Shard| FileEntry {
-        name: shard.name.clone(),
-        bytes: shard.bytes,
-        crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
-    };
-    let files = plan.shards.iter().map(file).collect();
-    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
-    Manifest::new(0, 1, 1 << 20, files, plan.entries(items), state)
-}
-
 /// The headers of all shards.
 fn headers((items, plan): &(Vec<Item>, SavePlan)) -> usize {
     let header = |shard: &Shard| {
@@ -98,7 +87,10 @@ fn planning(criterion: &mut Criterion) {
         black_box(headers(made));
     });
     each(criterion, "entries", &counts, laid_out, |(i, p)| drop(black_box(p.entries(i))));
-    let made = |n| manifest(&laid_out(n));
+    let made = |n| {
+        let (items, plan) = laid_out(n);
+        nowhere::manifest(&items, &plan)
+    };
     each(criterion, "manifest/encode", &counts, made, |m| drop(black_box(m.encode())));
     let text = |n| made(n).encode().expect("it can be written");
     each(criterion, "manifest/decode", &counts, text, |t| {

@@ -8,16 +8,19 @@
 //! A disk that others use too gives numbers that only mean something within one run; to compare
 //! with what the disk can do, see the bench `against_fio`.
 
+#[path = "../tests/common/nowhere.rs"]
+mod nowhere;
+
 mod common;
 
 use common::{bench_dir, is_smoke_test};
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use nowhere::{items, layout};
 use ringstow::engine::ladder::Kind;
 use ringstow::engine::{file, ladder};
-use ringstow::format::{FileEntry, Manifest};
+use ringstow::format::Manifest;
 use ringstow::plan::load::{Unit, Want};
-use ringstow::plan::save::{Options, SavePlan, plan};
-use ringstow::{Config, Dtype, EngineChoice, Item, Runtime, StateDict, Switch, TensorInfo};
+use ringstow::{Config, Dtype, EngineChoice, Runtime, StateDict, Switch};
 use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -164,39 +167,12 @@ fn checksum(criterion: &mut Criterion) {
     }
 }
 
-/// As many tensors as asked for, of 4 KiB each.
-fn many(count: usize) -> Vec<Item> {
-    let info = |i| TensorInfo {
-        name: format!("model.layers.{}.block.{}.weight", i / 10, i % 10),
-        dtype: Dtype::F32,
-        shape: vec![32, 32],
-    };
-    (0..count).map(|i| info(i).into()).collect()
-}
-
-fn plan_of(items: &[Item]) -> SavePlan {
-    let options =
-        Options { rank: 0, generation: 0, block_bytes: 4 << 20, shard_bytes: 0, lanes: 1 };
-    plan(items, options).expect("names are unique")
-}
-
-fn manifest_of(items: &[Item], plan: &SavePlan) -> Manifest {
-    let file = |shard: &ringstow::plan::save::Shard| FileEntry {
-        name: shard.name.clone(),
-        bytes: shard.bytes,
-        crc32: vec![0; shard.bytes.div_ceil(4 << 20) as usize],
-    };
-    let files = plan.shards.iter().map(file).collect();
-    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
-    Manifest::new(0, 1, 4 << 20, files, plan.entries(items), state)
-}
-
 fn planner(criterion: &mut Criterion) {
     let count = if is_smoke_test() { 1000 } else { 100_000 };
-    let items = many(count);
-    let plan = plan_of(&items);
+    let items = items(count, |_| 4096);
+    let plan = layout(&items);
     let mut group = group(criterion, "planner", Throughput::BytesDecimal(plan.tensor_bytes));
-    group.bench_function(format!("layout of {count} tensors"), |b| b.iter(|| plan_of(&items)));
+    group.bench_function(format!("layout of {count} tensors"), |b| b.iter(|| layout(&items)));
     group.bench_function(format!("pieces of all blocks of {count} tensors"), |b| {
         b.iter(|| plan.blocks.iter().map(|block| plan.pieces(block).len()).sum::<usize>());
     });
@@ -213,8 +189,8 @@ fn planner(criterion: &mut Criterion) {
 fn manifest(criterion: &mut Criterion) {
     let large = std::env::var_os("RINGSTOW_BENCH_LARGE").map(|_| 1_000_000);
     for count in large.into_iter().chain([if is_smoke_test() { 1000 } else { 100_000 }]) {
-        let items = many(count);
-        let manifest = manifest_of(&items, &plan_of(&items));
+        let items = items(count, |_| 4096);
+        let manifest = nowhere::manifest(&items, &layout(&items));
         let text = manifest.encode().expect("it can be written");
         let mut group = group(criterion, "manifest", Throughput::BytesDecimal(text.len() as u64));
         group.bench_function(format!("write {count} tensors"), |b| b.iter(|| manifest.encode()));

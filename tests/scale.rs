@@ -8,8 +8,7 @@ mod nowhere;
 use common::{State, names_in, small_config};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
 use ringstow::device::Source;
-use ringstow::format::{FileEntry, Manifest, Receipt, receipt};
-use ringstow::plan::save::Shard;
+use ringstow::format::{Manifest, Receipt, receipt};
 use ringstow::{Checkpoint, Config, Error, Job, LoadOptions, Runtime};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,15 +31,7 @@ fn assert_linear(what: &str, mut work: impl FnMut(usize)) {
 
 fn manifest(count: usize) -> Manifest {
     let items = items(count, mixed);
-    let plan = layout(&items);
-    let file = |shard: &Shard| FileEntry {
-        name: shard.name.clone(),
-        bytes: shard.bytes,
-        crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
-    };
-    let files = plan.shards.iter().map(file).collect();
-    let state = serde_json::value::to_raw_value(&()).unwrap();
-    Manifest::new(0, 1, 1 << 20, files, plan.entries(&items), state)
+    nowhere::manifest(&items, &layout(&items))
 }
 
 /// What as many ranks wrote, a tensor each.
