@@ -24,11 +24,16 @@ const SIZES: [usize; 8] = [0, 1, 4095, 4096, 4097, 10_000, 33_333, 100_000];
 
 /// A runtime all of whose engines have these faults.
 fn faulty(name: &'static str, faults: Faults) -> Runtime {
+    faulty_with(small_config(), name, faults)
+}
+
+/// As [`faulty`], with a configuration.
+fn faulty_with(config: Config, name: &'static str, faults: Faults) -> Runtime {
     let build = move || {
         let faulty = Faulty::new(engine(name)?, faults.clone());
         Ok(Box::new(faulty) as Box<dyn Engine>)
     };
-    Runtime::with_engine(small_config(), Arc::new(build)).unwrap()
+    Runtime::with_engine(config, Arc::new(build)).unwrap()
 }
 
 fn sound() -> Runtime {
@@ -60,6 +65,15 @@ impl Scene {
         assert_eq!(names_in(&self.old), self.files);
         self.before.assert_at(&sound(), &self.old);
         assert!(!self.fresh.parent().unwrap().exists(), "a failed save leaves no directory");
+    }
+
+    /// What failed is over: the earlier checkpoint can be replaced.
+    #[track_caller]
+    fn assert_saves(&self, runtime: &Runtime) {
+        let after = State::new(3, &SIZES);
+        after.save(runtime, &self.old).unwrap();
+        after.assert_at(runtime, &self.old);
+        assert_no_litter(&self.old);
     }
 }
 
@@ -136,10 +150,7 @@ fn a_failing_sync_is_reported_and_commits_nothing() {
         }
         let runtime = faulty(name, Faults::failing(OpKind::Sync, 0, EIO));
         State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
-        let after = State::new(3, &SIZES);
-        after.save(&runtime, &scene.old).unwrap();
-        after.assert_at(&runtime, &scene.old);
-        assert_no_litter(&scene.old);
+        scene.assert_saves(&runtime);
     }
 }
 
@@ -179,12 +190,8 @@ fn direct_io_that_is_refused_only_at_the_write_is_told_and_done_without() {
 fn direct_io_that_was_asked_for_by_name_and_is_refused_is_an_error() {
     for name in ENGINES {
         let scene = Scene::new();
-        let build = move || {
-            let faulty = Faulty::new(engine(name)?, Faults::failing(OpKind::Write, 0, EINVAL));
-            Ok(Box::new(faulty) as Box<dyn Engine>)
-        };
         let config = Config { direct: Switch::On, ..small_config() };
-        let runtime = Runtime::with_engine(config, Arc::new(build)).unwrap();
+        let runtime = faulty_with(config, name, Faults::failing(OpKind::Write, 0, EINVAL));
         let error = State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
         assert!(error.to_string().contains("O_DIRECT"), "{error}");
@@ -205,6 +212,12 @@ fn broken_at_first(
     Runtime::with_engine(small_config(), Arc::new(build)).unwrap()
 }
 
+/// Makes an engine break after some completions.
+fn breaking(after: u64) -> impl Fn(Box<dyn Engine>) -> Box<dyn Engine> {
+    let faults = Faults { break_after: Some(after), ..Faults::default() };
+    move |inner| Box::new(Faulty::new(inner, faults.clone()))
+}
+
 /// The error says that the engine, or the thread it ran in, is gone.
 #[track_caller]
 fn assert_says_that_the_engine_died(error: &Error) {
@@ -220,10 +233,7 @@ fn assert_recovers(runtime: Runtime) {
         let error = State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
         assert_says_that_the_engine_died(&error);
         scene.assert_untouched();
-        let after = State::new(3, &SIZES);
-        after.save(&runtime, &scene.old).unwrap();
-        after.assert_at(&runtime, &scene.old);
-        assert_no_litter(&scene.old);
+        scene.assert_saves(&runtime);
     });
 }
 
@@ -231,11 +241,7 @@ fn assert_recovers(runtime: Runtime) {
 fn an_engine_that_breaks_is_an_error_and_replaced_at_the_next_save() {
     for name in ENGINES {
         for after in [0, 1, 7, 30] {
-            let breaks = move |inner| {
-                let faults = Faults { break_after: Some(after), ..Faults::default() };
-                Box::new(Faulty::new(inner, faults)) as Box<dyn Engine>
-            };
-            assert_recovers(broken_at_first(name, breaks));
+            assert_recovers(broken_at_first(name, breaking(after)));
         }
     }
 }
@@ -244,11 +250,7 @@ fn an_engine_that_breaks_is_an_error_and_replaced_at_the_next_save() {
 fn an_engine_that_breaks_during_a_load_is_an_error() {
     for name in ENGINES {
         for after in [0, 1, 9] {
-            let breaks = move |inner| {
-                let faults = Faults { break_after: Some(after), ..Faults::default() };
-                Box::new(Faulty::new(inner, faults)) as Box<dyn Engine>
-            };
-            let runtime = broken_at_first(name, breaks);
+            let runtime = broken_at_first(name, breaking(after));
             must_end(move || {
                 let scene = Scene::new();
                 let error = load_all(&runtime, &scene.old).unwrap_err();
