@@ -14,6 +14,7 @@ from typing import Any
 from ringstow import _numpy, _torch
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow._memory import Stored
+from ringstow._optional import require
 from ringstow._state import Path, describe
 from ringstow._tree import STORED, Leaf, rebuild
 
@@ -147,7 +148,7 @@ class Builder:
             case "$counter":
                 return collections.Counter(leaf.body)
             case "$size":
-                return _torch.require(key).Size(leaf.body)
+                return require("torch", key).Size(leaf.body)
             case "$dtype":
                 return _torch.dtype_named(leaf.body, key)
             case "$device":
@@ -162,7 +163,7 @@ class Builder:
         import pickle
 
         key = describe(path)
-        torch = _torch.require(key)
+        torch = require("torch", key)
         self._contents.stored(leaf, path)
         blob = io.BytesIO(bytes(self._blocks[leaf.body]))
         try:

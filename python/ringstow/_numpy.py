@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from ringstow._errors import UnsupportedError
 from ringstow._memory import Memory, Stored
+from ringstow._optional import imported, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,37 +31,16 @@ CODES = {
 _DTYPE = re.compile(r"[<>|]([bufic][0-9]{1,2})")
 
 
-def imported() -> Any:
-    """Return the numpy module if the caller has imported it, else None."""
-    return sys.modules.get("numpy")
-
-
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
     """Tell whether the value is exactly an array (not a sub-class), without importing numpy."""
-    numpy = imported()
+    numpy = imported("numpy")
     return numpy is not None and type(value) is numpy.ndarray
 
 
 def is_scalar(value: object) -> TypeGuard[np.generic]:
     """Tell whether the value is a numpy scalar, without importing numpy."""
-    numpy = imported()
+    numpy = imported("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
-
-
-def require(key: str) -> Any:
-    """Return the numpy module, imported now if need be, to load what is at ``key``.
-
-    Raises:
-        UnsupportedError: numpy is not installed.
-    """
-    try:
-        import numpy
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{key} needs numpy, which cannot be imported ({error}); install numpy, or load "
-            "only what needs none with prefix= or keys="
-        ) from error
-    return numpy
 
 
 def code_of(dtype: str) -> str | None:
@@ -103,7 +81,7 @@ def memory_of(array: np.ndarray[Any, Any]) -> Memory:
 
 def array_over(block: Any, stored: Stored, dtype: str, key: str) -> np.ndarray[Any, Any]:
     """Return a writable array over the block; one of another byte order is a swapped copy."""
-    numpy = require(key)
+    numpy = require("numpy", key)
     here = numpy.dtype(dtype).newbyteorder("<")
     if stored.nbytes == 0:
         return numpy.empty(stored.shape, dtype)  # type: ignore[no-any-return]
@@ -117,7 +95,7 @@ def scalar_from(data: bytes, dtype: str, key: str) -> np.generic:
     Raises:
         ValueError: the bytes are not one element of that dtype.
     """
-    numpy = require(key)
+    numpy = require("numpy", key)
     (scalar,) = numpy.frombuffer(data, dtype=dtype)
     return scalar  # type: ignore[no-any-return]
 

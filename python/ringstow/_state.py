@@ -54,6 +54,7 @@ from ringstow import _cuda, _device_array, _numpy, _torch
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
+from ringstow._optional import imported
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
@@ -267,7 +268,7 @@ class _Encoder:
             return {"$ndarray": self._store(array.memory, flat_name(path)), "dtype": array.typestr}
         if _numpy.is_scalar(value) and _numpy.code_of(value.dtype.str):
             return {"$scalar": value.dtype.str, "data": _base64(value.tobytes())}
-        torch = _torch.imported()
+        torch = imported("torch")
         if torch is not None:
             if type(value) is torch.Size:
                 return {"$size": list(value)}

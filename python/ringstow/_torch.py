@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ringstow import _cuda
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._memory import Memory, Stored, place_at
+from ringstow._optional import imported, require
 
 if TYPE_CHECKING:
     import torch
@@ -46,31 +47,10 @@ CODES = {
 _NAMES = {code: name for name, code in CODES.items()}
 
 
-def imported() -> Any:
-    """Return the torch module if the caller has imported it, else None."""
-    return sys.modules.get("torch")
-
-
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Tell whether the value is a torch tensor, without importing torch."""
-    torch = imported()
+    torch = imported("torch")
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def require(key: str) -> Any:
-    """Return the torch module, imported now if need be, to load what is at ``key``.
-
-    Raises:
-        UnsupportedError: torch is not installed.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{key} needs torch, which cannot be imported ({error}); install torch, or load "
-            "only what needs none with prefix= or keys="
-        ) from error
-    return torch
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -84,7 +64,7 @@ def dtype_named(name: str, key: str) -> torch.dtype:
     Raises:
         UnsupportedError: this torch has no such dtype.
     """
-    torch = require(key)
+    torch = require("torch", key)
     dtype: object = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"{key}: torch {torch.__version__} has no dtype {name!r}")
@@ -106,7 +86,7 @@ def device_named(name: str, key: str) -> torch.device:
     Raises:
         UnsupportedError: this torch does not know such a device.
     """
-    torch = require(key)
+    torch = require("torch", key)
     try:
         return torch.device(name)  # type: ignore[no-any-return]
     except RuntimeError:
@@ -115,7 +95,7 @@ def device_named(name: str, key: str) -> torch.device:
 
 def usual_kinds() -> tuple[type, ...]:
     """Return the kinds of tensors that `usual_memory_of` takes; none without torch imported."""
-    torch = imported()
+    torch = imported("torch")
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
 
 

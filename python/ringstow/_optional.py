@@ -1,0 +1,29 @@
+"""Packages that are looked up when they are needed, and never required: torch and numpy."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from ringstow._errors import UnsupportedError
+
+
+def imported(name: str) -> Any:
+    """Return the module of that name if the caller has imported it, else None."""
+    return sys.modules.get(name)
+
+
+def require(name: str, key: str) -> Any:
+    """Return the module of that name, imported now if need be, to load what is at ``key``.
+
+    Raises:
+        UnsupportedError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{key} needs {name}, which cannot be imported ({error}); install {name}, or load "
+            "only what needs none with prefix= or keys="
+        ) from error
