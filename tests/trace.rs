@@ -148,6 +148,21 @@ fn a_load_says_what_it_read_checked_and_delivered() {
 }
 
 #[test]
+fn an_export_says_the_same_as_a_save() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, file) = (dir.path().join("model"), dir.path().join("export.json"));
+    let runtime = Runtime::new(small_config()).unwrap();
+    let bytes = noise(1, 4096);
+    let mut state = StateDict::new();
+    state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
+    ringstow::store::export(&runtime, &state, &path, &Arc::new(Job::tracing(&file))).unwrap();
+    let trace = read(&file);
+    for name in ["plan", "prepare", "sync", "commit"] {
+        assert_eq!(spans(&trace, name).len(), 1, "{name}");
+    }
+}
+
+#[test]
 fn a_save_that_fails_leaves_a_trace_and_one_whose_trace_fails_is_saved() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::new(small_config()).unwrap();

@@ -57,6 +57,7 @@ fn export_all(
     make_room(path)?;
     parts.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();
+    job.note(What::Plan, started, None, 0);
     let written = contents.write(runtime, &plan, (path, &parts.files), job)?;
 
     let committing = Instant::now();
