@@ -175,7 +175,14 @@ pub fn retain_plan(root: &Path, keep: usize, config: &Config) -> Result<Retained
     let mut plan = Retained::default();
     for found in list_with(root, config)? {
         let is_link = fs::symlink_metadata(&found.path).is_ok_and(|kind| kind.is_symlink());
+        let name = found.path.file_name().and_then(|name| name.to_str());
+        let is_one_ranks = name.is_some_and(names::is_rank_dir);
         match found.status {
+            _ if is_one_ranks => {
+                let reason = "it is one rank's part of a checkpoint that ranks saved each by itself; \
+                              remove that whole, when a newer one is there";
+                plan.left.push(Left { path: found.path, reason: reason.into() });
+            }
             _ if is_link => {
                 let reason = "it is a link; what it leads to is looked at where that lies";
                 plan.left.push(Left { path: found.path, reason: reason.into() });
