@@ -7,6 +7,9 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use std::borrow::Cow;
 
+/// What comes before the JSON: its length.
+const LENGTH_BYTES: usize = 8;
+
 /// A tensor's place in a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed<'a> {
@@ -56,7 +59,8 @@ impl Length {
 
     /// Bytes of the header at most: length, JSON, padding.
     pub fn bytes_max(&self) -> u64 {
-        (8 + self.fixed + 2 * self.items * digits(self.data)).next_multiple_of(ALIGN as u64)
+        (LENGTH_BYTES as u64 + self.fixed + 2 * self.items * digits(self.data))
+            .next_multiple_of(ALIGN as u64)
     }
 
     /// Bytes of the file at most.
@@ -232,17 +236,19 @@ impl Serialize for Header<'_> {
     }
 }
 
+const SAYABLE: &str = "text, numbers and maps of them can be said in JSON";
+
 fn in_json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("text, numbers and maps of them can be said in JSON")
+    serde_json::to_string(value).expect(SAYABLE)
 }
 
 fn encode(tensors: &[Placed], metadata: &Metadata) -> Vec<u8> {
-    let json = in_json(&Header { metadata, tensors });
-    let padded = (8 + json.len()).next_multiple_of(ALIGN) - 8;
-    let mut header = Vec::with_capacity(8 + padded);
-    header.extend_from_slice(&(padded as u64).to_le_bytes());
-    header.extend_from_slice(json.as_bytes());
-    header.resize(8 + padded, b' ');
+    let mut header = vec![0; LENGTH_BYTES];
+    // In place: of a million tensors it is 150 MB.
+    serde_json::to_writer(&mut header, &Header { metadata, tensors }).expect(SAYABLE);
+    header.resize(header.len().next_multiple_of(ALIGN), b' ');
+    let length = (header.len() - LENGTH_BYTES) as u64;
+    header[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
     header
 }
 
