@@ -103,6 +103,8 @@ fn runtime(depth: usize) -> io::Result<Runtime> {
     let mut ring = tokio_uring::uring_builder();
     ring.dontfork();
     let entries = u32::try_from(depth).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // A seccomp filter may let a ring be set up, and deny its use: the runtime would wait for ever.
+    ring.build(1)?.submit()?;
     Runtime::new(tokio_uring::builder().entries(entries).uring_builder(&ring))
 }
 

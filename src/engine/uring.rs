@@ -60,7 +60,7 @@ impl Uring {
     pub fn new(depth: usize, pool: Option<&Pool>, fixed: Switch) -> io::Result<Self> {
         let entries = u32::try_from(depth.max(1) + 1).map_err(|_| io::ErrorKind::InvalidInput)?;
         let (ring, flags) = setup::ring(entries)?;
-        let known = setup::Operations::probe(&ring).map_err(|_| too_old())?;
+        let known = setup::Operations::probe(&ring)?;
         if !known.suffice() {
             return Err(too_old());
         }

@@ -58,7 +58,8 @@ fn try_ring(entries: u32) -> io::Result<(IoUring, Flags)> {
             Flags::Plain => {}
         }
         match builder.dontfork().build(entries) {
-            Ok(ring) => return Ok((ring, flags)),
+            // A seccomp filter may let a ring be set up, and deny its use.
+            Ok(ring) => return ring.submit().map(|_| (ring, flags)),
             // Flags that the kernel does not know. Anything else would be refused again.
             Err(error) if error.raw_os_error() == Some(nix::libc::EINVAL) => refused = Some(error),
             Err(error) => return Err(error),
@@ -78,10 +79,13 @@ pub(in crate::engine) struct Operations {
 }
 
 impl Operations {
-    /// Asks the kernel.
+    /// Asks the kernel. One that can't be asked (before 5.6) knows none.
     pub(in crate::engine) fn probe(ring: &IoUring) -> io::Result<Self> {
         let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
+        match ring.submitter().register_probe(&mut probe) {
+            Err(error) if error.raw_os_error() != Some(nix::libc::EINVAL) => return Err(error),
+            _ => {}
+        }
         Ok(Self {
             read: probe.is_supported(opcode::Read::CODE),
             write: probe.is_supported(opcode::Write::CODE),

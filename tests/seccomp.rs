@@ -1,0 +1,110 @@
+//! What a container's seccomp filter leaves: saves and loads that say what was denied, and what to do.
+//!
+//! A filter holds for the thread that installs it and all that it starts, for good; so each test saves from
+//! a thread of its own.
+#![cfg(all(target_os = "linux", feature = "uring"))]
+
+mod common;
+
+use common::*;
+use nix::libc;
+use ringstow::engine::ladder::Fallback;
+use ringstow::{Config, EngineChoice, Error, Runtime, SaveReport};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use std::path::Path;
+use std::process::Command;
+
+const SETUP: i64 = libc::SYS_io_uring_setup;
+const ENTER: i64 = libc::SYS_io_uring_enter;
+const REGISTER: i64 = libc::SYS_io_uring_register;
+
+/// What `work` returns on a thread to which the kernel answers these system calls with `errno`.
+fn denied<T: Send>(calls: &[i64], errno: i32, work: impl FnOnce() -> T + Send) -> T {
+    let rules = calls.iter().map(|&call| (call, Vec::new())).collect();
+    let answer = SeccompAction::Errno(errno as u32);
+    let target = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, answer, target).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            seccompiler::apply_filter(&program).unwrap();
+            work()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// All that a report says of what was not to be had.
+fn said(report: &SaveReport) -> String {
+    let words = |f: &Fallback| format!("{}: {}; {}\n", f.wanted, f.reason, f.remedy);
+    report.moved.fallbacks.iter().map(words).collect()
+}
+
+fn save_and_load(path: &Path) -> SaveReport {
+    let (state, runtime) = (State::new(1, &SIZES), runtime());
+    let report = state.save(&runtime, path).unwrap();
+    state.assert_at(&runtime, path);
+    report
+}
+
+#[test]
+fn a_filter_as_docker_has_it_leaves_the_portable_engine_and_the_report_says_why() {
+    let root = scratch();
+    for errno in [libc::EPERM, libc::EACCES] {
+        let report = denied(&[SETUP, ENTER, REGISTER], errno, || {
+            save_and_load(&root.path().join(format!("denied-{errno}")))
+        });
+        assert_eq!(report.moved.engine.to_string(), "portable");
+        let why = said(&report);
+        assert!(why.contains("seccomp") && why.contains("--security-opt"), "{why}");
+    }
+}
+
+#[test]
+fn a_filter_that_says_no_such_call_is_taken_for_an_old_kernel() {
+    let root = scratch();
+    let path = root.path().join("ckpt");
+    let report = denied(&[SETUP, ENTER, REGISTER], libc::ENOSYS, || save_and_load(&path));
+    let why = said(&report);
+    assert!(why.contains("no usable io_uring"), "{why}");
+}
+
+#[test]
+fn a_filter_that_denies_only_a_part_of_io_uring_costs_no_checkpoint() {
+    let root = scratch();
+    for (name, call) in [("enter", ENTER), ("register", REGISTER)] {
+        let report = denied(&[call], libc::EPERM, || save_and_load(&root.path().join(name)));
+        let why = said(&report);
+        assert!(why.contains("seccomp"), "{name}: {why}");
+    }
+}
+
+#[test]
+fn an_engine_that_was_asked_for_by_name_is_never_replaced() {
+    let root = scratch();
+    let tokio_uring = cfg!(feature = "tokio-uring").then_some(EngineChoice::TokioUring);
+    for engine in [EngineChoice::Uring].into_iter().chain(tokio_uring) {
+        for call in [SETUP, ENTER] {
+            let error = denied(&[call], libc::EPERM, || {
+                let runtime = Runtime::new(Config { engine, ..small_config() })?;
+                State::new(1, &SIZES).save(&runtime, &root.path().join("ckpt"))
+            });
+            let error = error.unwrap_err();
+            assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+            assert_says(&error, &["seccomp", "io_uring_setup"]);
+            assert_eq!(names_in(root.path()), [""; 0]);
+        }
+    }
+}
+
+#[test]
+#[cfg(feature = "cli")]
+fn the_doctor_under_a_filter_names_it() {
+    let root = scratch();
+    let output = denied(&[SETUP, ENTER, REGISTER], libc::EPERM, || {
+        let mut doctor = Command::new(env!("CARGO_BIN_EXE_ringstow"));
+        doctor.arg("doctor").arg(root.path()).output().unwrap()
+    });
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("seccomp") && said.contains("--security-opt"), "{said}");
+}
