@@ -42,3 +42,14 @@ def test_every_public_name_is_there_though_some_are_made_when_they_are_asked_for
     imported = _imported_by("import ringstow; [getattr(ringstow, n) for n in ringstow.__all__]")
     assert "ringstow._report" in imported
     assert "torch" not in imported
+
+
+def test_under_a_torch_that_is_too_old_the_storage_for_dcp_says_which_it_needs():
+    script = (
+        "import sys, types; "
+        "sys.modules['torch.distributed.tensor'] = types.ModuleType('an older one'); "
+        "import ringstow.dcp"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "ImportError: ringstow.dcp needs torch 2.6 or newer: " in ran.stderr

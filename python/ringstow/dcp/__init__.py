@@ -13,9 +13,12 @@ Unlike ``import ringstow`` this imports torch. ``docs/dcp.md`` is the guide.
 
 from __future__ import annotations
 
-from ringstow.dcp._defaults import use_by_default
-from ringstow.dcp._planner import LoadPlanner
-from ringstow.dcp._reader import StorageReader
-from ringstow.dcp._writer import StorageWriter
+try:
+    from ringstow.dcp._defaults import use_by_default
+    from ringstow.dcp._planner import LoadPlanner
+    from ringstow.dcp._reader import StorageReader
+    from ringstow.dcp._writer import StorageWriter
+except ImportError as error:
+    raise ImportError(f"ringstow.dcp needs torch 2.6 or newer: {error}") from error
 
 __all__ = ["LoadPlanner", "StorageReader", "StorageWriter", "use_by_default"]
