@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from support import assert_same, python, shards_of
-from test_state import TORCH_DTYPES, values
+from test_state import FLOAT4, TORCH_DTYPES, values
 
 import ringstow
 
@@ -41,7 +41,7 @@ def shapes_of(dtype):
         "tied": weight,
         "slice": filled((100,), dtype)[7:20],
     }
-    if dtype != torch.float4_e2m1fn_x2:
+    if dtype != FLOAT4:
         state["scalar"] = filled((), dtype)
     if dtype.is_floating_point and weight.element_size() > 1:
         state["parameter"] = torch.nn.Parameter(filled((3,), dtype))
