@@ -26,8 +26,8 @@ def nothing_to_prepare() -> None:
     """What is installed runs as it is."""
 
 
-def nothing_to_prewarm(state: State) -> None:
-    """The library has no call that gets its memory ready."""
+def nothing_to_prewarm(state: State, directory: Path) -> None:
+    """The library has no call that gets it ready."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Peer:
     `requirements` are what pip installs into the peer's own environment; with none it runs in the
     project's. `prepare` builds or checks what an installation alone does not show.
     `prewarm` is what the library's guide has once before training, so that the first save finds its
-    memory: not measured. `note` is what a reader of the table should know of how it is set up.
+    memory, or what a training has done by its third save; the directory is that of all checkpoints.
+    Not measured. `note` is what a reader of the table should know of how it is set up.
 
     `begin` returns when training may change the weights; calling what it returned waits until the
     library is done. Whatever `fsync` says the library left out, the worker does after it, inside
@@ -60,6 +61,6 @@ class Peer:
     saves_as: str | None = None
     requirements: tuple[str, ...] = ()
     prepare: Callable[[], None] = nothing_to_prepare
-    prewarm: Callable[[State], None] = nothing_to_prewarm
+    prewarm: Callable[[State, Path], None] = nothing_to_prewarm
     note: str = ""
     by_default: bool = True

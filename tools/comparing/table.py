@@ -11,7 +11,7 @@ from typing import Any
 from comparing import fio
 from comparing.directories import file_system, machine
 from comparing.measuring import Result, Rounds, speed
-from comparing.peers import OURS, OURS_INTO, PEERS
+from comparing.peers import OURS, OURS_INTO, OURS_OVER, PEERS
 
 WARM_SHARE_MAX = 0.01  # of a load's bytes that the page cache may still hold
 WIDTHS = [25, 17, 5, 17, 5, 5, 5, 17, 6, 9]
@@ -100,6 +100,7 @@ def ratio_lines(rounds: Rounds) -> Iterator[str]:
     ]:
         told = [
             f"save {spread(ratios(rounds, 'save', OURS, everyone))}",
+            f"save over {spread(ratios(rounds, 'save', OURS_OVER, everyone))}",
             f"load {spread(ratios(rounds, 'load', OURS, like))}",
             f"load into {spread(ratios(rounds, 'load', OURS_INTO, like_into))}",
         ]

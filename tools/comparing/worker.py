@@ -56,7 +56,7 @@ def measure_save(peer: Peer, directory: Path, state_bytes: int) -> dict[str, Any
     importlib.import_module(peer.module)
     rss_before = memory_bytes("VmRSS")
     peer.begin(small, directory / "warm-up")()  # thread pools, buffers that are kept
-    peer.prewarm(state)
+    peer.prewarm(state, directory)
     os.sync()  # nobody pays for the pages that somebody else left dirty
     reset_peak()
     cpu_before = cpu_seconds()

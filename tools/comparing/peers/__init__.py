@@ -12,7 +12,7 @@ from comparing.peers import (
     tensorizing,
 )
 
-OURS, OURS_INTO = "ringstow", "ringstow-into"
+OURS, OURS_OVER, OURS_INTO = "ringstow", "ringstow-over", "ringstow-into"
 PEERS: dict[str, Peer] = {
     **ours.PEERS,
     **stock.PEERS,

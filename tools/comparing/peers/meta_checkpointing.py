@@ -31,7 +31,7 @@ def save_async(state: State, path: Path) -> Finish:
         return lambda: written.result()
 
 
-def prewarm(state: State) -> None:
+def prewarm(state: State, directory: Path) -> None:
     manager("async").prewarm_staging({"state": state})
     # The next save would wait for it, within what is measured; there is no public way to.
     manager("async")._prewarm_staging_future.result()

@@ -22,6 +22,21 @@ def save_async(state: State, path: Path) -> Finish:
     return handle.result
 
 
+def save_earlier(state: State, directory: Path) -> None:
+    import ringstow
+
+    ringstow.save(state, directory / EARLIER)
+
+
+def save_over(state: State, path: Path) -> Finish:
+    import ringstow
+
+    if (path.parent / EARLIER).exists():  # not before the warm-up
+        ringstow.retire(path.parent / EARLIER)
+    ringstow.save(state, path)
+    return nothing_left
+
+
 def load(path: Path, like: State) -> State:
     import ringstow
 
@@ -35,8 +50,20 @@ def load_into(path: Path, like: State) -> State:
     return like
 
 
+EARLIER = "earlier"
+
 PEERS = {
     "ringstow": Peer("ringstow", "ringstow", save, load, fsync="own"),
+    "ringstow-over": Peer(
+        "ringstow",
+        "ringstow",
+        save_over,
+        load,
+        fsync="own",
+        loads_as="ringstow",
+        prewarm=save_earlier,
+        note="retires an earlier checkpoint, saves over its files: as training with retain() does",
+    ),
     "ringstow-into": Peer(
         "ringstow", "ringstow", save, load_into, fsync="own", in_place=True, saves_as="ringstow"
     ),
