@@ -31,8 +31,8 @@ impl Args {
             println!("{bench}: left out of the smoke test");
             return None;
         }
-        // Cargo's own.
-        let is_ours = |arg: &String| arg != "--bench";
+        // Cargo's own, and what is meant for the benches of criterion in `cargo bench -- --quick`.
+        let is_ours = |arg: &String| arg != "--bench" && arg != "--quick";
         Some(Self(std::env::args().skip(1).filter(is_ours).collect()))
     }
 
