@@ -159,7 +159,7 @@ impl Manifest {
         Ok(text)
     }
 
-    /// Writes what [`Manifest::encode`] returns, bit by bit: of a million tensors it is 150 MB.
+    /// Writes what [`Manifest::encode`] returns, piece by piece: of a million tensors it is 150 MB.
     ///
     /// # Errors
     /// Those of `to`.

@@ -174,30 +174,35 @@ pub fn retain_plan(root: &Path, keep: usize, config: &Config) -> Result<Retained
     }
     let mut plan = Retained::default();
     for found in list_with(root, config)? {
-        let is_link = fs::symlink_metadata(&found.path).is_ok_and(|kind| kind.is_symlink());
-        let name = found.path.file_name().and_then(|name| name.to_str());
-        let is_one_ranks = name.is_some_and(names::is_rank_dir);
-        match found.status {
-            _ if is_one_ranks => {
-                let reason = "it is one rank's part of a checkpoint that ranks saved each by itself; \
-                              remove that whole, when a newer one is there";
-                plan.left.push(Left { path: found.path, reason: reason.into() });
+        let reason = match (none_of_the_row(&found.path), found.status) {
+            (Some(reason), _) => reason.into(),
+            (None, Status::Committed) => {
+                plan.kept.push(found.path);
+                continue;
             }
-            _ if is_link => {
-                let reason = "it is a link; what it leads to is looked at where that lies";
-                plan.left.push(Left { path: found.path, reason: reason.into() });
+            _ if is_retired(&found.path) => {
+                plan.retired.push(found.path);
+                continue;
             }
-            Status::Committed => plan.kept.push(found.path),
-            _ if is_retired(&found.path) => plan.retired.push(found.path),
-            _ => {
-                let reason = found.problem.unwrap_or_else(|| "it cannot be loaded".into());
-                plan.left.push(Left { path: found.path, reason });
-            }
-        }
+            _ => found.problem.unwrap_or_else(|| "it cannot be loaded".into()),
+        };
+        plan.left.push(Left { path: found.path, reason });
     }
     let old = plan.kept.len().saturating_sub(keep);
     plan.retired.extend(plan.kept.drain(..old));
     Ok(plan)
+}
+
+/// Why a directory is left alone, whatever lies in it; `None` if it may be one of a row of checkpoints.
+fn none_of_the_row(path: &Path) -> Option<&'static str> {
+    if fs::symlink_metadata(path).is_ok_and(|kind| kind.is_symlink()) {
+        return Some("it is a link; what it leads to is looked at where that lies");
+    }
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(names::is_rank_dir).then_some(
+        "it is one rank's part of a checkpoint that ranks saved each by itself; remove that whole, \
+         when a newer one is there",
+    )
 }
 
 /// Removes the spare files beside the checkpoints in `root`, and in the configuration's `stripe`; says which.
