@@ -4,20 +4,22 @@
 //! with several block sizes and depths; the one with the best median is what ringstow is held against.
 //!
 //! ```text
-//! cargo bench --bench against_fio -- [--rounds 7] [--gb 3] [--dir DIR] [--small]
+//! cargo bench --bench against_fio -- [--rounds 7] [--gb 3] [--dir DIR] [--small] [--used-memory]
 //! ```
 //!
-//! `--small`: tensors of 4 KiB, and nothing else. Everything is measured once a round, in random order;
+//! `--small`: tensors of 4 KiB, and nothing else. `--used-memory`: before each measurement the page cache is
+//! filled, so that no memory is free, as on a machine that has been in use (`common::memory`). Everything is measured once a round, in random order;
 //! only the ratios of one round mean anything on a disk that others use as well. Printed are their median
 //! and its 95 % interval.
 //!
 //! A load into fresh memory can be no faster than the system finds that memory, which fio, with its
 //! few buffers, never asks for; on a virtual machine whose host takes free memory back that can be
-//! slower than the disk. So memory alone is measured, too.
+//! slower than the disk. So memory alone is measured, too, and `--used-memory` takes the host out of it.
 
 mod common;
 
-use common::{Args, Dice, Result, bench_dir, cpu_seconds, median, spread};
+use common::memory::PageCache;
+use common::{Args, Dice, Result, bench_dir, cpu_seconds, is_in_memory, median, spread};
 use ringstow::device::Target;
 use ringstow::engine::file::drop_page_cache;
 use ringstow::pool::Mapping;
@@ -37,6 +39,7 @@ struct Options {
     bytes: u64,
     dir: PathBuf,
     small: bool,
+    used_memory: bool,
 }
 
 /// What was asked for; `None` for the smoke test, which has no use for a disk's limit.
@@ -47,6 +50,7 @@ fn options() -> Result<Option<Options>> {
         bytes: args.bytes(3.0)?,
         dir: args.value("--dir")?.unwrap_or_else(bench_dir),
         small: args.flag("--small"),
+        used_memory: args.flag("--used-memory"),
     }))
 }
 
@@ -110,6 +114,8 @@ struct Lab {
     config: Config,
     tensors: Vec<(String, Vec<u8>)>,
     targets: Vec<Vec<u8>>,
+    /// Filled before each measurement, if memory is to be in use.
+    page_cache: Option<PageCache>,
     /// Memory that a save took beyond its pool, at most.
     extra: u64,
 }
@@ -122,7 +128,9 @@ impl Lab {
         let tensors = tensors(options.bytes, options.small);
         let targets = tensors.iter().map(|(_, data)| vec![1; data.len()]).collect();
         let config = Config::default();
-        let lab = Self { dir, bytes: options.bytes, config, tensors, targets, extra: 0 };
+        let page_cache = options.used_memory.then(|| PageCache::new(&dir)).transpose()?;
+        let bytes = options.bytes;
+        let lab = Self { dir, bytes, config, tensors, targets, page_cache, extra: 0 };
         // What is there from the first round on: a pool, a checkpoint, a file to write over.
         lab.save(&lab.kept())?;
         lab.fio("write", 0, &lab.dir.join("over.bin"))?;
@@ -133,6 +141,12 @@ impl Lab {
     /// The checkpoint that is retired, saved over and loaded.
     fn kept(&self) -> PathBuf {
         self.dir.join("over").join("ckpt")
+    }
+
+    /// Has disk and memory in the same state before each measurement.
+    fn settle(&mut self) -> Result<()> {
+        let _ = Command::new("sync").status();
+        self.page_cache.as_mut().map_or(Ok(()), PageCache::fill)
     }
 
     /// Does it, and returns its seconds.
@@ -225,11 +239,6 @@ impl Lab {
     }
 }
 
-fn is_in_memory(dir: &Path) -> bool {
-    use nix::sys::statfs::{TMPFS_MAGIC, statfs};
-    statfs(dir).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
-}
-
 impl Drop for Lab {
     fn drop(&mut self) {
         clear(&self.dir);
@@ -303,7 +312,7 @@ fn measure(lab: &mut Lab, rounds: usize) -> Result<Figures> {
         let mut works = Work::all();
         dice.shuffle(&mut works);
         for work in works {
-            let _ = Command::new("sync").status();
+            lab.settle()?;
             let before = cpu_seconds();
             let seconds = lab.time(work)?;
             let cpu = cpu_seconds() - before;

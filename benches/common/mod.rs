@@ -1,10 +1,13 @@
 //! What benches share: what they are asked for, time on the CPU, and what many measurements say together.
 #![allow(dead_code)] // each of them uses a part of it
 
+pub mod memory;
+
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use std::error::Error;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Whatever goes wrong ends a bench.
@@ -19,6 +22,11 @@ pub fn is_smoke_test() -> bool {
 pub fn bench_dir() -> PathBuf {
     let dir = std::env::var_os("RINGSTOW_BENCH_DIR").map(PathBuf::from);
     dir.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into())
+}
+
+/// Whether what lies there lies in memory.
+pub fn is_in_memory(dir: &Path) -> bool {
+    statfs(dir).is_ok_and(|found| found.filesystem_type() == TMPFS_MAGIC)
 }
 
 /// What was asked for on the command line; what is looked at is taken out of it.

@@ -1,0 +1,68 @@
+//! Memory as a machine has it that has been in use for a while.
+
+use super::Result;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// What is read at once.
+const READ_BYTES: usize = 64 << 20;
+
+/// A file without blocks, twice as long as memory, to fill the page cache with.
+///
+/// Memory that nothing uses is at hand on a machine of one's own, while a virtual machine's host may have
+/// taken it back, and gives it again slowly, at the first touch. Which peer waits for that depends on
+/// what ran before it. On a machine that reads its training data the page cache has all memory, and
+/// whoever asks for some gets what the kernel lets go of there: the same for all.
+pub struct PageCache {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    /// Where to read on: what the kernel let go of first.
+    at: u64,
+}
+
+impl PageCache {
+    /// Makes the file; of a file system that has memory only, an error.
+    pub fn new(dir: &Path) -> Result<Self> {
+        if super::is_in_memory(dir) {
+            return Err(format!("{}: what is in memory has no page cache", dir.display()).into());
+        }
+        let (path, bytes) = (dir.join("page-cache.sparse"), 2 * memory("MemTotal")?);
+        File::create(&path)?.set_len(bytes)?;
+        Ok(Self { file: File::open(&path)?, path, bytes, at: 0 })
+    }
+
+    /// Reads until no more than a 32nd of memory is free.
+    pub fn fill(&mut self) -> Result<()> {
+        let (enough, mut buffer) = (memory("MemTotal")? / 32, vec![0; READ_BYTES]);
+        let mut left = self.bytes;
+        while memory("MemFree")? > enough {
+            if left == 0 {
+                let free = memory("MemFree")? >> 20;
+                let why = "is its cache limited, by a cgroup?";
+                return Err(
+                    format!("the page cache leaves {free} MiB of memory free; {why}").into()
+                );
+            }
+            let read = self.file.read_at(&mut buffer, self.at)? as u64;
+            self.at = if read == 0 { 0 } else { self.at + read };
+            left = left.saturating_sub(READ_BYTES as u64);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PageCache {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A line of /proc/meminfo, in bytes.
+fn memory(line: &str) -> Result<u64> {
+    let info = fs::read_to_string("/proc/meminfo")?;
+    let found = info.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
+    let kib = found.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    Ok(kib.ok_or_else(|| format!("/proc/meminfo has no {line}"))? * 1024)
+}
