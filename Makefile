@@ -85,7 +85,7 @@ compare-dcp: $(READY)
 	$(BIN)/python tools/compare_dcp.py --gb $(GB) --rounds $(ROUNDS)
 
 compare: $(READY)
-	$(BIN)/python tools/compare.py --gb $(GB) --rounds $(ROUNDS)
+	$(BIN)/python tools/compare.py --gb $(GB) --rounds $(ROUNDS) $(if $(USED_MEMORY),--used-memory)
 
 sweep: $(READY)
 	@test -n "$(DIR)" || { echo "say on which disk: make sweep DIR=/mnt/nvme"; exit 2; }

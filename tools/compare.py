@@ -3,6 +3,7 @@
     python tools/compare.py                     # 1 GB, 3 rounds, in the current directory's disk
     python tools/compare.py --gb 4 --dir /mnt/nvme --out result
     python tools/compare.py --nothing-installed --peers torch.save dcp
+    python tools/compare.py --used-memory       # no memory is free, as on a machine in use
 
 Every measurement is a process of its own (comparing/worker.py) in a fresh directory that is removed
 after it. A peer that is not part of the project's environment gets one of its own under .peers/.
@@ -18,6 +19,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from comparing import chart, fio
 from comparing.directories import check_room, machine
 from comparing.environments import Environment, environment_of, prepared
 from comparing.measuring import Bench, Rounds, Row, measure_rounds, needs_nothing
+from comparing.memory import page_cache
 from comparing.peers import PEERS
 from comparing.processes import CompareFailed, run_kept, say
 from comparing.table import summary, table
@@ -56,6 +59,7 @@ def as_json(rounds: Rounds, args: argparse.Namespace) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(args.dir),
         "gb": args.gb,
+        "used_memory": args.used_memory,
         "versions": rounds.versions,
         "failed": rounds.failed,
         "summary": summary(rounds),
@@ -96,7 +100,7 @@ def measure_all(rounds: Rounds, bench: Bench, args: argparse.Namespace) -> bool:
 
     def measure(name: str, number: int) -> Row:
         if name == fio.FIO:
-            return fio.measure_fio(bench.directory, bench.state_bytes)
+            return fio.measure_fio(bench)
         return bench.measure(name, check=number == 0)
 
     try:
@@ -125,6 +129,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--nothing-installed", action="store_true",
         help="only peers that the project's environment has already, and no chart",
+    )  # fmt: skip
+    parser.add_argument(
+        "--used-memory", action="store_true",
+        help="fill the page cache before each measurement, so that no memory is free, as on a "
+        "machine that has been in use: memory that a virtual machine's host took back is slow",
     )  # fmt: skip
     parser.add_argument("--install-seconds", type=float, default=600.0, help="limit for each peer")
     parser.add_argument("--seconds", type=float, default=900.0, help="limit for a save or a load")
@@ -155,19 +164,24 @@ def main() -> int:
             raise CompareFailed("all of these peers must be installed; leave --nothing-installed")
         check_room(args.dir, state_bytes)
         environments = prepare_all(rounds, args.out, args.install_seconds)
+        if shutil.which(fio.FIO):
+            rounds.names.append(fio.FIO)
+        else:
+            say(
+                "  no fio here, so no ceiling to compare with (Debian, Ubuntu: apt-get install fio)"
+            )
+        with page_cache(args.dir) if args.used_memory else nullcontext() as cache:
+            bench = Bench(
+                args.dir, args.out / "logs", state_bytes, args.seconds, environments, cache
+            )
+            finished = measure_all(rounds, bench, args)
     except CompareFailed as failure:
         say(f"compare: {failure}")
         return 2
     except KeyboardInterrupt:
         say("\n  interrupted before anything was measured")
         return 130
-    if shutil.which(fio.FIO):
-        rounds.names.append(fio.FIO)
-    else:
-        say("  no fio here, so no ceiling to compare with (Debian, Ubuntu: apt-get install fio)")
-    bench = Bench(args.dir, args.out / "logs", state_bytes, args.seconds, environments)
-    finished = measure_all(rounds, bench, args)
-    told = "\n".join(table(rounds, args.dir))
+    told = "\n".join(table(rounds, args.dir, used_memory=args.used_memory))
     say("\n" + told)
     (args.out / "table.txt").write_text(told + "\n")
     write_json(rounds, args)

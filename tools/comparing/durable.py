@@ -43,11 +43,11 @@ def forget(directory: Path) -> None:
             os.close(descriptor)
 
 
-def drop_caches(directory: Path) -> None:
-    """Makes the next read of these files a read of the disk."""
+def drop_caches(directory: Path, *, all_files: bool = True) -> None:
+    """Makes the next read of these files a read of the disk; of all others too, where allowed."""
     os.sync()
     forget(directory)
-    if os.geteuid() == 0 and os.access("/proc/sys/vm/drop_caches", os.W_OK):
+    if all_files and os.geteuid() == 0 and os.access("/proc/sys/vm/drop_caches", os.W_OK):
         Path("/proc/sys/vm/drop_caches").write_text("1")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from comparing.directories import fresh_directory
 from comparing.durable import drop_caches
+from comparing.measuring import Bench
 from comparing.processes import CompareFailed
 
 FIO = "fio"
@@ -38,12 +39,13 @@ def fio_pass(operation: str, file: Path, size: int) -> dict[str, float]:
     return {"bytes": job[operation]["io_bytes"], "seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
-def measure_fio(parent: Path, state_bytes: int) -> dict[str, dict[str, float]]:
-    size = -(-state_bytes // BLOCK_BYTES) * BLOCK_BYTES
-    with fresh_directory(parent) as directory:
-        os.sync()
+def measure_fio(bench: Bench) -> dict[str, dict[str, float]]:
+    size = -(-bench.state_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    with fresh_directory(bench.directory) as directory:
+        bench.settle()
         written = fio_pass("write", directory / "file", size)
-        drop_caches(directory)
+        bench.make_cold(directory)
+        bench.settle()
         return {"save": written, "load": fio_pass("read", directory / "file", size)}
 
 

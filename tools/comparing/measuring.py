@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 from comparing.directories import fresh_directory
 from comparing.durable import cached_bytes, drop_caches
 from comparing.environments import Environment
+from comparing.memory import PageCache
 from comparing.peer import Peer
 from comparing.peers import PEERS
 from comparing.processes import CompareFailed, run_worker, say
@@ -43,12 +46,17 @@ class Bench:
     state_bytes: int
     seconds_max: float  # for one save or one load
     environments: Mapping[str, Environment]
+    page_cache: PageCache | None = None  # to be filled just before each measurement
 
     def worker(self, operation: str, name: str, directory: Path) -> Result:
         where = self.environments[name]
         arguments = [operation, name, str(directory), "--bytes", str(self.state_bytes)]
         log = self.logs / f"{name}.log"
-        return run_worker(where.python, arguments, log, self.seconds_max, where.variables)
+        stdin = subprocess.DEVNULL
+        if self.page_cache:
+            arguments.append("--fill-page-cache")
+            stdin = self.page_cache.descriptor
+        return run_worker(where.python, arguments, log, self.seconds_max, where.variables, stdin)
 
     def measure(self, name: str, *, check: bool) -> Row:
         """One save and one cold load. `check`: load also what only another row's load tells of."""
@@ -64,8 +72,17 @@ class Bench:
                     row["load"] = loaded
         return row
 
+    def settle(self) -> None:
+        """What a worker does itself before it measures."""
+        os.sync()
+        if self.page_cache:
+            self.page_cache.fill()
+
+    def make_cold(self, directory: Path) -> None:
+        drop_caches(directory, all_files=self.page_cache is None)
+
     def cold_load(self, name: str, directory: Path) -> Result:
-        drop_caches(directory)
+        self.make_cold(directory)
         warm = cached_bytes(directory)
         return self.worker("load", name, directory) | {"cached_bytes_before": warm}
 

@@ -21,13 +21,17 @@ def say(text: str = "") -> None:
 
 
 def run_kept(
-    command: list[str], log: Path, seconds_max: float, environment: Mapping[str, str] | None = None
+    command: list[str],
+    log: Path,
+    seconds_max: float,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
 ) -> tuple[int, str]:
     """Exit code and all output, which is added to `log`. Raises CompareFailed after `seconds_max`.
     What the command has started ends with it."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=stdin,
             env=environment, start_new_session=True,
         )  # fmt: skip
         try:
@@ -66,13 +70,18 @@ def last_json(text: str) -> dict[str, Any] | None:
 
 
 def run_worker(
-    python: str, arguments: list[str], log: Path, seconds_max: float, extra: Mapping[str, str]
+    python: str,
+    arguments: list[str],
+    log: Path,
+    seconds_max: float,
+    extra: Mapping[str, str],
+    stdin: int = subprocess.DEVNULL,
 ) -> dict[str, Any]:
     """What comparing.worker answers; CompareFailed with its one line where it failed."""
     tools = Path(__file__).resolve().parent.parent
     environment = os.environ | {"PYTHONPATH": str(tools), **extra}
     command = [python, "-W", "ignore", "-m", "comparing.worker", *arguments]
-    code, text = run_kept(command, log, seconds_max, environment)
+    code, text = run_kept(command, log, seconds_max, environment, stdin)
     answer = last_json(text)
     if code < 0 and answer is None:
         raise CompareFailed(f"ended by {signal.Signals(-code).name}")

@@ -4,6 +4,7 @@ that memory and caches are clean:
     PYTHONPATH=tools python -m comparing.worker save torch.save DIR --bytes 1000000000
     PYTHONPATH=tools python -m comparing.worker load torch.save DIR
 
+With --fill-page-cache it reads its standard input into the page cache just before it measures.
 It prints one JSON object as its last line; {"failed": why} where the peer fails. It never drops
 caches or removes files: that is the caller's part.
 """
@@ -18,10 +19,12 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from comparing.durable import fsync_tree
+from comparing.memory import PageCache
 from comparing.peer import Peer, nothing_left
 from comparing.peers import PEERS
 from comparing.state import destination, digest, make_state, touch
@@ -48,7 +51,9 @@ def save_for_loaders(directory: Path, state_bytes: int) -> dict[str, Any]:
     return {}
 
 
-def measure_save(peer: Peer, directory: Path, state_bytes: int) -> dict[str, Any]:
+def measure_save(
+    peer: Peer, directory: Path, state_bytes: int, settle: Callable[[], None]
+) -> dict[str, Any]:
     if peer.begin is None:
         return save_for_loaders(directory, state_bytes)
     state = make_state(state_bytes)
@@ -58,6 +63,7 @@ def measure_save(peer: Peer, directory: Path, state_bytes: int) -> dict[str, Any
     peer.begin(small, directory / "warm-up")()  # thread pools, buffers that are kept
     peer.prewarm(state, directory)
     os.sync()  # nobody pays for the pages that somebody else left dirty
+    settle()
     reset_peak()
     cpu_before = cpu_seconds()
 
@@ -83,11 +89,12 @@ def measure_save(peer: Peer, directory: Path, state_bytes: int) -> dict[str, Any
     return result
 
 
-def measure_load(peer: Peer, directory: Path) -> dict[str, Any]:
+def measure_load(peer: Peer, directory: Path, settle: Callable[[], None]) -> dict[str, Any]:
     assert peer.load is not None
     small, expected = json.loads((directory / DIGEST).read_text())
     peer.load(directory / "warm-up", destination(small) if peer.in_place else {})
     like = destination(expected) if peer.in_place else {}
+    settle()
     rss_before = memory_bytes("VmRSS")
     reset_peak()
     cpu_before = cpu_seconds()
@@ -105,12 +112,14 @@ def measure_load(peer: Peer, directory: Path) -> dict[str, Any]:
     return result | {"bytes": size, "extra_ram_bytes": max(0, extra)}
 
 
-def run(operation: str, peer: Peer, directory: Path, state_bytes: int) -> dict[str, Any]:
-    if operation == "prepare":
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    peer = PEERS[args.peer]
+    settle = PageCache(sys.stdin.fileno()).fill if args.fill_page_cache else lambda: None
+    if args.operation == "prepare":
         return prepare(peer)
-    if operation == "save":
-        return measure_save(peer, directory, state_bytes)
-    return measure_load(peer, directory)
+    if args.operation == "save":
+        return measure_save(peer, args.directory, args.bytes, settle)
+    return measure_load(peer, args.directory, settle)
 
 
 def one_line(failure: BaseException) -> str:
@@ -127,9 +136,10 @@ def main() -> None:
     parser.add_argument("peer", choices=list(PEERS))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--bytes", type=int, default=1_000_000_000)
+    parser.add_argument("--fill-page-cache", action="store_true")
     args = parser.parse_args()
     try:
-        result = run(args.operation, PEERS[args.peer], args.directory, args.bytes)
+        result = run(args)
     except Exception as failure:
         traceback.print_exc()
         result = {"failed": one_line(failure)}
