@@ -3,6 +3,7 @@
     python tools/compare.py                     # 1 GB, 3 rounds, in the current directory's disk
     python tools/compare.py --gb 4 --dir /mnt/nvme --out result
     python tools/compare.py --nothing-installed --peers torch.save dcp
+    python tools/compare.py --small --gb 0.4    # 100,000 tensors of 4 KiB
     python tools/compare.py --used-memory       # no memory is free, as on a machine in use
 
 Every measurement is a process of its own (comparing/worker.py) in a fresh directory that is removed
@@ -59,6 +60,7 @@ def as_json(rounds: Rounds, args: argparse.Namespace) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(args.dir),
         "gb": args.gb,
+        "small": args.small,
         "used_memory": args.used_memory,
         "versions": rounds.versions,
         "failed": rounds.failed,
@@ -131,6 +133,10 @@ def arguments() -> argparse.Namespace:
         help="only peers that the project's environment has already, and no chart",
     )  # fmt: skip
     parser.add_argument(
+        "--small", action="store_true",
+        help="tensors of 4 KiB, and nothing else: what a tensor costs, rather than a byte",
+    )  # fmt: skip
+    parser.add_argument(
         "--used-memory", action="store_true",
         help="fill the page cache before each measurement, so that no memory is free, as on a "
         "machine that has been in use: memory that a virtual machine's host took back is slow",
@@ -172,8 +178,9 @@ def main() -> int:
             )
         with page_cache(args.dir) if args.used_memory else nullcontext() as cache:
             bench = Bench(
-                args.dir, args.out / "logs", state_bytes, args.seconds, environments, cache
-            )
+                args.dir, args.out / "logs", state_bytes, args.small, args.seconds, environments,
+                cache,
+            )  # fmt: skip
             finished = measure_all(rounds, bench, args)
     except CompareFailed as failure:
         say(f"compare: {failure}")

@@ -82,6 +82,17 @@ def test_the_summary_and_the_chart_agree_on_who_is_fastest(rounds):
     assert chart.label("torch.save", summary["torch.save"], "save").endswith("*")
 
 
+def test_a_small_state_is_of_small_tensors_alone():
+    pytest.importorskip("torch")
+    from comparing import state
+
+    small = state.make_small_state(1_000_000)
+    assert {tensor.nbytes for tensor in small.values()} == {4096}
+    assert len(small) == 244
+    again, other = state.make_small_state(1_000_000), state.make_small_state(1_000_000, seed=1)
+    assert state.digest(small) == state.digest(again) != state.digest(other)
+
+
 def test_nobody_always_comes_first():
     assert {measuring.in_turn(["a", "b", "c"], number)[0] for number in range(3)} == {"a", "b", "c"}
 

@@ -44,6 +44,7 @@ class Bench:
     directory: Path
     logs: Path
     state_bytes: int
+    small: bool  # of tensors of 4 KiB, and nothing else
     seconds_max: float  # for one save or one load
     environments: Mapping[str, Environment]
     page_cache: PageCache | None = None  # to be filled just before each measurement
@@ -51,6 +52,8 @@ class Bench:
     def worker(self, operation: str, name: str, directory: Path) -> Result:
         where = self.environments[name]
         arguments = [operation, name, str(directory), "--bytes", str(self.state_bytes)]
+        if self.small:
+            arguments.append("--small")
         log = self.logs / f"{name}.log"
         stdin = subprocess.DEVNULL
         if self.page_cache:

@@ -28,17 +28,30 @@ def parameter_shapes(state_bytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"layers.{layer}.{name}.bias", (width,)
 
 
-def make_state(state_bytes: int, seed: int = 0) -> State:
-    """Weights and Adam state: large matrices, many small vectors, scalars; all random bytes."""
-    random = numpy.random.Generator(numpy.random.SFC64(seed))
+class Dice:
+    """Tensors of random bytes; the same after the same seed."""
 
-    def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def __init__(self, seed: int) -> None:
+        self._random = numpy.random.Generator(numpy.random.SFC64(seed))
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         length = math.prod(shape) * dtype.itemsize
-        words = random.integers(0, 2**64, size=-(-length // 8), dtype=numpy.uint64)
+        words = self._random.integers(0, 2**64, size=-(-length // 8), dtype=numpy.uint64)
         raw = torch.from_numpy(words).view(torch.uint8)[:length]
         return raw.view(dtype).reshape(shape)
 
+
+def make_small_state(state_bytes: int, seed: int = 0) -> State:
+    """Tensors of 4 KiB: what a tensor costs, rather than a byte."""
+    dice = Dice(seed)
+    names = (f"layers.{number // 5}.part.{number % 5}" for number in range(state_bytes // 4096))
+    return {name: dice.tensor((1024,), torch.float32) for name in names}
+
+
+def make_state(state_bytes: int, seed: int = 0) -> State:
+    """Weights and Adam state: large matrices, many small vectors, scalars; all random bytes."""
     state: State = {}
+    tensor = Dice(seed).tensor
     for name, shape in parameter_shapes(state_bytes):
         state[f"model.{name}"] = tensor(shape, torch.bfloat16)
         state[f"optimizer.{name}.exp_avg"] = tensor(shape, torch.float32)

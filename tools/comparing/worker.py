@@ -25,9 +25,9 @@ from typing import Any
 
 from comparing.durable import fsync_tree
 from comparing.memory import PageCache
-from comparing.peer import Peer, nothing_left
+from comparing.peer import Peer, State, nothing_left
 from comparing.peers import PEERS
-from comparing.state import destination, digest, make_state, touch
+from comparing.state import destination, digest, make_small_state, make_state, touch
 from comparing.usage import cpu_seconds, memory_bytes, peak_bytes, reset_peak
 
 DIGEST = "digest.json"
@@ -40,11 +40,11 @@ def prepare(peer: Peer) -> dict[str, Any]:
     return {"version": importlib.metadata.version(peer.distribution)}
 
 
-def save_for_loaders(directory: Path, state_bytes: int) -> dict[str, Any]:
+def save_for_loaders(directory: Path, state: State) -> dict[str, Any]:
     """What a peer that only loads is given: files of safetensors. Measured by nobody."""
     begin = PEERS["safetensors"].begin
     assert begin is not None
-    small, state = make_state(0, seed=1), make_state(state_bytes)
+    small = make_state(0, seed=1)
     begin(small, directory / "warm-up")()
     begin(state, directory / "checkpoint")()
     (directory / DIGEST).write_text(json.dumps([digest(small), digest(state)]))
@@ -52,11 +52,10 @@ def save_for_loaders(directory: Path, state_bytes: int) -> dict[str, Any]:
 
 
 def measure_save(
-    peer: Peer, directory: Path, state_bytes: int, settle: Callable[[], None]
+    peer: Peer, directory: Path, state: State, settle: Callable[[], None]
 ) -> dict[str, Any]:
     if peer.begin is None:
-        return save_for_loaders(directory, state_bytes)
-    state = make_state(state_bytes)
+        return save_for_loaders(directory, state)
     small = make_state(0, seed=1)
     importlib.import_module(peer.module)
     rss_before = memory_bytes("VmRSS")
@@ -118,7 +117,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.operation == "prepare":
         return prepare(peer)
     if args.operation == "save":
-        return measure_save(peer, args.directory, args.bytes, settle)
+        state = make_small_state(args.bytes) if args.small else make_state(args.bytes)
+        return measure_save(peer, args.directory, state, settle)
     return measure_load(peer, args.directory, settle)
 
 
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("peer", choices=list(PEERS))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--bytes", type=int, default=1_000_000_000)
+    parser.add_argument("--small", action="store_true")
     parser.add_argument("--fill-page-cache", action="store_true")
     args = parser.parse_args()
     try:
