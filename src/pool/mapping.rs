@@ -1,6 +1,8 @@
 //! Anonymous memory on 2 MiB pages.
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
+use memmap2::{MmapOptions, MmapRaw};
 use std::any::Any;
 use std::io;
 use std::sync::OnceLock;
@@ -117,6 +119,7 @@ impl Mapping {
         attached.downcast_ref().expect("one type is attached")
     }
 
+    #[cfg(target_os = "linux")]
     fn advise(&self, advice: Advice, offset: usize, len: usize) -> io::Result<()> {
         self.raw.advise_range(advice, self.lead + offset, len)
     }
