@@ -27,7 +27,9 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("ringstow maps whole checkpoints: it needs 64-bit addresses");
 #[cfg(not(unix))]
-compile_error!("ringstow needs Linux, or another Unix system, where the portable engine does the work");
+compile_error!(
+    "ringstow needs Linux, or another Unix system, where the portable engine does the work"
+);
 
 mod background;
 #[cfg(feature = "cli")]
