@@ -50,7 +50,7 @@ pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::ladder::Fallback;
 pub use error::{Error, Result};
-pub use format::{Dtype, Item, Part, Receipt, TensorInfo, Value};
+pub use format::{Dtype, Item, Part, PartOf, Receipt, TensorInfo, Value};
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};

@@ -182,7 +182,7 @@ fn retain_keeps_the_newest_and_only_removes_what_could_be_loaded() {
     fs::write(path.join("step-11/rank00000-0.safetensors.part"), "half").unwrap();
     fs::write(path.join("step-2/notes.txt"), "mine").unwrap();
     symlink("step-10", path.join("latest-99")).unwrap();
-    let plan = retain_plan(path, 2, &small_config()).unwrap();
+    let plan = retain_plan(path, 2, Disposal::Recycle, &small_config()).unwrap();
     let done = retain(path, 2, Disposal::Recycle).unwrap();
     assert_eq!(plan, done);
     assert_eq!(done.kept, [at(path, 3), at(path, 10)]);

@@ -23,8 +23,8 @@ pub struct ClearingFlags {
 
 /// A line for each path, behind what became of it, and for what was left alone; `None` if there is
 /// nothing to say.
-pub fn lines(done: [(&str, &[PathBuf]); 2], left: &[Left]) -> Option<String> {
-    let done = done.into_iter().flat_map(|(what, paths)| {
+pub fn lines(done: &[(&str, &[PathBuf])], left: &[Left]) -> Option<String> {
+    let done = done.iter().flat_map(|(what, paths)| {
         paths.iter().map(move |path| format!("{what}  {}", text::path(path)))
     });
     let left = left.iter().map(|Left { path, reason }| {

@@ -38,6 +38,6 @@ fn render(swept: &Swept, args: &Prune) -> String {
         true => ("would remove", "would finish"),
         false => ("removed", "finished"),
     };
-    clearing::lines([(renamed, &swept.renamed), (removed, &swept.removed)], &swept.left)
+    clearing::lines(&[(renamed, &swept.renamed), (removed, &swept.removed)], &swept.left)
         .unwrap_or_else(|| format!("nothing to clear away in {}", text::path(&args.dir)))
 }

@@ -11,7 +11,8 @@ use std::path::PathBuf;
 /// Removes all but the newest checkpoints
 ///
 /// Of those directly under a directory, the newest by the number at the end of their names stay, as many as
-/// asked for. What cannot be loaded is neither counted nor removed. A checkpoint is removed whole or not at
+/// asked for. What cannot be loaded is neither counted nor removed. One whose ranks saved each by itself
+/// counts once. A checkpoint is removed whole or not at
 /// all, however this ends, and a load that has begun ends well.
 #[derive(Debug, Args)]
 pub struct Retain {
@@ -23,7 +24,8 @@ pub struct Retain {
     keep: usize,
 
     /// Keep the files of the last one removed for the next save there to write over, which is faster than
-    /// new files; without this, such files of earlier calls go too
+    /// new files (not those of ranks that saved each by itself); without this, such files of earlier calls
+    /// go too
     #[arg(short, long)]
     recycle: bool,
 
@@ -35,7 +37,7 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::Remove };
     let config = args.clearing.stripe.config()?;
     let retained = match args.clearing.dry_run {
-        true => retain_plan(&args.dir, args.keep, &config),
+        true => retain_plan(&args.dir, args.keep, disposal, &config),
         false => retain_with(&args.dir, args.keep, disposal, &config),
     }?;
     out.print(args.clearing.json, &retained, || render(&retained, args))?;
@@ -44,6 +46,8 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
 
 fn render(retained: &Retained, args: &Retain) -> String {
     let retired = if args.clearing.dry_run { "would remove" } else { "removed" };
-    clearing::lines([(retired, &retained.retired), ("kept", &retained.kept)], &retained.left)
+    let done =
+        [(retired, &*retained.retired), (retired, &*retained.spares), ("kept", &*retained.kept)];
+    clearing::lines(&done, &retained.left)
         .unwrap_or_else(|| format!("no checkpoints in {}", text::path(&args.dir)))
 }

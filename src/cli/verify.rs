@@ -105,7 +105,8 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
     })
 }
 
-/// The checkpoints at or under a path; the path itself where there are none, for its error.
+/// The checkpoints at or under a path, each part of one that ranks saved each by itself; the path itself where
+/// there are none, for its error.
 fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
     let found = match path.is_dir() {
         true => list_with(path, config).unwrap_or_default(),
@@ -113,7 +114,13 @@ fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
     };
     match found.is_empty() {
         true => vec![path.to_path_buf()],
-        false => found.into_iter().map(|found| found.path).collect(),
+        false => found
+            .into_iter()
+            .flat_map(|found| match found.parts.is_empty() {
+                true => vec![found.path],
+                false => found.parts,
+            })
+            .collect(),
     }
 }
 

@@ -42,8 +42,23 @@ pub struct Manifest {
     /// for messages, never to be followed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stripes: Vec<String>,
+    /// What it is a part of, where ranks saved each by itself; absent for one that is a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<PartOf>,
     /// The tree of non-tensor values, with references to tensors; see [`Value`](super::Value).
     pub state: Box<RawValue>,
+}
+
+/// A whole that several ranks saved, each its own part as a checkpoint by itself.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartOf {
+    /// Whose part this is, from 0 on.
+    pub rank: u32,
+    /// Ranks that saved.
+    pub ranks: u32,
+    /// Which save it was: the same text in all parts of one, another in every other into the directory.
+    pub save: String,
 }
 
 /// A shard.
@@ -144,6 +159,7 @@ impl Manifest {
             files,
             tensors,
             stripes: Vec::new(),
+            part_of: None,
             state,
         }
     }
@@ -209,6 +225,13 @@ impl Manifest {
             || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
         {
             return Err(format!("block_bytes is {}, no multiple of 4096", self.block_bytes));
+        }
+        if let Some(PartOf { rank, ranks, .. }) =
+            self.part_of.as_ref().filter(|p| p.rank >= p.ranks)
+        {
+            return Err(format!(
+                "it is the part of rank {rank} of {ranks}, which are counted from 0"
+            ));
         }
         let mut names = HashSet::new();
         for file in &self.files {
@@ -425,6 +448,17 @@ mod tests {
     }
 
     #[test]
+    fn what_it_is_a_part_of_is_read_and_a_whole_says_nothing_of_it() {
+        let mut manifest = sample();
+        assert!(!String::from_utf8(manifest.encode().unwrap()).unwrap().contains("part_of"));
+        assert_eq!(decode(&manifest).unwrap().part_of, None);
+        manifest.part_of = Some(PartOf { rank: 1, ranks: 4, save: "5e-1".into() });
+        let text = String::from_utf8(manifest.encode().unwrap()).unwrap();
+        assert!(text.contains(r#""part_of":{"rank":1,"ranks":4,"save":"5e-1"}"#), "{text}");
+        assert_eq!(decode(&manifest).unwrap().part_of, manifest.part_of);
+    }
+
+    #[test]
     fn every_flipped_bit_is_seen() {
         let bytes = sample().encode().unwrap();
         for bit in 0..bytes.len() * 8 {
@@ -457,6 +491,9 @@ mod tests {
         assert!(refused(|m| m.block_bytes = 0).contains("block_bytes"));
         assert!(refused(|m| m.format = "other".into()).contains("other"));
         assert!(refused(|m| m.tensors[1].object = true).contains("no byte string"));
+        let part_of = |rank, ranks| Some(PartOf { rank, ranks, save: "a".into() });
+        assert!(refused(|m| m.part_of = part_of(2, 2)).contains("rank 2 of 2"));
+        assert!(refused(|m| m.part_of = part_of(0, 0)).contains("rank 0 of 0"));
     }
 
     #[test]

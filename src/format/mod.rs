@@ -11,7 +11,7 @@ mod seal;
 pub mod value;
 
 pub use dtype::Dtype;
-pub use manifest::{Chunk, FileEntry, Manifest, TensorEntry};
+pub use manifest::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
 pub use receipt::Receipt;
 pub use value::Value;
 

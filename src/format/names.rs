@@ -128,6 +128,23 @@ pub fn is_rank_dir(name: &str) -> bool {
         .is_some_and(|digits| digits.len() >= 5 && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
+/// The rank in a name of the kind that [`is_rank_dir`]; `None` also for one that no rank writes to, such as
+/// `rank000003`.
+pub fn dir_rank(name: &str) -> Option<u32> {
+    let rank: u32 = name.strip_prefix("rank")?.parse().ok()?;
+    (rank_dir(rank) == name).then_some(rank)
+}
+
+/// Name of the directory of a rank that saves by itself, below a checkpoint's.
+pub fn rank_dir(rank: u32) -> String {
+    format!("rank{rank:05}")
+}
+
+/// Whether a file of this name tells of a checkpoint that is, was or was to be in its directory.
+pub fn is_trace(name: &str) -> bool {
+    [MANIFEST, RETIRED].contains(&name) || is_part(name) || is_shard(name)
+}
+
 /// Whether a manifest may name this file: a plain name in the directory itself, of a shard.
 pub fn is_confined(name: &str) -> bool {
     name.ends_with(".safetensors")
@@ -159,6 +176,16 @@ mod tests {
             assert!(!is_shard(foreign), "{foreign}");
         }
         assert!(is_part(MANIFEST_PART) && !is_part("notes.part"));
+        assert!(is_trace(RETIRED) && is_trace(&part(&shard(0, 0, 0))) && !is_trace(DCP_MARK));
+    }
+
+    #[test]
+    fn a_rank_s_directory_has_one_name() {
+        assert_eq!(dir_rank("rank00003"), Some(3));
+        assert_eq!(dir_rank(&rank_dir(123_456)), Some(123_456));
+        for other in ["rank000003", "rank3", "rank+0003", "rank99999999999", "step-3", "rank"] {
+            assert_eq!(dir_rank(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use super::dir::{entries, file_names};
 use super::open::{Checkpoint, read_manifest};
 use super::places::companion_of;
+use super::ranks;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, names};
+use crate::format::{Manifest, PartOf, names};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,11 @@ pub struct Found {
     pub tensors: Option<usize>,
     /// Bytes of its shards.
     pub file_bytes: Option<u64>,
+    /// Which rank's part of what it is, if ranks saved each by itself and this is not the whole.
+    pub part_of: Option<PartOf>,
+    /// The parts of a whole that ranks saved each by itself, by rank: each a checkpoint of its own. Empty
+    /// for any other.
+    pub parts: Vec<PathBuf>,
 }
 
 /// Whether a checkpoint can be loaded.
@@ -34,13 +40,16 @@ pub struct Found {
 pub enum Status {
     /// Committed, and all files are there with their full length.
     Committed,
-    /// Never committed, or a file is missing.
+    /// Never committed, or a file is missing, or a rank's part.
     Incomplete,
     /// Its manifest or a file's length is not what was written.
     Damaged,
 }
 
 /// All checkpoints in `dir`: itself, if it is one, else those directly under it, by rising step.
+///
+/// A directory of the parts of ranks that saved each by itself is one checkpoint. It is committed if the
+/// part of each rank is, and all are of one save.
 ///
 /// Directories in which nothing of ringstow's is, or that cannot be read, are left out. Tensors' bytes
 /// are not checked. Of striped checkpoints, files are looked for in the `stripe` of the configuration
@@ -91,19 +100,48 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>> {
 /// # Errors
 /// As for [`list`].
 pub fn latest_with(dir: &Path, config: &Config) -> Result<Option<PathBuf>> {
-    let newest =
-        list_with(dir, config)?.into_iter().rev().find(|found| found.status == Status::Committed);
+    // A rank's part beside checkpoints is none that all ranks can go on from.
+    let whole = |found: &Found| found.path == dir || ranks::dir_rank(&found.path).is_none();
+    let newest = list_with(dir, config)?
+        .into_iter()
+        .rev()
+        .find(|found| found.status == Status::Committed && whole(found));
     Ok(newest.map(|found| found.path))
 }
 
 fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
-    let ours = |name: &String| {
-        [names::MANIFEST, names::RETIRED].contains(&&**name)
-            || names::is_part(name)
-            || names::is_shard(name)
-    };
+    let parts = ranks::parts(dir)?;
+    if parts.is_empty() {
+        look_at_one(dir, config)
+    } else {
+        look_at_parts(dir, parts, config).map(Some)
+    }
+}
+
+/// The whole that these parts are to make up.
+fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Found> {
+    let mut found = Vec::with_capacity(parts.len());
+    for part in &parts {
+        found.extend(look_at_one(part, config)?);
+    }
+    let (status, problem) = ranks::judge(dir, &found);
+    Ok(Found {
+        path: dir.into(),
+        status,
+        problem,
+        step: step(dir),
+        created_unix_ms: found.iter().filter_map(|part| part.created_unix_ms).max(),
+        tensors: found.iter().filter_map(|part| part.tensors).reduce(|sum, n| sum + n),
+        file_bytes: found.iter().filter_map(|part| part.file_bytes).reduce(|sum, n| sum + n),
+        part_of: None,
+        parts,
+    })
+}
+
+/// What a directory holds by itself.
+fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     // What a checkpoint elsewhere has here is no checkpoint.
-    if !file_names(dir)?.iter().any(ours) || companion_of(dir).is_some() {
+    if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || companion_of(dir).is_some() {
         return Ok(None);
     }
     let opened = Checkpoint::open_with(dir, config);
@@ -124,6 +162,8 @@ fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
         created_unix_ms: of(|m| m.created_unix_ms),
         tensors: manifest.map(|m| m.tensors.len()),
         file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
+        part_of: manifest.and_then(|m| m.part_of.clone()),
+        parts: Vec::new(),
     }))
 }
 

@@ -13,6 +13,7 @@ mod lock;
 mod open;
 mod parts;
 mod places;
+mod ranks;
 mod retire;
 mod save;
 mod session;

@@ -4,6 +4,7 @@ use super::dir::file_names;
 use super::foreign;
 use super::index::Index;
 use super::places::{Places, companion_of};
+use super::ranks;
 use super::session::unfinished;
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
@@ -193,6 +194,14 @@ pub(super) fn no_manifest(dir: &Path) -> Error {
     if let Some(checkpoint) = companion_of(dir) {
         let reason =
             format!("it holds shards of {checkpoint}, which is striped over it: open that");
+        return Error::Incomplete { path: dir.into(), reason };
+    }
+    if let Some(first) = ranks::parts(dir).unwrap_or_default().first() {
+        let reason = format!(
+            "it is of ranks that saved each by itself (DCP's use_collectives=False), and each rank's part \
+             is a checkpoint of its own: load it with dcp.load on as many ranks, or open a part, such as {}",
+            first.display()
+        );
         return Error::Incomplete { path: dir.into(), reason };
     }
     let names = file_names(dir).unwrap_or_default();

@@ -2,13 +2,15 @@
 //!
 //! The manifest is renamed first, and that made durable: from then on there is no checkpoint, and what
 //! is left of it is cleared away like what a killed save leaves. Its shards are removed, or kept as
-//! [spare files](super::spares) for a later save to write over.
+//! [spare files](super::spares) for a later save to write over. Of a whole that ranks saved each by itself,
+//! every part's manifest is renamed before the first shard goes.
 
 use super::dir::{self, remove};
 use super::list::{Status, list_with};
 use super::lock::DirLock;
 use super::open::read_manifest;
 use super::places::Places;
+use super::ranks;
 use super::spares::Spares;
 use super::sweep::{Left, Swept, sweep, sweep_keeping};
 use crate::config::Config;
@@ -23,8 +25,8 @@ use std::path::{Path, PathBuf};
 pub enum Disposal {
     /// They stay on the disk as spare files, in `.ringstow-spares` beside the checkpoint, and the next
     /// save into a directory there writes over them: that is faster than into new files. Where that
-    /// cannot be (a file system that copies on write, or of another machine; a file with a hard link)
-    /// they are removed.
+    /// cannot be (a file system that copies on write, or of another machine; a file with a hard link; a
+    /// part of ranks that saved each by itself, whose next save looks elsewhere) they are removed.
     Recycle,
     /// They are removed.
     Remove,
@@ -50,10 +52,13 @@ pub struct Retained {
     pub retired: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
+    /// Spare files of earlier calls that were removed, and their directory if nothing else was in it.
+    pub spares: Vec<PathBuf>,
 }
 
 /// Removes the checkpoint at `dir`: after a crash it is there as it was, or not at all. A load that has
-/// begun ends well. Companions of a striped one are looked for in the `stripe` of the configuration that is
+/// begun ends well. One whose ranks saved each by itself goes with all its parts: when the first of them has gone,
+/// it is incomplete, and another call finishes it. Companions of a striped one are looked for in the `stripe` of the configuration that is
 /// [found](Config::found).
 ///
 /// # Errors
@@ -69,6 +74,13 @@ pub fn retire(dir: &Path, disposal: Disposal) -> Result<Retired> {
 /// # Errors
 /// As for [`retire`].
 pub fn retire_with(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
+    match ranks::parts(dir)? {
+        parts if parts.is_empty() => retire_one(dir, disposal, config),
+        parts => retire_parts(dir, &parts, config),
+    }
+}
+
+fn retire_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
     let _lock = DirLock::take(dir)?;
     let places = Places::to_sweep(dir, &config.stripe);
     take_down(dir)?;
@@ -78,6 +90,23 @@ pub fn retire_with(dir: &Path, disposal: Disposal, config: &Config) -> Result<Re
     }?;
     remove_if_empty(dir)?;
     Ok(Retired { path: dir.into(), recycled: swept.kept.len(), removed: swept.removed })
+}
+
+/// Removes a whole that ranks saved each by itself.
+fn retire_parts(dir: &Path, parts: &[PathBuf], config: &Config) -> Result<Retired> {
+    let _locks: Vec<DirLock> =
+        parts.iter().map(|part| DirLock::take(part)).collect::<Result<_>>()?;
+    let committed = ranks::committed(dir, parts)?;
+    committed.into_iter().try_for_each(take_down)?;
+    let mut removed = Vec::new();
+    for part in parts {
+        removed.extend(sweep(&Places::to_sweep(part, &config.stripe), None)?.removed);
+        remove_if_empty(part)?;
+    }
+    // Those of a rank that saved over its own part.
+    removed.extend(Spares::under(dir).clear_but(std::iter::empty())?);
+    remove_if_empty(dir)?;
+    Ok(Retired { path: dir.into(), recycled: 0, removed })
 }
 
 fn recycle(places: &Places) -> Result<Swept> {
@@ -148,7 +177,7 @@ pub fn retain_with(
     disposal: Disposal,
     config: &Config,
 ) -> Result<Retained> {
-    let mut plan = retain_plan(root, keep, config)?;
+    let mut plan = retain_plan(root, keep, disposal, config)?;
     let mut retired = Vec::new();
     for path in std::mem::take(&mut plan.retired) {
         match retire_with(&path, disposal, config) {
@@ -159,7 +188,7 @@ pub fn retain_with(
         }
     }
     if disposal == Disposal::Remove {
-        remove_spares(root, config)?;
+        plan.spares = remove_spares(root, config)?;
     }
     Ok(Retained { retired, ..plan })
 }
@@ -168,7 +197,12 @@ pub fn retain_with(
 ///
 /// # Errors
 /// As for [`retain`].
-pub fn retain_plan(root: &Path, keep: usize, config: &Config) -> Result<Retained> {
+pub fn retain_plan(
+    root: &Path,
+    keep: usize,
+    disposal: Disposal,
+    config: &Config,
+) -> Result<Retained> {
     if keep == 0 {
         return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
     }
@@ -180,7 +214,7 @@ pub fn retain_plan(root: &Path, keep: usize, config: &Config) -> Result<Retained
                 plan.kept.push(found.path);
                 continue;
             }
-            _ if is_retired(&found.path) => {
+            _ if is_retired(&found.path) || ranks::removal_was_interrupted(&found.parts) => {
                 plan.retired.push(found.path);
                 continue;
             }
@@ -190,6 +224,11 @@ pub fn retain_plan(root: &Path, keep: usize, config: &Config) -> Result<Retained
     }
     let old = plan.kept.len().saturating_sub(keep);
     plan.retired.extend(plan.kept.drain(..old));
+    if disposal == Disposal::Remove {
+        for root in roots(root, config) {
+            plan.spares.extend(Spares::under(root).all_but(std::iter::empty())?);
+        }
+    }
     Ok(plan)
 }
 
@@ -211,8 +250,13 @@ fn none_of_the_row(path: &Path) -> Option<&'static str> {
 /// [`Error::Io`].
 pub fn remove_spares(root: &Path, config: &Config) -> Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
-    for root in config.stripe.iter().map(PathBuf::as_path).chain([root]) {
+    for root in roots(root, config) {
         removed.extend(Spares::under(root).clear_but(std::iter::empty())?);
     }
     Ok(removed)
+}
+
+/// The directories beside whose checkpoints, or parts of them, spare files may lie.
+fn roots<'a>(root: &'a Path, config: &'a Config) -> impl Iterator<Item = &'a Path> {
+    config.stripe.iter().map(PathBuf::as_path).chain([root])
 }

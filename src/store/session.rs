@@ -4,7 +4,7 @@ use super::commit::Transaction;
 use super::open::{listed, missing_ranks};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, Receipt, names, receipt};
+use crate::format::{Manifest, PartOf, Receipt, names, receipt};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
@@ -40,6 +40,7 @@ use std::time::Instant;
 pub struct Session {
     transaction: Transaction,
     world_size: u32,
+    part_of: Option<PartOf>,
 }
 
 /// What a commit did.
@@ -91,7 +92,14 @@ impl Session {
         let note = dir.as_ref().join(names::MANIFEST_PART);
         let text = serde_json::json!(Note { world_size }).to_string();
         fs::write(&note, text).map_err(|e| Error::io("writing", &note, e))?;
-        Ok(Self { transaction, world_size })
+        Ok(Self { transaction, world_size, part_of: None })
+    }
+
+    /// Says that this checkpoint will be a part of a whole: a rank saves it by itself, into the directory
+    /// [`rank_dir`](names::rank_dir) below the whole's. The whole counts as committed once each rank's part
+    /// is, and all say the same of it.
+    pub fn part_of(self, part_of: PartOf) -> Self {
+        Self { part_of: Some(part_of), ..self }
     }
 
     /// The checkpoint's directory.
@@ -130,6 +138,7 @@ impl Session {
             parts.tensors,
             state,
         );
+        manifest.part_of.clone_from(&self.part_of);
         manifest.check().map_err(|reason| {
             Error::invalid(format!("what the ranks wrote is no checkpoint: {reason}"))
         })?;

@@ -12,7 +12,7 @@
 //! - the file has this one name (a hard link is somebody's copy), and nobody has it open, mapped or not, as
 //!   the kernel says. Other hosts it does not know of, so only local file systems are taken.
 
-use super::dir::{self, file_names, remove};
+use super::dir::{self, entries, file_names, remove};
 use super::places::Places;
 use crate::engine::file::open_write;
 use crate::engine::ladder::Fallback;
@@ -113,24 +113,39 @@ impl Spares {
         }
     }
 
-    /// Removes all but those named after `shards`, and the directory if it is empty then; says what went.
+    /// All but those named after `shards`, and after them the directory if it holds nothing else.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn clear_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
+    pub fn all_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
         if !self.dir.is_dir() {
             return Ok(Vec::new());
         }
         let stay: HashSet<String> = shards.filter_map(names::spare).collect();
-        let mut removed = Vec::new();
-        for name in file_names(&self.dir)? {
-            if names::is_spare(&name) && !stay.contains(&name) {
-                removed.push(self.dir.join(name));
-                remove(removed.last().expect("just added"))?;
-            }
+        let goes = |name: &String| names::is_spare(name) && !stay.contains(name);
+        let mut found: Vec<PathBuf> = file_names(&self.dir)?
+            .iter()
+            .filter(|name| goes(name))
+            .map(|name| self.dir.join(name))
+            .collect();
+        if found.len() == entries(&self.dir)?.len() {
+            found.push(self.dir.clone());
         }
-        if stay.is_empty() && fs::remove_dir(&self.dir).is_ok() {
-            removed.push(self.dir.clone());
+        Ok(found)
+    }
+
+    /// Removes what [`Spares::all_but`] gives; says what went.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn clear_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
+        let mut removed = self.all_but(shards)?;
+        for path in removed.iter().filter(|path| **path != self.dir) {
+            remove(path)?;
+        }
+        // Another retirement may have kept a file there in the meantime.
+        if removed.last() == Some(&self.dir) && fs::remove_dir(&self.dir).is_err() {
+            removed.pop();
         }
         Ok(removed)
     }
