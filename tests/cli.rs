@@ -2,7 +2,7 @@
 
 #![cfg(feature = "cli")]
 
-use ringstow::{Config, Dtype, StateDict, Value};
+use ringstow::{Config, Dtype, PartOf, Session, StateDict, Value};
 use serde_json::{Value as Json, json};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -317,14 +317,60 @@ fn retain_says_what_it_would_do_then_does_it() {
 
     let done = retain(&["--json"]).json();
     assert_eq!(plan, done, "it does what it said");
-    let expected = json!({ "kept": [newer, newest], "retired": [oldest, older], "left": [] });
-    assert_eq!(done, expected);
+    let [kept, retired] = [[newer.clone(), newest.clone()], [oldest.clone(), older.clone()]];
+    assert_eq!(done, json!({ "kept": kept, "retired": retired, "left": [], "spares": [] }));
     assert!(!oldest.exists() && !older.exists());
     assert_eq!(ringstow(&["verify", dir.path()]).out.matches("ok  ").count(), 2);
 
     let last = dir.retain(&["-k", "1"]);
     let lines = format!("removed  {}\nkept  {}\n", newer.display(), newest.display());
     assert_eq!((last.code, last.out), (Some(0), lines));
+}
+
+/// Has each of these ranks save its part of a step by itself, of `ranks` in all.
+fn save_each(dir: &Checkpoints, step: u32, there: &[u32], ranks: u32) -> PathBuf {
+    let whole = PathBuf::from(dir.step(step));
+    for &rank in there {
+        let part = whole.join(format!("rank{rank:05}"));
+        let part_of = PartOf { rank, ranks, save: format!("a-{step}") };
+        let session = Session::begin(&part, 1).unwrap().part_of(part_of);
+        let mut state = StateDict::new();
+        state.bytes("w", Dtype::U8, &[500], &[1; 500]).unwrap();
+        let receipt = ringstow::write_rank(&state, 0, &part, &Config::default()).unwrap().0;
+        session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
+    }
+    whole
+}
+
+#[test]
+fn what_ranks_saved_each_by_itself_is_listed_verified_and_removed_as_one() {
+    let dir = Checkpoints::new();
+    let whole = save_each(&dir, 1, &[0, 1], 2);
+    let newer = save_each(&dir, 2, &[0, 1], 2);
+    let half = save_each(&dir, 3, &[0, 2], 4);
+
+    let ran = ringstow(&["ls", dir.path()]);
+    assert_eq!(ran.out.matches("committed ").count(), 2, "{}", ran.out);
+    assert!(ran.out.contains("INCOMPLETE") && ran.out.contains("ranks 1, 3"), "{}", ran.out);
+    let json = ringstow(&["ls", dir.path(), "--json"]).json();
+    assert_eq!((&json[0]["path"], &json[0]["tensors"]), (&json!(whole), &json!(2)));
+    assert_eq!(json[0]["parts"], json!([whole.join("rank00000"), whole.join("rank00001")]));
+    let part = ringstow(&["ls", &whole.join("rank00001").display().to_string(), "--json"]).json();
+    assert_eq!(part[0]["part_of"], json!({ "rank": 1, "ranks": 2, "save": "a-1" }));
+
+    let shown = ringstow(&["show", &dir.step(1)]);
+    assert_eq!(shown.code, Some(2));
+    assert!(shown.err.contains("step-00000001/rank00000"), "{}", shown.err);
+    assert_eq!(ringstow(&["verify", "--quiet", dir.path()]).code, Some(0));
+    flip(&newer.join("rank00001").join(SHARD), 4100);
+    let damaged = ringstow(&["verify", "--quiet", dir.path()]);
+    assert_eq!(damaged.code, Some(1), "{}", damaged.err);
+    assert!(damaged.out.contains("step-00000002/rank00001"), "{}", damaged.out);
+
+    let done = dir.retain(&["--keep", "1", "--json"]).json();
+    assert_eq!((&done["kept"], &done["retired"]), (&json!([newer]), &json!([whole])));
+    assert_eq!(done["left"][0]["path"], json!(half));
+    assert!(!whole.exists() && half.join("rank00002").join(SHARD).exists());
 }
 
 #[test]
@@ -335,7 +381,7 @@ fn retain_of_no_more_than_stay_removes_nothing() {
     assert!(none.out.starts_with("no checkpoints in"), "{}", none.out);
     let all = [1, 2].map(|step| dir.save(step));
     let done = dir.retain(&["--keep", "3", "--json"]).json();
-    assert_eq!(done, json!({ "kept": all, "retired": [], "left": [] }));
+    assert_eq!(done, json!({ "kept": all, "retired": [], "left": [], "spares": [] }));
     assert_eq!(ringstow(&["verify", dir.path()]).code, Some(0));
 }
 
@@ -368,11 +414,21 @@ fn retain_keeps_files_for_the_next_save_only_if_asked_to() {
     assert_eq!(dir.retain(&["--keep", "2", "--recycle"]).code, Some(0));
     let names: Vec<_> = fs::read_dir(&spares).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["rank00000-0.spare"]);
-    assert_eq!(dir.retain(&["--keep", "1", "--dry-run"]).code, Some(0));
+    let planned = dir.retain(&["--keep", "1", "--dry-run"]);
+    assert_eq!(planned.code, Some(0));
+    let spare = spares.join("rank00000-0.spare");
+    let line = format!("would remove  {}", spare.display());
+    assert!(planned.out.contains(&line), "no {line:?} in {}", planned.out);
+    let planned = dir.retain(&["--keep", "1", "--dry-run", "--json"]).json();
+    assert_eq!(planned["spares"], json!([spare, spares]));
+    let recycled = dir.retain(&["--keep", "1", "--dry-run", "--json", "--recycle"]).json();
+    assert_eq!(recycled["spares"], json!([]));
     assert!(spares.join("rank00000-0.spare").exists(), "a dry run changes nothing");
 
     let done = dir.retain(&["--keep", "1"]);
     assert_eq!(done.code, Some(0), "{}", done.err);
+    let line = format!("removed  {}", spare.display());
+    assert!(done.out.contains(&line), "no {line:?} in {}", done.out);
     let names: Vec<_> =
         fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(names, [newest], "spare files of earlier calls go too");

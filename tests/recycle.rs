@@ -240,14 +240,14 @@ fn what_is_no_checkpoint_or_is_being_saved_is_not_retired() {
 
 #[test]
 fn the_parts_of_ranks_that_saved_each_by_itself_are_not_taken_for_a_row_of_checkpoints() {
-    let root = tempfile::tempdir().unwrap();
+    let (root, _) = root(&[7]);
     let ranks: Vec<PathBuf> =
         (0..3).map(|rank| root.path().join(format!("rank{rank:05}"))).collect();
     for dir in &ranks {
         State::new(1, &SIZES).save(&runtime(), dir).unwrap();
     }
     let retained = retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert_eq!((retained.kept, retained.retired), (vec![], vec![]));
+    assert_eq!((retained.kept, retained.retired), (vec![at(root.path(), 7)], vec![]));
     let left: Vec<&Path> = retained.left.iter().map(|left| left.path.as_path()).collect();
     assert_eq!(left, ranks);
     assert!(retained.left[0].reason.contains("one rank's part"));

@@ -274,6 +274,9 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
 def latest(directory: StrPath, *, config: Config | None = None) -> str | None:
     """Return the path of the newest committed checkpoint in a directory; None if there is none.
 
+    One whose ranks saved each by itself (DCP's ``use_collectives=False``) is committed if the part
+    of every rank is, and all are of one save.
+
     Args:
         directory: where the checkpoints are.
         config: the knobs, of which ``stripe`` counts: a checkpoint whose files on other disks are
@@ -293,18 +296,19 @@ def retain(
 
     The newest are those of the highest number at the end of their names. Each is removed whole or
     not at all, however this ends, and a load that has begun ends well. With several ranks, one of
-    them calls this, after its save.
+    them calls this, after the save has ended on all. What ranks saved each by itself counts once.
 
     Args:
         directory: where the checkpoints are.
         keep: how many stay, of those that can be loaded; what can't is not counted and not removed.
         recycle: keep the files of the last one removed, in ``.ringstow-spares``, for the next save
             into a directory there to write over. That is faster than new files, and takes no more
-            room than the next save would. False removes these, too.
+            room than the next save would. False removes these, too. Those of ranks that saved each
+            by itself are removed either way.
         config: the knobs, of which ``stripe`` counts; None means the defaults.
 
     Returns:
-        What stays, what is gone, and what was left alone.
+        What stays, what is gone, spare files too, and what was left alone.
 
     Raises:
         InvalidStateError: ``keep`` is 0.

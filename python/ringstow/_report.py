@@ -240,13 +240,20 @@ class Retained:
     """Checkpoints that are gone, by rising step."""
     left: tuple[tuple[str, str], ...]
     """Directories that were left alone, and why: what can't be loaded, links."""
+    spares: tuple[str, ...]
+    """Spare files of earlier calls that are gone, and their directory if nothing else was in it."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build one from the native side's JSON text."""
         values: dict[str, Any] = json.loads(text)
         left = tuple((item["path"], item["reason"]) for item in values["left"])
-        return cls(kept=tuple(values["kept"]), retired=tuple(values["retired"]), left=left)
+        return cls(
+            kept=tuple(values["kept"]),
+            retired=tuple(values["retired"]),
+            left=left,
+            spares=tuple(values["spares"]),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ use crate::error::to_python;
 use crate::to_json;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringstow::{Error, Receipt, Result};
+use ringstow::{Error, PartOf, Receipt, Result};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -34,9 +34,20 @@ impl Session {
 #[pymethods]
 impl Session {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf, world_size: u32, config: &str) -> PyResult<Self> {
+    #[pyo3(signature = (path, world_size, config, part_of=None))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        world_size: u32,
+        config: &str,
+        part_of: Option<(u32, u32, String)>,
+    ) -> PyResult<Self> {
         let config = crate::config(config)?;
-        let begin = || ringstow::Session::begin_with(path, world_size, &config);
+        let part_of = part_of.map(|(rank, ranks, save)| PartOf { rank, ranks, save });
+        let begin = || -> Result<_> {
+            let session = ringstow::Session::begin_with(path, world_size, &config)?;
+            Ok(part_of.into_iter().fold(session, ringstow::Session::part_of))
+        };
         let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
         Ok(Self { inner, process: std::process::id() })
     }

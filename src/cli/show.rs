@@ -83,7 +83,8 @@ fn explain(path: &Path, config: &Config, error: Error) -> Error {
         return error;
     }
     let found = list_with(path, config).unwrap_or_default();
-    let mut committed = found.iter().rev().filter(|found| found.status == Status::Committed);
+    let mut committed =
+        found.iter().rev().filter(|found| found.status == Status::Committed && found.path != path);
     match committed.next() {
         Some(newest) => Error::Incomplete {
             path: path.into(),

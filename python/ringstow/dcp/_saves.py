@@ -74,8 +74,16 @@ class Coordinator:
         self._pid = os.getpid()
         self.path = ""
 
-    def open(self, path: str, world_size: int, config: str) -> None:
+    def open(
+        self, path: str, world_size: int, config: str, part_of: tuple[int, int, str] | None = None
+    ) -> None:
         """Take the directory for a save by ``world_size`` ranks, and those it is striped over.
+
+        Args:
+            path: the directory.
+            world_size: how many ranks write into it.
+            config: the knobs, in JSON.
+            part_of: which rank's part of what is saved there, if each rank saves by itself.
 
         Raises:
             BusyError: another save into it is under way.
@@ -87,7 +95,7 @@ class Coordinator:
             other = _holders.get(path)
         if other is not None and not other._is_busy():
             other.abandon()
-        session = _native.Session(path, world_size, config)
+        session = _native.Session(path, world_size, config, part_of)
         self._session, self.path = session, path
         self._thread, self._pid = threading.current_thread(), os.getpid()
         with _lock:

@@ -27,7 +27,7 @@ from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
-from ringstow.dcp import _items, _mark, _metadata, _paths
+from ringstow.dcp import _items, _mark, _metadata, _parts, _paths
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._saves import Coordinator, Turn
@@ -82,6 +82,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Set up what does not go along into another process."""
         self._save_path = ""
         self._rank: int | None = None
+        self._part_of: tuple[int, int, str] | None = None
         self._turn = Turn()
         self._coordinator = Coordinator()
         self._snapshot = Snapshot()
@@ -151,8 +152,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             )
         self._rank = kwargs.get("rank")
         self._save_path = self._path
+        self._part_of = None
         if not kwargs.get("use_collectives", True):
-            self._save_path = _paths.of_rank(self._path, self._own_rank())
+            rank = self._own_rank()
+            self._save_path = _paths.of_rank(self._path, rank)
+            self._part_of = _parts.part_of(self._save_path, rank)
             self._rank = 0
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -168,7 +172,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             InvalidStateError: it holds safetensors files that are not a checkpoint's.
             OSError: it can't be made or locked.
         """
-        self._coordinator.open(self._save_path, len(plans), self._config.to_json())
+        self._coordinator.open(self._save_path, len(plans), self._config.to_json(), self._part_of)
         if self._rank is not None:
             return plans
         # An older torch (2.6) does not tell a writer its rank in the process group.

@@ -1,0 +1,190 @@
+"""Ranks that save each by itself: what they save is one checkpoint, there if every rank's part is."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support import assert_same
+from test_dcp_killed import die_at
+from torch_has import needs_use_collectives
+
+import ringstow
+from ringstow import _native
+from ringstow.dcp import StorageReader, StorageWriter
+
+pytestmark = needs_use_collectives
+
+
+def state_of(rank, step):
+    return {"own": torch.full((1000,), rank + 10.0 * step), "step": step}
+
+
+def save(rank, path, step, victims=(), died=None):
+    """Saves by itself; the victims do not get there, or die as they write."""
+    if rank in victims:
+        if died is None:
+            dist.barrier()  # that torch has all ranks meet in when they have saved
+            return
+        die_at(died)
+    state = state_of(rank, step)
+    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter(), use_collectives=False)
+
+
+def resume(rank, root):
+    """Loads what is newest; returns its step."""
+    path = ringstow.latest(root)
+    state = {"own": torch.zeros(1000), "step": -1}
+    dcp.load(state, checkpoint_id=path, storage_reader=StorageReader())
+    assert_same(state, state_of(rank, state["step"]))
+    return state["step"]
+
+
+def listed(path, capfd):
+    """Returns what `ringstow ls` says of a path."""
+    capfd.readouterr()
+    assert _native.cli(["ringstow", "ls", str(path), "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def problem(path, capfd):
+    (found,) = listed(path, capfd)
+    assert found["status"] == "incomplete"
+    assert ringstow.latest(path) is None
+    return found["problem"]
+
+
+def manifest(path, rank):
+    return json.loads((path / f"rank{rank:05}" / "manifest.json").read_text())
+
+
+def test_the_latest_is_one_that_all_ranks_have_saved(ranks, tmp_path, capfd):
+    for step in (1, 2):
+        ranks(2).run(save, tmp_path / f"step-{step}", step)
+    ranks(2).run(save, tmp_path / "step-3", 3, (1,))
+    assert [found["status"] for found in listed(tmp_path, capfd)] == [
+        "committed",
+        "committed",
+        "incomplete",
+    ]
+    assert ringstow.latest(tmp_path) == str(tmp_path / "step-2")
+    assert ranks(2).run(resume, tmp_path) == [2, 2]
+    assert "of rank 1" in problem(tmp_path / "step-3", capfd)
+    parts = [manifest(tmp_path / "step-2", rank)["part_of"] for rank in range(2)]
+    assert [(part["rank"], part["ranks"]) for part in parts] == [(0, 2), (1, 2)]
+    assert parts[0]["save"] == parts[1]["save"]
+
+
+@pytest.mark.parametrize("died", ["while writing", "before the commit"])
+def test_a_step_in_which_a_rank_was_killed_is_passed_over(ranks, tmp_path, died):
+    ranks(2).run(save, tmp_path / "step-1", 1)
+    with pytest.raises(RuntimeError, match="rank 1 died with exit code -9"):
+        ranks(2).run(save, tmp_path / "step-2", 2, (1,), died)
+    assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+    assert ranks(2).run(resume, tmp_path) == [1, 1]
+    ranks(2).run(save, tmp_path / "step-2", 2)
+    assert ranks(2).run(resume, tmp_path) == [2, 2]
+
+
+def test_a_step_that_only_some_ranks_saved_again_is_none(ranks, tmp_path, capfd):
+    path = tmp_path / "last"
+    ranks(2).run(save, path, 1)
+    ranks(2).stop()  # the job starts again
+    ranks(2).run(save, path, 2, (1,))
+    assert "different saves" in problem(path, capfd)
+    ranks(2).run(save, path, 3)
+    # Each rank counts its own saves: the one that was not there is behind.
+    assert "different saves" in problem(path, capfd)
+    ranks(2).stop()
+    for step in (4, 5):
+        ranks(2).run(save, path, step)
+        assert ranks(2).run(resume, tmp_path) == [step, step]
+
+
+def test_fewer_ranks_that_save_again_leave_no_mixture(ranks, tmp_path, capfd):
+    path = tmp_path / "last"
+    ranks(3).run(save, path, 1)
+    ranks(2).run(save, path, 2)
+    text = problem(path, capfd)
+    assert "ranks 0, 1 of one by 2 ranks; rank 2 of one by 3 ranks" in text
+    assert "rank00002" in text
+
+
+def test_it_is_no_checkpoint_that_one_process_loads(ranks, tmp_path):
+    ranks(2).run(save, tmp_path / "step-1", 1)
+    with pytest.raises(ringstow.IncompleteCheckpointError, match="step-1/rank00000") as caught:
+        ringstow.load(tmp_path / "step-1")
+    assert "dcp.load" in str(caught.value)
+    loaded = ringstow.load(tmp_path / "step-1" / "rank00001", allow_pickle=True)
+    assert_same(loaded, state_of(1, 1))
+
+
+def test_retain_counts_them_once_and_removes_all_parts(ranks, tmp_path):
+    for step in range(4):
+        ranks(2).run(save, tmp_path / f"step-{step}", step, (0,) if step == 3 else ())
+    done = ringstow.retain(tmp_path, keep=1)
+    assert done.kept == (str(tmp_path / "step-2"),)
+    assert done.retired == tuple(str(tmp_path / f"step-{step}") for step in range(2))
+    ((left, reason),) = done.left
+    assert (left, "of rank 0" in reason) == (str(tmp_path / "step-3"), True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
+    assert ranks(2).run(resume, tmp_path) == [2, 2]
+
+
+def save_with_some(rank, path):
+    group = dist.new_group([1, 2], backend="gloo")
+    if rank:
+        writer = StorageWriter(path)
+        dcp.save(
+            state_of(rank, 1), storage_writer=writer, process_group=group, use_collectives=False
+        )
+    dist.barrier()
+
+
+def test_a_group_that_the_writer_cannot_know_is_not_noted(ranks, tmp_path, capfd):
+    ranks(3).run(save_with_some, tmp_path)
+    assert [("part_of" in manifest(tmp_path, rank)) for rank in range(2)] == [False, False]
+    assert "not known" in problem(tmp_path, capfd)
+
+
+def test_without_a_process_group_the_number_of_ranks_is_not_known(tmp_path, capfd):
+    save(0, tmp_path, 1)
+    assert "part_of" not in manifest(tmp_path, 0)
+    text = problem(tmp_path, capfd)
+    assert "not known" in text
+    assert "process group" in text
+
+
+def save_without_a_store(rank, path):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger, get = logging.getLogger("ringstow"), dist.distributed_c10d._get_default_store
+    logger.addHandler(handler)
+    dist.distributed_c10d._get_default_store = lambda: None
+    try:
+        save(rank, path, 1)
+    finally:
+        dist.distributed_c10d._get_default_store = get
+        logger.removeHandler(handler)
+    return said
+
+
+def test_a_store_that_does_not_answer_fails_no_save_and_is_told(ranks, tmp_path, capfd):
+    for said in ranks(2).run(save_without_a_store, tmp_path):
+        assert any("store does not answer" in text for text in said)
+    assert "not known" in problem(tmp_path, capfd)
+
+
+def test_retain_says_which_spare_files_went(tmp_path):
+    for step in range(2):
+        ringstow.save({"a": torch.ones(10)}, tmp_path / f"step-{step}")
+    ringstow.retain(tmp_path, keep=1)
+    spares = sorted(map(str, (tmp_path / ".ringstow-spares").iterdir()))
+    done = ringstow.retain(tmp_path, keep=1, recycle=False)
+    assert done.spares[: len(spares)] == tuple(spares)
+    assert not (tmp_path / ".ringstow-spares").exists()
