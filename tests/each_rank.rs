@@ -288,6 +288,18 @@ fn a_part_that_was_saved_after_a_killed_removal_is_not_removed_with_the_rest() {
 }
 
 #[test]
+fn a_removal_that_met_damage_is_left_alone_and_hinders_no_other() {
+    let root = root(&[6, 7, 8]);
+    let whole = at(root.path(), 7);
+    take_down(&whole, 0);
+    flip_last_byte(&part(&whole, 1).join(names::MANIFEST));
+    let done = retain(root.path(), 1, Disposal::Remove).unwrap();
+    assert_eq!(done.retired, [at(root.path(), 6)]);
+    assert!(done.left[0].reason.contains("rank00001/manifest.json"), "{:?}", done.left);
+    assert_eq!(step_at(&part(&whole, 2)), 2);
+}
+
+#[test]
 fn retain_leaves_alone_what_no_one_can_tell_to_be_a_whole() {
     let root = root(&[7]);
     let unknown = at(root.path(), 1);

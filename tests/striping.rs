@@ -431,6 +431,10 @@ fn a_rank_that_saves_by_itself_has_companions_of_its_own_in_each_checkpoint() {
         state.assert_at(&disks.runtime(), &dir);
     }
     assert_eq!(names_in(&disks.stripe(0)), ["step-1.rank00000", "step-2.rank00000"]);
+    let first = disks.root.path().join("run/step-1");
+    retire_with(&first, Disposal::Recycle, &disks.config()).unwrap();
+    assert!(!first.exists(), "the whole of one rank goes, and its companion");
+    assert_eq!(names_in(&disks.stripe(0)), ["step-2.rank00000"]);
 }
 
 #[test]

@@ -14,6 +14,9 @@ use std::path::Path;
 /// Version of the format that this library writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
+/// As many ranks as a whole may be of: whoever lists those that are missing makes a list of them.
+const RANKS_MAX: u32 = 1 << 24;
+
 const FORMAT: &str = "ringstow";
 
 /// Everything about a checkpoint but the tensors' bytes.
@@ -226,13 +229,7 @@ impl Manifest {
         {
             return Err(format!("block_bytes is {}, no multiple of 4096", self.block_bytes));
         }
-        if let Some(PartOf { rank, ranks, .. }) =
-            self.part_of.as_ref().filter(|p| p.rank >= p.ranks)
-        {
-            return Err(format!(
-                "it is the part of rank {rank} of {ranks}, which are counted from 0"
-            ));
-        }
+        self.part_of.as_ref().map_or(Ok(()), PartOf::check)?;
         let mut names = HashSet::new();
         for file in &self.files {
             self.check_file(file)?;
@@ -325,6 +322,19 @@ impl Manifest {
             Ok(false) => Err(format!("tensor {name:?}: its chunks overlap each other")),
             Err(why) => Err(format!("tensor {name:?}: its {why}")),
         }
+    }
+}
+
+impl PartOf {
+    fn check(&self) -> std::result::Result<(), String> {
+        let Self { rank, ranks, .. } = self;
+        if rank >= ranks {
+            return Err(format!("part_of is rank {rank} of {ranks}, which are counted from 0"));
+        }
+        if *ranks > RANKS_MAX {
+            return Err(format!("part_of is of {ranks} ranks, more than {RANKS_MAX}"));
+        }
+        Ok(())
     }
 }
 
@@ -494,6 +504,7 @@ mod tests {
         let part_of = |rank, ranks| Some(PartOf { rank, ranks, save: "a".into() });
         assert!(refused(|m| m.part_of = part_of(2, 2)).contains("rank 2 of 2"));
         assert!(refused(|m| m.part_of = part_of(0, 0)).contains("rank 0 of 0"));
+        assert!(refused(|m| m.part_of = part_of(0, u32::MAX)).contains("more than"));
     }
 
     #[test]

@@ -164,12 +164,17 @@ fn surplus(saves: &Saves<'_>) -> Option<Vec<u32>> {
 /// Whether these parts are what the removal of a whole left that was killed. Parts of another save than those
 /// that were being removed are somebody's data.
 pub(super) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
+    if !parts.iter().any(|part| fs::symlink_metadata(part.join(names::RETIRED)).is_ok()) {
+        return false;
+    }
     let (mut retired, mut stay) = (Vec::new(), Vec::new());
     for part in parts {
         match read_manifest(part) {
             Ok(manifest) => stay.push(save_of(&manifest)),
-            Err(_) => retired
+            Err(Error::Incomplete { .. }) => retired
                 .extend(retired_manifest(part).map(|manifest| manifest.as_ref().and_then(save_of))),
+            // Nobody can tell what belongs to it.
+            Err(_) => return false,
         }
     }
     let first = retired.first();

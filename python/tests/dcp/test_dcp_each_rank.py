@@ -1,4 +1,4 @@
-"""Ranks that save each by itself: what they save is one checkpoint, there if every rank's part is."""
+"""Ranks that save each by itself: one checkpoint, which is there if every rank's part is."""
 
 from __future__ import annotations
 
