@@ -92,6 +92,17 @@ fn another_world_replaces_it_whole() {
     );
 }
 
+/// Nobody makes a list of four billion ranks because a file says so.
+#[test]
+fn a_note_of_ranks_that_no_save_has_is_not_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let note = dir.path().join("manifest.json.part");
+    std::fs::write(&note, r#"{"world_size":4294967295}"#).unwrap();
+    let error = Checkpoint::open(dir.path()).unwrap_err();
+    assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+    assert!(!error.to_string().contains("ranks"), "{error}");
+}
+
 #[test]
 fn a_dead_rank_is_named_and_the_earlier_checkpoint_stands() {
     let root = tempfile::tempdir().unwrap();

@@ -111,6 +111,9 @@ def test_kinds_that_cannot_be_told_are_said_to_be(at):
         convert(at / "empty", at / "x")
     with pytest.raises(FileNotFoundError):
         convert(at / "nothing", at / "x")
+    ringstow.save({"a": torch.ones(1)}, at / "step-7" / "rank00000")
+    with pytest.raises(ringstow.InvalidStateError, match="use_collectives=False"):
+        convert(at / "step-7", at / "x")
     ringstow.save({"a": torch.ones(1)}, at / "ckpt")
     with pytest.raises(ringstow.InvalidStateError, match="--to"):
         convert(at / "ckpt", at / "somewhere")

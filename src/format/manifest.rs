@@ -15,7 +15,7 @@ use std::path::Path;
 pub const VERSION: u32 = 1;
 
 /// As many ranks as a whole may be of: whoever lists those that are missing makes a list of them.
-const RANKS_MAX: u32 = 1 << 24;
+pub(crate) const RANKS_MAX: u32 = 1 << 24;
 
 const FORMAT: &str = "ringstow";
 

@@ -11,6 +11,7 @@ mod seal;
 pub mod value;
 
 pub use dtype::Dtype;
+pub(crate) use manifest::RANKS_MAX;
 pub use manifest::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
 pub use receipt::Receipt;
 pub use value::Value;

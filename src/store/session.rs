@@ -4,7 +4,7 @@ use super::commit::Transaction;
 use super::open::{listed, missing_ranks};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, PartOf, Receipt, names, receipt};
+use crate::format::{Manifest, PartOf, RANKS_MAX, Receipt, names, receipt};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
@@ -221,6 +221,9 @@ impl Session {
 pub(super) fn unfinished(dir: &Path, names: &[String]) -> Option<String> {
     let text = fs::read(dir.join(names::MANIFEST_PART)).ok()?;
     let note: Note = serde_json::from_slice(&text).ok()?;
+    if note.world_size > RANKS_MAX {
+        return None; // no save of ours has written that
+    }
     let done: HashSet<u32> = names.iter().filter_map(|name| names::done_rank(name)).collect();
     let missing = missing_ranks(note.world_size, &done);
     Some(match missing.len() {

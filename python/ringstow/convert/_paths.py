@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from ringstow._errors import InvalidStateError
 
@@ -39,6 +40,11 @@ def kind_of(path: str) -> str:
         hint = (
             " It holds a .metadata file a rank, as torch.distributed.checkpoint writes with "
             "use_collectives=False: such checkpoints are not converted."
+        )
+    elif any(re.fullmatch(r"rank\d{5,}", name) for name in names):
+        hint = (
+            " It holds a checkpoint a rank, as ringstow.dcp writes with use_collectives=False: such "
+            "checkpoints are not converted; load it by dcp.load, and save it with collectives."
         )
     elif any(name.endswith(".part") for name in names):
         hint = " It holds .part files: a save that was killed, or is under way."
