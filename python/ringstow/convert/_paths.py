@@ -43,8 +43,8 @@ def kind_of(path: str) -> str:
         )
     elif any(re.fullmatch(r"rank\d{5,}", name) for name in names):
         hint = (
-            " It holds a checkpoint a rank, as ringstow.dcp writes with use_collectives=False: such "
-            "checkpoints are not converted; load it by dcp.load, and save it with collectives."
+            " It holds a checkpoint a rank, as ringstow.dcp writes with use_collectives=False: "
+            "these are not converted; load them by dcp.load, and save with collectives."
         )
     elif any(name.endswith(".part") for name in names):
         hint = " It holds .part files: a save that was killed, or is under way."
