@@ -44,7 +44,7 @@ fn run(case: &str, size: usize) {
         }
         "manifest's entry read" => {
             let text = manifest(size).encode().expect("it can be written");
-            measured(|| Manifest::decode(&text, Path::new("manifest.json")).expect("it is valid"));
+            measured(|| Manifest::decode(text, Path::new("manifest.json")).expect("it is valid"));
         }
         "read of a tensor planned" => {
             let plan = layout(&items(size, mixed));

@@ -92,7 +92,7 @@ fn million(criterion: &mut Criterion) {
     group.throughput(Throughput::BytesDecimal(text.len() as u64));
     group.bench_function("encode", |b| b.iter(|| manifest.encode()));
     group.bench_function("decode", |b| {
-        b.iter(|| Manifest::decode(&text, Path::new("manifest.json")).expect("it is valid"));
+        b.iter(|| Manifest::decode(text.clone(), Path::new("manifest.json")).expect("it is valid"));
     });
     let sent = receipts(&manifest);
     group.throughput(Throughput::BytesDecimal(sent.iter().map(|text| text.len() as u64).sum()));

@@ -95,13 +95,12 @@ pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> R
 /// [`Error::Invalid`] for a configuration or values that cannot be; all else comes through
 /// [`Handle::result`].
 pub fn save_async(
-    mut state: StateDict<'static>,
+    state: StateDict<'static>,
     path: impl AsRef<Path>,
     config: &Config,
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
-    let tree = state.tree()?;
-    state.set_tree(tree);
+    state.tree()?; // what cannot be saved is refused here, rather than in the background
     let path = path.as_ref().to_path_buf();
     Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::save(&runtime, &state, &path, job)

@@ -5,9 +5,10 @@ use crate::device::Source;
 use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
-use crate::format::value::{self, Leaf};
+use crate::format::value::{Leaf, Named};
 use crate::format::{Dtype, Item, Part, TensorInfo, Value};
 use crate::store::Contents;
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
 
@@ -141,19 +142,38 @@ impl<'a> StateDict<'a> {
         Contents { items: &self.items, sources: &self.sources }
     }
 
-    /// The tree of values: one dictionary of all tensors and values, unless it was set.
-    pub(crate) fn tree(&self) -> Result<Box<RawValue>> {
-        if let Some(tree) = &self.tree {
-            return Ok(tree.clone());
+    /// The tree of values, to be written.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if two entries have one name.
+    pub(crate) fn tree(&self) -> Result<Tree<'_>> {
+        let mut seen = HashSet::with_capacity(self.items.len() + self.values.len());
+        match self.entries().find(|(name, _)| self.tree.is_none() && !seen.insert(*name)) {
+            None => Ok(Tree(self)),
+            Some((twice, _)) => {
+                Err(Error::invalid(format!("two entries of the state are named {twice:?}")))
+            }
         }
+    }
+
+    /// All tensors and values.
+    fn entries(&self) -> impl Iterator<Item = (&str, Leaf<'_>)> + Clone {
         let tensors =
             self.items.iter().map(|item| (item.info.name.as_str(), Leaf::Tensor(&item.info.name)));
         let values = self.values.iter().map(|(name, value)| (name.as_str(), Leaf::Value(value)));
-        let entries: Vec<_> = tensors.chain(values).collect();
-        let mut seen = HashSet::with_capacity(entries.len());
-        if let Some((twice, _)) = entries.iter().find(|(name, _)| !seen.insert(*name)) {
-            return Err(Error::invalid(format!("two entries of the state are named {twice:?}")));
+        tensors.chain(values)
+    }
+}
+
+/// The tree of values of a state: one dictionary of all tensors and values, unless it was set. Made
+/// while it is written.
+pub(crate) struct Tree<'a>(&'a StateDict<'a>);
+
+impl Serialize for Tree<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        match &self.0.tree {
+            Some(tree) => tree.serialize(to),
+            None => Named(self.0.entries()).serialize(to),
         }
-        value::dict_to_json(&entries)
     }
 }

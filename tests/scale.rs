@@ -67,7 +67,7 @@ fn ten_times_as_many_tensors_take_ten_times_the_allocations() {
     assert_linear("a layout of boxes of one tensor", |n| drop(layout(&boxes(n))));
     assert_linear("a manifest", |n| {
         let text = manifest(n).encode().unwrap();
-        Manifest::decode(&text, Path::new("manifest.json")).unwrap();
+        Manifest::decode(text, Path::new("manifest.json")).unwrap();
     });
     assert_linear("receipts", |n| drop(receipt::merge(receipts(n)).unwrap()));
 }

@@ -1,14 +1,20 @@
 //! The header of a shard, a valid safetensors file: 8 bytes of length (little endian), then JSON
 //! padded with spaces so that the data section starts on a multiple of 4096.
+//!
+//! Of a million tensors it is 150 MB. So it is never in memory as a whole: it is measured when a shard
+//! is laid out, and its text made where a run of it is to be written.
 
+use super::manifest::VERSION;
 use super::{Dtype, Item, TensorInfo, names};
 use crate::config::ALIGN;
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
 use std::borrow::Cow;
 
 /// What comes before the JSON: its length.
-const LENGTH_BYTES: usize = 8;
+const LENGTH_BYTES: u64 = 8;
+
+/// How many passages are made in vain at most, to begin in the midst of a header.
+const PASSAGES_A_MARK: usize = 16;
 
 /// A tensor's place in a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,19 +53,20 @@ pub struct Length {
 impl Length {
     /// That of a shard without items.
     pub fn empty(reader: Reader) -> Self {
-        let fixed = in_json(&Header { metadata: &reader.metadata(&[]), tensors: &[] }).len() as u64;
-        Self { reader, fixed, items: 0, data: 0 }
+        let fixed = reader.opening().len() + reader.middle().len() + CLOSING.len();
+        Self { reader, fixed: fixed as u64, items: 0, data: 0 }
     }
 
     /// The same with one more item, of `nbytes` bytes.
     pub fn with(self, item: &Item, nbytes: u64) -> Self {
-        let fixed = self.fixed + entry_bytes(item, self.reader);
+        let offsets = if self.reader.wants_offsets() { offsets_bytes(item) } else { 0 };
+        let fixed = self.fixed + offsets + entry_bytes(item);
         Self { fixed, items: self.items + 1, data: self.data.saturating_add(nbytes), ..self }
     }
 
     /// Bytes of the header at most: length, JSON, padding.
     pub fn bytes_max(&self) -> u64 {
-        (LENGTH_BYTES as u64 + self.fixed + 2 * self.items * digits(self.data))
+        (LENGTH_BYTES + self.fixed + 2 * self.items * digits(self.data))
             .next_multiple_of(ALIGN as u64)
     }
 
@@ -69,25 +76,22 @@ impl Length {
     }
 }
 
-/// Bytes that an item adds to the header's JSON, besides the digits of its offsets.
-fn entry_bytes(item: &Item, reader: Reader) -> u64 {
+/// Bytes of an item's [`Passage::Entry`], besides the digits of its offsets.
+fn entry_bytes(item: &Item) -> u64 {
     let Stored { name, dtype: _, shape } = stored_as(item);
     let dtype = item.info.dtype.safetensors().map_or("U8", |_| item.info.dtype.name());
-    let (name, name_within) = escaped(&name);
-    let entry = ",\"\":{\"dtype\":\"\",\"shape\":,\"data_offsets\":[,]}".len() + dtype.len();
-    let entry = entry as u64 + name + list_bytes(&shape);
-    match reader {
-        Reader::Model => entry,
-        Reader::Any => {
-            // Quotes are escaped, as this is JSON within JSON.
-            let within = r#",\"\":{\"saved_offsets\":}"#.len() as u64 + name_within;
-            let offsets = match item.part {
-                Some(_) => list_bytes(&saved_offsets(item)),
-                None => "[]".len() as u64 + (2 * shape.len() as u64).saturating_sub(1), // zeros
-            };
-            entry + within + offsets
-        }
-    }
+    let others = r#","":{"dtype":"","shape":,"data_offsets":[,]}"#.len() + dtype.len();
+    others as u64 + escaped(&name).0 + list_bytes(&shape)
+}
+
+/// Bytes of an item's [`Passage::Offsets`], with its comma.
+fn offsets_bytes(item: &Item) -> u64 {
+    let Stored { name, shape, .. } = stored_as(item);
+    let offsets = match item.part {
+        Some(_) => list_bytes(&saved_offsets(item)),
+        None => "[]".len() as u64 + (2 * shape.len() as u64).saturating_sub(1), // zeros
+    };
+    r#",\"\":{\"saved_offsets\":}"#.len() as u64 + escaped(&name).1 + offsets
 }
 
 /// Bytes of a text in JSON, without its quotes; and of that JSON in JSON.
@@ -155,52 +159,166 @@ pub fn is_plain(item: &Item) -> bool {
     !item.object && !is_reserved(&item.info.name) && item.info.dtype.safetensors().is_some()
 }
 
-/// Builds the first bytes of a shard, up to its data section. Length: a multiple of 4096.
-pub fn build(tensors: &[Placed], reader: Reader) -> Vec<u8> {
-    encode(tensors, &reader.metadata(tensors))
+/// The first bytes of a shard, up to its data section: length, JSON, padding. It knows how long they
+/// are, and makes them where they are wanted.
+#[derive(Debug, Clone)]
+pub struct Header {
+    reader: Reader,
+    tensors: usize,
+    /// Bytes without the padding.
+    unpadded: u64,
+    /// Where every so manieth passage begins.
+    marks: Vec<u64>,
 }
 
-impl Reader {
-    fn metadata(self, tensors: &[Placed]) -> Metadata {
-        // `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the Hugging Face
-        // reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
-        let own = self == Self::Any;
-        Metadata {
-            format: "pt",
-            ringstow: own.then(|| super::manifest::VERSION.to_string()),
-            dcp_version: own.then_some("1.0"),
-            dcp_sharding_info: own.then(|| in_json(&Sharding(tensors))),
+/// The header is made of these, one after the other.
+#[derive(Debug, Clone, Copy)]
+enum Passage {
+    /// The length, and the metadata up to where boxes lie in their tensors.
+    Opening,
+    /// Where the item of this number lies in its tensor: JSON, in a text in JSON.
+    Offsets(usize),
+    /// The metadata's end.
+    Middle,
+    /// The item of this number.
+    Entry(usize),
+    Closing,
+}
+
+const CLOSING: &str = "}";
+
+impl Header {
+    /// The header of so many tensors, of which `tensor` gives each.
+    pub fn new<'a>(reader: Reader, tensors: usize, tensor: impl Fn(usize) -> Placed<'a>) -> Self {
+        let mut header = Self { reader, tensors, unpadded: 0, marks: Vec::new() };
+        header.marks.reserve_exact(header.passage_count().div_ceil(PASSAGES_A_MARK));
+        for number in 0..header.passage_count() {
+            if number.is_multiple_of(PASSAGES_A_MARK) {
+                header.marks.push(header.unpadded);
+            }
+            header.unpadded += header.passage_bytes(header.passage(number), &tensor);
+        }
+        header
+    }
+
+    /// How long it is: a multiple of 4096.
+    pub fn bytes(&self) -> u64 {
+        self.unpadded.next_multiple_of(ALIGN as u64)
+    }
+
+    /// Writes its bytes from an offset on. `tensor` gives what it gave to [`Header::new`].
+    pub fn write<'a>(&self, from: u64, to: &mut [u8], tensor: impl Fn(usize) -> Placed<'a>) {
+        let mark = self.marks.partition_point(|&mark| mark <= from) - 1;
+        let (mut skip, mut filled) = ((from - self.marks[mark]) as usize, 0);
+        let mut text = Vec::new();
+        for number in mark * PASSAGES_A_MARK..self.passage_count() {
+            if filled == to.len() {
+                return;
+            }
+            let passage = self.passage(number);
+            text.clear();
+            self.push_passage(passage, &tensor, &mut text);
+            debug_assert_eq!(text.len() as u64, self.passage_bytes(passage, &tensor));
+            let wanted = &text[skip.min(text.len())..];
+            skip -= text.len() - wanted.len();
+            let len = wanted.len().min(to.len() - filled);
+            to[filled..filled + len].copy_from_slice(&wanted[..len]);
+            filled += len;
+        }
+        to[filled..].fill(b' ');
+    }
+
+    fn passage_count(&self) -> usize {
+        self.offsets_count() + self.tensors + 3
+    }
+
+    fn offsets_count(&self) -> usize {
+        if self.reader.wants_offsets() { self.tensors } else { 0 }
+    }
+
+    fn passage(&self, number: usize) -> Passage {
+        let middle = 1 + self.offsets_count();
+        let closing = middle + 1 + self.tensors;
+        match number {
+            0 => Passage::Opening,
+            _ if number < middle => Passage::Offsets(number - 1),
+            _ if number == middle => Passage::Middle,
+            _ if number < closing => Passage::Entry(number - middle - 1),
+            _ => Passage::Closing,
+        }
+    }
+
+    /// Bytes of what [`Header::push_passage`] pushes, without making it.
+    fn passage_bytes<'a>(&self, passage: Passage, tensor: impl Fn(usize) -> Placed<'a>) -> u64 {
+        match passage {
+            Passage::Opening => LENGTH_BYTES + self.reader.opening().len() as u64,
+            Passage::Offsets(0) => offsets_bytes(tensor(0).item) - 1, // no comma
+            Passage::Offsets(number) => offsets_bytes(tensor(number).item),
+            Passage::Middle => self.reader.middle().len() as u64,
+            Passage::Entry(number) => {
+                let Placed { item, begin, end } = tensor(number);
+                entry_bytes(item) + digits(begin) + digits(end)
+            }
+            Passage::Closing => CLOSING.len() as u64,
+        }
+    }
+
+    fn push_passage<'a>(
+        &self,
+        passage: Passage,
+        tensor: impl Fn(usize) -> Placed<'a>,
+        to: &mut Vec<u8>,
+    ) {
+        match passage {
+            Passage::Opening => {
+                to.extend((self.bytes() - LENGTH_BYTES).to_le_bytes());
+                to.extend(self.reader.opening().bytes());
+            }
+            Passage::Offsets(number) => {
+                let item = tensor(number).item;
+                if number > 0 {
+                    to.push(b',');
+                }
+                let name = in_json(&in_json(&stored_as(item).name));
+                to.extend_from_slice(&name.as_bytes()[1..name.len() - 1]);
+                to.extend_from_slice(br#":{\"saved_offsets\":"#);
+                push_json(to, &saved_offsets(item));
+                to.push(b'}');
+            }
+            Passage::Middle => to.extend(self.reader.middle().bytes()),
+            Passage::Entry(number) => {
+                let Placed { item, begin, end } = tensor(number);
+                let Stored { name, dtype, shape } = stored_as(item);
+                to.push(b',');
+                push_json(to, &name);
+                to.push(b':');
+                push_json(to, &Entry { dtype, shape, data_offsets: [begin, end] });
+            }
+            Passage::Closing => to.extend(CLOSING.bytes()),
         }
     }
 }
 
-// Serialized from where they lie, rather than by way of a tree of JSON values: for a million tensors
-// that tree was most of the work of planning a save.
+impl Reader {
+    /// Whether the header is to say where boxes lie in their tensors.
+    fn wants_offsets(self) -> bool {
+        self == Self::Any
+    }
 
-#[derive(Serialize)]
-struct Metadata {
-    format: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ringstow: Option<String>,
-    #[serde(rename = "DCP_VERSION", skip_serializing_if = "Option::is_none")]
-    dcp_version: Option<&'static str>,
-    #[serde(rename = "DCP_SHARDING_INFO", skip_serializing_if = "Option::is_none")]
-    dcp_sharding_info: Option<String>,
-}
+    /// Up to the offsets. `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the
+    /// Hugging Face reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
+    fn opening(self) -> String {
+        let own = format!(r#","ringstow":"{VERSION}","DCP_VERSION":"1.0","DCP_SHARDING_INFO":"{{"#);
+        let own = if self == Self::Any { &own } else { "" };
+        format!(r#"{{"__metadata__":{{"format":"pt"{own}"#)
+    }
 
-/// Where in their tensors the items lie, as the reader of torch.distributed.checkpoint has it.
-struct Sharding<'a>(&'a [Placed<'a>]);
-
-#[derive(Serialize)]
-struct Saved<'a> {
-    saved_offsets: Cow<'a, [u64]>,
-}
-
-impl Serialize for Sharding<'_> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(self.0.iter().map(|tensor| {
-            (stored_as(tensor.item).name, Saved { saved_offsets: saved_offsets(tensor.item) })
-        }))
+    /// From the offsets to the first tensor.
+    fn middle(self) -> &'static str {
+        match self {
+            Self::Any => r#"}"}"#,
+            Self::Model => "}",
+        }
     }
 }
 
@@ -212,11 +330,6 @@ fn saved_offsets(item: &Item) -> Cow<'_, [u64]> {
     }
 }
 
-struct Header<'a> {
-    metadata: &'a Metadata,
-    tensors: &'a [Placed<'a>],
-}
-
 #[derive(Serialize)]
 struct Entry<'a> {
     dtype: safetensors::Dtype,
@@ -224,32 +337,14 @@ struct Entry<'a> {
     data_offsets: [u64; 2],
 }
 
-impl Serialize for Header<'_> {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut map = to.serialize_map(Some(self.tensors.len() + 1))?;
-        map.serialize_entry("__metadata__", self.metadata)?;
-        for &Placed { item, begin, end } in self.tensors {
-            let Stored { name, dtype, shape } = stored_as(item);
-            map.serialize_entry(&name, &Entry { dtype, shape, data_offsets: [begin, end] })?;
-        }
-        map.end()
-    }
-}
-
-const SAYABLE: &str = "text, numbers and maps of them can be said in JSON";
+const SAYABLE: &str = "text, numbers and lists of them can be said in JSON";
 
 fn in_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect(SAYABLE)
 }
 
-fn encode(tensors: &[Placed], metadata: &Metadata) -> Vec<u8> {
-    let mut header = vec![0; LENGTH_BYTES];
-    // In place: of a million tensors it is 150 MB.
-    serde_json::to_writer(&mut header, &Header { metadata, tensors }).expect(SAYABLE);
-    header.resize(header.len().next_multiple_of(ALIGN), b' ');
-    let length = (header.len() - LENGTH_BYTES) as u64;
-    header[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
-    header
+fn push_json(to: &mut Vec<u8>, value: &impl Serialize) {
+    serde_json::to_writer(to, value).expect(SAYABLE);
 }
 
 /// Alignment that a tensor of this many bytes gets when larger powers of two come first: the
@@ -288,6 +383,17 @@ mod tests {
             .collect()
     }
 
+    fn header<'a>(tensors: &[Placed<'a>], reader: Reader) -> Header {
+        Header::new(reader, tensors.len(), |n| tensors[n].clone())
+    }
+
+    fn written(tensors: &[Placed], reader: Reader) -> Vec<u8> {
+        let header = header(tensors, reader);
+        let mut bytes = vec![0; header.bytes() as usize];
+        header.write(0, &mut bytes, |n| tensors[n].clone());
+        bytes
+    }
+
     #[test]
     fn the_safetensors_library_reads_it() {
         let tensors = [
@@ -298,7 +404,7 @@ mod tests {
             item("__metadata__", Dtype::U8, &[1]),
             Item { object: true, ..item("blob", Dtype::U8, &[7]) },
         ];
-        let mut file = build(&placed(&tensors), Reader::Any);
+        let mut file = written(&placed(&tensors), Reader::Any);
         assert_eq!(file.len() % ALIGN, 0);
         let data: u64 = tensors.iter().map(|t| t.info.nbytes().unwrap()).sum();
         file.resize(file.len() + data as usize, 1);
@@ -315,7 +421,7 @@ mod tests {
     fn a_box_says_where_it_lies() {
         let part = Some(Part { shape: vec![4, 3], offsets: vec![2, 0] });
         let tensors = [Item { part, ..item("w", Dtype::U8, &[2, 3]) }, item("b", Dtype::U8, &[])];
-        let header = build(&placed(&tensors), Reader::Any);
+        let header = written(&placed(&tensors), Reader::Any);
         let read: Value = serde_json::from_slice(&header[8..]).unwrap();
         let sharding = read["__metadata__"]["DCP_SHARDING_INFO"].as_str().unwrap();
         let sharding: Value = serde_json::from_str(sharding).unwrap();
@@ -360,13 +466,54 @@ mod tests {
             let placed = placed(&items);
             let offset_digits: u64 = placed.iter().map(|p| digits(p.begin) + digits(p.end)).sum();
             let spare = 2 * length.items * digits(length.data) - offset_digits;
-            let built = encode(&placed, &reader.metadata(&placed));
+            let built = written(&placed, reader);
             // The first of the sharding's items has no comma before it.
             let comma = u64::from(reader == Reader::Any && !items.is_empty());
             let json = built.trim_ascii_end().len() as u64 + spare + comma;
             prop_assert_eq!(length.bytes_max(), json.next_multiple_of(ALIGN as u64));
             prop_assert!(built.len() as u64 <= length.bytes_max());
             prop_assert_eq!(length.file_bytes_max(), length.bytes_max() + length.data);
+        }
+
+        #[test]
+        fn a_header_is_the_same_in_whatever_runs_it_is_written(
+            items in prop::collection::vec(any_item(), 0..80),
+            reader in prop::sample::select(vec![Reader::Any, Reader::Model]),
+            run in 1..5000usize,
+        ) {
+            let placed = placed(&items);
+            let (header, whole) = (header(&placed, reader), written(&placed, reader));
+            let mut runs = vec![0; whole.len()];
+            for (number, to) in runs.chunks_mut(run).enumerate() {
+                header.write((number * run) as u64, to, |n| placed[n].clone());
+            }
+            prop_assert_eq!(runs, whole);
+        }
+
+        #[test]
+        fn a_header_says_what_it_says_in_compact_json(
+            items in prop::collection::vec(any_item(), 0..40),
+        ) {
+            let mut offsets = String::from("{");
+            let mut entries = String::new();
+            for Placed { item, begin, end } in placed(&items) {
+                let Stored { name, dtype, shape } = stored_as(item);
+                let comma = if offsets.len() > 1 { "," } else { "" };
+                let saved = json!({ "saved_offsets": saved_offsets(item) });
+                offsets += &format!("{comma}{}:{saved}", json!(name));
+                let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": [begin, end] });
+                entries += &format!(",{}:{entry}", json!(name));
+            }
+            let metadata = json!({
+                "format": "pt",
+                "ringstow": "1",
+                "DCP_VERSION": "1.0",
+                "DCP_SHARDING_INFO": offsets + "}",
+            });
+            let header = written(&placed(&items), Reader::Any);
+            let text = format!("{{\"__metadata__\":{metadata}{entries}}}");
+            prop_assert_eq!(std::str::from_utf8(header[8..].trim_ascii_end()).unwrap(), text);
+            prop_assert_eq!(u64::from_le_bytes(header[..8].try_into().unwrap()) + 8, header.len() as u64);
         }
     }
 
@@ -382,7 +529,7 @@ mod tests {
             items.iter().fold(Length::empty(reader), with).bytes_max()
         };
         for reader in [Reader::Any, Reader::Model] {
-            let built = build(&placed(&items), reader).len() as u64;
+            let built = written(&placed(&items), reader).len() as u64;
             assert!((built..=built + built / 50).contains(&length(reader)), "{built}");
         }
     }

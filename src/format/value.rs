@@ -73,7 +73,8 @@ impl Value {
     /// # Errors
     /// [`Error::Invalid`] if it cannot be said in JSON.
     pub fn to_json(&self) -> Result<Box<RawValue>> {
-        raw(self)
+        serde_json::value::to_raw_value(self)
+            .map_err(|e| Error::invalid(format!("the state's values cannot be written: {e}")))
     }
 
     /// The value at a key of a dictionary.
@@ -111,7 +112,7 @@ impl Value {
     }
 }
 
-/// What a dictionary written by [`dict_to_json`] holds at a key.
+/// What a [`Named`] dictionary holds at a key.
 pub(crate) enum Leaf<'a> {
     /// A reference to the tensor of this name.
     Tensor(&'a str),
@@ -119,27 +120,26 @@ pub(crate) enum Leaf<'a> {
     Value(&'a Value),
 }
 
-/// [`Value::to_json`] of a dictionary with text for keys, written from where its parts lie: a million
-/// names are not copied for it.
-///
-/// # Errors
-/// As for [`Value::to_json`].
-pub(crate) fn dict_to_json(entries: &[(&str, Leaf<'_>)]) -> Result<Box<RawValue>> {
-    struct Entries<'a>(&'a [(&'a str, Leaf<'a>)]);
-    impl Serialize for Entries<'_> {
-        fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
-            match self.0.iter().all(|(key, _)| is_plain(key)) {
-                true => to.collect_map(self.0.iter().map(|(key, leaf)| (key, leaf))),
-                false => tagged(to, "$dict", self.0),
-            }
+/// A [`Value::Dict`] with text for keys, written from where its parts lie: a million names are not
+/// copied for it.
+pub(crate) struct Named<I>(pub I);
+
+impl<'a, I: Iterator<Item = (&'a str, Leaf<'a>)> + Clone> Serialize for Named<I> {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        match self.0.clone().all(|(key, _)| is_plain(key)) {
+            true => to.collect_map(self.0.clone()),
+            false => tagged(to, "$dict", &Pairs(self.0.clone())),
         }
     }
-    raw(&Entries(entries))
 }
 
-fn raw(value: &impl Serialize) -> Result<Box<RawValue>> {
-    serde_json::value::to_raw_value(value)
-        .map_err(|e| Error::invalid(format!("the state's values cannot be written: {e}")))
+/// A list of pairs.
+struct Pairs<I>(I);
+
+impl<I: Iterator<Item: Serialize> + Clone> Serialize for Pairs<I> {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.clone())
+    }
 }
 
 /// How deep valid JSON is nested.

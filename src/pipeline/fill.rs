@@ -139,8 +139,8 @@ impl<'a> Filling<'a> {
     fn gather(&mut self, from: From, offset: usize, to: std::ops::Range<usize>) -> Result<()> {
         match from {
             From::Header => {
-                let header = &self.origin.plan.shards[self.block.shard].header;
-                self.transit.bytes(to.clone()).copy_from_slice(&header[offset..offset + to.len()]);
+                let shard = &self.origin.plan.shards[self.block.shard];
+                shard.write_header(self.origin.items, offset as u64, self.transit.bytes(to));
                 Ok(())
             }
             From::Item(item) => self.transit.gather(&*self.origin.sources[item], offset, to),

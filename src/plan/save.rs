@@ -9,8 +9,9 @@
 //! the lanes' blocks take turns.
 
 use crate::error::{Error, Result};
-use crate::format::header::{self, Length, Placed, Reader};
+use crate::format::header::{self, Header, Length, Placed, Reader};
 use crate::format::{Chunk, Item, TensorEntry, names};
+use serde::{Serialize, Serializer};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
@@ -52,8 +53,8 @@ pub struct SavePlan {
 pub struct Shard {
     /// Its final name.
     pub name: String,
-    /// Its first bytes: length, JSON, padding.
-    pub header: Vec<u8>,
+    /// Its first bytes; [`Shard::write_header`] makes them.
+    pub header: Header,
     /// Its items, by rising offset.
     pub items: Vec<Extent>,
     /// Its length.
@@ -131,7 +132,7 @@ fn plan_files(
     let tensor_bytes = total(&order)?;
     order.sort_by_key(|member| member.layer);
     let mut files: Vec<(usize, Vec<Member>)> = Vec::new();
-    for (lane, members) in deal(&order, options.lanes).into_iter().enumerate() {
+    for (lane, members) in deal(order, options.lanes).into_iter().enumerate() {
         let of_lane = split(items, &members, options.shard_bytes, reader)?;
         files.extend(of_lane.into_iter().map(|members| (lane, members)));
     }
@@ -218,9 +219,9 @@ fn total(order: &[Member]) -> Result<u64> {
 /// lane that has the fewest bytes so far. Within a lane they keep their order.
 ///
 /// The fullest lane then has at most a fair share and one tensor more than that.
-fn deal(order: &[Member], lanes: usize) -> Vec<Vec<Member>> {
+fn deal(order: Vec<Member>, lanes: usize) -> Vec<Vec<Member>> {
     if lanes < 2 || order.len() < 2 {
-        return vec![order.to_vec()];
+        return vec![order];
     }
     let mut largest_first: Vec<usize> = (0..order.len()).collect();
     largest_first.sort_by_key(|&index| Reverse(order[index].nbytes));
@@ -235,7 +236,7 @@ fn deal(order: &[Member], lanes: usize) -> Vec<Vec<Member>> {
         least.push(Reverse((bytes + order[index].nbytes, lane)));
     }
     let mut dealt = vec![Vec::new(); lanes];
-    order.iter().zip(lane_of).for_each(|(&member, lane)| dealt[lane].push(member));
+    order.into_iter().zip(lane_of).for_each(|(member, lane)| dealt[lane].push(member));
     dealt.retain(|members| !members.is_empty());
     dealt
 }
@@ -295,21 +296,40 @@ fn lay_out(
         Reverse(header::natural_alignment(member.nbytes, dtype))
     });
     let mut at = 0;
-    let placed: Vec<Placed> = members
-        .iter()
-        .map(|member| {
-            let begin = at;
-            at += member.nbytes;
-            Placed { item: &items[member.item], begin, end: at }
-        })
-        .collect();
-    let header = header::build(&placed, reader);
-    let start = header.len() as u64;
-    let extents = members
-        .iter()
-        .zip(&placed)
-        .map(|(member, p)| Extent { item: member.item, range: start + p.begin..start + p.end });
-    Shard { name, items: extents.collect(), bytes: start + at, header, lane }
+    let extent = |member: Member| {
+        let begin = at;
+        at += member.nbytes;
+        Extent { item: member.item, range: begin..at }
+    };
+    let mut extents: Vec<Extent> = members.into_iter().map(extent).collect();
+    // The header tells where in the data section its items lie, so that its length must not matter.
+    let header = Header::new(reader, extents.len(), |n| placed(items, &extents[n], 0));
+    for extent in &mut extents {
+        extent.range.start += header.bytes();
+        extent.range.end += header.bytes();
+    }
+    Shard { name, items: extents, bytes: header.bytes() + at, header, lane }
+}
+
+/// An item's place in the data section, which starts at an offset.
+fn placed<'a>(items: &'a [Item], extent: &Extent, start: u64) -> Placed<'a> {
+    let Range { start: begin, end } = extent.range;
+    Placed { item: &items[extent.item], begin: begin - start, end: end - start }
+}
+
+impl Shard {
+    /// Writes the header's bytes from an offset on. `items` are those given to [`plan`].
+    pub fn write_header(&self, items: &[Item], from: u64, to: &mut [u8]) {
+        let start = self.header.bytes();
+        self.header.write(from, to, |n| placed(items, &self.items[n], start));
+    }
+
+    /// All of the header's bytes.
+    pub fn header_bytes(&self, items: &[Item]) -> Vec<u8> {
+        let mut bytes = vec![0; self.header.bytes() as usize];
+        self.write_header(items, 0, &mut bytes);
+        bytes
+    }
 }
 
 fn cut(shard: usize, file: &Shard, block_bytes: u64) -> impl Iterator<Item = Block> {
@@ -356,7 +376,7 @@ impl SavePlan {
                 pieces.push(Piece { from, range });
             }
         };
-        add(From::Header, &(0..shard.header.len() as u64));
+        add(From::Header, &(0..shard.header.bytes()));
         for extent in &shard.items[first..first + count] {
             add(From::Item(extent.item), &extent.range);
         }
@@ -365,40 +385,64 @@ impl SavePlan {
 
     /// The manifest's entries, in the order of the items given to [`plan`]; boxes of one tensor stand
     /// in one entry.
-    pub fn entries(&self, items: &[Item]) -> Vec<TensorEntry> {
-        let mut places = vec![(0u32, 0u64); items.len()];
+    pub fn entries<'a>(&self, items: &'a [Item]) -> Entries<'a> {
+        let mut places = vec![(0, 0); items.len()];
         for (file, shard) in self.shards.iter().enumerate() {
             for extent in &shard.items {
                 places[extent.item] = (file as u32, extent.range.start);
             }
         }
-        let mut entries: Vec<TensorEntry> = Vec::with_capacity(items.len());
-        // Whole tensors are one chunk: only those of boxes are looked for.
-        let mut numbers: HashMap<&str, usize> = HashMap::new();
-        for (item, (file, begin)) in items.iter().zip(places) {
-            let Some(part) = &item.part else {
-                entries.push(entry(item, vec![Chunk { file, begin, offsets: None, sizes: None }]));
-                continue;
-            };
-            let number = *numbers.entry(&item.info.name).or_insert_with(|| {
-                entries.push(entry(item, Vec::new()));
-                entries.len() - 1
-            });
-            let (offsets, sizes) = (Some(part.offsets.clone()), Some(item.info.shape.clone()));
-            entries[number].chunks.push(Chunk { file, begin, offsets, sizes });
-        }
-        entries
+        Entries { items, places }
     }
 }
 
-/// The manifest's entry of an item's tensor.
-fn entry(item: &Item, chunks: Vec<Chunk>) -> TensorEntry {
-    TensorEntry {
-        name: item.info.name.clone(),
-        dtype: item.info.dtype,
-        shape: item.tensor_shape().to_vec(),
-        chunks,
-        object: item.object,
+/// The manifest's entries, each made when it is its turn: of a million tensors they are 200 MB.
+#[derive(Debug)]
+pub struct Entries<'a> {
+    items: &'a [Item],
+    /// Of each item, the number of its file and the offset of its first byte there.
+    places: Vec<(u32, u64)>,
+}
+
+impl Entries<'_> {
+    /// The entries.
+    pub fn iter(&self) -> impl Iterator<Item = TensorEntry> {
+        // Whole tensors are one chunk: only those of boxes are looked for.
+        let mut boxes: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (number, item) in self.items.iter().enumerate().filter(|(_, item)| item.part.is_some())
+        {
+            boxes.entry(&item.info.name).or_default().push(number);
+        }
+        self.items.iter().enumerate().filter_map(move |(number, item)| {
+            let chunks = match item.part {
+                None => vec![self.chunk(number)],
+                // All boxes of a tensor stand where the first of them does.
+                Some(_) => {
+                    let boxes = boxes.remove(item.info.name.as_str())?;
+                    boxes.into_iter().map(|number| self.chunk(number)).collect()
+                }
+            };
+            Some(TensorEntry {
+                name: item.info.name.clone(),
+                dtype: item.info.dtype,
+                shape: item.tensor_shape().to_vec(),
+                chunks,
+                object: item.object,
+            })
+        })
+    }
+
+    fn chunk(&self, number: usize) -> Chunk {
+        let (item, (file, begin)) = (&self.items[number], self.places[number]);
+        let offsets = item.part.as_ref().map(|part| part.offsets.clone());
+        let sizes = item.part.as_ref().map(|_| item.info.shape.clone());
+        Chunk { file, begin, offsets, sizes }
+    }
+}
+
+impl Serialize for Entries<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.collect_seq(self.iter())
     }
 }
 

@@ -13,7 +13,8 @@ use super::parts::Parts;
 use super::places::Places;
 use super::sweep::{sweep, sweep_by_manifest, sweep_keeping};
 use crate::error::{Error, Result};
-use crate::format::{Manifest, names};
+use crate::format::{FileEntry, Manifest, names};
+use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -90,10 +91,10 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Error::Io`], and nothing is committed.
-    pub fn commit(mut self, manifest: &Manifest) -> Result<()> {
+    pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
         self.write_manifest(manifest)?;
         self.publish()?;
-        if let Err(error) = self.settle(manifest) {
+        if let Err(error) = self.settle(&manifest.files) {
             // Committed all the same: readers find the shards under either name.
             tracing::warn!(%error, "the checkpoint is committed, but old files could not be cleared away; the next save or `ringstow prune` will");
         }
@@ -101,7 +102,10 @@ impl Transaction {
     }
 
     /// Step 1 and the first half of 2: after this, only the rename is missing.
-    fn write_manifest(&mut self, manifest: &Manifest) -> Result<()> {
+    fn write_manifest<T: Serialize, S: Serialize>(
+        &mut self,
+        manifest: &Manifest<T, S>,
+    ) -> Result<()> {
         self.places.sync_companions()?;
         self.parts.sync_parents()?;
         let path = self.dir().join(names::MANIFEST_PART);
@@ -127,10 +131,10 @@ impl Transaction {
     }
 
     /// Step 3.
-    fn settle(&mut self, manifest: &Manifest) -> Result<()> {
+    fn settle(&mut self, files: &[FileEntry]) -> Result<()> {
         match self.recycle {
-            true => sweep_keeping(&self.places, Some(manifest)),
-            false => sweep(&self.places, Some(manifest)),
+            true => sweep_keeping(&self.places, Some(files)),
+            false => sweep(&self.places, Some(files)),
         }
         .map(drop)
     }
@@ -180,7 +184,7 @@ mod tests {
 
     /// A one-shard manifest whose only tensor is `mark`, and its shard under the uncommitted name.
     fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
-        use crate::format::{Dtype, FileEntry, TensorInfo};
+        use crate::format::{Dtype, TensorInfo};
         let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![1] };
         let generation = tx.generation();
         let (block_bytes, shard_bytes) = (4096, 0);
@@ -188,7 +192,7 @@ mod tests {
         let items = [info.into()];
         let plan = crate::plan::save::plan(&items, options).unwrap();
         let shard = &plan.shards[0];
-        let mut bytes = shard.header.clone();
+        let mut bytes = shard.header_bytes(&items);
         bytes.push(mark);
         let part = tx.places().part(shard, 0);
         tx.begin_files(std::slice::from_ref(&part));
@@ -196,7 +200,7 @@ mod tests {
         let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
         let file = FileEntry { name: shard.name.clone(), bytes: bytes.len() as u64, crc32 };
         let state = serde_json::value::to_raw_value(&()).unwrap();
-        Manifest::new(generation, 1, 4096, vec![file], plan.entries(&items), state)
+        Manifest::new(generation, 1, 4096, vec![file], plan.entries(&items).iter().collect(), state)
     }
 
     fn mark_at(dir: &Path) -> u8 {
@@ -277,7 +281,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (mut tx, manifest) = published(dir.path(), 7);
         let opened = Checkpoint::open(dir.path()).unwrap();
-        tx.settle(&manifest).unwrap();
+        tx.settle(&manifest.files).unwrap();
         let runtime = crate::Runtime::new(crate::Config::default()).unwrap();
         let loaded = opened
             .load_names(["t"], crate::LoadOptions::default(), &runtime, &Default::default())

@@ -167,7 +167,7 @@ pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
     check_directory(dir)?;
     let path = dir.join(names::MANIFEST);
     match read_plain(&path) {
-        Ok(bytes) => Manifest::decode(&bytes, &path),
+        Ok(bytes) => Manifest::decode(bytes, &path),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_manifest(dir)),
         Err(e) if is_link(&e) => Err(Error::format(path, "is a symbolic link, which is refused")),
         Err(e) => Err(Error::io("reading", path, e)),

@@ -214,5 +214,5 @@ fn save_of(manifest: &Manifest) -> Option<(u32, String)> {
 fn retired_manifest(dir: &Path) -> Option<Option<Manifest>> {
     let path = dir.join(names::RETIRED);
     fs::symlink_metadata(&path).ok()?;
-    Some(read_plain(&path).ok().and_then(|bytes| Manifest::decode(&bytes, &path).ok()))
+    Some(read_plain(&path).ok().and_then(|bytes| Manifest::decode(bytes, &path).ok()))
 }

@@ -120,7 +120,7 @@ fn write_part(
         rank,
         block_bytes: runtime.config().checksum_bytes(),
         files: file_entries(&plan, &written.crc32),
-        tensors: plan.entries(contents.items),
+        tensors: plan.entries(contents.items).iter().collect(),
     };
     let done = path.join(names::done(rank));
     fs::File::create(&done).map_err(|e| Error::io("creating", &done, e))?;

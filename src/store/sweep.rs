@@ -9,7 +9,7 @@ use super::places::{Places, companion_of};
 use super::spares::Spares;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, names};
+use crate::format::{FileEntry, names};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fs::{self, DirEntry};
@@ -37,15 +37,15 @@ pub struct Left {
     pub reason: String,
 }
 
-/// Brings a checkpoint's places to what its manifest says: renames committed shards that are still
-/// under their uncommitted names, removes ringstow's other files, and companions in which nothing is
-/// left. Files of others stay.
-pub(super) fn sweep(places: &Places, manifest: Option<&Manifest>) -> Result<Swept> {
+/// Brings a checkpoint's places to what its manifest says, which lists these files: renames committed
+/// shards that are still under their uncommitted names, removes ringstow's other files, and companions
+/// in which nothing is left. Files of others stay.
+pub(super) fn sweep(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Swept> {
     plan(places, manifest)?.carry_out()
 }
 
 /// [`sweep`], keeping shards that no manifest lists as spare files, where that can be.
-pub(super) fn sweep_keeping(places: &Places, manifest: Option<&Manifest>) -> Result<Swept> {
+pub(super) fn sweep_keeping(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Swept> {
     let mut plan = plan(places, manifest)?;
     for dir in places.there() {
         let (spares, before) = (Spares::beside(dir)?, plan.kept.len());
@@ -70,7 +70,7 @@ pub(super) fn sweep_by_manifest(places: &Places) -> Result<Swept> {
 
 fn plan_by_manifest(places: &Places) -> Result<Plan> {
     match read_manifest(places.own()) {
-        Ok(manifest) => plan(places, Some(&manifest)),
+        Ok(manifest) => plan(places, Some(&manifest.files)),
         Err(Error::Incomplete { .. }) => plan(places, None),
         Err(error) => Err(error),
     }
@@ -92,9 +92,9 @@ struct Plan {
     mark: Option<PathBuf>,
 }
 
-fn plan(places: &Places, manifest: Option<&Manifest>) -> Result<Plan> {
+fn plan(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Plan> {
     let listed: HashSet<&str> = manifest
-        .map_or_else(HashSet::new, |m| m.files.iter().map(|file| file.name.as_str()).collect());
+        .map_or_else(HashSet::new, |files| files.iter().map(|file| file.name.as_str()).collect());
     let mark = places.own().join(names::RETIRED);
     let retired = fs::symlink_metadata(&mark).is_ok();
     let mut plan = Plan::default();

@@ -89,8 +89,9 @@ pub fn manifest(items: &[Item], plan: &SavePlan) -> Manifest {
         crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
     };
     let files = plan.shards.iter().map(file).collect();
+    let tensors = plan.entries(items).iter().collect();
     let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
-    Manifest::new(0, 1, 1 << 20, files, plan.entries(items), state)
+    Manifest::new(0, 1, 1 << 20, files, tensors, state)
 }
 
 /// A runtime that writes to nowhere, and reads zeros.
