@@ -36,7 +36,7 @@ fn manifest(ranks: u64) -> Manifest {
     let tensor = |t: u64| TensorEntry {
         name: format!("model.layers.{t}.mlp.down_proj.weight"),
         dtype: Dtype::BF16,
-        shape: vec![ranks * ROWS, WIDTH],
+        shape: [ranks * ROWS, WIDTH].into(),
         chunks: (0..ranks)
             .map(|rank| Chunk {
                 file: rank as u32,

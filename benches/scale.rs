@@ -200,8 +200,8 @@ fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
         let tensor = TensorEntry {
             name: nowhere::name(rank),
             dtype: Dtype::F32,
-            shape: vec![64, 16],
-            chunks: vec![chunk],
+            shape: [64, 16].into(),
+            chunks: [chunk].into(),
             object: false,
         };
         let files = vec![FileEntry { name, bytes: 8192, crc32: vec![0] }];

@@ -141,7 +141,7 @@ impl Checkpoint {
             let origin = vec![0; tensor.shape.len()];
             let extent = |chunk: &Chunk| {
                 let offsets = PyTuple::new(py, chunk.offsets.as_ref().unwrap_or(&origin))?;
-                let sizes = PyTuple::new(py, chunk.sizes.as_ref().unwrap_or(&tensor.shape))?;
+                let sizes = PyTuple::new(py, chunk.sizes.as_deref().unwrap_or(&tensor.shape))?;
                 Ok((offsets, sizes).into_pyobject(py)?.into_any())
             };
             let chunks: PyResult<Vec<Bound<'py, PyAny>>> =

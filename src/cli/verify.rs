@@ -194,7 +194,7 @@ fn blocks<'a>(
 ) -> impl Iterator<Item = (&'a str, Range<u64>)> {
     tensor.chunks.iter().filter_map(|chunk| {
         let file = manifest.files.get(chunk.file as usize)?;
-        let bytes = tensor.dtype.nbytes(chunk.sizes.as_ref().unwrap_or(&tensor.shape))?;
+        let bytes = tensor.dtype.nbytes(chunk.sizes.as_deref().unwrap_or(&tensor.shape))?;
         let end = (chunk.begin + bytes).div_ceil(manifest.block_bytes);
         let begin = if bytes == 0 { end } else { chunk.begin / manifest.block_bytes };
         Some((file.name.as_str(), begin..end))

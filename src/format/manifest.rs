@@ -2,11 +2,13 @@
 //! checksum of its own. Reading one checks everything that later code relies on.
 
 use super::cover::{self, Extent};
-use super::{Dtype, TensorInfo, names, seal};
+use super::{Dtype, Shape, TensorInfo, names, seal};
 use crate::config::ALIGN;
 use crate::error::{Error, Result};
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
+use smallvec::SmallVec;
 use std::collections::HashSet;
 use std::io::{self, Write};
 use std::path::Path;
@@ -89,9 +91,9 @@ pub struct TensorEntry {
     /// Element type.
     pub dtype: Dtype,
     /// Elements a dimension, of the whole tensor.
-    pub shape: Vec<u64>,
-    /// Where its bytes are.
-    pub chunks: Vec<Chunk>,
+    pub shape: Shape,
+    /// Where its bytes are. Most tensors have one chunk, which lies in the entry itself.
+    pub chunks: SmallVec<[Chunk; 1]>,
     /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub object: bool,
@@ -116,7 +118,7 @@ pub struct Chunk {
 impl TensorEntry {
     /// Name, type and shape.
     pub fn info(&self) -> TensorInfo {
-        TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.clone() }
+        TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.to_vec() }
     }
 
     /// Whether chunks, all within the shape and in sum as large as it, fill it without an overlap.
@@ -130,7 +132,7 @@ impl TensorEntry {
             .iter()
             .map(|chunk| {
                 let offsets = chunk.offsets.as_ref().unwrap_or(&zeros);
-                (offsets.as_slice(), chunk.sizes.as_ref().unwrap_or(&self.shape).as_slice())
+                (offsets.as_slice(), chunk.sizes.as_deref().unwrap_or(&self.shape))
             })
             .collect();
         cover::tiles(&self.shape, &boxes)
@@ -198,22 +200,39 @@ impl Manifest {
     /// # Errors
     /// [`Error::Corrupt`] if the seal is broken, [`Error::Unsupported`] for a newer version,
     /// [`Error::Format`] for anything that this library would not have written.
-    pub fn decode(mut bytes: Vec<u8>, path: &Path) -> Result<Self> {
-        let body_len = seal::check(&bytes, path)?.len();
-        bytes.truncate(body_len);
-        bytes.push(b'}');
-        let mut manifest: Self = match serde_json::from_slice(&bytes) {
-            Ok(manifest) => manifest,
-            Err(error) => return Err(unreadable(&bytes, path, &error)),
-        };
-        // Before more is taken for the check: of a million tensors it is 150 MB.
-        drop(bytes);
+    pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<Self> {
+        // Takes the text: of a million tensors it is 150 MB, and the check takes memory, too.
+        let mut manifest = Self::parse(bytes, path)?;
         manifest.tensors.shrink_to_fit();
-        manifest.check_version(path)?;
         manifest.check().map_err(|reason| Error::format(path, reason))?;
         Ok(manifest)
     }
 
+    /// The files that a manifest lists; what they hold is only passed over.
+    ///
+    /// # Errors
+    /// As for [`Manifest::decode`].
+    pub fn decode_files(bytes: Vec<u8>, path: &Path) -> Result<Vec<FileEntry>> {
+        let manifest = Manifest::<IgnoredAny, IgnoredAny>::parse(bytes, path)?;
+        manifest.check_files().map_err(|reason| Error::format(path, reason))?;
+        Ok(manifest.files)
+    }
+}
+
+impl<T: DeserializeOwned, S: DeserializeOwned> Manifest<T, S> {
+    /// Reads a manifest that is sealed and of a version that is known.
+    fn parse(mut bytes: Vec<u8>, path: &Path) -> Result<Self> {
+        let body_len = seal::check(&bytes, path)?.len();
+        bytes.truncate(body_len);
+        bytes.push(b'}');
+        let manifest: Self =
+            serde_json::from_slice(&bytes).map_err(|error| unreadable(&bytes, path, &error))?;
+        manifest.check_version(path)?;
+        Ok(manifest)
+    }
+}
+
+impl<T, S> Manifest<T, S> {
     fn check_version(&self, path: &Path) -> Result<()> {
         if self.format != FORMAT {
             return Err(Error::format(
@@ -227,12 +246,9 @@ impl Manifest {
         }
     }
 
-    /// Checks all that readers rely on: names that stay in the directory, sizes that do not
-    /// overflow, chunks that lie in their files, cover their tensors and do not overlap.
-    ///
-    /// # Errors
-    /// What is wrong, as a sentence.
-    pub fn check(&self) -> std::result::Result<(), String> {
+    /// Checks the list of files: names that stay in the directory, each of its own, and as many
+    /// checksums as blocks.
+    fn check_files(&self) -> std::result::Result<(), String> {
         if !self.block_bytes.is_multiple_of(ALIGN as u64)
             || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
         {
@@ -246,6 +262,37 @@ impl Manifest {
                 return Err(format!("two files are named {:?}", file.name));
             }
         }
+        Ok(())
+    }
+
+    fn check_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
+        if !names::is_confined(&file.name) {
+            return Err(format!(
+                "file name {:?} is refused: a shard is a plain *.safetensors name in the checkpoint's own directory",
+                file.name
+            ));
+        }
+        let blocks = file.bytes.div_ceil(self.block_bytes);
+        if file.crc32.len() as u64 != blocks {
+            return Err(format!(
+                "{:?} has {} blocks but {} checksums",
+                file.name,
+                blocks,
+                file.crc32.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Manifest {
+    /// Checks all that readers rely on: names that stay in the directory, sizes that do not
+    /// overflow, chunks that lie in their files, cover their tensors and do not overlap.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        self.check_files()?;
         let mut names = HashSet::with_capacity(self.tensors.len());
         let mut extents = Vec::with_capacity(self.tensors.len());
         for (index, tensor) in self.tensors.iter().enumerate() {
@@ -267,25 +314,6 @@ impl Manifest {
             )),
             None => Ok(()),
         }
-    }
-
-    fn check_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
-        if !names::is_confined(&file.name) {
-            return Err(format!(
-                "file name {:?} is refused: a shard is a plain *.safetensors name in the checkpoint's own directory",
-                file.name
-            ));
-        }
-        let blocks = file.bytes.div_ceil(self.block_bytes);
-        if file.crc32.len() as u64 != blocks {
-            return Err(format!(
-                "{:?} has {} blocks but {} checksums",
-                file.name,
-                blocks,
-                file.crc32.len()
-            ));
-        }
-        Ok(())
     }
 
     /// Checks a tensor's chunks, and reports each that is not empty as (file, begin, end).
@@ -411,6 +439,7 @@ mod hex_words {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smallvec::smallvec;
 
     fn sample() -> Manifest {
         let file = |name: &str, bytes: u64| FileEntry {
@@ -421,8 +450,8 @@ mod tests {
         let tensor = |name: &str, shape: &[u64], file, begin| TensorEntry {
             name: name.into(),
             dtype: Dtype::F32,
-            shape: shape.to_vec(),
-            chunks: vec![Chunk { file, begin, offsets: None, sizes: None }],
+            shape: shape.into(),
+            chunks: [Chunk { file, begin, offsets: None, sizes: None }].into(),
             object: false,
         };
         Manifest::new(
@@ -501,8 +530,10 @@ mod tests {
         assert!(refused(|m| m.tensors[1].name = "w".into()).contains("two tensors"));
         assert!(refused(|m| m.tensors[1].chunks[0].begin = 4892).contains("overlap"));
         assert!(refused(|m| m.tensors[1].chunks[0].begin = u64::MAX - 4).contains("do not fit"));
-        assert!(refused(|m| m.tensors[1].shape = vec![1 << 38]).contains("do not fit"));
-        assert!(refused(|m| m.tensors[1].shape = vec![1 << 40, 1 << 40]).contains("overflows"));
+        assert!(refused(|m| m.tensors[1].shape = smallvec![1 << 38]).contains("do not fit"));
+        assert!(
+            refused(|m| m.tensors[1].shape = smallvec![1 << 40, 1 << 40]).contains("overflows")
+        );
         assert!(refused(|m| m.tensors[1].chunks[0].file = 2).contains("no file number 2"));
         assert!(refused(|m| m.tensors[1].chunks.clear()).contains("0 of 80 bytes"));
         assert!(refused(|m| m.files[0].crc32.clear()).contains("checksums"));
@@ -524,13 +555,13 @@ mod tests {
             offsets: Some(offsets.to_vec()),
             sizes: Some(sizes.to_vec()),
         };
-        let refused_chunk = |chunk: Chunk| refused(|m| m.tensors[0].chunks = vec![chunk]);
+        let refused_chunk = |chunk: Chunk| refused(|m| m.tensors[0].chunks = smallvec![chunk]);
         assert!(refused_chunk(boxed(&[5, 0], &[6, 20])).contains("outside"));
         assert!(refused_chunk(boxed(&[u64::MAX, 0], &[2, 20])).contains("outside"));
         assert!(refused_chunk(boxed(&[0], &[10])).contains("outside"));
         assert!(refused_chunk(boxed(&[0, 0], &[5, 20])).contains("400 of 800"));
         let twice =
-            vec![boxed(&[0, 0], &[5, 20]), Chunk { begin: 8192, ..boxed(&[4, 0], &[5, 20]) }];
+            smallvec![boxed(&[0, 0], &[5, 20]), Chunk { begin: 8192, ..boxed(&[4, 0], &[5, 20]) }];
         assert!(refused(|m| m.tensors[0].chunks = twice).contains("overlap each other"));
     }
 

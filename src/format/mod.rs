@@ -17,6 +17,11 @@ pub use receipt::Receipt;
 pub use value::Value;
 
 use crate::error::{Error, Result};
+use smallvec::SmallVec;
+
+/// Elements a dimension, in a manifest's entry. A vector's or a matrix' lies in the entry itself: of
+/// many small tensors, an allocation for each list would be more than the lists.
+pub type Shape = SmallVec<[u64; 2]>;
 
 /// A tensor's name, element type and shape: all that a layout depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]

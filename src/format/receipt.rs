@@ -1,6 +1,6 @@
 //! What one rank has to tell of its part of a checkpoint, and how the parts make a whole.
 
-use super::manifest::{Chunk, FileEntry, TensorEntry};
+use super::manifest::{FileEntry, TensorEntry};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -132,10 +132,10 @@ fn drop_repeated(tensor: &mut TensorEntry) {
         return;
     }
     if let Some(whole) = tensor.chunks.iter().position(|chunk| chunk.offsets.is_none()) {
-        tensor.chunks = vec![tensor.chunks.swap_remove(whole)];
+        tensor.chunks = [tensor.chunks.swap_remove(whole)].into();
         return;
     }
-    let boxes: Vec<Chunk> = std::mem::take(&mut tensor.chunks);
+    let boxes = std::mem::take(&mut tensor.chunks);
     let mut seen = HashSet::with_capacity(boxes.len());
     let first = boxes.iter().map(|chunk| seen.insert((&chunk.offsets, &chunk.sizes)));
     let first: Vec<bool> = first.collect();
@@ -146,7 +146,7 @@ fn drop_repeated(tensor: &mut TensorEntry) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Dtype;
+    use crate::format::{Chunk, Dtype};
 
     fn receipt(rank: u32, tensors: Vec<TensorEntry>) -> Receipt {
         let name = crate::format::names::shard(rank, 0, 0);

@@ -415,7 +415,7 @@ impl Entries<'_> {
         }
         self.items.iter().enumerate().filter_map(move |(number, item)| {
             let chunks = match item.part {
-                None => vec![self.chunk(number)],
+                None => [self.chunk(number)].into(),
                 // All boxes of a tensor stand where the first of them does.
                 Some(_) => {
                     let boxes = boxes.remove(item.info.name.as_str())?;
@@ -425,7 +425,7 @@ impl Entries<'_> {
             Some(TensorEntry {
                 name: item.info.name.clone(),
                 dtype: item.info.dtype,
-                shape: item.tensor_shape().to_vec(),
+                shape: item.tensor_shape().into(),
                 chunks,
                 object: item.object,
             })

@@ -15,6 +15,7 @@ use crate::pipeline::load::ShardFile;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -236,8 +237,8 @@ impl Found {
             return Err(format!("tensor {name:?} of {sizes:?} cannot begin at {offsets:?}"));
         };
         let index = *self.by_name.entry(name).or_insert_with_key(|name| {
-            let shape = vec![0; ends.len()];
-            let (name, chunks) = (name.clone(), Vec::new());
+            let shape = smallvec![0; ends.len()];
+            let (name, chunks) = (name.clone(), SmallVec::new());
             self.tensors.push(TensorEntry { name, dtype, shape, chunks, object: false });
             self.tensors.len() - 1
         });

@@ -14,7 +14,6 @@ use crate::pipeline::runtime::Runtime;
 use crate::plan::load::{BlockRead, Scattered, Unit, Want};
 use crate::plan::slab::{Dense, Place, Slab, dense_strides};
 use crate::pool::{Buffer, Mapping};
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -151,11 +150,12 @@ impl Checkpoint {
     /// The entries of these names, each asked for once: two holders of one tensor's memory could
     /// not both be its owner.
     fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<Wanted<'_>>> {
-        let (mut found, mut missing, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        let mut seen = vec![false; self.tensors().len()];
         for name in names {
             let name = name.as_ref();
             match self.number(name) {
-                Some(number) if seen.insert(number) => {
+                Some(number) if !std::mem::replace(&mut seen[number], true) => {
                     found.push(Wanted { number, entry: &self.tensors()[number] });
                 }
                 Some(_) => {

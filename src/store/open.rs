@@ -164,10 +164,19 @@ fn check_directory(dir: &Path) -> Result<()> {
 
 /// Reads and checks a directory's manifest.
 pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
+    read_by(Manifest::decode, dir)
+}
+
+/// The files that a directory's manifest lists.
+pub(super) fn read_files(dir: &Path) -> Result<Vec<FileEntry>> {
+    read_by(Manifest::decode_files, dir)
+}
+
+fn read_by<T>(decode: fn(Vec<u8>, &Path) -> Result<T>, dir: &Path) -> Result<T> {
     check_directory(dir)?;
     let path = dir.join(names::MANIFEST);
     match read_plain(&path) {
-        Ok(bytes) => Manifest::decode(bytes, &path),
+        Ok(bytes) => decode(bytes, &path),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_manifest(dir)),
         Err(e) if is_link(&e) => Err(Error::format(path, "is a symbolic link, which is refused")),
         Err(e) => Err(Error::io("reading", path, e)),

@@ -4,7 +4,7 @@
 
 use super::dir::{self, entries, file_names, remove};
 use super::lock::DirLock;
-use super::open::{Checkpoint, read_manifest};
+use super::open::{Checkpoint, read_files};
 use super::places::{Places, companion_of};
 use super::spares::Spares;
 use crate::config::Config;
@@ -69,8 +69,8 @@ pub(super) fn sweep_by_manifest(places: &Places) -> Result<Swept> {
 }
 
 fn plan_by_manifest(places: &Places) -> Result<Plan> {
-    match read_manifest(places.own()) {
-        Ok(manifest) => plan(places, Some(&manifest.files)),
+    match read_files(places.own()) {
+        Ok(files) => plan(places, Some(&files)),
         Err(Error::Incomplete { .. }) => plan(places, None),
         Err(error) => Err(error),
     }
