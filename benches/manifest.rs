@@ -41,8 +41,8 @@ fn manifest(ranks: u64) -> Manifest {
             .map(|rank| Chunk {
                 file: rank as u32,
                 begin: (1 << 16) + t * chunk_bytes,
-                offsets: Some(vec![rank * ROWS, 0]),
-                sizes: Some(vec![ROWS, WIDTH]),
+                offsets: Some([rank * ROWS, 0].into()),
+                sizes: Some([ROWS, WIDTH].into()),
             })
             .collect(),
         object: false,
@@ -70,7 +70,7 @@ fn receipts(manifest: &Manifest) -> Vec<Vec<u8>> {
     let of = |(rank, file): (usize, &FileEntry)| {
         let part = |tensor: &TensorEntry| {
             let TensorEntry { name, dtype, shape, chunks, object } = tensor;
-            let chunks = vec![Chunk { file: 0, ..chunks[rank].clone() }];
+            let chunks = [Chunk { file: 0, ..chunks[rank].clone() }].into();
             let (name, shape) = (name.clone(), shape.clone());
             TensorEntry { name, dtype: *dtype, shape, chunks, object: *object }
         };

@@ -83,6 +83,50 @@ fn ten_times_as_many_tensors_are_saved_and_loaded_with_ten_times_the_allocations
     });
 }
 
+/// Heap that one more of them takes at the peak of `work`, on this thread.
+fn heap_bytes_each(mut work: impl FnMut(usize)) -> u64 {
+    let mut bytes_max = |n| allocation_counter::measure(|| work(n)).bytes_max;
+    let [few, many] = [10_000, 20_000].map(&mut bytes_max);
+    (many - few) / 10_000
+}
+
+#[test]
+fn a_save_holds_little_of_a_tensor_and_nothing_of_what_it_only_writes_down() {
+    // Beyond the state, which is the caller's. The plan takes 82; header and manifest are 400 of text.
+    const SAVE_BYTES_MAX: u64 = 100;
+    // The text of the earlier manifest, read for its list of files, is 193.
+    const SAVE_OVER_BYTES_MAX: u64 = 230;
+    let (root, runtime) = (common::scratch(), runtime(Config { fillers: 1, ..Config::default() }));
+    let states = [10_000, 20_000].map(|n| (n, state(n, |_| 64)));
+    let save = |count: usize, dir: &str| {
+        let (_, state) = states.iter().find(|(n, _)| *n == count).expect("one of the two");
+        let dir = root.path().join(format!("{dir}-{count}"));
+        ringstow::store::save(&runtime, state, &dir, &Arc::default()).unwrap();
+    };
+    let new = heap_bytes_each(|n| save(n, "to"));
+    let over = heap_bytes_each(|n| save(n, "to"));
+    assert!(new <= SAVE_BYTES_MAX, "{new} bytes a tensor at the peak of a save");
+    assert!(over <= SAVE_OVER_BYTES_MAX, "{over} bytes a tensor at the peak of a save over it");
+}
+
+#[test]
+fn an_open_checkpoint_holds_little_of_a_tensor() {
+    // 414 with the text that it is read from, 142 once it is read.
+    const OPEN_BYTES_MAX: u64 = 480;
+    const KEPT_BYTES_MAX: i64 = 170;
+    let texts = [10_000, 20_000].map(|n| (n, manifest(n).encode().unwrap()));
+    let read = |count: usize| {
+        let (_, text) = texts.iter().find(|(n, _)| *n == count).expect("one of the two");
+        Manifest::decode(text.clone(), Path::new("manifest.json")).unwrap()
+    };
+    let peak = heap_bytes_each(|n| drop(read(n)));
+    let mut kept = None;
+    let kept_bytes =
+        allocation_counter::measure(|| kept = Some(read(10_000))).bytes_current / 10_000;
+    assert!(peak <= OPEN_BYTES_MAX, "{peak} bytes a tensor at the peak of opening");
+    assert!(kept_bytes <= KEPT_BYTES_MAX, "{kept_bytes} bytes a tensor kept");
+}
+
 #[test]
 fn a_block_takes_a_handful_of_allocations() {
     const EACH_MAX: u64 = 10;

@@ -366,7 +366,7 @@ fn chunks_that_overlap_are_refused_by_the_commit_and_by_the_reader() {
     let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[4, 0], &[4, 8])];
     write(root.path(), &[Parts::new("w", &[8, 8], parts)]);
     let mut manifest = Checkpoint::open(root.path()).unwrap().manifest().clone();
-    manifest.tensors[0].chunks[1].offsets = Some(vec![2, 0]);
+    manifest.tensors[0].chunks[1].offsets = Some([2, 0].into());
     fs::write(root.path().join("manifest.json"), manifest.encode().unwrap()).unwrap();
     let error = Checkpoint::open(root.path()).unwrap_err();
     assert!(matches!(error, Error::Format { .. }), "{error:?}");

@@ -140,7 +140,7 @@ impl Checkpoint {
             let shape = PyTuple::new(py, &tensor.shape)?;
             let origin = vec![0; tensor.shape.len()];
             let extent = |chunk: &Chunk| {
-                let offsets = PyTuple::new(py, chunk.offsets.as_ref().unwrap_or(&origin))?;
+                let offsets = PyTuple::new(py, chunk.offsets.as_deref().unwrap_or(&origin))?;
                 let sizes = PyTuple::new(py, chunk.sizes.as_deref().unwrap_or(&tensor.shape))?;
                 Ok((offsets, sizes).into_pyobject(py)?.into_any())
             };

@@ -167,7 +167,7 @@ pub struct Header {
     tensors: usize,
     /// Bytes without the padding.
     unpadded: u64,
-    /// Where every so manieth passage begins.
+    /// Where the first of each [`PASSAGES_A_MARK`] passages begins.
     marks: Vec<u64>,
 }
 
@@ -308,9 +308,12 @@ impl Reader {
     /// Up to the offsets. `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the
     /// Hugging Face reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
     fn opening(self) -> String {
-        let own = format!(r#","ringstow":"{VERSION}","DCP_VERSION":"1.0","DCP_SHARDING_INFO":"{{"#);
-        let own = if self == Self::Any { &own } else { "" };
-        format!(r#"{{"__metadata__":{{"format":"pt"{own}"#)
+        match self {
+            Self::Any => format!(
+                r#"{{"__metadata__":{{"format":"pt","ringstow":"{VERSION}","DCP_VERSION":"1.0","DCP_SHARDING_INFO":"{{"#
+            ),
+            Self::Model => r#"{"__metadata__":{"format":"pt""#.into(),
+        }
     }
 
     /// From the offsets to the first tensor.

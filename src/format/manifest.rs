@@ -109,10 +109,10 @@ pub struct Chunk {
     pub begin: u64,
     /// Where in the tensor it starts, one a dimension; absent for a chunk that is all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub offsets: Option<Vec<u64>>,
+    pub offsets: Option<Box<[u64]>>,
     /// Its extent, one a dimension; absent for a chunk that is all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sizes: Option<Vec<u64>>,
+    pub sizes: Option<Box<[u64]>>,
 }
 
 impl TensorEntry {
@@ -131,8 +131,8 @@ impl TensorEntry {
             .chunks
             .iter()
             .map(|chunk| {
-                let offsets = chunk.offsets.as_ref().unwrap_or(&zeros);
-                (offsets.as_slice(), chunk.sizes.as_deref().unwrap_or(&self.shape))
+                let offsets = chunk.offsets.as_deref().unwrap_or(&zeros);
+                (offsets, chunk.sizes.as_deref().unwrap_or(&self.shape))
             })
             .collect();
         cover::tiles(&self.shape, &boxes)
@@ -552,8 +552,8 @@ mod tests {
         let boxed = |offsets: &[u64], sizes: &[u64]| Chunk {
             file: 0,
             begin: 4096,
-            offsets: Some(offsets.to_vec()),
-            sizes: Some(sizes.to_vec()),
+            offsets: Some(offsets.into()),
+            sizes: Some(sizes.into()),
         };
         let refused_chunk = |chunk: Chunk| refused(|m| m.tensors[0].chunks = smallvec![chunk]);
         assert!(refused_chunk(boxed(&[5, 0], &[6, 20])).contains("outside"));

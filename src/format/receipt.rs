@@ -158,8 +158,8 @@ mod tests {
         let chunk = |&(offset, size): &(u64, u64)| Chunk {
             file: 0,
             begin: 0,
-            offsets: Some(vec![offset]),
-            sizes: Some(vec![size]),
+            offsets: Some([offset].into()),
+            sizes: Some([size].into()),
         };
         let chunks = boxes.iter().map(chunk).collect();
         TensorEntry {
@@ -180,8 +180,8 @@ mod tests {
         assert_eq!(names, ["rank00000-0.safetensors", "rank00001-0.safetensors"]);
         let [w, r] = &merged.tensors[..] else { panic!("two tensors") };
         let places: Vec<_> =
-            w.chunks.iter().map(|c| (c.file, c.offsets.clone().unwrap())).collect();
-        assert_eq!(places, [(0, vec![0]), (1, vec![2])]);
+            w.chunks.iter().map(|c| (c.file, c.offsets.as_deref().unwrap())).collect();
+        assert_eq!(places, [(0, &[0][..]), (1, &[2][..])]);
         assert_eq!((r.chunks.len(), r.chunks[0].file), (1, 0));
     }
 

@@ -434,8 +434,8 @@ impl Entries<'_> {
 
     fn chunk(&self, number: usize) -> Chunk {
         let (item, (file, begin)) = (&self.items[number], self.places[number]);
-        let offsets = item.part.as_ref().map(|part| part.offsets.clone());
-        let sizes = item.part.as_ref().map(|_| item.info.shape.clone());
+        let offsets = item.part.as_ref().map(|part| part.offsets.as_slice().into());
+        let sizes = item.part.as_ref().map(|_| item.info.shape.as_slice().into());
         Chunk { file, begin, offsets, sizes }
     }
 }

@@ -224,7 +224,7 @@ fn boxes_of_one_tensor_go_to_files_of_their_own() {
     let names: Vec<(&str, usize)> =
         entries.iter().map(|entry| (entry.name.as_str(), entry.chunks.len())).collect();
     assert_eq!(names, [("w", 3), ("v", 2)]);
-    assert_eq!(entries[0].chunks[1].offsets, Some(vec![2]));
+    assert_eq!(entries[0].chunks[1].offsets.as_deref(), Some(&[2][..]));
 }
 
 #[test]

@@ -256,7 +256,7 @@ impl Found {
             *size = end.max(*size);
         }
         let begin = data + info.data_offsets.0 as u64;
-        let (offsets, sizes) = (Some(offsets), Some(sizes));
+        let (offsets, sizes) = (Some(offsets.into()), Some(sizes.into()));
         tensor.chunks.push(Chunk { file: self.files.len() as u32, begin, offsets, sizes });
         Ok(())
     }
