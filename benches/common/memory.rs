@@ -4,6 +4,7 @@ use super::Result;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 /// What is read at once, and how often between two looks at how much is free.
 const READ_BYTES: usize = 1 << 20;
@@ -23,7 +24,6 @@ pub struct PageCache {
     bytes: u64,
     /// Where to read on: what the kernel let go of first.
     at: u64,
-    buffer: Vec<u8>,
 }
 
 impl PageCache {
@@ -34,23 +34,38 @@ impl PageCache {
         }
         let (path, bytes) = (dir.join("page-cache.sparse"), 2 * memory("MemTotal")?);
         File::create(&path)?.set_len(bytes)?;
-        Ok(Self { file: File::open(&path)?, path, bytes, at: 0, buffer: vec![0; READ_BYTES] })
+        Ok(Self { file: File::open(&path)?, path, bytes, at: 0 })
     }
 
     /// Reads until hardly any memory is free, about twice what the kernel keeps, since the cache has it.
     pub fn fill(&mut self) -> Result<()> {
         let total = memory("MemTotal")?;
         for _ in 0..TIMES_MAX * total / (READS * READ_BYTES as u64) {
-            for _ in 0..READS {
-                self.file.read_at(&mut self.buffer, self.at)?;
-                self.at = (self.at + READ_BYTES as u64) % self.bytes;
-            }
+            self.read()?;
             if memory("MemFree")? < total / 64 {
                 return Ok(());
             }
         }
         let (free, why) = (memory("MemFree")? >> 20, "is it limited, by a cgroup?");
         Err(format!("the page cache leaves {free} MiB free; {why} Leave --used-memory out").into())
+    }
+
+    /// On all cores: while the kernel keeps up with one reader, a small zone of memory stays free.
+    fn read(&mut self) -> Result<()> {
+        let offsets: Vec<u64> =
+            (0..READS).map(|n| (self.at + n * READ_BYTES as u64) % self.bytes).collect();
+        self.at = (self.at + READS * READ_BYTES as u64) % self.bytes;
+        let (file, cores) = (&self.file, thread::available_parallelism()?.get());
+        thread::scope(|scope| {
+            let read = |offsets: &[u64]| {
+                let mut buffer = vec![0; READ_BYTES];
+                offsets.iter().try_for_each(|at| file.read_at(&mut buffer, *at).map(drop))
+            };
+            let shares = offsets.chunks(offsets.len().div_ceil(cores));
+            let readers: Vec<_> = shares.map(|share| scope.spawn(move || read(share))).collect();
+            readers.into_iter().try_for_each(|reader| reader.join().expect("it does not panic"))
+        })?;
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import zlib
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import numpy
 import torch
 
+from comparing.durable import PAGE_BYTES
 from comparing.peer import State
 
 
@@ -73,9 +75,16 @@ def digest(state: State) -> dict[str, list[Any]]:
 
 
 def touch(state: State) -> None:
-    """Reads a byte of every page: a load that only maps the file has yet to read it."""
+    """Reads a byte of every page: a load that only maps the file has yet to read it.
+
+    At no cost to speak of: a call of torch's for each small tensor would be as much as to load it.
+    """
     for tensor in state.values():
-        raw_bytes(tensor)[::4096].max()
+        if tensor.nbytes > PAGE_BYTES:
+            raw_bytes(tensor)[::PAGE_BYTES].max()
+        if tensor.nbytes:
+            ctypes.string_at(tensor.data_ptr(), 1)
+            ctypes.string_at(tensor.data_ptr() + tensor.nbytes - 1, 1)
 
 
 def destination(expected: dict[str, list[Any]]) -> State:
