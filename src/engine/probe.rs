@@ -4,6 +4,7 @@
 mod directory;
 mod gpu;
 mod machine;
+mod memory;
 
 use crate::config::Config;
 use serde::{Deserialize, Serialize};

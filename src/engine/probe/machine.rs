@@ -1,16 +1,14 @@
-//! The machine: kernel, io_uring, memory.
+//! The machine: kernel, io_uring.
 
-use super::{Check, gpu, human};
+use super::{Check, gpu, memory};
 use crate::config::{Config, Switch};
 use crate::engine::ladder::{self, Kind};
 use crate::error::Error;
-use crate::pool::{Mapping, memlock};
 
 pub(super) fn checks(config: &Config) -> Vec<Check> {
     let mut checks = vec![kernel(), engines(config)];
     checks.extend(ring(config));
-    checks.push(memory_lock(config));
-    checks.push(huge_pages());
+    checks.extend(memory::checks(config));
     checks.extend(gpu::checks());
     checks
 }
@@ -106,68 +104,4 @@ fn operations(ring: &io_uring::IoUring) -> Check {
         }
         Err(error) => Check::warn(name, format!("the kernel does not tell: {error}"), upgrade),
     }
-}
-
-fn memory_lock(config: &Config) -> Check {
-    let name = "memory lock limit";
-    let pool = config.pool_bytes;
-    match memlock::limit_bytes() {
-        None => Check::ok(name, "unlimited"),
-        Some(limit) if limit >= pool + memlock::RING_BYTES => {
-            Check::ok(name, format!("{}, the pool has {}", human(limit), human(pool)))
-        }
-        Some(limit) => {
-            let (limit, pool) = (human(limit), human(pool));
-            let found = format!("{limit} of the pool's {pool} at most can be fixed buffers");
-            let remedy = memlock::remedy(config.pool_bytes);
-            if config.fixed == Switch::On {
-                Check::fail(name, found, remedy)
-            } else {
-                Check::warn(name, found, remedy)
-            }
-        }
-    }
-}
-
-/// Whether staging memory gets huge pages, told from a mapping made like the pool's.
-fn huge_pages() -> Check {
-    const TRIED: usize = 8 << 20;
-    let name = "transparent huge pages";
-    let remedy = "as root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, and leave \
-                  some memory free";
-    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-    let setting = setting.map_or("no setting".into(), |text| format!("set to {}", text.trim()));
-    let got = Mapping::new(TRIED).ok().and_then(|mapping| {
-        mapping.prefault(0, TRIED);
-        huge_bytes_at(mapping.as_ptr() as u64)
-    });
-    match got {
-        Some(bytes) if bytes >= TRIED as u64 => {
-            Check::ok(name, format!("{setting}; staging memory gets them"))
-        }
-        Some(bytes) => {
-            let (bytes, tried) = (human(bytes), human(TRIED as u64));
-            Check::warn(name, format!("{setting}; {bytes} of {tried} tried got them"), remedy)
-        }
-        None => {
-            Check::warn(name, format!("{setting}; the kernel does not tell who gets them"), remedy)
-        }
-    }
-}
-
-/// `AnonHugePages` of the mapping that holds an address, in bytes.
-fn huge_bytes_at(address: u64) -> Option<u64> {
-    let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
-    let mut inside = false;
-    for line in smaps.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next()?;
-        if let Some((start, end)) = first.split_once('-') {
-            let hex = |text| u64::from_str_radix(text, 16).ok();
-            inside = (hex(start)?..hex(end)?).contains(&address);
-        } else if inside && first == "AnonHugePages:" {
-            return words.next()?.parse::<u64>().ok()?.checked_mul(1024);
-        }
-    }
-    None
 }
