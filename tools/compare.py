@@ -146,6 +146,19 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def conditions(args: argparse.Namespace) -> list[str]:
+    """What the table says of the options that change what is measured."""
+    told = []
+    if args.small:
+        told += ["State: tensors of 4 KiB, and nothing else."]
+    if args.used_memory:
+        told += [
+            "Memory: none was free when a save or a load began: the page cache had it, as on a",
+            "  machine in use. Files of the cold load were let go of one by one.",
+        ]
+    return told
+
+
 def exit_code(rounds: Rounds, finished: bool) -> int:
     """A peer that cannot be had is a row, not a failure of the comparison; one of ours is."""
     if not finished:
@@ -188,7 +201,7 @@ def main() -> int:
     except KeyboardInterrupt:
         say("\n  interrupted before anything was measured")
         return 130
-    told = "\n".join(table(rounds, args.dir, used_memory=args.used_memory))
+    told = "\n".join(table(rounds, args.dir, conditions(args)))
     say("\n" + told)
     (args.out / "table.txt").write_text(told + "\n")
     write_json(rounds, args)

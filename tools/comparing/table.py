@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def versions_line(rounds: Rounds) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(told.items()))
 
 
-def notes(rounds: Rounds, directory: Path, *, used_memory: bool) -> Iterator[str]:
+def notes(rounds: Rounds, directory: Path, conditions: Iterable[str]) -> Iterator[str]:
     yield "Median (lowest-highest) over the rounds; /fio: median of the ratios within a round."
     yield "  s/GB: CPU seconds. GB = 1e9 bytes."
     yield "Durable: a save ends when its files and their directories are fsync'd. fsync: who does"
@@ -137,9 +137,7 @@ def notes(rounds: Rounds, directory: Path, *, used_memory: bool) -> Iterator[str
         + (", ".join(in_place(rounds)) or "none")
         + "."
     )
-    if used_memory:
-        yield "Memory: none was free when a save or a load began: the page cache had it, as on a"
-        yield "  machine in use. Files of the cold load were let go of one by one."
+    yield from conditions
     yield "CPU: user + system of the process and its children; not the kernel's write-back."
     yield "Blocked: until training may change the weights. RAM+: peak RSS over that before a save."
     if fio.FIO in rounds.names:
@@ -164,14 +162,14 @@ def in_place(rounds: Rounds) -> list[str]:
     return [n for n in rounds.names if n in PEERS and PEERS[n].in_place and not PEERS[n].loads_as]
 
 
-def table(rounds: Rounds, directory: Path, *, used_memory: bool = False) -> Iterator[str]:
+def table(rounds: Rounds, directory: Path, conditions: Iterable[str] = ()) -> Iterator[str]:
     yield from (table_line(cells) for cells in HEAD)
     yield from rows(rounds)
     yield ""
     if any(OURS in row for row in rounds.done):
         yield from ratio_lines(rounds)
         yield ""
-    yield from notes(rounds, directory, used_memory=used_memory)
+    yield from notes(rounds, directory, conditions)
 
 
 def summary(rounds: Rounds) -> dict[str, dict[str, Any]]:
