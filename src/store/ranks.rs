@@ -78,7 +78,12 @@ pub(super) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<String>) {
     let saves = saves(&committed);
     match problem_of(&saves) {
         None => (Status::Committed, None),
-        Some(problem) => incomplete(format!("{problem}. {}", remedy(&saves))),
+        Some(problem) => {
+            let part = parts.iter().find(|part| part.status == Status::Incomplete);
+            let why = part.and_then(|part| part.problem.as_ref());
+            let why = why.map_or(String::new(), |why| format!(" ({why})"));
+            incomplete(format!("{problem}{why}. {}", remedy(&saves)))
+        }
     }
 }
 
