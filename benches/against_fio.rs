@@ -8,8 +8,8 @@
 //! ```
 //!
 //! `--small`: tensors of 4 KiB, and nothing else. `--used-memory`: before each measurement the page cache is
-//! filled, so that no memory is free, as on a machine that has been in use (`common::memory`). Everything is measured once a round, in random order;
-//! only the ratios of one round mean anything on a disk that others use as well. Printed are their median
+//! filled, so that no memory is free, as on a machine that has been in use (`common::memory`). Everything
+//! is measured once a round, in random order; only the ratios of one round mean anything on a disk that others use as well. Printed are their median
 //! and its 95 % interval.
 //!
 //! A load into fresh memory can be no faster than the system finds that memory, which fio, with its
@@ -18,7 +18,7 @@
 
 mod common;
 
-use common::memory::PageCache;
+use common::memory::{PageCache, line_of};
 use common::{Args, Dice, Result, bench_dir, cpu_seconds, is_in_memory, median, spread};
 use ringstow::device::Target;
 use ringstow::engine::file::drop_page_cache;
@@ -255,10 +255,7 @@ fn extra_memory<T>(work: impl FnOnce() -> T) -> (T, u64) {
 
 /// A line of /proc/self/status, in bytes: `VmRSS`, `VmHWM`.
 fn memory(line: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let found = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
-    let kib = found.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    line_of("/proc/self/status", line).unwrap_or(0)
 }
 
 /// Tensors as a transformer has them, a few sizes, repeated, or all small; all memory touched.

@@ -147,8 +147,11 @@ impl<'a> StateDict<'a> {
     /// # Errors
     /// [`Error::Invalid`] if two entries have one name.
     pub(crate) fn tree(&self) -> Result<Tree<'_>> {
+        if self.tree.is_some() {
+            return Ok(Tree(self)); // its names are the caller's
+        }
         let mut seen = HashSet::with_capacity(self.items.len() + self.values.len());
-        match self.entries().find(|(name, _)| self.tree.is_none() && !seen.insert(*name)) {
+        match self.entries().find(|(name, _)| !seen.insert(*name)) {
             None => Ok(Tree(self)),
             Some((twice, _)) => {
                 Err(Error::invalid(format!("two entries of the state are named {twice:?}")))

@@ -75,10 +75,14 @@ impl Drop for PageCache {
     }
 }
 
-/// A line of /proc/meminfo, in bytes.
 fn memory(line: &str) -> Result<u64> {
-    let info = fs::read_to_string("/proc/meminfo")?;
-    let found = info.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'));
-    let kib = found.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    Ok(kib.ok_or_else(|| format!("/proc/meminfo has no {line}"))? * 1024)
+    let found = line_of("/proc/meminfo", line);
+    Ok(found.ok_or_else(|| format!("/proc/meminfo has no {line}"))?)
+}
+
+/// A line of /proc/meminfo (`MemFree`) or /proc/self/status (`VmRSS`), in bytes.
+pub fn line_of(file: &str, line: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let found = text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'))?;
+    Some(found.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
 }

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from comparing.processes import CompareFailed
+from comparing.usage import meminfo_bytes
 
 SPARE_BYTES = 512 << 20  # left free on the disk beside the checkpoint
 
@@ -56,15 +57,9 @@ def check_room(directory: Path, state_bytes: int) -> None:
             f"{directory} has {free / 1e9:.1f} GB free; {need / 1e9:.1f} GB are needed. "
             "Choose another disk with --dir or a smaller state with --gb"
         )
-    available = int(
-        next(
-            line.split()[1]
-            for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemAvailable")
-        )
-    )
-    if available * 1024 < 3 * state_bytes:
+    available = meminfo_bytes("MemAvailable")
+    if available < 3 * state_bytes:
         raise CompareFailed(
-            f"{available * 1024 / 1e9:.1f} GB of memory available; some peers need "
+            f"{available / 1e9:.1f} GB of memory available; some peers need "
             f"{3 * state_bytes / 1e9:.1f} GB for this state. Choose a smaller one with --gb"
         )

@@ -17,20 +17,13 @@ from pathlib import Path
 
 from comparing.directories import file_system, fresh_directory
 from comparing.processes import CompareFailed
+from comparing.usage import meminfo_bytes
 
 READ_BYTES = 1 << 20
 READS = 128  # between two looks at how much is free
 FREE_SHARE_MAX = 1 / 64  # of memory: about twice what the kernel keeps free by itself
 # As long as memory once may not do: near its end the kernel reclaims as well as it takes.
 TIMES_MAX = 8
-
-
-def meminfo_bytes(field: str) -> int:
-    """A field of /proc/meminfo, such as MemFree."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise CompareFailed(f"/proc/meminfo has no {field}")
 
 
 class PageCache:

@@ -31,10 +31,19 @@ def descendants() -> list[int]:
 
 def memory_bytes(field: str, pid: int | str = "self") -> int:
     """A field of /proc/PID/status, such as VmRSS (now) or VmHWM (the peak)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    return _field_bytes(Path(f"/proc/{pid}/status"), field)
+
+
+def meminfo_bytes(field: str) -> int:
+    """A field of /proc/meminfo, such as MemFree."""
+    return _field_bytes(Path("/proc/meminfo"), field)
+
+
+def _field_bytes(file: Path, field: str) -> int:
+    for line in file.read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/{pid}/status has no {field}")
+    raise RuntimeError(f"{file} has no {field}")
 
 
 def reset_peak() -> None:
