@@ -160,3 +160,18 @@ fn a_machine_without_a_driver_is_told_what_a_gpu_tensor_needs() {
         Err(error) => panic!("{error}"),
     }
 }
+
+// ---- two entries of one name ----
+
+#[test]
+fn a_tensor_and_a_value_of_one_name_are_refused_at_the_call_and_write_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("step-1");
+    let mut state = StateDict::new();
+    state.value("a", 1);
+    state.bytes("a", Dtype::U8, &[1], &[7]).unwrap();
+    let error = ringstow::save_async(state, &path, &ringstow::Config::default()).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    assert!(error.to_string().contains("\"a\""), "{error}");
+    assert!(!path.exists());
+}
