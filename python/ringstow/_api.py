@@ -104,9 +104,9 @@ def save_async(
     with collector_paused():
         encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
         job = _native.start_save(encoded.tensors, encoded.tree, where, _json(config))
-        owners = encoded.owners
+        tensors = encoded.tensors
         del encoded  # before the collector looks at it
-    return _handle.start(job, where, owners)
+    return _handle.start(job, where, [tensors])
 
 
 def load(

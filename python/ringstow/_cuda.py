@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringstow._errors import InvalidStateError, UnsupportedError
@@ -101,6 +101,11 @@ def address_of(tensor: torch.Tensor, streams: Streams | None = None) -> Address:
 def is_in_use() -> bool:
     """Tell whether this process has begun to use CUDA: before that no tensor is on a GPU."""
     return bool(runtime().is_initialized())
+
+
+def finder() -> Callable[[torch.Tensor], Address]:
+    """Return `address_of`, for many tensors: each device's stream is asked for once."""
+    return functools.partial(address_of, streams=Streams())
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[int]:

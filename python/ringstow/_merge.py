@@ -47,8 +47,8 @@ class Merge:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.mismatched: list[str] = []
-        self._tensor_kinds = _torch.usual_kinds()
-        self._streams = _cuda.Streams()
+        self._usual = _torch.usual()
+        self._address_of = _cuda.finder()
 
     def check(self, path: str, *, strict: bool) -> None:
         """Raise a KeyMismatchError that names all that does not fit."""
@@ -77,7 +77,7 @@ class Merge:
             What makes its new value; None if it stays the same object.
         """
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
-        if _torch.is_tensor(target):
+        if type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._tensor(target, node, path)
         elif _numpy.is_array(target) and _numpy.code_of(target.dtype.str):
             self._array(target, node, path)
@@ -95,10 +95,10 @@ class Merge:
     def _tensor(self, target: Any, node: Any, path: Path) -> None:
         if not (isinstance(node, Leaf) and node.tag == "$tensor"):
             return self._differ(path, "a tensor", _kind(node))
-        if type(target) in self._tensor_kinds:
-            memory = _torch.usual_memory_of(target, self._streams)
-            if memory is not None:
-                return self._fill(target, node, path, *memory[:2], memory.address)
+        if self._usual.exchange is not None:
+            found = self._usual.exchange.find(target, self._address_of)
+            if found is not None:
+                return self._fill(target, node, path, *found)
         key = describe(path)
         _torch.check_dense(target, key)
         _torch.check_storage(target, key)
@@ -230,9 +230,8 @@ def load_into(
     for fills in filter(None, ways.boxes):
         boxes = checkpoint.read(_slices(fills, checkpoint), verify, config)
         report = report.followed_by(LoadReport.from_json(boxes))
-    for fill in ways.direct + ways.strided():
-        if _torch.is_tensor(fill.target):
-            _torch.mark_changed(fill.target)
+    filled = [fill.target for fill in ways.direct + ways.strided()]
+    _torch.mark_changed(filter(_torch.is_tensor, filled))
     for fill, source in zip(ways.copied, sources, strict=True):
         _copy(fill.target, source)
     for container, key, value in values:

@@ -2,17 +2,19 @@
 # together. Every method that waits does so without the GIL.
 
 import os
-from collections.abc import Sequence
-from typing import TypeAlias, final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, final
 
-from ringstow._memory import Address, ItemSpec, TensorSpec
+from ringstow._memory import Address, ItemSpec, Placed, TensorSpec
 
 __all__ = [
     "Block",
     "Checkpoint",
+    "Exchange",
     "Pin",
     "SaveJob",
     "Session",
+    "Tensors",
     "__version__",
     "cli",
     "forget_after_fork",
@@ -38,6 +40,46 @@ _Entry: TypeAlias = tuple[
 # its first element's place, strides there in bytes
 _SliceSpec: TypeAlias = tuple[str, int, tuple[int, ...], tuple[int, ...], Address, tuple[int, ...]]
 
+# torch's tensors by DLPack's C exchange API.
+@final
+class Exchange:
+    # That of the first class, for tensors of exactly these classes and dtypes (with safetensors'
+    # names); None if torch has none.
+    @staticmethod
+    def of(kinds: list[type], dtypes: list[tuple[Any, str]]) -> Exchange | None: ...
+    # dtype, shape and address of one that is dense and of a usual dtype; None for any other. Where
+    # one on a GPU lies, `address_of` is asked.
+    def find(
+        self, tensor: Any, address_of: Callable[[Any], Address]
+    ) -> tuple[str, tuple[int, ...], Address] | None: ...
+
+# The tensors of a state that is to be saved, each once, under a name of its own; and what keeps
+# their memory, for as long as this is held. Iterating gives what start_save has not taken yet.
+@final
+class Tensors:
+    # For `add_usual`, as of Exchange.find.
+    def __new__(
+        cls, exchange: Exchange | None = None, address_of: Callable[[Any], Address] | None = None
+    ) -> Tensors: ...
+    # Returns the name under which the tensor is stored: of the one of the same elements in the same
+    # memory that was met before; or this one, with "#2" and so on at its end where it is taken.
+    def add(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        data: Address | Callable[[], Placed],
+        nbytes: int,
+        owner: object,
+    ) -> str: ...
+    # The same of one of torch's that is dense and of a usual dtype. None for any other: `add` it.
+    def add_usual(self, tensor: Any, name: str) -> str | None: ...
+    @property
+    def owners(self) -> list[object]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> TensorSpec: ...
+
 @final
 class SaveJob:
     # True once every byte has left its tensor (a save that failed before never gets there).
@@ -62,11 +104,11 @@ class SaveJob:
 # Returns at once. The caller keeps the memory alive and unchanged until staged. A callable in place
 # of an address is called from a thread of the save's, once, when the first byte is needed; what it
 # returns is let go with the last. What it raises is what `result` raises.
-def start_save(tensors: list[TensorSpec], state: str, path: str, config: str) -> SaveJob: ...
+def start_save(tensors: Tensors, state: str, path: str, config: str) -> SaveJob: ...
 
 # The weights of a model as Hugging Face's programs read them: plain safetensors files, and an index
 # where there are several. The same promises.
-def start_export(tensors: list[TensorSpec], path: str, config: str) -> SaveJob: ...
+def start_export(tensors: Tensors, path: str, config: str) -> SaveJob: ...
 
 # One rank's part of a checkpoint: durable, not committed. The same promises.
 def start_write(items: list[ItemSpec], path: str, rank: int, config: str) -> SaveJob: ...

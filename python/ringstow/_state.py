@@ -39,7 +39,7 @@ nn.Parameter among them, as plain tensors without requires_grad, and views as de
 
 A tensor's name is its path joined by dots: str keys as they are, ints and list indices in decimal,
 other keys by ``repr``. One that is taken gets ``#2``, ``#3``, ... Tensors that are the same
-elements of the same memory are stored once, under the first one's name.
+elements of the same memory are stored once, under the first one's name (``_native.Tensors``).
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ import json
 import math
 from typing import Any, NoReturn
 
-from ringstow import _cuda, _device_array, _numpy, _torch
+from ringstow import _cuda, _device_array, _native, _numpy, _torch
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
-from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed, TensorSpec
+from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow._optional import imported
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -63,8 +63,6 @@ Path = tuple[object, ...]
 DEPTH_MAX = 200
 INT_MAX = 2**53
 PICKLE_PROTOCOL = 4
-# safetensors keeps this name in a shard's header for itself.
-RESERVED_NAMES = frozenset({"__metadata__"})
 
 
 class Attribute(str):
@@ -74,15 +72,14 @@ class Attribute(str):
 
 
 class Encoded:
-    """A state dict, ready to be written: tensors, the JSON tree, and what keeps both true.
+    """A state dict, ready to be written: its tensors and the JSON tree.
 
-    ``owners`` holds the memory of the tensors: keep it until every byte has been read.
+    ``tensors`` holds the tensors' memory: keep it until every byte has been read.
     """
 
-    def __init__(self, tensors: list[TensorSpec], tree: str, owners: list[object]) -> None:
+    def __init__(self, tensors: _native.Tensors, tree: str) -> None:
         self.tensors = tensors
         self.tree = tree
-        self.owners = owners
 
 
 def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
@@ -103,7 +100,7 @@ def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
         raise InvalidStateError(
             "the state dict is nested too deeply to be saved from here"
         ) from None
-    return Encoded(encoder.tensors, text, encoder.owners)
+    return Encoded(encoder.tensors, text)
 
 
 def describe(path: Path) -> str:
@@ -146,13 +143,9 @@ class _Encoder:
     """Turns values into JSON, and gathers the tensors that it meets on the way."""
 
     def __init__(self, allow_pickle: bool) -> None:
-        self.tensors: list[TensorSpec] = []
-        self.owners: list[object] = []
+        self._usual = _torch.usual()
+        self.tensors = _native.Tensors(self._usual.exchange, _cuda.finder())
         self._allow_pickle = allow_pickle
-        self._names = set(RESERVED_NAMES)
-        self._name_of: dict[tuple[object, ...], str] = {}
-        self._streams = _cuda.Streams()
-        self._tensor_kinds = _torch.usual_kinds()
         self._open: set[int] = set()  # ids of the containers that are being encoded
 
     def value(self, value: Any, path: Path) -> Json:
@@ -214,7 +207,8 @@ class _Encoder:
         prefix = _prefix(path)
         for key, item in value.items():
             if plain:
-                fields[self._text(key, path)] = self._child(item, path, key, prefix)
+                name = self._text(key, path)
+                fields[name] = self._child(item, path, key, prefix)
             else:
                 pairs.append([self._key(key, path), self._child(item, path, key, prefix)])
         body: Json = fields if plain else pairs
@@ -228,10 +222,10 @@ class _Encoder:
         A state is mostly plain tensors, and training stands still: those take the short way, with
         the names' common part made once for all.
         """
-        if type(item) in self._tensor_kinds:
-            memory = _torch.usual_memory_of(item, self._streams)
-            if memory is not None:
-                return {"$tensor": self._store(memory, prefix + _step(key))}
+        if type(item) in self._usual.kinds:
+            name = self.tensors.add_usual(item, prefix + _step(key))
+            if name is not None:
+                return {"$tensor": name}
         return self.value(item, (*path, key))
 
     def _key(self, key: object, path: Path) -> Json:
@@ -302,21 +296,7 @@ class _Encoder:
 
     def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
-        name = self._unique(wanted) if wanted in self._names else wanted
-        if memory.nbytes:
-            known = self._name_of.setdefault(memory.identity, name)
-            if known != name:
-                return known
-        self._names.add(name)
-        self.tensors.append((name, *memory[:5]))
-        self.owners.append(memory.owner)
-        return name
-
-    def _unique(self, name: str) -> str:
-        count = 2
-        while f"{name}#{count}" in self._names:
-            count += 1
-        return f"{name}#{count}"
+        return self.tensors.add(wanted, *memory)
 
 
 def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-from ringstow import _cuda
+from ringstow import _cuda, _native
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._memory import Memory, Stored, place_at
+from ringstow._memory import Memory, Stored
 from ringstow._optional import imported, require
 
 if TYPE_CHECKING:
@@ -93,44 +94,34 @@ def device_named(name: str, key: str) -> torch.device:
         raise UnsupportedError(f"{key}: torch {torch.__version__} has no device {name!r}") from None
 
 
-def usual_kinds() -> tuple[type, ...]:
-    """Return the kinds of tensors that `usual_memory_of` takes; none without torch imported."""
-    torch = imported("torch")
-    return () if torch is None else (torch.Tensor, torch.nn.Parameter)
+class Usual(NamedTuple):
+    """What looks at the usual tensors fast; see `_native.Exchange`."""
+
+    kinds: tuple[type, ...]
+    """The classes, themselves, of the tensors that it is for; none if it is not to be had."""
+    exchange: _native.Exchange | None
 
 
-def usual_memory_of(tensor: torch.Tensor, streams: _cuda.Streams) -> Memory | None:
-    """Return what `memory_of` does, of a dense tensor of the usual kinds, in few calls.
+def usual() -> Usual:
+    """Return the fast way to look at the usual tensors; of no use without torch, or before 2.10."""
+    return _NOTHING if imported("torch") is None else _usual()
 
-    None for any other layout or dtype, and for one that can't be saved. States have thousands of
-    tensors, and training stands still while they are looked at. The owner is the storage.
-    """
-    codes, strided = _usual()
-    code = codes.get(tensor.dtype)
-    if code is None or tensor.layout is not strided or tensor.is_nested or tensor.is_neg():
-        return None
-    if not tensor.is_contiguous() or not _cuda.is_addressable(tensor):
-        return None
-    storage, nbytes = tensor.untyped_storage(), tensor.nbytes
-    if not nbytes:
-        return Memory(code, tuple(tensor.shape), None, 0, 0, storage)
-    end = tensor.storage_offset() * tensor.itemsize + nbytes
-    address = _cuda.address_of(tensor, streams)
-    if end > storage.nbytes() or not place_at(address)[0]:
-        return None
-    return Memory(code, tuple(tensor.shape), None, address, nbytes, storage)
+
+_NOTHING = Usual((), None)
 
 
 @functools.cache
-def _usual() -> tuple[dict[torch.dtype, str], torch.layout]:
-    """Return the names of the usual dtypes, and the usual layout."""
+def _usual() -> Usual:
     import torch
 
-    # Not usual: half a byte an element, and complex numbers, which may be conjugated views.
-    unusual = ("F4", "C32", "C64", "C128")
-    names = [(name, code) for name, code in CODES.items() if code not in unusual]
-    codes = {getattr(torch, name): code for name, code in names if hasattr(torch, name)}
-    return codes, torch.strided
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    # Not half a byte an element, and no complex numbers, which may be conjugated views.
+    names = [
+        (name, code) for name, code in CODES.items() if code not in ("F4", "C32", "C64", "C128")
+    ]
+    dtypes = [(getattr(torch, name), code) for name, code in names if hasattr(torch, name)]
+    exchange = _native.Exchange.of(list(kinds), dtypes)
+    return _NOTHING if exchange is None else Usual(kinds, exchange)
 
 
 def memory_of(tensor: torch.Tensor, key: str) -> Memory:
@@ -321,11 +312,10 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0 and any(step == 0 and n > 1 for n, step in pairs)
 
 
-def mark_changed(tensor: torch.Tensor) -> None:
+def mark_changed(tensors: Iterable[torch.Tensor]) -> None:
     """Tell autograd that the elements changed, as an in-place operation would."""
-    torch = sys.modules["torch"]
-    if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+    if imported("torch") is not None:
+        sys.modules["torch"].autograd.graph.increment_version(list(tensors))
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:

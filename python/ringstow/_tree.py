@@ -109,8 +109,9 @@ def rebuild_key(key: Any, path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
 def _rebuild_dict(node: dict[Any, Any], path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
     result: dict[Any, Any] = type(node)()
     for key, child in node.items():
+        at = (*path, key)
         made = key if type(key) is str else rebuild_key(key, path, make)
-        result[made] = rebuild(child, (*path, key), make)
+        result[made] = make(child, at) if type(child) is Leaf else rebuild(child, at, make)
     metadata = metadata_of(node)
     if metadata is not None:
         value = rebuild(metadata, (*path, METADATA), make)

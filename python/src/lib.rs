@@ -1,15 +1,17 @@
 //! The compiled half of the Python package `ringstow`: thin, typed by `ringstow/_native.pyi`.
 //!
 //! It takes addresses and JSON and gives the library what it asks for; all that knows of torch or
-//! numpy is on the Python side. Every wait is without the GIL, and looks for Ctrl-C.
+//! numpy is on the Python side, but for `exchange`. Every wait is without the GIL, and looks for Ctrl-C.
 #![allow(unsafe_code)]
 
 mod error;
+mod exchange;
 mod lazy;
 mod load;
 mod place;
 mod save;
 mod session;
+mod tensors;
 mod wait;
 
 use pyo3::prelude::*;
@@ -92,6 +94,8 @@ fn forget_after_fork() {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<exchange::Exchange>()?;
+    module.add_class::<tensors::Tensors>()?;
     module.add_class::<save::SaveJob>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<load::Block>()?;

@@ -8,7 +8,7 @@ use ringstow::device::{StridedTarget, Target};
 use ringstow::{Error, Result, TensorInfo};
 
 /// An address of host memory; or one on a GPU, the GPU's number, and the stream on which it is ready.
-#[derive(FromPyObject, Clone, Copy)]
+#[derive(FromPyObject, IntoPyObject, Clone, Copy)]
 pub(crate) enum Address {
     Host(usize),
     Cuda(u64, u32, usize),

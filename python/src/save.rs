@@ -1,34 +1,21 @@
 //! Saves: tensors as addresses, values as JSON.
 
 use crate::error::to_python;
-use crate::lazy::{Lazy, Raised};
-use crate::place::{self, Address};
+use crate::lazy::Raised;
+use crate::place::Address;
+use crate::tensors::{Data, Tensors, info, source};
 use crate::wait::until;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringstow::device::Source;
 use ringstow::device::cuda::Ready;
-use ringstow::{
-    Dtype, Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict, TensorInfo,
-};
+use ringstow::{Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-/// Name, dtype, shape in elements, strides in bytes (none: dense), data, bytes of dense data.
-type TensorSpec = (String, String, Vec<u64>, Option<Vec<isize>>, Data, u64);
-
-/// Where a tensor's data is.
-#[derive(FromPyObject)]
-pub(crate) enum Data {
-    /// In memory.
-    Address(Address),
-    /// Where this, called without arguments, puts it: see [`Lazy`].
-    Lazy(Py<PyAny>),
-}
-
-/// The same of a box of a tensor, or of an object: shape of the whole tensor and offsets of the box
-/// in it (none: the item is all of it), whether it is an object.
+/// Of a box of a tensor, or of an object: name, dtype, shape in elements, strides in bytes (none:
+/// dense), address, bytes of dense data, shape of the whole tensor and offsets of the box in it (none:
+/// the item is all of it), whether it is an object.
 type ItemSpec = (
     String,
     String,
@@ -151,14 +138,14 @@ impl Drop for SaveJob {
 /// Starts a save and returns at once.
 #[pyfunction]
 pub(crate) fn start_save(
-    tensors: Vec<TensorSpec>,
+    tensors: &Bound<'_, Tensors>,
     state: String,
     path: PathBuf,
     config: &str,
 ) -> PyResult<SaveJob> {
     let (config, raised) = (crate::config(config)?, Raised::default());
     let start = || -> Result<SaveHandle> {
-        let mut dict = state_dict(tensors, &raised)?;
+        let mut dict = tensors.borrow_mut().take(&raised)?;
         let tree = RawValue::from_string(state)
             .map_err(|e| Error::invalid(format!("the state's tree is no JSON: {e}")))?;
         dict.set_tree(tree);
@@ -171,12 +158,12 @@ pub(crate) fn start_save(
 /// Starts writing the weights of a model as Hugging Face's programs read them, and returns at once.
 #[pyfunction]
 pub(crate) fn start_export(
-    tensors: Vec<TensorSpec>,
+    tensors: &Bound<'_, Tensors>,
     path: PathBuf,
     config: &str,
 ) -> PyResult<SaveJob> {
     let (config, raised) = (crate::config(config)?, Raised::default());
-    let start = || ringstow::export_async(state_dict(tensors, &raised)?, path, &config);
+    let start = || ringstow::export_async(tensors.borrow_mut().take(&raised)?, path, &config);
     let handle = start().map_err(to_python)?;
     Ok(SaveJob::new(Handle::Save(handle), raised))
 }
@@ -193,9 +180,9 @@ pub(crate) fn start_write(
     let start = || -> Result<_> {
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
         for (name, dtype, sizes, strides, address, nbytes, shape, offsets, object) in items {
+            let info = info(name, &dtype, sizes, nbytes)?;
             let data = Data::Address(address);
-            let spec = (name, dtype, sizes, strides, data, nbytes);
-            let (info, source) = tensor(spec, &Raised::default(), &mut ready)?;
+            let source = source(&info, strides, data, &Raised::default(), &mut ready)?;
             let part = match (shape, offsets) {
                 (Some(shape), Some(offsets)) => Some(Part { shape, offsets }),
                 _ => None,
@@ -205,38 +192,4 @@ pub(crate) fn start_write(
         ringstow::write_rank_async(dict, rank, path, &config)
     };
     Ok(SaveJob::new(Handle::Rank(start().map_err(to_python)?), Raised::default()))
-}
-
-fn state_dict(tensors: Vec<TensorSpec>, raised: &Raised) -> Result<StateDict<'static>> {
-    let (mut dict, mut ready) = (StateDict::new(), Ready::default());
-    for spec in tensors {
-        let (info, source) = tensor(spec, raised, &mut ready)?;
-        dict.source(info, source);
-    }
-    Ok(dict)
-}
-
-/// What is to be saved of a tensor, and its bytes.
-fn tensor(
-    spec: TensorSpec,
-    raised: &Raised,
-    ready: &mut Ready,
-) -> Result<(TensorInfo, Box<dyn Source>)> {
-    let (name, dtype, shape, strides, data, nbytes) = spec;
-    let dtype = Dtype::from_name(&dtype)
-        .ok_or_else(|| Error::invalid(format!("tensor {name:?}: there is no dtype {dtype:?}")))?;
-    let info = TensorInfo { name, dtype, shape };
-    if info.nbytes()? != nbytes {
-        return Err(Error::invalid(format!(
-            "tensor {:?}: {nbytes} bytes are not what {dtype} {:?} takes",
-            info.name, info.shape
-        )));
-    }
-    let source: Box<dyn Source> = match data {
-        // SAFETY: the caller, `ringstow._state`, took the address from a live tensor with this shape
-        // and these strides, and keeps the tensor alive until the save has staged it.
-        Data::Address(address) => unsafe { place::source(&info, strides, address, ready)? },
-        Data::Lazy(load) => Box::new(Lazy::new(info.clone(), nbytes, load, raised.clone())),
-    };
-    Ok((info, source))
 }

@@ -214,7 +214,7 @@ def test_a_swapped_out_parameter_stays_in_memory():
     address = parameter.data_ptr()
     parameter.data = torch.zeros(3)
     assert torch.full((1000,), 1.0).data_ptr() != address
-    assert encoded.owners[0].data_ptr() == address
+    assert encoded.tensors.owners[0].data_ptr() == address
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)

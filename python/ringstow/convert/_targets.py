@@ -14,7 +14,7 @@ from ringstow import _api, _handle, _native, _state, _torch, _tree
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._handle import SaveHandle
-from ringstow._memory import LazyTensor, TensorSpec
+from ringstow._memory import LazyTensor
 from ringstow._report import SaveReport
 from ringstow._state import describe, flat_name
 from ringstow.convert import _streams
@@ -139,8 +139,8 @@ def to_hf(
     """Write the tensors of a state as Hugging Face's programs read them."""
     model = _Model(state, prefix, dtype)
     sized = dataclasses.replace(config, shard_bytes=max_shard_bytes)
-    job = _native.start_export(model.specs, path, sized.to_json())
-    report = _follow(_handle.start(job, path, model.owners), advance)
+    job = _native.start_export(model.stored, path, sized.to_json())
+    report = _follow(_handle.start(job, path, [model.stored]), advance)
     return Written(
         expected=model.tensors,
         report=report,
@@ -154,8 +154,7 @@ class _Model:
 
     def __init__(self, state: State, prefix: str, dtype: str | None) -> None:
         self.tensors: State = {}
-        self.specs: list[TensorSpec] = []
-        self.owners: list[object] = []
+        self.stored = _native.Tensors()
         self.left_out: list[str] = []
         self.tied: list[tuple[str, str]] = []
         self._name_of: dict[tuple[object, ...], str] = {}
@@ -186,8 +185,7 @@ class _Model:
         tensor = cast(value, self._dtype, key)
         memory = _memory(tensor, key)
         self.tensors[name] = tensor
-        self.specs.append((name, *memory[:5]))
-        self.owners.append(memory.owner)
+        self.stored.add(name, *memory)
 
 
 def _memory(value: Any, key: str) -> Any:

@@ -238,8 +238,7 @@ class StorageReader(storage.StorageReader):
         direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
         slices = [piece for t in targets if isinstance(t, Blob) for piece in t.slices()]
         report = self._read(slices + [fill.slice_to(fill.target) for fill in direct])
-        for fill in direct:
-            _torch.mark_changed(fill.target)
+        _torch.mark_changed(fill.target for fill in direct)
         for batch in _targets.batches(copied, self._config.pool_bytes):
             report = report.followed_by(self._copy(batch))
         return report

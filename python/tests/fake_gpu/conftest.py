@@ -20,11 +20,13 @@ if DRIVER:
     sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "dcp")]
     from driver import Driver
 
-    from ringstow import _cuda
+    from ringstow import _cuda, _torch
 
     _driver = Driver(DRIVER)
     for seam in ("place_of", "runtime", "empty", "copy_to_host"):
         setattr(_cuda, seam, getattr(_driver, seam))
+    # To torch itself the driver's tensors are the CPU's.
+    _torch.usual = lambda: _torch.Usual((), None)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,205 @@
+//! The tensors of a state that is to be saved, each once, under a name of its own.
+
+use crate::error::to_python;
+use crate::exchange::{Exchange, Plain};
+use crate::lazy::{Lazy, Raised};
+use crate::place::{self, Address};
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+use ringstow::device::Source;
+use ringstow::device::cuda::Ready;
+use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
+use smallvec::SmallVec;
+use std::collections::{HashMap, HashSet};
+
+/// safetensors keeps this name in a shard's header for itself.
+const RESERVED: &str = "__metadata__";
+
+/// Where a tensor's data is.
+#[derive(FromPyObject)]
+pub(crate) enum Data {
+    /// In memory.
+    Address(Address),
+    /// Where this, called without arguments, puts it: see [`Lazy`].
+    Lazy(Py<PyAny>),
+}
+
+/// One tensor, with strides in bytes (none: dense).
+struct Spec {
+    info: TensorInfo,
+    strides: Option<Vec<isize>>,
+    data: Data,
+}
+
+/// Tensors at one place that are alike in type, shape and strides are the same.
+#[derive(PartialEq, Eq, Hash)]
+enum Place {
+    Host(usize),
+    Cuda(u64, u32),
+    /// Of what will be loaded: the object that stands for it.
+    Lazy(usize),
+}
+
+/// The tensors, and what keeps their memory for as long as this is held.
+#[pyclass(module = "ringstow._native")]
+pub(crate) struct Tensors {
+    /// With what says where a tensor on a GPU is.
+    usual: Option<(Py<Exchange>, Py<PyAny>)>,
+    specs: Vec<Spec>,
+    owners: Vec<Py<PyAny>>,
+    names: HashSet<String>,
+    /// The numbers of those at each place.
+    met: HashMap<Place, SmallVec<[usize; 1]>>,
+}
+
+#[pymethods]
+impl Tensors {
+    #[new]
+    #[pyo3(signature = (exchange = None, address_of = None))]
+    fn new(exchange: Option<Py<Exchange>>, address_of: Option<Py<PyAny>>) -> Self {
+        let names = HashSet::from([RESERVED.to_owned()]);
+        let (specs, owners, met) = Default::default();
+        Self { usual: exchange.zip(address_of), specs, owners, names, met }
+    }
+
+    fn add_usual<'py>(
+        &mut self,
+        tensor: &Bound<'py, PyAny>,
+        name: Bound<'py, PyString>,
+    ) -> PyResult<Option<Bound<'py, PyString>>> {
+        let py = tensor.py();
+        let Some((exchange, address_of)) = &self.usual else { return Ok(None) };
+        let found = exchange.get().look(tensor, address_of.bind(py))?;
+        let Some(Plain { dtype, shape, address, nbytes, owner }) = found else { return Ok(None) };
+        let info = TensorInfo { name: name.to_cow()?.into_owned(), dtype, shape };
+        let spec = Spec { info, strides: None, data: Data::Address(address) };
+        let stored = self.store(spec, nbytes, owner.unbind());
+        Ok(Some(stored.map_or(name, |stored| PyString::new(py, &stored))))
+    }
+
+    /// Strides in bytes (none: dense).
+    #[allow(clippy::too_many_arguments)] // they are the fields of Python's `Memory`
+    fn add(
+        &mut self,
+        name: String,
+        dtype: &str,
+        shape: Vec<u64>,
+        strides: Option<Vec<isize>>,
+        data: Data,
+        nbytes: u64,
+        owner: Py<PyAny>,
+    ) -> PyResult<String> {
+        let info = info(name.clone(), dtype, shape, nbytes).map_err(to_python)?;
+        let stored = self.store(Spec { info, strides, data }, nbytes, owner);
+        Ok(stored.unwrap_or(name))
+    }
+
+    #[getter]
+    fn owners<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        self.owners.iter().map(|owner| owner.bind(py).clone()).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.specs.len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+        let none = || pyo3::exceptions::PyIndexError::new_err(index);
+        let Spec { info, strides, data } = self.specs.get(index).ok_or_else(none)?;
+        let shape = PyTuple::new(py, &info.shape)?;
+        let strides = strides.as_ref().map(|strides| PyTuple::new(py, strides)).transpose()?;
+        let data = match data {
+            Data::Address(address) => address.into_pyobject(py)?,
+            Data::Lazy(load) => load.bind(py).clone(),
+        };
+        let nbytes = info.nbytes().map_err(to_python)?;
+        let row = (info.name.as_str(), info.dtype.name(), shape, strides, data, nbytes);
+        Ok(row.into_pyobject(py)?.into_any())
+    }
+}
+
+impl Tensors {
+    /// Notes a tensor, unless it was met before. Returns the name that it is stored under, if that
+    /// is another one than its own.
+    fn store(&mut self, mut spec: Spec, nbytes: u64, owner: Py<PyAny>) -> Option<String> {
+        let number = self.specs.len();
+        if nbytes > 0 {
+            let there = self.met.entry(spec.place(&owner)).or_default();
+            let same = |&&number: &&usize| self.specs[number].is_like(&spec);
+            if let Some(&known) = there.iter().find(same) {
+                return Some(self.specs[known].info.name.clone());
+            }
+            there.push(number);
+        }
+        let renamed = self.names.contains(&spec.info.name).then(|| self.unique(&spec.info.name));
+        if let Some(name) = &renamed {
+            spec.info.name.clone_from(name);
+        }
+        self.names.insert(spec.info.name.clone());
+        self.specs.push(spec);
+        self.owners.push(owner);
+        renamed
+    }
+
+    fn unique(&self, name: &str) -> String {
+        let mut numbered = (2..).map(|count| format!("{name}#{count}"));
+        numbered.find(|name| !self.names.contains(name)).expect("there are more numbers than names")
+    }
+
+    /// What is to be saved. The owners stay here.
+    pub(crate) fn take(&mut self, raised: &Raised) -> Result<StateDict<'static>> {
+        self.names = HashSet::new();
+        self.met = HashMap::new();
+        let (mut dict, mut ready) = (StateDict::new(), Ready::default());
+        for Spec { info, strides, data } in std::mem::take(&mut self.specs) {
+            let source = source(&info, strides, data, raised, &mut ready)?;
+            dict.source(info, source);
+        }
+        Ok(dict)
+    }
+}
+
+impl Spec {
+    fn place(&self, owner: &Py<PyAny>) -> Place {
+        match self.data {
+            Data::Address(Address::Host(address)) => Place::Host(address),
+            Data::Address(Address::Cuda(base, gpu, _)) => Place::Cuda(base, gpu),
+            Data::Lazy(_) => Place::Lazy(owner.as_ptr() as usize),
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        let (one, two) = (&self.info, &other.info);
+        one.dtype == two.dtype && one.shape == two.shape && self.strides == other.strides
+    }
+}
+
+/// What a tensor is, with its bytes counted again.
+pub(crate) fn info(name: String, dtype: &str, shape: Vec<u64>, nbytes: u64) -> Result<TensorInfo> {
+    let dtype = Dtype::from_name(dtype)
+        .ok_or_else(|| Error::invalid(format!("tensor {name:?}: there is no dtype {dtype:?}")))?;
+    let info = TensorInfo { name, dtype, shape };
+    if info.nbytes()? != nbytes {
+        return Err(Error::invalid(format!(
+            "tensor {:?}: {nbytes} bytes are not what {dtype} {:?} takes",
+            info.name, info.shape
+        )));
+    }
+    Ok(info)
+}
+
+/// A tensor's bytes.
+pub(crate) fn source(
+    info: &TensorInfo,
+    strides: Option<Vec<isize>>,
+    data: Data,
+    raised: &Raised,
+    ready: &mut Ready,
+) -> Result<Box<dyn Source>> {
+    Ok(match data {
+        // SAFETY: the caller, `ringstow._state`, took the address from a live tensor with this shape
+        // and these strides, and keeps the tensor alive until the save has staged it.
+        Data::Address(address) => unsafe { place::source(info, strides, address, ready)? },
+        Data::Lazy(load) => Box::new(Lazy::new(info.clone(), info.nbytes()?, load, raised.clone())),
+    })
+}

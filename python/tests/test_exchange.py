@@ -1,0 +1,169 @@
+"""The fast look at the usual tensors sees what the general one sees, and leaves it all others."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same, codec
+
+from ringstow import InvalidStateError, _cuda, _native, _torch
+
+USUAL = [name for name in _torch.CODES if hasattr(torch, name)]
+for unusual in ("float4_e2m1fn_x2", "complex32", "complex64", "complex128"):
+    if unusual in USUAL:
+        USUAL.remove(unusual)
+
+has_exchange = pytest.mark.skipif(
+    _torch.usual().exchange is None, reason="this torch has no exchange API"
+)
+
+
+def find(tensor):
+    return _torch.usual().exchange.find(tensor, _cuda.finder())
+
+
+def general(tensor):
+    memory = _torch.memory_of(tensor, "t")
+    return memory.dtype, memory.shape, memory.address
+
+
+@has_exchange
+@pytest.mark.parametrize("name", USUAL)
+def test_every_usual_dtype_is_seen(name):
+    tensor = torch.empty(2, 3, dtype=getattr(torch, name))
+    assert find(tensor) == general(tensor)
+
+
+@has_exchange
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.tensor(1.0),
+        lambda: torch.empty(0, 4),
+        lambda: torch.arange(10)[3:5],
+        lambda: torch.ones(1, 3).t(),
+        lambda: torch.nn.Parameter(torch.ones(2)),
+        lambda: torch.ones(2, requires_grad=True) * 2,
+        lambda: torch.inference_mode()(torch.ones)(2),
+        lambda: torch.from_numpy(np.arange(3)),
+    ],
+)
+def test_dense_tensors_are_seen(make):
+    tensor = make()
+    assert find(tensor) == general(tensor)
+
+
+def freed(offset):
+    view = torch.ones(10)[offset:]
+    view.untyped_storage().resize_(0)
+    return view
+
+
+def cut_short():
+    tensor = torch.ones(10)
+    tensor.untyped_storage().resize_(20)
+    return tensor
+
+
+@has_exchange
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2, 3).t(),
+        lambda: torch.ones(1).expand(3),
+        lambda: torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        lambda: torch.tensor([1 + 2j]),
+        lambda: torch.tensor([1 + 2j]).conj().imag,
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 1, 0, torch.quint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(2, device="meta"),
+        lambda: torch.nn.LazyLinear(2).weight,
+        lambda: torch._efficientzerotensor((2,)),
+        lambda: torch.empty(4, dtype=torch.uint1),
+        lambda: freed(0),
+        lambda: freed(4),
+        cut_short,
+        lambda: torch.ones(2).as_subclass(type("Sub", (torch.Tensor,), {})),
+        lambda: np.ones(2),
+        lambda: None,
+    ],
+)
+def test_all_else_is_left_to_the_general_look(make):
+    assert find(make()) is None
+
+
+@has_exchange
+def test_a_tensor_within_a_transform_is_left_to_the_general_look():
+    seen = []
+
+    def look(tensor):
+        seen.append(find(tensor))
+        return tensor
+
+    torch.vmap(look)(torch.ones(2, 3))
+    assert seen == [None]
+
+
+@has_exchange
+def test_where_a_tensor_on_a_gpu_is_is_asked_of_python_alone():
+    def address_of(tensor):
+        raise AssertionError("a tensor in host memory needs no stream")
+
+    tensor = torch.ones(2)
+    assert _torch.usual().exchange.find(tensor, address_of)[2] == tensor.data_ptr()
+
+
+def test_a_class_without_the_exchange_has_none():
+    assert _native.Exchange.of([int], []) is None
+    assert _native.Exchange.of([], []) is None
+
+
+def test_a_capsule_of_something_else_is_refused():
+    import datetime
+
+    class Impostor:
+        __dlpack_c_exchange_api__ = datetime.datetime_CAPI
+
+    with pytest.raises(ValueError, match="name"):
+        _native.Exchange.of([Impostor], [])
+
+
+@pytest.fixture
+def older_torch(monkeypatch):
+    monkeypatch.setattr(_torch, "usual", lambda: _torch.Usual((), None))
+
+
+@pytest.mark.usefixtures("older_torch")
+def test_a_torch_without_the_exchange_saves_the_same(tmp_path):
+    weight = torch.arange(6.0).view(2, 3)
+    state = {"a": weight, "tied": [weight], "b": weight.t(), "e": torch.empty(0)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        back = codec(state)
+    assert_same(back, state)
+    assert back["a"].data_ptr() == back["tied"][0].data_ptr()
+
+
+def test_tensors_are_told_apart_by_name_and_by_memory():
+    one, two = torch.ones(2), torch.ones(2)
+    tensors = _native.Tensors()
+    assert tensors.add("a", *_torch.memory_of(one, "a")) == "a"
+    assert tensors.add("a", *_torch.memory_of(two, "a")) == "a#2"
+    assert tensors.add("b", *_torch.memory_of(one, "b")) == "a"
+    assert tensors.add("__metadata__", *_torch.memory_of(torch.ones(2), "m")) == "__metadata__#2"
+    assert [spec[0] for spec in tensors] == ["a", "a#2", "__metadata__#2"]
+    assert len(tensors) == len(tensors.owners) == 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nbytes", "match"), [("F33", 8, "no dtype"), ("F32", 9, "9 bytes are not what")]
+)
+def test_what_is_no_tensor_is_refused(dtype, nbytes, match):
+    with pytest.raises(InvalidStateError, match=match):
+        _native.Tensors().add("a", dtype, (2,), None, 4096, nbytes, None)
