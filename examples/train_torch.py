@@ -160,6 +160,8 @@ def train(args: argparse.Namespace) -> None:
             print(f"step {trainer.step:4}  loss {loss:.4f}", flush=True)
     if save is not None:
         report(save)
+        if args.keep:
+            ringstow.retain(args.out, args.keep)
 
 
 def report(save: ringstow.SaveHandle) -> None:

@@ -59,7 +59,7 @@ def save(
         OSError: the system refused: no space, no permission, a path that is a file.
         Exception: the failure of an earlier `save_async` that nobody has asked about.
     """
-    handle = save_async(state_dict, path, config=config, allow_pickle=allow_pickle)
+    handle = _start(state_dict, path, config, allow_pickle=allow_pickle, is_awaited=True)
     try:
         return handle.result()
     except BaseException:
@@ -77,8 +77,12 @@ def save_async(
     """Start to save a state dict in the background, and return at once.
 
     Leave the tensors and arrays alone until ``handle.wait_staged()`` returns; what they hold in
-    between is what is saved. All other values are taken at the call. The interpreter's exit waits
-    for the save.
+    between is what is saved. Their memory must stay, too: ``untyped_storage().resize_(0)``, by
+    which sharding libraries free parameters, takes it from under the save, which then crashes. All
+    other values are taken at the call. The interpreter's exit waits for the save.
+
+    A process forked meanwhile keeps the files open that the save writes, and its lock on the
+    directory, until it ends: start long-lived workers before, or by spawn or forkserver.
 
     Of a CUDA tensor, what the work queued so far on the current stream makes of it is saved: the
     save waits for that work, the call does not. Work that changes the tensor is to be queued, on
@@ -99,6 +103,17 @@ def save_async(
         UnsupportedError: as in `save`, for what is seen at once; the rest is raised by the handle.
         Exception: the failure of an earlier `save_async` that nobody has asked about.
     """
+    return _start(state_dict, path, config, allow_pickle=allow_pickle, is_awaited=False)
+
+
+def _start(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    config: Config | None,
+    *,
+    allow_pickle: bool,
+    is_awaited: bool,
+) -> SaveHandle:
     where = _absolute(path)
     _handle.raise_untold()
     with collector_paused():
@@ -106,7 +121,7 @@ def save_async(
         job = _native.start_save(encoded.tensors, encoded.tree, where, _json(config))
         tensors = encoded.tensors
         del encoded  # before the collector looks at it
-    return _handle.start(job, where, [tensors])
+    return _handle.start(job, where, [tensors], is_awaited=is_awaited)
 
 
 def load(
@@ -226,6 +241,9 @@ def load_into(
         allow_pickle: unpickle what was saved with ``allow_pickle``; it can run any code.
         config: the knobs; None means the defaults.
 
+    An optimizer's ``state_dict()`` is its own tensors in new dicts: the tensors are filled, and the
+    learning rate and all else is in those dicts, for ``optimizer.load_state_dict``.
+
     Returns:
         What was done and how long it took.
 
@@ -274,8 +292,9 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
 def latest(directory: StrPath, *, config: Config | None = None) -> str | None:
     """Return the path of the newest committed checkpoint in a directory; None if there is none.
 
-    One whose ranks saved each by itself (DCP's ``use_collectives=False``) is committed if the part
-    of every rank is, and all are of one save.
+    One that was committed and can't be loaded now is passed over, with a warning to the logger
+    ``ringstow`` that says why. One whose ranks saved each by itself (DCP's
+    ``use_collectives=False``) is committed if the part of every rank is, and all are of one save.
 
     Args:
         directory: where the checkpoints are.
@@ -350,4 +369,8 @@ def _absolute(path: StrPath) -> str:
 
 
 def _json(config: Config | None) -> str:
-    return (config or Config()).to_json()
+    if config is None:
+        config = Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"config is a ringstow.Config, not a {type(config).__name__}")
+    return config.to_json()

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ringstow import _native
 
@@ -33,6 +33,7 @@ class Config:
     Raises:
         InvalidStateError: a variable of the environment that can't be; names it.
         FormatError: the file says what can't be; names the line.
+        TypeError: a field is given something of another kind.
         OSError: the file can't be read.
     """
 
@@ -81,18 +82,35 @@ class Config:
     as `retire` keeps those of one that is removed. Takes the room of one more checkpoint. Default
     False."""
 
-    trace: str | None = field(default_factory=partial(_found, "trace"))
+    trace: StrPath | None = field(default_factory=partial(_found, "trace"))
     """A file to write what each block of a save or load went through, and when, in the trace format
-    of Chrome and Perfetto. Default none. One that is there is replaced."""
+    of Chrome and Perfetto. Default none. One that is there is replaced; where it can't be written,
+    that is logged. Kept as a path from the root."""
 
     def __post_init__(self) -> None:
-        """Keep paths as they are now: a later chdir must not move a save in the background."""
-        if isinstance(self.stripe, str | os.PathLike):
-            raise TypeError("stripe is a collection of paths; for one path give [path]")
-        paths = [os.fspath(path) for path in self.stripe]
+        """Check the kind of each field; what it may be beyond that, the native side checks.
+
+        Paths are kept as they are now: a later chdir must not move a save in the background.
+        """
+        for name in ("pool_bytes", "block_bytes", "queue_depth", "fillers", "shard_bytes", "files"):
+            self._check(name, type(getattr(self, name)) is int, "an int")
+            self._check(name, getattr(self, name) >= 0, "not negative")
+        for name in ("direct", "fixed"):
+            self._check(name, getattr(self, name) in get_args(Switch), "'auto', 'on' or 'off'")
+        self._check("engine", isinstance(self.engine, str), "the name of an engine")
+        self._check("recycle", type(self.recycle) is bool, "True or False")
+        is_one = isinstance(self.stripe, str | os.PathLike)
+        self._check("stripe", not is_one, "a collection of paths; for one path give [path]")
         # An empty one is left for the native side to refuse.
+        paths = [os.fspath(path) for path in self.stripe]
         stripe = tuple(path and os.path.abspath(path) for path in paths)
         object.__setattr__(self, "stripe", stripe)
+        if self.trace:
+            object.__setattr__(self, "trace", os.path.abspath(os.fspath(self.trace)))
+
+    def _check(self, name: str, is_right: bool, what: str) -> None:
+        if not is_right:
+            raise TypeError(f"Config.{name} is {what}; it was given {getattr(self, name)!r}")
 
     def to_json(self) -> str:
         """Return the fields as a JSON object, as the native side takes them."""

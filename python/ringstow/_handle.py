@@ -158,21 +158,21 @@ class SaveHandle:
 class _Flight:
     """What the thread, the handle and the module share of one save."""
 
-    def __init__(self, job: _native.SaveJob, path: str, owners: list[object]) -> None:
+    def __init__(
+        self, job: _native.SaveJob, path: str, owners: list[object], *, is_told: bool
+    ) -> None:
         self.job = job
         self.path = path
         self.pid = os.getpid()
         self.report: SaveReport | None = None
         self.error: BaseException | None = None
         self._owners = owners
-        self._is_told = False
+        self._is_told = is_told
         self._is_dropped = False
         self._is_logged = False
 
     def watch(self) -> None:
         """See the save through. The thread's whole life."""
-        from ringstow import _report  # noqa: F401  takes a while: now, beside the save, not after it
-
         self.job.wait_staged()
         self._owners.clear()
         self.job.wait()
@@ -234,15 +234,25 @@ def _drop(flight: weakref.ref[_Flight]) -> None:
         dropped.drop()
 
 
-def start(job: _native.SaveJob, path: str, owners: list[object]) -> SaveHandle:
-    """Return a handle to a job that was just started, and has a thread watch over it."""
-    flight = _Flight(job, path, owners)
+def start(
+    job: _native.SaveJob, path: str, owners: list[object], *, is_awaited: bool = False
+) -> SaveHandle:
+    """Return a handle to a job that was just started, and has a thread watch over it.
+
+    Who awaits the save is told of its failure by the handle, and nobody else is.
+    """
+    flight = _Flight(job, path, owners, is_told=is_awaited)
     thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
-    with _lock:
-        _untold.append(flight)
+    if not is_awaited:
+        with _lock:
+            _untold.append(flight)
     try:
+        # Takes a while, and is needed at the end. Not in the thread: a child forked meanwhile would
+        # wait for ever for the import to end.
+        from ringstow import _report  # noqa: F401
+
         thread.start()
-    except BaseException:  # at interpreter exit, or too many threads
+    except BaseException:  # Ctrl-C, at interpreter exit, or too many threads
         flight.told()
         abandon(job)
         raise

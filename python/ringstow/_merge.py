@@ -83,7 +83,7 @@ class Merge:
             self._array(target, node, path)
         elif (interface := _device_array.interface_of(target)) is not None:
             self._device_array(target, interface, node, path)
-        elif isinstance(target, dict) and not is_opaque:
+        elif isinstance(target, dict) and not is_opaque and type(target) is not collections.Counter:
             self._dict(target, node, path)
         elif type(target) in (list, tuple) and not is_opaque and _holds_tensors(target):
             return self._sequence(target, node, path)

@@ -229,8 +229,8 @@ class _Encoder:
         return self.value(item, (*path, key))
 
     def _key(self, key: object, path: Path) -> Json:
-        if _torch.is_tensor(key):
-            raise InvalidStateError(f"{describe(path)} has a tensor as a key")
+        if _holds_tensor(key):
+            raise InvalidStateError(f"{describe(path)} has a tensor as a key, or in one")
         return self.value(key, (*path, key))
 
     def _attributes(self, value: object, path: Path) -> dict[str, Json]:
@@ -297,6 +297,10 @@ class _Encoder:
     def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
         return self.tensors.add(wanted, *memory)
+
+
+def _holds_tensor(key: object) -> bool:
+    return any(map(_holds_tensor, key)) if type(key) is tuple else _torch.is_tensor(key)
 
 
 def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:

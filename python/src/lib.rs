@@ -91,8 +91,18 @@ fn forget_after_fork() {
     Runtime::forget_after_fork();
 }
 
+/// Has what the library warns of logged by Python's `logging`, under the logger `ringstow`.
+fn log_to_python(py: Python<'_>) -> PyResult<()> {
+    // Levels are asked for each time: they may be changed, and warnings are rare.
+    let logger = pyo3_log::Logger::new(py, pyo3_log::Caching::Loggers)?;
+    // There is one already where the module is loaded a second time.
+    drop(logger.filter(log::LevelFilter::Info).install());
+    Ok(())
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    log_to_python(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<exchange::Exchange>()?;
     module.add_class::<tensors::Tensors>()?;

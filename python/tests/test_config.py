@@ -1,6 +1,7 @@
 """Where a configuration comes from: the caller, the environment, ringstow.toml, the defaults."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -56,3 +57,41 @@ def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):
     for name, kind in [("save.json", "write"), ("load.json", "prepare")]:
         events = json.loads((elsewhere / name).read_text())["traceEvents"]
         assert kind in {event["name"] for event in events}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "may_be"),
+    [
+        ("pool_bytes", -1, "not negative"),
+        ("queue_depth", 8.0, "an int"),
+        ("fillers", True, "an int"),
+        ("direct", True, "'auto', 'on' or 'off'"),
+        ("fixed", None, "'auto', 'on' or 'off'"),
+        ("engine", None, "the name of an engine"),
+        ("recycle", "yes", "True or False"),
+        ("stripe", "/mnt/b", "a collection of paths"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(field, value, may_be):
+    with pytest.raises(TypeError, match=rf"Config.{field} is {may_be}.*{value!r}"):
+        ringstow.Config(**{field: value})
+
+
+def test_what_is_no_config_is_refused(elsewhere):
+    with pytest.raises(TypeError, match=r"a ringstow.Config, not a dict"):
+        ringstow.save({"a": 1}, "ckpt", config={"files": 2})
+
+
+def test_a_trace_stays_where_it_was_asked_for(elsewhere, monkeypatch, tmp_path):
+    config = ringstow.Config(trace=pathlib.Path("trace.json"))
+    (elsewhere / "sub").mkdir()
+    monkeypatch.chdir(elsewhere / "sub")
+    ringstow.save({"a": 1}, "ckpt", config=config)
+    assert (elsewhere / "trace.json").is_file()
+
+
+def test_a_trace_that_cannot_be_written_is_logged(elsewhere, caplog):
+    ringstow.save({"a": 1}, "ckpt", config=ringstow.Config(trace="nowhere/trace.json"))
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.name.startswith("ringstow.")
+    assert "nowhere/trace.json" in record.getMessage()

@@ -335,3 +335,49 @@ def test_the_handle_shows_what_it_is(gate, state, tmp_path):
     handle.result()
     assert handle.path == str(tmp_path / "c")
     assert repr(handle) == f"<SaveHandle {str(tmp_path / 'c')!r} done>"
+
+
+def test_the_failure_of_an_awaited_save_is_its_callers_alone(gate, state, tmp_path, monkeypatch):
+    """A thread that is told by `save` of its own save's failure; meanwhile another one saves."""
+    failing(gate)
+    ended, may_tell = threading.Event(), threading.Event()
+    tell = _handle._Flight.tell
+
+    def late(flight):
+        if threading.current_thread() is thread:
+            ended.set()
+            may_tell.wait(10)
+        return tell(flight)
+
+    def save():
+        with pytest.raises(OSError, match="No space left"):
+            ringstow.save(state, tmp_path / "bad")
+        told.append(True)
+
+    told = []
+    thread = threading.Thread(target=save)
+    monkeypatch.setattr(_handle._Flight, "tell", late)
+    thread.start()
+    assert ended.wait(10)
+    gate()
+    assert ringstow.save(state, tmp_path / "good").path == str(tmp_path / "good")
+    may_tell.set()
+    thread.join(10)
+    assert told
+
+
+def test_what_a_save_needs_at_its_end_is_there_before_its_thread_is(gate, state, tmp_path):
+    """A child forked while a thread imports would wait for ever for that import to end."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, threading, ringstow\n"
+        "start = threading.Thread.start\n"
+        "def check(thread):\n"
+        "    assert 'ringstow._report' in sys.modules\n"
+        "    start(thread)\n"
+        "threading.Thread.start = check\n"
+        f"ringstow.save({{'a': 1}}, {str(tmp_path / 'c')!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

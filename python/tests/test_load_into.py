@@ -239,3 +239,16 @@ def test_only_a_dict_can_be_filled(tmp_path):
     path = saved({}, tmp_path)
     with pytest.raises(ringstow.InvalidStateError, match="must be a dict, not list"):
         ringstow.load_into([], path)
+
+
+def test_a_schedulers_counter_is_replaced_as_one_value(tmp_path):
+    def scheduler():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5])
+
+    ringstow.save({"sched": scheduler().state_dict()}, tmp_path / "c")
+    into = {"sched": scheduler().state_dict()}
+    into["sched"]["milestones"] = collections.Counter([7])
+    ringstow.load_into(into, tmp_path / "c")
+    assert into["sched"]["milestones"] == collections.Counter([3, 5])
+    assert type(into["sched"]["milestones"]) is collections.Counter

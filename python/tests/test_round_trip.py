@@ -262,6 +262,24 @@ def test_paths_that_are_none(path, error):
         ringstow.save({}, path)
 
 
+def test_latest_warns_of_the_damaged_one_that_it_passes_over(tmp_path, caplog):
+    for step in (1, 2):
+        ringstow.save({"step": step}, tmp_path / f"step-{step}")
+    (tmp_path / "step-2" / "manifest.json").write_text("{}")
+    assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+    (record,) = caplog.records
+    assert (record.name.split(".")[0], record.levelname) == ("ringstow", "WARNING")
+    assert str(tmp_path / "step-2") in record.getMessage()
+
+
+def test_latest_does_not_warn_of_one_that_was_never_committed(tmp_path, caplog):
+    ringstow.save({"step": 1}, tmp_path / "step-1")
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2" / "rank00000-0.safetensors.part").write_bytes(b"")
+    assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+    assert [record.levelname for record in caplog.records if record.levelname != "INFO"] == []
+
+
 def test_latest_is_the_newest_committed_one(tmp_path):
     assert ringstow.latest(tmp_path) is None
     for step in (9, 10):

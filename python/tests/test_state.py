@@ -342,9 +342,10 @@ def test_lazy_parameters_are_refused():
         _state.encode({"weight": layer.weight})
 
 
-def test_a_tensor_as_a_key_is_refused():
+@pytest.mark.parametrize("wrap", [lambda key: key, lambda key: (1, ("x", key))])
+def test_a_tensor_as_a_key_is_refused(wrap):
     with pytest.raises(InvalidStateError, match="^a has a tensor as a key"):
-        _state.encode({"a": {torch.ones(1): 1}})
+        _state.encode({"a": {wrap(torch.ones(1)): 1}})
 
 
 def test_cycles_are_named():

@@ -76,7 +76,7 @@ pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
             match look(&path, config) {
                 Ok(found) => all.extend(found),
                 // Somebody else's (`lost+found`): no reason to find none of the others.
-                Err(error) => tracing::warn!(%error, "left out of the list"),
+                Err(error) => tracing::warn!("{} is left out: {error}", path.display()),
             }
         }
     }
@@ -87,7 +87,8 @@ pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
 }
 
 /// The newest checkpoint in `dir` that can be loaded: that of the highest step, the number at the
-/// end of its name; of equal or no numbers the one committed last. `None` if there is none.
+/// end of its name; of equal or no numbers the one committed last. `None` if there is none. One that was
+/// committed and cannot be loaded is passed over with a warning.
 ///
 /// # Errors
 /// As for [`list`].
@@ -102,11 +103,20 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>> {
 pub fn latest_with(dir: &Path, config: &Config) -> Result<Option<PathBuf>> {
     // A rank's part beside checkpoints is none that all ranks can go on from.
     let whole = |found: &Found| found.path == dir || ranks::dir_rank(&found.path).is_none();
-    let newest = list_with(dir, config)?
-        .into_iter()
-        .rev()
-        .find(|found| found.status == Status::Committed && whole(found));
-    Ok(newest.map(|found| found.path))
+    for found in list_with(dir, config)?.into_iter().rev().filter(whole) {
+        if found.status == Status::Committed {
+            return Ok(Some(found.path));
+        }
+        let (path, problem) = (found.path.display(), found.problem.unwrap_or_default());
+        match found.created_unix_ms {
+            // What a killed save leaves, or one under way.
+            None if found.status == Status::Incomplete => {
+                tracing::info!("{path} is passed over, it was never committed: {problem}");
+            }
+            _ => tracing::warn!("{path} is passed over, it cannot be loaded: {problem}"),
+        }
+    }
+    Ok(None)
 }
 
 fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {

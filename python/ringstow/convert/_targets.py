@@ -140,7 +140,7 @@ def to_hf(
     model = _Model(state, prefix, dtype)
     sized = dataclasses.replace(config, shard_bytes=max_shard_bytes)
     job = _native.start_export(model.stored, path, sized.to_json())
-    report = _follow(_handle.start(job, path, [model.stored]), advance)
+    report = _follow(_handle.start(job, path, [model.stored], is_awaited=True), advance)
     return Written(
         expected=model.tensors,
         report=report,
