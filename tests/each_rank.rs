@@ -360,3 +360,18 @@ fn retain_says_which_spare_files_it_removes() {
     assert_eq!(remove_spares(root.path(), &config).unwrap(), all[..1]);
     assert!(spares.join("notes.txt").exists());
 }
+
+#[test]
+fn spare_files_of_parts_go_while_a_part_tells_of_the_removal() {
+    let root = root(&[7]);
+    let whole = at(root.path(), 7);
+    let spares = whole.join(names::SPARES);
+    fs::create_dir(&spares).unwrap();
+    fs::write(spares.join("rank00000-0.spare"), "old").unwrap();
+    // The first part cannot be removed: whoever removes the whole ends there.
+    fs::remove_file(part(&whole, 0).join(names::MANIFEST)).unwrap();
+    fs::create_dir(part(&whole, 0).join(names::RETIRED)).unwrap();
+    assert!(matches!(retire(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
+    assert!(!spares.exists());
+    assert!(part(&whole, 2).join(names::RETIRED).exists());
+}
