@@ -70,7 +70,7 @@ pub(super) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<String>) {
     let paths: Vec<PathBuf> = parts.iter().map(|part| part.path.clone()).collect();
     if removal_was_interrupted(&paths) {
         let problem =
-            "it was being removed, and what did that was killed; `ringstow retain` finishes it";
+            "it was being removed, and what did that was killed; `ringstow prune` finishes it";
         return incomplete(problem.into());
     }
     let committed: Vec<(u32, &Found)> = parts
