@@ -4,7 +4,7 @@ mod common;
 
 use common::{State, assert_says, names_in, runtime, scratch, step_at};
 use ringstow::format::names;
-use ringstow::store::{Found, Status, remove_spares, retain_plan};
+use ringstow::store::{Found, Status, Swept, prune_plan, remove_spares, retain_plan};
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, Error, PartOf, Session, StateDict, Value, latest, list,
     prune, retain, retire, verify,
@@ -266,7 +266,7 @@ fn no_shard_goes_before_every_part_is_taken_down() {
         let shards = ["manifest.json.retired", "rank00000-0.safetensors"];
         assert_eq!(names_in(&part(&whole, rank)), shards);
     }
-    assert_incomplete(root.path(), &["being removed", "ringstow retain"]);
+    assert_incomplete(root.path(), &["being removed", "ringstow prune"]);
     fs::remove_dir_all(obstacle.parent().unwrap()).unwrap();
     let done = retain(root.path(), 1, Disposal::Remove).unwrap();
     assert_eq!(done.retired, std::slice::from_ref(&whole));
@@ -359,4 +359,141 @@ fn retain_says_which_spare_files_it_removes() {
     fs::write(&all[0], "old").unwrap();
     assert_eq!(remove_spares(root.path(), &config).unwrap(), all[..1]);
     assert!(spares.join("notes.txt").exists());
+}
+
+/// Uncommitted shards in a part, as a killed save leaves them.
+fn leave_half(whole: &Path, rank: u32) -> PathBuf {
+    let left = part(whole, rank).join("rank00000-0.g9.safetensors.part");
+    fs::create_dir_all(part(whole, rank)).unwrap();
+    fs::write(&left, "half").unwrap();
+    left
+}
+
+/// Prunes, after looking whether it says beforehand what it will do.
+fn prune_as_planned(dir: &Path) -> Swept {
+    let config = Config::default();
+    let plan = prune_plan(dir, &config).unwrap();
+    let done = prune(dir).unwrap();
+    assert_eq!(plan, done);
+    done
+}
+
+#[test]
+fn prune_clears_up_what_killed_saves_left_in_parts() {
+    let root = root(&[6, 7]);
+    let (whole, killed) = (at(root.path(), 7), at(root.path(), 8));
+    // One save over a part was killed while it wrote, one between its commit and its last rename.
+    let half = leave_half(&whole, 1);
+    let shard = part(&whole, 2).join("rank00000-0.safetensors");
+    fs::rename(&shard, part(&whole, 2).join("rank00000-0.safetensors.part")).unwrap();
+    // Of step 8 a rank has committed, two were killed, and one is saving.
+    save_part(&killed, 0, 4, "a-8");
+    leave_half(&killed, 1);
+    let halves = [leave_half(&killed, 1), leave_half(&killed, 2)];
+    let saving = Session::begin(part(&killed, 3), 1).unwrap();
+
+    let done = prune_as_planned(root.path());
+    let emptied = [part(&killed, 1), part(&killed, 2)];
+    let [first, second] = &halves;
+    assert_eq!(done.removed, [&half, first, &emptied[0], second, &emptied[1]].map(PathBuf::from));
+    assert_eq!(done.renamed, [shard]);
+    assert_eq!(done.left.len(), 1, "{done:?}");
+    assert_eq!(done.left[0].path, part(&killed, 3));
+    assert!(done.left[0].reason.contains("under way"), "{done:?}");
+    assert_eq!(names_in(&killed), ["rank00000", "rank00003"]);
+    drop(saving);
+    assert_eq!(latest(root.path()).unwrap(), Some(whole.clone()));
+    (0..3).for_each(|rank| assert_eq!(step_at(&part(&whole, rank)), i64::from(rank)));
+}
+
+#[test]
+fn prune_removes_a_whole_of_which_nothing_was_committed() {
+    let root = root(&[7]);
+    let killed = at(root.path(), 8);
+    (0..2).for_each(|rank| drop(leave_half(&killed, rank)));
+    let done = prune_as_planned(root.path());
+    assert_eq!(done.removed.last(), Some(&killed));
+    assert_eq!(names_in(root.path()), ["step-7"]);
+}
+
+#[test]
+fn prune_finishes_a_killed_removal_of_a_whole() {
+    for (taken_down, gone) in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)] {
+        for asked_for_itself in [false, true] {
+            let root = root(&[7, 8]);
+            let whole = at(root.path(), 7);
+            (0..taken_down).for_each(|rank| take_down(&whole, rank));
+            (0..gone).for_each(|rank| fs::remove_dir_all(part(&whole, rank)).unwrap());
+            fs::create_dir(whole.join(names::SPARES)).unwrap();
+            let done = prune_as_planned(if asked_for_itself { &whole } else { root.path() });
+            assert_eq!(done, Swept { removed: vec![whole], ..Swept::default() });
+            assert_eq!(names_in(root.path()), ["step-8"]);
+        }
+    }
+}
+
+#[test]
+fn a_killed_removal_is_not_finished_while_a_rank_saves_there() {
+    let root = root(&[7, 8]);
+    let whole = at(root.path(), 7);
+    take_down(&whole, 0);
+    let saving = Session::begin(part(&whole, 2), 1).unwrap();
+    let retained = retain(root.path(), 5, Disposal::Remove).unwrap();
+    let pruned = prune(root.path()).unwrap();
+    for left in [retained.left, pruned.left] {
+        assert_eq!(left.len(), 1, "{left:?}");
+        assert_eq!(left[0].path, whole);
+        assert!(left[0].reason.contains("under way"), "{left:?}");
+    }
+    // Nothing was touched, least of all what says that it was being removed.
+    assert!(part(&whole, 0).join(names::RETIRED).exists());
+    assert_eq!(step_at(&part(&whole, 1)), 1);
+    drop(saving);
+    prune_as_planned(root.path());
+    assert_eq!(names_in(root.path()), ["step-8"]);
+}
+
+#[test]
+fn prune_takes_no_part_of_a_later_save_for_one_that_was_being_removed() {
+    let root = root(&[7]);
+    let whole = at(root.path(), 7);
+    (0..3).for_each(|rank| take_down(&whole, rank));
+    save_part(&whole, 1, 3, "b-7");
+    prune_as_planned(root.path());
+    assert_eq!(names_in(&whole), ["rank00001"]);
+    assert_eq!(step_at(&part(&whole, 1)), 1);
+}
+
+#[test]
+fn nothing_of_a_whole_outlives_a_removal_that_was_killed_at_its_end() {
+    for finish in [
+        |whole: &Path| drop(prune(whole).unwrap()),
+        |whole: &Path| {
+            drop(retire(whole, Disposal::Remove).unwrap());
+        },
+    ] {
+        let root = root(&[7, 8]);
+        let whole = at(root.path(), 7);
+        (0..3).for_each(|rank| take_down(&whole, rank));
+        // Of the first part all but its directory had gone.
+        let first = part(&whole, 0);
+        names_in(&first).iter().for_each(|name| fs::remove_file(first.join(name)).unwrap());
+        finish(&whole);
+        assert_eq!(names_in(root.path()), ["step-8"]);
+    }
+}
+
+#[test]
+fn spare_files_of_parts_go_while_a_part_tells_of_the_removal() {
+    let root = root(&[7]);
+    let whole = at(root.path(), 7);
+    let spares = whole.join(names::SPARES);
+    fs::create_dir(&spares).unwrap();
+    fs::write(spares.join("rank00000-0.spare"), "old").unwrap();
+    // The first part cannot be removed: whoever removes the whole ends there.
+    fs::remove_file(part(&whole, 0).join(names::MANIFEST)).unwrap();
+    fs::create_dir(part(&whole, 0).join(names::RETIRED)).unwrap();
+    assert!(matches!(retire(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
+    assert!(!spares.exists());
+    assert!(part(&whole, 2).join(names::RETIRED).exists());
 }

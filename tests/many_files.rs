@@ -1,15 +1,22 @@
-//! A checkpoint of more files than the process may have open. A test binary of its own: it lowers
-//! the limit.
+//! A checkpoint of more files, or parts, than the process may have open. A test binary of its own: it
+//! lowers the limit.
 #![cfg(unix)]
 
 mod common;
 
 use common::*;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use ringstow::{Config, Runtime};
+use ringstow::format::names;
+use ringstow::{Config, Disposal, Runtime, retain, retire};
+use std::fs;
+use std::sync::{Mutex, PoisonError};
+
+/// The limit is the process': one test at a time.
+static LIMIT: Mutex<()> = Mutex::new(());
 
 #[test]
 fn more_files_than_the_soft_limit_allows_are_read() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let root = scratch();
     let runtime = Runtime::shared(&Config { shard_bytes: 4096, ..small_config() }).unwrap();
     let state = State::new(1, &[4096; 120]);
@@ -19,4 +26,23 @@ fn more_files_than_the_soft_limit_allows_are_read() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 60, hard).unwrap();
     state.assert_at(&runtime, root.path());
+}
+
+#[test]
+fn more_parts_than_the_soft_limit_allows_to_be_locked_are_removed() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let root = scratch();
+    for step in 1..3 {
+        for rank in 0..120 {
+            let part = root.path().join(format!("step-{step}")).join(names::rank_dir(rank));
+            fs::create_dir_all(&part).unwrap();
+            fs::write(part.join(names::RETIRED), "of a removal that was killed").unwrap();
+        }
+    }
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 60, hard).unwrap();
+    retire(&root.path().join("step-1"), Disposal::Remove).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 60, hard).unwrap();
+    retain(root.path(), 1, Disposal::Remove).unwrap();
+    assert!(names_in(root.path()).is_empty());
 }

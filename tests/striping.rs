@@ -468,3 +468,23 @@ fn a_retired_checkpoint_is_written_over_on_each_of_its_disks() {
         assert!(names_in(&root.join(".ringstow-spares")).is_empty());
     }
 }
+
+#[test]
+fn what_killed_saves_left_in_parts_is_cleared_up_in_all_places() {
+    let disks = Disks::new(1);
+    for rank in ["rank00000", "rank00001"] {
+        let dir = disks.dir().join(rank);
+        State::new(1, &SIZES).save(&disks.runtime(), &dir).unwrap();
+        fs::remove_file(dir.join("manifest.json")).unwrap();
+        for (dir, shard) in [(dir, 0), (disks.stripe(0).join(format!("step-1.{rank}")), 1)] {
+            let shard = dir.join(format!("rank00000-{shard}.safetensors"));
+            fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
+        }
+    }
+    let run = disks.root.path().join("run");
+    let planned = ringstow::store::prune_plan(&run, &disks.config()).unwrap();
+    let swept = prune_with(&run, &disks.config()).unwrap();
+    assert_eq!(planned, swept);
+    assert_eq!(swept.removed.last(), Some(&disks.dir()));
+    disks.assert_empty();
+}

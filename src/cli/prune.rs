@@ -1,4 +1,4 @@
-//! `ringstow prune`: clears away what killed saves left.
+//! `ringstow prune`: clears away what killed saves and removals left.
 
 use super::clearing::{self, ClearingFlags};
 use super::output::Output;
@@ -10,10 +10,11 @@ use std::path::PathBuf;
 
 /// Removes what killed saves left behind
 ///
-/// Looks at a directory and at those directly under it. Uncommitted files go, and so do shards that
-/// a later save replaced; a directory that held nothing else goes too. Committed checkpoints and
-/// files of other programs stay, and so does what is being saved at this moment. Nobody needs
-/// to run this: the next save into the same directory does the same.
+/// Looks at a directory, at those directly under it, and at the parts of those whose ranks saved each by
+/// itself. Uncommitted files go, and so do shards that a later save replaced; a directory that held
+/// nothing else goes too. So does what is left of a checkpoint whose removal was killed. Committed
+/// checkpoints and files of other programs stay, and so does what is being saved at this moment. Nobody
+/// needs to run this: the next save into the same directory does the same.
 #[derive(Debug, Args)]
 pub struct Prune {
     /// A directory of checkpoints, or one checkpoint

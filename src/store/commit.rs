@@ -179,8 +179,7 @@ fn foreign_file(dir: &Path, name: &str) -> Error {
 mod tests {
     use super::*;
     use crate::plan::save::Options;
-    use crate::store::Checkpoint;
-    use crate::store::sweep::prune;
+    use crate::store::{Checkpoint, prune};
 
     /// A one-shard manifest whose only tensor is `mark`, and its shard under the uncommitted name.
     fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {

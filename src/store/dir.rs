@@ -5,7 +5,7 @@ use crate::engine::file;
 use crate::error::{Error, Result};
 use std::fs::{self, DirEntry};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// All that is in a directory, in no order.
 ///
@@ -28,6 +28,18 @@ pub(super) fn file_names(dir: &Path) -> Result<Vec<String>> {
     }
     names.sort();
     Ok(names)
+}
+
+/// The directories in a directory, by name; links are not followed.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
+    let is_dir = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let directories = entries(dir)?.into_iter().filter(is_dir);
+    let mut found: Vec<PathBuf> = directories.map(|entry| entry.path()).collect();
+    found.sort();
+    Ok(found)
 }
 
 /// Removes a file; one that is gone already is no failure.

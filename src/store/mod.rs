@@ -13,6 +13,7 @@ mod lock;
 mod open;
 mod parts;
 mod places;
+mod prune;
 mod ranks;
 mod retire;
 mod save;
@@ -27,6 +28,7 @@ pub use list::{Found, Status, latest, latest_with, list, list_with};
 pub use load::LoadOptions;
 pub use loaded::{Loaded, LoadedTensor, TensorView};
 pub use open::{Checkpoint, Kind};
+pub use prune::{prune, prune_plan, prune_with};
 pub use retire::{
     Disposal, Retained, Retired, remove_spares, retain, retain_plan, retain_with, retire,
     retire_with,
@@ -35,5 +37,5 @@ pub(crate) use save::Contents;
 pub use save::{save, write_rank};
 pub use session::{Committed, Session};
 pub use slices::Slice;
-pub use sweep::{Left, Swept, prune, prune_plan, prune_with};
+pub use sweep::{Left, Swept};
 pub use verify::verify;

@@ -2,7 +2,7 @@
 //! each rank has one of its own, `rank00003`, that holds its part. No rename commits the whole. It is there
 //! if every rank's part is, and all are of the same save.
 
-use super::dir::{entries, file_names};
+use super::dir::{directories, entries, file_names};
 use super::list::{Found, Status};
 use super::open::{listed, missing_ranks, read_manifest, read_plain};
 use super::places::companion_of;
@@ -15,6 +15,16 @@ use std::path::{Path, PathBuf};
 /// The rank whose part a directory holds, going by its name.
 pub(super) fn dir_rank(path: &Path) -> Option<u32> {
     names::dir_rank(path.file_name()?.to_str()?)
+}
+
+/// The directories in `dir` that are named after ranks, whatever is in them; links are not followed.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be listed.
+pub(super) fn dirs(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = directories(dir)?;
+    found.retain(|path| dir_rank(path).is_some());
+    Ok(found)
 }
 
 /// The directories in `dir` in which a rank's part is, or was to be, by rank. None if `dir` is a checkpoint
@@ -60,7 +70,7 @@ pub(super) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<String>) {
     let paths: Vec<PathBuf> = parts.iter().map(|part| part.path.clone()).collect();
     if removal_was_interrupted(&paths) {
         let problem =
-            "it was being removed, and what did that was killed; `ringstow retain` finishes it";
+            "it was being removed, and what did that was killed; `ringstow prune` finishes it";
         return incomplete(problem.into());
     }
     let committed: Vec<(u32, &Found)> = parts

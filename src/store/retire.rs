@@ -14,6 +14,7 @@ use super::ranks;
 use super::spares::Spares;
 use super::sweep::{Left, Swept, sweep, sweep_keeping};
 use crate::config::Config;
+use crate::engine::file::make_room_for;
 use crate::error::{Error, Result};
 use crate::format::names;
 use serde::Serialize;
@@ -94,19 +95,47 @@ fn retire_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired
 
 /// Removes a whole that ranks saved each by itself.
 fn retire_parts(dir: &Path, parts: &[PathBuf], config: &Config) -> Result<Retired> {
-    let _locks: Vec<DirLock> =
-        parts.iter().map(|part| DirLock::take(part)).collect::<Result<_>>()?;
+    let _locks = lock_parts(parts)?;
+    let removed = remove_parts(dir, parts, &config.stripe)?;
+    Ok(Retired { path: dir.into(), recycled: 0, removed })
+}
+
+/// Locks all parts of a whole.
+///
+/// # Errors
+/// [`Error::Busy`] if a rank is saving; [`Error::Io`].
+pub(super) fn lock_parts(parts: &[PathBuf]) -> Result<Vec<DirLock>> {
+    make_room_for(parts.len()); // a lock is an open file
+    parts.iter().map(|part| DirLock::take(part)).collect()
+}
+
+/// Removes a whole, or what a removal that was killed left of it, and says which files. The caller holds the
+/// locks of its parts.
+///
+/// # Errors
+/// Those of [`ranks::committed`], before anything is done; [`Error::Io`].
+pub(super) fn remove_parts(
+    dir: &Path,
+    parts: &[PathBuf],
+    stripe: &[PathBuf],
+) -> Result<Vec<PathBuf>> {
     let committed = ranks::committed(dir, parts)?;
     committed.into_iter().try_for_each(take_down)?;
-    let mut removed = Vec::new();
+    // Those of a rank that saved over its own part. While a part is there that says that all is to go: with
+    // the last of them, nobody would find them again.
+    let mut removed = Spares::under(dir).clear_but(std::iter::empty())?;
     for part in parts {
-        removed.extend(sweep(&Places::to_sweep(part, &config.stripe), None)?.removed);
+        removed.extend(sweep(&Places::to_sweep(part, stripe), None)?.removed);
         remove_if_empty(part)?;
     }
-    // Those of a rank that saved over its own part.
-    removed.extend(Spares::under(dir).clear_but(std::iter::empty())?);
+    for part in ranks::dirs(dir)? {
+        // An earlier call was killed when it had emptied this one. Locked: somebody may be about to save.
+        if let Ok(_lock) = DirLock::take(&part) {
+            remove_if_empty(&part)?;
+        }
+    }
     remove_if_empty(dir)?;
-    Ok(Retired { path: dir.into(), recycled: 0, removed })
+    Ok(removed)
 }
 
 fn recycle(places: &Places) -> Result<Swept> {

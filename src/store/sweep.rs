@@ -1,24 +1,24 @@
 //! Cleans up after saves that were killed: finishes a commit that had got past its rename, removes
 //! what never got there. Likewise finishes the removal of a checkpoint. In a checkpoint's own directory and
-//! in those on the disks it is striped over.
+//! in those on the disks it is striped over. Takes no locks; [`prune`](super::prune()) goes over all
+//! checkpoints of a directory.
 
 use super::dir::{self, entries, file_names, remove};
-use super::lock::DirLock;
-use super::open::{Checkpoint, read_files};
-use super::places::{Places, companion_of};
+use super::open::read_files;
+use super::places::Places;
 use super::spares::Spares;
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, names};
 use serde::Serialize;
 use std::collections::HashSet;
-use std::fs::{self, DirEntry};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What a clean-up did to a directory, or would do.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub struct Swept {
-    /// Files that were removed, and directories that held nothing else.
+    /// Files that were removed, and directories that held nothing else. Of a whole in parts whose removal was
+    /// finished, its own path and no other.
     pub removed: Vec<PathBuf>,
     /// Shards of a committed checkpoint that got their final name.
     pub renamed: Vec<PathBuf>,
@@ -68,7 +68,11 @@ pub(super) fn sweep_by_manifest(places: &Places) -> Result<Swept> {
     plan_by_manifest(places)?.carry_out()
 }
 
-fn plan_by_manifest(places: &Places) -> Result<Plan> {
+/// What [`sweep_by_manifest`] would do.
+///
+/// # Errors
+/// As for [`sweep_by_manifest`].
+pub(super) fn plan_by_manifest(places: &Places) -> Result<Plan> {
     match read_files(places.own()) {
         Ok(files) => plan(places, Some(&files)),
         Err(Error::Incomplete { .. }) => plan(places, None),
@@ -78,7 +82,7 @@ fn plan_by_manifest(places: &Places) -> Result<Plan> {
 
 /// What is to be done to a checkpoint's directories.
 #[derive(Default)]
-struct Plan {
+pub(super) struct Plan {
     remove: Vec<PathBuf>,
     /// From, to.
     rename: Vec<(PathBuf, PathBuf)>,
@@ -140,7 +144,11 @@ impl Plan {
         Ok(entries(companion)?.iter().all(|entry| goes(&entry.path())))
     }
 
-    fn carry_out(self) -> Result<Swept> {
+    /// Does it.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn carry_out(self) -> Result<Swept> {
         // Stale shards go first: who knows no manifest never sees them beside new ones.
         for path in &self.remove {
             remove(path)?;
@@ -161,126 +169,10 @@ impl Plan {
         Ok(self.swept())
     }
 
-    fn swept(self) -> Swept {
+    /// What it comes to.
+    pub fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
         let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
         Swept { removed, renamed, kept: self.kept, left: Vec::new() }
-    }
-}
-
-/// Removes what killed saves left in `dir` and in the directories directly under it; such a
-/// directory that holds nothing else goes too. Directories being saved into, those that cannot be
-/// read, and those whose manifest is damaged, so that nobody can tell what is stale, are left alone.
-/// Companions are looked for in the `stripe` of the configuration that is [found](Config::found).
-///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed or a file not be removed; what [`Config::found`] gives.
-pub fn prune(dir: &Path) -> Result<Swept> {
-    prune_with(dir, &Config::found()?)
-}
-
-/// [`prune`] with a configuration of the caller's.
-///
-/// # Errors
-/// As for [`prune`].
-pub fn prune_with(dir: &Path, config: &Config) -> Result<Swept> {
-    prune_all(dir, &config.stripe, Act::CarryOut)
-}
-
-/// What [`prune_with`] would do now. Changes nothing.
-///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed.
-pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
-    prune_all(dir, &config.stripe, Act::Plan)
-}
-
-/// Whether a clean-up is carried out.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Act {
-    CarryOut,
-    Plan,
-}
-
-fn prune_all(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
-    let mut all = prune_one(dir, stripe, act)?;
-    for path in directories(dir)? {
-        let swept = match prune_one(&path, stripe, act) {
-            // Not ours to look into (`lost+found`), or gone in the meantime.
-            Err(Error::Io { doing: "listing", source, .. }) => {
-                let reason = format!("it cannot be listed: {source}");
-                Swept { left: vec![Left { path, reason }], ..Swept::default() }
-            }
-            Err(error) => return Err(error),
-            Ok(mut swept) => {
-                if !swept.removed.is_empty() && remove_emptied(&path, &swept, act) {
-                    swept.removed.push(path);
-                }
-                swept
-            }
-        };
-        all.removed.extend(swept.removed);
-        all.renamed.extend(swept.renamed);
-        all.left.extend(swept.left);
-    }
-    Ok(all)
-}
-
-/// The directories directly under `dir`, by name; links are not followed.
-fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
-    let is_dir = |entry: &DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    let directories = entries(dir)?.into_iter().filter(is_dir);
-    let mut found: Vec<PathBuf> = directories.map(|entry| entry.path()).collect();
-    found.sort();
-    Ok(found)
-}
-
-/// Removes a directory that a clean-up emptied; false if something else is in it.
-fn remove_emptied(dir: &Path, swept: &Swept, act: Act) -> bool {
-    match act {
-        // Only an empty directory can be removed so.
-        Act::CarryOut => fs::remove_dir(dir).is_ok(),
-        Act::Plan => fs::read_dir(dir).is_ok_and(|mut entries| {
-            entries.all(|entry| entry.is_ok_and(|entry| swept.removed.contains(&entry.path())))
-        }),
-    }
-}
-
-fn prune_one(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
-    let places = Places::to_sweep(dir, stripe);
-    let ours =
-        |name: &String| names::is_part(name) || names::is_shard(name) || name == names::RETIRED;
-    if !file_names(dir)?.iter().any(ours) && places.companions().next().is_none() {
-        return Ok(Swept::default());
-    }
-    let left = |reason: String| {
-        let left = Left { path: dir.into(), reason };
-        Ok(Swept { left: vec![left], ..Swept::default() })
-    };
-    if let Some(checkpoint) = companion_of(dir) {
-        return left(format!("it holds shards of {checkpoint}, which are cleared up with that"));
-    }
-    let _lock = match DirLock::take(dir) {
-        Err(Error::Busy { .. }) => return left("a save into it is under way".into()),
-        lock => lock?,
-    };
-    let plan = match plan_by_manifest(&places) {
-        Ok(plan) => plan,
-        Err(error @ Error::Io { .. }) => return Err(error),
-        Err(error) => return left(format!("nobody can tell what is stale there: {error}")),
-    };
-    match act {
-        Act::CarryOut => plan.carry_out(),
-        Act::Plan => Ok(plan.swept()),
-    }
-}
-
-impl Checkpoint {
-    /// Removes what a killed save left beside this checkpoint; see [`prune`].
-    ///
-    /// # Errors
-    /// As for [`prune`].
-    pub fn prune(&self) -> Result<Swept> {
-        prune_one(self.path(), &Config::found()?.stripe, Act::CarryOut)
     }
 }

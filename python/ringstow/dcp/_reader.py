@@ -21,9 +21,9 @@ from torch.futures import Future
 
 from ringstow import _build, _native, _torch
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, KeyMismatchError
+from ringstow._errors import IncompleteCheckpointError, InvalidStateError, KeyMismatchError
 from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _objects, _paths, _targets
+from ringstow.dcp import _broadcast, _objects, _paths, _targets, _whole
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._fallbacks import warn_once
@@ -118,7 +118,8 @@ class StorageReader(storage.StorageReader):
                 rank then has one of its own, in ``rank00003`` below the path.
 
         Raises:
-            IncompleteCheckpointError: the directory holds no committed checkpoint.
+            IncompleteCheckpointError: the directory holds no committed checkpoint, or not the part
+                of this rank.
             CorruptCheckpointError: the manifest is damaged.
             FormatError: the manifest is not one of ringstow's, or a newer version's.
             InvalidStateError: the reader has no path.
@@ -127,7 +128,7 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         try:
             path = self._require_path()
-            contents = self._open(path if rank is None else _paths.of_rank(path, rank))
+            contents = self._open(path) if rank is None else self._open_part(path, rank)
             return contents.metadata(allow_pickle=self._allow_pickle)
         except Exception as error:
             # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
@@ -146,9 +147,18 @@ class StorageReader(storage.StorageReader):
             metadata: what `read_metadata` returned.
             is_coordinator: nothing that is used.
             args: nothing that is used.
-            kwargs: torch's ``use_collectives``.
+            kwargs: torch's ``use_collectives`` and ``rank``.
+
+        Raises:
+            IncompleteCheckpointError: ranks saved each by itself, and a part is missing, or this
+                rank's and rank 0's are not of one save. DCP has all ranks fail of it.
+            OSError: the system refused.
         """
         self._use_collectives = kwargs.get("use_collectives", True)
+        rank = kwargs.get("rank")
+        if not self._use_collectives and rank is not None:
+            # Not in `read_metadata`: whatever that raises, DCP makes an AssertionError of it.
+            _whole.check(self._require_path(), rank)
         if self._contents is None:
             self._open(self._require_path())
 
@@ -321,6 +331,14 @@ class StorageReader(storage.StorageReader):
         return path is not None and os.path.exists(
             os.path.join(_paths.of_rank(path, 0), _paths.MANIFEST)
         )
+
+    def _open_part(self, path: str, rank: int) -> Contents:
+        """Open the checkpoint of a rank that saved by itself."""
+        try:
+            return self._open(_paths.of_rank(path, rank))
+        except (FileNotFoundError, IncompleteCheckpointError):
+            _whole.check(path, rank)  # says more, where rank 0's part is there
+            raise
 
     def _open(self, path: str) -> Contents:
         self._checkpoint = self._contents = None

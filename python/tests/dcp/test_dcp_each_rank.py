@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from support import assert_same
 from test_dcp_killed import die_at
+from torch.distributed.checkpoint.api import CheckpointException
 from torch_has import needs_use_collectives
 
 import ringstow
 from ringstow import _native
-from ringstow.dcp import StorageReader, StorageWriter
+from ringstow.dcp import StorageReader, StorageWriter, _whole
+from ringstow.dcp._whole import Note, Part
 
 pytestmark = needs_use_collectives
 
@@ -188,3 +191,134 @@ def test_retain_says_which_spare_files_went(tmp_path):
     done = ringstow.retain(tmp_path, keep=1, recycle=False)
     assert done.spares[: len(spares)] == tuple(spares)
     assert not (tmp_path / ".ringstow-spares").exists()
+
+
+def load(path):
+    state = {"own": torch.zeros(1000), "step": -1}
+    dcp.load(state, checkpoint_id=path, storage_reader=StorageReader())
+    return state
+
+
+def refusals(rank, path):
+    """Loads a path that somebody has picked; returns why it is refused, by rank."""
+    with pytest.raises(CheckpointException) as caught:
+        load(path)
+    return {rank: str(error) for rank, (error, _) in caught.value.failures.items()}
+
+
+def test_a_path_whose_parts_are_of_different_saves_is_refused_on_all_ranks(ranks, tmp_path):
+    ranks(2).run(save, tmp_path, 1)
+    ranks(2).run(save, tmp_path, 2, (0,))  # rank 1's part is of a later save now
+    for by_rank in ranks(2).run(refusals, tmp_path):
+        assert list(by_rank) == [1]
+        assert (
+            f"{tmp_path} is not a complete checkpoint: its parts must be of one save" in by_rank[1]
+        )
+        for rank in range(2):
+            said = manifest(tmp_path, rank)["part_of"]["save"]
+            assert said.endswith(f"-{1 + rank}")
+            assert f"of save {said} by 2 ranks" in by_rank[1]
+        assert "Resume from an earlier checkpoint" in by_rank[1]
+
+
+@pytest.mark.parametrize("left", ["nothing", "an uncommitted part", "a link"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_path_that_lacks_a_part_is_refused_on_all_ranks(ranks, tmp_path, left, victim):
+    path = tmp_path / "step-1"
+    ranks(2).run(save, path, 1)
+    own = path / f"rank0000{victim}" / "manifest.json"
+    if left == "nothing":
+        shutil.rmtree(own.parent)
+    else:
+        own.rename(own.with_suffix(".away"))
+    if left == "a link":
+        own.symlink_to(own.with_suffix(".away"))
+    by_rank, same = ranks(2).run(refusals, path)
+    assert by_rank == same
+    said = f"of 2 ranks that saved each by itself, no committed part is there of rank {victim}"
+    assert victim in by_rank
+    assert said in by_rank[1 - victim]
+
+
+def test_a_renamed_part_is_not_loaded_by_another_rank(ranks, tmp_path):
+    ranks(2).run(save, tmp_path, 1)
+    shutil.rmtree(tmp_path / "rank00001")
+    shutil.copytree(tmp_path / "rank00000", tmp_path / "rank00001")
+    for by_rank in ranks(2).run(refusals, tmp_path):
+        assert "rank00001 holds the part of rank 0: was it renamed?" in by_rank[1]
+
+
+def test_the_readers_own_error_says_what_is_missing(ranks, tmp_path):
+    ranks(2).run(save, tmp_path, 1)
+    with pytest.raises(ringstow.IncompleteCheckpointError, match="load it on 2, not on more"):
+        StorageReader(tmp_path).read_metadata(rank=2)
+    (tmp_path / "rank00001" / "manifest.json").unlink()
+    with pytest.raises(ringstow.IncompleteCheckpointError, match="there of rank 1") as caught:
+        StorageReader(tmp_path).read_metadata(rank=1)
+    assert caught.value.path == str(tmp_path)
+
+
+def test_all_missing_parts_are_named_up_to_a_limit(tmp_path):
+    part = tmp_path / "rank00000"
+    part.mkdir()
+    (part / "manifest.json").write_text('{"part_of": {"rank": 0, "ranks": 3, "save": "a"}}')
+    with pytest.raises(ringstow.IncompleteCheckpointError, match=r"ranks 1, 2 \(rank00001\)"):
+        _whole.check(str(tmp_path), 0)
+    (part / "manifest.json").write_text('{"part_of": {"rank": 0, "ranks": 16777216, "save": "a"}}')
+    with pytest.raises(ringstow.IncompleteCheckpointError, match="19, 20 and more"):
+        _whole.check(str(tmp_path), 0)
+
+
+def test_parts_that_do_not_say_what_they_are_parts_of_load_as_ever(tmp_path):
+    save(0, tmp_path, 1)
+    assert_same(load(tmp_path), state_of(0, 1))
+
+
+def test_one_part_is_loaded_from_its_own_directory(ranks, tmp_path):
+    ranks(2).run(save, tmp_path, 1)
+    shutil.rmtree(tmp_path / "rank00000")
+    assert_same(load(tmp_path / "rank00001"), state_of(1, 1))
+
+
+def test_a_part_is_held_against_that_of_rank_0():
+    def part(*note):
+        return Part(Note(*note) if note else None)
+
+    problem_of = _whole.problem_of
+    unknown, first = part(), part(0, 3, "a-1")
+    for fine in [
+        (1, part(1, 3, "a-1"), first),
+        (0, first, first),
+        # Nobody can tell.
+        (1, unknown, unknown),
+        (1, unknown, None),
+        (1, None, unknown),
+        (0, None, None),
+    ]:
+        assert problem_of(*fine) is None
+    assert "of rank 1 (rank00001)" in problem_of(1, None, first)
+    assert "of rank 0 (rank00000)" in problem_of(1, part(1, 3, "a-1"), None)
+    assert "load it on 3" in problem_of(3, None, first)
+    assert "part of rank 1: was it renamed" in problem_of(2, part(1, 3, "a-1"), first)
+    assert "is of save b-1 by 3 ranks, rank00000 of save a-1 by 3 ranks" in problem_of(
+        1, part(1, 3, "b-1"), first
+    )
+    # Also where the process groups of two saves were of different ranks.
+    assert "by 4 ranks" in problem_of(1, part(1, 4, "a-1"), first)
+    assert "rank00001 is of one that does not say" in problem_of(1, unknown, first)
+    assert "rank00000 of one that does not say" in problem_of(1, part(1, 3, "a-1"), unknown)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "note"),
+    [
+        ('{"part_of": {"rank": 1, "ranks": 2, "save": "a-1"}, "state": {}}', Note(1, 2, "a-1")),
+        ('{"state": {"part_of": {"rank": 1, "ranks": 2, "save": "a"}}}', None),
+        ('{"part_of": {"rank": 1', None),
+        ('{"part_of": []}', None),
+        ('{"part_of": {}}', None),
+        ("", None),
+    ],
+)
+def test_what_a_manifest_says_that_it_is_a_part_of(manifest, note):
+    assert _whole.noted_in(manifest.encode()) == note

@@ -1,0 +1,182 @@
+//! Goes over a directory of checkpoints and clears up after saves and removals that were killed. What is
+//! to be done in one checkpoint, [`sweep`](super::sweep) knows; here is where to look, and what to leave alone.
+
+use super::dir::{directories, file_names};
+use super::lock::DirLock;
+use super::open::Checkpoint;
+use super::places::{Places, companion_of};
+use super::ranks;
+use super::retire::{lock_parts, remove_parts};
+use super::sweep::{Left, Swept, plan_by_manifest};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format::names;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Removes what killed saves left in `dir` and in the directories directly under it, and in the parts of
+/// those whose ranks saved each by itself; such a directory that holds nothing else goes too. Finishes
+/// removals that were killed. Directories being saved into, those that cannot be read, and those whose
+/// manifest is damaged, so that nobody can tell what is stale, are left alone. Companions are looked for in
+/// the `stripe` of the configuration that is [found](Config::found).
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed or a file not be removed; what [`Config::found`] gives.
+pub fn prune(dir: &Path) -> Result<Swept> {
+    prune_with(dir, &Config::found()?)
+}
+
+/// [`prune`] with a configuration of the caller's, of which `stripe` counts.
+///
+/// # Errors
+/// As for [`prune`].
+pub fn prune_with(dir: &Path, config: &Config) -> Result<Swept> {
+    Pruning { stripe: &config.stripe, act: Act::CarryOut }.all(dir)
+}
+
+/// What [`prune_with`] would do now. Changes nothing.
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed.
+pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
+    Pruning { stripe: &config.stripe, act: Act::Plan }.all(dir)
+}
+
+impl Checkpoint {
+    /// Removes what a killed save left beside this checkpoint; see [`prune`].
+    ///
+    /// # Errors
+    /// As for [`prune`].
+    pub fn prune(&self) -> Result<Swept> {
+        Pruning { stripe: &Config::found()?.stripe, act: Act::CarryOut }.one(self.path())
+    }
+}
+
+/// Whether a clean-up is carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Act {
+    CarryOut,
+    Plan,
+}
+
+/// A clean-up of several directories.
+#[derive(Clone, Copy)]
+struct Pruning<'a> {
+    stripe: &'a [PathBuf],
+    act: Act,
+}
+
+impl Pruning<'_> {
+    fn all(self, dir: &Path) -> Result<Swept> {
+        let mut all = self.checkpoint(dir)?;
+        if all.removed.iter().any(|path| path == dir) {
+            return Ok(all); // a whole: no other checkpoints are in it
+        }
+        for path in directories(dir)?.iter().filter(|path| ranks::dir_rank(path).is_none()) {
+            all.add(self.below(path, Self::checkpoint)?);
+        }
+        Ok(all)
+    }
+
+    /// A directory, and those in it of ranks that saved each by itself.
+    fn checkpoint(self, dir: &Path) -> Result<Swept> {
+        let parts = ranks::parts(dir)?;
+        // Before any part by itself: it takes away what says that the others were to go with it.
+        if ranks::removal_was_interrupted(&parts) {
+            return self.interrupted(dir, &parts);
+        }
+        let mut all = self.one(dir)?;
+        for part in ranks::dirs(dir)? {
+            all.add(self.below(&part, Self::one)?);
+        }
+        Ok(all)
+    }
+
+    /// A directory in another, which goes too if `prune` empties it.
+    fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Result<Swept> {
+        match prune(self, dir) {
+            // Not ours to look into (`lost+found`), or gone in the meantime.
+            Err(Error::Io { doing: "listing", source, .. }) => {
+                Ok(left(dir, format!("it cannot be listed: {source}")))
+            }
+            Err(error) => Err(error),
+            Ok(mut swept) => {
+                if !swept.removed.is_empty() && self.remove_emptied(dir, &swept) {
+                    swept.removed.push(dir.into());
+                }
+                Ok(swept)
+            }
+        }
+    }
+
+    /// A whole whose removal was killed.
+    fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
+        let _locks = match lock_parts(parts) {
+            Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
+            locks => locks?,
+        };
+        // Asked again under the locks: a rank may have saved there in between.
+        if !ranks::removal_was_interrupted(parts) {
+            return Ok(Swept::default());
+        }
+        if self.act == Act::CarryOut {
+            remove_parts(dir, parts, self.stripe)?;
+        }
+        Ok(Swept { removed: vec![dir.into()], ..Swept::default() })
+    }
+
+    /// A directory by itself.
+    fn one(self, dir: &Path) -> Result<Swept> {
+        let places = Places::to_sweep(dir, self.stripe);
+        let ours =
+            |name: &String| names::is_part(name) || names::is_shard(name) || name == names::RETIRED;
+        if !file_names(dir)?.iter().any(ours) && places.companions().next().is_none() {
+            return Ok(Swept::default());
+        }
+        if let Some(checkpoint) = companion_of(dir) {
+            let reason = format!("it holds shards of {checkpoint}, which are cleared up with that");
+            return Ok(left(dir, reason));
+        }
+        let _lock = match DirLock::take(dir) {
+            Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
+            lock => lock?,
+        };
+        let plan = match plan_by_manifest(&places) {
+            Ok(plan) => plan,
+            Err(error @ Error::Io { .. }) => return Err(error),
+            Err(error) => {
+                return Ok(left(dir, format!("nobody can tell what is stale there: {error}")));
+            }
+        };
+        match self.act {
+            Act::CarryOut => plan.carry_out(),
+            Act::Plan => Ok(plan.swept()),
+        }
+    }
+
+    /// Removes a directory that a clean-up emptied; false if something else is in it.
+    fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
+        match self.act {
+            // Only an empty directory can be removed so.
+            Act::CarryOut => fs::remove_dir(dir).is_ok(),
+            Act::Plan => fs::read_dir(dir).is_ok_and(|mut entries| {
+                entries.all(|entry| entry.is_ok_and(|entry| swept.removed.contains(&entry.path())))
+            }),
+        }
+    }
+}
+
+const UNDER_WAY: &str = "a save into it is under way";
+
+fn left(dir: &Path, reason: impl Into<String>) -> Swept {
+    let left = Left { path: dir.into(), reason: reason.into() };
+    Swept { left: vec![left], ..Swept::default() }
+}
+
+impl Swept {
+    fn add(&mut self, other: Self) {
+        self.removed.extend(other.removed);
+        self.renamed.extend(other.renamed);
+        self.left.extend(other.left);
+    }
+}
