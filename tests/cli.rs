@@ -405,6 +405,21 @@ fn retain_neither_counts_nor_removes_what_cannot_be_loaded() {
 }
 
 #[test]
+fn retain_leaves_alone_what_has_no_number_at_the_end_of_its_name() {
+    let dir = Checkpoints::new();
+    let [oldest, newest, last] = [1, 2, 3].map(|step| dir.save(step));
+    let best = PathBuf::from(format!("{}/best", dir.path()));
+    fs::rename(last, &best).unwrap();
+    let planned = dir.retain(&["--keep", "1", "--dry-run"]).out;
+    let ran = dir.retain(&["--keep", "1"]).out;
+    for out in [&planned, &ran] {
+        let line = format!("left alone  {}: its name does not end in a number", best.display());
+        assert!(out.contains(&line), "no {line:?} in {out}");
+    }
+    assert!(best.join(SHARD).exists() && newest.join(SHARD).exists() && !oldest.exists());
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn retain_keeps_files_for_the_next_save_only_if_asked_to() {
     let dir = Checkpoints::new();

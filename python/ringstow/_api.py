@@ -313,13 +313,15 @@ def retain(
 ) -> Retained:
     """Remove all checkpoints directly in a directory but the newest ``keep``.
 
-    The newest are those of the highest number at the end of their names. Each is removed whole or
-    not at all, however this ends, and a load that has begun ends well. With several ranks, one of
-    them calls this, after the save has ended on all. What ranks saved each by itself counts once.
+    The newest are those of the highest number at the end of their names. What has no number there
+    (``best``, ``last``) is left alone. Each is removed whole or not at all, however this ends, and a
+    load that has begun ends well. With several ranks, one of them calls this, after the save has
+    ended on all. What ranks saved each by itself counts once.
 
     Args:
         directory: where the checkpoints are.
-        keep: how many stay, of those that can be loaded; what can't is not counted and not removed.
+        keep: how many stay, of those with a number that can be loaded; others are not counted and
+            not removed.
         recycle: keep the files of the last one removed, in ``.ringstow-spares``, for the next save
             into a directory there to write over. That is faster than new files, and takes no more
             room than the next save would. False removes these, too. Those of ranks that saved each

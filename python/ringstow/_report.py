@@ -239,7 +239,8 @@ class Retained:
     retired: tuple[str, ...]
     """Checkpoints that are gone, by rising step."""
     left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why: what can't be loaded, links."""
+    """Directories that were left alone, and why: no number at the end of the name, can't be loaded, a
+    link."""
     spares: tuple[str, ...]
     """Spare files of earlier calls that are gone, and their directory if nothing else was in it."""
 

@@ -69,6 +69,19 @@ def test_a_path_that_is_saved_to_again_and_again(tmp_path):
     assert_is(path, 3)
 
 
+def test_what_has_no_number_at_the_end_of_its_name_is_left_alone(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    for name in ("best", "final"):
+        ringstow.save(state(3), tmp_path / name)
+    done = ringstow.retain(tmp_path, 1)
+    assert done.kept == (str(tmp_path / "step-002"),)
+    assert done.retired == (str(tmp_path / "step-001"),)
+    assert [pathlib.Path(path).name for path, _ in done.left] == ["best", "final"]
+    assert all("does not end in a number" in reason for _, reason in done.left)
+    assert_is(tmp_path / "final", 3)
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ringstow.InvalidStateError, match="at least 1"):

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 /// Removes all but the newest checkpoints
 ///
 /// Of those directly under a directory, the newest by the number at the end of their names stay, as many as
-/// asked for. What cannot be loaded is neither counted nor removed. One whose ranks saved each by itself
-/// counts once. A checkpoint is removed whole or not at
-/// all, however this ends, and a load that has begun ends well.
+/// asked for. What has no number there (`best`, `last`) or cannot be loaded is neither counted nor removed.
+/// One whose ranks saved each by itself counts once. A checkpoint is removed whole or not at all, however
+/// this ends, and a load that has begun ends well.
 #[derive(Debug, Args)]
 pub struct Retain {
     /// A directory of checkpoints

@@ -15,6 +15,7 @@ mod parts;
 mod places;
 mod prune;
 mod ranks;
+mod retain;
 mod retire;
 mod save;
 mod session;
@@ -29,10 +30,8 @@ pub use load::LoadOptions;
 pub use loaded::{Loaded, LoadedTensor, TensorView};
 pub use open::{Checkpoint, Kind};
 pub use prune::{prune, prune_plan, prune_with};
-pub use retire::{
-    Disposal, Retained, Retired, remove_spares, retain, retain_plan, retain_with, retire,
-    retire_with,
-};
+pub use retain::{Retained, remove_spares, retain, retain_plan, retain_with};
+pub use retire::{Disposal, Retired, retire, retire_with};
 pub(crate) use save::Contents;
 pub use save::{save, write_rank};
 pub use session::{Committed, Session};

@@ -6,13 +6,12 @@
 //! every part's manifest is renamed before the first shard goes.
 
 use super::dir::{self, remove};
-use super::list::{Status, list_with};
 use super::lock::DirLock;
 use super::open::read_manifest;
 use super::places::Places;
 use super::ranks;
 use super::spares::Spares;
-use super::sweep::{Left, Swept, sweep, sweep_keeping};
+use super::sweep::{Swept, sweep, sweep_keeping};
 use crate::config::Config;
 use crate::engine::file::make_room_for;
 use crate::error::{Error, Result};
@@ -42,19 +41,6 @@ pub struct Retired {
     pub recycled: usize,
     /// Files that are gone.
     pub removed: Vec<PathBuf>,
-}
-
-/// What [`retain`] did, or would do.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
-pub struct Retained {
-    /// Checkpoints that stay, by rising step.
-    pub kept: Vec<PathBuf>,
-    /// Checkpoints that were removed, by rising step.
-    pub retired: Vec<PathBuf>,
-    /// What was left alone, and why.
-    pub left: Vec<Left>,
-    /// Spare files of earlier calls that were removed, and their directory if nothing else was in it.
-    pub spares: Vec<PathBuf>,
 }
 
 /// Removes the checkpoint at `dir`: after a crash it is there as it was, or not at all. A load that has
@@ -172,7 +158,7 @@ fn remove_mark(dir: &Path) -> Result<()> {
     if is_ours { remove(&mark) } else { Ok(()) }
 }
 
-fn is_retired(dir: &Path) -> bool {
+pub(super) fn is_retired(dir: &Path) -> bool {
     fs::symlink_metadata(dir.join(names::RETIRED)).is_ok()
 }
 
@@ -183,109 +169,4 @@ fn remove_if_empty(dir: &Path) -> Result<()> {
         // Others' files are in it.
         _ => Ok(()),
     }
-}
-
-/// Removes all checkpoints directly under `root` but the newest `keep` that can be loaded, in the order
-/// of [`list`](super::list). What cannot be loaded is not counted, and is left alone, as are links. With
-/// [`Disposal::Remove`], spare files of earlier calls go too.
-///
-/// # Errors
-/// [`Error::Invalid`] for a `keep` of 0; [`Error::Io`] if a directory cannot be listed or a file not be
-/// removed; what [`Config::found`] gives.
-pub fn retain(root: &Path, keep: usize, disposal: Disposal) -> Result<Retained> {
-    retain_with(root, keep, disposal, &Config::found()?)
-}
-
-/// [`retain`] with a configuration of the caller's, of which `stripe` counts.
-///
-/// # Errors
-/// As for [`retain`].
-pub fn retain_with(
-    root: &Path,
-    keep: usize,
-    disposal: Disposal,
-    config: &Config,
-) -> Result<Retained> {
-    let mut plan = retain_plan(root, keep, disposal, config)?;
-    let mut retired = Vec::new();
-    for path in std::mem::take(&mut plan.retired) {
-        match retire_with(&path, disposal, config) {
-            Err(error @ Error::Busy { .. }) => {
-                plan.left.push(Left { path, reason: error.to_string() });
-            }
-            done => retired.push(done?.path),
-        }
-    }
-    if disposal == Disposal::Remove {
-        plan.spares = remove_spares(root, config)?;
-    }
-    Ok(Retained { retired, ..plan })
-}
-
-/// What [`retain_with`] would do now. Changes nothing.
-///
-/// # Errors
-/// As for [`retain`].
-pub fn retain_plan(
-    root: &Path,
-    keep: usize,
-    disposal: Disposal,
-    config: &Config,
-) -> Result<Retained> {
-    if keep == 0 {
-        return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
-    }
-    let mut plan = Retained::default();
-    for found in list_with(root, config)? {
-        let reason = match (none_of_the_row(&found.path), found.status) {
-            (Some(reason), _) => reason.into(),
-            (None, Status::Committed) => {
-                plan.kept.push(found.path);
-                continue;
-            }
-            _ if is_retired(&found.path) || ranks::removal_was_interrupted(&found.parts) => {
-                plan.retired.push(found.path);
-                continue;
-            }
-            _ => found.problem.unwrap_or_else(|| "it cannot be loaded".into()),
-        };
-        plan.left.push(Left { path: found.path, reason });
-    }
-    let old = plan.kept.len().saturating_sub(keep);
-    plan.retired.extend(plan.kept.drain(..old));
-    if disposal == Disposal::Remove {
-        for root in roots(root, config) {
-            plan.spares.extend(Spares::under(root).all_but(std::iter::empty())?);
-        }
-    }
-    Ok(plan)
-}
-
-/// Why a directory is left alone, whatever lies in it; `None` if it may be one of a row of checkpoints.
-fn none_of_the_row(path: &Path) -> Option<&'static str> {
-    if fs::symlink_metadata(path).is_ok_and(|kind| kind.is_symlink()) {
-        return Some("it is a link; what it leads to is looked at where that lies");
-    }
-    let name = path.file_name().and_then(|name| name.to_str());
-    name.is_some_and(names::is_rank_dir).then_some(
-        "it is one rank's part of a checkpoint that ranks saved each by itself; remove that whole, \
-         when a newer one is there",
-    )
-}
-
-/// Removes the spare files beside the checkpoints in `root`, and in the configuration's `stripe`; says which.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn remove_spares(root: &Path, config: &Config) -> Result<Vec<PathBuf>> {
-    let mut removed = Vec::new();
-    for root in roots(root, config) {
-        removed.extend(Spares::under(root).clear_but(std::iter::empty())?);
-    }
-    Ok(removed)
-}
-
-/// The directories beside whose checkpoints, or parts of them, spare files may lie.
-fn roots<'a>(root: &'a Path, config: &'a Config) -> impl Iterator<Item = &'a Path> {
-    config.stripe.iter().map(PathBuf::as_path).chain([root])
 }
