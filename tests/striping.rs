@@ -8,9 +8,12 @@ use common::{
     small_config,
 };
 use ringstow::device::{Source, StridedTarget, Target};
+use ringstow::format::names;
+use ringstow::store::{prune_plan, retain_plan};
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, Error, LoadOptions, Runtime, SaveReport, Session, Slice,
-    StateDict, TensorInfo, Value, latest_with, list_with, prune_with, retire_with,
+    Checkpoint, Config, Disposal, Dtype, Error, LoadOptions, PartOf, Runtime, SaveReport, Session,
+    Slice, StateDict, TensorInfo, Value, latest_with, list_with, prune_with, retain_with,
+    retire_with,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -372,6 +375,76 @@ fn deleting_a_checkpoint_frees_all_its_disks() {
 }
 
 #[test]
+fn a_checkpoint_whose_other_disks_are_not_named_is_not_removed() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
+    for config in [small_config(), here_only] {
+        let error = retire_with(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+        assert_says(
+            &error,
+            &["of 3 files", "rank00000-2.safetensors", "not found", "disk1", "set `stripe`"],
+        );
+        State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    }
+    // Nor one of which files are lost.
+    fs::remove_dir_all(disks.companion(1)).unwrap();
+    let error = retire_with(&disks.dir(), Disposal::Remove, &disks.config()).unwrap_err();
+    assert_says(&error, &["disk1/step-1 is not there", "remove the directory yourself"]);
+}
+
+#[test]
+fn no_part_of_a_striped_whole_goes_while_the_files_of_one_are_not_found() {
+    let disks = Disks::new(1);
+    for rank in 0..2 {
+        let part = disks.dir().join(names::rank_dir(rank));
+        let part_of = PartOf { rank, ranks: 2, save: "a".into() };
+        let session = Session::begin_with(&part, 1, &disks.config()).unwrap().part_of(part_of);
+        let mut state = StateDict::new();
+        for name in ["a", "b"] {
+            state.bytes(name, Dtype::U8, &[500], &[7; 500]).unwrap();
+        }
+        let receipt = ringstow::write_rank(&state, 0, &part, &disks.config()).unwrap().0;
+        session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
+    }
+    let manifests =
+        || ["rank00000", "rank00001"].map(|r| disks.dir().join(r).join(names::MANIFEST));
+    let error = retire_with(&disks.dir(), Disposal::Remove, &small_config()).unwrap_err();
+    assert_says(&error, &["1 of 2 files", "not found", "set `stripe`"]);
+    assert!(manifests().iter().all(|manifest| manifest.exists()));
+    // Nor does a clean-up finish a removal that was killed.
+    fs::rename(&manifests()[0], manifests()[0].with_extension("json.retired")).unwrap();
+    let run = disks.root.path().join("run");
+    for swept in [prune_plan(&run, &small_config()), prune_with(&run, &small_config())] {
+        assert!(swept.unwrap().left[0].reason.contains("set `stripe`"));
+    }
+    assert!(manifests()[1].exists());
+    prune_with(&run, &disks.config()).unwrap();
+    disks.assert_empty();
+}
+
+#[test]
+fn retain_leaves_alone_what_would_not_go_from_all_disks() {
+    let disks = Disks::new(1);
+    let run = disks.root.path().join("moved");
+    disks.save(1);
+    fs::create_dir(&run).unwrap();
+    fs::rename(disks.dir(), run.join("step-1")).unwrap();
+    State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
+    // It loads, but its companion says that it is another's.
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
+    let plan = retain_plan(&run, 1, Disposal::Remove, &disks.config()).unwrap();
+    let done = retain_with(&run, 1, Disposal::Remove, &disks.config()).unwrap();
+    assert_eq!(plan, done);
+    assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 0, 1));
+    for words in ["rank00000-1.safetensors", "if it was moved here", "companion.json"] {
+        assert!(done.left[0].reason.contains(words), "{done:?}");
+    }
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
+}
+
+#[test]
 fn ranks_write_to_all_places_and_the_coordinator_sees_them_there() {
     let disks = Disks::new(2);
     let state = State::new(1, &[5000, 9000, 20_001, 300, 7000, 8000, 1000]);
@@ -482,7 +555,7 @@ fn what_killed_saves_left_in_parts_is_cleared_up_in_all_places() {
         }
     }
     let run = disks.root.path().join("run");
-    let planned = ringstow::store::prune_plan(&run, &disks.config()).unwrap();
+    let planned = prune_plan(&run, &disks.config()).unwrap();
     let swept = prune_with(&run, &disks.config()).unwrap();
     assert_eq!(planned, swept);
     assert_eq!(swept.removed.last(), Some(&disks.dir()));

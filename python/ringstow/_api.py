@@ -351,7 +351,8 @@ def retire(path: StrPath, *, recycle: bool = True, config: Config | None = None)
         config: as in `retain`.
 
     Raises:
-        IncompleteCheckpointError: there is no checkpoint.
+        IncompleteCheckpointError: there is no checkpoint, or files of a striped one aren't found, for
+            want of ``Config.stripe``; they would stay on their disks.
         BusyError: a save into the directory is under way.
         CorruptCheckpointError: the manifest is damaged, so that nobody can tell what belongs to it;
             remove the directory yourself.

@@ -82,6 +82,18 @@ def test_what_has_no_number_at_the_end_of_its_name_is_left_alone(tmp_path):
     assert_is(tmp_path / "final", 3)
 
 
+def test_a_striped_checkpoint_goes_from_all_its_disks_or_not_at_all(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    striped = ringstow.Config(stripe=[disk])
+    ringstow.save({"a": np.arange(9), "b": np.arange(9)}, tmp_path / "run" / "1", config=striped)
+    with pytest.raises(ringstow.IncompleteCheckpointError, match=r"not found.*set `stripe`"):
+        ringstow.retire(tmp_path / "run" / "1")
+    assert ringstow.verify(tmp_path / "run" / "1", config=striped).ok
+    ringstow.retire(tmp_path / "run" / "1", recycle=False, config=striped)
+    assert os.listdir(disk) == []
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ringstow.InvalidStateError, match="at least 1"):

@@ -139,6 +139,12 @@ impl Places {
     pub fn to_sweep(dir: &Path, stripe: &[PathBuf]) -> Self {
         Self::filtered(dir, stripe, |holder, _| match holder {
             Holder::This => None,
+            Holder::Nobody => Some("is not there, or empty".into()),
+            Holder::Other(checkpoint, false) => Some(format!(
+                "belongs to {checkpoint}, which is not there: if it was moved here, put this path into the \
+                 {} there",
+                names::COMPANION
+            )),
             _ => Some("is not this checkpoint's".into()),
         })
     }

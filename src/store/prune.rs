@@ -6,7 +6,7 @@ use super::lock::DirLock;
 use super::open::Checkpoint;
 use super::places::{Places, companion_of};
 use super::ranks;
-use super::retire::{lock_parts, remove_parts};
+use super::retire::{check_parts, lock_parts, remove_parts};
 use super::sweep::{Left, Swept, plan_by_manifest};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -118,6 +118,9 @@ impl Pruning<'_> {
         // Asked again under the locks: a rank may have saved there in between.
         if !ranks::removal_was_interrupted(parts) {
             return Ok(Swept::default());
+        }
+        if let Err(error @ Error::Incomplete { .. }) = check_parts(dir, parts, self.stripe) {
+            return Ok(left(dir, error.to_string()));
         }
         if self.act == Act::CarryOut {
             remove_parts(dir, parts, self.stripe)?;

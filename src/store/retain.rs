@@ -3,7 +3,7 @@
 
 use super::list::{Found, Status, list_with};
 use super::ranks;
-use super::retire::{Disposal, is_retired, retire_with};
+use super::retire::{Disposal, check, is_retired, retire_with};
 use super::spares::Spares;
 use super::sweep::Left;
 use crate::config::Config;
@@ -52,8 +52,8 @@ pub fn retain_with(
     let mut retired = Vec::new();
     for path in std::mem::take(&mut plan.retired) {
         match retire_with(&path, disposal, config) {
-            Err(error @ Error::Busy { .. }) => {
-                plan.left.push(Left { path, reason: error.to_string() });
+            Err(error @ (Error::Busy { .. } | Error::Incomplete { .. })) => {
+                plan.leave(path, &error)
             }
             done => retired.push(done?.path),
         }
@@ -78,21 +78,38 @@ pub fn retain_plan(
         return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
     }
     let mut plan = Retained::default();
+    let (mut steps, mut going) = (Vec::new(), Vec::new());
     for found in list_with(root, config)? {
         match fate(&found) {
-            Fate::Step => plan.kept.push(found.path),
-            Fate::Interrupted => plan.retired.push(found.path),
+            Fate::Step => steps.push(found),
+            Fate::Interrupted => going.push(found),
             Fate::Left(reason) => plan.left.push(Left { path: found.path, reason }),
         }
     }
-    let old = plan.kept.len().saturating_sub(keep);
-    plan.retired.extend(plan.kept.drain(..old));
+    let old = steps.len().saturating_sub(keep);
+    going.extend(steps.drain(..old));
+    plan.kept = steps.into_iter().map(|found| found.path).collect();
+    for Found { path, parts, .. } in going {
+        match check(&path, &parts, &config.stripe) {
+            Err(error @ Error::Incomplete { .. }) => plan.leave(path, &error),
+            goes => {
+                goes?;
+                plan.retired.push(path);
+            }
+        }
+    }
     if disposal == Disposal::Remove {
         for root in roots(root, config) {
             plan.spares.extend(Spares::under(root).all_but(std::iter::empty())?);
         }
     }
     Ok(plan)
+}
+
+impl Retained {
+    fn leave(&mut self, path: PathBuf, why: &Error) {
+        self.left.push(Left { path, reason: why.to_string() });
+    }
 }
 
 /// What is to become of a directory.

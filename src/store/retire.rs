@@ -14,7 +14,7 @@ use super::spares::Spares;
 use super::sweep::{Swept, sweep, sweep_keeping};
 use crate::config::Config;
 use crate::engine::file::make_room_for;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, some_of};
 use crate::format::names;
 use serde::Serialize;
 use std::fs;
@@ -45,11 +45,12 @@ pub struct Retired {
 
 /// Removes the checkpoint at `dir`: after a crash it is there as it was, or not at all. A load that has
 /// begun ends well. One whose ranks saved each by itself goes with all its parts: when the first of them has gone,
-/// it is incomplete, and another call finishes it. Companions of a striped one are looked for in the `stripe` of the configuration that is
-/// [found](Config::found).
+/// it is incomplete, and another call finishes it. Companions of a striped one are looked for in the `stripe`
+/// of the configuration that is [found](Config::found).
 ///
 /// # Errors
-/// [`Error::Incomplete`] if there is none; [`Error::Busy`] if a save into the directory is under way;
+/// [`Error::Incomplete`] if there is none, or files of a striped one are not found, which would stay when it
+/// goes; [`Error::Busy`] if a save into the directory is under way; [`Error::Invalid`] for a link;
 /// those of [`Checkpoint::open`](super::Checkpoint::open) for one whose manifest cannot be read, so that
 /// nobody can tell what belongs to it; [`Error::Io`]; what [`Config::found`] gives.
 pub fn retire(dir: &Path, disposal: Disposal) -> Result<Retired> {
@@ -70,6 +71,7 @@ pub fn retire_with(dir: &Path, disposal: Disposal, config: &Config) -> Result<Re
 fn retire_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
     let _lock = DirLock::take(dir)?;
     let places = Places::to_sweep(dir, &config.stripe);
+    check_found(&places)?;
     take_down(dir)?;
     let swept = match disposal {
         Disposal::Recycle => recycle(&places),
@@ -99,14 +101,13 @@ pub(super) fn lock_parts(parts: &[PathBuf]) -> Result<Vec<DirLock>> {
 /// locks of its parts.
 ///
 /// # Errors
-/// Those of [`ranks::committed`], before anything is done; [`Error::Io`].
+/// Those of [`check_parts`], before anything is done; [`Error::Io`].
 pub(super) fn remove_parts(
     dir: &Path,
     parts: &[PathBuf],
     stripe: &[PathBuf],
 ) -> Result<Vec<PathBuf>> {
-    let committed = ranks::committed(dir, parts)?;
-    committed.into_iter().try_for_each(take_down)?;
+    check_parts(dir, parts, stripe)?.into_iter().try_for_each(take_down)?;
     // Those of a rank that saved over its own part. While a part is there that says that all is to go: with
     // the last of them, nobody would find them again.
     let mut removed = Spares::under(dir).clear_but(std::iter::empty())?;
@@ -122,6 +123,61 @@ pub(super) fn remove_parts(
     }
     remove_if_empty(dir)?;
     Ok(removed)
+}
+
+/// Whether a checkpoint, or a whole of these parts, would go with all its files.
+///
+/// # Errors
+/// As for [`retire`], before anything is done.
+pub(super) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf]) -> Result<()> {
+    match parts {
+        [] => check_found(&Places::to_sweep(dir, stripe)),
+        parts => check_parts(dir, parts, stripe).map(drop),
+    }
+}
+
+/// [`check`] of a whole; gives those of its parts that are committed.
+///
+/// # Errors
+/// Those of [`ranks::committed`]; [`Error::Incomplete`] if files are not found.
+pub(super) fn check_parts<'a>(
+    dir: &Path,
+    parts: &'a [PathBuf],
+    stripe: &[PathBuf],
+) -> Result<Vec<&'a Path>> {
+    let committed = ranks::committed(dir, parts)?;
+    committed.iter().try_for_each(|part| check_found(&Places::to_sweep(part, stripe)))?;
+    Ok(committed)
+}
+
+/// Whether all files of a striped checkpoint are found: without its manifest, nobody would know whose those
+/// are that stay on other disks. Of any other checkpoint, what is not here is nowhere.
+fn check_found(places: &Places) -> Result<()> {
+    let manifest = match read_manifest(places.own()) {
+        Err(Error::Incomplete { .. }) => return Ok(()), // not committed: for others to say
+        manifest => manifest?,
+    };
+    let is_found = |name: &str| places.find(name).or_else(|| places.find(&names::part(name)));
+    let files = manifest.files.iter().map(|file| &file.name);
+    let missing: Vec<String> = files.filter(|name| is_found(name).is_none()).cloned().collect();
+    if missing.is_empty() || manifest.stripes.is_empty() {
+        return Ok(());
+    }
+    let here = match places.left_out() {
+        [] => String::new(),
+        why => format!(" (here, {})", why.join("; ")),
+    };
+    let reason = format!(
+        "{} of {} files that its manifest lists are not found, and would stay on their disks if it were \
+         removed: {}; it was striped over {}{here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or \
+         ringstow.toml) to where these directories are now or, if those files are lost, remove the \
+         directory yourself",
+        missing.len(),
+        manifest.files.len(),
+        some_of(&missing),
+        some_of(&manifest.stripes)
+    );
+    Err(Error::Incomplete { path: places.own().into(), reason })
 }
 
 fn recycle(places: &Places) -> Result<Swept> {
