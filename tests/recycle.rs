@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{State, assert_no_litter, names_in, runtime, small_config, step_at};
+use common::{State, assert_no_litter, assert_says, names_in, runtime, small_config, step_at};
 use ringstow::store::{Status, retain_plan};
 use ringstow::{Config, Disposal, EngineChoice, Error, Runtime, list, prune, retain, retire};
 use std::fs;
@@ -236,6 +236,28 @@ fn what_is_no_checkpoint_or_is_being_saved_is_not_retired() {
     fs::write(dir.join("manifest.json"), "rubbish").unwrap();
     assert!(retire(&dir, Disposal::Remove).is_err());
     assert!(shard(&dir).exists());
+}
+
+#[test]
+fn what_a_link_leads_to_is_not_removed_by_the_link_s_name() {
+    let (root, runtime) = root(&[1]);
+    let latest = root.path().join("latest");
+    symlink("step-1", &latest).unwrap();
+    for name in ["latest", "latest/", "latest/."] {
+        let error = retire(&root.path().join(name), Disposal::Remove).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{error}");
+        assert_says(&error, &["latest is a link to", "step-1: name that"]);
+    }
+    State::new(1, &SIZES).assert_at(&runtime, &latest);
+    fs::remove_file(&latest).unwrap();
+    symlink("nowhere", &latest).unwrap();
+    let error = retire(&latest, Disposal::Remove).unwrap_err();
+    assert_says(&error, &["following the link", "latest"]);
+    // Links above it are no matter.
+    let above = root.path().join("above");
+    symlink(root.path(), &above).unwrap();
+    retire(&above.join("step-1"), Disposal::Remove).unwrap();
+    assert!(!at(root.path(), 1).exists());
 }
 
 #[test]

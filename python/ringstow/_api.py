@@ -346,13 +346,15 @@ def retire(path: StrPath, *, recycle: bool = True, config: Config | None = None)
     """Remove a checkpoint: after a crash it is there as it was, or not at all.
 
     Args:
-        path: the checkpoint's directory. It stays if others' files are in it.
+        path: the checkpoint's directory. It stays if others' files are in it. A link is refused:
+            name the directory that it leads to.
         recycle: keep its files for the next save to write over, as in `retain`.
         config: as in `retain`.
 
     Raises:
         IncompleteCheckpointError: there is no checkpoint, or files of a striped one aren't found, for
             want of ``Config.stripe``; they would stay on their disks.
+        InvalidStateError: the path is a link; nothing is removed.
         BusyError: a save into the directory is under way.
         CorruptCheckpointError: the manifest is damaged, so that nobody can tell what belongs to it;
             remove the directory yourself.

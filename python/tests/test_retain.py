@@ -104,8 +104,12 @@ def test_what_cannot_be_is_refused(tmp_path):
         ringstow.retire(tmp_path)
     with pytest.raises(FileNotFoundError):
         ringstow.retain(tmp_path / "nowhere", 1)
+    (tmp_path / "latest").symlink_to("step-001")
+    with pytest.raises(ringstow.InvalidStateError, match=r"latest is a link to .*step-001"):
+        ringstow.retire(tmp_path / "latest")
+    assert_is(tmp_path / "latest", 1)
     (tmp_path / "step-001" / "manifest.json").write_text("rubbish")
     with pytest.raises(ringstow.CorruptCheckpointError):
         ringstow.retire(tmp_path / "step-001")
     left = ringstow.retain(tmp_path, 1).left
-    assert [pathlib.Path(path).name for path, _ in left] == ["step-001"]
+    assert [pathlib.Path(path).name for path, _ in left] == ["latest", "step-001"]

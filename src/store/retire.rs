@@ -62,10 +62,25 @@ pub fn retire(dir: &Path, disposal: Disposal) -> Result<Retired> {
 /// # Errors
 /// As for [`retire`].
 pub fn retire_with(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
+    refuse_link(dir)?;
     match ranks::parts(dir)? {
         parts if parts.is_empty() => retire_one(dir, disposal, config),
         parts => retire_parts(dir, &parts, config),
     }
+}
+
+/// A link may be what another program goes by: it would lead to a directory that is no checkpoint any more.
+fn refuse_link(dir: &Path) -> Result<()> {
+    let itself: PathBuf = dir.components().collect(); // `latest/` would be where it leads to
+    if !fs::symlink_metadata(&itself).is_ok_and(|found| found.is_symlink()) {
+        return Ok(());
+    }
+    let to = fs::canonicalize(&itself).map_err(|e| Error::io("following the link", &itself, e))?;
+    Err(Error::invalid(format!(
+        "{} is a link to {}: name that, to remove that checkpoint; the link is yours to change or remove",
+        itself.display(),
+        to.display()
+    )))
 }
 
 fn retire_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
