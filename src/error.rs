@@ -134,6 +134,11 @@ impl Error {
         Self::Io { doing, path: path.into(), offset: Some(offset), source }
     }
 
+    /// Whether the system said that a file or directory is not there.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// An [`Error::Format`].
     pub fn format(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
         Self::Format { path: path.into(), reason: reason.into() }

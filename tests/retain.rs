@@ -2,11 +2,13 @@
 
 mod common;
 
-use common::{State, runtime, small_config};
+use common::{State, names_in, runtime, small_config};
 use ringstow::store::{Retained, retain_plan};
 use ringstow::{Disposal, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::thread;
 
 const SIZES: [usize; 2] = [3_000, 5];
 
@@ -62,4 +64,29 @@ fn a_directory_without_any_step_stays_as_it_is() {
     let done = retain_as_planned(&root.path().join("last"), 1);
     assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (0, 0, 1));
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn several_that_retain_at_the_same_time_all_succeed() {
+    const STEPS: usize = 24;
+    let all: Vec<String> = (0..STEPS).map(|step| format!("step-{step}")).collect();
+    for disposal in [Disposal::Remove, Disposal::Recycle] {
+        let root = root(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        let barrier = Barrier::new(4);
+        let retain = || {
+            barrier.wait();
+            retain(root.path(), 2, disposal).unwrap()
+        };
+        let done: Vec<Retained> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(retain)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let there = names_in(root.path());
+        let steps: Vec<&String> = there.iter().filter(|name| name.starts_with("step")).collect();
+        assert_eq!(steps, ["step-22", "step-23"], "{there:?}");
+        for done in done {
+            assert_eq!(names(&done.kept), ["step-22", "step-23"], "{done:?}");
+            assert!(done.left.iter().all(|left| left.reason.contains("under way")), "{done:?}");
+        }
+    }
 }

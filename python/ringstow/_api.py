@@ -316,7 +316,8 @@ def retain(
     The newest are those of the highest number at the end of their names. What has no number there
     (``best``, ``last``) is left alone. Each is removed whole or not at all, however this ends, and a
     load that has begun ends well. With several ranks, one of them calls this, after the save has
-    ended on all. What ranks saved each by itself counts once.
+    ended on all. What ranks saved each by itself counts once. What another call has removed in the
+    meantime counts as gone.
 
     Args:
         directory: where the checkpoints are.

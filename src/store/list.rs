@@ -74,7 +74,9 @@ pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
         let path = entry.path();
         if path.is_dir() {
             match look(&path, config) {
-                Ok(found) => all.extend(found),
+                Ok(found) => all.extend(found.filter(|found| found.is_there())),
+                // Another process has just removed it.
+                Err(error) if error.is_not_found() && !path.exists() => {}
                 // Somebody else's (`lost+found`): no reason to find none of the others.
                 Err(error) => tracing::warn!("{} is left out: {error}", path.display()),
             }
@@ -117,6 +119,13 @@ pub fn latest_with(dir: &Path, config: &Config) -> Result<Option<PathBuf>> {
         }
     }
     Ok(None)
+}
+
+impl Found {
+    /// False for what another process has removed while it was looked at.
+    fn is_there(&self) -> bool {
+        self.status == Status::Committed || self.path.exists()
+    }
 }
 
 fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {

@@ -3,7 +3,7 @@
 
 use super::list::{Found, Status, list_with};
 use super::ranks;
-use super::retire::{Disposal, check, is_retired, retire_with};
+use super::retire::{Disposal, check, is_gone, is_retired, retire_with};
 use super::spares::Spares;
 use super::sweep::Left;
 use crate::config::Config;
@@ -48,20 +48,23 @@ pub fn retain_with(
     disposal: Disposal,
     config: &Config,
 ) -> Result<Retained> {
-    let mut plan = retain_plan(root, keep, disposal, config)?;
-    let mut retired = Vec::new();
+    carry_out(retain_plan(root, keep, disposal, config)?, root, disposal, config)
+}
+
+fn carry_out(
+    mut plan: Retained,
+    root: &Path,
+    disposal: Disposal,
+    config: &Config,
+) -> Result<Retained> {
     for path in std::mem::take(&mut plan.retired) {
-        match retire_with(&path, disposal, config) {
-            Err(error @ (Error::Busy { .. } | Error::Incomplete { .. })) => {
-                plan.leave(path, &error)
-            }
-            done => retired.push(done?.path),
-        }
+        let done = retire_with(&path, disposal, config);
+        plan.note(path, done.map(drop))?;
     }
     if disposal == Disposal::Remove {
         plan.spares = remove_spares(root, config)?;
     }
-    Ok(Retained { retired, ..plan })
+    Ok(plan)
 }
 
 /// What [`retain_with`] would do now. Changes nothing.
@@ -90,13 +93,8 @@ pub fn retain_plan(
     going.extend(steps.drain(..old));
     plan.kept = steps.into_iter().map(|found| found.path).collect();
     for Found { path, parts, .. } in going {
-        match check(&path, &parts, &config.stripe) {
-            Err(error @ Error::Incomplete { .. }) => plan.leave(path, &error),
-            goes => {
-                goes?;
-                plan.retired.push(path);
-            }
-        }
+        let goes = check(&path, &parts, &config.stripe);
+        plan.note(path, goes)?;
     }
     if disposal == Disposal::Remove {
         for root in roots(root, config) {
@@ -107,10 +105,30 @@ pub fn retain_plan(
 }
 
 impl Retained {
-    fn leave(&mut self, path: PathBuf, why: &Error) {
-        self.left.push(Left { path, reason: why.to_string() });
+    /// Notes what became of a checkpoint that was to go.
+    ///
+    /// # Errors
+    /// What is no reason to leave it alone.
+    fn note(&mut self, path: PathBuf, outcome: Result<()>) -> Result<()> {
+        let reason = match outcome {
+            Ok(()) => return Ok(self.retired.push(path)),
+            // Another call took it away, or is about to.
+            Err(error) if error.is_not_found() || matches!(error, Error::Incomplete { .. }) => {
+                if is_gone(&path) {
+                    return Ok(self.retired.push(path));
+                }
+                error.to_string()
+            }
+            Err(Error::Busy { .. }) if is_gone(&path) => return Ok(self.retired.push(path)),
+            Err(Error::Busy { .. }) => BUSY.into(),
+            Err(error) => return Err(error),
+        };
+        self.left.push(Left { path, reason });
+        Ok(())
     }
 }
+
+const BUSY: &str = "a save into it, or its removal, is under way";
 
 /// What is to become of a directory.
 enum Fate {
@@ -166,4 +184,54 @@ pub fn remove_spares(root: &Path, config: &Config) -> Result<Vec<PathBuf>> {
 /// The directories beside whose checkpoints, or parts of them, spare files may lie.
 fn roots<'a>(root: &'a Path, config: &'a Config) -> impl Iterator<Item = &'a Path> {
     config.stripe.iter().map(PathBuf::as_path).chain([root])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, Session, StateDict};
+
+    fn root() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for step in 1..4 {
+            let mut state = StateDict::new();
+            state.bytes("a", Dtype::U8, &[4], &[1; 4]).unwrap();
+            crate::save(&state, root.path().join(format!("step-{step}")), &Config::default())
+                .unwrap();
+        }
+        root
+    }
+
+    /// What a call makes of it if somebody does this between its look and its work.
+    fn disturbed(root: &Path, disturb: impl FnOnce(&Path)) -> Retained {
+        let config = Config::default();
+        let plan = retain_plan(root, 1, Disposal::Remove, &config).unwrap();
+        disturb(&plan.retired[0]);
+        carry_out(plan, root, Disposal::Remove, &config).unwrap()
+    }
+
+    #[test]
+    fn what_another_call_has_removed_in_the_meantime_counts_as_done() {
+        let config = Config::default();
+        let remove = |dir: &Path| drop(retire_with(dir, Disposal::Remove, &config).unwrap());
+        for notes in [false, true] {
+            let root = root();
+            let done = disturbed(root.path(), |dir| {
+                // With somebody's notes in it, the directory stays.
+                if notes {
+                    fs::write(dir.join("notes.txt"), "mine").unwrap();
+                }
+                remove(dir);
+            });
+            assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 2, 0));
+        }
+    }
+
+    #[test]
+    fn what_another_call_is_removing_is_left_to_that() {
+        let (root, mut other) = (root(), None);
+        let done = disturbed(root.path(), |dir| other = Some(Session::begin(dir, 1).unwrap()));
+        assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 1, 1));
+        assert!(done.left[0].reason.contains("or its removal, is under way"), "{done:?}");
+    }
 }

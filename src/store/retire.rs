@@ -233,6 +233,13 @@ pub(super) fn is_retired(dir: &Path) -> bool {
     fs::symlink_metadata(dir.join(names::RETIRED)).is_ok()
 }
 
+/// Whether nothing is left of a checkpoint, but others' files.
+pub(super) fn is_gone(dir: &Path) -> bool {
+    let is_there = |name| fs::symlink_metadata(dir.join(name)).is_ok();
+    let parts = || ranks::parts(dir).is_ok_and(|parts| !parts.is_empty());
+    !is_there(names::MANIFEST) && !is_there(names::RETIRED) && !parts()
+}
+
 fn remove_if_empty(dir: &Path) -> Result<()> {
     let parent = fs::canonicalize(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
     match (fs::remove_dir(dir), parent) {

@@ -79,6 +79,8 @@ impl Spares {
         match fs::rename(shard, self.dir.join(spare)) {
             // The checkpoint is a file system of its own.
             Err(e) if e.kind() == io::ErrorKind::CrossesDevices => Ok(false),
+            // Another retirement has cleared the directory away just now.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && shard.exists() => Ok(false),
             Err(e) => Err(Error::io("renaming", shard, e)),
             Ok(()) => Ok(true),
         }
@@ -89,7 +91,11 @@ impl Spares {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
-        dir::sync(&self.dir)
+        match dir::sync(&self.dir) {
+            // Another retirement has cleared it away, since it was empty.
+            Err(error) if error.is_not_found() => self.dir.parent().map_or(Ok(()), dir::sync),
+            synced => synced,
+        }
     }
 
     /// Moves the spare file for a shard to where that is about to be written.
@@ -121,14 +127,16 @@ impl Spares {
         if !self.dir.is_dir() {
             return Ok(Vec::new());
         }
+        let present = match file_names(&self.dir) {
+            // Another retirement has cleared it away.
+            Err(error) if error.is_not_found() => return Ok(Vec::new()),
+            present => present?,
+        };
         let stay: HashSet<String> = shards.filter_map(names::spare).collect();
         let goes = |name: &String| names::is_spare(name) && !stay.contains(name);
-        let mut found: Vec<PathBuf> = file_names(&self.dir)?
-            .iter()
-            .filter(|name| goes(name))
-            .map(|name| self.dir.join(name))
-            .collect();
-        if found.len() == entries(&self.dir)?.len() {
+        let mut found: Vec<PathBuf> =
+            present.iter().filter(|name| goes(name)).map(|name| self.dir.join(name)).collect();
+        if entries(&self.dir).is_ok_and(|all| all.len() == found.len()) {
             found.push(self.dir.clone());
         }
         Ok(found)
