@@ -318,7 +318,10 @@ fn retain_says_what_it_would_do_then_does_it() {
     let done = retain(&["--json"]).json();
     assert_eq!(plan, done, "it does what it said");
     let [kept, retired] = [[newer.clone(), newest.clone()], [oldest.clone(), older.clone()]];
-    assert_eq!(done, json!({ "kept": kept, "retired": retired, "left": [], "spares": [] }));
+    assert_eq!(
+        done,
+        json!({ "kept": kept, "retired": retired, "cleared": [], "left": [], "spares": [] })
+    );
     assert!(!oldest.exists() && !older.exists());
     assert_eq!(ringstow(&["verify", dir.path()]).out.matches("ok  ").count(), 2);
 
@@ -381,7 +384,10 @@ fn retain_of_no_more_than_stay_removes_nothing() {
     assert!(none.out.starts_with("no checkpoints in"), "{}", none.out);
     let all = [1, 2].map(|step| dir.save(step));
     let done = dir.retain(&["--keep", "3", "--json"]).json();
-    assert_eq!(done, json!({ "kept": all, "retired": [], "left": [], "spares": [] }));
+    assert_eq!(
+        done,
+        json!({ "kept": all, "retired": [], "cleared": [], "left": [], "spares": [] })
+    );
     assert_eq!(ringstow(&["verify", dir.path()]).code, Some(0));
 }
 

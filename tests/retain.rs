@@ -4,7 +4,7 @@ mod common;
 
 use common::{State, names_in, runtime, small_config};
 use ringstow::store::{Retained, retain_plan};
-use ringstow::{Disposal, retain};
+use ringstow::{Disposal, Session, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -66,12 +66,75 @@ fn a_directory_without_any_step_stays_as_it_is() {
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
 }
 
+/// What a save into a directory of this name leaves that was killed before its commit.
+fn killed(root: &Path, name: &str) -> PathBuf {
+    let dir = root.join(name);
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("rank00000-0.safetensors.part"), "half").unwrap();
+    fs::write(dir.join("manifest.json.part"), "half").unwrap();
+    dir
+}
+
+#[test]
+fn what_killed_saves_left_in_earlier_steps_is_cleared_away() {
+    let root = root(&["step-8", "step-9"]);
+    let path = root.path();
+    for step in 1..6 {
+        killed(path, &format!("step-{step}"));
+    }
+    // A whole of ranks that saved each by itself, none of which committed.
+    killed(path, "step-6/rank00000");
+    killed(path, "step-6/rank00001");
+    fs::write(path.join("step-2/notes.txt"), "mine").unwrap();
+    // One may become the newest, one is no step.
+    killed(path, "step-10");
+    killed(path, "best");
+    let done = retain_as_planned(path, 2);
+    let cleared = ["step-1", "step-2", "step-3", "step-4", "step-5", "step-6"];
+    assert_eq!(names(&done.cleared), cleared);
+    assert_eq!(left(&done).iter().map(|(name, _)| name).collect::<Vec<_>>(), ["best", "step-10"]);
+    assert_eq!(names_in(path), ["best", "step-10", "step-2", "step-8", "step-9"]);
+    assert_eq!(names_in(&path.join("step-2")), ["notes.txt"], "what others put into it stays");
+}
+
+#[test]
+fn what_is_being_saved_is_not_cleared_away() {
+    let root = root(&["step-9"]);
+    let dir = killed(root.path(), "step-5");
+    let saving = Session::begin(&dir, 1).unwrap();
+    let before = names_in(&killed(root.path(), "step-5"));
+    let done = retain_as_planned(root.path(), 1);
+    assert!(done.cleared.is_empty(), "{done:?}");
+    assert_eq!(left(&done), [("step-5".into(), "a save into it is under way".into())]);
+    assert_eq!(names_in(&dir), before);
+    drop(saving);
+}
+
+#[test]
+fn what_was_once_committed_is_not_cleared_away() {
+    let root = root(&["step-1", "step-2", "step-3", "step-9"]);
+    let path = root.path();
+    // A shard is lost, the manifest is damaged, the manifest is lost.
+    fs::remove_file(path.join("step-1/rank00000-0.safetensors")).unwrap();
+    fs::write(path.join("step-2/manifest.json"), "rubbish").unwrap();
+    fs::remove_file(path.join("step-3/manifest.json")).unwrap();
+    for step in ["step-1", "step-2"] {
+        killed(path, step);
+    }
+    let before: Vec<_> = (1..4).map(|step| names_in(&path.join(format!("step-{step}")))).collect();
+    let done = retain_as_planned(path, 1);
+    assert_eq!((done.cleared.len(), done.left.len()), (0, 3), "{done:?}");
+    let after: Vec<_> = (1..4).map(|step| names_in(&path.join(format!("step-{step}")))).collect();
+    assert_eq!(after, before);
+}
+
 #[test]
 fn several_that_retain_at_the_same_time_all_succeed() {
     const STEPS: usize = 24;
     let all: Vec<String> = (0..STEPS).map(|step| format!("step-{step}")).collect();
     for disposal in [Disposal::Remove, Disposal::Recycle] {
         let root = root(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        (0..8).for_each(|step| drop(killed(root.path(), &format!("killed-{step}"))));
         let barrier = Barrier::new(4);
         let retain = || {
             barrier.wait();
@@ -82,8 +145,8 @@ fn several_that_retain_at_the_same_time_all_succeed() {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let there = names_in(root.path());
-        let steps: Vec<&String> = there.iter().filter(|name| name.starts_with("step")).collect();
-        assert_eq!(steps, ["step-22", "step-23"], "{there:?}");
+        let dirs: Vec<&String> = there.iter().filter(|name| !name.starts_with('.')).collect();
+        assert_eq!(dirs, ["step-22", "step-23"], "{there:?}");
         for done in done {
             assert_eq!(names(&done.kept), ["step-22", "step-23"], "{done:?}");
             assert!(done.left.iter().all(|left| left.reason.contains("under way")), "{done:?}");

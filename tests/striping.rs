@@ -445,6 +445,24 @@ fn retain_leaves_alone_what_would_not_go_from_all_disks() {
 }
 
 #[test]
+fn retain_clears_away_on_all_disks_what_killed_saves_left() {
+    let disks = Disks::new(1);
+    let dir = disks.dir();
+    let run = dir.parent().unwrap();
+    disks.save(1);
+    fs::remove_file(dir.join(names::MANIFEST)).unwrap();
+    for (dir, shard) in [(&dir, 0), (&disks.companion(0), 1)] {
+        let shard = dir.join(format!("rank00000-{shard}.safetensors"));
+        fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
+    }
+    State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
+    let done = retain_with(run, 1, Disposal::Remove, &disks.config()).unwrap();
+    assert_eq!((done.cleared, done.left), (vec![dir.clone()], vec![]));
+    assert_eq!(names_in(run), ["step-2"]);
+    assert_eq!(names_in(&disks.stripe(0)), ["step-2"]);
+}
+
+#[test]
 fn ranks_write_to_all_places_and_the_coordinator_sees_them_there() {
     let disks = Disks::new(2);
     let state = State::new(1, &[5000, 9000, 20_001, 300, 7000, 8000, 1000]);

@@ -12,6 +12,7 @@ from ringstow._api import (
     latest,
     load,
     load_into,
+    prune,
     retain,
     retire,
     save,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         Retained,
         SaveReport,
         SaveSeconds,
+        Swept,
         VerifyReport,
     )
 
@@ -66,11 +68,13 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "SaveSeconds",
+    "Swept",
     "UnsupportedError",
     "VerifyReport",
     "latest",
     "load",
     "load_into",
+    "prune",
     "retain",
     "retire",
     "save",
@@ -89,6 +93,7 @@ _REPORTS = frozenset(
         "Retained",
         "SaveReport",
         "SaveSeconds",
+        "Swept",
         "VerifyReport",
     )
 )

@@ -1,4 +1,4 @@
-"""The functions that a trainer calls: save, load, verify, latest, retain."""
+"""The functions that a trainer calls: save, load, verify, latest, retain, prune."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringstow._memory import Stored
 if TYPE_CHECKING:
     import torch
 
-    from ringstow._report import LoadReport, Retained, SaveReport, VerifyReport
+    from ringstow._report import LoadReport, Retained, SaveReport, Swept, VerifyReport
 
 StrPath = str | os.PathLike[str]
 
@@ -314,10 +314,11 @@ def retain(
     """Remove all checkpoints directly in a directory but the newest ``keep``.
 
     The newest are those of the highest number at the end of their names. What has no number there
-    (``best``, ``last``) is left alone. Each is removed whole or not at all, however this ends, and a
-    load that has begun ends well. With several ranks, one of them calls this, after the save has
+    (``best``, ``last``) is left alone. Each is removed whole or not at all, however this ends, and
+    a load that has begun ends well. With several ranks, one of them calls this, after the save has
     ended on all. What ranks saved each by itself counts once. What another call has removed in the
-    meantime counts as gone.
+    meantime counts as gone. What killed saves left in directories of steps before the newest goes
+    too, but for what is being saved at this moment.
 
     Args:
         directory: where the checkpoints are.
@@ -330,7 +331,7 @@ def retain(
         config: the knobs, of which ``stripe`` counts; None means the defaults.
 
     Returns:
-        What stays, what is gone, spare files too, and what was left alone.
+        What stays, what is gone or was cleared away, and what was left alone.
 
     Raises:
         InvalidStateError: ``keep`` is 0.
@@ -343,6 +344,27 @@ def retain(
     return Retained.from_json(_native.retain(_absolute(directory), keep, recycle, _json(config)))
 
 
+def prune(directory: StrPath, *, config: Config | None = None) -> Swept:
+    """Remove what killed saves and removals left in a directory, and in those directly in it.
+
+    Committed checkpoints and files of others stay, and so does what is being saved at this moment.
+    A save does the same for the directory that it saves into, `retain` for steps before the newest.
+
+    Args:
+        directory: where the checkpoints are, or one checkpoint.
+        config: as in `retain`.
+
+    Returns:
+        What is gone, what was finished, and what was left alone.
+
+    Raises:
+        OSError: a directory can't be read, or a file not be removed.
+    """
+    from ringstow._report import Swept
+
+    return Swept.from_json(_native.prune(_absolute(directory), _json(config)))
+
+
 def retire(path: StrPath, *, recycle: bool = True, config: Config | None = None) -> None:
     """Remove a checkpoint: after a crash it is there as it was, or not at all.
 
@@ -353,8 +375,8 @@ def retire(path: StrPath, *, recycle: bool = True, config: Config | None = None)
         config: as in `retain`.
 
     Raises:
-        IncompleteCheckpointError: there is no checkpoint, or files of a striped one aren't found, for
-            want of ``Config.stripe``; they would stay on their disks.
+        IncompleteCheckpointError: there is no checkpoint, or files of a striped one aren't found,
+            for want of ``Config.stripe``; they would stay on their disks.
         InvalidStateError: the path is a link; nothing is removed.
         BusyError: a save into the directory is under way.
         CorruptCheckpointError: the manifest is damaged, so that nobody can tell what belongs to it;

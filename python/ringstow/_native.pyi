@@ -21,6 +21,7 @@ __all__ = [
     "found_config",
     "gpus",
     "latest",
+    "prune",
     "retain",
     "retire",
     "start_export",
@@ -181,6 +182,9 @@ def retire(path: str, recycle: bool, config: str) -> None: ...
 
 # JSON Retained: all checkpoints in a directory but the newest `keep` are retired.
 def retain(directory: str, keep: int, recycle: bool, config: str) -> str: ...
+
+# JSON Swept: what killed saves and removals left in a directory, and in those directly in it, goes.
+def prune(directory: str, config: str) -> str: ...
 def cli(argv: Sequence[str]) -> int: ...
 
 # Called in a forked child: drop the handle to threads that do not exist there.

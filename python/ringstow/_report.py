@@ -238,9 +238,12 @@ class Retained:
     """Checkpoints that stay, by rising step."""
     retired: tuple[str, ...]
     """Checkpoints that are gone, by rising step."""
+    cleared: tuple[str, ...]
+    """Directories of earlier steps whose saves were killed before their commit: what those left is
+    gone, and the directory if nothing else was in it."""
     left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why: no number at the end of the name, can't be loaded, a
-    link."""
+    """Directories that were left alone, and why: no number at the end of the name, can't be loaded,
+    a link."""
     spares: tuple[str, ...]
     """Spare files of earlier calls that are gone, and their directory if nothing else was in it."""
 
@@ -248,13 +251,36 @@ class Retained:
     def from_json(cls, text: str) -> Self:
         """Build one from the native side's JSON text."""
         values: dict[str, Any] = json.loads(text)
-        left = tuple((item["path"], item["reason"]) for item in values["left"])
         return cls(
             kept=tuple(values["kept"]),
             retired=tuple(values["retired"]),
-            left=left,
+            cleared=tuple(values["cleared"]),
+            left=_left(values),
             spares=tuple(values["spares"]),
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Swept:
+    """What `prune` did."""
+
+    removed: tuple[str, ...]
+    """Files that are gone, and directories that held nothing else."""
+    renamed: tuple[str, ...]
+    """Shards of a committed checkpoint that got their final name."""
+    left: tuple[tuple[str, str], ...]
+    """Directories that were left alone, and why."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build one from the native side's JSON text."""
+        values: dict[str, Any] = json.loads(text)
+        removed, renamed = tuple(values["removed"]), tuple(values["renamed"])
+        return cls(removed=removed, renamed=renamed, left=_left(values))
+
+
+def _left(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((item["path"], item["reason"]) for item in values["left"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,6 +82,13 @@ fn retain(
 }
 
 #[pyfunction]
+fn prune(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<String> {
+    let config = crate::config(config)?;
+    let prune = || ringstow::prune_with(&directory, &config);
+    to_json(&py.detach(prune).map_err(error::to_python)?)
+}
+
+#[pyfunction]
 fn cli(py: Python<'_>, argv: Vec<OsString>) -> u8 {
     py.detach(|| ringstow::cli::run(argv))
 }
@@ -119,6 +126,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(latest, module)?)?;
     module.add_function(wrap_pyfunction!(retire, module)?)?;
     module.add_function(wrap_pyfunction!(retain, module)?)?;
+    module.add_function(wrap_pyfunction!(prune, module)?)?;
     module.add_function(wrap_pyfunction!(place::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;

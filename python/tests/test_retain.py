@@ -94,6 +94,49 @@ def test_a_striped_checkpoint_goes_from_all_its_disks_or_not_at_all(tmp_path):
     assert os.listdir(disk) == []
 
 
+def leave_half(path):
+    """What a save leaves that was killed before its commit."""
+    path.mkdir()
+    (path / "rank00000-0.safetensors.part").write_text("half")
+
+
+def test_what_killed_saves_left_in_earlier_steps_goes_with_retain(tmp_path):
+    for step in range(8):
+        leave_half(tmp_path / f"step-{step:03}")
+    save(tmp_path, 8)
+    leave_half(tmp_path / "step-009")
+    done = ringstow.retain(tmp_path, 3)
+    assert done.cleared == tuple(str(tmp_path / f"step-{step:03}") for step in range(8))
+    assert [pathlib.Path(path).name for path, _ in done.left] == ["step-009"]
+    assert sorted(os.listdir(tmp_path)) == ["step-008", "step-009"]
+
+
+def test_prune_removes_what_killed_saves_left_wherever_it_is(tmp_path):
+    save(tmp_path, 1)
+    leave_half(tmp_path / "step-002")
+    leave_half(tmp_path / "last")
+    (tmp_path / "last" / "notes.txt").write_text("mine")
+    half = tmp_path / "step-001" / "rank00000-0.g1.safetensors.part"
+    half.write_text("half")
+    done = ringstow.prune(tmp_path)
+    assert isinstance(done, ringstow.Swept)
+    part = "rank00000-0.safetensors.part"
+    gone = (tmp_path / "last" / part, half, tmp_path / "step-002" / part, tmp_path / "step-002")
+    assert done == ringstow.Swept(removed=tuple(map(str, gone)), renamed=(), left=())
+    assert sorted(os.listdir(tmp_path)) == ["last", "step-001"]
+    assert_is(tmp_path / "step-001", 1)
+    with pytest.raises(FileNotFoundError):
+        ringstow.prune(tmp_path / "nowhere")
+
+
+def test_prune_says_what_it_left_alone(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / "step-001" / "manifest.json").write_text("rubbish")
+    [(path, reason)] = ringstow.prune(tmp_path).left
+    assert path == str(tmp_path / "step-001")
+    assert "nobody can tell" in reason
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ringstow.InvalidStateError, match="at least 1"):

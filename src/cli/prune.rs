@@ -13,8 +13,9 @@ use std::path::PathBuf;
 /// Looks at a directory, at those directly under it, and at the parts of those whose ranks saved each by
 /// itself. Uncommitted files go, and so do shards that a later save replaced; a directory that held
 /// nothing else goes too. So does what is left of a checkpoint whose removal was killed. Committed
-/// checkpoints and files of other programs stay, and so does what is being saved at this moment. Nobody
-/// needs to run this: the next save into the same directory does the same.
+/// checkpoints and files of other programs stay, and so does what is being saved at this moment. Who calls
+/// `retain` after each save hardly needs this: it does the same for steps before the newest, and a save does
+/// it for the directory that it saves into.
 #[derive(Debug, Args)]
 pub struct Prune {
     /// A directory of checkpoints, or one checkpoint

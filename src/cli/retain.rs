@@ -13,7 +13,8 @@ use std::path::PathBuf;
 /// Of those directly under a directory, the newest by the number at the end of their names stay, as many as
 /// asked for. What has no number there (`best`, `last`) or cannot be loaded is neither counted nor removed.
 /// One whose ranks saved each by itself counts once. A checkpoint is removed whole or not at all, however
-/// this ends, and a load that has begun ends well.
+/// this ends, and a load that has begun ends well. What killed saves left in directories of steps before the
+/// newest is cleared away; what is being saved at this moment is not.
 #[derive(Debug, Args)]
 pub struct Retain {
     /// A directory of checkpoints
@@ -45,9 +46,16 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
 }
 
 fn render(retained: &Retained, args: &Retain) -> String {
-    let retired = if args.clearing.dry_run { "would remove" } else { "removed" };
-    let done =
-        [(retired, &*retained.retired), (retired, &*retained.spares), ("kept", &*retained.kept)];
+    let (retired, cleared) = match args.clearing.dry_run {
+        true => ("would remove", "would clear"),
+        false => ("removed", "cleared"),
+    };
+    let done = [
+        (retired, &*retained.retired),
+        (cleared, &*retained.cleared),
+        (retired, &*retained.spares),
+        ("kept", &*retained.kept),
+    ];
     clearing::lines(&done, &retained.left)
         .unwrap_or_else(|| format!("no checkpoints in {}", text::path(&args.dir)))
 }

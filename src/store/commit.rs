@@ -6,7 +6,7 @@
 //!    directory is synced. This rename is the commit: before it the earlier checkpoint stands, from
 //!    it on the new one does, whose shards readers also find under their uncommitted names.
 //! 3. Shards of the earlier checkpoint are removed, or kept as spare files, the new ones get their final
-//!    names, and the directories are synced. A kill in between leaves this to the next save, or to `prune`.
+//!    names, and the directories are synced. A kill in between leaves this to the next save into it, or to `prune`.
 
 use super::dir::{self, file_names};
 use super::parts::Parts;

@@ -11,7 +11,7 @@ use std::path::Path;
 /// It is on the directory itself (flock), so that it leaves no file behind, however the process ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
-    _held: Option<Flock<File>>,
+    held: Option<Flock<File>>,
 }
 
 impl DirLock {
@@ -22,12 +22,17 @@ impl DirLock {
     pub fn take(dir: &Path) -> Result<Self> {
         let file = File::open(dir).map_err(|e| Error::io("opening", dir, e))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => Ok(Self { _held: Some(held) }),
+            Ok(held) => Ok(Self { held: Some(held) }),
             Err((_, Errno::EWOULDBLOCK)) => Err(Error::Busy { path: dir.into() }),
             Err((_, errno)) => {
                 tracing::warn!(dir = %dir.display(), %errno, "cannot lock the directory: two savers at once would not see each other");
-                Ok(Self { _held: None })
+                Ok(Self { held: None })
             }
         }
+    }
+
+    /// Whether others are kept out: false where the file system has no locks.
+    pub fn is_held(&self) -> bool {
+        self.held.is_some()
     }
 }

@@ -31,7 +31,7 @@ pub fn prune(dir: &Path) -> Result<Swept> {
 /// # Errors
 /// As for [`prune`].
 pub fn prune_with(dir: &Path, config: &Config) -> Result<Swept> {
-    Pruning { stripe: &config.stripe, act: Act::CarryOut }.all(dir)
+    Pruning { stripe: &config.stripe, act: Act::CarryOut, asked: true }.all(dir)
 }
 
 /// What [`prune_with`] would do now. Changes nothing.
@@ -39,7 +39,7 @@ pub fn prune_with(dir: &Path, config: &Config) -> Result<Swept> {
 /// # Errors
 /// [`Error::Io`] if `dir` cannot be listed.
 pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
-    Pruning { stripe: &config.stripe, act: Act::Plan }.all(dir)
+    Pruning { stripe: &config.stripe, act: Act::Plan, asked: true }.all(dir)
 }
 
 impl Checkpoint {
@@ -48,13 +48,24 @@ impl Checkpoint {
     /// # Errors
     /// As for [`prune`].
     pub fn prune(&self) -> Result<Swept> {
-        Pruning { stripe: &Config::found()?.stripe, act: Act::CarryOut }.one(self.path())
+        Pruning { stripe: &Config::found()?.stripe, act: Act::CarryOut, asked: true }
+            .one(self.path())
     }
+}
+
+/// What killed saves left in this directory, cleared away by who was not asked for that. It goes too if
+/// nothing else is in it.
+///
+/// # Errors
+/// As for [`prune`].
+pub(super) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
+    let pruning = Pruning { stripe, act, asked: false };
+    pruning.below(dir, Pruning::checkpoint)
 }
 
 /// Whether a clean-up is carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Act {
+pub(super) enum Act {
     CarryOut,
     Plan,
 }
@@ -64,6 +75,9 @@ enum Act {
 struct Pruning<'a> {
     stripe: &'a [PathBuf],
     act: Act,
+    /// Whether somebody asked for it. If not, no directory is touched in which a save may be under way that
+    /// nobody can see.
+    asked: bool,
 }
 
 impl Pruning<'_> {
@@ -95,7 +109,9 @@ impl Pruning<'_> {
     /// A directory in another, which goes too if `prune` empties it.
     fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Result<Swept> {
         match prune(self, dir) {
-            // Not ours to look into (`lost+found`), or gone in the meantime.
+            // Another process has removed it in the meantime.
+            Err(error) if error.is_not_found() && !dir.exists() => Ok(Swept::default()),
+            // Not ours to look into (`lost+found`).
             Err(Error::Io { doing: "listing", source, .. }) => {
                 Ok(left(dir, format!("it cannot be listed: {source}")))
             }
@@ -140,10 +156,13 @@ impl Pruning<'_> {
             let reason = format!("it holds shards of {checkpoint}, which are cleared up with that");
             return Ok(left(dir, reason));
         }
-        let _lock = match DirLock::take(dir) {
+        let lock = match DirLock::take(dir) {
             Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
             lock => lock?,
         };
+        if !self.asked && !lock.is_held() {
+            return Ok(left(dir, NO_LOCKS));
+        }
         let plan = match plan_by_manifest(&places) {
             Ok(plan) => plan,
             Err(error @ Error::Io { .. }) => return Err(error),
@@ -170,6 +189,8 @@ impl Pruning<'_> {
 }
 
 const UNDER_WAY: &str = "a save into it is under way";
+const NO_LOCKS: &str = "its file system has no locks, which would tell of a save into it that is under way; \
+                        if there is none, `ringstow prune` clears it up";
 
 fn left(dir: &Path, reason: impl Into<String>) -> Swept {
     let left = Left { path: dir.into(), reason: reason.into() };

@@ -2,6 +2,7 @@
 //! removed, [`retire`](super::retire()) knows.
 
 use super::list::{Found, Status, list_with};
+use super::prune::{self, Act};
 use super::ranks;
 use super::retire::{Disposal, check, is_gone, is_retired, retire_with};
 use super::spares::Spares;
@@ -20,6 +21,9 @@ pub struct Retained {
     pub kept: Vec<PathBuf>,
     /// Checkpoints that were removed, by rising step.
     pub retired: Vec<PathBuf>,
+    /// Directories of steps before the newest, of which the saves were killed before their commit: what those
+    /// left was removed, and the directory if nothing else was in it.
+    pub cleared: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
     /// Spare files of earlier calls that were removed, and their directory if nothing else was in it.
@@ -28,8 +32,9 @@ pub struct Retained {
 
 /// Removes all checkpoints directly under `root` but the newest `keep` that can be loaded, in the order
 /// of [`list`](super::list). Those whose names do not end in a number are no steps: they are neither
-/// counted nor removed. Nor is what cannot be loaded, and links. With [`Disposal::Remove`], spare files of
-/// earlier calls go too.
+/// counted nor removed. Nor is what cannot be loaded, and links. What killed saves left in directories of
+/// steps before the newest goes too, but for what is being saved at this moment, and, with
+/// [`Disposal::Remove`], spare files of earlier calls.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a `keep` of 0; [`Error::Io`] if a directory cannot be listed or a file not be
@@ -61,6 +66,9 @@ fn carry_out(
         let done = retire_with(&path, disposal, config);
         plan.note(path, done.map(drop))?;
     }
+    for path in std::mem::take(&mut plan.cleared) {
+        plan.clear(path, config, Act::CarryOut, None);
+    }
     if disposal == Disposal::Remove {
         plan.spares = remove_spares(root, config)?;
     }
@@ -82,10 +90,13 @@ pub fn retain_plan(
     }
     let mut plan = Retained::default();
     let (mut steps, mut going) = (Vec::new(), Vec::new());
-    for found in list_with(root, config)? {
-        match fate(&found) {
+    let all = list_with(root, config)?;
+    let newest = all.iter().filter(|found| is_step(found)).filter_map(|found| found.step).max();
+    for found in all {
+        match fate(&found, newest) {
             Fate::Step => steps.push(found),
             Fate::Interrupted => going.push(found),
+            Fate::Killed(problem) => plan.clear(found.path, config, Act::Plan, Some(problem)),
             Fate::Left(reason) => plan.left.push(Left { path: found.path, reason }),
         }
     }
@@ -111,21 +122,47 @@ impl Retained {
     /// What is no reason to leave it alone.
     fn note(&mut self, path: PathBuf, outcome: Result<()>) -> Result<()> {
         let reason = match outcome {
-            Ok(()) => return Ok(self.retired.push(path)),
-            // Another call took it away, or is about to.
-            Err(error) if error.is_not_found() || matches!(error, Error::Incomplete { .. }) => {
-                if is_gone(&path) {
-                    return Ok(self.retired.push(path));
-                }
-                error.to_string()
-            }
-            Err(Error::Busy { .. }) if is_gone(&path) => return Ok(self.retired.push(path)),
-            Err(Error::Busy { .. }) => BUSY.into(),
-            Err(error) => return Err(error),
+            Ok(()) => None,
+            Err(error) if !tells_of_another_call(&error) => return Err(error),
+            Err(_) if is_gone(&path) => None,
+            Err(Error::Busy { .. }) => Some(BUSY.into()),
+            Err(error) => Some(error.to_string()),
         };
-        self.left.push(Left { path, reason });
+        match reason {
+            None => self.retired.push(path),
+            Some(reason) => self.left.push(Left { path, reason }),
+        }
         Ok(())
     }
+
+    /// Clears away what a killed save left in a directory. Where there is nothing of that, `problem` is why it
+    /// is left alone; if there was, another call has done it.
+    fn clear(&mut self, path: PathBuf, config: &Config, act: Act, problem: Option<String>) {
+        let swept = match prune::clear(&path, &config.stripe, act) {
+            Ok(swept) => swept,
+            // No failure of what was asked for.
+            Err(error) => {
+                return self.left.push(Left { path, reason: error.to_string() });
+            }
+        };
+        let nothing = swept.removed.is_empty() && swept.left.is_empty();
+        match problem {
+            Some(reason) if nothing => self.left.push(Left { path, reason }),
+            _ if nothing || !swept.removed.is_empty() => self.cleared.push(path),
+            _ => {} // what was left says why
+        }
+        for left in swept.left {
+            // The plan may have said so already.
+            if !self.left.contains(&left) {
+                self.left.push(left);
+            }
+        }
+    }
+}
+
+/// Whether this may be because another call has removed it, or is about to.
+fn tells_of_another_call(error: &Error) -> bool {
+    error.is_not_found() || matches!(error, Error::Busy { .. } | Error::Incomplete { .. })
 }
 
 const BUSY: &str = "a save into it, or its removal, is under way";
@@ -136,21 +173,34 @@ enum Fate {
     Step,
     /// It was being removed, and what did that was killed.
     Interrupted,
+    /// Nothing was ever committed there, for this reason, and training has got further since.
+    Killed(String),
     /// It is left alone, for this reason.
     Left(String),
 }
 
-fn fate(found: &Found) -> Fate {
+/// Whether it is one of the row.
+fn is_step(found: &Found) -> bool {
+    let loads = found.status == Status::Committed && found.step.is_some();
+    loads && none_of_the_row(&found.path).is_none()
+}
+
+/// By the number of the newest step.
+fn fate(found: &Found, newest: Option<u64>) -> Fate {
     if let Some(reason) = none_of_the_row(&found.path) {
         return Fate::Left(reason.into());
     }
+    let problem = || found.problem.clone().unwrap_or_else(|| "it cannot be loaded".into());
+    // No manifest says that anything was there, nor, of a whole, in any part of it.
+    let is_killed = found.status == Status::Incomplete && found.created_unix_ms.is_none();
     match (found.status, found.step) {
         (Status::Committed, Some(_)) => Fate::Step,
         (Status::Committed, None) => Fate::Left(UNNUMBERED.into()),
         _ if is_retired(&found.path) || ranks::removal_was_interrupted(&found.parts) => {
             Fate::Interrupted
         }
-        _ => Fate::Left(found.problem.clone().unwrap_or_else(|| "it cannot be loaded".into())),
+        (_, step) if is_killed && step.is_some() && step < newest => Fate::Killed(problem()),
+        _ => Fate::Left(problem()),
     }
 }
 
