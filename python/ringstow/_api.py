@@ -81,9 +81,6 @@ def save_async(
     which sharding libraries free parameters, takes it from under the save, which then crashes. All
     other values are taken at the call. The interpreter's exit waits for the save.
 
-    A process forked meanwhile keeps the files open that the save writes, and its lock on the
-    directory, until it ends: start long-lived workers before, or by spawn or forkserver.
-
     Of a CUDA tensor, what the work queued so far on the current stream makes of it is saved: the
     save waits for that work, the call does not. Work that changes the tensor is to be queued, on
     whatever stream, only after ``handle.wait_staged()``.

@@ -212,6 +212,26 @@ def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
     assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_keeps_nothing_of_a_save_open(slow_state, tmp_path):
+    """Else what is removed keeps its room on the disk, and its lock, until the child ends."""
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    while not list((tmp_path / "c").glob("*.part")):
+        assert not handle.done()
+
+    def of_the_save():
+        links = [os.path.realpath(fd.path) for fd in os.scandir("/proc/self/fd")]
+        return [link for link in links if str(tmp_path) in link or "io_uring" in link]
+
+    def child():
+        assert of_the_save() == []
+
+    assert len(of_the_save()) >= 2  # the directory, for the lock, and a file
+    assert in_child(child) == 0
+    handle.result()
+    assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
+
+
 def test_two_savers_on_one_path_do_not_mix(slow_state, tmp_path):
     code = """
 import sys, ringstow

@@ -17,6 +17,7 @@ use super::trace::What;
 use crate::config::ALIGN;
 use crate::device::{Pinning, Source};
 use crate::engine::file::{self, Preallocated};
+use crate::engine::inherited::Inherited;
 use crate::engine::ladder::{self, Fallback, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing};
 use crate::engine::{Action, Transfer};
@@ -108,6 +109,7 @@ struct Shards {
 }
 
 struct OpenShard {
+    _inherited: Inherited,
     path: PathBuf,
     file: Arc<File>,
     attached: Attached,
@@ -155,6 +157,7 @@ fn open_on(
             notes.push(no_preallocation());
         }
         let file = Arc::new(file);
+        let inherited = Inherited::note(&file);
         let attached =
             queue.attach(file.clone()).map_err(failed(Stage::Open, "attaching to the engine"))?;
         if files.is_empty() {
@@ -162,7 +165,8 @@ fn open_on(
                 .0
                 .map_err(failed(Stage::Trial, "writing"))?;
         }
-        files.push(OpenShard { path: path.clone(), file, attached, queue: queue.clone() });
+        let (path, queue) = (path.clone(), queue.clone());
+        files.push(OpenShard { _inherited: inherited, path, file, attached, queue });
     }
     Ok((files, notes))
 }
