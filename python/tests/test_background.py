@@ -153,10 +153,8 @@ except KeyboardInterrupt:
     while not list((tmp_path / "c").glob("*.part")):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    begun = time.monotonic()
     out, err = process.communicate(timeout=60)
     assert out == "interrupted\n", err
-    assert time.monotonic() - begun < 5
     assert litter(tmp_path / "c") == []
     assert not (tmp_path / "c" / "manifest.json").exists()
 
