@@ -205,6 +205,20 @@ fn hostile_names_reach_no_terminal_as_they_are() {
 }
 
 #[test]
+fn a_variable_that_is_no_setting_is_warned_of_once() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    let ran = command(&["ls", dir.path()]).env("RINGSTOW_POOL_BYTE", "1G").output().unwrap();
+    assert_eq!(ran.status.code(), Some(0));
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("RINGSTOW_POOL_BYTE ") && said.contains("RINGSTOW_POOL_BYTES?"),
+        "{said}"
+    );
+}
+
+#[test]
 fn verify_of_whole_checkpoints_ends_with_0() {
     let dir = Checkpoints::new();
     dir.save(1);

@@ -19,6 +19,7 @@ mod text;
 mod values;
 mod verify;
 
+use crate::config::Config;
 use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
 use output::Output;
@@ -84,6 +85,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return usage.exit_code() as u8;
         }
     };
+    Config::unknown_variables().iter().for_each(|warning| output::note(warning));
     let mut out = Output::stdout();
     let outcome = execute(cli.command, &mut out).and_then(|exit| {
         out.finish()?;
