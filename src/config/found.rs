@@ -154,7 +154,7 @@ fn read(path: &Path, must_be_there: bool) -> Result<Table> {
         Err(error) => return Err(Error::io("reading the configuration", path, error)),
     };
     // Of the text, so that what is wrong is shown with its line.
-    let wrong = |why: toml::de::Error| Error::format(path, why.to_string());
+    let wrong = |why: toml::de::Error| Error::format(path, why.to_string().trim_end());
     toml::from_str::<Config>(&text).map_err(wrong)?.validate().map_err(|why| match why {
         Error::Invalid { reason } => Error::format(path, reason),
         other => other,
