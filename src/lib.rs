@@ -49,7 +49,7 @@ pub mod store;
 pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::ladder::Fallback;
-pub use error::{Error, Result};
+pub use error::{Error, Result, Room};
 pub use format::{Dtype, Item, Part, PartOf, Receipt, TensorInfo, Value};
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};

@@ -19,6 +19,7 @@ mod text;
 mod values;
 mod verify;
 
+use crate::config::Config;
 use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
 use output::Output;
@@ -84,6 +85,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return usage.exit_code() as u8;
         }
     };
+    Config::unknown_variables().iter().for_each(|warning| output::note(warning));
     let mut out = Output::stdout();
     let outcome = execute(cli.command, &mut out).and_then(|exit| {
         out.finish()?;
@@ -105,12 +107,18 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
     }
 }
 
-/// Says on stderr, in one line, what went wrong.
+/// Says on stderr what went wrong: in one line, but for a file that shows the line in question.
 fn complain(error: &Error) -> Exit {
-    if matches!(error, Error::Cancelled { .. }) {
-        output::note("interrupted");
-        return Exit::Interrupted;
+    match error {
+        Error::Cancelled { .. } => {
+            output::note("interrupted");
+            return Exit::Interrupted;
+        }
+        // A line break in the path is no line break of the message's.
+        Error::Format { path, reason } => {
+            output::say(&format!("{}: {}", text::path(path), text::lines(reason)));
+        }
+        error => output::note(&error.to_string()),
     }
-    output::note(&error.to_string());
     Exit::Failed
 }

@@ -79,7 +79,12 @@ impl Output {
 
 /// Says something on stderr, in one line.
 pub fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "ringstow: {}", printable(text));
+    say(&printable(text));
+}
+
+/// Says on stderr what is safe to show on a terminal already, in a line or several.
+pub fn say(safe: &str) {
+    let _ = writeln!(io::stderr(), "ringstow: {safe}");
 }
 
 /// JSON lets DEL and the C1 controls stand in a string as they are, and terminals act on them.

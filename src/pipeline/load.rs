@@ -317,8 +317,9 @@ fn open_on<'a>(
 ) -> std::result::Result<Vec<(Attached, Arc<Queue>)>, Failed> {
     let mut files = Vec::new();
     for shard in shards {
-        let failed =
-            |stage, doing| move |error| Failed { stage, doing, path: shard.path.clone(), error };
+        let failed = |stage, doing| {
+            move |error| Failed { stage, doing, path: shard.path.clone(), error, room: None }
+        };
         let file = open_shard(shard, rung.direct).map_err(failed(Stage::Open, "opening"))?;
         let attached =
             queue.attach(Arc::new(file)).map_err(failed(Stage::Open, "attaching to the engine"))?;

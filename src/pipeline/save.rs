@@ -21,12 +21,13 @@ use crate::engine::inherited::Inherited;
 use crate::engine::ladder::{self, Fallback, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing};
 use crate::engine::{Action, Transfer};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Room};
 use crate::format::Item;
 use crate::plan::save::{Block, SavePlan};
 use crate::pool::{Buffer, Pool};
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -146,13 +147,15 @@ fn open_on(
     for &(path, bytes) in paths {
         let failed = |stage, doing| {
             let path = path.clone();
-            move |error| Failed { stage, doing, path, error }
+            move |error| Failed { stage, doing, path, error, room: None }
         };
         // Not emptied: a file that is there is to be written over, every byte of it.
         let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
         let padded = bytes.next_multiple_of(ALIGN as u64);
-        let preallocated =
-            file::preallocate(&file, padded).map_err(failed(Stage::Open, "preallocating"))?;
+        let preallocated = file::preallocate(&file, padded).map_err(|error| {
+            let room = too_little_room(&error, paths, &files, &file);
+            Failed { room, ..failed(Stage::Open, "preallocating")(error) }
+        })?;
         if preallocated == Preallocated::SizeOnly && notes.is_empty() {
             notes.push(no_preallocation());
         }
@@ -169,6 +172,25 @@ fn open_on(
         files.push(OpenShard { _inherited: inherited, path, file, attached, queue });
     }
     Ok((files, notes))
+}
+
+/// What a directory's files need and what there is for them, if its file system is full: asked while
+/// those that are open hold what they got of it.
+fn too_little_room(
+    error: &io::Error,
+    paths: &[(&PathBuf, u64)],
+    open: &[OpenShard],
+    last: &File,
+) -> Option<Room> {
+    if error.kind() != io::ErrorKind::StorageFull {
+        return None;
+    }
+    let needed = paths.iter().map(|(_, bytes)| bytes.next_multiple_of(ALIGN as u64)).sum();
+    let files = open.iter().map(|open| &*open.file).chain([last]);
+    let held: u64 = files.map(|file| file::allocated(file).unwrap_or_default()).sum();
+    let free = file::free(last).ok()?.saturating_add(held);
+    // Else there was too little for something besides: the file system's own, or other writers.
+    (free < needed).then_some(Room { needed, free })
 }
 
 fn no_preallocation() -> Fallback {
