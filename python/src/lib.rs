@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use ringstow::{Config, Disposal, Job, Runtime};
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 /// The configuration that Python sent.
 fn config(json: &str) -> PyResult<Config> {
@@ -33,17 +33,9 @@ fn runtime(json: &str) -> PyResult<(Arc<Runtime>, Arc<Job>)> {
     Ok((Runtime::shared(&config).map_err(error::to_python)?, Job::of(&config)))
 }
 
-/// The configuration that the environment and `ringstow.toml` ask for, in JSON. Says once, in Python's log, which variables
-/// of the environment nobody hears.
+/// The configuration that the environment and `ringstow.toml` ask for, in JSON.
 #[pyfunction]
-fn found_config(py: Python<'_>) -> PyResult<String> {
-    static WARNED: Once = Once::new();
-    let mut warnings = Vec::new();
-    WARNED.call_once(|| warnings = Config::unknown_variables());
-    if !warnings.is_empty() {
-        let log = py.import("logging")?.call_method1("getLogger", ("ringstow",))?;
-        warnings.iter().try_for_each(|text| log.call_method1("warning", ("%s", text)).map(drop))?;
-    }
+fn found_config() -> PyResult<String> {
     to_json(&Config::found().map_err(error::to_python)?)
 }
 

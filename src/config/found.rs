@@ -4,7 +4,8 @@ use super::{Config, FIELDS};
 use crate::error::{Error, Result};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use strsim::levenshtein;
 use toml::{Table, Value};
 
 /// What the variables of ringstow begin with.
@@ -25,26 +26,21 @@ impl Config {
     /// `0`; paths are separated by colons, and anything else is said as in the file.
     ///
     /// A variable whose name begins with `RINGSTOW_` and is of no field is warned of through `tracing`,
-    /// once a process; see [`Config::unknown_variables`].
+    /// once a process.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming the variable, or the file and the place in it, that cannot be;
     /// [`Error::Io`] for a file that cannot be read.
     pub fn found() -> Result<Self> {
-        static WARNED: Once = Once::new();
-        WARNED.call_once(|| {
-            Self::unknown_variables().iter().for_each(|warning| tracing::warn!("{warning}"));
-        });
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        // No `Once`: who waits for it may hold what the one that logs waits for.
+        if !WARNED.swap(true, Relaxed) {
+            let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+            let names = set.filter_map(|(name, _)| name.into_string().ok());
+            unknown(names).iter().for_each(|warning| tracing::warn!("{warning}"));
+        }
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         found(variable)
-    }
-
-    /// A sentence for each variable of the environment that looks like one of ringstow's and is none,
-    /// such as a field's name misspelt: what it says is not heard. For programs to print that do not
-    /// collect what goes to `tracing`.
-    pub fn unknown_variables() -> Vec<String> {
-        let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
-        unknown(set.filter_map(|(name, _)| name.into_string().ok()))
     }
 }
 
@@ -77,24 +73,11 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
 /// The name that is the fewest letters away, where that is less than half of what tells names apart.
 fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k String> {
     let letters = |name: &str| name.len() - PREFIX.len();
-    let (near, away) =
-        known.iter().map(|known| (known, distance(name, known))).min_by_key(|(_, away)| *away)?;
+    let (near, away) = known
+        .iter()
+        .map(|known| (known, levenshtein(name, known)))
+        .min_by_key(|(_, away)| *away)?;
     (2 * away < letters(name).min(letters(near))).then_some(near)
-}
-
-/// Bytes to put in, leave out or change to make one text of the other.
-fn distance(from: &str, to: &str) -> usize {
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (line, a) in from.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = line + 1;
-        for (column, b) in to.bytes().enumerate() {
-            let changed = diagonal + usize::from(a != b);
-            diagonal = row[column + 1];
-            row[column + 1] = changed.min(row[column] + 1).min(diagonal + 1);
-        }
-    }
-    row[to.len()]
 }
 
 /// The variable of a field.
