@@ -148,6 +148,7 @@ class Checkpoint:
     # name, dtype, shape, whether it is an object (bytes), chunks as (offsets, sizes)
     @property
     def entries(self) -> list[_Entry]: ...
+    # This and the two below raise ReplacedCheckpointError if another save came since it was opened.
     # Boxes of chunks to strided memory; JSON LoadReport. No two may share memory.
     def read(self, slices: list[_SliceSpec], verify: bool, config: str) -> str: ...
     # Blocks in the order of names; JSON LoadReport.
