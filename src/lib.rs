@@ -40,6 +40,7 @@ pub mod engine;
 mod error;
 pub mod format;
 mod handle;
+pub mod path_text;
 pub mod pipeline;
 pub mod plan;
 pub mod pool;
