@@ -139,6 +139,10 @@ class Checkpoint:
     # "ringstow", or "safetensors": without checksums, so that no load is verified.
     @property
     def kind(self) -> str: ...
+    # The same text for whoever opens this very checkpoint, and another for one that replaced it.
+    # None for one of others' files.
+    @property
+    def stamp(self) -> str | None: ...
     # The JSON tree as saved.
     @property
     def state(self) -> str: ...

@@ -125,6 +125,12 @@ impl Checkpoint {
         self.kind
     }
 
+    /// A text that is the same for whoever opens this very checkpoint, and another for one that has
+    /// replaced it at its path. `None` for files of others.
+    pub fn stamp(&self) -> Option<String> {
+        self.stamp.map(|stamp| stamp.to_string())
+    }
+
     /// The checkpoint's directory.
     pub fn path(&self) -> &Path {
         &self.path

@@ -7,6 +7,7 @@ use super::open::check_directory;
 use crate::error::{Error, Result};
 use crate::format::{SEAL_LEN, names};
 use nix::fcntl::OFlag;
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -18,6 +19,12 @@ use std::path::Path;
 pub(super) struct Stamp {
     bytes: u64,
     seal: [u8; SEAL_LEN],
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes{}", self.bytes, String::from_utf8_lossy(&self.seal).trim_end())
+    }
 }
 
 impl Stamp {
@@ -63,8 +70,7 @@ impl Stamp {
             return Ok(());
         }
         check_directory(dir)?;
-        let reason =
-            "it was removed after it was opened, or is being replaced after that: load another one";
+        let reason = "it was removed after it was opened: load another one";
         Err(Error::Incomplete { path, reason: reason.into() })
     }
 }
