@@ -112,6 +112,15 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// Another save replaced the checkpoint after it was opened and before its files were: what was
+    /// known of it is true no more. Nothing of the two was mixed.
+    #[error("{} was replaced by another save after it was opened, and what was opened is gone: open it \
+             again, for the newer one", path.display())]
+    Replaced {
+        /// The checkpoint's directory.
+        path: PathBuf,
+    },
+
     /// The caller cancelled the operation.
     #[error("{} was cancelled; an earlier checkpoint at this path, if any, is untouched", path.display())]
     Cancelled {

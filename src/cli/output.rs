@@ -29,10 +29,10 @@ impl Output {
         self.attempt(|to| writeln!(to, "{text}"))
     }
 
-    /// Prints a value as JSON.
+    /// Prints a value as JSON. In paths, a byte that is no UTF-8 stands as U+0000 and two hex digits.
     ///
     /// # Errors
-    /// As [`Output::line`]; [`Error::Invalid`] for a path that is not Unicode.
+    /// As [`Output::line`]; [`Error::Invalid`] for what JSON has no word for.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::invalid(format!("this cannot be said in JSON: {e}")))?;
