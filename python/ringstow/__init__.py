@@ -30,6 +30,7 @@ from ringstow._errors import (
     IncompleteCheckpointError,
     InvalidStateError,
     KeyMismatchError,
+    ReplacedCheckpointError,
     UnsupportedError,
 )
 from ringstow._handle import SaveHandle
@@ -64,6 +65,7 @@ __all__ = [
     "LoadReport",
     "LoadSeconds",
     "Progress",
+    "ReplacedCheckpointError",
     "Retained",
     "SaveHandle",
     "SaveReport",

@@ -140,6 +140,10 @@ class Checkpoint:
     # "ringstow", or "safetensors": without checksums, so that no load is verified.
     @property
     def kind(self) -> str: ...
+    # The same text for whoever opens this very checkpoint, and another for one that replaced it.
+    # None for one of others' files.
+    @property
+    def stamp(self) -> str | None: ...
     # The JSON tree as saved.
     @property
     def state(self) -> str: ...
@@ -149,6 +153,7 @@ class Checkpoint:
     # name, dtype, shape, whether it is an object (bytes), chunks as (offsets, sizes)
     @property
     def entries(self) -> list[_Entry]: ...
+    # This and the two below raise ReplacedCheckpointError if another save came since it was opened.
     # Boxes of chunks to strided memory; JSON LoadReport. No two may share memory.
     def read(self, slices: list[_SliceSpec], verify: bool, config: str) -> str: ...
     # Blocks in the order of names; JSON LoadReport.

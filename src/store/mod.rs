@@ -21,6 +21,7 @@ mod save;
 mod session;
 mod slices;
 mod spares;
+mod stamp;
 mod sweep;
 mod verify;
 
@@ -36,5 +37,6 @@ pub(crate) use save::Contents;
 pub use save::{save, write_rank};
 pub use session::{Committed, Session};
 pub use slices::Slice;
+pub(crate) use stamp::while_replaced;
 pub use sweep::{Left, Swept};
 pub use verify::verify;

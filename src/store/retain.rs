@@ -18,15 +18,19 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub struct Retained {
     /// Checkpoints that stay, by rising step.
+    #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
     /// Checkpoints that were removed, by rising step.
+    #[serde(with = "crate::path_text::list")]
     pub retired: Vec<PathBuf>,
     /// Directories of steps before the newest, of which the saves were killed before their commit: what those
     /// left was removed, and the directory if nothing else was in it.
+    #[serde(with = "crate::path_text::list")]
     pub cleared: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
     /// Spare files of earlier calls that were removed, and their directory if nothing else was in it.
+    #[serde(with = "crate::path_text::list")]
     pub spares: Vec<PathBuf>,
 }
 

@@ -36,10 +36,12 @@ pub enum Disposal {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Retired {
     /// Where it was. The directory is there still if others' files are in it.
+    #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Shards that are spare files now.
     pub recycled: usize,
     /// Files that are gone.
+    #[serde(with = "crate::path_text::list")]
     pub removed: Vec<PathBuf>,
 }
 
