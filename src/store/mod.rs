@@ -22,6 +22,7 @@ mod slices;
 mod spares;
 mod sweep;
 mod verify;
+mod whole;
 
 pub use export::export;
 pub use list::{Found, Status, latest, latest_with, list, list_with};
