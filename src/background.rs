@@ -24,7 +24,7 @@ pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
     let runtime = Runtime::shared(&config)?;
     let path = path.as_ref().to_path_buf();
     Handle::start(Work::Load, path.clone(), Job::of(&config), move |job| {
-        load_all(&Checkpoint::open_with(path, &config)?, &runtime, job)
+        load_all(&path, &runtime, job)
     })
 }
 

@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused: no space, no permission, no such file, a failing disk.
-    #[error("{doing} {}{}: {source}{}", path.display(), at(*offset), remedy_for(source))]
+    #[error("{doing} {}{}: {source}{}{}", path.display(), at(*offset), too_little(*room), remedy_for(source))]
     Io {
         /// What was being done, as a verb phrase: `"writing"`, `"opening"`.
         doing: &'static str,
@@ -21,6 +21,8 @@ pub enum Error {
         offset: Option<u64>,
         /// What the system said.
         source: io::Error,
+        /// For a save that does not fit: how much room it needs, and how much there is.
+        room: Option<Room>,
     },
 
     /// The directory holds no committed checkpoint: a save was killed before its commit, or a file
@@ -111,6 +113,15 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// Another save replaced the checkpoint after it was opened and before its files were: what was
+    /// known of it is true no more. Nothing of the two was mixed.
+    #[error("{} was replaced by another save after it was opened, and what was opened is gone: open it \
+             again, for the newer one", path.display())]
+    Replaced {
+        /// The checkpoint's directory.
+        path: PathBuf,
+    },
+
     /// The caller cancelled the operation.
     #[error("{} was cancelled; an earlier checkpoint at this path, if any, is untouched", path.display())]
     Cancelled {
@@ -119,10 +130,19 @@ pub enum Error {
     },
 }
 
+/// Room on a file system, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// What a save needs there.
+    pub needed: u64,
+    /// What is free there, with what the save's own files have of it.
+    pub free: u64,
+}
+
 impl Error {
     /// An [`Error::Io`] without an offset.
     pub fn io(doing: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::Io { doing, path: path.into(), offset: None, source }
+        Self::Io { doing, path: path.into(), offset: None, source, room: None }
     }
 
     /// An [`Error::Io`] at a byte offset of a file.
@@ -132,7 +152,7 @@ impl Error {
         offset: u64,
         source: io::Error,
     ) -> Self {
-        Self::Io { doing, path: path.into(), offset: Some(offset), source }
+        Self::Io { doing, path: path.into(), offset: Some(offset), source, room: None }
     }
 
     /// An [`Error::Format`].
@@ -148,6 +168,13 @@ impl Error {
 
 fn at(offset: Option<u64>) -> String {
     offset.map(|o| format!(" at offset {o}")).unwrap_or_default()
+}
+
+fn too_little(room: Option<Room>) -> String {
+    let text = |Room { needed, free }| {
+        format!("; the save needs {needed} bytes on this file system, which has {free} free")
+    };
+    room.map(text).unwrap_or_default()
 }
 
 /// What to do about a refusal of the system, for the errnos that users meet.

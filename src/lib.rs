@@ -40,6 +40,7 @@ pub mod engine;
 mod error;
 pub mod format;
 mod handle;
+pub mod path_text;
 pub mod pipeline;
 pub mod plan;
 pub mod pool;
@@ -49,7 +50,7 @@ pub mod store;
 pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::ladder::Fallback;
-pub use error::{Error, Result};
+pub use error::{Error, Result, Room};
 pub use format::{Dtype, Item, Part, PartOf, Receipt, TensorInfo, Value};
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
@@ -162,18 +163,22 @@ pub fn export_async(
 
 /// Loads all tensors of the checkpoint at `path`, each block checked against its checksum, with the
 /// configuration that is [found](Config::found). For a part of them, or for the values, see [`Checkpoint`].
+/// If a save replaces the checkpoint meanwhile, what comes is all of the one or all of the other.
 ///
 /// # Errors
 /// What [`Checkpoint::open`] and [`Checkpoint::load_names`] give.
 pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
     let config = Config::found()?;
     let runtime = Runtime::shared(&config)?;
-    load_all(&Checkpoint::open_with(path, &config)?, &runtime, &Job::of(&config))
+    load_all(path.as_ref(), &runtime, &Job::of(&config))
 }
 
-fn load_all(checkpoint: &Checkpoint, runtime: &Runtime, job: &Arc<Job>) -> Result<Loaded> {
-    let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
-    checkpoint.load_names(names, LoadOptions::default(), runtime, job)
+fn load_all(path: &Path, runtime: &Runtime, job: &Arc<Job>) -> Result<Loaded> {
+    store::while_replaced(|| {
+        let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+        let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+        checkpoint.load_names(names, LoadOptions::default(), runtime, job)
+    })
 }
 
 /// Reads every byte of the checkpoint at `path` and checks it against its checksums; what is

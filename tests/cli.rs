@@ -205,6 +205,35 @@ fn hostile_names_reach_no_terminal_as_they_are() {
 }
 
 #[test]
+fn a_bad_configuration_file_is_shown_in_lines_and_its_name_in_one() {
+    let dir = Checkpoints::new();
+    let file = dir.0.path().join("my\n\x1b.toml");
+    fs::write(&file, "queue_depth = 8\npool_byte = 1\n").unwrap();
+    let ran = command(&["ls", dir.path()]).env("RINGSTOW_CONFIG", &file).output().unwrap();
+    assert_eq!(ran.status.code(), Some(2));
+    let said = String::from_utf8(ran.stderr).unwrap();
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].contains(r"my\n\u{1b}.toml: ") && lines[0].contains("line 2"), "{said}");
+    assert_eq!(lines[2], "  2 | pool_byte = 1", "{said}");
+    assert!(lines.last().unwrap().contains("pool_bytes"), "{said}");
+    assert!(!said.contains('\x1b'), "{said:?}");
+}
+
+#[test]
+fn a_variable_that_is_no_setting_is_warned_of_once() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    let ran = command(&["ls", dir.path()]).env("RINGSTOW_POOL_BYTE", "1G").output().unwrap();
+    assert_eq!(ran.status.code(), Some(0));
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains("RINGSTOW_POOL_BYTE ") && said.contains("RINGSTOW_POOL_BYTES?"),
+        "{said}"
+    );
+}
+
+#[test]
 fn verify_of_whole_checkpoints_ends_with_0() {
     let dir = Checkpoints::new();
     dir.save(1);

@@ -29,6 +29,7 @@ from ringstow._errors import (
     IncompleteCheckpointError,
     InvalidStateError,
     KeyMismatchError,
+    ReplacedCheckpointError,
     UnsupportedError,
 )
 from ringstow._handle import SaveHandle
@@ -62,6 +63,7 @@ __all__ = [
     "LoadReport",
     "LoadSeconds",
     "Progress",
+    "ReplacedCheckpointError",
     "Retained",
     "SaveHandle",
     "SaveReport",

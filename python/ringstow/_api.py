@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _build, _cuda, _handle, _merge, _native, _select, _state, _torch, _tree
+from ringstow import _again, _build, _cuda, _handle, _merge, _native, _select, _state, _torch, _tree
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._handle import SaveHandle
@@ -81,9 +81,6 @@ def save_async(
     which sharding libraries free parameters, takes it from under the save, which then crashes. All
     other values are taken at the call. The interpreter's exit waits for the save.
 
-    A process forked meanwhile keeps the files open that the save writes, and its lock on the
-    directory, until it ends: start long-lived workers before, or by spawn or forkserver.
-
     Of a CUDA tensor, what the work queued so far on the current stream makes of it is saved: the
     save waits for that work, the call does not. Work that changes the tensor is to be queued, on
     whatever stream, only after ``handle.wait_staged()``.
@@ -144,6 +141,9 @@ def load(
     only their bytes are read. A leaf's name is its path joined by dots, such as
     ``optimizer.state.0.exp_avg``. A list or tuple comes whole if any of its leaves is selected.
 
+    If a save replaces the checkpoint meanwhile, what comes back is all of the one or all of the
+    other.
+
     Args:
         path: the checkpoint's directory.
         prefix: select the leaves whose name starts so; any string, ``"model."`` for one.
@@ -165,6 +165,7 @@ def load(
         UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch; a
             ``device`` that is not there.
         IncompleteCheckpointError: the directory holds no committed checkpoint.
+        ReplacedCheckpointError: saves replaced it, time and again, faster than it could be opened.
         CorruptCheckpointError: the bytes on disk are not those that were written.
         FormatError: the manifest is not one of ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
@@ -175,18 +176,36 @@ def load(
         raise TypeError("keys is a collection of names; for one name give [name]")
     where = _absolute(path)
     gpu = _cuda.device_named(device)
-    checkpoint = _native.Checkpoint(where, _json(config))
-    with collector_paused():
-        skeleton = _tree.parse(checkpoint.state, where)
+    names = None if keys is None else list(keys)
+
+    def select(skeleton: Any) -> Any:
         if prefix is not None:
-            skeleton = _select.by_prefix(skeleton, prefix, where)
-        elif keys is not None:
-            skeleton = _select.by_keys(skeleton, keys, where)
+            return _select.by_prefix(skeleton, prefix, where)
+        return skeleton if names is None else _select.by_keys(skeleton, names, where)
+
+    return _again.while_replaced(
+        lambda: _load(where, select, gpu, _json(config), verify=verify, allow_pickle=allow_pickle)
+    )
+
+
+def _load(
+    where: str,
+    select: Callable[[Any], Any],
+    gpu: torch.device | None,
+    config: str,
+    *,
+    verify: bool,
+    allow_pickle: bool,
+) -> dict[Any, Any]:
+    """Load what is selected of a checkpoint's skeleton."""
+    checkpoint = _native.Checkpoint(where, config)
+    with collector_paused():
+        skeleton = select(_tree.parse(checkpoint.state, where))
         contents = _build.Contents(where, checkpoint.tensors)
         survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
         survey.add(skeleton)
-    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, _json(config))
-    blocks, report = checkpoint.load(survey.names, verify, _json(config))
+    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, config)
+    blocks, report = checkpoint.load(survey.names, verify, config)
     _log.debug("loaded %s", report)
     with collector_paused():
         named = dict(zip(survey.names, blocks, strict=True))
@@ -226,7 +245,8 @@ def load_into(
 
     Tensors and arrays are filled in place, without autograd noticing; all other values are
     replaced in the dicts and lists that hold them. Nothing is changed unless everything fits. If
-    damage or a failing disk is met while reading, the elements of the tensors are undefined.
+    damage or a failing disk is met while reading, the elements of the tensors are undefined. If a
+    save replaces the checkpoint meanwhile, they are all of the one or all of the other.
 
     Args:
         state_dict: what to fill. Its tensors may be strided, require grad, and share memory. Those
@@ -252,19 +272,22 @@ def load_into(
         InvalidStateError: the state dict is no dict.
         UnsupportedError: a pickled value without ``allow_pickle``.
         IncompleteCheckpointError: the directory holds no committed checkpoint.
+        ReplacedCheckpointError: as in `load`.
         CorruptCheckpointError: the bytes on disk are not those that were written.
         FormatError: the manifest is not one of ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     where = _absolute(path)
-    return _merge.load_into(
-        state_dict,
-        where,
-        _native.Checkpoint(where, _json(config)),
-        strict=strict,
-        verify=verify,
-        allow_pickle=allow_pickle,
-        config=_json(config),
+    return _again.while_replaced(
+        lambda: _merge.load_into(
+            state_dict,
+            where,
+            _native.Checkpoint(where, _json(config)),
+            strict=strict,
+            verify=verify,
+            allow_pickle=allow_pickle,
+            config=_json(config),
+        )
     )
 
 

@@ -103,6 +103,17 @@ class BusyError(Error):
         self.path = path
 
 
+class ReplacedCheckpointError(Error):
+    """Another save replaced the checkpoint after it was opened: open it again, for the newer one.
+
+    Nothing of the two was mixed. ``path`` is the checkpoint's directory.
+    """
+
+    def __init__(self, message: str = "", *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
 class CancelledError(Error):
     """The save was cancelled; an earlier checkpoint at ``path`` is untouched."""
 

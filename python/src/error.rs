@@ -4,6 +4,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ringstow::Error;
+use std::ffi::OsString;
 
 /// The exception for an error.
 pub(crate) fn to_python(error: Error) -> PyErr {
@@ -15,36 +16,40 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let attributes = PyDict::new(py);
     let class = match error {
         Error::Io { path, source, .. } => {
-            return Ok(os_error(path.to_string_lossy().into_owned(), source, message));
+            return Ok(os_error(path.clone().into_os_string(), source, message));
         }
         Error::Incomplete { path, .. } => {
-            attributes.set_item("path", path.to_string_lossy())?;
+            attributes.set_item("path", path.as_os_str())?;
             "IncompleteCheckpointError"
         }
         Error::Corrupt { path, offset, expected, got, .. } => {
-            attributes.set_item("file", path.to_string_lossy())?;
+            attributes.set_item("file", path.as_os_str())?;
             attributes.set_item("offset", offset)?;
             attributes.set_item("expected", expected)?;
             attributes.set_item("got", got)?;
             "CorruptCheckpointError"
         }
         Error::Format { path, .. } => {
-            attributes.set_item("path", path.to_string_lossy())?;
+            attributes.set_item("path", path.as_os_str())?;
             "FormatError"
         }
         Error::Keys { path, missing, unexpected, mismatched } => {
-            attributes.set_item("path", path.to_string_lossy())?;
+            attributes.set_item("path", path.as_os_str())?;
             attributes.set_item("missing", missing)?;
             attributes.set_item("unexpected", unexpected)?;
             attributes.set_item("mismatched", mismatched)?;
             "KeyMismatchError"
         }
         Error::Busy { path } => {
-            attributes.set_item("path", path.to_string_lossy())?;
+            attributes.set_item("path", path.as_os_str())?;
             "BusyError"
         }
+        Error::Replaced { path } => {
+            attributes.set_item("path", path.as_os_str())?;
+            "ReplacedCheckpointError"
+        }
         Error::Cancelled { path } => {
-            attributes.set_item("path", path.to_string_lossy())?;
+            attributes.set_item("path", path.as_os_str())?;
             "CancelledError"
         }
         Error::Gpu { device, .. } => {
@@ -61,7 +66,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 
 /// OSError picks its sub-class (FileNotFoundError, PermissionError) by the errno. The message says
 /// the path itself, so that none is given apart: Python would print it twice.
-fn os_error(path: String, source: &std::io::Error, message: String) -> PyErr {
+fn os_error(path: OsString, source: &std::io::Error, message: String) -> PyErr {
     match source.raw_os_error() {
         Some(errno) => PyOSError::new_err((errno, message, path)),
         None => PyOSError::new_err(message),

@@ -39,8 +39,10 @@ fn found_config() -> PyResult<String> {
     to_json(&Config::found().map_err(error::to_python)?)
 }
 
+/// A report in JSON, its paths as `os.fsdecode` has them.
 fn to_json(report: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(report)
+        .map(|json| ringstow::path_text::for_python(&json))
         .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad report: {e}"))))
 }
 

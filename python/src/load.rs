@@ -120,6 +120,11 @@ impl Checkpoint {
     }
 
     #[getter]
+    fn stamp(&self) -> Option<String> {
+        self.inner.stamp()
+    }
+
+    #[getter]
     fn state(&self) -> &str {
         self.inner.manifest().state.get()
     }

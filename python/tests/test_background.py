@@ -153,10 +153,8 @@ except KeyboardInterrupt:
     while not list((tmp_path / "c").glob("*.part")):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    begun = time.monotonic()
     out, err = process.communicate(timeout=60)
     assert out == "interrupted\n", err
-    assert time.monotonic() - begun < 5
     assert litter(tmp_path / "c") == []
     assert not (tmp_path / "c" / "manifest.json").exists()
 
@@ -207,6 +205,26 @@ def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
         with pytest.raises(ringstow.Error, match="forked"):
             handle.result()
 
+    assert in_child(child) == 0
+    handle.result()
+    assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_keeps_nothing_of_a_save_open(slow_state, tmp_path):
+    """Else what is removed keeps its room on the disk, and its lock, until the child ends."""
+    handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    while not list((tmp_path / "c").glob("*.part")):
+        assert not handle.done()
+
+    def of_the_save():
+        links = [os.path.realpath(fd.path) for fd in os.scandir("/proc/self/fd")]
+        return [link for link in links if str(tmp_path) in link or "io_uring" in link]
+
+    def child():
+        assert of_the_save() == []
+
+    assert len(of_the_save()) >= 2  # the directory, for the lock, and a file
     assert in_child(child) == 0
     handle.result()
     assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])

@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import pytest
+from support import python
 
 import ringstow
 
@@ -48,6 +49,24 @@ def test_what_cannot_be_is_named(elsewhere, monkeypatch):
     with pytest.raises(ringstow.FormatError, match=r"ringstow.toml.*(?s:.*)que_depth"):
         ringstow.save({"a": 1}, elsewhere / "ckpt")
     assert not (elsewhere / "ckpt").exists()
+
+
+def test_what_is_true_or_false_is_said_by_a_variable_too(monkeypatch):
+    assert ringstow.Config().recycle is False
+    monkeypatch.setenv("RINGSTOW_RECYCLE", "true")
+    assert ringstow.Config().recycle is True
+    monkeypatch.setenv("RINGSTOW_RECYCLE", "perhaps")
+    with pytest.raises(ringstow.InvalidStateError, match="RINGSTOW_RECYCLE=perhaps.*true, on"):
+        ringstow.Config()
+
+
+def test_a_variable_of_no_field_is_warned_of_once(monkeypatch):
+    monkeypatch.setenv("RINGSTOW_POOL_BYTE", "1G")
+    ran = python("import ringstow; ringstow.Config(); ringstow.Config()")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert "RINGSTOW_POOL_BYTE " in ran.stderr
+    assert "RINGSTOW_POOL_BYTES?" in ran.stderr
 
 
 def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):

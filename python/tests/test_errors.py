@@ -24,6 +24,7 @@ CASES = [
         {"path": "/a", "missing": ["x"], "unexpected": ["y"], "mismatched": ["z is ..."]},
     ),
     (ringstow.BusyError, {"path": "/a"}),
+    (ringstow.ReplacedCheckpointError, {"path": "/a"}),
     (ringstow.CancelledError, {"path": "/a"}),
     (ringstow.GpuError, {"device": 1}),
 ]

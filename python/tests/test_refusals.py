@@ -6,6 +6,7 @@ import errno
 import os
 import pathlib
 import pickle
+import re
 import resource
 import subprocess
 import tempfile
@@ -92,6 +93,7 @@ def test_a_full_disk_loses_nothing(engine, small_disk):
         with pytest.raises(OSError, match=str(small_disk / path)) as caught:
             ringstow.save({"a": torch.ones(32 * MIB)}, small_disk / path, config=config)
         assert caught.value.errno == errno.ENOSPC
+        assert re.search(r"needs \d+ bytes .* which has \d+ free", str(caught.value))
         assert litter(small_disk / path) == []
     assert not (small_disk / "new" / "manifest.json").exists()
     assert os.statvfs(small_disk).f_bavail == before

@@ -66,6 +66,7 @@ pub struct Bench {
 /// All that was measured.
 #[derive(Debug, Serialize)]
 struct Measured {
+    #[serde(with = "crate::path_text")]
     dir: PathBuf,
     bytes: u64,
     rounds: u16,

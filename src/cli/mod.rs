@@ -84,12 +84,24 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return usage.exit_code() as u8;
         }
     };
+    print_warnings();
     let mut out = Output::stdout();
     let outcome = execute(cli.command, &mut out).and_then(|exit| {
         out.finish()?;
         Ok(exit)
     });
     outcome.unwrap_or_else(|error| complain(&error)) as u8
+}
+
+/// Has what the library warns of printed on stderr, unless the process collects it already.
+fn print_warnings() {
+    let format = tracing_subscriber::fmt::format().without_time().with_target(false).compact();
+    let printer = tracing_subscriber::fmt()
+        .event_format(format)
+        .with_max_level(tracing::Level::WARN)
+        .with_ansi(false)
+        .with_writer(std::io::stderr);
+    drop(printer.try_init());
 }
 
 fn execute(command: Command, out: &mut Output) -> Result<Exit> {
@@ -105,12 +117,18 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
     }
 }
 
-/// Says on stderr, in one line, what went wrong.
+/// Says on stderr what went wrong: in one line, but for a file that shows the line in question.
 fn complain(error: &Error) -> Exit {
-    if matches!(error, Error::Cancelled { .. }) {
-        output::note("interrupted");
-        return Exit::Interrupted;
+    match error {
+        Error::Cancelled { .. } => {
+            output::note("interrupted");
+            return Exit::Interrupted;
+        }
+        // A line break in the path is no line break of the message's.
+        Error::Format { path, reason } => {
+            output::say(&format!("{}: {}", text::path(path), text::lines(reason)));
+        }
+        error => output::note(&error.to_string()),
     }
-    output::note(&error.to_string());
     Exit::Failed
 }

@@ -29,10 +29,10 @@ impl Output {
         self.attempt(|to| writeln!(to, "{text}"))
     }
 
-    /// Prints a value as JSON.
+    /// Prints a value as JSON. In paths, a byte that is no UTF-8 stands as U+0000 and two hex digits.
     ///
     /// # Errors
-    /// As [`Output::line`]; [`Error::Invalid`] for a path that is not Unicode.
+    /// As [`Output::line`]; [`Error::Invalid`] for what JSON has no word for.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::invalid(format!("this cannot be said in JSON: {e}")))?;
@@ -79,7 +79,12 @@ impl Output {
 
 /// Says something on stderr, in one line.
 pub fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "ringstow: {}", printable(text));
+    say(&printable(text));
+}
+
+/// Says on stderr what is safe to show on a terminal already, in a line or several.
+pub fn say(safe: &str) {
+    let _ = writeln!(io::stderr(), "ringstow: {safe}");
 }
 
 /// JSON lets DEL and the C1 controls stand in a string as they are, and terminals act on them.

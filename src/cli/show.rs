@@ -100,6 +100,7 @@ fn explain(path: &Path, config: &Config, error: Error) -> Error {
 /// A checkpoint in JSON. Names and units are those of the manifest.
 #[derive(Serialize)]
 struct Shown<'a> {
+    #[serde(with = "crate::path_text")]
     path: &'a Path,
     version: u32,
     writer: &'a str,

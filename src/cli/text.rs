@@ -17,6 +17,13 @@ pub fn printable(text: &str) -> String {
     safe
 }
 
+/// [`printable`], a line at a time. Those behind the first are indented: text of a file's that has
+/// line breaks of its own passes for no line that the program says.
+pub fn lines(text: &str) -> String {
+    let lines: Vec<String> = text.trim_end().lines().map(printable).collect();
+    lines.join("\n  ")
+}
+
 /// [`printable`], for a path.
 pub fn path(path: &Path) -> String {
     printable(&path.to_string_lossy())
@@ -99,6 +106,13 @@ mod tests {
             printable("größe \"x\" 'y' \\ 层.0 e\u{301}"),
             "größe \"x\" 'y' \\ 层.0 e\u{301}"
         );
+    }
+
+    #[test]
+    fn lines_stay_lines_and_nothing_else_does() {
+        assert_eq!(lines("at line 2\n  |\n2 | a\x1b\n"), "at line 2\n    |\n  2 | a\\u{1b}");
+        assert_eq!(lines("one"), "one");
+        assert_eq!(lines("a\r\nringstow: all is well\rb"), "a\n  ringstow: all is well\\rb");
     }
 
     #[test]

@@ -63,6 +63,7 @@ enum Verdict {
 
 #[derive(Debug, Serialize)]
 struct Checked {
+    #[serde(with = "crate::path_text")]
     path: PathBuf,
     verdict: Verdict,
     /// Why it is damaged as a whole, or could not be checked.

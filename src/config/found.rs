@@ -4,24 +4,85 @@ use super::{Config, FIELDS};
 use crate::error::{Error, Result};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use strsim::levenshtein;
 use toml::{Table, Value};
 
+/// What the variables of ringstow begin with.
+const PREFIX: &str = "RINGSTOW_";
 /// Names another file than `ringstow.toml` in the current directory.
 const FILE_VARIABLE: &str = "RINGSTOW_CONFIG";
 const FILE_NAME: &str = "ringstow.toml";
+/// Variables that are for ringstow's own tests and benches.
+const OTHERS: &[&str] = &["RINGSTOW_CUTS", "RINGSTOW_KILLS", "RINGSTOW_REAL_GPU"];
+const OTHERS_BEGIN: &[&str] = &["RINGSTOW_BENCH_", "RINGSTOW_FAKE_CUDA", "RINGSTOW_TEST_"];
 
 impl Config {
     /// What the environment asks for (`RINGSTOW_POOL_BYTES=1G`, one variable a field), over what the
     /// file says that `RINGSTOW_CONFIG` names, or `ringstow.toml` in the current directory if it is
     /// there, over the defaults. An empty variable says nothing.
     ///
+    /// In a variable, what is true or false is `true`, `on`, `yes` or `1`, or `false`, `off`, `no` or
+    /// `0`; paths are separated by colons, and anything else is said as in the file.
+    ///
+    /// A variable whose name begins with `RINGSTOW_` and is of no field is warned of through `tracing`,
+    /// once a process.
+    ///
     /// # Errors
     /// [`Error::Invalid`] naming the variable, or the file and the place in it, that cannot be;
     /// [`Error::Io`] for a file that cannot be read.
     pub fn found() -> Result<Self> {
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        // No `Once`: who waits for it may hold what the one that logs waits for.
+        if !WARNED.swap(true, Relaxed) {
+            let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+            let names = set.filter_map(|(name, _)| name.into_string().ok());
+            unknown(names).iter().for_each(|warning| tracing::warn!("{warning}"));
+        }
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         found(variable)
     }
+}
+
+/// A sentence for each of these variables that begins as ringstow's do and is none of them, sorted.
+fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+    let known: Vec<String> =
+        FIELDS.iter().map(|field| variable_of(field)).chain([FILE_VARIABLE.into()]).collect();
+    let is_other = |name: &str| {
+        OTHERS.contains(&name) || OTHERS_BEGIN.iter().any(|begin| name.starts_with(begin))
+    };
+    let mut unknown: Vec<String> = names
+        .filter(|name| name.starts_with(PREFIX) && !known.contains(name) && !is_other(name))
+        .collect();
+    unknown.sort();
+    let sentence = |name: &String| match nearest(name, &known) {
+        Some(near) => {
+            format!("{name} in the environment is no setting, and ignored: is it {near}?")
+        }
+        None => {
+            let fields: Vec<&str> = known.iter().map(String::as_str).collect();
+            format!(
+                "{name} in the environment is no setting, and ignored: there are {}",
+                fields.join(", ")
+            )
+        }
+    };
+    unknown.iter().map(sentence).collect()
+}
+
+/// The name that is the fewest letters away, where that is less than half of what tells names apart.
+fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k String> {
+    let letters = |name: &str| name.len() - PREFIX.len();
+    let (near, away) = known
+        .iter()
+        .map(|known| (known, levenshtein(name, known)))
+        .min_by_key(|(_, away)| *away)?;
+    (2 * away < letters(name).min(letters(near))).then_some(near)
+}
+
+/// The variable of a field.
+fn variable_of(field: &str) -> String {
+    format!("{PREFIX}{}", field.to_uppercase())
 }
 
 fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
@@ -29,21 +90,36 @@ fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
         Some(path) => read(&PathBuf::from(path), true)?,
         None => read(Path::new(FILE_NAME), false)?,
     };
+    // Of each field, what tells of which kind its values are.
+    let defaults = serde_json::to_value(Config::default()).unwrap_or_default();
     for field in FIELDS {
-        let name = format!("RINGSTOW_{}", field.to_uppercase());
+        let name = variable_of(field);
         let Some(text) = variable(&name) else { continue };
-        let value = match *field {
-            "stripe" => paths(&text),
-            _ => text.parse().map_or_else(|_| Value::String(text.clone()), Value::Integer),
-        };
+        let wrong =
+            |why: &str| Error::invalid(format!("the environment says {name}={text}: {why}"));
+        let value = value(&text, &defaults[field]).map_err(wrong)?;
         table.insert((*field).into(), value);
-        config(&table).map_err(|why| {
-            Error::invalid(format!("the environment says {name}={text}: {}", why.message()))
-        })?;
+        config(&table).map_err(|why| wrong(why.message()))?;
     }
     let config = config(&table).map_err(|why| Error::invalid(why.message()))?;
     config.validate()?;
     Ok(config)
+}
+
+/// What a variable says, as a value of the kind of the field's default.
+fn value(text: &str, default: &serde_json::Value) -> std::result::Result<Value, &'static str> {
+    use serde_json::Value as Json;
+    Ok(match default {
+        Json::Bool(_) => Value::Boolean(match text {
+            "true" | "on" | "yes" | "1" => true,
+            "false" | "off" | "no" | "0" => false,
+            _ => return Err("it must be true, on, yes or 1, or false, off, no or 0"),
+        }),
+        Json::Array(_) => paths(text),
+        // Sizes have units.
+        Json::Number(_) => text.parse().map_or_else(|_| Value::String(text.into()), Value::Integer),
+        _ => Value::String(text.into()),
+    })
 }
 
 /// Several paths, as in `PATH`: separated by colons.
@@ -61,7 +137,7 @@ fn read(path: &Path, must_be_there: bool) -> Result<Table> {
         Err(error) => return Err(Error::io("reading the configuration", path, error)),
     };
     // Of the text, so that what is wrong is shown with its line.
-    let wrong = |why: toml::de::Error| Error::format(path, why.to_string());
+    let wrong = |why: toml::de::Error| Error::format(path, why.to_string().trim_end());
     toml::from_str::<Config>(&text).map_err(wrong)?.validate().map_err(|why| match why {
         Error::Invalid { reason } => Error::format(path, reason),
         other => other,
@@ -77,6 +153,7 @@ fn config(table: &Table) -> std::result::Result<Config, toml::de::Error> {
 mod tests {
     use super::*;
     use crate::config::{EngineChoice, Switch};
+    use serde_json::json;
     use std::collections::HashMap;
     use std::fs;
 
@@ -153,8 +230,71 @@ mod tests {
 
     #[test]
     fn every_field_can_be_asked_for() {
-        let config = serde_json::to_value(Config::default()).unwrap();
-        let fields: Vec<&str> = config.as_object().unwrap().keys().map(String::as_str).collect();
+        let default = serde_json::to_value(Config::default()).unwrap();
+        let fields: Vec<&str> = default.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(fields, FIELDS);
+        for field in FIELDS {
+            let (text, expected) = match *field {
+                "pool_bytes" => ("1G", json!(1 << 30)),
+                "block_bytes" => ("65536", json!(65536)),
+                "queue_depth" => ("3", json!(3)),
+                "fillers" => ("2", json!(2)),
+                "engine" => ("portable", json!("portable")),
+                "direct" | "fixed" => ("off", json!("off")),
+                "shard_bytes" => ("5GB", json!(5_000_000_000_u64)),
+                "files" => ("4", json!(4)),
+                "stripe" => ("/mnt/b:/mnt/c", json!(["/mnt/b", "/mnt/c"])),
+                "recycle" => ("true", json!(true)),
+                "trace" => ("7", json!("7")),
+                new => panic!("say here what {new} can be set to by its variable"),
+            };
+            let name = variable_of(field);
+            let config = with(&[(&name, text)]).unwrap_or_else(|e| panic!("{name}={text}: {e}"));
+            let mut all = default.clone();
+            assert_ne!(all[field], expected, "{name}={text} is what it is without");
+            all[field] = expected;
+            assert_eq!(serde_json::to_value(config).unwrap(), all, "{name}={text}");
+        }
+    }
+
+    #[test]
+    fn true_and_false_have_four_words_each() {
+        let (_dir, path) = file("recycle = true");
+        let says = |text| with(&[("RINGSTOW_CONFIG", &path), ("RINGSTOW_RECYCLE", text)]);
+        for text in ["true", "on", "yes", "1"] {
+            assert!(with(&[("RINGSTOW_RECYCLE", text)]).unwrap().recycle, "{text}");
+        }
+        for text in ["false", "off", "no", "0"] {
+            assert!(!says(text).unwrap().recycle, "{text}");
+        }
+        for text in ["maybe", "2", "True", "auto"] {
+            let why = says(text).unwrap_err().to_string();
+            assert!(why.contains(&format!("RINGSTOW_RECYCLE={text}")), "{why}");
+            assert!(why.contains("true, on, yes or 1"), "{why}");
+        }
+    }
+
+    #[test]
+    fn variables_that_nobody_hears_are_named_with_what_was_meant() {
+        let said = |names: &[&str]| unknown(names.iter().map(|name| (*name).to_owned()));
+        for (misspelt, meant) in [
+            ("RINGSTOW_POOL_BYTE", "RINGSTOW_POOL_BYTES?"),
+            ("RINGSTOW_QUEUEDEPTH", "RINGSTOW_QUEUE_DEPTH?"),
+            ("RINGSTOW_STRIPES", "RINGSTOW_STRIPE?"),
+            ("RINGSTOW_CONFG", "RINGSTOW_CONFIG?"),
+            ("RINGSTOW_SPEED", "there are RINGSTOW_POOL_BYTES, RINGSTOW_BLOCK_BYTES"),
+            ("RINGSTOW_", "there are"),
+        ] {
+            let warnings = said(&["HOME", misspelt, "RINGSTOW_ENGINE"]);
+            let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+            assert!(warning.starts_with(&format!("{misspelt} ")), "{warning}");
+            assert!(warning.contains(meant), "{warning}");
+        }
+        let fields: Vec<String> = FIELDS.iter().map(|field| variable_of(field)).collect();
+        assert_eq!(unknown(fields.into_iter()), [""; 0]);
+        assert_eq!(
+            said(&["RINGSTOW_CONFIG", "RINGSTOW_KILLS", "RINGSTOW_BENCH_MB", "PATH"]),
+            [""; 0]
+        );
     }
 }

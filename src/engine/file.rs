@@ -102,15 +102,13 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
     }
     // A file that is to be written over. Looking through its blocks for holes takes a while (30 ms a
     // GB in memory), and one that has as many as it needs has none to speak of.
-    if file.metadata()?.blocks().saturating_mul(512) >= len {
+    if allocated(file)? >= len {
         file.set_len(len)?;
         return Ok(Preallocated::Allocated);
     }
     match allocate(file, len) {
         Err(error) if cannot_allocate(&error) => {
-            let vfs = rustix::fs::fstatvfs(file)?;
-            // A file system that reports no size at all reports no free space either.
-            if vfs.f_blocks > 0 && vfs.f_bavail.saturating_mul(vfs.f_frsize) < len {
+            if free(file)? < len {
                 return Err(rustix::io::Errno::NOSPC.into());
             }
             file.set_len(len)?;
@@ -118,6 +116,24 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
         }
         result => result.map(|()| Preallocated::Allocated),
     }
+}
+
+/// Bytes of disk that a file has.
+///
+/// # Errors
+/// The system's.
+pub fn allocated(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.blocks().saturating_mul(512))
+}
+
+/// Bytes that are free, for this user, on the file system of a file.
+///
+/// # Errors
+/// The system's.
+pub fn free(file: &File) -> io::Result<u64> {
+    let vfs = rustix::fs::fstatvfs(file)?;
+    // A file system that reports no size at all reports no free space either.
+    Ok(if vfs.f_blocks > 0 { vfs.f_bavail.saturating_mul(vfs.f_frsize) } else { u64::MAX })
 }
 
 #[cfg(target_os = "linux")]

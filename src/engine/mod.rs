@@ -10,6 +10,7 @@ pub mod faulty;
 pub mod file;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 mod fixed;
+pub(crate) mod inherited;
 pub mod ladder;
 pub mod lease;
 pub mod null;

@@ -8,6 +8,7 @@ mod files;
 pub(super) mod setup;
 
 use super::fixed::Fixed;
+use super::inherited::Inherited;
 use super::ladder::{Fallback, Refusal};
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Waker, not_attached};
 use crate::config::Switch;
@@ -28,6 +29,7 @@ const BELL: u64 = u64::MAX;
 
 /// One ring. Not to be moved to another thread: the kernel refuses any but the first.
 pub struct Uring {
+    _inherited: [Inherited; 2],
     // Dropped before what follows, which the kernel may refer to until then.
     ring: IoUring,
     depth: usize,
@@ -73,6 +75,7 @@ impl Uring {
         let fd = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
         tracing::debug!(depth, flags = flags.name(), registered = fixed.count(), "ring set up");
         Ok(Self {
+            _inherited: [Inherited::note(&ring), Inherited::note(&fd)],
             files: Files::new(&ring),
             ring,
             depth: depth.max(1),

@@ -19,6 +19,9 @@ pub const VERSION: u32 = 1;
 /// As many ranks as a whole may be of: whoever lists those that are missing makes a list of them.
 pub(crate) const RANKS_MAX: u32 = 1 << 24;
 
+/// Bytes at a manifest's end that tell it from any other of its length.
+pub(crate) const SEAL_LEN: usize = seal::LEN;
+
 const FORMAT: &str = "ringstow";
 
 /// Everything about a checkpoint but the tensors' bytes.

@@ -11,8 +11,8 @@ mod seal;
 pub mod value;
 
 pub use dtype::Dtype;
-pub(crate) use manifest::RANKS_MAX;
 pub use manifest::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
+pub(crate) use manifest::{RANKS_MAX, SEAL_LEN};
 pub use receipt::Receipt;
 pub use value::Value;
 

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 const KEY: &str = ",\"crc32\":\"";
-const LEN: usize = KEY.len() + 8 + "\"}\n".len();
+pub(super) const LEN: usize = KEY.len() + 8 + "\"}\n".len();
 
 /// Writes a JSON object as one line, closed by the seal.
 pub(super) fn write(object: &impl Serialize, to: impl Write) -> io::Result<()> {

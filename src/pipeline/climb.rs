@@ -6,7 +6,7 @@ use super::runtime::Runtime;
 use crate::config::Config;
 use crate::engine::ladder::{self, Fallback, Refusal, Rung, Stage};
 use crate::engine::queue::Queue;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Room};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +17,7 @@ pub(super) struct Failed {
     pub doing: &'static str,
     pub path: PathBuf,
     pub error: io::Error,
+    pub room: Option<Room>,
 }
 
 /// Tries `step` on each rung that `config` allows, best first, until one works. A failure that the
@@ -44,9 +45,10 @@ pub(super) fn climb<T>(
                 let moved = moved(&queue, &rung, refused, notes);
                 return Ok((done, queue, moved));
             }
-            Err(Failed { stage, doing, path, error }) => {
+            Err(Failed { stage, doing, path, error, room }) => {
                 let why = ladder::refusal(&rung, stage, &error);
-                refused.push((rung, why.ok_or_else(|| Error::io(doing, path, error))?));
+                let fatal = || Error::Io { doing, path, offset: None, source: error, room };
+                refused.push((rung, why.ok_or_else(fatal)?));
             }
         }
     }

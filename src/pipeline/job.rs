@@ -126,6 +126,7 @@ impl Job {
 
     pub(crate) fn set_total(&self, bytes: u64) {
         self.total.store(bytes, Relaxed);
+        self.written.store(0, Relaxed); // of a load that begins again
     }
 
     pub(crate) fn add_staged(&self, bytes: u64) {

@@ -41,6 +41,13 @@ pub(crate) struct ShardFile {
     pub crc32: Vec<u32>,
 }
 
+/// Whose files are read: who knows whether they still are.
+pub(crate) trait Origin: Sync + std::fmt::Debug {
+    /// Called when all files that are read have been opened (`true`), or one could not be: checks that they
+    /// are the ones that the blocks were planned for. What this fails with, the load does.
+    fn check_same(&self, all_open: bool) -> Result<()>;
+}
+
 /// What to read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reads<'a> {
@@ -54,6 +61,8 @@ pub(crate) struct Reads<'a> {
     pub block_bytes: u64,
     /// Whether to check each against its checksum.
     pub verify: bool,
+    /// Whose files these are.
+    pub origin: &'a dyn Origin,
 }
 
 impl<'a> Reads<'a> {
@@ -270,7 +279,7 @@ impl Drop for Opened {
 }
 
 /// Opens all files that are read, those of each directory on the first rung of the ladder that passes
-/// its trial there.
+/// its trial there. From then on nobody takes them away.
 fn open_files(runtime: &Runtime, config: &Config, reads: Reads) -> Result<(Opened, Moved)> {
     let paths: Vec<Option<&Path>> = reads
         .files
@@ -279,11 +288,15 @@ fn open_files(runtime: &Runtime, config: &Config, reads: Reads) -> Result<(Opene
         .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
         .collect();
     file::make_room_for(paths.iter().flatten().count());
-    let (files, moved) = climb_each(runtime, config, &paths, |numbers, queue, rung| {
+    let opened = climb_each(runtime, config, &paths, |numbers, queue, rung| {
         let shards = numbers.iter().map(|&number| &reads.files[number]);
         Ok((open_on(queue, rung, shards)?, Vec::new()))
-    })?;
-    Ok((Opened { files }, moved))
+    })
+    .map(|(files, moved)| (Opened { files }, moved));
+    if !reads.blocks.is_empty() {
+        reads.origin.check_same(opened.is_ok())?;
+    }
+    opened
 }
 
 /// The blocks' numbers such that the directories they lie in take turns: these may be disks, each of
@@ -317,8 +330,9 @@ fn open_on<'a>(
 ) -> std::result::Result<Vec<(Attached, Arc<Queue>)>, Failed> {
     let mut files = Vec::new();
     for shard in shards {
-        let failed =
-            |stage, doing| move |error| Failed { stage, doing, path: shard.path.clone(), error };
+        let failed = |stage, doing| {
+            move |error| Failed { stage, doing, path: shard.path.clone(), error, room: None }
+        };
         let file = open_shard(shard, rung.direct).map_err(failed(Stage::Open, "opening"))?;
         let attached =
             queue.attach(Arc::new(file)).map_err(failed(Stage::Open, "attaching to the engine"))?;

@@ -41,6 +41,7 @@ impl Moved {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SaveReport {
     /// The checkpoint's directory.
+    #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Saves into this directory that came before.
     pub generation: u64,
@@ -117,6 +118,7 @@ impl SaveReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// The checkpoint's directory.
+    #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Tensors loaded.
     pub tensors: usize,
@@ -164,6 +166,7 @@ impl LoadReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerifyReport {
     /// The checkpoint's directory.
+    #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Files checked.
     pub files: usize,
@@ -184,6 +187,7 @@ pub struct VerifyReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
     /// The file.
+    #[serde(with = "crate::path_text")]
     pub file: PathBuf,
     /// Byte offset at which the damaged block starts.
     pub offset: u64,

@@ -4,6 +4,7 @@ use crate::config::Config;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 use crate::config::Switch;
 use crate::engine::Engine;
+use crate::engine::inherited;
 use crate::engine::ladder::{Kind, Rung};
 use crate::engine::portable::Portable;
 use crate::engine::queue::Queue;
@@ -73,9 +74,11 @@ impl Runtime {
         kept().clear();
     }
 
-    /// To be called in a forked child: the threads are the parent's, and the pools are not mapped
-    /// here.
+    /// To be called in a forked child, before anything else here: the threads are the parent's, the pools are
+    /// not mapped here, and the files and locks of its saves are closed, which otherwise stay open as long
+    /// as the child lives. Handles and sessions that it inherited are to be forgotten, never dropped.
     pub fn forget_after_fork() {
+        inherited::close();
         std::mem::forget(std::mem::take(&mut *kept()));
     }
 

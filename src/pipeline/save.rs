@@ -17,15 +17,17 @@ use super::trace::What;
 use crate::config::ALIGN;
 use crate::device::{Pinning, Source};
 use crate::engine::file::{self, Preallocated};
+use crate::engine::inherited::Inherited;
 use crate::engine::ladder::{self, Fallback, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing};
 use crate::engine::{Action, Transfer};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Room};
 use crate::format::Item;
 use crate::plan::save::{Block, SavePlan};
 use crate::pool::{Buffer, Pool};
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -108,6 +110,7 @@ struct Shards {
 }
 
 struct OpenShard {
+    _inherited: Inherited,
     path: PathBuf,
     file: Arc<File>,
     attached: Attached,
@@ -144,17 +147,20 @@ fn open_on(
     for &(path, bytes) in paths {
         let failed = |stage, doing| {
             let path = path.clone();
-            move |error| Failed { stage, doing, path, error }
+            move |error| Failed { stage, doing, path, error, room: None }
         };
         // Not emptied: a file that is there is to be written over, every byte of it.
         let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
         let padded = bytes.next_multiple_of(ALIGN as u64);
-        let preallocated =
-            file::preallocate(&file, padded).map_err(failed(Stage::Open, "preallocating"))?;
+        let preallocated = file::preallocate(&file, padded).map_err(|error| {
+            let room = too_little_room(&error, paths, &files, &file);
+            Failed { room, ..failed(Stage::Open, "preallocating")(error) }
+        })?;
         if preallocated == Preallocated::SizeOnly && notes.is_empty() {
             notes.push(no_preallocation());
         }
         let file = Arc::new(file);
+        let inherited = Inherited::note(&file);
         let attached =
             queue.attach(file.clone()).map_err(failed(Stage::Open, "attaching to the engine"))?;
         if files.is_empty() {
@@ -162,9 +168,29 @@ fn open_on(
                 .0
                 .map_err(failed(Stage::Trial, "writing"))?;
         }
-        files.push(OpenShard { path: path.clone(), file, attached, queue: queue.clone() });
+        let (path, queue) = (path.clone(), queue.clone());
+        files.push(OpenShard { _inherited: inherited, path, file, attached, queue });
     }
     Ok((files, notes))
+}
+
+/// What a directory's files need and what there is for them, if its file system is full: asked while
+/// those that are open hold what they got of it.
+fn too_little_room(
+    error: &io::Error,
+    paths: &[(&PathBuf, u64)],
+    open: &[OpenShard],
+    last: &File,
+) -> Option<Room> {
+    if error.kind() != io::ErrorKind::StorageFull {
+        return None;
+    }
+    let needed = paths.iter().map(|(_, bytes)| bytes.next_multiple_of(ALIGN as u64)).sum();
+    let files = open.iter().map(|open| &*open.file).chain([last]);
+    let held: u64 = files.map(|file| file::allocated(file).unwrap_or_default()).sum();
+    let free = file::free(last).ok()?.saturating_add(held);
+    // Else there was too little for something besides: the file system's own, or other writers.
+    (free < needed).then_some(Room { needed, free })
 }
 
 fn no_preallocation() -> Fallback {

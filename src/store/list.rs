@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Serialize)]
 pub struct Found {
     /// The directory.
+    #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Whether it can be loaded.
     pub status: Status,
@@ -31,6 +32,7 @@ pub struct Found {
     pub part_of: Option<PartOf>,
     /// The parts of a whole that ranks saved each by itself, by rank: each a checkpoint of its own. Empty
     /// for any other.
+    #[serde(with = "crate::path_text::list")]
     pub parts: Vec<PathBuf>,
 }
 

@@ -206,7 +206,7 @@ impl Checkpoint {
 
     pub(super) fn reads<'a>(&'a self, blocks: &'a [BlockRead], verify: bool) -> Reads<'a> {
         let block_bytes = self.manifest().block_bytes;
-        Reads { dir: self.path(), files: &self.files, blocks, block_bytes, verify }
+        Reads { dir: self.path(), files: &self.files, blocks, block_bytes, verify, origin: self }
     }
 
     fn plan_straight(&self, wanted: &[Wanted], loading: Loading) -> Vec<BlockRead> {

@@ -1,5 +1,6 @@
 //! One saver a directory at a time.
 
+use crate::engine::inherited::Inherited;
 use crate::error::{Error, Result};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -11,6 +12,7 @@ use std::path::Path;
 /// It is on the directory itself (flock), so that it leaves no file behind, however the process ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
+    _inherited: Option<Inherited>,
     _held: Option<Flock<File>>,
 }
 
@@ -22,11 +24,14 @@ impl DirLock {
     pub fn take(dir: &Path) -> Result<Self> {
         let file = File::open(dir).map_err(|e| Error::io("opening", dir, e))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => Ok(Self { _held: Some(held) }),
+            Ok(held) => {
+                let inherited = Some(Inherited::note(&*held));
+                Ok(Self { _inherited: inherited, _held: Some(held) })
+            }
             Err((_, Errno::EWOULDBLOCK)) => Err(Error::Busy { path: dir.into() }),
             Err((_, errno)) => {
                 tracing::warn!(dir = %dir.display(), %errno, "cannot lock the directory: two savers at once would not see each other");
-                Ok(Self { _held: None })
+                Ok(Self { _inherited: None, _held: None })
             }
         }
     }

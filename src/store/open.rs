@@ -6,10 +6,11 @@ use super::index::Index;
 use super::places::{Places, companion_of};
 use super::ranks;
 use super::session::unfinished;
+use super::stamp::{Stamp, while_replaced};
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
-use crate::pipeline::load::ShardFile;
+use crate::pipeline::load::{Origin, ShardFile};
 use nix::fcntl::OFlag;
 use std::collections::HashSet;
 use std::fs;
@@ -35,12 +36,18 @@ pub struct Checkpoint {
     pub(super) manifest: Arc<Manifest>,
     by_name: Index,
     pub(super) files: Vec<ShardFile>,
+    /// Of the manifest that was read; others' directories have none.
+    stamp: Option<Stamp>,
 }
 
 impl Checkpoint {
     /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with
     /// their full length. Reads no tensor. Of a striped checkpoint, files are looked for in the `stripe`
     /// of the configuration that is [found](Config::found).
+    ///
+    /// No file stays open: a save or a removal that comes between this and a load takes the files away, and
+    /// the load then says so ([`Error::Replaced`], [`Error::Incomplete`]). It never reads another checkpoint
+    /// in the place of this one.
     ///
     /// # Errors
     /// [`Error::Io`] if there is no such directory; [`Error::Incomplete`] if nothing was committed
@@ -56,22 +63,21 @@ impl Checkpoint {
     /// # Errors
     /// As for [`Checkpoint::open`].
     pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
-        let path = path.as_ref();
-        let mut manifest = read_manifest(path)?;
-        let files = loop {
-            match find_shards(path, &config.stripe, &manifest) {
+        while_replaced(|| Self::open_once(path.as_ref(), config))
+    }
+
+    fn open_once(path: &Path, config: &Config) -> Result<Self> {
+        let bytes = read_text(path)?;
+        let stamp = Stamp::of(&bytes);
+        let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
+        match find_shards(path, &config.stripe, &manifest) {
+            Ok(files) => Ok(Self::new(path, Kind::Ringstow, manifest, files, stamp)),
+            Err(error) => {
                 // A save that committed since the manifest was read has removed its shards.
-                Err(missing @ Error::Incomplete { .. }) => {
-                    let now = read_manifest(path)?;
-                    if now.generation == manifest.generation {
-                        return Err(missing);
-                    }
-                    manifest = now;
-                }
-                found => break found?,
+                stamp.map_or(Ok(()), |stamp| stamp.check(path, false))?;
+                Err(error)
             }
-        };
-        Ok(Self::new(path, Kind::Ringstow, manifest, files))
+        }
     }
 
     /// As [`Checkpoint::open`], and where there is no manifest, opens a directory of safetensors
@@ -100,17 +106,29 @@ impl Checkpoint {
             return Err(no_manifest(path));
         }
         let (manifest, files) = foreign::read(path)?;
-        Ok(Self::new(path, Kind::Safetensors, manifest, files))
+        Ok(Self::new(path, Kind::Safetensors, manifest, files, None))
     }
 
-    fn new(path: &Path, kind: Kind, manifest: Manifest, files: Vec<ShardFile>) -> Self {
+    fn new(
+        path: &Path,
+        kind: Kind,
+        manifest: Manifest,
+        files: Vec<ShardFile>,
+        stamp: Option<Stamp>,
+    ) -> Self {
         let by_name = Index::new(manifest.tensors.iter().map(|tensor| tensor.name.as_str()));
-        Self { path: path.into(), kind, manifest: Arc::new(manifest), by_name, files }
+        Self { path: path.into(), kind, manifest: Arc::new(manifest), by_name, files, stamp }
     }
 
     /// Who wrote it.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// A text that is the same for whoever opens this very checkpoint, and another for one that has
+    /// replaced it at its path. `None` for files of others.
+    pub fn stamp(&self) -> Option<String> {
+        self.stamp.map(|stamp| stamp.to_string())
     }
 
     /// The checkpoint's directory.
@@ -153,7 +171,14 @@ impl Checkpoint {
     }
 }
 
-fn check_directory(dir: &Path) -> Result<()> {
+impl Origin for Checkpoint {
+    /// Of others' directories nobody can tell.
+    fn check_same(&self, all_open: bool) -> Result<()> {
+        self.stamp.map_or(Ok(()), |stamp| stamp.check(&self.path, all_open))
+    }
+}
+
+pub(super) fn check_directory(dir: &Path) -> Result<()> {
     let found = fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?;
     if found.is_dir() {
         return Ok(());
@@ -164,19 +189,20 @@ fn check_directory(dir: &Path) -> Result<()> {
 
 /// Reads and checks a directory's manifest.
 pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
-    read_by(Manifest::decode, dir)
+    Manifest::decode(read_text(dir)?, &dir.join(names::MANIFEST))
 }
 
 /// The files that a directory's manifest lists.
 pub(super) fn read_files(dir: &Path) -> Result<Vec<FileEntry>> {
-    read_by(Manifest::decode_files, dir)
+    Manifest::decode_files(read_text(dir)?, &dir.join(names::MANIFEST))
 }
 
-fn read_by<T>(decode: fn(Vec<u8>, &Path) -> Result<T>, dir: &Path) -> Result<T> {
+/// The bytes of a directory's manifest.
+fn read_text(dir: &Path) -> Result<Vec<u8>> {
     check_directory(dir)?;
     let path = dir.join(names::MANIFEST);
     match read_plain(&path) {
-        Ok(bytes) => decode(bytes, &path),
+        Ok(bytes) => Ok(bytes),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_manifest(dir)),
         Err(e) if is_link(&e) => Err(Error::format(path, "is a symbolic link, which is refused")),
         Err(e) => Err(Error::io("reading", path, e)),

@@ -178,13 +178,20 @@ impl Places {
         let name = companion_name(&own).ok_or_else(|| {
             Error::invalid(format!("{} has no name: it cannot be striped", own.display()))
         })?;
+        let marked = own.to_str().ok_or_else(|| {
+            Error::invalid(format!(
+                "{} cannot be striped: the companions' markers are to name it, and it is no UTF-8; save to \
+                 another path, or without Config.stripe",
+                own.display()
+            ))
+        })?;
         let companion = |stripe: &PathBuf| {
             let stripe = absolute(stripe).map_err(|e| Error::io("opening", stripe, e))?;
             Ok(Companion { dir: stripe.join(&name), stripe })
         };
         Ok(Self {
             own: dir.into(),
-            marked: own.to_string_lossy().into_owned(),
+            marked: marked.into(),
             companions: stripe.iter().map(companion).collect::<Result<_>>()?,
             left_out: Vec::new(),
         })

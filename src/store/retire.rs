@@ -37,10 +37,12 @@ pub enum Disposal {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Retired {
     /// Where it was. The directory is there still if others' files are in it.
+    #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Shards that are spare files now.
     pub recycled: usize,
     /// Files that are gone.
+    #[serde(with = "crate::path_text::list")]
     pub removed: Vec<PathBuf>,
 }
 
@@ -48,12 +50,15 @@ pub struct Retired {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub struct Retained {
     /// Checkpoints that stay, by rising step.
+    #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
     /// Checkpoints that were removed, by rising step.
+    #[serde(with = "crate::path_text::list")]
     pub retired: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
     /// Spare files of earlier calls that were removed, and their directory if nothing else was in it.
+    #[serde(with = "crate::path_text::list")]
     pub spares: Vec<PathBuf>,
 }
 

@@ -19,10 +19,13 @@ use std::path::{Path, PathBuf};
 pub struct Swept {
     /// Files that were removed, and directories that held nothing else. Of a whole in parts whose removal was
     /// finished, its own path and no other.
+    #[serde(with = "crate::path_text::list")]
     pub removed: Vec<PathBuf>,
     /// Shards of a committed checkpoint that got their final name.
+    #[serde(with = "crate::path_text::list")]
     pub renamed: Vec<PathBuf>,
     /// Shards that became spare files; see [`retire`](super::retire()).
+    #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
@@ -32,6 +35,7 @@ pub struct Swept {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Left {
     /// The directory.
+    #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Why.
     pub reason: String,

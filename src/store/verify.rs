@@ -1,6 +1,6 @@
 //! Checking a whole checkpoint against its checksums.
 
-use super::Checkpoint;
+use super::{Checkpoint, while_replaced};
 use crate::error::Result;
 use crate::pipeline::job::Job;
 use crate::pipeline::load::check;
@@ -12,11 +12,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Reads every byte of the checkpoint at `path` and compares each block's checksum. Damaged blocks
-/// are listed in the report.
+/// are listed in the report. If a save replaces the checkpoint meanwhile, it is all of the one or all of the
+/// other that was read.
 ///
 /// # Errors
 /// What [`Checkpoint::open`] gives, a file of another length among it, and failures to read.
 pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
+    while_replaced(|| verify_once(runtime, path, job))
+}
+
+fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     let started = Instant::now();
     let checkpoint = Checkpoint::open_with(path, runtime.config())?;
     let file_bytes: Vec<u64> = checkpoint.files.iter().map(|file| file.bytes).collect();

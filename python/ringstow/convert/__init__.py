@@ -28,7 +28,7 @@ from ringstow._config import Config
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
 from ringstow._report import SaveReport
 from ringstow._select import listed
-from ringstow.convert import _paths, _targets
+from ringstow.convert import _paths, _replace, _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, State, open_source
 from ringstow.convert._walk import stored, total_bytes
@@ -93,6 +93,7 @@ def convert(
     target: Kind | None = None,
     progress: Progress | None = None,
     verify: bool = True,
+    overwrite: bool = False,
     allow_pickle: bool = False,
     config: Config | None = None,
     prefix: str = "",
@@ -103,14 +104,16 @@ def convert(
 
     Args:
         src: the checkpoint to read.
-        dst: where to write. Refused if something is there, but for a ringstow checkpoint, which is
-            replaced when the new one is committed, and other files beside those of ``hf``.
+        dst: where to write. Refused if something is there, but for what a killed conversion left,
+            and other files beside those of ``hf``.
         source: the kind of ``src``; None looks what is there.
         target: the kind of ``dst``; None means ringstow, or torch for a ringstow ``src`` and a name
             such as ``x.pt``.
         progress: called now and then with the phase, and the bytes done and to do.
         verify: compare the source's checksums where it has some; read back what was written and
             compare it, tensor by tensor, bit by bit.
+        overwrite: replace a checkpoint of the target's kind that is at ``dst``, once all of the new
+            one is written: until then, and if that fails, it stays as it is.
         allow_pickle: unpickle (and pickle) what is neither tensor nor plain value: runs any code.
         config: the knobs of reading and writing; None means the defaults.
         prefix: for ``hf``: write the tensors whose dotted name starts so, without it: ``"model."``.
@@ -134,34 +137,35 @@ def convert(
     here, there = _api._absolute(src), _api._absolute(dst)
     source_kind = source or _paths.kind_of(here)
     target_kind = target or _paths.target_kind(source_kind, there)
-    _paths.check_target(here, there, target_kind)
+    _paths.check_target(here, there, target_kind, overwrite=overwrite)
     _check_options(target_kind, prefix, dtype)
     options = Options(allow_pickle=allow_pickle, verify=verify, config=config or Config())
     advance = progress or _silent
 
+    written: _targets.Written
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
         raise InvalidStateError(f"{here} holds a {type(state).__name__} and no state dict")
-    written: _targets.Written
-    match target_kind:
-        case "ringstow":
-            written = _targets.to_ringstow(
-                state, there, advance, config=options.config, allow_pickle=allow_pickle
-            )
-        case "dcp":
-            written = _targets.to_dcp(state, there, advance)
-        case "torch":
-            written = _targets.to_torch(state, there, advance)
-        case "hf":
-            written = _targets.to_hf(
-                state,
-                there,
-                advance,
-                config=options.config,
-                prefix=prefix,
-                dtype=dtype,
-                max_shard_bytes=parse_size(max_shard_size),
-            )
+    with _replace.place(there, target_kind) as to:
+        match target_kind:
+            case "ringstow":
+                written = _targets.to_ringstow(
+                    state, to, advance, config=options.config, allow_pickle=allow_pickle
+                )
+            case "dcp":
+                written = _targets.to_dcp(state, to, advance)
+            case "torch":
+                written = _targets.to_torch(state, to, advance)
+            case "hf":
+                written = _targets.to_hf(
+                    state,
+                    to,
+                    advance,
+                    config=options.config,
+                    prefix=prefix,
+                    dtype=dtype,
+                    max_shard_bytes=parse_size(max_shard_size),
+                )
     if written.left_out:
         _log.warning("%s", listed(f"{there} has no place for, and is without", [*written.left_out]))
     if verify:
@@ -176,7 +180,7 @@ def convert(
         left_out=written.left_out,
         tied=written.tied,
         verified=verify,
-        save=written.report,
+        save=written.report and dataclasses.replace(written.report, path=there),
         seconds=time.monotonic() - started,
     )
 
@@ -184,6 +188,7 @@ def convert(
 class _Options(TypedDict, total=False):
     progress: Progress | None
     verify: bool
+    overwrite: bool
     allow_pickle: bool
     config: Config | None
 

@@ -23,9 +23,9 @@ examples:
   ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
 
-Failed or interrupted, it removes what it wrote. Killed, it leaves *.part, *.distcp without
-.metadata, or numbered *.safetensors without an index, none of which is a checkpoint: remove them
-and run it again.
+Failed or interrupted, it removes what it wrote, and what was to be replaced is there as it was.
+Killed, it leaves *.part, *.distcp without .metadata, or numbered *.safetensors without an index,
+none of which is a checkpoint: remove them and run it again.
 
 exit codes:
   0    converted, and verified
@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
                 target=args.target,
                 progress=progress,
                 verify=not args.no_verify,
+                overwrite=args.overwrite,
                 allow_pickle=args.allow_pickle,
                 prefix=args.prefix,
                 dtype=args.dtype,
@@ -63,11 +64,19 @@ def main(argv: list[str]) -> int:
         print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
         return 2
     except (Error, OSError) as error:
-        print(f"ringstow: {error}", file=sys.stderr)
+        print(f"ringstow: {_said(error)}", file=sys.stderr)
         return 1 if type(error).__name__ == "CorruptCheckpointError" else 2
     if not args.quiet:
         _tell(report)
     return 0
+
+
+def _said(error: Exception) -> str:
+    """Return an error's message. An OSError's names the file once, and first."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    path, why = str(error.filename), str(error.strerror)
+    return why if path in why else f"{path}: {why}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("src", metavar="SRC", help="the checkpoint to read")
-    parser.add_argument("dst", metavar="DST", help="where to write; nothing may be there")
+    parser.add_argument(
+        "dst", metavar="DST", help="where to write; nothing may be there, but with --overwrite"
+    )
     kinds = list(KINDS)
     parser.add_argument("--from", dest="source", choices=kinds, help="kind of SRC (default: look)")
     parser.add_argument(
@@ -87,6 +98,11 @@ def _parser() -> argparse.ArgumentParser:
         dest="target",
         choices=kinds,
         help="kind of DST (default: ringstow, or torch for *.pt)",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a checkpoint of its kind at DST, once the new one is written",
     )
     parser.add_argument(
         "--prefix", default="", help="hf: only tensors named so, without it: model."

@@ -36,7 +36,7 @@ from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow._memory import LazyTensor
 from ringstow.convert import _streams
 from ringstow.convert._paths import sync_dir
-from ringstow.convert._sources import State, plain_numpy, refused, unreadable
+from ringstow.convert._sources import State, plain_numpy, reading, unreadable
 from ringstow.convert._walk import is_tensor, loaded, replaced, spec_of
 
 _PACKAGE = "torch.distributed.checkpoint"
@@ -145,23 +145,12 @@ class _Reader:
         index, nothing = metadata.MetadataIndex(name), torch.Size([0])
         item = ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
         self._read(name, [item], into)
-        try:
-            with plain_numpy():
-                return torch.load(
-                    into.blob, map_location="cpu", weights_only=not self._allow_pickle
-                )
-        except pickle.UnpicklingError as error:
-            raise refused(f"{self._path}: {name}", error) from error
-        except (RuntimeError, EOFError, ValueError, KeyError) as error:
-            raise unreadable(self._path, f"the value {name!r}", error) from error
+        with reading(self._path, f"the value {name!r}"), plain_numpy():
+            return torch.load(into.blob, map_location="cpu", weights_only=not self._allow_pickle)
 
     def _read(self, name: str, items: list[Any], into: _Into) -> None:
-        try:
+        with reading(self._path, repr(name)):
             self._files.read_data(LoadPlan(items), into)
-        except pickle.UnpicklingError as error:
-            raise refused(f"{self._path}: a chunk of the tensor {name!r}", error) from error
-        except (RuntimeError, EOFError, ValueError, KeyError, AssertionError) as error:
-            raise unreadable(self._path, f"{name!r}", error) from error
 
 
 class _Into(DefaultLoadPlanner):

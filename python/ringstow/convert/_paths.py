@@ -13,6 +13,9 @@ KINDS = {
     "torch": "a file, by torch.save",
     "hf": "a directory of *.safetensors files, by Hugging Face's programs",
 }
+# What makes a checkpoint of the files beside it: the ones to name of many.
+_MARKS = ("manifest.json", ".metadata", "model.safetensors.index.json", "model.safetensors")
+_REPLACE = ", or replace it by --overwrite (overwrite=True)"
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
@@ -66,26 +69,61 @@ def target_kind(source: str, path: str) -> str:
     )
 
 
-def check_target(source: str, path: str, kind: str) -> None:
-    """Refuse a target that is the source, or that holds something.
-
-    A ringstow checkpoint may be there: it is replaced when the new one is committed. Model files
-    are looked for by who writes them.
+def check_target(source: str, path: str, kind: str, *, overwrite: bool) -> None:
+    """Refuse a target that is the source, or that holds something that is not to be replaced.
 
     Raises:
         InvalidStateError: the two are one.
-        FileExistsError: something is there.
+        FileExistsError: something is there; names it.
     """
     if os.path.realpath(source) == os.path.realpath(path):
         raise InvalidStateError(f"{path} is both source and target: give another target")
-    if kind == "torch" and os.path.lexists(path):
-        raise FileExistsError(17, "is there already; remove it, or give another target", path)
-    if (
-        kind == "dcp"
-        and os.path.lexists(path)
-        and not (os.path.isdir(path) and not os.listdir(path))
-    ):
-        raise FileExistsError(17, "is there already and not an empty directory", path)
+    if not os.path.lexists(path):
+        return
+    if os.path.isdir(path) == (kind == "torch"):
+        is_one = "is a directory" if kind == "torch" else "is there already and no directory"
+        raise _taken(path, is_one)
+    names = [] if kind == "torch" else sorted(os.listdir(path))
+    if overwrite:
+        foreign = next((name for name in names if not _may_stay_or_go(name, names, kind)), None)
+        if foreign is not None:
+            raise _taken(
+                path, f"holds {foreign}, no part of a {kind} checkpoint, which alone is replaced"
+            )
+        return
+    if kind == "torch":
+        raise _taken(path, "is there already", _REPLACE)
+    if kind == "hf":
+        names = [name for name in names if is_model(name) or not _may_stay_or_go(name, names, kind)]
+    elif kind == "ringstow" and "manifest.json" not in names:
+        names = [name for name in names if not name.endswith(".part")]  # of a save that was killed
+    if names:
+        what = next((name for name in names if name in _MARKS), names[0])
+        raise _taken(path, f"is there already, and holds {what}", _REPLACE)
+
+
+def is_dcp(name: str) -> bool:
+    """Tell whether torch.distributed.checkpoint gives files this name."""
+    return name in (".metadata", ".metadata.tmp") or name.endswith(".distcp")
+
+
+def is_model(name: str) -> bool:
+    """Tell whether Hugging Face's programs give the files of a model this name."""
+    return re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name) is not None
+
+
+def _may_stay_or_go(name: str, names: list[str], kind: str) -> bool:
+    """Tell whether a file is replaced with a checkpoint of this kind, or none of its business."""
+    if kind == "dcp":
+        return is_dcp(name)
+    if kind == "hf":
+        return is_model(name) or (name != "manifest.json" and not name.endswith(".safetensors"))
+    # Beside a manifest it is what ringstow.dcp leaves.
+    return name != ".metadata" or "manifest.json" in names
+
+
+def _taken(path: str, what: str, unless: str = "") -> FileExistsError:
+    return FileExistsError(17, f"{what}; remove it, or give another target{unless}", path)
 
 
 def sync_dir(directory: str) -> None:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
+import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 from ringstow import _build, _native, _tree
 from ringstow._config import Config
-from ringstow._errors import CorruptCheckpointError, UnsupportedError
+from ringstow._errors import CorruptCheckpointError, Error, InvalidStateError, UnsupportedError
 from ringstow._memory import LazyTensor
 from ringstow._state import Path
 from ringstow._tree import Leaf
+from ringstow.convert import _streams
 from ringstow.convert._ahead import ReadAhead
 
 State = dict[Any, Any]
+
+# How torch.save's files begin: a zip archive's first entry; before torch 1.6 a pickled number.
+_ZIP = b"PK\x03\x04"
+_OLD = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
+_HEAD_BYTES = 512
+_REMEDY = "take another copy of it, or an earlier checkpoint"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,33 +111,61 @@ def _hf(path: str, options: Options) -> State:
 def _torch_file(path: str, options: Options) -> State:
     import torch
 
-    mapped = zipfile.is_zipfile(path)
+    mapped = _check_beginning(path)
     if not mapped:
         warnings.warn(
-            f"{path} is in the format of torch before 1.6, or no checkpoint at all: it can't be "
-            "mapped, and is loaded into memory whole",
+            f"{path} is in the format of torch before 1.6: it can't be mapped, and is loaded into "
+            "memory whole",
             stacklevel=2,
         )
     elif options.verify:
         _check_zip(path)
-    try:
-        with plain_numpy():
-            return torch.load(  # type: ignore[no-any-return]
-                path, map_location="cpu", mmap=mapped, weights_only=not options.allow_pickle
-            )
-    except pickle.UnpicklingError as error:
-        raise refused(path, error) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise unreadable(path, "it", error) from error
+    with reading(path, "it"), plain_numpy():
+        return torch.load(  # type: ignore[no-any-return]
+            path, map_location="cpu", mmap=mapped, weights_only=not options.allow_pickle
+        )
+
+
+def _check_beginning(path: str) -> bool:
+    """Tell whether torch.save wrote a file as a zip archive, and not in the format before.
+
+    Raises:
+        CorruptCheckpointError: the file is empty, zeroed or cut short.
+        InvalidStateError: torch.save writes nothing that begins so.
+    """
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+        size = os.fstat(file.fileno()).st_size
+    if not head:
+        raise _damaged(path, "is empty")
+    if not head.strip(b"\0"):
+        raise _damaged(path, f"begins with {len(head)} zeros, as a file whose writer was cut off")
+    if head.startswith(_ZIP):
+        with reading(path, "it"):
+            if zipfile.is_zipfile(path):
+                return True
+        what = f"is cut short: of a file by torch.save its {size} bytes are the beginning only"
+        raise _damaged(path, f"{what}, without the list of what is in it")
+    if any(begin.startswith(head) for begin in (_ZIP, b"\x80\x02" + _OLD[0])):
+        raise _damaged(path, f"is cut short, to {size} bytes")
+    # A pickle's protocol and frame come before what it says.
+    if not (any(begin in head[:32] for begin in _OLD) or head[257:262] == b"ustar"):
+        raise InvalidStateError(
+            f"{path} was not written by torch.save, or its beginning is overwritten: it begins "
+            f"with {head[:8]!r}, and neither as a zip archive does nor as torch's older format. "
+            "Give a file by torch.save, or the directory of a checkpoint of another kind"
+        )
+    return False
+
+
+def _damaged(path: str, what: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{path} {what}; {_REMEDY}", file=path)
 
 
 def _check_zip(path: str) -> None:
     """Compare the checksums that torch.save wrote; a mapped file is used without."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            bad = file.testzip()
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise unreadable(path, "it", error) from error
+    with reading(path, "it"), zipfile.ZipFile(path) as file:
+        bad = file.testzip()
     if bad is not None:
         raise CorruptCheckpointError(
             f"{path}: the checksum of {bad} is not that which torch.save recorded; take another "
@@ -155,12 +193,49 @@ def plain_numpy() -> Any:
 
 def refused(what: str, error: Exception) -> UnsupportedError:
     """Return the error for a pickle that could run any code."""
+    # Of torch's page of advice, the sentence that says what it met.
+    said = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
+    said = said.partition(" Please use ")[0]
     return UnsupportedError(
-        f"{what} holds more than tensors and plain values, and is not unpickled unless told: if "
-        f"you trust who wrote it, pass allow_pickle=True (--allow-pickle). torch said: {error}"
+        f"{what} holds more than tensors and plain values, or is damaged, and is not unpickled "
+        "unless told: if you trust who wrote it, pass allow_pickle=True (--allow-pickle). torch "
+        f"said: {said}"
     )
 
 
 def unreadable(path: str, what: str, error: Exception) -> CorruptCheckpointError:
     """Return the error for a file that is not what it was written as."""
-    return CorruptCheckpointError(f"{path}: {what} cannot be read: {error}", file=path)
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return CorruptCheckpointError(
+        f"{path}: {what} cannot be read, and is damaged or cut short ({said}); {_REMEDY}", file=path
+    )
+
+
+@contextlib.contextmanager
+def reading(path: str, what: str) -> Iterator[None]:
+    """Take what unpickling and torch fail with for damage: a damaged pickle raises anything.
+
+    Raises:
+        UnsupportedError: a pickle that could run any code, or whose classes are not here.
+        CorruptCheckpointError: anything else that is not the system's.
+        OSError: the system refused; names the file.
+    """
+    try:
+        with _streams.naming(path):
+            yield
+    except (Error, MemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise refused(path if what == "it" else f"{path}: {what}", error) from error
+    except OSError as error:
+        # What a number out of a damaged file leads to, as a place before the file's beginning.
+        if error.errno == errno.EINVAL:
+            raise unreadable(path, what, error) from error
+        raise
+    except Exception as error:
+        if isinstance(error, ImportError) or str(error).startswith("Can't get attribute"):
+            raise UnsupportedError(
+                f"{path}: {what} has values of classes that are not here ({error}); install, or "
+                "put on PYTHONPATH, what it was saved with"
+            ) from error
+        raise unreadable(path, what, error) from error

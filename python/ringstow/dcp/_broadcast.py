@@ -22,15 +22,21 @@ from ringstow._report import LoadReport
 from ringstow.dcp import _targets
 from ringstow.dcp._targets import Fill, Slice
 
-WILLING = "__ringstow__.broadcast"
-"""A plan's ``storage_data`` on its way to the coordinator: this rank's reader broadcasts."""
-
 # One batch is read while another is on the wire, and the native side has memory of its own.
 _BATCHES_A_POOL = 4
 # Every dtype may start there.
 _ALIGNMENT = 64
 
 Broadcast = bool | dist.ProcessGroup | None
+
+
+class Note(NamedTuple):
+    """A plan's ``storage_data`` on its way to the coordinator."""
+
+    willing: bool
+    """Whether this rank's reader broadcasts."""
+    stamp: str | None
+    """Which checkpoint it has opened."""
 
 
 class Share(NamedTuple):

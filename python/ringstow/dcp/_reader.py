@@ -21,7 +21,12 @@ from torch.futures import Future
 
 from ringstow import _build, _native, _torch
 from ringstow._config import Config
-from ringstow._errors import IncompleteCheckpointError, InvalidStateError, KeyMismatchError
+from ringstow._errors import (
+    IncompleteCheckpointError,
+    InvalidStateError,
+    KeyMismatchError,
+    ReplacedCheckpointError,
+)
 from ringstow._report import LoadReport
 from ringstow.dcp import _broadcast, _objects, _paths, _targets, _whole
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
@@ -164,28 +169,40 @@ class StorageReader(storage.StorageReader):
 
     @picklable
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan, with a note for the coordinator if this rank broadcasts.
+        """Return the plan, with a note for the coordinator.
 
         Raises:
             IncompleteCheckpointError: the checkpoint is one rank's part of what ranks saved each by
                 itself, and the plan asks for elements that it does not hold; names the tensors.
         """
         self._check_held(plan)
-        if _broadcast.group_of(self._broadcast) is None or not self._use_collectives:
+        if not self._use_collectives or self._checkpoint is None:
             return plan
-        return dataclasses.replace(plan, storage_data=_broadcast.WILLING)
+        willing = _broadcast.group_of(self._broadcast) is not None
+        note = _broadcast.Note(willing, self._checkpoint.stamp)
+        return dataclasses.replace(plan, storage_data=note)
 
     @picklable
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Return the plans, with a note of what is read once for all ranks if they broadcast.
 
         Raises:
+            ReplacedCheckpointError: another save came between the ranks' opening it.
             InvalidStateError: the load has another number of ranks than the group to broadcast in.
         """
+        given = (plan.storage_data for plan in plans)
+        notes = [note for note in given if isinstance(note, _broadcast.Note)]
+        if len({note.stamp for note in notes}) > 1:
+            path = self._require_path()
+            raise ReplacedCheckpointError(
+                f"{path} was replaced by another save while the ranks opened it, and not all of "
+                "them have the same one: load it again",
+                path=path,
+            )
         if not self._broadcast:
             return plans
         group = _broadcast.group_of(self._broadcast)
-        willing = all(plan.storage_data == _broadcast.WILLING for plan in plans)
+        willing = len(notes) == len(plans) and all(note.willing for note in notes)
         if group is None or len(plans) == 1 or not willing:
             _log.debug("each rank reads for itself: it is alone, or not every rank broadcasts")
             return plans
@@ -207,6 +224,7 @@ class StorageReader(storage.StorageReader):
             KeyMismatchError: tensors of another shape than planned, or chunks that the checkpoint
                 does not have; names them all.
             UnsupportedError: objects that can't be loaded without ``allow_pickle``, all named.
+            ReplacedCheckpointError: another save replaced it after it was opened.
             CorruptCheckpointError: the bytes on disk are not those that were written.
             OSError: the system refused.
         """

@@ -1,0 +1,69 @@
+"""Loads by DCP of a checkpoint that another save replaces meanwhile: never some of each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from test_dcp_ranks import failure
+from test_dcp_writer import cause
+from torch.distributed.checkpoint.api import CheckpointException
+
+import ringstow
+from ringstow.dcp import StorageReader
+
+
+def save(step, path):
+    ringstow.save({"a": torch.full((4,), float(step))}, path)
+
+
+class BetweenTheRanks(StorageReader):
+    """Another save comes when rank 0 has opened the checkpoint, and rank 1 has not."""
+
+    def read_metadata(self, *args, **kwargs):
+        if dist.get_rank() == 0:
+            metadata = super().read_metadata(*args, **kwargs)
+            dist.barrier()
+            return metadata
+        dist.barrier()
+        save(2, self.checkpoint_id)
+        return super().read_metadata(*args, **kwargs)
+
+
+class BeforeTheRead(StorageReader):
+    """Another save comes when all is planned."""
+
+    def read_data(self, *args, **kwargs):
+        save(2, self.checkpoint_id)
+        return super().read_data(*args, **kwargs)
+
+
+def _between_the_ranks(rank, path, broadcast):
+    state = {"a": torch.zeros(4)}
+    reader = BetweenTheRanks(broadcast=broadcast)
+    errors = failure(lambda: dcp.load(state, checkpoint_id=path, storage_reader=reader))
+    assert all(isinstance(error, ringstow.ReplacedCheckpointError) for error in errors.values())
+    assert "not all of them" in str(next(iter(errors.values())))
+    assert (state["a"] == 0).all()
+    dcp.load(state, checkpoint_id=path, storage_reader=StorageReader(broadcast=broadcast))
+    assert (state["a"] == 2).all()
+
+
+@pytest.mark.parametrize("broadcast", [None, True])
+def test_ranks_that_opened_different_ones_load_none(ranks, tmp_path, broadcast):
+    save(1, tmp_path / "last")
+    ranks(2).run(_between_the_ranks, tmp_path / "last", broadcast)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_was_replaced_after_it_was_planned_is_not_read(tmp_path, verify):
+    save(1, tmp_path / "last")
+    state = {"a": torch.zeros(4)}
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load(
+            state, checkpoint_id=tmp_path / "last", storage_reader=BeforeTheRead(verify=verify)
+        )
+    assert isinstance(cause(caught), ringstow.ReplacedCheckpointError)
+    assert (state["a"] == 0).all()

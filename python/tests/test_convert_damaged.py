@@ -1,0 +1,135 @@
+"""Files that torch.save did not write, or not to their end: what is said of them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from converted import saved
+from support import python
+
+import ringstow
+from ringstow.convert import convert, dcp_to_ringstow
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:.*before 1.6"),
+]
+
+STATE = {
+    **{f"w{i}": torch.randn(40, 40) for i in range(6)},
+    "step": 3,
+    "list": [1, "x", {"y": 2.5}],
+}
+JUNK = [
+    b"hello world, not a checkpoint\n",
+    b"{}",
+    b"P",
+    b"\x80\x02}q\x00.",
+    b"\x89HDF\r\n\x1a\n" + bytes(100),
+    b"PK\x05\x06" + bytes(18),
+]
+
+
+def said_of(at, data, **options):
+    """Returns what a conversion of these bytes fails with."""
+    (at / "x.pt").write_bytes(data)
+    with pytest.raises((ringstow.Error, OSError)) as caught:
+        convert(at / "x.pt", at / "ckpt", **options)
+    assert str(at / "x.pt") in str(caught.value)
+    assert not (at / "ckpt").exists()
+    return caught.value
+
+
+def failure(src, dst):
+    """Returns what a conversion fails with, if it does; else the source's name."""
+    try:
+        convert(src, dst, overwrite=True)
+    except (ringstow.Error, OSError) as error:
+        return str(error)
+    return str(src)
+
+
+def test_a_file_that_is_cut_short_is_damaged_and_said_to_be_cut_short(at, recwarn):
+    data = saved(STATE, at / "a.pt").read_bytes()
+    for length in (3, 10, 2000, 20_000, len(data) - 100, len(data) - 1):
+        error = said_of(at, data[:length])
+        assert isinstance(error, ringstow.CorruptCheckpointError)
+        assert error.file == str(at / "x.pt")
+        assert f"{length} bytes" in str(error)
+        assert "cut short" in str(error)
+        assert "take another copy" in str(error)
+    assert not recwarn.list
+    assert "is empty" in str(said_of(at, b""))
+    zeros = said_of(at, bytes(20_000))
+    assert isinstance(zeros, ringstow.CorruptCheckpointError)
+    assert "zeros" in str(zeros)
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_a_file_of_the_old_format_that_is_cut_short_names_itself(at, allow_pickle):
+    torch.save(STATE, at / "old.pt", _use_new_zipfile_serialization=False)
+    data = (at / "old.pt").read_bytes()
+    lengths = [*range(1, 1500, 23), *range(1500, len(data), 4001), len(data) - 1]
+    for length in lengths:
+        error = said_of(at, data[:length], allow_pickle=allow_pickle)
+        assert isinstance(error, (ringstow.CorruptCheckpointError, ringstow.UnsupportedError))
+    convert(at / "old.pt", at / "ckpt")
+
+
+@pytest.mark.parametrize("where", ["directory", "anywhere"])
+def test_a_damaged_zip_file_names_itself(at, where):
+    data = saved(STATE, at / "a.pt").read_bytes()
+    begin = data.index(b"PK\x01\x02") if where == "directory" else 0
+    step = 3 if where == "directory" else 997
+    for offset in range(begin, len(data), step):
+        changed = bytearray(data)
+        changed[offset] ^= 0xFF
+        (at / "x.pt").write_bytes(changed)
+        assert str(at / "x.pt") in failure(at / "x.pt", at / "ckpt")
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:8]))
+def test_what_torch_save_did_not_write_is_said_to_be_nothing_of_its(at, junk):
+    error = said_of(at, junk)
+    if junk != b"P":  # which could be the beginning of one
+        assert isinstance(error, ringstow.InvalidStateError)
+        assert "was not written by torch.save" in str(error)
+        assert repr(junk[:8]) in str(error)
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_damaged_dcp_directory_names_itself(at, name):
+    dcp.save(STATE, checkpoint_id=at / "dcp", no_dist=True)
+    data = (at / "dcp" / name).read_bytes()
+    for length in [*range(0, 200, 23), *range(200, len(data), len(data) // 9)]:
+        (at / "dcp" / name).write_bytes(data[:length])
+        with pytest.raises((ringstow.Error, OSError)) as caught:
+            dcp_to_ringstow(at / "dcp", at / "ckpt")
+        assert str(at / "dcp") in str(caught.value)
+    assert not (at / "ckpt").exists()
+
+
+def test_a_class_that_is_not_here_is_no_damage(at):
+    state = saved({"a": ringstow.Config}, at / "a.pt")
+    data = state.read_bytes()
+    torch.save({"a": ringstow.Config}, at / "a.pt", _use_new_zipfile_serialization=False)
+    data = (at / "a.pt").read_bytes()
+    error = said_of(at, data.replace(b"cringstow._config", b"cringstow_config_"), allow_pickle=True)
+    assert isinstance(error, ringstow.UnsupportedError)
+    assert "ringstow_config_" in str(error)
+
+
+def test_the_programs_exit_code_tells_damage_from_what_is_no_checkpoint(at):
+    data = saved(STATE, at / "a.pt").read_bytes()
+    (at / "cut.pt").write_bytes(data[:20_000])
+    (at / "empty.pt").write_bytes(b"")
+    (at / "junk.pt").write_bytes(b"hello")
+    for name, code in [("cut.pt", 1), ("empty.pt", 1), ("junk.pt", 2)]:
+        ran = python("from ringstow import _cli; _cli.main()", "convert", at / name, at / "ckpt")
+        assert ran.returncode == code, ran.stderr
+        assert ran.stderr.count("\n") == 1
+        assert name in ran.stderr
+    assert sorted(os.listdir(at)) == ["a.pt", "cut.pt", "empty.pt", "junk.pt"]

@@ -1,0 +1,193 @@
+"""Conversions to where something is already: what is refused, what is replaced, what stays."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from converted import mild_load, read_hf, saved
+from support import python
+
+import ringstow
+from ringstow.convert import _replace, _targets, convert
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+KINDS = ["ringstow", "dcp", "torch", "hf"]
+OLD = {"old": torch.arange(20_000.0), "older": torch.arange(7.0)}
+NEW = {"new": torch.arange(300.0)}
+
+
+def source(at, state, name):
+    """Returns a checkpoint that can be converted to any kind."""
+    ringstow.save(state, at / name)
+    return at / name
+
+
+def read(path, kind):
+    if kind == "dcp":
+        state = {name: torch.zeros(n) for name, n in [("old", 20_000), ("older", 7), ("new", 300)]}
+        there = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        state = {name: state[name] for name in there}
+        dcp.load(state, checkpoint_id=path, no_dist=True)
+        return state
+    return {"ringstow": ringstow.load, "torch": mild_load, "hf": read_hf}[kind](path)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def files(path):
+    """Returns all that is in a directory, and below it."""
+    return {
+        os.path.relpath(os.path.join(where, name), path): open(
+            os.path.join(where, name), "rb"
+        ).read()
+        for where, _, names in os.walk(path)
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_is_there_is_replaced_only_if_asked_to(at, kind):
+    convert(source(at, OLD, "one"), at / "to", target=kind, max_shard_size="60KB")
+    new, before = source(at, NEW, "other"), files(at)
+    with pytest.raises(FileExistsError, match=r"to.*|overwrite") as refused:
+        convert(new, at / "to", target=kind)
+    assert refused.value.filename == str(at / "to")
+    assert "--overwrite" in str(refused.value)
+    assert files(at) == before
+
+    report = convert(new, at / "to", target=kind, overwrite=True)
+    assert report.verified
+    assert report.save is None or report.save.path == str(at / "to")
+    assert same(read(at / "to", kind), NEW)
+    assert sorted(os.listdir(at)) == ["one", "other", "to"]
+    # And what there is none of is written, whatever was asked for.
+    convert(new, at / "fresh", target=kind, overwrite=True)
+    fresh = os.listdir(at / "fresh") if kind != "torch" else []
+    assert kind == "torch" or len(fresh) == len(os.listdir(at / "to"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_to_be_replaced_stands_until_all_is_written(at, kind, monkeypatch):
+    convert(source(at, OLD, "one"), at / "to", target=kind)
+    new, before = source(at, NEW, "other"), files(at)
+    write = getattr(_targets, f"to_{kind}")
+
+    def write_and_fail(*args, **options):
+        if kind in ("dcp", "hf"):
+            write(*args, **options)
+            raise OSError(28, "no space left on device", args[1])
+        return write(*args, **options)
+
+    monkeypatch.setattr(_targets, f"to_{kind}", write_and_fail)
+    if kind in ("ringstow", "torch"):  # these have a commit of their own: the source fails
+        (shard,) = new.glob("*.safetensors")
+        data = bytearray(shard.read_bytes())
+        data[-9] ^= 1
+        shard.write_bytes(data)
+        before[os.path.relpath(shard, at)] = bytes(data)
+    with pytest.raises((OSError, ringstow.CorruptCheckpointError)):
+        convert(new, at / "to", target=kind, overwrite=True)
+    assert files(at) == before
+
+
+@pytest.mark.parametrize("cut", range(8))
+def test_a_kill_while_it_is_replaced_leaves_no_mixture_that_opens(at, cut, monkeypatch):
+    """Of several files to several: the old mark goes first, the new one comes last."""
+    for path, state in [("to", OLD), ("new", {"old": -OLD["old"], "older": -OLD["older"]})]:
+        convert(source(at, state, f"{path}.src"), at / path, target="hf", max_shard_size="60KB")
+    steps = 0
+
+    def counted(act):
+        def step(*args, **options):
+            nonlocal steps
+            steps += 1
+            if steps > cut:
+                raise KeyboardInterrupt
+            return act(*args, **options)
+
+        return step
+
+    monkeypatch.setattr(_replace.os, "rename", counted(os.rename))
+    monkeypatch.setattr(_replace.os, "unlink", counted(os.unlink))
+    try:
+        _replace._move(str(at / "new"), str(at / "to"), *_replace._KINDS["hf"])
+    except KeyboardInterrupt:
+        index = at / "to" / "model.safetensors.index.json"
+        assert index.exists() == (cut == 0)
+    monkeypatch.undo()
+    if cut == 0:
+        assert same(read_hf(at / "to"), OLD)
+    elif steps <= cut:
+        assert torch.equal(read_hf(at / "to")["old"], -OLD["old"])
+
+
+def test_only_a_checkpoint_of_the_kind_is_replaced(at):
+    new = source(at, NEW, "new")
+    makers = {kind: at / f"a.{kind}" for kind in KINDS}
+    for kind, path in makers.items():
+        convert(new, path, target=kind)
+    (at / "dir").mkdir()
+    (at / "dir" / "mine").write_text("mine")
+    before = files(at)
+    for kind in KINDS:
+        for other, path in [*makers.items(), (None, at / "dir")]:
+            if other == kind or (kind == "hf" and other in ("dcp", None)):
+                continue
+            if kind == "ringstow" and other is None:
+                continue
+            with pytest.raises((FileExistsError, ringstow.InvalidStateError), match=path.name):
+                convert(new, path, target=kind, overwrite=True)
+    assert files(at) == before
+
+
+def test_files_of_others_are_refused_or_stay(at):
+    new = source(at, NEW, "new")
+    for kind in ("ringstow", "dcp"):
+        (at / kind).mkdir()
+        (at / kind / "mine").write_text("mine")
+        with pytest.raises(FileExistsError, match="holds mine"):
+            convert(saved(NEW, at / "new.pt"), at / kind, target=kind)
+    (at / "x.pt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"x\.pt"):
+        convert(new, at / "x.pt")
+    assert (at / "x.pt").read_text() == (at / "dcp" / "mine").read_text() == "mine"
+    (at / "hf").mkdir()
+    (at / "hf" / "config.json").write_text("{}")
+    for _ in range(2):
+        convert(new, at / "hf", target="hf", overwrite=True)
+    assert sorted(os.listdir(at / "hf")) == ["config.json", "model.safetensors"]
+    # What a killed conversion leaves is nothing: it is run again.
+    (at / "killed").mkdir()
+    (at / "killed" / "rank00000-0.safetensors.part").write_text("half")
+    convert(at / "new.pt", at / "killed")
+    assert same(ringstow.load(at / "killed"), NEW)
+
+
+def test_a_ringstow_checkpoint_is_replaced_only_by_a_whole_one(at):
+    ringstow.save({"old": 1}, at / "ckpt")
+    saved({"a": torch.ones(1), "s": {1}}, at / "bad.pt")
+    with pytest.raises(ringstow.InvalidStateError):
+        convert(at / "bad.pt", at / "ckpt", overwrite=True)
+    assert ringstow.load(at / "ckpt") == {"old": 1}
+    convert(saved({"new": 2}, at / "good.pt"), at / "ckpt", overwrite=True)
+    assert ringstow.load(at / "ckpt") == {"new": 2}
+
+
+def test_the_program_refuses_and_replaces(at):
+    ringstow.save({"old": 1}, at / "ckpt")
+    saved({"new": 2}, at / "new.pt")
+    run = "from ringstow import _cli; _cli.main()"
+    ran = python(run, "convert", at / "new.pt", at / "ckpt")
+    assert ran.returncode == 2, ran.stderr
+    assert "manifest.json" in ran.stderr
+    assert "--overwrite" in ran.stderr
+    assert ringstow.load(at / "ckpt") == {"old": 1}
+    ran = python(run, "convert", at / "new.pt", at / "ckpt", "--overwrite")
+    assert ran.returncode == 0, ran.stderr
+    assert ringstow.load(at / "ckpt") == {"new": 2}

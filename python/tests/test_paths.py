@@ -1,0 +1,69 @@
+"""Checkpoints at paths that are no Unicode: Python has such bytes as lone surrogates."""
+
+import os
+
+import numpy as np
+import pytest
+
+import ringstow
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = os.fsdecode(os.fsencode(tmp_path) + b"/sm\xff\xfe")
+    try:
+        os.mkdir(root)
+    except OSError:
+        pytest.skip("this file system wants Unicode")
+    return root
+
+
+def state(step):
+    return {"step": step, "w": np.full(5_000, step, dtype=np.float32)}
+
+
+def test_everything_works_and_reports_name_the_path_as_it_is(root):
+    paths = [f"{root}/step-{step}" for step in (1, 2)]
+    for step, path in enumerate(paths, 1):
+        assert ringstow.save(state(step), path).path == path
+        assert ringstow.load(path)["step"] == step
+    filled = state(0)
+    assert ringstow.load_into(filled, paths[0]).path == paths[0]
+    assert (filled["w"] == 1).all()
+    assert ringstow.latest(root) == paths[1]
+    done = ringstow.retain(root, 1)
+    assert (done.retired, done.kept) == ((paths[0],), (paths[1],))
+    assert os.listdir(os.fsencode(root)).count(b"step-1") == 0
+    ringstow.retire(paths[1])
+    assert not os.path.exists(paths[1])
+
+
+def test_damage_is_reported_at_the_path_as_it_is(root):
+    path = f"{root}/step-1"
+    ringstow.save(state(1), path)
+    assert ringstow.verify(path).path == path
+    shard = f"{path}/rank00000-0.safetensors"
+    with open(shard, "r+b") as file:
+        file.seek(5_000)
+        file.write(b"damage")
+    report = ringstow.verify(path)
+    assert not report.ok
+    assert report.damage[0].file == shard
+    with pytest.raises(ringstow.CorruptCheckpointError) as raised:
+        ringstow.load(path)
+    assert raised.value.file == shard
+
+
+def test_errors_name_the_path_as_it_is(root):
+    with pytest.raises(ringstow.IncompleteCheckpointError) as raised:
+        ringstow.load(root)
+    assert raised.value.path == root
+    with pytest.raises(FileNotFoundError) as missing:
+        ringstow.load(f"{root}/none")
+    assert missing.value.filename == f"{root}/none"
+
+
+def test_a_name_that_only_looks_like_such_bytes_stays_as_it_is(tmp_path):
+    path = str(tmp_path / "a\\u0000ff\\" / 'größe \U0001f4be "x"')
+    assert ringstow.save(state(1), path).path == path
+    assert ringstow.load(path)["step"] == 1

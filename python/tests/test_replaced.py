@@ -1,0 +1,122 @@
+"""Loads of a checkpoint that another save replaces after it was opened."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ringstow
+from ringstow import _native
+
+
+def state(step):
+    # One that is to be copied, since it is strided, and one that bytes are read into.
+    strided = np.full((64, 96), step, dtype=np.float32)[:, ::2]
+    return {"step": step, "w": np.full(20_000, step, dtype=np.float32), "s": strided}
+
+
+def assert_is(loaded, step):
+    assert loaded["step"] == step
+    assert (loaded["w"] == step).all()
+    assert (loaded["s"] == step).all()
+
+
+class Saver:
+    """Saves over a path as soon as somebody has opened what is there, as often as it is told to."""
+
+    def __init__(self, path):
+        self.path, self.step, self.times = path, 0, 1
+        self.open = _native.Checkpoint
+        ringstow.save(state(0), path)
+
+    def __call__(self, *args, **kwargs):
+        checkpoint = self.open(*args, **kwargs)
+        if self.times > 0:
+            self.times -= 1
+            self.step += 1
+            ringstow.save(state(self.step), self.path)
+        return checkpoint
+
+
+@pytest.fixture
+def saver(tmp_path, monkeypatch):
+    saver = Saver(tmp_path / "last")
+    monkeypatch.setattr(_native, "Checkpoint", saver)
+    return saver
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_load_takes_the_newer_one(saver, verify):
+    assert_is(ringstow.load(saver.path, verify=verify), 1)
+
+
+@pytest.mark.parametrize("part", [{"prefix": "w"}, {"keys": iter(["w"])}])
+def test_a_load_of_a_part_takes_that_of_the_newer_one(saver, part):
+    saver.times = 2
+    loaded = ringstow.load(saver.path, **part)
+    assert list(loaded) == ["w"]
+    assert (loaded["w"] == 2).all()
+
+
+def test_a_load_into_a_state_takes_the_newer_one(saver):
+    filled = state(-1)
+    report = ringstow.load_into(filled, saver.path)
+    assert report.path == str(saver.path)
+    assert_is(filled, 1)
+
+
+def test_what_is_replaced_again_and_again_is_given_up(saver):
+    saver.times = 1_000
+    filled = state(-1)
+    with pytest.raises(ringstow.ReplacedCheckpointError, match="open it again") as raised:
+        ringstow.load_into(filled, saver.path)
+    assert raised.value.path == str(saver.path)
+    assert saver.times > 0
+    assert_is(filled, -1)
+
+
+def test_an_opened_checkpoint_does_not_change_under_its_holder(saver):
+    config = ringstow.Config().to_json()
+    opened = _native.Checkpoint(str(saver.path), config)
+    for verify in (True, False):
+        with pytest.raises(ringstow.ReplacedCheckpointError):
+            opened.load(["w"], verify, config)
+
+
+def test_a_checkpoint_that_was_removed_and_saved_again_is_not_taken_for_the_first(saver):
+    saver.times = 0
+    config = ringstow.Config().to_json()
+    opened = _native.Checkpoint(str(saver.path), config)
+    files = sorted(os.listdir(saver.path))
+    ringstow.retire(saver.path)
+    with pytest.raises(FileNotFoundError, match="last"):
+        opened.load(["w"], False, config)
+    ringstow.save(state(9), saver.path)
+    assert sorted(os.listdir(saver.path)) == files
+    with pytest.raises(ringstow.ReplacedCheckpointError):
+        opened.load(["w"], False, config)
+
+
+SAVES = """
+import sys
+import numpy as np
+import ringstow
+for step in range(1, 151):
+    ringstow.save({"step": step, "w": np.full(2_000, step, dtype=np.float32)}, sys.argv[1])
+"""
+
+
+def test_an_evaluation_that_follows_the_last_one_never_fails(tmp_path):
+    path = tmp_path / "last"
+    ringstow.save({"step": 0, "w": np.zeros(2_000, dtype=np.float32)}, path)
+    saving = subprocess.Popen([sys.executable, "-c", SAVES, str(path)])
+    steps = [0]
+    while saving.poll() is None:
+        loaded = ringstow.load(path)
+        assert (loaded["w"] == loaded["step"]).all()
+        assert loaded["step"] >= steps[-1]
+        steps.append(loaded["step"])
+    assert saving.returncode == 0
+    assert ringstow.load(path)["step"] == 150

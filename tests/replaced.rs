@@ -1,0 +1,202 @@
+//! Checkpoints that another save replaces, or that are removed, while somebody reads them: what is read is
+//! all of the one or all of the other, or nothing.
+
+mod common;
+
+use common::{
+    State, assert_says, load_all, names_in, runtime, saved, scratch, small_config, step_at,
+};
+use ringstow::device::Target;
+use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime, retire, store};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const SIZES: [usize; 3] = [5000, 12_288, 20_001];
+
+fn state(step: i64) -> State {
+    State::new(step, &SIZES)
+}
+
+fn at(root: &tempfile::TempDir) -> PathBuf {
+    root.path().join("last")
+}
+
+/// Loads all of a checkpoint that was opened.
+fn load(opened: &Checkpoint, verify: bool, runtime: &Runtime) -> Result<Loaded> {
+    let names = opened.tensors().iter().map(|tensor| tensor.name.as_str());
+    opened.load_names(names, LoadOptions { verify }, runtime, &Default::default())
+}
+
+#[track_caller]
+fn assert_replaced<T>(outcome: Result<T>, path: &Path) {
+    let Err(error) = outcome else { panic!("it was loaded") };
+    assert!(matches!(&error, Error::Replaced { path: told } if told == path), "{error:?}");
+    assert_says(&error, &["replaced by another save", "open it again"]);
+}
+
+#[test]
+fn a_checkpoint_that_a_save_replaced_after_it_was_opened_says_so() {
+    let (root, runtime) = (scratch(), runtime());
+    let dir = at(&root);
+    state(1).save(&runtime, &dir).unwrap();
+    let opened = Checkpoint::open(&dir).unwrap();
+    state(2).save(&runtime, &dir).unwrap();
+    for verify in [true, false] {
+        assert_replaced(load(&opened, verify, &runtime), &dir);
+    }
+    let mut memory = vec![7; SIZES[0]];
+    let targets = [("layer.0.weight", Target::new(&mut memory))];
+    let filled = opened.load_into(&targets, LoadOptions::default(), &runtime, &Default::default());
+    assert_replaced(filled, &dir);
+    assert_eq!(memory, vec![7; SIZES[0]], "nothing of another checkpoint came in");
+    state(2).assert_at(&runtime, &dir);
+}
+
+#[test]
+fn another_checkpoint_s_files_of_the_same_names_are_not_taken_for_its_own() {
+    for verify in [true, false] {
+        let (root, runtime) = (scratch(), runtime());
+        let dir = at(&root);
+        state(1).save(&runtime, &dir).unwrap();
+        let (opened, names) = (Checkpoint::open(&dir).unwrap(), names_in(&dir));
+        retire(&dir, Disposal::Recycle).unwrap();
+        state(2).save(&runtime, &dir).unwrap();
+        assert_eq!(names_in(&dir), names, "the case to be tested");
+        assert_replaced(load(&opened, verify, &runtime), &dir);
+    }
+}
+
+#[test]
+fn a_save_under_way_where_it_was_removed_is_not_read_in_its_place() {
+    let (root, runtime) = (scratch(), runtime());
+    let dir = at(&root);
+    state(1).save(&runtime, &dir).unwrap();
+    let opened = Checkpoint::open(&dir).unwrap();
+    retire(&dir, Disposal::Recycle).unwrap();
+    // As it is just before the commit of the next one there.
+    state(2).save(&runtime, &dir).unwrap();
+    let shard = common::shard_of(&dir);
+    fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
+    fs::rename(dir.join("manifest.json"), dir.join("manifest.json.part")).unwrap();
+    let error = load(&opened, false, &runtime).unwrap_err();
+    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert_says(&error, &["removed after it was opened"]);
+}
+
+#[test]
+fn a_checkpoint_that_is_being_removed_is_loaded_while_its_files_are_there() {
+    let (_root, dir) = saved();
+    let opened = Checkpoint::open(&dir).unwrap();
+    fs::rename(dir.join("manifest.json"), dir.join("manifest.json.retired")).unwrap();
+    let loaded = load(&opened, true, &runtime()).unwrap();
+    assert_eq!(loaded.tensors().count(), common::SIZES.len());
+    fs::remove_file(common::shard_of(&dir)).unwrap();
+    let error = load(&opened, true, &runtime()).unwrap_err();
+    assert_says(&error, &["removed after it was opened"]);
+    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+}
+
+#[test]
+fn a_file_that_is_gone_from_a_checkpoint_that_stands_is_named() {
+    let (_root, dir) = saved();
+    let opened = Checkpoint::open(&dir).unwrap();
+    fs::remove_file(common::shard_of(&dir)).unwrap();
+    let error = load(&opened, true, &runtime()).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error:?}");
+    assert_says(&error, &["opening", "rank00000-0.safetensors"]);
+}
+
+#[test]
+fn what_needs_no_file_is_had_of_a_checkpoint_that_was_replaced() {
+    let (root, runtime) = (scratch(), runtime());
+    let dir = at(&root);
+    state(1).save(&runtime, &dir).unwrap();
+    let opened = Checkpoint::open(&dir).unwrap();
+    state(2).save(&runtime, &dir).unwrap();
+    let none: [&str; 0] = [];
+    let loaded =
+        opened.load_names(none, LoadOptions::default(), &runtime, &Default::default()).unwrap();
+    assert_eq!(loaded.tensors().count(), 0);
+    assert_eq!(opened.state().unwrap().get("step").unwrap().as_int(), Some(1));
+    assert_eq!(step_at(&dir), 2);
+}
+
+/// The last one of a row of saves into the same directory, and a reader that goes on until it is there.
+fn read_beside_saves(read: impl Fn(&Path) + Sync, saves: i64, recycle: bool) {
+    let (root, done) = (scratch(), AtomicBool::new(false));
+    let dir = at(&root);
+    let config = ringstow::Config { recycle, shard_bytes: 20_000, ..small_config() };
+    let runtime = Runtime::new(config).unwrap();
+    state(0).save(&runtime, &dir).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                read(&dir);
+            }
+        });
+        for step in 1..=saves {
+            state(step).save(&runtime, &dir).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    state(saves).assert_at(&runtime, &dir);
+}
+
+/// Whose tensors these are, all of them.
+#[track_caller]
+fn assert_is_one_state(loaded: &Loaded) {
+    let first = loaded.tensor("layer.0.weight").unwrap().data();
+    let of = (0..=SAVES).map(state).find(|state| state.tensors[0].1 == first).unwrap();
+    for (name, data) in &of.tensors {
+        assert!(loaded.tensor(name).unwrap().data() == data, "{name} is of another state");
+    }
+}
+
+const SAVES: i64 = 150;
+
+#[test]
+fn a_load_beside_saves_over_its_path_gives_one_of_them() {
+    for recycle in [false, true] {
+        read_beside_saves(|dir| assert_is_one_state(&ringstow::load(dir).unwrap()), SAVES, recycle);
+    }
+}
+
+#[test]
+fn a_check_beside_saves_over_its_path_finds_no_damage() {
+    let reader = runtime();
+    let check = |dir: &Path| {
+        let report = store::verify(&reader, dir, &Default::default()).unwrap();
+        assert!(report.damage.is_empty(), "{report:?}");
+    };
+    read_beside_saves(check, SAVES, true);
+}
+
+#[test]
+fn an_opened_checkpoint_beside_saves_gives_its_own_or_says_that_it_was_replaced() {
+    let reader = runtime();
+    let load = |dir: &Path| {
+        let opened = Checkpoint::open(dir).unwrap();
+        match load(&opened, false, &reader) {
+            Ok(loaded) => {
+                let step = opened.state().unwrap().get("step").unwrap().as_int().unwrap();
+                for (name, data) in &state(step).tensors {
+                    assert!(loaded.tensor(name).unwrap().data() == data, "{name} is of another");
+                }
+            }
+            Err(error) => assert!(matches!(error, Error::Replaced { .. }), "{error}"),
+        }
+    };
+    read_beside_saves(load, SAVES, true);
+}
+
+#[test]
+fn what_was_replaced_is_loaded_when_it_is_opened_again() {
+    let (root, runtime) = (scratch(), runtime());
+    let dir = at(&root);
+    state(1).save(&runtime, &dir).unwrap();
+    let opened = Checkpoint::open(&dir).unwrap();
+    state(2).save(&runtime, &dir).unwrap();
+    assert_replaced(load(&opened, true, &runtime), &dir);
+    assert!(load_all(&runtime, &dir).is_ok());
+}
