@@ -201,6 +201,7 @@ def load_into(
 
     Raises:
         KeyMismatchError: names all that does not fit.
+        IncompleteCheckpointError: it is one rank's part of a whole, and has only some of a tensor.
         InvalidStateError: the state dict is no dict.
         FormatError: the checkpoint's tree is not one that ringstow wrote.
     """
