@@ -26,7 +26,8 @@ pub enum Error {
     },
 
     /// The directory holds no committed checkpoint: a save was killed before its commit, or a file
-    /// that the manifest names is gone.
+    /// that the manifest names is gone. Or it holds one rank's part of what several saved each by
+    /// itself, and of a tensor that was asked for that has only some.
     #[error("{} is not a complete checkpoint: {reason}", path.display())]
     Incomplete {
         /// The checkpoint's directory.

@@ -182,6 +182,32 @@ fn a_save_replaces_a_damaged_checkpoint() {
     assert_no_litter(&dir);
 }
 
+/// A manifest's text as that of the part of one of two ranks, its last tensor as the beginning of a
+/// larger one of so many bytes.
+fn as_a_part(body: &[u8], bytes: &str) -> String {
+    let body = String::from_utf8(body.to_vec()).unwrap();
+    let part_of = "\"part_of\":{\"rank\":0,\"ranks\":2,\"save\":\"a\"},\"state\":";
+    let whole = "\"shape\":[20001],\"chunks\":[{";
+    let some = format!("\"shape\":[{bytes}],\"chunks\":[{{\"offsets\":[0],\"sizes\":[20001],");
+    assert!(body.contains(whole), "{body}");
+    body.replacen("\"state\":", part_of, 1).replacen(whole, &some, 1)
+}
+
+#[test]
+fn a_part_that_claims_to_hold_some_of_a_huge_tensor_takes_no_memory_for_it() {
+    let (_root, dir) = saved();
+    let body = manifest_body(&dir);
+    reseal(&dir, as_a_part(&body, "1152921504606846976").as_bytes());
+    let error = load_error(&dir);
+    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert_says(&error, &["rank 0's part", "of 1152921504606846976 bytes", "layer.3.weight"]);
+    reseal(&dir, as_a_part(&body, "18446744073709551616").as_bytes());
+    assert_format_error(&load_error(&dir), &[]);
+    let of_one = as_a_part(&body, "1099511627776").replace("\"ranks\":2", "\"ranks\":1");
+    reseal(&dir, of_one.as_bytes());
+    assert_format_error(&load_error(&dir), &["layer.3.weight", "of 1099511627776 bytes"]);
+}
+
 /// Whatever a sealed manifest says: no panic, and no tensor but of bytes that lie in a file.
 fn assert_harmless(dir: &Path, runtime: &Runtime) {
     let Ok(checkpoint) = Checkpoint::open(dir) else { return };
@@ -327,11 +353,12 @@ fn apply(change: &Change, text: &mut Vec<u8>) {
 fn a_mutated_and_resealed_manifest_never_panics_nor_reads_out_of_the_files() {
     let (_root, dir) = saved();
     let body = manifest_body(&dir);
+    let part = as_a_part(&body, "65536").into_bytes();
     let runtime = runtime();
     let opened = std::cell::Cell::new(0);
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) };
-    proptest!(config, |(changes in prop::collection::vec(any_change(), 1..4))| {
-        let mut text = body.clone();
+    proptest!(config, |(changes in prop::collection::vec(any_change(), 1..4), of in any::<bool>())| {
+        let mut text = if of { part.clone() } else { body.clone() };
         changes.iter().for_each(|change| apply(change, &mut text));
         reseal(&dir, &text);
         opened.set(opened.get() + usize::from(Checkpoint::open(&dir).is_ok()));

@@ -7,9 +7,10 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use ringstow::device::{StridedTarget, Target};
+use ringstow::format::names;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, Receipt, Runtime, Session,
-    Slice, StateDict, TensorInfo, write_rank,
+    Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, PartOf, Receipt, Runtime,
+    Session, Slice, StateDict, TensorInfo, write_rank,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,6 +108,26 @@ fn written() -> (tempfile::TempDir, PathBuf, Vec<Parts>) {
     let tensors = tensors();
     write(&dir, &tensors);
     (root, dir, tensors)
+}
+
+/// Saves what each of four ranks has as a checkpoint of its own; returns that of rank 2.
+fn written_alone(root: &Path, tensors: &[Parts]) -> ringstow::Result<PathBuf> {
+    for rank in 0..4 {
+        let part_of = PartOf { rank, ranks: 4, save: "a-1".into() };
+        write_alone(&root.join(names::rank_dir(rank)), tensors, rank, Some(part_of))?;
+    }
+    Ok(root.join(names::rank_dir(2)))
+}
+
+fn write_alone(
+    dir: &Path,
+    tensors: &[Parts],
+    rank: u32,
+    part_of: Option<PartOf>,
+) -> ringstow::Result<()> {
+    let session = part_of.into_iter().fold(Session::begin(dir, 1)?, Session::part_of);
+    let receipt = write_part(dir, rank as usize, tensors);
+    session.commit(vec![receipt], serde_json::value::to_raw_value(&()).unwrap()).map(drop)
 }
 
 fn runtime() -> Arc<Runtime> {
@@ -410,4 +431,64 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
     assert_eq!((damaged, report.blocks), (vec![3 * MIB as u64, 5 * MIB as u64], 6));
     let load = |_| checkpoint.load_names(["w"], LoadOptions::default(), &runtime, &Arc::default());
     assert!(matches!(load(()), Err(Error::Corrupt { .. })));
+}
+
+#[test]
+fn one_ranks_part_gives_what_it_holds_and_refuses_by_name_what_it_holds_some_of() {
+    let (root, tensors) = (scratch(), tensors());
+    let dir = written_alone(root.path(), &tensors).unwrap();
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let rows = checkpoint.tensor("rows").unwrap();
+    assert_eq!((rows.held_bytes(), rows.nbytes()), (64 * 128 * 4, 256 * 128 * 4));
+    let hole = |row, rows| (vec![row, 0], vec![rows, 128]);
+    assert_eq!(rows.holes(), [hole(0, 128), hole(192, 64)]);
+    checkpoint.check_whole(["whole", "no such tensor"]).unwrap();
+    let said = ["rank 2's part", "4 ranks", "32768 of 131072 bytes of \"rows\"", "dcp.load"];
+    let refused = |error: Error, words: &[&str]| {
+        assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+        assert_says(&error, words);
+    };
+    refused(checkpoint.check_whole(["grid", "rows"]).unwrap_err(), &said);
+    refused(checkpoint.check_whole(["grid"]).unwrap_err(), &["3840 of 15360 bytes of \"grid\""]);
+    for verify in [true, false] {
+        let (options, job) = (LoadOptions { verify }, Arc::default());
+        let load = |names: &[&str]| checkpoint.load_names(names, options, &runtime(), &job);
+        let loaded = load(&["whole"]).unwrap();
+        assert_eq!(loaded.tensor("whole").unwrap().as_slice::<u32>().unwrap(), tensors[2].all());
+        refused(load(&["whole", "rows"]).unwrap_err(), &said);
+        let (mut whole, mut memory) = (vec![7; 28], vec![7; 256 * 128 * 4]);
+        let targets = [("whole", Target::new(&mut whole)), ("rows", Target::new(&mut memory))];
+        refused(checkpoint.load_into(&targets, options, &runtime(), &job).unwrap_err(), &said);
+        drop(targets);
+        assert!(whole.iter().chain(&memory).all(|&byte| byte == 7), "nothing was changed");
+    }
+    assert!(ringstow::verify(&dir).unwrap().damage.is_empty());
+}
+
+#[test]
+fn boxes_of_one_ranks_part_are_read_and_none_beyond_it() {
+    let (root, tensors) = (scratch(), tensors());
+    let dir = written_alone(root.path(), &tensors).unwrap();
+    let mut memory = vec![0; 10 * 128 * 4];
+    let mut rows = |chunk, row| {
+        let to = StridedTarget::new(&mut memory, 0, &[512, 4]);
+        let slice = Slice { name: "rows", chunk, offsets: &[row, 0], lengths: &[10, 128], to };
+        read(&dir, &[slice], true).map(drop)
+    };
+    assert_says(&rows(1, 0).unwrap_err(), &["rows", "1 chunk(s)"]);
+    assert_says(&rows(0, 60).unwrap_err(), &["rows", "chunk 0"]);
+    rows(0, 54).unwrap();
+    assert_eq!(numbers(&memory), tensors[0].values(&[128 + 54, 0], &[10, 128]));
+}
+
+#[test]
+fn what_is_no_part_of_a_whole_of_several_ranks_holds_its_tensors_whole() {
+    let root = scratch();
+    let alone = PartOf { rank: 0, ranks: 1, save: "a-1".into() };
+    for part_of in [None, Some(alone)] {
+        let dir = root.path().join("step-1");
+        let error = write_alone(&dir, &tensors(), 0, part_of).unwrap_err();
+        assert_says(&error, &["\"rows\"", "hold 32768 of 131072 bytes"]);
+        assert!(!dir.exists(), "nothing is left of it");
+    }
 }

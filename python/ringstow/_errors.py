@@ -22,6 +22,8 @@ class Error(Exception):
 class IncompleteCheckpointError(Error):
     """The directory holds no committed checkpoint, or a file of it is gone.
 
+    Or it is one rank's part of what ranks saved each by itself, and has only some of a tensor.
+
     ``path`` is the checkpoint's directory.
     """
 

@@ -201,6 +201,7 @@ def load_into(
 
     Raises:
         KeyMismatchError: names all that does not fit.
+        IncompleteCheckpointError: it is one rank's part of a whole, and has only some of a tensor.
         InvalidStateError: the state dict is no dict.
         FormatError: the checkpoint's tree is not one that ringstow wrote.
     """
@@ -219,6 +220,7 @@ def load_into(
 
         targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
 
+    checkpoint.check_whole([fill.leaf.body for fill in merge.fills])
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named, allow_pickle=allow_pickle)
@@ -288,7 +290,7 @@ def _split(fills: list[Fill]) -> _Ways:
 
 def _slices(fills: list[Fill], checkpoint: _native.Checkpoint) -> list[Any]:
     """Return what is to be read of the stored chunks, each to its strided box of its target."""
-    chunks = {name: chunks for name, _, _, _, chunks in checkpoint.entries}
+    chunks = {entry[0]: entry[4] for entry in checkpoint.entries}
     slices = []
     for fill in fills:
         name, strides = fill.leaf.body, _strides(fill.target)

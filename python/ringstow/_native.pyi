@@ -32,9 +32,15 @@ __all__ = [
 
 __version__: str
 
-# name, dtype, shape, whether it is an object (bytes, not a tensor), chunks as (offsets, sizes)
+# name, dtype, shape, whether it is an object (bytes, not a tensor), chunks as (offsets, sizes), and
+# likewise boxes that fill what they leave out, which only one rank's part of a whole does
 _Entry: TypeAlias = tuple[
-    str, str, tuple[int, ...], bool, list[tuple[tuple[int, ...], tuple[int, ...]]]
+    str,
+    str,
+    tuple[int, ...],
+    bool,
+    list[tuple[tuple[int, ...], tuple[int, ...]]],
+    list[tuple[list[int], list[int]]],
 ]
 
 # name, number of the chunk in its entry, offsets of the box in the chunk, its lengths, address of
@@ -150,9 +156,10 @@ class Checkpoint:
     # name, dtype, shape, nbytes
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]: ...
-    # name, dtype, shape, whether it is an object (bytes), chunks as (offsets, sizes)
     @property
     def entries(self) -> list[_Entry]: ...
+    # Raises IncompleteCheckpointError if this is one rank's part, and has only some of one.
+    def check_whole(self, names: list[str]) -> None: ...
     # This and the two below raise ReplacedCheckpointError if another save came since it was opened.
     # Boxes of chunks to strided memory; JSON LoadReport. No two may share memory.
     def read(self, slices: list[_SliceSpec], verify: bool, config: str) -> str: ...

@@ -152,11 +152,17 @@ impl Checkpoint {
             let chunks: PyResult<Vec<Bound<'py, PyAny>>> =
                 tensor.chunks.iter().map(extent).collect();
             let chunks = PyList::new(py, chunks?)?;
-            let row = (tensor.name.as_str(), tensor.dtype.name(), shape, tensor.object, chunks);
+            let name = tensor.name.as_str();
+            let holes = tensor.holes();
+            let row = (name, tensor.dtype.name(), shape, tensor.object, chunks, holes);
             Ok(row.into_pyobject(py)?.into_any())
         };
         let rows: PyResult<Vec<_>> = self.inner.tensors().iter().map(describe).collect();
         PyList::new(py, rows?)
+    }
+
+    fn check_whole(&self, names: Vec<String>) -> PyResult<()> {
+        self.inner.check_whole(names).map_err(to_python)
     }
 
     fn read(

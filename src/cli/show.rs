@@ -6,7 +6,7 @@ use super::table::{self, Align};
 use super::{Exit, text, values};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
+use crate::format::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
 use crate::store::{Checkpoint, Status, list_with};
 use clap::Args;
 use serde::Serialize;
@@ -113,6 +113,8 @@ struct Shown<'a> {
     tensor_bytes: u64,
     files: Vec<ShownFile<'a>>,
     tensors: Vec<ShownTensor<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    part_of: &'a Option<PartOf>,
     /// In the manifest's own notation, which `docs/format.md` describes.
     values: &'a RawValue,
 }
@@ -127,6 +129,9 @@ struct ShownFile<'a> {
 #[derive(Serialize)]
 struct ShownTensor<'a> {
     bytes: u64,
+    /// Those that are here, where that is not all: in one rank's part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_bytes: Option<u64>,
     /// Name of the file in which each chunk lies.
     files: Vec<&'a str>,
     #[serde(flatten)]
@@ -139,6 +144,7 @@ impl<'a> Shown<'a> {
         let file = |entry: &'a FileEntry| ShownFile { blocks: entry.crc32.len(), entry };
         let tensor = |entry: &'a TensorEntry| ShownTensor {
             bytes: entry.nbytes(),
+            held_bytes: Some(entry.held_bytes()).filter(|&held| held != entry.nbytes()),
             files: entry.chunks.iter().map(|chunk| file_name(manifest, chunk)).collect(),
             entry,
         };
@@ -155,6 +161,7 @@ impl<'a> Shown<'a> {
             tensor_bytes: tensor_bytes(manifest),
             files: manifest.files.iter().map(file).collect(),
             tensors: manifest.tensors.iter().map(tensor).collect(),
+            part_of: &manifest.part_of,
             values: &manifest.state,
         }
     }
@@ -169,7 +176,7 @@ fn file_bytes(manifest: &Manifest) -> u64 {
 }
 
 fn tensor_bytes(manifest: &Manifest) -> u64 {
-    manifest.tensors.iter().map(TensorEntry::nbytes).fold(0, u64::saturating_add)
+    manifest.tensors.iter().map(TensorEntry::held_bytes).fold(0, u64::saturating_add)
 }
 
 fn summary(checkpoint: &Checkpoint) -> String {
@@ -177,6 +184,9 @@ fn summary(checkpoint: &Checkpoint) -> String {
     let blocks: usize = manifest.files.iter().map(|file| file.crc32.len()).sum();
     let committed = text::utc(manifest.created_unix_ms).unwrap_or_else(|| "-".into());
     let row = |name: &str, value: String| [name.to_owned(), value];
+    let part_of = manifest.part_of.as_ref().map(|of| {
+        row("part of", format!("what {} ranks saved each by itself: rank {}'s", of.ranks, of.rank))
+    });
     let rows = [
         row("committed", committed),
         row("written by", format!("ringstow {}", text::printable(&manifest.writer))),
@@ -188,6 +198,7 @@ fn summary(checkpoint: &Checkpoint) -> String {
         row("blocks", format!("{blocks} of {}", text::binary_size(manifest.block_bytes))),
         row("generation", format!("{} (earlier saves into this directory)", manifest.generation)),
     ];
+    let rows = rows.into_iter().chain(part_of);
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
 }
 
@@ -225,7 +236,10 @@ fn tensor_row(manifest: &Manifest, tensor: &TensorEntry) -> [String; 6] {
         chunks => (format!("{} chunks", chunks.len()), "-".into()),
     };
     let name = text::short(&tensor.name, NAME_MAX);
-    let (shape, size) = (text::shape(&tensor.shape), text::size(tensor.nbytes()));
+    let (held, whole) = (text::size(tensor.held_bytes()), text::size(tensor.nbytes()));
+    let is_whole = tensor.held_bytes() == tensor.nbytes();
+    let size = if is_whole { whole } else { format!("{held} of {whole}") };
+    let shape = text::shape(&tensor.shape);
     let kind = if tensor.object { "object".into() } else { tensor.dtype.to_string() };
     [name, kind, shape, size, file, offset]
 }

@@ -1,7 +1,5 @@
 //! Whether boxes fill an array: each element once, none left out, none held twice.
 
-use std::ops::Range;
-
 /// A box: where it starts and its extent, one number a dimension.
 pub type Extent<'a> = (&'a [u64], &'a [u64]);
 
@@ -30,16 +28,10 @@ pub fn tiles(shape: &[u64], boxes: &[Extent]) -> Result<bool, String> {
     if shape.contains(&0) {
         return Ok(true);
     }
-    let split: Vec<usize> = (0..shape.len())
-        .filter(|&d| boxes.iter().any(|(offsets, sizes)| offsets[d] > 0 || sizes[d] < shape[d]))
-        .collect();
+    let split = split_dims(shape, boxes);
     let corners = (boxes.len() + 1).checked_shl(split.len() as u32);
     if split.len() > SPLIT_MAX || corners.is_none_or(|n| n > CORNERS_MAX) {
-        return Err(format!(
-            "{} chunks are split along {} dimensions, which is more than can be checked",
-            boxes.len(),
-            split.len()
-        ));
+        return Err(too_many(boxes.len(), split.len()));
     }
     let zeros = vec![0; shape.len()];
     let mut steps = Vec::with_capacity(corners.unwrap_or(0));
@@ -69,31 +61,92 @@ fn push_corners(steps: &mut Vec<u128>, shape: &[u64], split: &[usize], b: Extent
     }
 }
 
-/// A box of `shape` that none of `boxes` touches, if there is one. For messages: takes quadratic
-/// time, so that of very many boxes nothing is said.
-pub fn hole(shape: &[u64], boxes: &[Extent]) -> Option<Vec<Range<u64>>> {
-    const BOXES_MAX: usize = 10_000;
-    (boxes.len() <= BOXES_MAX).then(|| hole_from(0, shape, boxes)).flatten()
+/// What boxes leave out of an array, and whether they hold anything twice.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Boxes that fill what none holds, each element once: where each starts, and its extent.
+    pub holes: Vec<(Vec<u64>, Vec<u64>)>,
+    /// Whether two boxes hold the same element.
+    pub overlap: bool,
 }
 
-fn hole_from(d: usize, shape: &[u64], boxes: &[Extent]) -> Option<Vec<Range<u64>>> {
-    if boxes.is_empty() {
-        return Some(shape[d..].iter().map(|&size| 0..size).collect());
+/// Surveys `boxes`, which lie within `shape`.
+///
+/// Cuts the array along one dimension after the other where boxes begin or end. Of grids, however
+/// many dimensions they have, that takes time n log n; of boxes that lie criss-cross it grows faster,
+/// and is given up.
+///
+/// # Errors
+/// What keeps it from being found out: very many boxes across each other, or dimensions.
+pub fn survey(shape: &[u64], boxes: &[Extent]) -> Result<Survey, String> {
+    const STEPS_MIN: usize = 1 << 16;
+    const STEPS_PER_BOX: usize = 64;
+    let boxes: Vec<Extent> =
+        boxes.iter().copied().filter(|(_, sizes)| !sizes.contains(&0)).collect();
+    let split = split_dims(shape, &boxes);
+    let mut sweep = Sweep {
+        steps_left: STEPS_MIN + STEPS_PER_BOX * boxes.len(),
+        at: (vec![0; shape.len()], shape.to_vec()),
+        found: Survey::default(),
+    };
+    if shape.contains(&0) {
+        return Ok(sweep.found);
     }
-    if d == shape.len() {
-        return None;
+    if split.len() > SPLIT_MAX || sweep.cut(&split, &boxes).is_none() {
+        return Err(too_many(boxes.len(), split.len()));
     }
-    let mut cuts: Vec<u64> = boxes.iter().flat_map(|(o, s)| [o[d], o[d] + s[d]]).collect();
-    cuts.extend([0, shape[d]]);
-    cuts.sort_unstable();
-    cuts.dedup();
-    cuts.windows(2).find_map(|cut| {
-        let spans = |(o, s): &&Extent| o[d] <= cut[0] && cut[1] <= o[d] + s[d];
-        let here: Vec<Extent> = boxes.iter().filter(spans).copied().collect();
-        let mut rest = hole_from(d + 1, shape, &here)?;
-        rest.insert(0, cut[0]..cut[1]);
-        Some(rest)
-    })
+    Ok(sweep.found)
+}
+
+/// The dimensions that some box does not reach through.
+fn split_dims(shape: &[u64], boxes: &[Extent]) -> Vec<usize> {
+    let is_split = |d: &usize| boxes.iter().any(|(o, s)| o[*d] > 0 || s[*d] < shape[*d]);
+    (0..shape.len()).filter(is_split).collect()
+}
+
+fn too_many(boxes: usize, split: usize) -> String {
+    format!("{boxes} chunks are split along {split} dimensions, which is more than can be checked")
+}
+
+/// A survey under way.
+struct Sweep {
+    /// Boxes that may still be looked at.
+    steps_left: usize,
+    /// The piece of the array that is looked at.
+    at: (Vec<u64>, Vec<u64>),
+    found: Survey,
+}
+
+impl Sweep {
+    /// Looks at the piece, of which `boxes` are those that reach into it: through all of it but along
+    /// `split`. `None` if there is too much to look at.
+    fn cut(&mut self, split: &[usize], boxes: &[Extent]) -> Option<()> {
+        if boxes.is_empty() {
+            self.found.holes.push(self.at.clone());
+            return Some(());
+        }
+        let Some((&d, split)) = split.split_first() else {
+            self.found.overlap |= boxes.len() > 1;
+            return Some(());
+        };
+        let (offset, size) = (self.at.0[d], self.at.1[d]);
+        let mut cuts: Vec<u64> = boxes.iter().flat_map(|(o, s)| [o[d], o[d] + s[d]]).collect();
+        cuts.extend([offset, offset + size]);
+        cuts.sort_unstable();
+        cuts.dedup();
+        let mut coming = boxes.to_vec();
+        coming.sort_unstable_by_key(|(o, _)| o[d]);
+        let (mut coming, mut here) = (coming.into_iter().peekable(), Vec::new());
+        for cut in cuts.windows(2) {
+            here.retain(|(o, s): &Extent| o[d] + s[d] > cut[0]);
+            here.extend(std::iter::from_fn(|| coming.next_if(|(o, _)| o[d] == cut[0])));
+            self.steps_left = self.steps_left.checked_sub(here.len() + 1)?;
+            (self.at.0[d], self.at.1[d]) = (cut[0], cut[1] - cut[0]);
+            self.cut(split, &here)?;
+        }
+        (self.at.0[d], self.at.1[d]) = (offset, size);
+        Some(())
+    }
 }
 
 #[cfg(test)]
@@ -155,16 +208,11 @@ mod tests {
             let counts = counts(&shape, &boxes);
             let tiled = tiles(&shape, &lend(&boxes)).unwrap();
             prop_assert_eq!(tiled, counts.iter().all(|&n| n == 1));
-            let hole = hole(&shape, &lend(&boxes));
-            prop_assert_eq!(hole.is_some(), counts.contains(&0));
-            if let Some(hole) = hole {
-                let of = hole.iter().map(|r| (r.start, r.end - r.start)).unzip();
-                boxes.retain(|(_, sizes)| !sizes.contains(&0));
-                let with: Vec<usize> = counts.clone();
-                boxes.push(of);
-                let filled = super::tests::counts(&shape, &boxes);
-                prop_assert!(with.iter().zip(filled).all(|(&a, b)| a == b || (a == 0 && b == 1)));
-            }
+            let Survey { holes, overlap } = survey(&shape, &lend(&boxes)).unwrap();
+            prop_assert_eq!(overlap, counts.iter().any(|&n| n > 1));
+            boxes.extend(holes);
+            let filled = super::tests::counts(&shape, &boxes);
+            prop_assert!(counts.iter().zip(filled).all(|(&before, now)| now == before.max(1)));
         }
     }
 
@@ -172,7 +220,8 @@ mod tests {
     fn sums_alone_do_not_hide_a_hole() {
         let boxes = [(vec![0, 0], vec![2, 2]), (vec![1, 0], vec![2, 2])];
         assert_eq!(tiles(&[4, 2], &lend(&boxes)), Ok(false));
-        assert_eq!(hole(&[4, 2], &lend(&boxes)), Some(vec![3..4, 0..2]));
+        let holes = vec![(vec![3, 0], vec![1, 2])];
+        assert_eq!(survey(&[4, 2], &lend(&boxes)), Ok(Survey { holes, overlap: true }));
     }
 
     #[test]
@@ -191,5 +240,21 @@ mod tests {
     fn boxes_split_along_a_hundred_dimensions_are_refused_at_once() {
         let boxes = [(vec![0; 100], vec![1; 100])];
         assert!(tiles(&[2; 100], &lend(&boxes)).unwrap_err().contains("100 dimensions"));
+    }
+
+    #[test]
+    fn boxes_that_lie_criss_cross_by_the_thousand_are_given_up_and_grids_are_not() {
+        let crossed: Vec<Owned> = (0..4000)
+            .flat_map(|i| [(vec![2 * i, 0], vec![1, 8000]), (vec![0, 2 * i], vec![8000, 1])])
+            .collect();
+        assert!(survey(&[8000, 8000], &lend(&crossed)).unwrap_err().contains("8000 chunks"));
+        let grid: Vec<Owned> = (0..32 * 32 * 32)
+            .map(|i| (vec![2 * (i / 1024), 2 * (i / 32 % 32), 2 * (i % 32)], vec![1; 3]))
+            .collect();
+        let Survey { holes, overlap } = survey(&[64; 3], &lend(&grid)).unwrap();
+        let held: u64 = holes.iter().map(|(_, sizes)| sizes.iter().product::<u64>()).sum();
+        assert_eq!((held + (1 << 15), overlap), (1 << 18, false));
+        assert!(survey(&[2; 100], &lend(&[(vec![0; 100], vec![1; 100])])).is_err());
+        assert_eq!(survey(&[0, 9], &[]), Ok(Survey::default()));
     }
 }

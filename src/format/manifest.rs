@@ -60,7 +60,8 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     pub state: S,
 }
 
-/// A whole that several ranks saved, each its own part as a checkpoint by itself.
+/// A whole that several ranks saved, each its own part as a checkpoint by itself. Of a tensor that was
+/// sharded, a part may hold only some.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartOf {
@@ -124,26 +125,47 @@ impl TensorEntry {
         TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.to_vec() }
     }
 
-    /// Whether chunks, all within the shape and in sum as large as it, fill it without an overlap.
-    fn tiled(&self) -> std::result::Result<bool, String> {
+    /// Whether chunks, all within the shape, hold no element twice; and where in sum they are as large
+    /// as the tensor, therefore all of it.
+    fn is_disjoint(&self, is_whole: bool) -> std::result::Result<bool, String> {
         if self.chunks.len() == 1 {
             return Ok(true);
         }
+        self.with_boxes(|boxes| match is_whole {
+            true => cover::tiles(&self.shape, boxes),
+            false => cover::survey(&self.shape, boxes).map(|survey| !survey.overlap),
+        })
+    }
+
+    fn with_boxes<T>(&self, look: impl FnOnce(&[Extent]) -> T) -> T {
         let zeros = vec![0; self.shape.len()];
-        let boxes: Vec<Extent> = self
-            .chunks
-            .iter()
-            .map(|chunk| {
-                let offsets = chunk.offsets.as_deref().unwrap_or(&zeros);
-                (offsets, chunk.sizes.as_deref().unwrap_or(&self.shape))
-            })
-            .collect();
-        cover::tiles(&self.shape, &boxes)
+        let boxes = self.chunks.iter().map(|Chunk { offsets, sizes, .. }| {
+            (offsets.as_deref().unwrap_or(&zeros), sizes.as_deref().unwrap_or(&self.shape))
+        });
+        look(&boxes.collect::<Vec<Extent>>())
     }
 
     /// Bytes of the whole tensor. A manifest that was read has only sizes that fit.
     pub fn nbytes(&self) -> u64 {
         self.dtype.nbytes(&self.shape).unwrap_or(0)
+    }
+
+    /// Bytes of it that the checkpoint holds: all, but in the [part](PartOf) of one rank.
+    pub fn held_bytes(&self) -> u64 {
+        let bytes = |chunk: &Chunk| {
+            self.dtype.nbytes(chunk.sizes.as_deref().unwrap_or(&self.shape)).unwrap_or(0)
+        };
+        self.chunks.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Boxes of it, offsets and sizes, that fill what the checkpoint does not hold. None but in the
+    /// [part](PartOf) of one rank.
+    pub fn holes(&self) -> Vec<(Vec<u64>, Vec<u64>)> {
+        if self.held_bytes() == self.nbytes() {
+            return Vec::new();
+        }
+        // What cannot be surveyed is in no manifest that was read.
+        self.with_boxes(|boxes| cover::survey(&self.shape, boxes)).unwrap_or_default().holes
     }
 }
 
@@ -290,7 +312,8 @@ impl<T, S> Manifest<T, S> {
 
 impl Manifest {
     /// Checks all that readers rely on: names that stay in the directory, sizes that do not
-    /// overflow, chunks that lie in their files, cover their tensors and do not overlap.
+    /// overflow, chunks that lie in their files and do not overlap. They cover their tensors, but in
+    /// one rank's [part](PartOf) of what several saved.
     ///
     /// # Errors
     /// What is wrong, as a sentence.
@@ -329,7 +352,7 @@ impl Manifest {
         let whole = tensor.dtype.nbytes(&tensor.shape).ok_or_else(|| {
             format!("tensor {name:?}: shape {:?} of {} overflows", tensor.shape, tensor.dtype)
         })?;
-        let mut covered = 0u64;
+        let mut held = 0u64;
         for chunk in &tensor.chunks {
             let bytes = chunk_bytes(tensor, chunk)
                 .ok_or_else(|| format!("tensor {name:?}: a chunk reaches outside of its shape"))?;
@@ -345,20 +368,34 @@ impl Manifest {
                         )
                     },
                 )?;
-            covered = covered.saturating_add(bytes);
+            held = held.saturating_add(bytes);
             if bytes > 0 {
                 extent(chunk.file, chunk.begin, end);
             }
         }
-        if covered != whole || tensor.chunks.is_empty() {
-            return Err(format!("tensor {name:?}: its chunks hold {covered} of {whole} bytes"));
-        }
         if tensor.object && (tensor.dtype, tensor.shape.len()) != (Dtype::U8, 1) {
             return Err(format!("{name:?} is an object, but no byte string"));
         }
-        match tensor.tiled() {
+        self.check_cover(tensor, held, whole)
+    }
+
+    /// Checks that chunks which hold `held` of the `whole` bytes are all of their tensor, each element
+    /// once; of a rank's part, only that they hold none twice.
+    fn check_cover(
+        &self,
+        tensor: &TensorEntry,
+        held: u64,
+        whole: u64,
+    ) -> std::result::Result<(), String> {
+        let name = &tensor.name;
+        // Of what one rank saved alone, nobody else has the rest.
+        let may_lack = !tensor.object && self.part_of.as_ref().is_some_and(|of| of.ranks > 1);
+        if tensor.chunks.is_empty() || held > whole || (held < whole && !may_lack) {
+            return Err(format!("tensor {name:?}: its chunks hold {held} of {whole} bytes"));
+        }
+        match tensor.is_disjoint(held == whole) {
             Ok(true) => Ok(()),
-            // The sum is right, so where there is a hole something else is held twice.
+            // If the sum is right, something is held twice where there is a hole.
             Ok(false) => Err(format!("tensor {name:?}: its chunks overlap each other")),
             Err(why) => Err(format!("tensor {name:?}: its {why}")),
         }
@@ -566,6 +603,77 @@ mod tests {
         let twice =
             smallvec![boxed(&[0, 0], &[5, 20]), Chunk { begin: 8192, ..boxed(&[4, 0], &[5, 20]) }];
         assert!(refused(|m| m.tensors[0].chunks = twice).contains("overlap each other"));
+    }
+
+    /// The sample as rank 1's part of two, whose first tensor, of [10, 20], has these boxes: rows
+    /// and how many, columns and how many.
+    fn part(boxes: &[[u64; 4]]) -> Manifest {
+        let mut manifest = sample();
+        manifest.part_of = Some(PartOf { rank: 1, ranks: 2, save: "a".into() });
+        let mut begin = 5000;
+        let chunk = |&[row, rows, column, columns]: &[u64; 4]| {
+            let sizes = Some([rows, columns].into());
+            begin += 800;
+            Chunk { file: 0, begin, offsets: Some([row, column].into()), sizes }
+        };
+        manifest.tensors[0].chunks = boxes.iter().map(chunk).collect();
+        manifest
+    }
+
+    #[test]
+    fn a_part_may_hold_only_some_of_a_tensor_and_a_whole_may_not() {
+        for (boxes, held, holes) in [
+            (&[[5, 5, 0, 20]][..], 400, &[[0, 5, 0, 20]][..]),
+            (&[[10, 0, 0, 20]], 0, &[[0, 10, 0, 20]]),
+            (&[[0, 0, 0, 20], [2, 8, 0, 20]], 640, &[[0, 2, 0, 20]]),
+            (&[[0, 5, 10, 10], [5, 5, 0, 10]], 400, &[[0, 5, 0, 10], [5, 5, 10, 10]]),
+            (&[[0, 10, 0, 20]], 800, &[]),
+        ] {
+            let mut manifest = part(boxes);
+            let read = decode(&manifest).unwrap();
+            assert_eq!(read.tensors[0].held_bytes(), held);
+            let holes: Vec<(Vec<u64>, Vec<u64>)> =
+                holes.iter().map(|[r, rs, c, cs]| (vec![*r, *c], vec![*rs, *cs])).collect();
+            assert_eq!(read.tensors[0].holes(), holes);
+            for part_of in [None, Some(PartOf { rank: 0, ranks: 1, save: "a".into() })] {
+                manifest.part_of = part_of;
+                match decode(&manifest) {
+                    Ok(_) => assert_eq!(held, 800),
+                    Err(error) => assert!(error.to_string().contains("of 800 bytes"), "{error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_part_holds_it_holds_once_and_its_objects_are_whole() {
+        let refused = |manifest: &Manifest| decode(manifest).unwrap_err().to_string();
+        let twice = part(&[[0, 2, 0, 20], [1, 2, 0, 20]]);
+        assert!(refused(&twice).contains("overlap each other"));
+        assert!(refused(&part(&[[0, 10, 0, 20], [1, 0, 0, 20], [1, 1, 0, 1]])).contains("804 of"));
+        assert!(refused(&part(&[[5, 6, 0, 20]])).contains("outside"));
+        assert!(refused(&part(&[])).contains("0 of 800"));
+        let mut object = part(&[[5, 5, 0, 20]]);
+        let entry = &mut object.tensors[0];
+        (entry.dtype, entry.shape, entry.object) = (Dtype::U8, smallvec![20], true);
+        entry.chunks[0].offsets = Some([5].into());
+        entry.chunks[0].sizes = Some([5].into());
+        assert!(refused(&object).contains("5 of 20 bytes"));
+        // Very many boxes that lie across each other are not looked through.
+        let mut crossed = part(&[]);
+        crossed.files[0].bytes = 1 << 30;
+        crossed.files[0].crc32 = vec![0; 1 << 17];
+        let entry = &mut crossed.tensors[0];
+        entry.shape = smallvec![4000, 4000];
+        entry.chunks = (0..2000u64)
+            .map(|i| {
+                let (begin, row) = (8192 + i * 16000, i % 2 == 0);
+                let offsets = if row { [i, 0] } else { [0, i] };
+                let sizes = if row { [1, 4000] } else { [4000, 1] };
+                Chunk { file: 0, begin, offsets: Some(offsets.into()), sizes: Some(sizes.into()) }
+            })
+            .collect();
+        assert!(refused(&crossed).contains("more than can be checked"));
     }
 
     #[test]

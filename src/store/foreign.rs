@@ -307,9 +307,8 @@ fn check_whole(dir: &Path, tensor: &TensorEntry) -> Result<()> {
         let reason = format!("tensor {name:?} of {shape:?}: its chunks overlap each other");
         return Err(Error::format(dir, reason));
     }
-    let hole = cover::hole(shape, &boxes).map_or(String::new(), |hole| {
-        let (offsets, sizes): (Vec<u64>, Vec<u64>) =
-            hole.iter().map(|range| (range.start, range.end - range.start)).unzip();
+    let holes = cover::survey(shape, &boxes).unwrap_or_default().holes;
+    let hole = holes.first().map_or(String::new(), |(offsets, sizes)| {
         format!(", {sizes:?} at {offsets:?} among what is missing")
     });
     let reason = format!(

@@ -68,8 +68,8 @@ impl Checkpoint {
     /// they lie. Those of one chunk are read straight into their place, the others put together.
     ///
     /// # Errors
-    /// [`Error::Keys`] naming all that are not in the checkpoint; [`Error::Corrupt`] for a damaged
-    /// block; [`Error::Io`].
+    /// [`Error::Keys`] naming all that are not in the checkpoint; [`Error::Incomplete`] naming all of
+    /// which it has only some, as one rank's part; [`Error::Corrupt`] for a damaged block; [`Error::Io`].
     pub fn load_names<S: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = S>,
@@ -78,7 +78,7 @@ impl Checkpoint {
         job: &Arc<Job>,
     ) -> Result<Loaded> {
         let loading = self.loading(options, runtime, job);
-        let wanted = self.find(names)?;
+        let wanted = self.find_whole(names)?;
         let (whole, parted): (Vec<_>, Vec<_>) =
             wanted.iter().copied().partition(|wanted| lies_straight(wanted.entry));
         let straight = self.plan_straight(&whole, loading);
@@ -107,7 +107,8 @@ impl Checkpoint {
     /// Loads tensors into memory of the caller's, each of just the bytes that its tensor has.
     ///
     /// # Errors
-    /// [`Error::Keys`] naming all that are not in the checkpoint or of another size, before a byte
+    /// [`Error::Keys`] naming all that are not in the checkpoint or of another size, and
+    /// [`Error::Incomplete`] all of which it has only some, as one rank's part, before a byte
     /// is changed; [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before
     /// it are in place already.
     pub fn load_into<S: AsRef<str>>(
@@ -118,7 +119,7 @@ impl Checkpoint {
         job: &Arc<Job>,
     ) -> Result<LoadReport> {
         let loading = self.loading(options, runtime, job);
-        let wanted = self.find(targets.iter().map(|(name, _)| name))?;
+        let wanted = self.find_whole(targets.iter().map(|(name, _)| name))?;
         self.check_sizes(&wanted, targets)?;
         let chunks = self.plan_chunks(&wanted, loading)?;
         job.set_total(bytes_of(&chunks.plan.reads));
@@ -145,6 +146,16 @@ impl Checkpoint {
     /// Whole checksummed blocks, as many at once as a staging buffer holds.
     pub(super) fn checked_unit(&self, most: u64) -> Unit {
         Unit::Blocks { bytes: self.manifest().block_bytes, most }
+    }
+
+    /// The entries of these names, which are here whole.
+    fn find_whole<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+    ) -> Result<Vec<Wanted<'_>>> {
+        let wanted = self.find(names)?;
+        self.check_entries(wanted.iter().map(|wanted| wanted.entry))?;
+        Ok(wanted)
     }
 
     /// The entries of these names, each asked for once: two holders of one tensor's memory could
@@ -322,7 +333,7 @@ fn lies_straight(entry: &TensorEntry) -> bool {
     matches!(entry.chunks.as_slice(), [chunk] if chunk.begin.is_multiple_of(item))
 }
 
-/// Where a tensor lies that [`lies_straight`].
+/// Where a tensor lies that [`lies_straight`] and is whole.
 fn place(entry: &TensorEntry) -> Want {
     let chunk = &entry.chunks[0];
     Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + entry.nbytes() }

@@ -24,6 +24,7 @@ mod spares;
 mod stamp;
 mod sweep;
 mod verify;
+mod whole;
 
 pub use export::export;
 pub use list::{Found, Status, latest, latest_with, list, list_with};

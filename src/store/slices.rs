@@ -31,7 +31,8 @@ impl Checkpoint {
     /// Reads boxes of chunks, in one pass that reads nothing twice, into memory of any strides.
     ///
     /// With `verify` whole blocks are read and checked; without it only the pages that are needed.
-    /// No two slices share memory; they may want the same bytes of the checkpoint.
+    /// A box lies in one chunk; where this is one rank's part, chunks may leave some of a tensor out
+    /// ([`TensorEntry::holes`]). No two slices share memory; they may want the same bytes of the checkpoint.
     ///
     /// # Errors
     /// Before a byte is changed, naming all that is wrong: [`Error::Keys`] for tensors that are not

@@ -56,6 +56,7 @@ def open_source(path: str, kind: str, options: Options) -> State:
 
     Raises:
         UnsupportedError: a value that only pickle can make, without ``allow_pickle``.
+        IncompleteCheckpointError: it is one rank's part of a whole, and has only some of a tensor.
         CorruptCheckpointError: the file is damaged.
         OSError: the system refused.
     """
@@ -68,6 +69,7 @@ def open_source(path: str, kind: str, options: Options) -> State:
 
 def _ringstow(path: str, options: Options) -> State:
     checkpoint = _native.Checkpoint(path, options.reading.to_json())
+    checkpoint.check_whole([name for name, *_ in checkpoint.tensors])
     contents = _build.Contents(path, checkpoint.tensors)
     skeleton = _tree.parse(checkpoint.state, path)
     _build.Survey(contents, allow_pickle=options.allow_pickle).add(skeleton)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +25,14 @@ class Items(NamedTuple):
     nbytes: int
 
 
-def resolve(plan: SavePlan, planner: SavePlanner) -> Items:
+def resolve(plan: SavePlan, planner: SavePlanner, *, alone: bool = False) -> Items:
     """Resolve every item of a final plan.
+
+    Args:
+        plan: this rank's.
+        planner: that has the data.
+        alone: the rank saves by itself: a tensor is named even if the rank has nothing of it, since
+            nobody else names it.
 
     Raises:
         UnsupportedError: names every item of a kind that can't be saved.
@@ -34,6 +41,7 @@ def resolve(plan: SavePlan, planner: SavePlanner) -> Items:
     items = Items([], [], 0)
     errors: list[Exception] = []
     nbytes = 0
+    names: set[str] = set()
     for item in plan.items:
         try:
             memory = _resolve(item, planner)
@@ -43,7 +51,10 @@ def resolve(plan: SavePlan, planner: SavePlanner) -> Items:
             errors.append(InvalidStateError(f"{_describe(item)}: {type(error).__name__}: {error}"))
         else:
             spec = _spec(item, memory)
+            if alone and memory.nbytes == 0:
+                spec = None if item.index.fqn in names else spec or _empty_spec(item, memory)
             if spec is not None:
+                names.add(spec[0])
                 items.specs.append(spec)
                 items.owners.append(memory.owner)
                 nbytes += memory.nbytes
@@ -154,3 +165,23 @@ def _spec(item: WriteItem, memory: Memory) -> ItemSpec | None:
     if nbytes == 0:  # of several empty chunks of an empty tensor, the first stands for all
         return (name, dtype, shape, None, 0, 0, None, None, False)
     return (name, dtype, sizes, strides, address, nbytes, shape, offsets, False)
+
+
+def _empty_spec(item: WriteItem, memory: Memory) -> ItemSpec:
+    """Return a chunk without elements, as the native side takes it."""
+    sizes, offsets, shape = _chunk(item, memory.dtype)
+    name, dtype = item.index.fqn, memory.dtype
+    if 0 in shape:
+        return (name, dtype, shape, None, 0, 0, None, None, False)
+    return (name, dtype, sizes, None, 0, 0, shape, offsets, False)
+
+
+def sharded(plan: SavePlan) -> list[str]:
+    """Return the names of the tensors of which a plan holds only some."""
+    missing: dict[str, int] = {}
+    for item in plan.items:
+        data = item.tensor_data
+        if data is not None and data.chunk is not None:
+            missing.setdefault(item.index.fqn, math.prod(data.size))
+            missing[item.index.fqn] -= math.prod(data.chunk.sizes)
+    return [name for name, elements in missing.items() if elements > 0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import ReadItem
 
 from ringstow import _torch, _tree
 from ringstow._errors import FormatError, UnsupportedError
@@ -109,6 +110,17 @@ class Entry(NamedTuple):
     is_object: bool
     chunks: list[tuple[Shape, Shape]]
     """Offsets and sizes, in elements of that type."""
+    holes: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
+    """Boxes that fill what the chunks leave out, likewise: in one rank's part of a whole."""
+
+    def lacks(self, item: ReadItem) -> bool:
+        """Tell whether what a planner asks for is not in the chunk that it means."""
+        chunk = self.chunk_of(item.storage_index)
+        if chunk is None:
+            return True
+        ends = (o + n for o, n in zip(item.storage_offsets, item.lengths, strict=True))
+        sizes = self.chunks[chunk][1]
+        return any(e > n for e, n in zip(in_elements(tuple(ends), self.dtype), sizes, strict=True))
 
     def chunk_of(self, index: MetadataIndex) -> int | None:
         """Return the number of the chunk that DCP means; None if there is none."""
@@ -210,8 +222,19 @@ def _stored(name: str, entry: Entry) -> BytesStorageMetadata | TensorStorageMeta
         ChunkStorageMetadata(_in_torch(offsets, entry.dtype), _in_torch(sizes, entry.dtype))
         for offsets, sizes in entry.chunks
     ]
+    # Holes are chunks, too: so that a planner asks for what is in them, and it can be refused.
+    chunks.extend(_hole(offsets, sizes, entry.dtype) for offsets, sizes in entry.holes)
     properties = TensorProperties(dtype=_torch.dtype_of(entry.dtype, name))
     return TensorStorageMetadata(properties, _in_torch(entry.shape, entry.dtype), chunks)
+
+
+def _hole(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkStorageMetadata:
+    """Return a hole as a chunk of torch's; where that counts in pairs, no smaller than it is."""
+    first, ends = list(offsets), [o + n for o, n in zip(offsets, sizes, strict=True)]
+    if dtype == "F4" and ends:
+        first[-1], ends[-1] = first[-1] // 2, -(-ends[-1] // 2)
+    lengths = (end - o for o, end in zip(first, ends, strict=True))
+    return ChunkStorageMetadata(torch.Size(first), torch.Size(lengths))
 
 
 def _leaves(path: str, state: str | None) -> Iterator[tuple[Path, Any]]:

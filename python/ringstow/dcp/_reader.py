@@ -167,8 +167,15 @@ class StorageReader(storage.StorageReader):
         if self._contents is None:
             self._open(self._require_path())
 
+    @picklable
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan, with a note for the coordinator."""
+        """Return the plan, with a note for the coordinator.
+
+        Raises:
+            IncompleteCheckpointError: the checkpoint is one rank's part of what ranks saved each by
+                itself, and the plan asks for elements that it does not hold; names the tensors.
+        """
+        self._check_held(plan)
         if not self._use_collectives or self._checkpoint is None:
             return plan
         willing = _broadcast.group_of(self._broadcast) is not None
@@ -329,6 +336,15 @@ class StorageReader(storage.StorageReader):
         if self._contents is None:
             raise InvalidStateError("read_data() came without read_metadata() before it")
         return self._contents.entries.get(item.storage_index.fqn)
+
+    def _check_held(self, plan: LoadPlan) -> None:
+        """Refuse a plan for elements that a rank's part leaves out."""
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return
+        entries = ((item, self._entry(item)) for item in plan.items)
+        lacking = {e.name: e for item, e in entries if e is not None and e.holes and e.lacks(item)}
+        checkpoint.check_whole(list(lacking))
 
     def _read(self, slices: list[_targets.Slice]) -> LoadReport:
         assert self._checkpoint is not None

@@ -27,6 +27,7 @@ from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
+from ringstow._select import listed
 from ringstow.dcp import _items, _mark, _metadata, _parts, _paths
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._fallbacks import warn_once
@@ -82,6 +83,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Set up what does not go along into another process."""
         self._save_path = ""
         self._rank: int | None = None
+        self._is_alone = False
         self._part_of: tuple[int, int, str] | None = None
         self._turn = Turn()
         self._coordinator = Coordinator()
@@ -139,7 +141,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             is_coordinator: whether this rank commits.
             args: nothing that is used.
             kwargs: torch's ``rank`` and ``use_collectives``. Without collectives each rank saves
-                a checkpoint of its own, in ``rank00003`` below the path.
+                a checkpoint of its own, in ``rank00003`` below the path, with its own shards only.
 
         Raises:
             InvalidStateError: the writer has no path.
@@ -153,7 +155,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._rank = kwargs.get("rank")
         self._save_path = self._path
         self._part_of = None
-        if not kwargs.get("use_collectives", True):
+        self._is_alone = not kwargs.get("use_collectives", True)
+        if self._is_alone:
             rank = self._own_rank()
             self._save_path = _paths.of_rank(self._path, rank)
             self._part_of = _parts.part_of(self._save_path, rank)
@@ -190,7 +193,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             UnsupportedError: items of a kind that can't be saved, all named.
-            InvalidStateError: items that can't be saved, all named.
+            InvalidStateError: items that can't be saved, all named; without collectives shards,
+                too, where it can't be noted which save they are of.
             OSError: the system refused: no space, no permission, a failing disk.
         """
         stream = self._stream()
@@ -200,7 +204,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             # The copies of GPUs' tensors wait for the streams that are current here.
             fence = contextlib.nullcontext() if stream is None else stream.fence.passed()
             with collector_paused(), fence:
-                items = _items.resolve(plan, planner)
+                if self._is_alone and self._part_of is None:
+                    _refuse_shards(plan)
+                items = _items.resolve(plan, planner, alone=self._is_alone)
             receipt, nbytes = self._write(items, stream)
         except BaseException as error:
             if stream is not None:
@@ -328,3 +334,14 @@ def _refuse_elsewhere(future: StagingFuture) -> None:
     )
     future.fail(error)
     raise error
+
+
+def _refuse_shards(plan: SavePlan) -> None:
+    """Refuse to save shards that nobody could tell to be a part of something."""
+    names = _items.sharded(plan)
+    if names:
+        raise InvalidStateError(
+            f"{listed('sharded tensors', names)}: saved with use_collectives=False, they are this "
+            "rank's part of a whole, and that can be noted only for ranks of the default process "
+            "group, with a store that answers: save without process_group=, or with collectives"
+        )

@@ -104,12 +104,12 @@ def _whole(value):
     return value
 
 
-def save(rank, layout, path, hidden=HIDDEN, writer=None):
+def save(rank, layout, path, hidden=HIDDEN, writer=None, **options):
     """Saves a trained model; returns its whole state from rank 0."""
     model, optimizer = trained(layout, hidden, seed=1)
     parts = get_state_dict(model, optimizer)
     state = {"model": parts[0], "optim": parts[1], "step": 7}
-    dcp.save(state, storage_writer=writer or ringstow.dcp.StorageWriter(path))
+    dcp.save(state, storage_writer=writer or ringstow.dcp.StorageWriter(path), **options)
     state = whole(model, optimizer)
     return state if rank == 0 else None
 
