@@ -321,6 +321,8 @@ def test_ctrl_c_keeps_the_rounds_that_were_measured(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        # A shell has it ignored by what it runs in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 60
         while not (out / "results.json").exists():

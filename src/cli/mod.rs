@@ -75,6 +75,7 @@ enum Exit {
 }
 
 /// Runs the program with these arguments, the first of which is its name, and returns its exit code.
+/// What the library warns of goes wherever the process has it go.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
@@ -84,24 +85,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return usage.exit_code() as u8;
         }
     };
-    print_warnings();
     let mut out = Output::stdout();
     let outcome = execute(cli.command, &mut out).and_then(|exit| {
         out.finish()?;
         Ok(exit)
     });
     outcome.unwrap_or_else(|error| complain(&error)) as u8
-}
-
-/// Has what the library warns of printed on stderr, unless the process collects it already.
-fn print_warnings() {
-    let format = tracing_subscriber::fmt::format().without_time().with_target(false).compact();
-    let printer = tracing_subscriber::fmt()
-        .event_format(format)
-        .with_max_level(tracing::Level::WARN)
-        .with_ansi(false)
-        .with_writer(std::io::stderr);
-    drop(printer.try_init());
 }
 
 fn execute(command: Command, out: &mut Output) -> Result<Exit> {
