@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::names;
 use serde::Serialize;
 use std::fs;
+use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 
 /// What [`retain`] did, or would do.
@@ -151,6 +152,8 @@ impl Retained {
         };
         let nothing = swept.removed.is_empty() && swept.left.is_empty();
         match problem {
+            // Not killed: its removal by another call has ended in the meantime.
+            Some(_) if nothing && is_emptied(&path) => self.retired.push(path),
             Some(reason) if nothing => self.left.push(Left { path, reason }),
             _ if nothing || !swept.removed.is_empty() => self.cleared.push(path),
             _ => {} // what was left says why
@@ -162,6 +165,11 @@ impl Retained {
             }
         }
     }
+}
+
+/// Whether a directory is not there any more, or nothing is in it.
+fn is_emptied(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or_else(|e| e.kind() == NotFound, |mut entries| entries.next().is_none())
 }
 
 /// Whether this may be because another call has removed it, or is about to.
