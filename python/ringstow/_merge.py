@@ -220,7 +220,8 @@ def load_into(
 
         targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
 
-    checkpoint.check_whole([fill.leaf.body for fill in merge.fills])
+    # Of all others, what loads them says so before anything is changed.
+    checkpoint.check_whole([fill.leaf.body for fill in ways.strided()])
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named, allow_pickle=allow_pickle)

@@ -64,9 +64,12 @@ class Exchange:
 # their memory, for as long as this is held. Iterating gives what start_save has not taken yet.
 @final
 class Tensors:
-    # For `add_usual`, as of Exchange.find.
+    # The first two are for `add_usual`, as of Exchange.find. `taken` are names that no tensor gets.
     def __new__(
-        cls, exchange: Exchange | None = None, address_of: Callable[[Any], Address] | None = None
+        cls,
+        exchange: Exchange | None = None,
+        address_of: Callable[[Any], Address] | None = None,
+        taken: set[str] = ...,
     ) -> Tensors: ...
     # Returns the name under which the tensor is stored: of the one of the same elements in the same
     # memory that was met before; or this one, with "#2" and so on at its end where it is taken.

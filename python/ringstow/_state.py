@@ -63,6 +63,8 @@ Path = tuple[object, ...]
 DEPTH_MAX = 200
 INT_MAX = 2**53
 PICKLE_PROTOCOL = 4
+# safetensors keeps this name in a shard's header for itself.
+RESERVED_NAMES = {"__metadata__"}
 
 
 class Attribute(str):
@@ -144,7 +146,7 @@ class _Encoder:
 
     def __init__(self, allow_pickle: bool) -> None:
         self._usual = _torch.usual()
-        self.tensors = _native.Tensors(self._usual.exchange, _cuda.finder())
+        self.tensors = _native.Tensors(self._usual.exchange, _cuda.finder(), RESERVED_NAMES)
         self._allow_pickle = allow_pickle
         self._open: set[int] = set()  # ids of the containers that are being encoded
 

@@ -12,9 +12,6 @@ use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
 use smallvec::SmallVec;
 use std::collections::{HashMap, HashSet};
 
-/// safetensors keeps this name in a shard's header for itself.
-const RESERVED: &str = "__metadata__";
-
 /// Where a tensor's data is.
 #[derive(FromPyObject)]
 pub(crate) enum Data {
@@ -55,11 +52,14 @@ pub(crate) struct Tensors {
 #[pymethods]
 impl Tensors {
     #[new]
-    #[pyo3(signature = (exchange = None, address_of = None))]
-    fn new(exchange: Option<Py<Exchange>>, address_of: Option<Py<PyAny>>) -> Self {
-        let names = HashSet::from([RESERVED.to_owned()]);
+    #[pyo3(signature = (exchange = None, address_of = None, taken = HashSet::new()))]
+    fn new(
+        exchange: Option<Py<Exchange>>,
+        address_of: Option<Py<PyAny>>,
+        taken: HashSet<String>,
+    ) -> Self {
         let (specs, owners, met) = Default::default();
-        Self { usual: exchange.zip(address_of), specs, owners, names, met }
+        Self { usual: exchange.zip(address_of), specs, owners, names: taken, met }
     }
 
     fn add_usual<'py>(

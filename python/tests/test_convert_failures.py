@@ -198,3 +198,10 @@ def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
         convert(source, at / "to", target=kind, progress=interrupt)
     assert sorted(os.listdir(at)) == before
     assert litter(at / "to") == []
+
+
+def test_a_name_that_safetensors_keeps_for_itself_is_refused_and_not_replaced(tmp_path):
+    torch.save({"__metadata__": torch.ones(2), "a": torch.ones(3)}, tmp_path / "x.pt")
+    with pytest.raises(ringstow.UnsupportedError, match="__metadata__"):
+        convert(tmp_path / "x.pt", tmp_path / "hf", target="hf", verify=False)
+    assert not (tmp_path / "hf" / "model.safetensors").exists()

@@ -152,7 +152,7 @@ def test_a_torch_without_the_exchange_saves_the_same(tmp_path):
 
 def test_tensors_are_told_apart_by_name_and_by_memory():
     one, two = torch.ones(2), torch.ones(2)
-    tensors = _native.Tensors()
+    tensors = _native.Tensors(taken={"__metadata__"})
     assert tensors.add("a", *_torch.memory_of(one, "a")) == "a"
     assert tensors.add("a", *_torch.memory_of(two, "a")) == "a#2"
     assert tensors.add("b", *_torch.memory_of(one, "b")) == "a"

@@ -96,7 +96,8 @@ pub fn retain_plan(
     let mut plan = Retained::default();
     let (mut steps, mut going) = (Vec::new(), Vec::new());
     let all = list_with(root, config)?;
-    let newest = all.iter().filter(|found| is_step(found)).filter_map(|found| found.step).max();
+    let is_step = |found: &&Found| matches!(fate(found, None), Fate::Step);
+    let newest = all.iter().filter(is_step).filter_map(|found| found.step).max();
     for found in all {
         match fate(&found, newest) {
             Fate::Step => steps.push(found),
@@ -191,13 +192,7 @@ enum Fate {
     Left(String),
 }
 
-/// Whether it is one of the row.
-fn is_step(found: &Found) -> bool {
-    let loads = found.status == Status::Committed && found.step.is_some();
-    loads && none_of_the_row(&found.path).is_none()
-}
-
-/// By the number of the newest step.
+/// By the number of the newest step, if that is known yet.
 fn fate(found: &Found, newest: Option<u64>) -> Fate {
     if let Some(reason) = none_of_the_row(&found.path) {
         return Fate::Left(reason.into());
