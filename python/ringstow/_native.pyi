@@ -3,11 +3,12 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final
 
 from ringstow._memory import Address, ItemSpec, Placed, TensorSpec
 
 __all__ = [
+    "DEPTH_MAX",
     "Block",
     "Checkpoint",
     "Exchange",
@@ -17,6 +18,7 @@ __all__ = [
     "Tensors",
     "__version__",
     "cli",
+    "encode",
     "forget_after_fork",
     "found_config",
     "gpus",
@@ -31,6 +33,9 @@ __all__ = [
 ]
 
 __version__: str
+
+# How many containers may be in one another.
+DEPTH_MAX: int
 
 # name, dtype, shape, whether it is an object (bytes, not a tensor), chunks as (offsets, sizes), and
 # likewise boxes that fill what they leave out, which only one rank's part of a whole does
@@ -64,13 +69,8 @@ class Exchange:
 # their memory, for as long as this is held. Iterating gives what start_save has not taken yet.
 @final
 class Tensors:
-    # The first two are for `add_usual`, as of Exchange.find. `taken` are names that no tensor gets.
-    def __new__(
-        cls,
-        exchange: Exchange | None = None,
-        address_of: Callable[[Any], Address] | None = None,
-        taken: set[str] = ...,
-    ) -> Tensors: ...
+    # `taken` are names that no tensor gets.
+    def __new__(cls, taken: set[str] = ...) -> Tensors: ...
     # Returns the name under which the tensor is stored: of the one of the same elements in the same
     # memory that was met before; or this one, with "#2" and so on at its end where it is taken.
     def add(
@@ -83,12 +83,29 @@ class Tensors:
         nbytes: int,
         owner: object,
     ) -> str: ...
-    # The same of one of torch's that is dense and of a usual dtype. None for any other: `add` it.
-    def add_usual(self, tensor: Any, name: str) -> str | None: ...
     @property
     def owners(self) -> list[object]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> TensorSpec: ...
+
+# What `encode` asks; paths are keys and indices from the root on.
+class _Others(Protocol):
+    # For the usual tensors, and where one on a GPU lies. Without it, `value` is asked of each.
+    exchange: Exchange | None
+    address_of: Callable[[Any], Address]
+    # A path as Python writes it.
+    def describe(self, path: tuple[object, ...], /) -> str: ...
+    # The JSON of a value that is no container and that JSON has not; its tensor is added.
+    def value(self, value: object, path: tuple[object, ...], /) -> str: ...
+    # Raises for what can't be a key of the dict there.
+    def check_key(self, key: object, path: tuple[object, ...], /) -> None: ...
+    # Those of the OrderedDict there, by name; None if it has none.
+    def attributes(
+        self, value: object, path: tuple[object, ...], /
+    ) -> dict[str, object] | None: ...
+
+# The JSON tree of a state dict. Its tensors are added to those given.
+def encode(state: object, tensors: Tensors, others: _Others) -> str: ...
 
 @final
 class SaveJob:

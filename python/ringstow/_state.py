@@ -47,7 +47,6 @@ from __future__ import annotations
 import base64
 import collections
 import json
-import math
 from typing import Any, NoReturn
 
 from ringstow import _cuda, _device_array, _native, _numpy, _torch
@@ -59,9 +58,7 @@ from ringstow._optional import imported
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
 
-# Deep enough for any configuration; shallow enough for every reader's recursion limit.
-DEPTH_MAX = 200
-INT_MAX = 2**53
+DEPTH_MAX = _native.DEPTH_MAX
 PICKLE_PROTOCOL = 4
 # safetensors keeps this name in a shard's header for itself.
 RESERVED_NAMES = {"__metadata__"}
@@ -93,16 +90,10 @@ def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
     """
     if type(state) not in (dict, collections.OrderedDict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
-    encoder = _Encoder(allow_pickle)
-    try:
-        with collector_paused():
-            tree = encoder.value(state, ())
-            text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except RecursionError:
-        raise InvalidStateError(
-            "the state dict is nested too deeply to be saved from here"
-        ) from None
-    return Encoded(encoder.tensors, text)
+    tensors = _native.Tensors(RESERVED_NAMES)
+    with collector_paused():
+        tree = _native.encode(state, tensors, _Others(tensors, allow_pickle))
+    return Encoded(tensors, tree)
 
 
 def describe(path: Path) -> str:
@@ -125,11 +116,6 @@ def _step(step: object) -> str:
     return step if isinstance(step, str) else repr(step)
 
 
-def _prefix(path: Path) -> str:
-    """Return what the flat names of all that is in the container at a path begin with."""
-    return f"{flat_name(path)}." if path else ""
-
-
 def type_name(value: object) -> str:
     """Return the full name of the value's type, without ``builtins``."""
     kind = type(value)
@@ -137,105 +123,27 @@ def type_name(value: object) -> str:
     return module + kind.__qualname__
 
 
-def _is_plain(counter: collections.Counter[Any]) -> bool:
-    return all(type(k) in (int, str, float) and type(n) in (int, float) for k, n in counter.items())
+class _Others:
+    """What `_native.encode` is to know of torch, and asks of what is rare."""
 
-
-class _Encoder:
-    """Turns values into JSON, and gathers the tensors that it meets on the way."""
-
-    def __init__(self, allow_pickle: bool) -> None:
-        self._usual = _torch.usual()
-        self.tensors = _native.Tensors(self._usual.exchange, _cuda.finder(), RESERVED_NAMES)
+    def __init__(self, tensors: _native.Tensors, allow_pickle: bool) -> None:
+        self.exchange = _torch.usual().exchange
+        self.address_of = _cuda.finder()
+        self.describe = describe
+        self._tensors = tensors
         self._allow_pickle = allow_pickle
-        self._open: set[int] = set()  # ids of the containers that are being encoded
 
-    def value(self, value: Any, path: Path) -> Json:
-        kind = type(value)
-        if kind is str:
-            return self._text(value, path)
-        if value is None or kind is bool:
-            return bool(value) if kind is bool else None
-        if kind is int:
-            return int(value) if abs(value) <= INT_MAX else {"$int": _digits(value)}
-        if kind is float:
-            return float(value) if math.isfinite(value) else {"$float": repr(value)}
-        if kind is bytes:
-            return {"$bytes": _base64(value)}
-        if kind in (dict, list, tuple, collections.OrderedDict):
-            return self._container(value, path)
-        if kind is collections.Counter and _is_plain(value):
-            pairs = value.items()
-            return {"$counter": [[self._key(k, path), self.value(n, (*path, k))] for k, n in pairs]}
-        return self._foreign(value, path)
+    def value(self, value: Any, path: Path) -> str:
+        """Return the JSON of a value that is no container, and that JSON has not."""
+        return json.dumps(self._tree(value, path), ensure_ascii=False, separators=(",", ":"))
 
-    def _text(self, text: str, path: Path) -> str:
-        if text.isascii():
-            return text
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidStateError(
-                f"{describe(path)} holds text that is not valid Unicode (a lone surrogate): "
-                f"{text!r:.80}; save it as bytes"
-            ) from None
-        return text
-
-    # Loops, not comprehensions: each would be one more frame on the way down.
-
-    def _container(self, value: Any, path: Path) -> Json:
-        if id(value) in self._open:
-            raise InvalidStateError(f"{describe(path)} contains itself")
-        if len(self._open) >= DEPTH_MAX:
-            raise InvalidStateError(
-                f"{describe(path[:4])}... is nested more than {DEPTH_MAX} levels deep"
-            )
-        self._open.add(id(value))
-        try:
-            if isinstance(value, dict):
-                return self._dict(value, path)
-            items: list[Json] = []
-            prefix = _prefix(path)
-            for index, item in enumerate(value):
-                items.append(self._child(item, path, index, prefix))
-            return items if type(value) is list else {"$tuple": items}
-        finally:
-            self._open.discard(id(value))
-
-    def _dict(self, value: dict[Any, Any], path: Path) -> Json:
-        plain = all(type(key) is str and not key.startswith("$") for key in value)
-        fields: dict[str, Json] = {}
-        pairs: list[Json] = []
-        prefix = _prefix(path)
-        for key, item in value.items():
-            if plain:
-                name = self._text(key, path)
-                fields[name] = self._child(item, path, key, prefix)
-            else:
-                pairs.append([self._key(key, path), self._child(item, path, key, prefix)])
-        body: Json = fields if plain else pairs
-        if type(value) is dict:
-            return body if plain else {"$dict": body}
-        return {"$odict": body, **self._attributes(value, path)}
-
-    def _child(self, item: Any, path: Path, key: object, prefix: str) -> Json:
-        """Return what `value` does of an item of the container at a path.
-
-        A state is mostly plain tensors, and training stands still: those take the short way, with
-        the names' common part made once for all.
-        """
-        if type(item) in self._usual.kinds:
-            name = self.tensors.add_usual(item, prefix + _step(key))
-            if name is not None:
-                return {"$tensor": name}
-        return self.value(item, (*path, key))
-
-    def _key(self, key: object, path: Path) -> Json:
+    def check_key(self, key: object, path: Path) -> None:
+        """Refuse a key of the dict at a path that cannot be one."""
         if _holds_tensor(key):
             raise InvalidStateError(f"{describe(path)} has a tensor as a key, or in one")
-        return self.value(key, (*path, key))
 
-    def _attributes(self, value: object, path: Path) -> dict[str, Json]:
+    def attributes(self, value: object, path: Path) -> dict[str, object] | None:
+        """Return the attributes that the OrderedDict at a path carries, if it carries any."""
         attributes = vars(value)
         unknown = sorted(attributes.keys() - {"_metadata"})
         if unknown:
@@ -243,10 +151,17 @@ class _Encoder:
                 f"{describe(path)} is an OrderedDict with the attribute {unknown[0]!r}, which "
                 "would be lost: make it an item"
             )
-        if not attributes:
-            return {}
-        step = Attribute("_metadata")
-        return {"attrs": {step: self.value(attributes[step], (*path, step))}}
+        return {Attribute("_metadata"): attributes["_metadata"]} if attributes else None
+
+    def _tree(self, value: Any, path: Path) -> Json:
+        kind = type(value)
+        if kind is int:
+            return {"$int": _digits(value)}
+        if kind is float:
+            return {"$float": repr(value)}
+        if kind is bytes:
+            return {"$bytes": _base64(value)}
+        return self._foreign(value, path)
 
     def _foreign(self, value: Any, path: Path) -> Json:
         if type(value) is LazyTensor:
@@ -298,7 +213,7 @@ class _Encoder:
 
     def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
-        return self.tensors.add(wanted, *memory)
+        return self._tensors.add(wanted, *memory)
 
 
 def _holds_tensor(key: object) -> bool:

@@ -1,9 +1,10 @@
 //! The compiled half of the Python package `ringstow`: thin, typed by `ringstow/_native.pyi`.
 //!
 //! It takes addresses and JSON and gives the library what it asks for; all that knows of torch or
-//! numpy is on the Python side, but for `exchange`. Every wait is without the GIL, and looks for Ctrl-C.
+//! numpy is on the Python side, but for `exchange` and `encode`. Every wait is without the GIL, and looks for Ctrl-C.
 #![allow(unsafe_code)]
 
+mod encode;
 mod error;
 mod exchange;
 mod lazy;
@@ -113,6 +114,7 @@ fn log_to_python(py: Python<'_>) -> PyResult<()> {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     log_to_python(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("DEPTH_MAX", encode::DEPTH_MAX)?;
     module.add_class::<exchange::Exchange>()?;
     module.add_class::<tensors::Tensors>()?;
     module.add_class::<save::SaveJob>()?;
@@ -120,6 +122,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<load::Block>()?;
     module.add_class::<load::Checkpoint>()?;
     module.add_class::<place::Pin>()?;
+    module.add_function(wrap_pyfunction!(encode::encode, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_write, module)?)?;

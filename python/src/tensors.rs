@@ -1,11 +1,11 @@
 //! The tensors of a state that is to be saved, each once, under a name of its own.
 
 use crate::error::to_python;
-use crate::exchange::{Exchange, Plain};
+use crate::exchange::Plain;
 use crate::lazy::{Lazy, Raised};
 use crate::place::{self, Address};
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::PyTuple;
 use ringstow::device::Source;
 use ringstow::device::cuda::Ready;
 use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
@@ -40,8 +40,6 @@ enum Place {
 /// The tensors, and what keeps their memory for as long as this is held.
 #[pyclass(module = "ringstow._native")]
 pub(crate) struct Tensors {
-    /// With what says where a tensor on a GPU is.
-    usual: Option<(Py<Exchange>, Py<PyAny>)>,
     specs: Vec<Spec>,
     owners: Vec<Py<PyAny>>,
     names: HashSet<String>,
@@ -52,29 +50,10 @@ pub(crate) struct Tensors {
 #[pymethods]
 impl Tensors {
     #[new]
-    #[pyo3(signature = (exchange = None, address_of = None, taken = HashSet::new()))]
-    fn new(
-        exchange: Option<Py<Exchange>>,
-        address_of: Option<Py<PyAny>>,
-        taken: HashSet<String>,
-    ) -> Self {
+    #[pyo3(signature = (taken = HashSet::new()))]
+    fn new(taken: HashSet<String>) -> Self {
         let (specs, owners, met) = Default::default();
-        Self { usual: exchange.zip(address_of), specs, owners, names: taken, met }
-    }
-
-    fn add_usual<'py>(
-        &mut self,
-        tensor: &Bound<'py, PyAny>,
-        name: Bound<'py, PyString>,
-    ) -> PyResult<Option<Bound<'py, PyString>>> {
-        let py = tensor.py();
-        let Some((exchange, address_of)) = &self.usual else { return Ok(None) };
-        let found = exchange.get().look(tensor, address_of.bind(py))?;
-        let Some(Plain { dtype, shape, address, nbytes, owner }) = found else { return Ok(None) };
-        let info = TensorInfo { name: name.to_cow()?.into_owned(), dtype, shape };
-        let spec = Spec { info, strides: None, data: Data::Address(address) };
-        let stored = self.store(spec, nbytes, owner.unbind());
-        Ok(Some(stored.map_or(name, |stored| PyString::new(py, &stored))))
+        Self { specs, owners, names: taken, met }
     }
 
     /// Strides in bytes (none: dense).
@@ -88,10 +67,9 @@ impl Tensors {
         data: Data,
         nbytes: u64,
         owner: Py<PyAny>,
-    ) -> PyResult<String> {
-        let info = info(name.clone(), dtype, shape, nbytes).map_err(to_python)?;
-        let stored = self.store(Spec { info, strides, data }, nbytes, owner);
-        Ok(stored.unwrap_or(name))
+    ) -> PyResult<&str> {
+        let info = info(name, dtype, shape, nbytes).map_err(to_python)?;
+        Ok(self.store(Spec { info, strides, data }, nbytes, owner))
     }
 
     #[getter]
@@ -119,26 +97,32 @@ impl Tensors {
 }
 
 impl Tensors {
-    /// Notes a tensor, unless it was met before. Returns the name that it is stored under, if that
-    /// is another one than its own.
-    fn store(&mut self, mut spec: Spec, nbytes: u64, owner: Py<PyAny>) -> Option<String> {
+    /// Notes one of torch's. Returns the name that it is stored under.
+    pub(crate) fn add_plain(&mut self, name: &str, plain: Plain<'_>) -> &str {
+        let Plain { dtype, shape, address, nbytes, owner } = plain;
+        let info = TensorInfo { name: name.to_owned(), dtype, shape };
+        let spec = Spec { info, strides: None, data: Data::Address(address) };
+        self.store(spec, nbytes, owner.unbind())
+    }
+
+    /// Notes a tensor, unless it was met before. Returns the name that it is stored under.
+    fn store(&mut self, mut spec: Spec, nbytes: u64, owner: Py<PyAny>) -> &str {
         let number = self.specs.len();
         if nbytes > 0 {
             let there = self.met.entry(spec.place(&owner)).or_default();
             let same = |&&number: &&usize| self.specs[number].is_like(&spec);
             if let Some(&known) = there.iter().find(same) {
-                return Some(self.specs[known].info.name.clone());
+                return &self.specs[known].info.name;
             }
             there.push(number);
         }
-        let renamed = self.names.contains(&spec.info.name).then(|| self.unique(&spec.info.name));
-        if let Some(name) = &renamed {
-            spec.info.name.clone_from(name);
+        if self.names.contains(&spec.info.name) {
+            spec.info.name = self.unique(&spec.info.name);
         }
         self.names.insert(spec.info.name.clone());
-        self.specs.push(spec);
         self.owners.push(owner);
-        renamed
+        self.specs.push(spec);
+        &self.specs[number].info.name
     }
 
     fn unique(&self, name: &str) -> String {

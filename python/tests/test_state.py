@@ -391,6 +391,17 @@ def test_the_root_must_be_a_dict(state):
         _state.encode(state)
 
 
+def test_an_ordered_dict_keeps_an_order_that_was_changed():
+    odict = collections.OrderedDict(a=1, b=2)
+    odict.move_to_end("a")
+    assert list(codec({"x": odict})["x"]) == ["b", "a"]
+
+
+def test_a_counter_of_large_and_endless_numbers_comes_back():
+    counts = collections.Counter({"a": 2**80, 2**70: 1, 0.5: math.inf})
+    assert_same(codec({"x": counts}), {"x": counts})
+
+
 def test_values_are_frozen_at_the_call():
     state = {"step": 1, "history": [1]}
     encoded = _state.encode(state)

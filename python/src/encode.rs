@@ -1,0 +1,293 @@
+//! A state dict to the JSON tree that `ringstow._state` describes: its containers, its scalars and the
+//! usual tensors. `ringstow._state` is asked for all else, which is rare.
+//!
+//! A state has thousands of tensors, and training stands still while they are looked at: from Python it
+//! takes several times as long.
+
+use crate::error::to_python;
+use crate::exchange::Exchange;
+use crate::tensors::Tensors;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple, PyType};
+use ringstow::Error;
+use std::borrow::Cow;
+
+/// Deep enough for any configuration; shallow enough for every reader's recursion limit.
+pub(crate) const DEPTH_MAX: usize = 200;
+/// Every reader of JSON takes a number up to this for the integer that it is.
+const INT_MAX: u64 = 1 << 53;
+
+type Value<'py> = Bound<'py, PyAny>;
+
+/// The tree of a state dict. Its tensors are added to those that are given.
+#[pyfunction]
+pub(crate) fn encode<'py>(
+    state: &Value<'py>,
+    tensors: &Bound<'py, Tensors>,
+    others: &Value<'py>,
+) -> PyResult<String> {
+    let py = state.py();
+    let collections = py.import("collections")?;
+    let exchange: Option<Bound<'py, Exchange>> = others.getattr("exchange")?.extract()?;
+    let mut encoder = Encoder {
+        tensors,
+        exchange: exchange.as_ref().map(Bound::get),
+        address_of: others.getattr("address_of")?,
+        others,
+        ordered_dict: collections.getattr("OrderedDict")?.cast_into()?,
+        counter: collections.getattr("Counter")?.cast_into()?,
+        tree: Vec::new(),
+        path: Vec::new(),
+        name: String::new(),
+        open: Vec::new(),
+    };
+    encoder.value(state)?;
+    Ok(String::from_utf8(encoder.tree)?)
+}
+
+struct Encoder<'a, 'py> {
+    tensors: &'a Bound<'py, Tensors>,
+    exchange: Option<&'a Exchange>,
+    address_of: Value<'py>,
+    others: &'a Value<'py>,
+    ordered_dict: Bound<'py, PyType>,
+    counter: Bound<'py, PyType>,
+    /// The text so far.
+    tree: Vec<u8>,
+    /// Where the value is that is being encoded.
+    path: Vec<Value<'py>>,
+    /// The same, joined by dots.
+    name: String,
+    /// The containers that it is in.
+    open: Vec<Value<'py>>,
+}
+
+impl<'py> Encoder<'_, 'py> {
+    fn value(&mut self, value: &Value<'py>) -> PyResult<()> {
+        let kind = value.get_type();
+        if self.usual_tensor(value)? {
+            Ok(())
+        } else if let Ok(text) = value.cast_exact::<PyString>() {
+            self.text(text)
+        } else if let Some(scalar) = plain_scalar(value)? {
+            self.put(&scalar);
+            Ok(())
+        } else if let Ok(list) = value.cast_exact::<PyList>() {
+            self.inside(value, |encoder| encoder.array(list.iter()))
+        } else if let Ok(tuple) = value.cast_exact::<PyTuple>() {
+            self.inside(value, |encoder| encoder.tagged("$tuple", |e| e.array(tuple.iter())))
+        } else if let Ok(dict) = value.cast_exact::<PyDict>() {
+            self.inside(value, |encoder| encoder.dict(dict))
+        } else if kind.is(&self.ordered_dict) {
+            self.inside(value, |encoder| encoder.ordered_dict(value.cast()?))
+        } else if kind.is(&self.counter) && is_plain_counter(value)? {
+            self.tagged("$counter", |encoder| encoder.pairs(items_of(value)?))
+        } else {
+            let text =
+                self.others.call_method1(intern!(value.py(), "value"), (value, self.at()?))?;
+            self.put(text.cast::<PyString>()?.to_str()?);
+            Ok(())
+        }
+    }
+
+    /// Tells whether it is one; then it is encoded.
+    fn usual_tensor(&mut self, value: &Value<'py>) -> PyResult<bool> {
+        let Some(exchange) = self.exchange else { return Ok(false) };
+        let Some(plain) = exchange.look(value, &self.address_of)? else { return Ok(false) };
+        let mut tensors = self.tensors.borrow_mut();
+        let stored = tensors.add_plain(&self.name, plain);
+        self.tagged("$tensor", |encoder| quote(&mut encoder.tree, stored))?;
+        Ok(true)
+    }
+
+    /// Encodes a container by what encodes its items, unless it is in itself.
+    fn inside(
+        &mut self,
+        container: &Value<'py>,
+        encode: impl FnOnce(&mut Self) -> PyResult<()>,
+    ) -> PyResult<()> {
+        if self.open.iter().any(|open| open.is(container)) {
+            return Err(invalid(format!("{} contains itself", self.describe(&self.path)?)));
+        }
+        if self.open.len() >= DEPTH_MAX {
+            let begin = self.describe(&self.path[..4])?;
+            return Err(invalid(format!("{begin}... is nested more than {DEPTH_MAX} levels deep")));
+        }
+        self.open.push(container.clone());
+        encode(self)?;
+        self.open.pop();
+        Ok(())
+    }
+
+    fn dict(&mut self, dict: &Bound<'py, PyDict>) -> PyResult<()> {
+        let items = items_of(dict)?;
+        match items.iter().all(|(key, _)| is_plain_key(key)) {
+            true => self.object(items),
+            false => self.tagged("$dict", |encoder| encoder.pairs(items)),
+        }
+    }
+
+    fn ordered_dict(&mut self, dict: &Bound<'py, PyDict>) -> PyResult<()> {
+        let attributes = self.others.call_method1("attributes", (dict, self.at()?))?;
+        let items = items_of(dict)?;
+        self.put(r#"{"$odict":"#);
+        match items.iter().all(|(key, _)| is_plain_key(key)) {
+            true => self.object(items)?,
+            false => self.pairs(items)?,
+        }
+        if !attributes.is_none() {
+            self.put(r#","attrs":"#);
+            self.object(items_of(&attributes)?)?;
+        }
+        self.put("}");
+        Ok(())
+    }
+
+    fn object(&mut self, items: Vec<(Value<'py>, Value<'py>)>) -> PyResult<()> {
+        self.put("{");
+        for (number, (key, value)) in items.iter().enumerate() {
+            self.comma_unless(number == 0);
+            self.text(key.cast()?)?;
+            self.put(":");
+            self.child(key, value)?;
+        }
+        self.put("}");
+        Ok(())
+    }
+
+    fn pairs(&mut self, items: Vec<(Value<'py>, Value<'py>)>) -> PyResult<()> {
+        self.put("[");
+        for (number, (key, value)) in items.iter().enumerate() {
+            self.comma_unless(number == 0);
+            if !is_number(key) && !key.is_exact_instance_of::<PyString>() {
+                self.others.call_method1(intern!(key.py(), "check_key"), (key, self.at()?))?;
+            }
+            self.put("[");
+            self.child(key, key)?;
+            self.put(",");
+            self.child(key, value)?;
+            self.put("]");
+        }
+        self.put("]");
+        Ok(())
+    }
+
+    fn array(&mut self, items: impl Iterator<Item = Value<'py>>) -> PyResult<()> {
+        self.put("[");
+        for (number, item) in items.enumerate() {
+            self.comma_unless(number == 0);
+            self.child(number.into_pyobject(item.py())?.as_any(), &item)?;
+        }
+        self.put("]");
+        Ok(())
+    }
+
+    /// Encodes what is one step further on the path.
+    fn child(&mut self, step: &Value<'py>, value: &Value<'py>) -> PyResult<()> {
+        let end = self.name.len();
+        if !self.path.is_empty() {
+            self.name.push('.');
+        }
+        let step_name = if step.is_instance_of::<PyString>() { step.str()? } else { step.repr()? };
+        self.name.push_str(&step_name.to_string_lossy());
+        self.path.push(step.clone());
+        self.value(value)?;
+        self.path.pop();
+        self.name.truncate(end);
+        Ok(())
+    }
+
+    fn tagged(
+        &mut self,
+        tag: &str,
+        encode: impl FnOnce(&mut Self) -> PyResult<()>,
+    ) -> PyResult<()> {
+        self.put("{\"");
+        self.put(tag);
+        self.put("\":");
+        encode(self)?;
+        self.put("}");
+        Ok(())
+    }
+
+    fn text(&mut self, text: &Bound<'py, PyString>) -> PyResult<()> {
+        let Ok(valid) = text.to_str() else {
+            let shown: String = text.repr()?.to_string_lossy().chars().take(80).collect();
+            return Err(invalid(format!(
+                "{} holds text that is not valid Unicode (a lone surrogate): {shown}; save it as \
+                 bytes",
+                self.describe(&self.path)?
+            )));
+        };
+        quote(&mut self.tree, valid)
+    }
+
+    fn comma_unless(&mut self, is_first: bool) {
+        if !is_first {
+            self.put(",");
+        }
+    }
+
+    fn put(&mut self, text: &str) {
+        self.tree.extend_from_slice(text.as_bytes());
+    }
+
+    fn at(&self) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(self.others.py(), &self.path)
+    }
+
+    fn describe(&self, path: &[Value<'py>]) -> PyResult<String> {
+        let path = PyTuple::new(self.others.py(), path)?;
+        self.others.call_method1("describe", (path,))?.extract()
+    }
+}
+
+fn invalid(problem: String) -> PyErr {
+    to_python(Error::invalid(problem))
+}
+
+fn quote(tree: &mut Vec<u8>, text: &str) -> PyResult<()> {
+    serde_json::to_writer(tree, text).map_err(|error| invalid(error.to_string()))
+}
+
+/// A dict's items in its own order, which of an OrderedDict is another than that of the dict that it is.
+fn items_of<'py>(dict: &Value<'py>) -> PyResult<Vec<(Value<'py>, Value<'py>)>> {
+    dict.cast::<PyMapping>()?.items()?.extract()
+}
+
+/// Whether JSON's objects may have this key, and it is not taken for a tag.
+fn is_plain_key(key: &Value<'_>) -> bool {
+    key.cast_exact::<PyString>()
+        .is_ok_and(|key| !key.to_str().is_ok_and(|key| key.starts_with('$')))
+}
+
+/// The text of what JSON has as well, text excepted.
+fn plain_scalar(value: &Value<'_>) -> PyResult<Option<Cow<'static, str>>> {
+    if value.is_none() {
+        return Ok(Some("null".into()));
+    }
+    if let Ok(flag) = value.cast_exact::<PyBool>() {
+        return Ok(Some(if flag.is_true() { "true" } else { "false" }.into()));
+    }
+    if value.is_exact_instance_of::<PyInt>() {
+        let number: Option<i64> = value.extract().ok();
+        let number = number.filter(|number| number.unsigned_abs() <= INT_MAX);
+        return Ok(number.map(|number| number.to_string().into()));
+    }
+    let Ok(number) = value.cast_exact::<PyFloat>() else { return Ok(None) };
+    let text = number.value().is_finite().then(|| number.repr()).transpose()?;
+    Ok(text.map(|text| text.to_string().into()))
+}
+
+/// Whether it counts numbers and text only.
+fn is_plain_counter(counter: &Value<'_>) -> PyResult<bool> {
+    let is_plain = |(key, count): &(Value<'_>, Value<'_>)| {
+        (is_number(key) || key.is_exact_instance_of::<PyString>()) && is_number(count)
+    };
+    Ok(items_of(counter)?.iter().all(is_plain))
+}
+
+fn is_number(value: &Value<'_>) -> bool {
+    value.is_exact_instance_of::<PyInt>() || value.is_exact_instance_of::<PyFloat>()
+}
