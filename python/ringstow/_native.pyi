@@ -23,6 +23,7 @@ __all__ = [
     "found_config",
     "gpus",
     "latest",
+    "part_of",
     "prune",
     "retain",
     "retire",
@@ -208,6 +209,10 @@ def verify(path: str, config: str) -> str: ...
 
 # The newest committed checkpoint under a directory.
 def latest(directory: str, config: str) -> os.PathLike[str] | None: ...
+
+# Whose part of what the checkpoint at a path is: rank, number of ranks, which save. None for a
+# whole, and for a damaged manifest.
+def part_of(path: str) -> tuple[int, int, str] | None: ...
 
 # Removes a checkpoint; with `recycle`, its files stay to be written over.
 def retire(path: str, recycle: bool, config: str) -> None: ...

@@ -60,6 +60,12 @@ fn latest(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<Option<P
     py.detach(|| ringstow::latest_with(&directory, &config)).map_err(error::to_python)
 }
 
+#[pyfunction]
+fn part_of(py: Python<'_>, path: PathBuf) -> PyResult<Option<(u32, u32, String)>> {
+    let noted = py.detach(|| ringstow::store::part_of(&path)).map_err(error::to_python)?;
+    Ok(noted.map(|of| (of.rank, of.ranks, of.save)))
+}
+
 fn disposal(recycle: bool) -> Disposal {
     if recycle { Disposal::Recycle } else { Disposal::Remove }
 }
@@ -129,6 +135,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(found_config, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;
+    module.add_function(wrap_pyfunction!(part_of, module)?)?;
     module.add_function(wrap_pyfunction!(retire, module)?)?;
     module.add_function(wrap_pyfunction!(retain, module)?)?;
     module.add_function(wrap_pyfunction!(prune, module)?)?;

@@ -403,6 +403,16 @@ impl Manifest {
 }
 
 impl PartOf {
+    /// What a manifest says that it is a part of, with nothing else of it kept or checked, its seal neither. `None`
+    /// also where that cannot be read.
+    pub(crate) fn noted_in(manifest: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Noted {
+            part_of: Option<PartOf>,
+        }
+        serde_json::from_slice::<Noted>(manifest).ok()?.part_of
+    }
+
     fn check(&self) -> std::result::Result<(), String> {
         let Self { rank, ranks, .. } = self;
         if rank >= ranks {
@@ -544,6 +554,23 @@ mod tests {
         let text = String::from_utf8(manifest.encode().unwrap()).unwrap();
         assert!(text.contains(r#""part_of":{"rank":1,"ranks":4,"save":"5e-1"}"#), "{text}");
         assert_eq!(decode(&manifest).unwrap().part_of, manifest.part_of);
+        assert_eq!(PartOf::noted_in(text.as_bytes()), manifest.part_of);
+    }
+
+    #[test]
+    fn who_only_asks_what_a_manifest_is_a_part_of_is_told_of_no_damage() {
+        for (manifest, noted) in [
+            (r#"{"part_of": {"rank": 1, "ranks": 2, "save": "a"}, "state": {}}"#, true),
+            (r#"{"state": {"part_of": {"rank": 1, "ranks": 2, "save": "a"}}}"#, false),
+            (r#"{"part_of": {"rank": 1"#, false),
+            (r#"{"part_of": []}"#, false),
+            (r#"{"part_of": {}}"#, false),
+            ("", false),
+        ] {
+            let part_of = PartOf { rank: 1, ranks: 2, save: "a".into() };
+            let expected = noted.then_some(part_of);
+            assert_eq!(PartOf::noted_in(manifest.as_bytes()), expected, "{manifest}");
+        }
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub use load::LoadOptions;
 pub use loaded::{Loaded, LoadedTensor, TensorView};
 pub use open::{Checkpoint, Kind};
 pub use prune::{prune, prune_plan, prune_with};
+pub use ranks::part_of;
 pub use retain::{Retained, remove_spares, retain, retain_plan, retain_with};
 pub use retire::{Disposal, Retired, retire, retire_with};
 pub(crate) use save::Contents;

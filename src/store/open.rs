@@ -198,7 +198,7 @@ pub(super) fn read_files(dir: &Path) -> Result<Vec<FileEntry>> {
 }
 
 /// The bytes of a directory's manifest.
-fn read_text(dir: &Path) -> Result<Vec<u8>> {
+pub(super) fn read_text(dir: &Path) -> Result<Vec<u8>> {
     check_directory(dir)?;
     let path = dir.join(names::MANIFEST);
     match read_plain(&path) {

@@ -4,13 +4,23 @@
 
 use super::dir::{directories, entries, file_names};
 use super::list::{Found, Status};
-use super::open::{listed, missing_ranks, read_manifest, read_plain};
+use super::open::{listed, missing_ranks, read_manifest, read_plain, read_text};
 use super::places::companion_of;
 use crate::error::{Error, Result, some_of};
-use crate::format::{Manifest, names};
+use crate::format::{Manifest, PartOf, names};
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// What the checkpoint at `dir` says that it is a part of: cheap, whatever it holds, since nothing else of its
+/// manifest is kept. `None` for a whole, and for a damaged manifest: of that tells who opens it.
+///
+/// # Errors
+/// [`Error::Incomplete`] if nothing is committed there; [`Error::Format`] for a manifest that is a link;
+/// [`Error::Io`].
+pub fn part_of(dir: &Path) -> Result<Option<PartOf>> {
+    Ok(PartOf::noted_in(&read_text(dir)?))
+}
 
 /// The rank whose part a directory holds, going by its name.
 pub(super) fn dir_rank(path: &Path) -> Option<u32> {

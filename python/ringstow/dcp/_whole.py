@@ -9,11 +9,11 @@ does.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import stat
 from typing import NamedTuple
 
+from ringstow import _native
 from ringstow._errors import IncompleteCheckpointError
 from ringstow.dcp import _paths
 
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """A part that is committed."""
 
     note: Note | None
-    """None of an older version's, and where its rank could not know."""
+    """None of an older version's, of a damaged one, and where its rank could not know."""
 
 
 def check(path: str, rank: int) -> None:
@@ -121,42 +121,30 @@ def _name(rank: int) -> str:
     return _paths.of_rank("", rank)
 
 
-def _manifest(path: str, rank: int) -> str | None:
-    """Return the path of the manifest of a rank's part; None if there is none.
+def _is_committed(path: str, rank: int) -> bool:
+    """Tell whether a rank's part has a manifest.
 
-    Not of a link, as everywhere; nor of a pipe, which would hang who reads it.
+    A link is none, as everywhere; nor is a pipe.
     """
     manifest = os.path.join(_paths.of_rank(path, rank), _paths.MANIFEST)
     try:
-        return manifest if stat.S_ISREG(os.lstat(manifest).st_mode) else None
+        return stat.S_ISREG(os.lstat(manifest).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return False
 
 
 def _absent(path: str, ranks: int) -> list[int]:
     """Return the ranks that have no committed part; no more of them than are worth naming."""
-    absent = (rank for rank in range(ranks) if _manifest(path, rank) is None)
+    absent = (rank for rank in range(ranks) if not _is_committed(path, rank))
     return list(itertools.islice(absent, _SHOWN_MAX + 1))
 
 
 def _part(path: str, rank: int) -> Part | None:
-    """Return a rank's part; None if it has not committed one."""
-    manifest = _manifest(path, rank)
-    if manifest is None:
-        return None
-    with open(manifest, "rb") as file:
-        return Part(noted_in(file.read()))
+    """Return a rank's part; None if it has not committed one.
 
-
-def noted_in(manifest: bytes) -> Note | None:
-    """Return what a manifest says that it is a part of; None if it does not, or is damaged.
-
-    Damage is told of by the rank that loads the part.
+    Of damage, the rank tells that loads the part.
     """
-    if b'"part_of"' not in manifest:
+    if not _is_committed(path, rank):
         return None
-    try:
-        note = json.loads(manifest)["part_of"]
-        return Note(note["rank"], note["ranks"], note["save"])
-    except (ValueError, TypeError, KeyError):
-        return None
+    note = _native.part_of(_paths.of_rank(path, rank))
+    return Part(None if note is None else Note(*note))

@@ -307,18 +307,3 @@ def test_a_part_is_held_against_that_of_rank_0():
     assert "by 4 ranks" in problem_of(1, part(1, 4, "a-1"), first)
     assert "rank00001 is of one that does not say" in problem_of(1, unknown, first)
     assert "rank00000 of one that does not say" in problem_of(1, part(1, 3, "a-1"), unknown)
-
-
-@pytest.mark.parametrize(
-    ("manifest", "note"),
-    [
-        ('{"part_of": {"rank": 1, "ranks": 2, "save": "a-1"}, "state": {}}', Note(1, 2, "a-1")),
-        ('{"state": {"part_of": {"rank": 1, "ranks": 2, "save": "a"}}}', None),
-        ('{"part_of": {"rank": 1', None),
-        ('{"part_of": []}', None),
-        ('{"part_of": {}}', None),
-        ("", None),
-    ],
-)
-def test_what_a_manifest_says_that_it_is_a_part_of(manifest, note):
-    assert _whole.noted_in(manifest.encode()) == note
