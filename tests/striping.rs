@@ -420,8 +420,54 @@ fn no_part_of_a_striped_whole_goes_while_the_files_of_one_are_not_found() {
         assert!(swept.unwrap().left[0].reason.contains("set `stripe`"));
     }
     assert!(manifests()[1].exists());
+    // Also when no part is committed any more.
+    fs::rename(&manifests()[1], manifests()[1].with_extension("json.retired")).unwrap();
+    let swept = prune_with(&run, &small_config()).unwrap();
+    assert!(swept.left[0].reason.contains("may still lie in"), "{swept:?}");
     prune_with(&run, &disks.config()).unwrap();
     disks.assert_empty();
+}
+
+#[test]
+fn a_killed_removal_is_finished_only_where_all_disks_are_named() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let (run, manifest) = (disks.root.path().join("run"), disks.dir().join(names::MANIFEST));
+    fs::rename(&manifest, disks.dir().join(names::RETIRED)).unwrap();
+    let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
+    let others = Disks::new(2);
+    for config in [small_config(), here_only, others.config()] {
+        let planned = prune_plan(&run, &config).unwrap();
+        let swept = prune_with(&run, &config).unwrap();
+        assert_eq!(planned, swept);
+        assert!(swept.removed.is_empty(), "{swept:?}");
+        let error = retire_with(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        let retained = retain_with(&run, 1, Disposal::Remove, &config).unwrap();
+        for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
+            let words = ["its removal was killed", "may still lie in", "disk1", "set `stripe`"];
+            assert!(words.iter().all(|words| said.contains(words)), "{said}");
+        }
+        assert_eq!(names_in(&disks.companion(1)).len(), 2);
+    }
+    // Before it was killed, it may have got so far.
+    fs::remove_dir_all(disks.companion(0)).unwrap();
+    prune_with(&run, &disks.config()).unwrap();
+    disks.assert_empty();
+}
+
+#[test]
+fn a_killed_removal_is_finished_on_disks_that_are_mounted_elsewhere_now() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    fs::rename(disks.dir().join(names::MANIFEST), disks.dir().join(names::RETIRED)).unwrap();
+    let moved = disks.root.path().join("moved");
+    fs::rename(disks.stripe(0), &moved).unwrap();
+    let run = disks.root.path().join("run");
+    let swept = prune_with(&run, &disks.config()).unwrap();
+    assert!(swept.left[0].reason.contains("is not there: mount its disk"), "{swept:?}");
+    prune_with(&run, &Config { stripe: vec![moved.clone()], ..small_config() }).unwrap();
+    assert!(!disks.dir().exists());
+    assert_eq!(names_in(&moved), Vec::<String>::new());
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(super) struct Places {
     companions: Vec<Companion>,
     /// Why a directory of the configuration is not among the companions.
     left_out: Vec<String>,
+    /// Directories of the configuration that are there, and hold no companion.
+    vacant: Vec<PathBuf>,
 }
 
 /// A directory on another disk.
@@ -65,7 +67,8 @@ impl Places {
     /// Only its own directory.
     pub fn alone(dir: &Path) -> Self {
         let marked = String::new();
-        Self { own: dir.into(), marked, companions: Vec::new(), left_out: Vec::new() }
+        let (left_out, vacant) = (Vec::new(), Vec::new());
+        Self { own: dir.into(), marked, companions: Vec::new(), left_out, vacant }
     }
 
     /// The places to save to. The own directory is there; companions are made by [`Places::make`].
@@ -160,9 +163,12 @@ impl Places {
             if same(&companion.dir, dir) {
                 continue;
             }
-            let why = match check_stripe(&companion.stripe)
-                .and_then(|()| places.holder(&companion.dir))
-            {
+            let holder =
+                check_stripe(&companion.stripe).and_then(|()| places.holder(&companion.dir));
+            if matches!(holder, Ok(Holder::Nobody)) {
+                places.vacant.push(companion.stripe.clone());
+            }
+            let why = match holder {
                 Ok(holder) => refuse(&holder, &companion.dir)
                     .map(|why| format!("{} {why}", companion.dir.display())),
                 Err(error) => Some(error.to_string()),
@@ -200,6 +206,7 @@ impl Places {
             marked: marked.into(),
             companions: stripe.iter().map(companion).collect::<Result<_>>()?,
             left_out: Vec::new(),
+            vacant: Vec::new(),
         })
     }
 
@@ -226,6 +233,19 @@ impl Places {
     /// Why directories of the configuration are not looked into.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
+    }
+
+    /// Those of the directories that a manifest notes in which a companion may be that is not among these: they are
+    /// not configured, not there, or hold another's. None if there are as many as it notes, wherever their disks
+    /// are now.
+    pub fn unseen(&self, noted: &[String]) -> Vec<String> {
+        if self.companions.len() >= noted.len() {
+            return Vec::new();
+        }
+        let companions = self.companions.iter().map(|companion| &companion.stripe);
+        let seen: Vec<_> =
+            companions.chain(&self.vacant).map(|stripe| stripe.to_string_lossy()).collect();
+        noted.iter().filter(|dir| !seen.iter().any(|seen| seen == *dir)).cloned().collect()
     }
 
     /// How many files are written at the same time, with so many a directory.

@@ -6,7 +6,7 @@ use super::lock::DirLock;
 use super::open::Checkpoint;
 use super::places::{Places, companion_of};
 use super::ranks;
-use super::retire::{check_parts, lock_parts, remove_parts};
+use super::retire::{check_parts, check_remains, lock_parts, remove_parts};
 use super::sweep::{Left, Swept, plan_by_manifest};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 /// those whose ranks saved each by itself; such a directory that holds nothing else goes too. Finishes
 /// removals that were killed. Directories being saved into, those that cannot be read, and those whose
 /// manifest is damaged, so that nobody can tell what is stale, are left alone. Companions are looked for in
-/// the `stripe` of the configuration that is [found](Config::found).
+/// the `stripe` of the configuration that is [found](Config::found). What is left of a striped checkpoint whose removal
+/// was killed stays where not all directories are named over which it was striped.
 ///
 /// # Errors
 /// [`Error::Io`] if `dir` cannot be listed or a file not be removed; what [`Config::found`] gives.
@@ -162,6 +163,9 @@ impl Pruning<'_> {
         };
         if !self.asked && !lock.is_held() {
             return Ok(left(dir, NO_LOCKS));
+        }
+        if let Err(error) = check_remains(&places) {
+            return Ok(left(dir, error.to_string()));
         }
         let plan = match plan_by_manifest(&places) {
             Ok(plan) => plan,

@@ -236,7 +236,7 @@ fn save_of(manifest: &Manifest) -> Option<(u32, String)> {
 }
 
 /// What a checkpoint's manifest said that is being removed: `Some(None)` if it cannot be read.
-fn retired_manifest(dir: &Path) -> Option<Option<Manifest>> {
+pub(super) fn retired_manifest(dir: &Path) -> Option<Option<Manifest>> {
     let path = dir.join(names::RETIRED);
     fs::symlink_metadata(&path).ok()?;
     Some(read_plain(&path).ok().and_then(|bytes| Manifest::decode(bytes, &path).ok()))

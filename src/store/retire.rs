@@ -15,7 +15,7 @@ use super::sweep::{Swept, sweep, sweep_keeping};
 use crate::config::Config;
 use crate::engine::file::make_room_for;
 use crate::error::{Error, Result, some_of};
-use crate::format::names;
+use crate::format::{Manifest, names};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,8 +51,8 @@ pub struct Retired {
 /// of the configuration that is [found](Config::found).
 ///
 /// # Errors
-/// [`Error::Incomplete`] if there is none, or files of a striped one are not found, which would stay when it
-/// goes; [`Error::Busy`] if a save into the directory is under way; [`Error::Invalid`] for a link;
+/// [`Error::Incomplete`] if there is none, or files of a striped one are not found, or may not be, which would
+/// stay when it goes; [`Error::Busy`] if a save into the directory is under way; [`Error::Invalid`] for a link;
 /// those of [`Checkpoint::open`](super::Checkpoint::open) for one whose manifest cannot be read, so that
 /// nobody can tell what belongs to it; [`Error::Io`]; what [`Config::found`] gives.
 pub fn retire(dir: &Path, disposal: Disposal) -> Result<Retired> {
@@ -163,7 +163,7 @@ pub(super) fn check_parts<'a>(
     stripe: &[PathBuf],
 ) -> Result<Vec<&'a Path>> {
     let committed = ranks::committed(dir, parts)?;
-    committed.iter().try_for_each(|part| check_found(&Places::to_sweep(part, stripe)))?;
+    parts.iter().try_for_each(|part| check_found(&Places::to_sweep(part, stripe)))?;
     Ok(committed)
 }
 
@@ -171,7 +171,7 @@ pub(super) fn check_parts<'a>(
 /// are that stay on other disks. Of any other checkpoint, what is not here is nowhere.
 fn check_found(places: &Places) -> Result<()> {
     let manifest = match read_manifest(places.own()) {
-        Err(Error::Incomplete { .. }) => return Ok(()), // not committed: for others to say
+        Err(Error::Incomplete { .. }) => return check_remains(places),
         manifest => manifest?,
     };
     let is_found = |name: &str| places.find(name).or_else(|| places.find(&names::part(name)));
@@ -180,21 +180,46 @@ fn check_found(places: &Places) -> Result<()> {
     if missing.is_empty() || manifest.stripes.is_empty() {
         return Ok(());
     }
+    let reason = format!(
+        "{} of {} files that its manifest lists are not found, and would stay on their disks if it were \
+         removed: {}; {}",
+        missing.len(),
+        manifest.files.len(),
+        some_of(&missing),
+        how_to_find(places, &manifest)
+    );
+    Err(Error::Incomplete { path: places.own().into(), reason })
+}
+
+/// Whether all directories are known over which a checkpoint was striped whose removal was killed. Which files are
+/// gone already, nobody knows; when its last trace goes, nobody finds those on other disks any more. Of anything
+/// else, there is nothing to say.
+pub(super) fn check_remains(places: &Places) -> Result<()> {
+    // One that is damaged leads nowhere.
+    let Some(Some(manifest)) = ranks::retired_manifest(places.own()) else { return Ok(()) };
+    let unseen = places.unseen(&manifest.stripes);
+    if unseen.is_empty() {
+        return Ok(());
+    }
+    let reason = format!(
+        "its removal was killed, and files of it may still lie in {}, where they would stay for ever: {}",
+        some_of(&unseen),
+        how_to_find(places, &manifest)
+    );
+    Err(Error::Incomplete { path: places.own().into(), reason })
+}
+
+/// What to do about files on other disks.
+fn how_to_find(places: &Places, manifest: &Manifest) -> String {
     let here = match places.left_out() {
         [] => String::new(),
         why => format!(" (here, {})", why.join("; ")),
     };
-    let reason = format!(
-        "{} of {} files that its manifest lists are not found, and would stay on their disks if it were \
-         removed: {}; it was striped over {}{here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or \
-         ringstow.toml) to where these directories are now or, if those files are lost, remove the \
-         directory yourself",
-        missing.len(),
-        manifest.files.len(),
-        some_of(&missing),
+    format!(
+        "it was striped over {}{here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or ringstow.toml) to where \
+         these directories are now or, if those files are lost, remove the directory yourself",
         some_of(&manifest.stripes)
-    );
-    Err(Error::Incomplete { path: places.own().into(), reason })
+    )
 }
 
 fn recycle(places: &Places) -> Result<Swept> {
