@@ -210,6 +210,12 @@ def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
     assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
 
 
+def open_below(root):
+    """Returns what this process has open in a directory, and its rings."""
+    links = [os.path.realpath(fd.path) for fd in os.scandir("/proc/self/fd")]
+    return [link for link in links if str(root) in link or "io_uring" in link]
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_keeps_nothing_of_a_save_open(slow_state, tmp_path):
     """Else what is removed keeps its room on the disk, and its lock, until the child ends."""
@@ -217,17 +223,32 @@ def test_a_forked_child_keeps_nothing_of_a_save_open(slow_state, tmp_path):
     while not list((tmp_path / "c").glob("*.part")):
         assert not handle.done()
 
-    def of_the_save():
-        links = [os.path.realpath(fd.path) for fd in os.scandir("/proc/self/fd")]
-        return [link for link in links if str(tmp_path) in link or "io_uring" in link]
-
     def child():
-        assert of_the_save() == []
+        assert open_below(tmp_path) == []
 
-    assert len(of_the_save()) >= 2  # the directory, for the lock, and a file
+    assert len(open_below(tmp_path)) >= 2  # the directory, for the lock, and a file
     assert in_child(child) == 0
     handle.result()
     assert torch.equal(ringstow.load(tmp_path / "c")["a"], slow_state["a"])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_keeps_nothing_of_a_load_open(slow_state, tmp_path):
+    ringstow.save(slow_state, tmp_path / "c", config=SLOW)  # which is read in blocks as small
+    into = {"a": torch.zeros_like(slow_state["a"])}
+    load = threading.Thread(
+        target=ringstow.load_into, args=(into, tmp_path / "c"), kwargs={"config": SLOW}
+    )
+    load.start()
+    while not any(name.endswith(".safetensors") for name in open_below(tmp_path)):
+        assert load.is_alive()
+
+    def child():
+        assert open_below(tmp_path) == []
+
+    assert in_child(child) == 0
+    load.join()
+    assert torch.equal(into["a"], slow_state["a"])
 
 
 def test_two_savers_on_one_path_do_not_mix(slow_state, tmp_path):

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 
 /// Of so many, no more are noted: a child then keeps the others.
-const NOTED_MAX: usize = 1024;
+const NOTED_MAX: usize = 4096;
 const FREE: RawFd = -1;
 
 // Not behind a lock: another thread may hold it at the moment of the fork.
@@ -23,8 +23,11 @@ impl Inherited {
     pub fn note(open: &impl AsRawFd) -> Self {
         PROCESS.store(std::process::id(), SeqCst);
         let fd = open.as_raw_fd();
-        let mut slots = NOTED.iter();
-        Self(slots.position(|slot| slot.compare_exchange(FREE, fd, SeqCst, SeqCst).is_ok()))
+        let take = |slot: &AtomicI32| {
+            // Looked at first: a load may have thousands of files, and an exchange is not cheap.
+            slot.load(SeqCst) == FREE && slot.compare_exchange(FREE, fd, SeqCst, SeqCst).is_ok()
+        };
+        Self(NOTED.iter().position(take))
     }
 }
 

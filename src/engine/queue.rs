@@ -6,6 +6,7 @@
 
 mod actor;
 
+use super::inherited::Inherited;
 use super::ladder::Fallback;
 use super::{Action, Engine, FileId, Transfer, Waker};
 use crate::pool::Buffer;
@@ -210,15 +211,17 @@ impl Queue {
         &self.about.fallbacks
     }
 
-    /// Makes a file known to the engine, until the guard is dropped. Waits for the I/O thread.
+    /// Makes a file known to the engine, until the guard is dropped, and noted to be closed in a forked child. Waits for
+    /// the I/O thread.
     ///
     /// # Errors
     /// The system's.
     pub fn attach(&self, file: Arc<File>) -> io::Result<Attached> {
+        let noted = Noted { _inherited: Inherited::note(&file), _file: file.clone() };
         let (reply, answer) = bounded(1);
         self.line.send(Command::Attach(file, reply)).map_err(|_| gone())?;
         let id = answer.recv().unwrap_or_else(|_| Err(gone()))?;
-        Ok(Attached { id, line: self.line.clone() })
+        Ok(Attached { noted: Some(noted), id, line: self.line.clone() })
     }
 
     /// Queues a request. Never blocks; the answer comes through its [`Reply`].
@@ -318,8 +321,16 @@ impl Drop for Queue {
 /// A file that the engine knows. Dropping it lets the engine close the file, after the requests
 /// already submitted.
 pub struct Attached {
+    /// Dropped before the engine closes the file.
+    noted: Option<Noted>,
     id: FileId,
     line: Arc<Line>,
+}
+
+/// The note of an open file, and what keeps it open for as long, whatever becomes of the engine.
+struct Noted {
+    _inherited: Inherited,
+    _file: Arc<File>,
 }
 
 impl Attached {
@@ -331,6 +342,7 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
+        self.noted = None;
         let _ = self.line.send(Command::Detach(self.id));
     }
 }

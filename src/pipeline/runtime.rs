@@ -75,7 +75,7 @@ impl Runtime {
     }
 
     /// To be called in a forked child, before anything else here: the threads are the parent's, the pools are
-    /// not mapped here, and the files and locks of its saves are closed, which otherwise stay open as long
+    /// not mapped here, and the files and locks of its saves and loads are closed, which otherwise stay open as long
     /// as the child lives. Handles and sessions that it inherited are to be forgotten, never dropped.
     pub fn forget_after_fork() {
         inherited::close();

@@ -17,7 +17,6 @@ use super::trace::What;
 use crate::config::ALIGN;
 use crate::device::{Pinning, Source};
 use crate::engine::file::{self, Preallocated};
-use crate::engine::inherited::Inherited;
 use crate::engine::ladder::{self, Fallback, Rung, Stage};
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing};
 use crate::engine::{Action, Transfer};
@@ -110,7 +109,6 @@ struct Shards {
 }
 
 struct OpenShard {
-    _inherited: Inherited,
     path: PathBuf,
     file: Arc<File>,
     attached: Attached,
@@ -160,7 +158,6 @@ fn open_on(
             notes.push(no_preallocation());
         }
         let file = Arc::new(file);
-        let inherited = Inherited::note(&file);
         let attached =
             queue.attach(file.clone()).map_err(failed(Stage::Open, "attaching to the engine"))?;
         if files.is_empty() {
@@ -169,7 +166,7 @@ fn open_on(
                 .map_err(failed(Stage::Trial, "writing"))?;
         }
         let (path, queue) = (path.clone(), queue.clone());
-        files.push(OpenShard { _inherited: inherited, path, file, attached, queue });
+        files.push(OpenShard { path, file, attached, queue });
     }
     Ok((files, notes))
 }
