@@ -94,13 +94,13 @@ class Config:
         """
         for name in ("pool_bytes", "block_bytes", "queue_depth", "fillers", "shard_bytes", "files"):
             self._check(name, type(getattr(self, name)) is int, "an int")
-            self._check(name, getattr(self, name) >= 0, "not negative")
+            self._check(name, getattr(self, name) >= 0, "0 or more")
         for name in ("direct", "fixed"):
             self._check(name, getattr(self, name) in get_args(Switch), "'auto', 'on' or 'off'")
         self._check("engine", isinstance(self.engine, str), "the name of an engine")
         self._check("recycle", type(self.recycle) is bool, "True or False")
         is_one = isinstance(self.stripe, str | os.PathLike)
-        self._check("stripe", not is_one, "a collection of paths; for one path give [path]")
+        self._check("stripe", not is_one, "a collection of paths ([path] for one)")
         # An empty one is left for the native side to refuse.
         paths = [os.fspath(path) for path in self.stripe]
         stripe = tuple(path and os.path.abspath(path) for path in paths)
@@ -110,7 +110,7 @@ class Config:
 
     def _check(self, name: str, is_right: bool, what: str) -> None:
         if not is_right:
-            raise TypeError(f"Config.{name} is {what}; it was given {getattr(self, name)!r}")
+            raise TypeError(f"Config.{name} must be {what}, not {getattr(self, name)!r}")
 
     def to_json(self) -> str:
         """Return the fields as a JSON object, as the native side takes them."""

@@ -81,19 +81,20 @@ def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):
 @pytest.mark.parametrize(
     ("field", "value", "may_be"),
     [
-        ("pool_bytes", -1, "not negative"),
+        ("pool_bytes", -1, "0 or more"),
         ("queue_depth", 8.0, "an int"),
         ("fillers", True, "an int"),
         ("direct", True, "'auto', 'on' or 'off'"),
         ("fixed", None, "'auto', 'on' or 'off'"),
         ("engine", None, "the name of an engine"),
         ("recycle", "yes", "True or False"),
-        ("stripe", "/mnt/b", "a collection of paths"),
+        ("stripe", "/mnt/b", "a collection of paths ([path] for one)"),
     ],
 )
 def test_a_field_of_another_kind_is_named(field, value, may_be):
-    with pytest.raises(TypeError, match=rf"Config.{field} is {may_be}.*{value!r}"):
+    with pytest.raises(TypeError) as caught:
         ringstow.Config(**{field: value})
+    assert str(caught.value) == f"Config.{field} must be {may_be}, not {value!r}"
 
 
 def test_what_is_no_config_is_refused(elsewhere):
