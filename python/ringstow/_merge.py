@@ -144,7 +144,9 @@ class Merge:
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
             return self._differ(path, f"a {type_name(target)}", _kind(node))
-        saved = {self._key(key, path): child for key, child in node.items()}
+        saved = {
+            key if type(key) is str else self._key(key, path): child for key, child in node.items()
+        }
         for key, child in saved.items():
             if key in target:
                 self._merge_item(target, key, child, path)
