@@ -6,6 +6,7 @@ use ringstow::device::cuda::{self, CudaSource, Device, Ready};
 use ringstow::device::host::Strided;
 use ringstow::device::{StridedTarget, Target};
 use ringstow::{Error, Result, TensorInfo};
+use smallvec::{SmallVec, smallvec};
 
 /// An address of host memory; or one on a GPU, the GPU's number, and the stream on which it is ready.
 #[derive(FromPyObject, IntoPyObject, Clone, Copy)]
@@ -51,10 +52,10 @@ pub(crate) unsafe fn strided(
 }
 
 /// Bytes of an element and the shape. A dense tensor is its bytes.
-fn layout(info: &TensorInfo, strides: Option<&[isize]>) -> Result<(usize, Vec<usize>)> {
+fn layout(info: &TensorInfo, strides: Option<&[isize]>) -> Result<(usize, SmallVec<[usize; 4]>)> {
     let wrong = |what: &str| Error::invalid(format!("tensor {:?}: {what}", info.name));
-    let Some(strides) = strides else { return Ok((1, vec![info.nbytes()? as usize])) };
-    let dims: Vec<usize> = info.shape.iter().map(|&dim| dim as usize).collect();
+    let Some(strides) = strides else { return Ok((1, smallvec![info.nbytes()? as usize])) };
+    let dims: SmallVec<[usize; 4]> = info.shape.iter().map(|&dim| dim as usize).collect();
     if strides.len() != dims.len() {
         return Err(wrong("it needs one stride a dimension"));
     }

@@ -4,13 +4,14 @@ use crate::error::to_python;
 use crate::exchange::Plain;
 use crate::lazy::{Lazy, Raised};
 use crate::place::{self, Address};
+use hashbrown::{DefaultHashBuilder, HashTable};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringstow::device::Source;
 use ringstow::device::cuda::Ready;
 use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
-use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::hash::BuildHasher;
 
 /// Where a tensor's data is.
 #[derive(FromPyObject)]
@@ -42,9 +43,12 @@ enum Place {
 pub(crate) struct Tensors {
     specs: Vec<Spec>,
     owners: Vec<Py<PyAny>>,
-    names: HashSet<String>,
-    /// The numbers of those at each place.
-    met: HashMap<Place, SmallVec<[usize; 1]>>,
+    /// Names that no tensor gets.
+    taken: HashSet<String>,
+    /// The tensors' numbers, to be found by name, and by where they are.
+    by_name: HashTable<usize>,
+    by_place: HashTable<usize>,
+    hasher: DefaultHashBuilder,
 }
 
 #[pymethods]
@@ -52,8 +56,8 @@ impl Tensors {
     #[new]
     #[pyo3(signature = (taken = HashSet::new()))]
     fn new(taken: HashSet<String>) -> Self {
-        let (specs, owners, met) = Default::default();
-        Self { specs, owners, names: taken, met }
+        let (specs, owners, by_name, by_place, hasher) = Default::default();
+        Self { specs, owners, taken, by_name, by_place, hasher }
     }
 
     /// Strides in bytes (none: dense).
@@ -107,33 +111,55 @@ impl Tensors {
 
     /// Notes a tensor, unless it was met before. Returns the name that it is stored under.
     fn store(&mut self, mut spec: Spec, nbytes: u64, owner: Py<PyAny>) -> &str {
-        let number = self.specs.len();
-        if nbytes > 0 {
-            let there = self.met.entry(spec.place(&owner)).or_default();
-            let same = |&&number: &&usize| self.specs[number].is_like(&spec);
-            if let Some(&known) = there.iter().find(same) {
-                return &self.specs[known].info.name;
-            }
-            there.push(number);
+        let met = if nbytes > 0 { self.met(&spec, &owner) } else { None };
+        if let Some(number) = met {
+            return &self.specs[number].info.name;
         }
-        if self.names.contains(&spec.info.name) {
+        if !self.is_free(&spec.info.name) {
             spec.info.name = self.unique(&spec.info.name);
         }
-        self.names.insert(spec.info.name.clone());
-        self.owners.push(owner);
         self.specs.push(spec);
-        &self.specs[number].info.name
+        self.owners.push(owner);
+        self.index(nbytes > 0)
+    }
+
+    /// The tensor that is the same elements of the same memory.
+    fn met(&self, spec: &Spec, owner: &Py<PyAny>) -> Option<usize> {
+        let place = spec.place(owner);
+        let is_same = |&number: &usize| {
+            let known = &self.specs[number];
+            known.place(&self.owners[number]) == place && known.is_like(spec)
+        };
+        self.by_place.find(self.hasher.hash_one(&place), is_same).copied()
+    }
+
+    /// Has the last tensor found by name and, if it has any memory, by place. Returns its name.
+    fn index(&mut self, has_place: bool) -> &str {
+        let Self { specs, owners, by_name, by_place, hasher, .. } = self;
+        let last = specs.len() - 1;
+        let name = |&number: &usize| hasher.hash_one(&specs[number].info.name);
+        by_name.insert_unique(name(&last), last, name);
+        if has_place {
+            let place = |&number: &usize| hasher.hash_one(specs[number].place(&owners[number]));
+            by_place.insert_unique(place(&last), last, place);
+        }
+        &specs[last].info.name
+    }
+
+    fn is_free(&self, name: &str) -> bool {
+        let is_it = |&number: &usize| self.specs[number].info.name == name;
+        let met = self.by_name.find(self.hasher.hash_one(name), is_it);
+        met.is_none() && !self.taken.contains(name)
     }
 
     fn unique(&self, name: &str) -> String {
         let mut numbered = (2..).map(|count| format!("{name}#{count}"));
-        numbered.find(|name| !self.names.contains(name)).expect("there are more numbers than names")
+        numbered.find(|name| self.is_free(name)).expect("there are more numbers than names")
     }
 
     /// What is to be saved. The owners stay here.
     pub(crate) fn take(&mut self, raised: &Raised) -> Result<StateDict<'static>> {
-        self.names = HashSet::new();
-        self.met = HashMap::new();
+        (self.by_name, self.by_place) = Default::default();
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
         for Spec { info, strides, data } in std::mem::take(&mut self.specs) {
             let source = source(&info, strides, data, raised, &mut ready)?;

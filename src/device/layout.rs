@@ -1,11 +1,13 @@
 //! Where a tensor's elements lie in memory, and where to find a run of its dense bytes.
 
+use smallvec::SmallVec;
+
 /// A tensor's shape and strides. Its dense bytes are those in row-major order, whatever the strides.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     item: usize,
     /// (size, stride in bytes) a dimension, outermost first; adjacent ones merged where dense.
-    dims: Vec<(usize, isize)>,
+    dims: SmallVec<[(usize, isize); 1]>,
     nbytes: usize,
 }
 
@@ -24,7 +26,7 @@ impl Layout {
     /// Elements of `item` bytes, strides in bytes (`None`: dense, row-major).
     pub fn new(item: usize, shape: &[usize], strides: Option<&[isize]>) -> Self {
         let nbytes = shape.iter().product::<usize>() * item;
-        let mut dims: Vec<(usize, isize)> = Vec::with_capacity(shape.len());
+        let mut dims = SmallVec::new();
         match strides {
             None => dims.push((nbytes / item.max(1), item as isize)),
             Some(strides) => {
