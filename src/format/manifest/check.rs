@@ -1,0 +1,272 @@
+//! What every reader of a manifest relies on.
+
+use super::{FileEntry, Manifest, PartOf, TensorEntry};
+use crate::config::ALIGN;
+use crate::format::{Dtype, names};
+use std::collections::HashSet;
+
+impl<T, S> Manifest<T, S> {
+    /// Checks the list of files: names that stay in the directory, each of its own, and as many
+    /// checksums as blocks.
+    pub(super) fn check_files(&self) -> std::result::Result<(), String> {
+        if !self.block_bytes.is_multiple_of(ALIGN as u64)
+            || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
+        {
+            return Err(format!("block_bytes is {}, no multiple of 4096", self.block_bytes));
+        }
+        self.part_of.as_ref().map_or(Ok(()), PartOf::check)?;
+        let mut names = HashSet::new();
+        for file in &self.files {
+            self.check_file(file)?;
+            if !names.insert(&file.name) {
+                return Err(format!("two files are named {:?}", file.name));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_file(&self, file: &FileEntry) -> std::result::Result<(), String> {
+        if !names::is_confined(&file.name) {
+            return Err(format!(
+                "file name {:?} is refused: a shard is a plain *.safetensors name in the checkpoint's own directory",
+                file.name
+            ));
+        }
+        let blocks = file.bytes.div_ceil(self.block_bytes);
+        if file.crc32.len() as u64 != blocks {
+            return Err(format!(
+                "{:?} has {} blocks but {} checksums",
+                file.name,
+                blocks,
+                file.crc32.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Manifest {
+    /// Checks all that readers rely on: names that stay in the directory, sizes that do not
+    /// overflow, chunks that lie in their files and do not overlap. They cover their tensors, but in
+    /// one rank's [part](PartOf) of what several saved.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        self.check_files()?;
+        let mut names = HashSet::with_capacity(self.tensors.len());
+        let mut extents = Vec::with_capacity(self.tensors.len());
+        for (index, tensor) in self.tensors.iter().enumerate() {
+            if !names.insert(&tensor.name) {
+                return Err(format!("two tensors are named {:?}", tensor.name));
+            }
+            self.check_tensor(tensor, |file, begin, end| {
+                extents.push((file, begin, end, index));
+            })?;
+        }
+        extents.sort_unstable();
+        match extents.windows(2).find(|w| w[0].0 == w[1].0 && w[0].2 > w[1].1) {
+            Some(w) => Err(format!(
+                "tensors {:?} and {:?} overlap at offset {} of {:?}",
+                self.tensors[w[0].3].name,
+                self.tensors[w[1].3].name,
+                w[1].1,
+                self.files[w[0].0 as usize].name
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks a tensor's chunks, and reports each that is not empty as (file, begin, end).
+    fn check_tensor(
+        &self,
+        tensor: &TensorEntry,
+        mut extent: impl FnMut(u32, u64, u64),
+    ) -> std::result::Result<(), String> {
+        let name = &tensor.name;
+        let whole = tensor.dtype.nbytes(&tensor.shape).ok_or_else(|| {
+            format!("tensor {name:?}: shape {:?} of {} overflows", tensor.shape, tensor.dtype)
+        })?;
+        let mut held = 0u64;
+        for chunk in &tensor.chunks {
+            let bytes = tensor
+                .chunk_bytes(chunk)
+                .ok_or_else(|| format!("tensor {name:?}: a chunk reaches outside of its shape"))?;
+            let file = self.files.get(chunk.file as usize).ok_or_else(|| {
+                format!("tensor {name:?}: there is no file number {}", chunk.file)
+            })?;
+            let end =
+                chunk.begin.checked_add(bytes).filter(|&end| end <= file.bytes).ok_or_else(
+                    || {
+                        format!(
+                            "tensor {name:?}: {bytes} bytes at offset {} do not fit in {:?} of {} bytes",
+                            chunk.begin, file.name, file.bytes
+                        )
+                    },
+                )?;
+            held = held.saturating_add(bytes);
+            if bytes > 0 {
+                extent(chunk.file, chunk.begin, end);
+            }
+        }
+        if tensor.object && (tensor.dtype, tensor.shape.len()) != (Dtype::U8, 1) {
+            return Err(format!("{name:?} is an object, but no byte string"));
+        }
+        self.check_cover(tensor, held, whole)
+    }
+
+    /// Checks that chunks which hold `held` of the `whole` bytes are all of their tensor, each element
+    /// once; of a rank's part, only that they hold none twice.
+    fn check_cover(
+        &self,
+        tensor: &TensorEntry,
+        held: u64,
+        whole: u64,
+    ) -> std::result::Result<(), String> {
+        let name = &tensor.name;
+        // Of what one rank saved alone, nobody else has the rest.
+        let may_lack = !tensor.object && self.part_of.as_ref().is_some_and(|of| of.ranks > 1);
+        if tensor.chunks.is_empty() || held > whole || (held < whole && !may_lack) {
+            return Err(format!("tensor {name:?}: its chunks hold {held} of {whole} bytes"));
+        }
+        match tensor.is_disjoint(held == whole) {
+            Ok(true) => Ok(()),
+            // If the sum is right, something is held twice where there is a hole.
+            Ok(false) => Err(format!("tensor {name:?}: its chunks overlap each other")),
+            Err(why) => Err(format!("tensor {name:?}: its {why}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{decode, sample};
+    use super::*;
+    use crate::error::Error;
+    use crate::format::Chunk;
+    use smallvec::smallvec;
+
+    /// The reason for which a changed manifest is refused.
+    fn refused(change: impl FnOnce(&mut Manifest)) -> String {
+        let mut manifest = sample();
+        change(&mut manifest);
+        match decode(&manifest) {
+            Err(Error::Format { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn hostile_manifests_are_refused_with_the_reason() {
+        assert!(refused(|m| m.files[0].name = "../../x.safetensors".into()).contains("refused"));
+        assert!(refused(|m| m.files[0].name = "/etc/x.safetensors".into()).contains("refused"));
+        assert!(refused(|m| m.files[1].name = m.files[0].name.clone()).contains("two files"));
+        assert!(refused(|m| m.tensors[1].name = "w".into()).contains("two tensors"));
+        assert!(refused(|m| m.tensors[1].chunks[0].begin = 4892).contains("overlap"));
+        assert!(refused(|m| m.tensors[1].chunks[0].begin = u64::MAX - 4).contains("do not fit"));
+        assert!(refused(|m| m.tensors[1].shape = smallvec![1 << 38]).contains("do not fit"));
+        assert!(
+            refused(|m| m.tensors[1].shape = smallvec![1 << 40, 1 << 40]).contains("overflows")
+        );
+        assert!(refused(|m| m.tensors[1].chunks[0].file = 2).contains("no file number 2"));
+        assert!(refused(|m| m.tensors[1].chunks.clear()).contains("0 of 80 bytes"));
+        assert!(refused(|m| m.files[0].crc32.clear()).contains("checksums"));
+        assert!(refused(|m| m.files[0].bytes = 1 << 63).contains("checksums"));
+        assert!(refused(|m| m.block_bytes = 0).contains("block_bytes"));
+        assert!(refused(|m| m.format = "other".into()).contains("other"));
+        assert!(refused(|m| m.tensors[1].object = true).contains("no byte string"));
+        let part_of = |rank, ranks| Some(PartOf { rank, ranks, save: "a".into() });
+        assert!(refused(|m| m.part_of = part_of(2, 2)).contains("rank 2 of 2"));
+        assert!(refused(|m| m.part_of = part_of(0, 0)).contains("rank 0 of 0"));
+        assert!(refused(|m| m.part_of = part_of(0, u32::MAX)).contains("more than"));
+    }
+
+    #[test]
+    fn chunks_must_lie_in_their_tensor_and_cover_it() {
+        let boxed = |offsets: &[u64], sizes: &[u64]| Chunk {
+            file: 0,
+            begin: 4096,
+            offsets: Some(offsets.into()),
+            sizes: Some(sizes.into()),
+        };
+        let refused_chunk = |chunk: Chunk| refused(|m| m.tensors[0].chunks = smallvec![chunk]);
+        assert!(refused_chunk(boxed(&[5, 0], &[6, 20])).contains("outside"));
+        assert!(refused_chunk(boxed(&[u64::MAX, 0], &[2, 20])).contains("outside"));
+        assert!(refused_chunk(boxed(&[0], &[10])).contains("outside"));
+        assert!(refused_chunk(boxed(&[0, 0], &[5, 20])).contains("400 of 800"));
+        let twice =
+            smallvec![boxed(&[0, 0], &[5, 20]), Chunk { begin: 8192, ..boxed(&[4, 0], &[5, 20]) }];
+        assert!(refused(|m| m.tensors[0].chunks = twice).contains("overlap each other"));
+    }
+
+    /// The sample as rank 1's part of two, whose first tensor, of [10, 20], has these boxes: rows
+    /// and how many, columns and how many.
+    fn part(boxes: &[[u64; 4]]) -> Manifest {
+        let mut manifest = sample();
+        manifest.part_of = Some(PartOf { rank: 1, ranks: 2, save: "a".into() });
+        let mut begin = 5000;
+        let chunk = |&[row, rows, column, columns]: &[u64; 4]| {
+            let sizes = Some([rows, columns].into());
+            begin += 800;
+            Chunk { file: 0, begin, offsets: Some([row, column].into()), sizes }
+        };
+        manifest.tensors[0].chunks = boxes.iter().map(chunk).collect();
+        manifest
+    }
+
+    #[test]
+    fn a_part_may_hold_only_some_of_a_tensor_and_a_whole_may_not() {
+        for (boxes, held, holes) in [
+            (&[[5, 5, 0, 20]][..], 400, &[[0, 5, 0, 20]][..]),
+            (&[[10, 0, 0, 20]], 0, &[[0, 10, 0, 20]]),
+            (&[[0, 0, 0, 20], [2, 8, 0, 20]], 640, &[[0, 2, 0, 20]]),
+            (&[[0, 5, 10, 10], [5, 5, 0, 10]], 400, &[[0, 5, 0, 10], [5, 5, 10, 10]]),
+            (&[[0, 10, 0, 20]], 800, &[]),
+        ] {
+            let mut manifest = part(boxes);
+            let read = decode(&manifest).unwrap();
+            assert_eq!(read.tensors[0].held_bytes(), held);
+            let holes: Vec<(Vec<u64>, Vec<u64>)> =
+                holes.iter().map(|[r, rs, c, cs]| (vec![*r, *c], vec![*rs, *cs])).collect();
+            assert_eq!(read.tensors[0].holes(), holes);
+            for part_of in [None, Some(PartOf { rank: 0, ranks: 1, save: "a".into() })] {
+                manifest.part_of = part_of;
+                match decode(&manifest) {
+                    Ok(_) => assert_eq!(held, 800),
+                    Err(error) => assert!(error.to_string().contains("of 800 bytes"), "{error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_part_holds_it_holds_once_and_its_objects_are_whole() {
+        let refused = |manifest: &Manifest| decode(manifest).unwrap_err().to_string();
+        let twice = part(&[[0, 2, 0, 20], [1, 2, 0, 20]]);
+        assert!(refused(&twice).contains("overlap each other"));
+        assert!(refused(&part(&[[0, 10, 0, 20], [1, 0, 0, 20], [1, 1, 0, 1]])).contains("804 of"));
+        assert!(refused(&part(&[[5, 6, 0, 20]])).contains("outside"));
+        assert!(refused(&part(&[])).contains("0 of 800"));
+        let mut object = part(&[[5, 5, 0, 20]]);
+        let entry = &mut object.tensors[0];
+        (entry.dtype, entry.shape, entry.object) = (Dtype::U8, smallvec![20], true);
+        entry.chunks[0].offsets = Some([5].into());
+        entry.chunks[0].sizes = Some([5].into());
+        assert!(refused(&object).contains("5 of 20 bytes"));
+        // Very many boxes that lie across each other are not looked through.
+        let mut crossed = part(&[]);
+        crossed.files[0].bytes = 1 << 30;
+        crossed.files[0].crc32 = vec![0; 1 << 17];
+        let entry = &mut crossed.tensors[0];
+        entry.shape = smallvec![4000, 4000];
+        entry.chunks = (0..2000u64)
+            .map(|i| {
+                let (begin, row) = (8192 + i * 16000, i % 2 == 0);
+                let offsets = if row { [i, 0] } else { [0, i] };
+                let sizes = if row { [1, 4000] } else { [4000, 1] };
+                Chunk { file: 0, begin, offsets: Some(offsets.into()), sizes: Some(sizes.into()) }
+            })
+            .collect();
+        assert!(refused(&crossed).contains("more than can be checked"));
+    }
+}

@@ -1,0 +1,101 @@
+//! A manifest's entry of a tensor: what it is, and where its bytes are.
+
+use crate::format::cover::{self, Extent};
+use crate::format::{Dtype, Shape, TensorInfo};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// A tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// Unique in the checkpoint.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Elements a dimension, of the whole tensor.
+    pub shape: Shape,
+    /// Where its bytes are. Most tensors have one chunk, which lies in the entry itself.
+    pub chunks: SmallVec<[Chunk; 1]>,
+    /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub object: bool,
+}
+
+/// A box of a tensor, dense in row-major order in one file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chunk {
+    /// Index in [`Manifest::files`](super::Manifest::files).
+    pub file: u32,
+    /// Offset of its first byte in that file.
+    pub begin: u64,
+    /// Where in the tensor it starts, one a dimension; absent for a chunk that is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offsets: Option<Box<[u64]>>,
+    /// Its extent, one a dimension; absent for a chunk that is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sizes: Option<Box<[u64]>>,
+}
+
+impl TensorEntry {
+    /// Name, type and shape.
+    pub fn info(&self) -> TensorInfo {
+        TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.to_vec() }
+    }
+
+    /// Whether chunks, all within the shape, hold no element twice; and where in sum they are as large
+    /// as the tensor, therefore all of it.
+    pub(super) fn is_disjoint(&self, is_whole: bool) -> std::result::Result<bool, String> {
+        if self.chunks.len() == 1 {
+            return Ok(true);
+        }
+        self.with_boxes(|boxes| match is_whole {
+            true => cover::tiles(&self.shape, boxes),
+            false => cover::survey(&self.shape, boxes).map(|survey| !survey.overlap),
+        })
+    }
+
+    fn with_boxes<T>(&self, look: impl FnOnce(&[Extent]) -> T) -> T {
+        let zeros = vec![0; self.shape.len()];
+        let boxes = self.chunks.iter().map(|Chunk { offsets, sizes, .. }| {
+            (offsets.as_deref().unwrap_or(&zeros), sizes.as_deref().unwrap_or(&self.shape))
+        });
+        look(&boxes.collect::<Vec<Extent>>())
+    }
+
+    /// Bytes of the whole tensor. A manifest that was read has only sizes that fit.
+    pub fn nbytes(&self) -> u64 {
+        self.dtype.nbytes(&self.shape).unwrap_or(0)
+    }
+
+    /// Bytes of it that the checkpoint holds: all, but in the [part](super::PartOf) of one rank.
+    pub fn held_bytes(&self) -> u64 {
+        let bytes = |chunk: &Chunk| {
+            self.dtype.nbytes(chunk.sizes.as_deref().unwrap_or(&self.shape)).unwrap_or(0)
+        };
+        self.chunks.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Boxes of it, offsets and sizes, that fill what the checkpoint does not hold. None but in the
+    /// [part](super::PartOf) of one rank.
+    pub fn holes(&self) -> Vec<(Vec<u64>, Vec<u64>)> {
+        if self.held_bytes() == self.nbytes() {
+            return Vec::new();
+        }
+        // What cannot be surveyed is in no manifest that was read.
+        self.with_boxes(|boxes| cover::survey(&self.shape, boxes)).unwrap_or_default().holes
+    }
+
+    /// Bytes of one of its chunks; `None` if that does not lie within its shape.
+    pub(super) fn chunk_bytes(&self, chunk: &Chunk) -> Option<u64> {
+        match (&chunk.offsets, &chunk.sizes) {
+            (None, None) => self.dtype.nbytes(&self.shape),
+            (Some(offsets), Some(sizes)) => {
+                let inside = cover::within(&self.shape, (offsets, sizes));
+                inside.then(|| self.dtype.nbytes(sizes)).flatten()
+            }
+            _ => None,
+        }
+    }
+}
