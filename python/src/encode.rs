@@ -64,34 +64,28 @@ struct Encoder<'a, 'py> {
 }
 
 impl<'py> Encoder<'_, 'py> {
+    // Nesting goes through `value`, `inside` and `child`: what they leave to others, never inlined, is not on
+    // the stack two hundred times. Threads may have small ones.
+
     fn value(&mut self, value: &Value<'py>) -> PyResult<()> {
-        let kind = value.get_type();
-        if self.usual_tensor(value)? {
-            Ok(())
-        } else if let Ok(text) = value.cast_exact::<PyString>() {
-            self.text(text)
-        } else if let Some(scalar) = plain_scalar(value)? {
-            self.put(&scalar);
-            Ok(())
-        } else if let Ok(list) = value.cast_exact::<PyList>() {
+        if self.usual_tensor(value)? || self.scalar(value)? {
+            return Ok(());
+        }
+        if let Ok(list) = value.cast_exact::<PyList>() {
             self.inside(value, |encoder| encoder.array(list.iter()))
         } else if let Ok(tuple) = value.cast_exact::<PyTuple>() {
             self.inside(value, |encoder| encoder.tagged("$tuple", |e| e.array(tuple.iter())))
         } else if let Ok(dict) = value.cast_exact::<PyDict>() {
             self.inside(value, |encoder| encoder.dict(dict))
-        } else if kind.is(&self.ordered_dict) {
+        } else if value.get_type().is(&self.ordered_dict) {
             self.inside(value, |encoder| encoder.ordered_dict(value.cast()?))
-        } else if kind.is(&self.counter) && is_plain_counter(value)? {
-            self.tagged("$counter", |encoder| encoder.pairs(items_of(value)?))
         } else {
-            let text =
-                self.others.call_method1(intern!(value.py(), "value"), (value, self.at()?))?;
-            self.put(text.cast::<PyString>()?.to_str()?);
-            Ok(())
+            self.other(value)
         }
     }
 
     /// Tells whether it is one; then it is encoded.
+    #[inline(never)]
     fn usual_tensor(&mut self, value: &Value<'py>) -> PyResult<bool> {
         let Some(exchange) = self.exchange else { return Ok(false) };
         let Some(plain) = exchange.look(value, &self.address_of)? else { return Ok(false) };
@@ -101,12 +95,44 @@ impl<'py> Encoder<'_, 'py> {
         Ok(true)
     }
 
+    /// Tells whether JSON has it; then it is encoded.
+    #[inline(never)]
+    fn scalar(&mut self, value: &Value<'py>) -> PyResult<bool> {
+        if let Ok(text) = value.cast_exact::<PyString>() {
+            self.text(text)?;
+        } else if let Some(text) = plain_scalar(value)? {
+            self.put(&text);
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    #[inline(never)]
+    fn other(&mut self, value: &Value<'py>) -> PyResult<()> {
+        if value.get_type().is(&self.counter) && is_plain_counter(value)? {
+            return self.tagged("$counter", |encoder| encoder.pairs(items_of(value)?));
+        }
+        let text = self.others.call_method1(intern!(value.py(), "value"), (value, self.at()?))?;
+        self.put(text.cast::<PyString>()?.to_str()?);
+        Ok(())
+    }
+
     /// Encodes a container by what encodes its items, unless it is in itself.
     fn inside(
         &mut self,
         container: &Value<'py>,
         encode: impl FnOnce(&mut Self) -> PyResult<()>,
     ) -> PyResult<()> {
+        self.check_nesting(container)?;
+        self.open.push(container.clone());
+        encode(self)?;
+        self.open.pop();
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn check_nesting(&self, container: &Value<'py>) -> PyResult<()> {
         if self.open.iter().any(|open| open.is(container)) {
             return Err(invalid(format!("{} contains itself", self.describe(&self.path)?)));
         }
@@ -114,9 +140,6 @@ impl<'py> Encoder<'_, 'py> {
             let begin = self.describe(&self.path[..4])?;
             return Err(invalid(format!("{begin}... is nested more than {DEPTH_MAX} levels deep")));
         }
-        self.open.push(container.clone());
-        encode(self)?;
-        self.open.pop();
         Ok(())
     }
 
@@ -186,15 +209,21 @@ impl<'py> Encoder<'_, 'py> {
     /// Encodes what is one step further on the path.
     fn child(&mut self, step: &Value<'py>, value: &Value<'py>) -> PyResult<()> {
         let end = self.name.len();
-        if !self.path.is_empty() {
-            self.name.push('.');
-        }
-        let step_name = if step.is_instance_of::<PyString>() { step.str()? } else { step.repr()? };
-        self.name.push_str(&step_name.to_string_lossy());
+        self.extend_name(step)?;
         self.path.push(step.clone());
         self.value(value)?;
         self.path.pop();
         self.name.truncate(end);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn extend_name(&mut self, step: &Value<'py>) -> PyResult<()> {
+        if !self.path.is_empty() {
+            self.name.push('.');
+        }
+        let step = if step.is_instance_of::<PyString>() { step.str()? } else { step.repr()? };
+        self.name.push_str(&step.to_string_lossy());
         Ok(())
     }
 

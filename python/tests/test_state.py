@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import assert_same, codec
+from support import assert_same, codec, python
 
 from ringstow import FormatError, InvalidStateError, UnsupportedError, _state, _torch, _tree
 
@@ -368,6 +368,23 @@ def test_nesting_up_to_the_limit_works_and_beyond_is_named(wrap):
     assert_same(codec({"a": state}), {"a": state})
     with pytest.raises(InvalidStateError, match="^a.*200 levels"):
         _state.encode({"a": wrap(state)})
+
+
+@pytest.mark.parametrize("wrap", ["[value]", "(value,)", "{'k': value}", "{1: value}"])
+def test_nesting_up_to_the_limit_needs_no_large_stack(wrap):
+    # In a process of its own, which it would take down.
+    program = f"""
+import threading
+from ringstow import _state
+value = 1
+for _ in range(_state.DEPTH_MAX - 1):
+    value = {wrap}
+threading.stack_size(256 << 10)
+thread = threading.Thread(target=_state.encode, args=({{"a": value}},))
+thread.start()
+thread.join()
+"""
+    python(program, check=True)
 
 
 @pytest.mark.parametrize(
