@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -55,14 +54,56 @@ def split(fills: list[Fill]) -> tuple[list[Fill], list[Fill]]:
 
     What is read straight shares no memory with anything else that is read straight.
     """
-    direct: list[Fill] = []
-    copied: list[Fill] = []
-    taken = _Taken()
-    for fill in fills:
-        if fill.target.numel() == 0:
-            continue
-        (direct if _is_direct(fill) and taken.take(fill) else copied).append(fill)
+    fills = [fill for fill in fills if fill.target.numel()]
+    numbers = [number for number, fill in enumerate(fills) if _is_direct(fill)]
+    straight = {number for group in _apart(fills, numbers) for number in _first_of(fills, group)}
+    direct = [fill for number, fill in enumerate(fills) if number in straight]
+    copied = [fill for number, fill in enumerate(fills) if number not in straight]
     return direct, copied
+
+
+def _apart(fills: list[Fill], numbers: list[int]) -> Iterator[list[int]]:
+    """Yield the numbers of fills in groups whose targets lie apart from all other groups'."""
+    stretches = sorted((*_stretch(fills[number].target), number) for number in numbers)
+    group: list[int] = []
+    reach = 0
+    for start, end, number in stretches:
+        if start >= reach and group:
+            yield group
+            group = []
+        group.append(number)
+        reach = max(reach, end)
+    if group:
+        yield group
+
+
+def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and of the one after its last."""
+    start = tensor.data_ptr()
+    span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (span + 1) * tensor.element_size()
+
+
+def _first_of(fills: list[Fill], group: list[int]) -> list[int]:
+    """Return those of a group that go to the same destination as its first, each box once.
+
+    Boxes of one destination never overlap, as the chunks they come from don't; their stretches
+    may, where they are columns.
+    """
+    if len(group) == 1:
+        return group
+    boxes = {_box(fills[number]): number for number in sorted(group, reverse=True)}
+    owner = _owner(fills[min(group)])
+    return [number for number in boxes.values() if _owner(fills[number]) == owner]
+
+
+def _owner(fill: Fill) -> tuple[object, ...]:
+    index = fill.item.dest_index
+    return index.fqn, index.offset, fill.target.untyped_storage().data_ptr()
+
+
+def _box(fill: Fill) -> tuple[object, ...]:
+    return *_owner(fill), tuple(fill.item.dest_offsets), tuple(fill.item.lengths)
 
 
 def _is_direct(fill: Fill) -> bool:
@@ -76,51 +117,6 @@ def _is_direct(fill: Fill) -> bool:
         # Half a byte an element has no stride in bytes.
         and (fill.entry.dtype != "F4" or target.is_contiguous())
     )
-
-
-class _Taken:
-    """The memory that is spoken for: stretches, each of one destination tensor.
-
-    Boxes of one destination never overlap, as the chunks they come from don't; their stretches
-    may, where they are columns.
-    """
-
-    def __init__(self) -> None:
-        self._owner_at: dict[int, object] = {}
-        self._starts: list[int] = []
-        self._ends: dict[int, int] = {}
-        self._boxes: set[object] = set()
-
-    def take(self, fill: Fill) -> bool:
-        """Take the memory of a fill's target; returns False if it is not free."""
-        target, item = fill.target, fill.item
-        storage = target.untyped_storage()
-        owner = (item.dest_index.fqn, item.dest_index.offset, storage.data_ptr())
-        box = (owner, tuple(item.dest_offsets), tuple(item.lengths))
-        if box in self._boxes:
-            return False
-        start = target.data_ptr()
-        span = sum((n - 1) * step for n, step in zip(target.shape, target.stride(), strict=True))
-        if not self._extend(owner, start, start + (span + 1) * target.element_size()):
-            return False
-        self._boxes.add(box)
-        return True
-
-    def _extend(self, owner: object, start: int, end: int) -> bool:
-        """Add a stretch, merged with the owner's own that it touches."""
-        first = bisect.bisect_right(self._starts, start)
-        if first and self._ends[self._starts[first - 1]] > start:
-            first -= 1
-        last = bisect.bisect_left(self._starts, end)
-        met = self._starts[first:last]
-        if any(self._owner_at[at] != owner for at in met):
-            return False
-        for at in met:
-            start, end = min(start, at), max(end, self._ends.pop(at))
-            del self._owner_at[at]
-        self._starts[first:last] = [start]
-        self._owner_at[start], self._ends[start] = owner, end
-        return True
 
 
 def batches(fills: list[Fill], nbytes_max: int) -> Iterator[list[Fill]]:

@@ -146,6 +146,13 @@ def test_memory_that_two_keys_share_is_read_into_once():
     assert _targets.split(fills) == (fills[:2], fills[2:])
 
 
+def test_of_those_that_lie_across_one_another_the_first_key_is_read_straight():
+    whole = torch.zeros(8)
+    across = [fill(whole[2:6], "b"), fill(whole[:4], "a"), fill(whole[4:], "c")]
+    apart = [fill(torch.zeros(4), "d"), fill(torch.zeros(0), "e")]
+    assert _targets.split(across + apart) == ([across[0], apart[0]], across[1:])
+
+
 def test_the_same_box_twice_is_read_into_once():
     fills = [fill(target := torch.zeros(4)), fill(target)]
     assert _targets.split(fills) == (fills[:1], fills[1:])
