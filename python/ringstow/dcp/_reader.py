@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from ringstow import _build, _native, _torch
+from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import (
     IncompleteCheckpointError,
@@ -133,8 +134,9 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         try:
             path = self._require_path()
-            contents = self._open(path) if rank is None else self._open_part(path, rank)
-            return contents.metadata(allow_pickle=self._allow_pickle)
+            with collector_paused():
+                contents = self._open(path) if rank is None else self._open_part(path, rank)
+                return contents.metadata(allow_pickle=self._allow_pickle)
         except Exception as error:
             # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
             is_next = rank is None and self._has_ranks()
@@ -233,7 +235,8 @@ class StorageReader(storage.StorageReader):
         if group is not None and isinstance(share, _broadcast.Share):
             targets, report = self._fill_together(plan, planner, share, group)
         else:
-            targets = self._resolve(plan, planner)
+            with collector_paused():
+                targets = self._resolve(plan, planner)
             report = self._read_own(targets)
         self._hand_over(targets, planner)
         self.report = report
@@ -270,9 +273,11 @@ class StorageReader(storage.StorageReader):
 
     def _read_own(self, targets: list[Target]) -> LoadReport:
         """Read everything that these targets need."""
-        direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
-        slices = [piece for t in targets if isinstance(t, Blob) for piece in t.slices()]
-        report = self._read(slices + [fill.slice_to(fill.target) for fill in direct])
+        with collector_paused():
+            direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
+            slices = [piece for t in targets if isinstance(t, Blob) for piece in t.slices()]
+            slices += [fill.slice_to(fill.target) for fill in direct]
+        report = self._read(slices)
         _torch.mark_changed(fill.target for fill in direct)
         for batch in _targets.batches(copied, self._config.pool_bytes):
             report = report.followed_by(self._copy(batch))
