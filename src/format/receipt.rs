@@ -57,8 +57,8 @@ impl Receipt {
 /// Whether the boxes cover their tensors is for the manifest to check.
 ///
 /// # Errors
-/// [`Error::Invalid`] for two receipts of one rank, and for ranks that disagree on the block size or
-/// on a tensor's dtype or shape.
+/// [`Error::Invalid`] for two receipts of one rank, for one that names a file which it does not list,
+/// and for ranks that disagree on the block size or on a tensor's dtype or shape.
 pub fn merge(mut receipts: Vec<Receipt>) -> Result<Merged> {
     receipts.sort_by_key(|receipt| receipt.rank);
     check_ranks(&receipts)?;
@@ -69,9 +69,16 @@ pub fn merge(mut receipts: Vec<Receipt>) -> Result<Merged> {
     };
     let mut numbers: HashMap<String, (usize, u32)> = HashMap::new();
     for receipt in receipts {
-        let first_file = merged.files.len() as u32;
+        let (first_file, files) = (merged.files.len() as u32, receipt.files.len());
         merged.files.extend(receipt.files);
         for mut tensor in receipt.tensors {
+            // Else it would be another rank's file.
+            if let Some(chunk) = tensor.chunks.iter().find(|chunk| chunk.file as usize >= files) {
+                return Err(Error::invalid(format!(
+                    "the receipt of rank {} has tensor {:?} in file number {} of {files}",
+                    receipt.rank, tensor.name, chunk.file
+                )));
+            }
             tensor.chunks.iter_mut().for_each(|chunk| chunk.file += first_file);
             match numbers.get(&tensor.name) {
                 Some(&(number, rank)) => {
@@ -195,6 +202,18 @@ mod tests {
         let other = Receipt { block_bytes: 8192, ..receipt(1, Vec::new()) };
         let error = merge(vec![receipt(0, Vec::new()), other]).unwrap_err();
         assert!(error.to_string().contains("block_bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_a_receipt_does_not_list_is_no_other_ranks() {
+        for file in [1, u32::MAX] {
+            let mut astray = tensor("w", &[4], &[(0, 4)]);
+            astray.chunks[0].file = file;
+            let receipts = vec![receipt(0, vec![astray.clone()]), receipt(1, Vec::new())];
+            let error = merge(receipts).unwrap_err().to_string();
+            assert!(error.contains("rank 0") && error.contains(&file.to_string()), "{error}");
+            assert!(merge(vec![receipt(0, Vec::new()), receipt(1, vec![astray])]).is_err());
+        }
     }
 
     #[test]
