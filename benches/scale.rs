@@ -190,7 +190,7 @@ fn pipeline(criterion: &mut Criterion) {
     let _ = std::fs::remove_dir_all(&dir);
 }
 
-/// What as many ranks wrote, a tensor each: their receipts, and files of the right length.
+/// What as many ranks wrote, a tensor each: their receipts, files of the right length and marks.
 fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
     let receipt = |rank: usize| {
         let name = names::shard(rank as u32, 0, 0);
@@ -205,7 +205,11 @@ fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
             object: false,
         };
         let files = vec![FileEntry { name, bytes: 8192, crc32: vec![0] }];
-        Receipt { rank: rank as u32, block_bytes: 1 << 20, files, tensors: vec![tensor] }
+        let receipt =
+            Receipt { rank: rank as u32, block_bytes: 1 << 20, files, tensors: vec![tensor] };
+        let done = dir.join(names::done(receipt.rank));
+        std::fs::write(done, receipt.mark()).expect("it can be made");
+        receipt
     };
     (0..ranks).map(receipt).collect()
 }

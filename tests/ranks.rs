@@ -4,8 +4,8 @@ mod common;
 
 use common::{noise, small_config};
 use ringstow::{
-    Checkpoint, Dtype, Error, Part, Receipt, SaveReport, Session, StateDict, TensorInfo, Value,
-    write_rank,
+    Checkpoint, Config, Dtype, Error, Part, Receipt, SaveReport, Session, StateDict, TensorInfo,
+    Value, write_rank,
 };
 use serde_json::value::RawValue;
 use std::fs;
@@ -152,6 +152,41 @@ fn a_checkpoint_with_a_hole_is_no_commit() {
     let names = ["own.0", "lost"].map(String::from);
     let error = session.commit_names(vec![receipt], tree(), &names).unwrap_err();
     assert!(matches!(&error, Error::Keys { missing, .. } if missing == &["lost"]), "{error}");
+}
+
+/// Names and lengths are the same: only what is in the files differs.
+#[test]
+fn a_receipt_of_a_save_that_was_given_up_is_no_commit() {
+    let root = tempfile::tempdir().unwrap();
+    let given_up = Session::begin(root.path(), 2).unwrap();
+    let late = write(root.path(), 1, 2, 1).unwrap().0;
+    drop(given_up);
+
+    for rank_one_has_written in [false, true] {
+        let session = Session::begin(root.path(), 2).unwrap();
+        let receipt = write(root.path(), 0, 2, 9).unwrap().0;
+        write(root.path(), 1, 2, 9).unwrap();
+        if !rank_one_has_written {
+            fs::remove_file(root.path().join("rank00001.done.part")).unwrap();
+        }
+        let error = session.commit(vec![receipt, late.clone()], tree()).unwrap_err().to_string();
+        assert!(error.contains("receipt of rank 1") && error.contains("earlier save"), "{error}");
+        assert!(Checkpoint::open(root.path()).is_err());
+    }
+}
+
+#[test]
+fn a_rank_that_writes_again_takes_back_its_word() {
+    let root = tempfile::tempdir().unwrap();
+    let session = Session::begin(root.path(), 1).unwrap();
+    let receipt = write(root.path(), 0, 1, 1).unwrap().0;
+    let mut bad = StateDict::new();
+    bad.bytes("x", Dtype::U8, &[3], b"abc").unwrap();
+    // The second write fails before it has changed a byte.
+    let config = Config { stripe: vec![root.path().join("no-such-disk")], ..small_config() };
+    assert!(write_rank(&bad, 0, root.path(), &config).is_err());
+    let error = session.commit(vec![receipt], tree()).unwrap_err().to_string();
+    assert!(error.contains("begun to write again"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A save from beginning to end: lay out, write, commit. Or only one rank's part of it.
 
 use super::commit::{Transaction, next_generation};
+use super::dir;
 use super::parts::Parts;
 use super::places::Places;
 use super::spares;
@@ -102,6 +103,9 @@ fn write_part(
     let contents = state.contents();
     contents.check_sizes()?;
     let mut parts = Parts::begin(path)?;
+    // No receipt of an earlier write is true from here on.
+    let done = path.join(names::done(rank));
+    dir::remove(&done)?;
     let places = Places::to_save(path, &runtime.config().stripe)?;
     places.check_made()?;
     let generation = next_generation(&places)?;
@@ -122,8 +126,8 @@ fn write_part(
         files: file_entries(&plan, &written.crc32),
         tensors: plan.entries(contents.items).iter().collect(),
     };
-    let done = path.join(names::done(rank));
-    fs::File::create(&done).map_err(|e| Error::io("creating", &done, e))?;
+    parts.files.push(done.clone());
+    fs::write(&done, receipt.mark()).map_err(|e| Error::io("writing", &done, e))?;
     parts.keep();
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.recycled_bytes = recycled_bytes;

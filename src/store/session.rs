@@ -110,8 +110,8 @@ impl Session {
     /// Commits the parts of all ranks as one checkpoint, with `state` as its tree of values.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for receipts that are missing, do not fit together or do not cover a
-    /// tensor; [`Error::Incomplete`] for a part that cannot be seen from here; [`Error::Io`]. In each
+    /// [`Error::Invalid`] for receipts that are missing, of an earlier save, do not fit together or do
+    /// not cover a tensor; [`Error::Incomplete`] for a part that cannot be seen from here; [`Error::Io`]. In each
     /// case nothing is committed, and what the ranks wrote is removed.
     pub fn commit(self, receipts: Vec<Receipt>, state: Box<RawValue>) -> Result<Committed> {
         self.commit_names(receipts, state, &[])
@@ -129,6 +129,8 @@ impl Session {
     ) -> Result<Committed> {
         let started = Instant::now();
         self.check_ranks(&receipts)?;
+        let marks: Vec<(u32, String)> =
+            receipts.iter().map(|receipt| (receipt.rank, receipt.mark())).collect();
         let parts = receipt::merge(receipts)?;
         let mut manifest = Manifest::new(
             self.transaction.generation(),
@@ -144,6 +146,7 @@ impl Session {
         })?;
         self.check_names(&manifest, names)?;
         let found = self.check_files(&manifest)?;
+        self.check_marks(&marks)?;
         manifest.stripes = self.transaction.places().noted(found.iter().map(PathBuf::as_path));
         let committed = Committed {
             generation: manifest.generation,
@@ -213,6 +216,20 @@ impl Session {
             });
         }
         Ok(parts)
+    }
+
+    /// Each receipt is of what its rank wrote last. One that was under way for longer than the save it
+    /// is of, which was given up, tells of other bytes than are there, under the same names.
+    fn check_marks(&self, marks: &[(u32, String)]) -> Result<()> {
+        let stands = |rank| fs::read_to_string(self.path().join(names::done(rank)));
+        match marks.iter().find(|(rank, mark)| !stands(*rank).is_ok_and(|there| there == *mark)) {
+            None => Ok(()),
+            Some((rank, _)) => Err(Error::invalid(format!(
+                "the receipt of rank {rank} is not of what that rank has written into {} last: it is of \
+                 an earlier save, or the rank has begun to write again",
+                self.path().display()
+            ))),
+        }
     }
 }
 
