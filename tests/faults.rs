@@ -12,11 +12,14 @@ use nix::libc::{EINVAL, EIO, ENOSPC};
 use ringstow::engine::faulty::{Faults, Faulty, OpKind};
 use ringstow::engine::{Completion, Engine};
 use ringstow::{Config, Error, Runtime, Switch};
+use std::cell::RefCell;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 /// Empty, tiny, odd, around a block, many blocks.
@@ -332,6 +335,58 @@ fn a_panicking_tensor_fails_its_save_alone() {
     let runtime = Runtime::shared(&small_config()).unwrap();
     after.save(&runtime, &scene.old).unwrap();
     assert_eq!(step_at(&scene.old), 3);
+}
+
+/// Panics on every thread but the one that saves, which waits until such a thread has ended.
+struct Elsewhere {
+    saver: ThreadId,
+    ended: Arc<OnceLock<()>>,
+    reads: Arc<AtomicU64>,
+}
+
+/// Says that its thread has ended, when that drops what is its own.
+struct Ends(Arc<OnceLock<()>>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.set(());
+    }
+}
+
+thread_local!(static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) });
+
+impl ringstow::device::Source for Elsewhere {
+    fn nbytes(&self) -> u64 {
+        200_000
+    }
+    fn read(&self, _: usize, to: &mut [u8]) {
+        if thread::current().id() != self.saver {
+            ENDS.set(Some(Ends(self.ended.clone())));
+            panic!("a panic elsewhere, on purpose");
+        }
+        self.ended.wait();
+        self.reads.fetch_add(1, Relaxed);
+        to.fill(7);
+    }
+}
+
+#[test]
+fn a_panic_on_another_thread_ends_the_save_and_comes_to_the_caller_as_it_was() {
+    let scene = Scene::new();
+    let (path, reads) = (scene.old.clone(), Arc::new(AtomicU64::new(0)));
+    let counted = reads.clone();
+    let panic = must_end(move || {
+        let mut state = ringstow::StateDict::new();
+        let dtype = ringstow::Dtype::U8;
+        let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
+        let (saver, ended) = (thread::current().id(), Arc::default());
+        state.source(info, Box::new(Elsewhere { saver, ended, reads: counted }));
+        let save = || ringstow::save(&state, &path, &small_config());
+        catch_unwind(AssertUnwindSafe(save)).unwrap_err()
+    });
+    assert_eq!(panic.downcast_ref(), Some(&"a panic elsewhere, on purpose"));
+    assert!(reads.load(Relaxed) <= 1, "the others went on for {reads:?} blocks");
+    scene.assert_untouched();
 }
 
 #[test]

@@ -98,6 +98,22 @@ fn an_engine_that_was_asked_for_by_name_is_never_replaced() {
 }
 
 #[test]
+fn where_no_thread_is_to_be_had_the_callers_does_the_work() {
+    let (root, state) = (scratch(), State::new(1, &SIZES));
+    let path = root.path().join("ckpt");
+    for engine in [EngineChoice::Auto, EngineChoice::Portable] {
+        let runtime = Runtime::new(Config { engine, ..small_config() }).unwrap();
+        // The engines have their threads from here on.
+        state.save(&runtime, &path).unwrap();
+        state.assert_at(&runtime, &path);
+        denied(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN, || {
+            state.save(&runtime, &path).unwrap();
+            state.assert_at(&runtime, &path);
+        });
+    }
+}
+
+#[test]
 #[cfg(feature = "cli")]
 fn the_doctor_under_a_filter_names_it() {
     let root = scratch();

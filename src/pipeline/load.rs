@@ -5,6 +5,7 @@
 //! memory that is there already ([`read_into`]), or nowhere ([`check`]).
 
 use super::climb::{Failed, by_directory, climb_each, close};
+use super::crew::work_together;
 use super::fill::Clock;
 use super::job::Job;
 use super::report::{Damage, LoadSeconds, Moved};
@@ -246,14 +247,7 @@ fn read_blocks(
         device: Clock::default(),
         device_bytes: AtomicU64::new(0),
     };
-    job.traced(|| {
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(|| stream.work());
-            }
-            stream.work();
-        })
-    });
+    job.traced(|| work_together(threads, || stream.work(), || job.cancel()));
     seconds.read = reading.elapsed().as_secs_f64();
     seconds.checksum_cpu = stream.checksum.seconds();
     seconds.device_copy = stream.device.seconds();

@@ -2,6 +2,7 @@
 //! Knows nothing of commits; that is the store's.
 
 mod climb;
+mod crew;
 mod fill;
 pub mod job;
 pub(crate) mod load;

@@ -9,6 +9,7 @@
 //! buffers are free, and comes back to each when its copies have ended.
 
 use super::climb::{Failed, climb_each, close};
+use super::crew::work_together;
 use super::fill::{Clocks, Filled, Filling, Origin};
 use super::job::Job;
 use super::report::{Moved, SaveSeconds};
@@ -266,12 +267,7 @@ impl<'a> Stream<'a> {
 
     /// Fills all blocks.
     fn fill(&self) {
-        std::thread::scope(|scope| {
-            for _ in 1..self.fillers {
-                scope.spawn(|| self.fill_blocks());
-            }
-            self.fill_blocks();
-        });
+        work_together(self.fillers, || self.fill_blocks(), || self.job.cancel());
     }
 
     /// One filler: blocks are begun in order, and finished in the order in which they were begun.
