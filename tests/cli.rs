@@ -640,3 +640,17 @@ fn a_striped_bench_leaves_nothing_on_any_disk() {
         assert_eq!(fs::read_dir(path).unwrap().count(), 0);
     }
 }
+
+/// The signal that comes with it would end the program, and anybody's trainer, without a word.
+#[test]
+fn a_limit_of_file_lengths_is_an_error_with_its_remedy_and_nothing_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 100 && exec \"$0\" bench \"$1\" --gb 0.001 --rounds 1"]);
+    shell.arg(env!("CARGO_BIN_EXE_ringstow")).arg(dir.path());
+    let ran = shell.output().unwrap();
+    let err = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{}: {err}", ran.status);
+    assert!(err.contains("File too large") && err.contains("ulimit -f"), "{err}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}

@@ -95,11 +95,12 @@ pub enum Preallocated {
 /// Writes that do not extend a file need not be handed to the kernel's worker threads.
 ///
 /// # Errors
-/// `ENOSPC` before a byte is written; the system's otherwise.
+/// `ENOSPC` before a byte is written, `EFBIG` for more than this process may write; the system's otherwise.
 pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
     if len == 0 {
         return Ok(Preallocated::Allocated);
     }
+    check_limit(len)?;
     // A file that is to be written over. Looking through its blocks for holes takes a while (30 ms a
     // GB in memory), and one that has as many as it needs has none to speak of.
     if allocated(file)? >= len {
@@ -115,6 +116,16 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
             Ok(Preallocated::SizeOnly)
         }
         result => result.map(|()| Preallocated::Allocated),
+    }
+}
+
+/// A file may be as long as that: what goes past RLIMIT_FSIZE gets a signal, SIGXFSZ, which ends a process
+/// that does not ignore it, as few but Python do.
+fn check_limit(len: u64) -> io::Result<()> {
+    use nix::sys::resource::{Resource, getrlimit};
+    match getrlimit(Resource::RLIMIT_FSIZE) {
+        Ok((limit, _)) if limit < len => Err(rustix::io::Errno::FBIG.into()),
+        _ => Ok(()),
     }
 }
 
