@@ -654,3 +654,14 @@ fn a_limit_of_file_lengths_is_an_error_with_its_remedy_and_nothing_is_left() {
     assert!(err.contains("File too large") && err.contains("ulimit -f"), "{err}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_full_disk_behind_the_output_is_not_said_to_be_a_saves() {
+    let dir = Checkpoints::new();
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ran = command(&["ls", dir.path()]).stdout(full).output().unwrap();
+    let err = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(2), "{err}");
+    assert!(err.contains("standard output") && err.contains("No space left"), "{err}");
+    assert!(!err.contains("this save"), "{err}");
+}

@@ -23,7 +23,7 @@ impl Output {
     /// Prints a line, or several.
     ///
     /// # Errors
-    /// [`Error::Io`] unless it is that the reader is gone.
+    /// [`Error::Invalid`] for what the system says, unless it is that the reader is gone.
     pub fn line(&mut self, text: impl AsRef<str>) -> Result<()> {
         let text = text.as_ref();
         self.attempt(|to| writeln!(to, "{text}"))
@@ -32,7 +32,7 @@ impl Output {
     /// Prints a value as JSON. In paths, a byte that is no UTF-8 stands as U+0000 and two hex digits.
     ///
     /// # Errors
-    /// As [`Output::line`]; [`Error::Invalid`] for what JSON has no word for.
+    /// As [`Output::line`]; also for what JSON has no word for.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
             .map_err(|e| Error::invalid(format!("this cannot be said in JSON: {e}")))?;
@@ -72,7 +72,10 @@ impl Output {
                 self.closed = true;
                 Ok(())
             }
-            result => result.map_err(|e| Error::io("writing to", "the standard output", e)),
+            // No [`Error::Io`]: its remedies are those for a checkpoint's disk.
+            result => {
+                result.map_err(|e| Error::invalid(format!("writing to the standard output: {e}")))
+            }
         }
     }
 }
