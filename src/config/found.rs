@@ -2,6 +2,7 @@
 
 use super::{Config, FIELDS};
 use crate::error::{Error, Result};
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -39,8 +40,7 @@ impl Config {
             let names = set.filter_map(|(name, _)| name.into_string().ok());
             unknown(names).iter().for_each(|warning| tracing::warn!("{warning}"));
         }
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        found(variable)
+        found(|name| std::env::var_os(name))
     }
 }
 
@@ -85,8 +85,9 @@ fn variable_of(field: &str) -> String {
     format!("{PREFIX}{}", field.to_uppercase())
 }
 
-fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
-    let mut table = match variable(FILE_VARIABLE) {
+fn found(environment: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
+    let variable = |name: &str| said_by(name, environment(name));
+    let mut table = match variable(FILE_VARIABLE)? {
         Some(path) => read(&PathBuf::from(path), true)?,
         None => read(Path::new(FILE_NAME), false)?,
     };
@@ -94,7 +95,7 @@ fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
     let defaults = serde_json::to_value(Config::default()).unwrap_or_default();
     for field in FIELDS {
         let name = variable_of(field);
-        let Some(text) = variable(&name) else { continue };
+        let Some(text) = variable(&name)? else { continue };
         let wrong =
             |why: &str| Error::invalid(format!("the environment says {name}={text}: {why}"));
         let value = value(&text, &defaults[field]).map_err(wrong)?;
@@ -104,6 +105,15 @@ fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
     let config = config(&table).map_err(|why| Error::invalid(why.message()))?;
     config.validate()?;
     Ok(config)
+}
+
+/// What a variable says, if anything. One that cannot be read is not passed over: a save would go elsewhere
+/// than it says.
+fn said_by(name: &str, value: Option<OsString>) -> Result<Option<String>> {
+    let value = value.filter(|value| !value.is_empty()).map(OsString::into_string).transpose();
+    value.map_err(|value| {
+        Error::invalid(format!("the environment says {name}={}: it must be UTF-8", value.display()))
+    })
 }
 
 /// What a variable says, as a value of the kind of the field's default.
@@ -155,11 +165,13 @@ mod tests {
     use crate::config::{EngineChoice, Switch};
     use serde_json::json;
     use std::collections::HashMap;
+    use std::ffi::OsStr;
     use std::fs;
+    use std::os::unix::ffi::OsStrExt;
 
     fn with(variables: &[(&str, &str)]) -> Result<Config> {
         let variables: HashMap<&str, &str> = variables.iter().copied().collect();
-        found(|name| variables.get(name).map(|value| (*value).to_owned()))
+        found(|name| variables.get(name).map(Into::into))
     }
 
     fn file(text: &str) -> (tempfile::TempDir, String) {
@@ -207,6 +219,16 @@ mod tests {
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "line 2", "block_size", "block_bytes"]);
         let (_dir, path) = file("queue_depth = 0");
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "queue_depth = 0"]);
+    }
+
+    #[test]
+    fn a_variable_that_is_no_utf_8_is_not_passed_over() {
+        for name in ["RINGSTOW_STRIPE", "RINGSTOW_TRACE", "RINGSTOW_CONFIG"] {
+            let path = OsStr::from_bytes(b"/mnt/b\xff");
+            let error = found(|asked| (asked == name).then(|| path.into())).unwrap_err();
+            let message = error.to_string();
+            assert!(message.contains(name) && message.contains("UTF-8"), "{message}");
+        }
     }
 
     #[test]
