@@ -190,7 +190,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
 
 /// The number at the end of a directory's name.
 fn step(dir: &Path) -> Option<u64> {
-    let name = dir.file_name()?.to_str()?;
+    let name = dir.file_name()?.to_string_lossy(); // the digits stay what they are
     let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     name[name.len() - digits..].parse().ok()
 }
@@ -198,11 +198,15 @@ fn step(dir: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn the_step_is_the_number_at_the_end_of_the_name() {
         assert_eq!(step(Path::new("/a/step-00001000")), Some(1000));
         assert_eq!(step(Path::new("run7/latest")), None);
         assert_eq!(step(Path::new("größe42")), Some(42));
+        let latin_1 = Path::new(OsStr::from_bytes(b"gr\xf6\xdfe42"));
+        assert_eq!(step(latin_1), Some(42));
     }
 }
