@@ -13,7 +13,46 @@ const BALLOONS: &str = "/sys/bus/virtio/drivers/virtio_balloon";
 const REPORTING: usize = 5;
 
 pub(super) fn checks(config: &Config) -> Vec<Check> {
-    vec![memory_lock(config), huge_pages(), free_memory(Path::new(BALLOONS))]
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limit = group_limit_bytes(&groups, Path::new("/sys/fs/cgroup"));
+    let mut checks: Vec<Check> = limit.map(|limit| group(config, limit)).into_iter().collect();
+    checks.extend([memory_lock(config), huge_pages(), free_memory(Path::new(BALLOONS))]);
+    checks
+}
+
+/// A container's memory, or a unit's. A pool that is larger is no error that a save could return: all of
+/// it is touched, and the kernel kills who goes beyond.
+fn group(config: &Config, limit: u64) -> Check {
+    let name = "memory limit";
+    let found = format!("{}, the pool has {}", human(limit), human(config.pool_bytes));
+    if limit > config.pool_bytes {
+        return Check::ok(name, found);
+    }
+    let found = format!("{found}: the first save would be killed");
+    let remedy = "lower pool_bytes, or give the container (`--memory` of docker) or the unit \
+                  (`MemoryMax=` of systemd) more";
+    Check::fail(name, found, remedy)
+}
+
+/// The least that the control groups of a process and those above allow it, of either version.
+/// `of_process` is what `/proc/self/cgroup` says.
+fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
+    let limits = of_process.lines().filter_map(|line| {
+        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
+        let (root, file) = match controllers {
+            "" => (mounted.to_owned(), "memory.max"),
+            "memory" => (mounted.join("memory"), "memory.limit_in_bytes"),
+            _ => return None,
+        };
+        let above = Path::new(group.trim_start_matches('/')).ancestors();
+        // "max" is no number, and no limit.
+        let limit = |group: &Path| {
+            fs::read_to_string(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok()
+        };
+        above.filter_map(limit).min()
+    });
+    // Version 1 says this for none: as many pages as there are numbers for.
+    limits.min().filter(|&limit| limit < 1 << 62)
 }
 
 fn memory_lock(config: &Config) -> Check {
@@ -105,6 +144,37 @@ fn reports_free_pages(balloons: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::engine::probe::Status;
+
+    #[test]
+    fn the_least_limit_of_a_group_and_those_above_it_holds() {
+        let mounted = tempfile::tempdir().unwrap();
+        let say = |group: &str, file: &str, text: &str| {
+            let group = mounted.path().join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join(file), text).unwrap();
+        };
+        let limit = |of_process| group_limit_bytes(of_process, mounted.path());
+        assert_eq!(limit("0::/\n"), None);
+        say("job", "memory.max", "1000000\n");
+        say("job/rank", "memory.max", "max\n");
+        assert_eq!(limit("0::/job/rank\n"), Some(1_000_000));
+        assert_eq!(limit("0::/\n"), None);
+        assert_eq!(limit("0::/../elsewhere\n"), None);
+        say("memory", "memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(limit("3:cpu,cpuacct:/\n2:memory:/\n0::/\n"), None);
+        say("memory/box", "memory.limit_in_bytes", "4096\n");
+        assert_eq!(limit("3:cpu,cpuacct:/\n2:memory:/box\n0::/\n"), Some(4096));
+        assert_eq!(limit("rubbish"), None);
+    }
+
+    #[test]
+    fn a_pool_that_no_group_has_room_for_is_a_failure_with_its_remedy() {
+        let config = Config::default();
+        assert_eq!(group(&config, config.pool_bytes + 1).status, Status::Ok);
+        let check = group(&config, config.pool_bytes);
+        assert_eq!(check.status, Status::Fail);
+        assert!(check.remedy.is_some_and(|remedy| remedy.contains("pool_bytes")));
+    }
 
     #[test]
     fn a_balloon_that_reports_free_pages_is_told_from_others() {
