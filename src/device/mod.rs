@@ -33,6 +33,10 @@ use crate::error::Result;
 /// Where a tensor's bytes come from. Asked for in pieces, by several threads at once.
 ///
 /// Data is dense and in row-major order, whatever the tensor's own strides.
+///
+/// The save that asks holds staging buffers meanwhile, all of them maybe. A source that waits for a
+/// save or load in turn gives it a [`Runtime`](crate::Runtime) of its own: within one, each would wait
+/// for the other.
 pub trait Source: Send + Sync {
     /// Bytes of the dense data.
     fn nbytes(&self) -> u64;
