@@ -165,6 +165,20 @@ def check(found: dict[str, float], baseline: dict[str, Any], here: dict[str, str
     return 1 if worse else 0
 
 
+def read_baseline() -> dict[str, Any]:
+    """What was committed, read before minutes of counting."""
+    try:
+        baseline: dict[str, Any] = json.loads(BASELINE.read_text())
+        dict(baseline["instructions"])
+    except OSError as error:
+        why = str(error.strerror)
+    except (ValueError, LookupError, TypeError):
+        why = "it is no baseline of this tool's"
+    else:
+        return baseline
+    raise CheckFailed(f"{BASELINE}: {why}; restore it, or write it anew: make bench-baseline")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help="write the baseline anew")
@@ -174,6 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("valgrind counts the instructions, and is not here: apt-get install valgrind")
         return 2
     try:
+        baseline = {} if args.write else read_baseline()
         binary, found = bench(), {}
         for case in CASES:
             costs = sorted(cost(binary, case) for _ in range(args.runs))
@@ -189,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
         BASELINE.write_text(json.dumps(here | {"instructions": rounded}, indent=2) + "\n")
         print(f"written: {BASELINE.relative_to(ROOT)}")
         return 0
-    return check(found, json.loads(BASELINE.read_text()), here)
+    return check(found, baseline, here)
 
 
 if __name__ == "__main__":

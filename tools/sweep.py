@@ -151,9 +151,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="say what would be measured, and end")
     args = parser.parse_args(given)
+    if not (args.minutes > 0 and 1e-6 <= args.gb < float("inf")):  # nor is it no number at all
+        parser.error("--minutes must be positive, --gb a kilobyte (1e-6) at least")
     args.state_bytes = int(args.gb * 1e9)
-    if args.minutes <= 0 or args.gb <= 0:
-        parser.error("--minutes and --gb must be positive")
     return args
 
 

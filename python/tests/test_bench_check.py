@@ -55,6 +55,26 @@ def test_a_case_that_is_not_compared_is_a_failure(tool: Any) -> None:
     assert tool.check({"block": 1000, "tensor": 200, "new": 1}, BASELINE, HERE) == 1
 
 
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"instructions": 3}'])
+def test_a_baseline_that_is_none_is_told_before_anything_is_counted(
+    tool: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+) -> None:
+    baseline = tmp_path / "baseline.json"
+    if text is not None:
+        baseline.write_text(text)
+    monkeypatch.setattr(tool, "BASELINE", baseline)
+    monkeypatch.setattr(tool.shutil, "which", lambda _: "valgrind")
+    monkeypatch.setattr(tool, "bench", lambda: pytest.fail("it was counted"))
+    assert tool.main([]) == 1
+    said = capsys.readouterr().out
+    assert str(baseline) in said
+    assert "make bench-baseline" in said
+
+
 def test_the_cost_of_an_item_leaves_out_what_is_done_once(
     tool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

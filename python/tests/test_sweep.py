@@ -345,6 +345,14 @@ def test_ctrl_c_keeps_the_rounds_that_were_measured(tmp_path):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("gb", ["0", "-1", "nan", "inf", "1e-10"])
+def test_a_size_that_cannot_be_is_refused(gb, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep.main([str(tmp_path), f"--gb={gb}"])
+    assert ended.value.code == 2
+    assert "--gb" in capsys.readouterr().err
+
+
 def test_a_directory_that_cannot_be_is_named(tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
