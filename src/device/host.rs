@@ -4,7 +4,7 @@ use super::Source;
 use super::layout::Layout;
 use std::borrow::Cow;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 impl Source for &[u8] {
     fn nbytes(&self) -> u64 {
@@ -52,9 +52,14 @@ impl<V: safetensors::View> ViewSource<V> {
         Self { view, nbytes, copy: Mutex::default() }
     }
 
+    /// The view's code runs while this is held, and may panic: then nothing has changed.
+    fn copy(&self) -> MutexGuard<'_, Copied> {
+        self.copy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The view's own copy of its bytes, made at the first call.
     fn copied(&self) -> Option<std::sync::Arc<Vec<u8>>> {
-        let mut copy = self.copy.lock().expect("no panic while it is held");
+        let mut copy = self.copy();
         if copy.bytes.is_none() {
             match self.view.data() {
                 Cow::Borrowed(_) => return None,
@@ -65,7 +70,7 @@ impl<V: safetensors::View> ViewSource<V> {
     }
 
     fn used(&self, bytes: usize) {
-        let mut copy = self.copy.lock().expect("no panic while it is held");
+        let mut copy = self.copy();
         copy.used += bytes;
         if copy.used >= self.nbytes {
             *copy = Copied::default();
@@ -180,6 +185,36 @@ unsafe fn gather_of<const N: usize>(from: *const u8, stride: isize, to: &mut [u8
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// A view whose bytes cannot be had.
+    struct Broken;
+
+    impl safetensors::View for Broken {
+        fn dtype(&self) -> safetensors::Dtype {
+            safetensors::Dtype::U8
+        }
+        fn shape(&self) -> &[usize] {
+            &[8]
+        }
+        fn data(&self) -> Cow<'_, [u8]> {
+            panic!("broken on purpose")
+        }
+        fn data_len(&self) -> usize {
+            8
+        }
+    }
+
+    #[test]
+    fn every_thread_that_asks_a_view_for_its_bytes_panics_with_the_views_own_words() {
+        let source = ViewSource::new(Broken);
+        for _ in 0..2 {
+            let read = || source.read(0, &mut [0; 8]);
+            let panic = catch_unwind(AssertUnwindSafe(read)).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"broken on purpose"));
+        }
+    }
+
     use proptest::prelude::*;
 
     /// The dense bytes of a strided view, element by element.
