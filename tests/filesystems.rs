@@ -280,3 +280,22 @@ fn a_stripe_without_direct_io_steps_down_by_itself() {
         Ok(())
     });
 }
+
+#[test]
+fn the_doctor_knows_what_direct_writes_of_btrfs_cost() {
+    where_mounts_work(|| {
+        let mount = Mount::image(&["mkfs.btrfs", "-q"], 128 * MIB, 512, "rw")?;
+        let [usual, plain] = ["usual", "plain"].map(|name| mount.path().join(name));
+        fs::create_dir(&usual).unwrap();
+        fs::create_dir(&plain).unwrap();
+        let remedy = |dir: &Path| {
+            let checks = ringstow::engine::probe::diagnose(dir, &Config::default()).checks;
+            checks.into_iter().find(|check| check.name == "O_DIRECT").unwrap().remedy
+        };
+        assert!(remedy(&usual).is_some_and(|text| text.contains("chattr +C")));
+        let set = std::process::Command::new("chattr").arg("+C").arg(&plain).status();
+        assert!(set.is_ok_and(|status| status.success()), "chattr comes with mkfs.ext4");
+        assert_eq!(remedy(&plain), None);
+        Ok(())
+    });
+}
