@@ -26,7 +26,8 @@ pub type LoadHandle<T = Loaded> = Handle<T>;
 /// A save that is dropped goes on. Dropping waits for its end, so that a program that leaves `main`
 /// loses none, unless it was awaited before: a task that is cancelled must not hold up its runtime.
 /// Such a program keeps the [`Handle::job`] to wait for, or to cancel. A failure that nobody asked
-/// for is logged through `tracing`. A load that is dropped is cancelled: nobody can get its result.
+/// for is logged through `tracing`, unless it was cancelled. A load that is dropped is cancelled: nobody
+/// can get its result.
 #[must_use = "a save that fails says so only to who asks: call `result`, or await it"]
 #[derive(Debug)]
 pub struct Handle<T> {
@@ -71,7 +72,9 @@ impl<T> Outcome<T> {
 
 impl<T> Drop for Outcome<T> {
     fn drop(&mut self) {
-        if let (Work::Save, Some(Err(error))) = (self.work, self.take()) {
+        if let (Work::Save, Some(Err(error))) = (self.work, self.take())
+            && !matches!(error, Error::Cancelled { .. })
+        {
             tracing::error!(%error, "a save in the background failed, and nobody asked for its result");
         }
     }

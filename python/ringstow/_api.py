@@ -115,10 +115,13 @@ def _start(
     _handle.raise_untold()
     with collector_paused():
         encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
-        job = _native.start_save(encoded.tensors, encoded.tree, where, _json(config))
-        tensors = encoded.tensors
-        del encoded  # before the collector looks at it
-    return _handle.start(job, where, [tensors], is_awaited=is_awaited)
+    tensors, tree, knobs = encoded.tensors, encoded.tree, _json(config)
+    return _handle.start(
+        lambda: _native.start_save(tensors, tree, where, knobs),
+        where,
+        [tensors],
+        is_awaited=is_awaited,
+    )
 
 
 def load(

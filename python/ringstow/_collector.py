@@ -17,8 +17,8 @@ def collector_paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()  # in here: Ctrl-C is raised right after the call
         yield
     finally:
         gc.enable()

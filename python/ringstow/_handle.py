@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringstow import _native
@@ -235,28 +236,39 @@ def _drop(flight: weakref.ref[_Flight]) -> None:
 
 
 def start(
-    job: _native.SaveJob, path: str, owners: list[object], *, is_awaited: bool = False
+    begin: Callable[[], _native.SaveJob],
+    path: str,
+    owners: list[object],
+    *,
+    is_awaited: bool = False,
 ) -> SaveHandle:
-    """Return a handle to a job that was just started, and has a thread watch over it.
+    """Return a handle to the job that ``begin`` starts, and has a thread watch over it.
 
-    Who awaits the save is told of its failure by the handle, and nobody else is.
+    Who awaits the save is told of its failure by the handle, and nobody else is. Where this raises,
+    Ctrl-C included, the job has ended: nobody is there to wait before the tensors are changed.
     """
-    flight = _Flight(job, path, owners, is_told=is_awaited)
-    thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
-    if not is_awaited:
-        with _lock:
-            _untold.append(flight)
+    job: _native.SaveJob | None = None
+    flight: _Flight | None = None
     try:
+        job = begin()
+        flight = _Flight(job, path, owners, is_told=is_awaited)
+        handle = SaveHandle(flight)
+        thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
+        if not is_awaited:
+            with _lock:
+                _untold.append(flight)
         # Takes a while, and is needed at the end. Not in the thread: a child forked meanwhile would
         # wait for ever for the import to end.
         from ringstow import _report  # noqa: F401
 
         thread.start()
     except BaseException:  # Ctrl-C, at interpreter exit, or too many threads
-        flight.told()
-        abandon(job)
+        if flight is not None:
+            flight.told()
+        if job is not None:
+            abandon(job)
         raise
-    return SaveHandle(flight)
+    return handle
 
 
 def abandon(job: _native.SaveJob) -> None:

@@ -126,11 +126,14 @@ impl SaveJob {
 
 impl Drop for SaveJob {
     fn drop(&mut self) {
-        let handle = self.handle.take();
         if std::process::id() != self.process {
             // Its thread is the parent's: joining it here would wait for ever.
-            return std::mem::forget(handle);
+            return std::mem::forget(self.handle.take());
         }
+        // One that has not ended was interrupted by Ctrl-C before anybody held it: nobody would wait for
+        // it before changing the tensors.
+        self.job().cancel();
+        let handle = self.handle.take();
         Python::attach(|py| py.detach(|| drop(handle)));
     }
 }

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -157,6 +158,23 @@ except KeyboardInterrupt:
     assert out == "interrupted\n", err
     assert litter(tmp_path / "c") == []
     assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+def test_ctrl_c_before_a_save_is_anybodys_ends_it(slow_state, tmp_path, caplog):
+    def ctrl_c(frame, event, arg):
+        if event == "c_return" and arg.__name__ == "start_save":
+            raise KeyboardInterrupt  # as a signal that comes meanwhile does, once it returns
+
+    sys.setprofile(ctrl_c)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
+    finally:
+        sys.setprofile(None)
+    slow_state["a"].zero_()
+    assert not (tmp_path / "c" / "manifest.json").exists()
+    assert litter(tmp_path / "c") == []
+    assert caplog.records == []  # who cancels a save is not told that it failed
 
 
 class Squares(torch.utils.data.Dataset):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -290,6 +293,51 @@ def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, monkeyp
         ringstow.save_async(state, tmp_path / "c")
     assert str(tmp_path / "c") not in fake_native.saved
     assert not _handle._untold
+
+
+class _CtrlC:
+    """Raises KeyboardInterrupt in ringstow's Python, at one moment at which a signal may be seen.
+
+    Those are the beginning of each function, and the return from each that is not Python's.
+    """
+
+    def __init__(self, moment):
+        self._left = moment
+        self._package = os.path.dirname(ringstow.__file__)
+
+    def __call__(self, frame, event, arg):
+        is_ours = frame.f_code.co_filename.startswith(self._package)
+        if is_ours and event in ("call", "c_return"):
+            self._left -= 1
+            if self._left == -1:
+                raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_any_moment_of_the_call_leaves_no_save_that_nobody_can_wait_for(
+    gate, state, tmp_path, monkeypatch
+):
+    jobs = {}
+
+    def start(*args):
+        jobs[args[2]] = fake_native.SaveJob(*args[:3])
+        return jobs[args[2]]
+
+    monkeypatch.setattr(_native, "start_save", start)
+    for moment in itertools.count():
+        path, handle = str(tmp_path / str(moment)), None
+        gate(staging=False)
+        sys.setprofile(_CtrlC(moment))
+        with contextlib.suppress(KeyboardInterrupt):
+            handle = ringstow.save_async(state, path)
+        sys.setprofile(None)
+        if handle is not None:
+            handle.cancel()
+            break
+        assert path not in jobs or jobs[path].done()
+        assert path not in fake_native.saved
+        assert not _handle._untold
+        assert gc.isenabled()
+    assert 5 < len(jobs) < moment
 
 
 def test_a_handle_inherited_over_fork_raises_instead_of_hanging(gate, state, tmp_path):

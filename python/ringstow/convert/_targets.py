@@ -139,8 +139,13 @@ def to_hf(
     """Write the tensors of a state as Hugging Face's programs read them."""
     model = _Model(state, prefix, dtype)
     sized = dataclasses.replace(config, shard_bytes=max_shard_bytes)
-    job = _native.start_export(model.stored, path, sized.to_json())
-    report = _follow(_handle.start(job, path, [model.stored], is_awaited=True), advance)
+    handle = _handle.start(
+        lambda: _native.start_export(model.stored, path, sized.to_json()),
+        path,
+        [model.stored],
+        is_awaited=True,
+    )
+    report = _follow(handle, advance)
     return Written(
         expected=model.tensors,
         report=report,

@@ -236,10 +236,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         _mark.write(self._save_path)
 
     def _write(self, items: _items.Items, stream: StagingFuture | None) -> tuple[bytes, int]:
+        lease = self._snapshot.read(spec[4] for spec in items.specs)
+        # Nothing comes between the job and the `try`: Ctrl-C is to find it there.
         job = _native.start_write(
             items.specs, self._save_path, self._own_rank(), self._config.to_json()
         )
-        lease = self._snapshot.read(spec[4] for spec in items.specs)
         try:
             job.wait_staged()
             if stream is not None and job.staged():
