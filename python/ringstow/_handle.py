@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ringstow")
 
-# Guards every flight's outcome. Re-entrant: the garbage collector may drop a handle anywhere.
+# Guards every flight's outcome. Re-entrant: the garbage collector may drop a handle anywhere, and a
+# signal's handler may save. For the same reason nothing is imported or logged while it is held: the
+# thread that has the lock for that may be the one that waits for this.
 _lock = threading.RLock()
 # Saves of whose end nobody has been told.
 _untold: list[_Flight] = []
@@ -165,8 +167,9 @@ class _Flight:
         self.job = job
         self.path = path
         self.pid = os.getpid()
-        self.report: SaveReport | None = None
         self.error: BaseException | None = None
+        self._done: str | None = None
+        self._report: SaveReport | None = None
         self._owners = owners
         self._is_told = is_told
         self._is_dropped = False
@@ -182,18 +185,17 @@ class _Flight:
     def settle(self) -> None:
         """Take the outcome of a save that is done."""
         with _lock:
-            if self.report is not None or self.error is not None:
+            if self._done is not None or self.error is not None:
                 return
-            from ringstow._report import SaveReport
-
             try:
-                self.report = SaveReport.from_json(self.job.result())
+                self._done = self.job.result()
             except BaseException as error:
                 self.error = error
             if self.error is None:
                 self.told()
-            elif self._is_dropped:
-                self.log()
+            is_lost = self._is_dropped and self.error is not None
+        if is_lost:
+            self.log()
 
     def told(self) -> None:
         """Note that the save's failure, if there is one, is nobody's surprise any more."""
@@ -204,12 +206,17 @@ class _Flight:
 
     def tell(self) -> SaveReport:
         """Return the report of a save that is done, or raises its failure."""
+        from ringstow._report import SaveReport
+
         self.settle()
         self.told()
         if self.error is not None:
             raise self.error.with_traceback(None)
-        assert self.report is not None
-        return self.report
+        with _lock:
+            if self._report is None:
+                assert self._done is not None
+                self._report = SaveReport.from_json(self._done)
+        return self._report
 
     def drop(self) -> None:
         """Note that the handle is gone: nobody can ask any more."""
@@ -217,8 +224,9 @@ class _Flight:
             return
         with _lock:
             self._is_dropped = True
-            if self.error is not None:
-                self.log()
+            is_lost = self.error is not None
+        if is_lost:
+            self.log()
 
     def log(self) -> None:
         """Log the failure, once, unless somebody has been told of it."""
@@ -247,6 +255,10 @@ def start(
     Who awaits the save is told of its failure by the handle, and nobody else is. Where this raises,
     Ctrl-C included, the job has ended: nobody is there to wait before the tensors are changed.
     """
+    # Takes a while, and is needed at the end. Not in a thread: a child forked meanwhile would wait
+    # for ever for the import to end.
+    from ringstow import _report  # noqa: F401
+
     job: _native.SaveJob | None = None
     flight: _Flight | None = None
     try:
@@ -257,10 +269,6 @@ def start(
         if not is_awaited:
             with _lock:
                 _untold.append(flight)
-        # Takes a while, and is needed at the end. Not in the thread: a child forked meanwhile would
-        # wait for ever for the import to end.
-        from ringstow import _report  # noqa: F401
-
         thread.start()
     except BaseException:  # Ctrl-C, at interpreter exit, or too many threads
         if flight is not None:
@@ -288,14 +296,16 @@ def raise_untold() -> None:
     Raises:
         Exception: the oldest such failure, with a note that says which save it was.
     """
-    with _lock:
-        for flight in list(_untold):
-            if flight.job.done():
-                flight.settle()
+    for flight in list(_untold):
+        if flight.job.done():
+            flight.settle()
+    with _lock:  # another thread's save raises what this one does not
         failed = [flight for flight in _untold if flight.error is not None]
         for flight in failed:
-            flight.log()
-            flight.told()
+            _untold.remove(flight)
+    for flight in failed:
+        flight.log()
+        flight.told()
     if failed:
         error = failed[0].error
         assert error is not None

@@ -242,6 +242,62 @@ def test_a_save_goes_on_after_its_handle_was_dropped(gate, state, tmp_path):
     assert torch.equal(elements(tmp_path / "c", "w"), torch.arange(8.0))
 
 
+class _Others(logging.Handler):
+    """Notes, while a failure is logged, whether other threads can use handles meanwhile."""
+
+    def __init__(self):
+        super().__init__()
+        self.could = []
+
+    def emit(self, record):
+        def use():
+            with contextlib.suppress(OSError):  # which nobody has been told of yet
+                ringstow.save_async({"a": 1}, "unused").result()
+            used.append(True)
+
+        used = []
+        other = threading.Thread(target=use, daemon=True)
+        other.start()
+        other.join(10)
+        self.could.append(bool(used))
+
+
+@pytest.mark.parametrize("moment", ["dropped", "failed", "next save"])
+def test_other_threads_save_while_a_failure_is_logged(moment, gate, state, tmp_path):
+    """A logging handler has a lock of its own, and a thread that holds it may drop a handle."""
+    one = failing(gate, end=moment != "failed")
+    handle, others = ringstow.save_async(state, tmp_path / "c"), _Others()
+    gate()
+    logging.getLogger("ringstow").addHandler(others)
+    try:
+        if moment == "failed":
+            del handle
+            one.open()
+        join_watchers()
+        if moment == "dropped":
+            del handle
+        elif moment == "next save":
+            with pytest.raises(OSError, match="No space"):
+                ringstow.save(state, tmp_path / "d")
+    finally:
+        logging.getLogger("ringstow").removeHandler(others)
+    assert others.could == [True]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_save_out_of_a_signals_handler_during_an_import_waits_for_nothing(
+    gate, state, tmp_path, monkeypatch
+):
+    """It has the import's lock: were that wanted at a save's end, neither would ever go on."""
+    one = gate(end=False)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ringstow._report", None)  # whoever imports it fails
+        one.open()
+        join_watchers()
+    assert handle.result().tensor_bytes == 32
+
+
 def test_cancelling_is_no_failure_to_be_told_of(gate, state, tmp_path, caplog):
     gate(staging=False)
     handle = ringstow.save_async(state, tmp_path / "c")
@@ -323,6 +379,7 @@ def test_ctrl_c_at_any_moment_of_the_call_leaves_no_save_that_nobody_can_wait_fo
         return jobs[args[2]]
 
     monkeypatch.setattr(_native, "start_save", start)
+    gc.collect()  # handles of other tests
     for moment in itertools.count():
         path, handle = str(tmp_path / str(moment)), None
         gate(staging=False)
