@@ -170,6 +170,8 @@ class _Flight:
         self.error: BaseException | None = None
         self._done: str | None = None
         self._report: SaveReport | None = None
+        # The interpreter waits for the threads that there are when its exit begins.
+        self.is_late = not threading.main_thread().is_alive()
         self._owners = owners
         self._is_told = is_told
         self._is_dropped = False
@@ -269,8 +271,12 @@ def start(
         if not is_awaited:
             with _lock:
                 _untold.append(flight)
-        thread.start()
-    except BaseException:  # Ctrl-C, at interpreter exit, or too many threads
+        try:
+            thread.start()
+        except RuntimeError:  # at the interpreter's exit, or too many threads
+            if not is_awaited:  # else who waits sees it through
+                raise
+    except BaseException:  # Ctrl-C besides
         if flight is not None:
             flight.told()
         if job is not None:
@@ -318,12 +324,20 @@ def raise_untold() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Log what nobody asked about. Ctrl-C may have cut the wait for the threads short."""
+    """See to what is still under way, and log what nobody asked about.
+
+    Saves that other functions of `atexit` started are waited for. Of all others the exit has waited
+    for the threads, unless Ctrl-C cut that short.
+    """
     for flight in list(_untold):
-        abandon(flight.job)
-        flight.settle()
-        if flight.error is not None:
-            flight.log()
+        try:
+            if flight.is_late:
+                flight.job.wait()
+        finally:
+            abandon(flight.job)
+            flight.settle()
+            if flight.error is not None:
+                flight.log()
 
 
 def _after_fork() -> None:

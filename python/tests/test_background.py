@@ -99,6 +99,20 @@ def test_the_interpreters_exit_waits_for_the_save(slow_bytes, tmp_path):
     assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
 
 
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="starts no threads in atexit")
+def test_the_exit_waits_for_a_save_that_it_started_itself(slow_bytes, tmp_path):
+    code = SLOW_CODE + (
+        "import atexit\n"
+        "def last():\n"
+        "    global handle\n"
+        "    handle = ringstow.save_async(state, path, config=slow)\n"
+        "atexit.register(last)\n"
+    )
+    done = python(code, tmp_path / "c", slow_bytes)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
+
+
 def test_a_failure_nobody_asked_about_is_logged_at_exit(tmp_path):
     (tmp_path / "file").write_text("in the way")
     code = SLOW_CODE + "handle = ringstow.save_async(state, path)"

@@ -334,9 +334,9 @@ def test_ctrl_c_in_save_cancels_it_and_waits_for_its_end(gate, state, tmp_path, 
     assert str(tmp_path / "c") not in fake_native.saved
 
 
-def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, monkeypatch):
-    gate(staging=False)
-
+@pytest.fixture
+def no_thread(monkeypatch):
+    """Lets no thread start that watches over a save, as at the interpreter's exit."""
     real = threading.Thread.start
 
     def start(self):
@@ -345,10 +345,21 @@ def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, monkeyp
         real(self)
 
     monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, no_thread):
+    gate(staging=False)
     with pytest.raises(RuntimeError, match="can't start"):
         ringstow.save_async(state, tmp_path / "c")
     assert str(tmp_path / "c") not in fake_native.saved
     assert not _handle._untold
+
+
+def test_a_save_that_is_waited_for_needs_no_thread(gate, state, tmp_path, no_thread):
+    """Python 3.12 starts none in functions of `atexit`."""
+    gate()
+    assert ringstow.save(state, tmp_path / "c").tensor_bytes == 32
+    assert torch.equal(elements(tmp_path / "c", "w"), state["w"])
 
 
 class _CtrlC:
