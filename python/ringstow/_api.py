@@ -137,8 +137,9 @@ def load(
     """Load a checkpoint, or a part of it, into fresh tensors.
 
     What comes back is equal to what was saved, types and order included, with two exceptions:
-    Parameters and other sub-classes are plain tensors, and all tensors are dense. Tensors that
-    shared memory share it again. A tensor's storage can't be resized.
+    Parameters and other sub-classes are plain tensors, and all tensors are dense. Tensors that were
+    the same elements of the same memory, as tied weights are, are so again; other views of one
+    memory come back apart. A tensor's storage can't be resized.
 
     With ``prefix`` or ``keys`` the same structure comes back with the selected leaves only, and
     only their bytes are read. A leaf's name is its path joined by dots, such as
