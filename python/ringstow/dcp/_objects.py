@@ -80,9 +80,15 @@ def _refusal(stream: io.BytesIO) -> str | None:
         torch.load(stream, map_location="cpu", weights_only=True)
         return None
     except Exception as error:
-        return _types(stream) or f"what it can't get: {error}".splitlines()[0]
+        return _types(stream) or _reason(str(error))
     finally:
         stream.seek(0)
+
+
+def _reason(said: str) -> str:
+    """Return what torch says of the object itself; the rest of its text is of files in general."""
+    lines = (said.partition("WeightsUnpickler error: ")[2] or said).strip().splitlines()
+    return f"what it can't get: {lines[0] if lines else 'torch does not say what'}"
 
 
 def _types(stream: io.BytesIO) -> str | None:

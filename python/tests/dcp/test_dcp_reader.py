@@ -186,6 +186,24 @@ def test_pickles_of_unknown_types_are_refused_all_at_once_and_never_run(saved):
     assert Weird.ran == Weirder.ran == 0
 
 
+def test_whoever_names_the_types_is_told_what_they_need_in_turn(saved):
+    """NumPy's scalars need the class of their dtype, which is in no pickle by its name."""
+    path, state = saved({"a": np.float64(1.5)}), {"a": None}
+    names = ["numpy._core.multiarray.scalar", "numpy.dtype"]
+    with pytest.raises(CheckpointException) as caught:
+        fetch(state, path)
+    assert f"a needs {', '.join(names)}." in str(cause(caught))
+    named = [np._core.multiarray.scalar, np.dtype]
+    with torch.serialization.safe_globals(named), pytest.raises(CheckpointException) as caught:
+        fetch(state, path)
+    assert "numpy.dtypes.Float64DType" in str(cause(caught))
+    assert "add_safe_globals" in str(cause(caught))
+    assert "In PyTorch 2.6, we changed" not in str(cause(caught))
+    with torch.serialization.safe_globals([*named, np.dtypes.Float64DType]):
+        fetch(state, path)
+    assert state == {"a": 1.5}
+
+
 def test_pickles_load_where_they_are_allowed(saved):
     path = saved({"a": Weird()})
     state = {"a": None}
