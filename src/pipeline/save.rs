@@ -150,6 +150,10 @@ fn open_on(
         };
         // Not emptied: a file that is there is to be written over, every byte of it.
         let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
+        let file = Arc::new(file);
+        // At once: a child that is forked before would keep it open.
+        let attached =
+            queue.attach(file.clone()).map_err(failed(Stage::Open, "attaching to the engine"))?;
         let padded = bytes.next_multiple_of(ALIGN as u64);
         let preallocated = file::preallocate(&file, padded).map_err(|error| {
             let room = too_little_room(&error, paths, &files, &file);
@@ -158,9 +162,6 @@ fn open_on(
         if preallocated == Preallocated::SizeOnly && notes.is_empty() {
             notes.push(no_preallocation());
         }
-        let file = Arc::new(file);
-        let attached =
-            queue.attach(file.clone()).map_err(failed(Stage::Open, "attaching to the engine"))?;
         if files.is_empty() {
             ladder::trial_write(queue, &attached, pool.lease())
                 .0

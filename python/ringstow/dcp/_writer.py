@@ -237,11 +237,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     def _write(self, items: _items.Items, stream: StagingFuture | None) -> tuple[bytes, int]:
         lease = self._snapshot.read(spec[4] for spec in items.specs)
-        # Nothing comes between the job and the `try`: Ctrl-C is to find it there.
-        job = _native.start_write(
-            items.specs, self._save_path, self._own_rank(), self._config.to_json()
-        )
-        try:
+        job: _native.SaveJob | None = None
+        try:  # from here on: Ctrl-C is to find the job
+            job = _native.start_write(
+                items.specs, self._save_path, self._own_rank(), self._config.to_json()
+            )
             job.wait_staged()
             if stream is not None and job.staged():
                 stream.staged()
@@ -249,7 +249,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 lease.end()
             job.wait()
         except BaseException:  # Ctrl-C
-            _handle.abandon(job)
+            if job is not None:
+                _handle.abandon(job)
             raise
         finally:
             if lease is not None:
