@@ -192,6 +192,7 @@ def load(
     )
 
 
+@collector_paused()
 def _load(
     where: str,
     select: Callable[[Any], Any],
@@ -203,18 +204,16 @@ def _load(
 ) -> dict[Any, Any]:
     """Load what is selected of a checkpoint's skeleton."""
     checkpoint = _native.Checkpoint(where, config)
-    with collector_paused():
-        skeleton = select(_tree.parse(checkpoint.state, where))
-        contents = _build.Contents(where, checkpoint.tensors)
-        survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
-        survey.add(skeleton)
+    skeleton = select(_tree.parse(checkpoint.state, where))
+    contents = _build.Contents(where, checkpoint.tensors)
+    survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
+    survey.add(skeleton)
     flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, config)
     blocks, report = checkpoint.load(survey.names, verify, config)
     _log.debug("loaded %s", report)
-    with collector_paused():
-        named = dict(zip(survey.names, blocks, strict=True))
-        builder = _build.Builder(contents, named, allow_pickle=allow_pickle, flat=flat)
-        return builder.value(skeleton)  # type: ignore[no-any-return]
+    named = dict(zip(survey.names, blocks, strict=True))
+    builder = _build.Builder(contents, named, allow_pickle=allow_pickle, flat=flat)
+    return builder.value(skeleton)  # type: ignore[no-any-return]
 
 
 def _load_to(

@@ -12,7 +12,8 @@ def collector_paused() -> Iterator[None]:
     """Keep Python's garbage collector from running.
 
     It starts whenever so many objects were made, each tensor is a few, and each of its runs looks
-    through everything that the process has imported: it took longer than the copy.
+    through everything that the process has imported: it took longer than the copy. Loads keep it
+    from running to their end, reading included: it would look through what they have half made.
     """
     if not gc.isenabled():
         yield

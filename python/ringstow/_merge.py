@@ -189,6 +189,7 @@ class Merge:
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
 
 
+@collector_paused()
 def load_into(
     state: object,
     path: str,
@@ -211,16 +212,14 @@ def load_into(
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     from ringstow._report import LoadReport
 
-    with collector_paused():
-        contents = Contents(path, checkpoint.tensors)
-        merge = Merge(contents, allow_pickle=allow_pickle)
-        merge.merge(state, parse(checkpoint.state, path), ())
-        merge.check(path, strict=strict)
-        ways = _split(merge.fills)
-        for fill in ways.copied:
-            merge.survey.add(fill.leaf)
-
-        targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
+    contents = Contents(path, checkpoint.tensors)
+    merge = Merge(contents, allow_pickle=allow_pickle)
+    merge.merge(state, parse(checkpoint.state, path), ())
+    merge.check(path, strict=strict)
+    ways = _split(merge.fills)
+    for fill in ways.copied:
+        merge.survey.add(fill.leaf)
+    targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
 
     # Of all others, what loads them says so before anything is changed.
     checkpoint.check_whole([fill.leaf.body for fill in ways.strided()])

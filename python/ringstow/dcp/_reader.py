@@ -115,6 +115,7 @@ class StorageReader(storage.StorageReader):
     # A load, in the order of the calls.
 
     @picklable
+    @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Open the checkpoint and return its table of contents.
 
@@ -134,9 +135,8 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         try:
             path = self._require_path()
-            with collector_paused():
-                contents = self._open(path) if rank is None else self._open_part(path, rank)
-                return contents.metadata(allow_pickle=self._allow_pickle)
+            contents = self._open(path) if rank is None else self._open_part(path, rank)
+            return contents.metadata(allow_pickle=self._allow_pickle)
         except Exception as error:
             # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
             is_next = rank is None and self._has_ranks()
@@ -216,6 +216,7 @@ class StorageReader(storage.StorageReader):
         return _broadcast.plan(plans, self._shareable, self._config.pool_bytes)
 
     @picklable
+    @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all that the plan asks for, and return when it is in place.
 
@@ -235,8 +236,7 @@ class StorageReader(storage.StorageReader):
         if group is not None and isinstance(share, _broadcast.Share):
             targets, report = self._fill_together(plan, planner, share, group)
         else:
-            with collector_paused():
-                targets = self._resolve(plan, planner)
+            targets = self._resolve(plan, planner)
             report = self._read_own(targets)
         self._hand_over(targets, planner)
         self.report = report
@@ -273,10 +273,9 @@ class StorageReader(storage.StorageReader):
 
     def _read_own(self, targets: list[Target]) -> LoadReport:
         """Read everything that these targets need."""
-        with collector_paused():
-            direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
-            slices = [piece for t in targets if isinstance(t, Blob) for piece in t.slices()]
-            slices += [fill.slice_to(fill.target) for fill in direct]
+        direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
+        slices = [piece for t in targets if isinstance(t, Blob) for piece in t.slices()]
+        slices += [fill.slice_to(fill.target) for fill in direct]
         report = self._read(slices)
         _torch.mark_changed(fill.target for fill in direct)
         for batch in _targets.batches(copied, self._config.pool_bytes):
