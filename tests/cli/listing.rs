@@ -1,0 +1,170 @@
+//! `ls`, `show` and `verify`.
+
+use super::*;
+
+#[test]
+fn ls_lists_committed_and_incomplete_and_damaged_ones_by_step() {
+    let dir = Checkpoints::new();
+    dir.save(20);
+    dir.save(3);
+    dir.killed(100);
+    let cut = dir.save(50);
+    OpenOptions::new().write(true).open(cut.join(SHARD)).unwrap().set_len(5).unwrap();
+    let ran = ringstow(&["ls", dir.path()]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let order: Vec<usize> = ["step-00000003", "step-00000020", "step-00000050", "step-00000100"]
+        .iter()
+        .map(|name| ran.out.find(name).unwrap())
+        .collect();
+    assert!(order.is_sorted(), "{}", ran.out);
+    assert!(ran.out.contains("INCOMPLETE") && ran.out.contains("DAMAGED"), "{}", ran.out);
+
+    let json = ringstow(&["ls", dir.path(), "--json"]).json();
+    let statuses: Vec<&str> =
+        json.as_array().unwrap().iter().map(|c| c["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["committed", "committed", "damaged", "incomplete"]);
+    assert_eq!(json[0]["step"], 3);
+    assert_eq!(json[0]["tensors"], 2);
+}
+
+#[test]
+fn ls_of_nothing_is_no_error_and_ls_of_nowhere_is() {
+    let dir = Checkpoints::new();
+    let ran = ringstow(&["ls", dir.path()]);
+    assert_eq!(ran.code, Some(0));
+    assert!(ran.out.starts_with("no checkpoints in"), "{}", ran.out);
+    assert_eq!(ringstow(&["ls", dir.path(), "--json"]).json(), Json::Array(vec![]));
+    let ran = ringstow(&["ls", "/nowhere/at/all"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.starts_with("ringstow: ") && ran.err.lines().count() == 1, "{}", ran.err);
+}
+
+#[test]
+fn show_tells_tensors_files_and_values() {
+    let dir = Checkpoints::new();
+    dir.save(7);
+    let ran = ringstow(&["show", &dir.step(7)]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    for part in ["layer.weight", "[200, 1000]", "F32", SHARD, "step: 7", "lr: 0.001"] {
+        assert!(ran.out.contains(part), "no {part:?} in {}", ran.out);
+    }
+    let only = ringstow(&["show", &dir.step(7), "--values"]).out;
+    assert!(only.contains("lr: 0.001") && !only.contains("layer.weight"), "{only}");
+
+    let json = ringstow(&["show", &dir.step(7), "--json"]).json();
+    assert_eq!(json["tensors"][1]["name"], "layer.weight");
+    assert_eq!(json["tensors"][1]["bytes"], 200_000);
+    assert_eq!(json["tensors"][1]["files"][0], SHARD);
+    assert_eq!(json["files"][0]["name"], SHARD);
+    assert_eq!(json["values"]["step"], 7);
+}
+
+#[test]
+fn show_cuts_long_tables_unless_all_is_asked_for() {
+    let dir = Checkpoints::new();
+    let mut state = StateDict::new();
+    for number in 0..100 {
+        state.bytes(format!("t{number}."), Dtype::U8, &[1], b"x").unwrap();
+    }
+    save(&state, dir.0.path());
+    let cut = ringstow(&["show", dir.path(), "--tensors"]).out;
+    assert!(!cut.contains("t99.") && cut.contains("76 more"), "{cut}");
+    let all = ringstow(&["show", dir.path(), "--tensors", "--all"]).out;
+    assert!(all.contains("t99.") && !all.contains("more"), "{all}");
+}
+
+#[test]
+fn show_of_a_directory_of_checkpoints_names_the_newest() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    dir.save(2);
+    let ran = ringstow(&["show", dir.path()]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("step-00000002"), "{}", ran.err);
+}
+
+#[test]
+fn hostile_names_reach_no_terminal_as_they_are() {
+    let dir = Checkpoints::new();
+    let mut state = StateDict::new();
+    state.bytes("evil\x1b]0;owned\x07\r\n\u{9b}2J\u{202e}", Dtype::U8, &[1], b"x").unwrap();
+    state.value("ke\x1by", "va\x1b[31mlue\u{9b}").value("list", Value::List(vec!["\x07".into()]));
+    save(&state, dir.0.path());
+    for args in [&["show", dir.path()][..], &["show", dir.path(), "--json"]] {
+        let ran = ringstow(args);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        let raw = |c: char| c.is_control() && c != '\n';
+        assert!(!ran.out.contains(raw), "{:?}", ran.out);
+    }
+    flip(&dir.0.path().join(SHARD), 10);
+    let ran = ringstow(&["verify", dir.path()]);
+    assert!(!ran.out.contains('\x1b') && !ran.err.contains('\x1b'));
+}
+
+#[test]
+fn verify_of_whole_checkpoints_ends_with_0() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    dir.save(2);
+    dir.killed(3);
+    let ran = ringstow(&["verify", dir.path()]);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    assert_eq!(ran.out.matches("ok  ").count(), 2, "{}", ran.out);
+    assert!(ran.out.contains("skipped"), "{}", ran.out);
+    assert!(ran.err.is_empty(), "no bar where stderr is no terminal: {}", ran.err);
+    assert_eq!(ringstow(&["verify", "-q", dir.path()]).out, "");
+}
+
+#[test]
+fn verify_names_file_block_and_tensors_of_damage_and_ends_with_1() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    let bad = dir.save(2);
+    flip(&bad.join(SHARD), 2 * BLOCK + 5);
+    for flags in [&[][..], &["--engine", "portable", "--direct", "off"]] {
+        let ran = ringstow(&[&["verify", dir.path()], flags].concat());
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        for part in [SHARD, "offset 131072", "block 2", "layer.weight", "step-00000002"] {
+            assert!(ran.out.contains(part), "no {part:?} in {}", ran.out);
+        }
+        assert!(!ran.out.contains("layer.bias"), "{}", ran.out);
+    }
+    let ran = ringstow(&["verify", "--json", dir.path()]);
+    assert_eq!(ran.code, Some(1));
+    let json = ran.json();
+    assert_eq!(json[0]["verdict"], "ok");
+    assert_eq!(json[1]["verdict"], "damaged");
+    assert_eq!(json[1]["report"]["damage"][0]["offset"], 2 * BLOCK);
+    assert_eq!(json[1]["damaged_tensors"][0], "layer.weight");
+}
+
+#[test]
+fn verify_takes_a_missing_file_and_a_flipped_manifest_for_damage() {
+    let dir = Checkpoints::new();
+    let missing = dir.save(1);
+    fs::remove_file(missing.join(SHARD)).unwrap();
+    let flipped = dir.save(2);
+    flip(&flipped.join("manifest.json"), 20);
+    for path in [missing, flipped] {
+        let ran = ringstow(&["verify", path.to_str().unwrap()]);
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        assert!(ran.out.contains("DAMAGED"), "{}", ran.out);
+    }
+}
+
+#[test]
+fn verify_of_what_is_no_checkpoint_ends_with_2() {
+    let dir = Checkpoints::new();
+    let file = dir.0.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let killed = dir.killed(1);
+    for path in ["/nowhere/at/all", dir.path(), file.to_str().unwrap(), killed.to_str().unwrap()] {
+        let ran = ringstow(&["verify", path]);
+        assert_eq!(ran.code, Some(2), "{path}: {}{}", ran.out, ran.err);
+        assert!(!(ran.out.is_empty() && ran.err.is_empty()));
+    }
+    let empty = tempfile::tempdir().unwrap();
+    for command in ["verify", "show"] {
+        assert_eq!(ringstow(&[command, empty.path().to_str().unwrap()]).code, Some(2));
+    }
+}

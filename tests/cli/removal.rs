@@ -1,0 +1,201 @@
+//! `prune` and `retain`.
+
+use super::*;
+
+#[test]
+fn prune_says_what_it_would_do_then_does_it() {
+    let dir = Checkpoints::new();
+    let whole = dir.save(1);
+    let killed = dir.killed(2);
+    let stale = whole.join("rank00000-0.g9.safetensors.part");
+    fs::write(&stale, "half").unwrap();
+    let damaged = dir.save(3);
+    flip(&damaged.join("manifest.json"), 20);
+
+    let planned = ringstow(&["prune", "--dry-run", dir.path()]);
+    assert_eq!(planned.code, Some(0), "{}", planned.err);
+    assert!(planned.out.contains("would remove"), "{}", planned.out);
+    assert!(stale.exists() && killed.exists(), "a dry run changes nothing");
+    let plan = ringstow(&["prune", "-n", dir.path(), "--json"]).json();
+
+    let done = ringstow(&["prune", dir.path(), "--json"]).json();
+    assert_eq!(plan, done, "it does what it said");
+    assert_eq!(done["removed"].as_array().unwrap().len(), 3);
+    assert!(!stale.exists() && !killed.exists());
+    assert_eq!(ringstow(&["verify", whole.to_str().unwrap()]).code, Some(0));
+    assert!(damaged.join(SHARD).exists(), "what is damaged is left alone");
+    assert_eq!(done["left"].as_array().unwrap().len(), 1);
+    fs::remove_dir_all(damaged).unwrap();
+    let again = ringstow(&["prune", dir.path()]);
+    assert!(again.out.starts_with("nothing to clear away"), "{}", again.out);
+}
+
+#[test]
+fn retain_says_what_it_would_do_then_does_it() {
+    let dir = Checkpoints::new();
+    let [oldest, older, newer, newest] = [1, 2, 3, 10].map(|step| dir.save(step));
+    let retain = |flags: &[&str]| dir.retain(&[&["--keep", "2"], flags].concat());
+
+    let planned = retain(&["--dry-run"]);
+    assert_eq!(planned.code, Some(0), "{}", planned.err);
+    for path in [&oldest, &older] {
+        let line = format!("would remove  {}\n", path.display());
+        assert!(planned.out.contains(&line), "no {line:?} in {}", planned.out);
+        assert!(path.join(SHARD).exists(), "a dry run changes nothing");
+    }
+    let plan = retain(&["-n", "--json"]).json();
+
+    let done = retain(&["--json"]).json();
+    assert_eq!(plan, done, "it does what it said");
+    let [kept, retired] = [[newer.clone(), newest.clone()], [oldest.clone(), older.clone()]];
+    assert_eq!(
+        done,
+        json!({ "kept": kept, "retired": retired, "cleared": [], "left": [], "spares": [] })
+    );
+    assert!(!oldest.exists() && !older.exists());
+    assert_eq!(ringstow(&["verify", dir.path()]).out.matches("ok  ").count(), 2);
+
+    let last = dir.retain(&["-k", "1"]);
+    let lines = format!("removed  {}\nkept  {}\n", newer.display(), newest.display());
+    assert_eq!((last.code, last.out), (Some(0), lines));
+}
+
+/// Has each of these ranks save its part of a step by itself, of `ranks` in all.
+fn save_each(dir: &Checkpoints, step: u32, there: &[u32], ranks: u32) -> PathBuf {
+    let whole = PathBuf::from(dir.step(step));
+    for &rank in there {
+        let part = whole.join(format!("rank{rank:05}"));
+        let part_of = PartOf { rank, ranks, save: format!("a-{step}") };
+        let session = Session::begin(&part, 1).unwrap().part_of(part_of);
+        let mut state = StateDict::new();
+        state.bytes("w", Dtype::U8, &[500], &[1; 500]).unwrap();
+        let receipt = ringstow::write_rank(&state, 0, &part, &Config::default()).unwrap().0;
+        session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
+    }
+    whole
+}
+
+#[test]
+fn what_ranks_saved_each_by_itself_is_listed_verified_and_removed_as_one() {
+    let dir = Checkpoints::new();
+    let whole = save_each(&dir, 1, &[0, 1], 2);
+    let newer = save_each(&dir, 2, &[0, 1], 2);
+    let half = save_each(&dir, 3, &[0, 2], 4);
+
+    let ran = ringstow(&["ls", dir.path()]);
+    assert_eq!(ran.out.matches("committed ").count(), 2, "{}", ran.out);
+    assert!(ran.out.contains("INCOMPLETE") && ran.out.contains("ranks 1, 3"), "{}", ran.out);
+    let json = ringstow(&["ls", dir.path(), "--json"]).json();
+    assert_eq!((&json[0]["path"], &json[0]["tensors"]), (&json!(whole), &json!(2)));
+    assert_eq!(json[0]["parts"], json!([whole.join("rank00000"), whole.join("rank00001")]));
+    let part = ringstow(&["ls", &whole.join("rank00001").display().to_string(), "--json"]).json();
+    assert_eq!(part[0]["part_of"], json!({ "rank": 1, "ranks": 2, "save": "a-1" }));
+
+    let shown = ringstow(&["show", &dir.step(1)]);
+    assert_eq!(shown.code, Some(2));
+    assert!(shown.err.contains("step-00000001/rank00000"), "{}", shown.err);
+    assert_eq!(ringstow(&["verify", "--quiet", dir.path()]).code, Some(0));
+    flip(&newer.join("rank00001").join(SHARD), 4100);
+    let damaged = ringstow(&["verify", "--quiet", dir.path()]);
+    assert_eq!(damaged.code, Some(1), "{}", damaged.err);
+    assert!(damaged.out.contains("step-00000002/rank00001"), "{}", damaged.out);
+
+    let done = dir.retain(&["--keep", "1", "--json"]).json();
+    assert_eq!((&done["kept"], &done["retired"]), (&json!([newer]), &json!([whole])));
+    assert_eq!(done["left"][0]["path"], json!(half));
+    assert!(!whole.exists() && half.join("rank00002").join(SHARD).exists());
+}
+
+#[test]
+fn retain_of_no_more_than_stay_removes_nothing() {
+    let dir = Checkpoints::new();
+    let none = dir.retain(&["--keep", "3"]);
+    assert_eq!(none.code, Some(0), "{}", none.err);
+    assert!(none.out.starts_with("no checkpoints in"), "{}", none.out);
+    let all = [1, 2].map(|step| dir.save(step));
+    let done = dir.retain(&["--keep", "3", "--json"]).json();
+    assert_eq!(
+        done,
+        json!({ "kept": all, "retired": [], "cleared": [], "left": [], "spares": [] })
+    );
+    assert_eq!(ringstow(&["verify", dir.path()]).code, Some(0));
+}
+
+#[test]
+fn retain_neither_counts_nor_removes_what_cannot_be_loaded() {
+    let dir = Checkpoints::new();
+    let [oldest, older, damaged] = [1, 2, 3].map(|step| dir.save(step));
+    flip(&damaged.join("manifest.json"), 20);
+    let killed = dir.killed(4);
+    let planned = dir.retain(&["--keep", "1", "--dry-run"]).out;
+    for path in [&damaged, &killed] {
+        let line = format!("left alone  {}: ", path.display());
+        assert!(planned.contains(&line), "no {line:?} in {planned}");
+    }
+    let done = dir.retain(&["--keep", "1", "--json"]).json();
+    assert_eq!((&done["kept"], &done["retired"]), (&json!([older]), &json!([oldest])));
+    let left: Vec<&Json> =
+        done["left"].as_array().unwrap().iter().map(|left| &left["path"]).collect();
+    assert_eq!(left, [&json!(damaged), &json!(killed)]);
+    assert!(damaged.join(SHARD).exists() && killed.join(format!("{SHARD}.part")).exists());
+}
+
+#[test]
+fn retain_leaves_alone_what_has_no_number_at_the_end_of_its_name() {
+    let dir = Checkpoints::new();
+    let [oldest, newest, last] = [1, 2, 3].map(|step| dir.save(step));
+    let best = PathBuf::from(format!("{}/best", dir.path()));
+    fs::rename(last, &best).unwrap();
+    let planned = dir.retain(&["--keep", "1", "--dry-run"]).out;
+    let ran = dir.retain(&["--keep", "1"]).out;
+    for out in [&planned, &ran] {
+        let line = format!("left alone  {}: its name does not end in a number", best.display());
+        assert!(out.contains(&line), "no {line:?} in {out}");
+    }
+    assert!(best.join(SHARD).exists() && newest.join(SHARD).exists() && !oldest.exists());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn retain_keeps_files_for_the_next_save_only_if_asked_to() {
+    let dir = Checkpoints::new();
+    let [_, _, newest] = [1, 2, 3].map(|step| dir.save(step));
+    let spares = dir.0.path().join(".ringstow-spares");
+
+    assert_eq!(dir.retain(&["--keep", "2", "--recycle"]).code, Some(0));
+    let names: Vec<_> = fs::read_dir(&spares).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["rank00000-0.spare"]);
+    let planned = dir.retain(&["--keep", "1", "--dry-run"]);
+    assert_eq!(planned.code, Some(0));
+    let spare = spares.join("rank00000-0.spare");
+    let line = format!("would remove  {}", spare.display());
+    assert!(planned.out.contains(&line), "no {line:?} in {}", planned.out);
+    let planned = dir.retain(&["--keep", "1", "--dry-run", "--json"]).json();
+    assert_eq!(planned["spares"], json!([spare, spares]));
+    let recycled = dir.retain(&["--keep", "1", "--dry-run", "--json", "--recycle"]).json();
+    assert_eq!(recycled["spares"], json!([]));
+    assert!(spares.join("rank00000-0.spare").exists(), "a dry run changes nothing");
+
+    let done = dir.retain(&["--keep", "1"]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    let line = format!("removed  {}", spare.display());
+    assert!(done.out.contains(&line), "no {line:?} in {}", done.out);
+    let names: Vec<_> =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(names, [newest], "spare files of earlier calls go too");
+}
+
+#[test]
+fn retain_of_nowhere_or_of_none_says_what_to_do() {
+    let dir = Checkpoints::new();
+    let whole = dir.save(1);
+    let none = dir.retain(&["--keep", "0"]);
+    assert_eq!(none.code, Some(2));
+    assert!(none.err.contains("keep at least 1"), "{}", none.err);
+    assert!(dir.retain(&[]).err.contains("--keep <N>"));
+    assert!(whole.join(SHARD).exists());
+    let ran = ringstow(&["retain", "/nowhere/at/all", "--keep", "1"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.starts_with("ringstow: ") && ran.err.contains("/nowhere"), "{}", ran.err);
+    assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+}
