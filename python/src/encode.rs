@@ -57,7 +57,7 @@ struct Encoder<'a, 'py> {
     tree: Vec<u8>,
     /// Where the value is that is being encoded.
     path: Vec<Value<'py>>,
-    /// The same, joined by dots.
+    /// The same, joined by dots, as `ringstow._state.flat_name` does it.
     name: String,
     /// The containers that it is in.
     open: Vec<Value<'py>>,

@@ -1,0 +1,227 @@
+//! What is removed, or left by a kill, goes from all disks or from none.
+
+use super::*;
+
+#[test]
+fn what_a_killed_save_left_is_cleared_up_in_all_places() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let (own, companion) = (disks.dir(), disks.companion(0));
+    // Got past its commit, but not to its last renames.
+    let shard = companion.join("rank00000-1.safetensors");
+    fs::rename(&shard, companion.join("rank00000-1.safetensors.part")).unwrap();
+    // And a later one had begun to write.
+    for left in [&own, &companion] {
+        fs::write(left.join("rank00000-1.g1.safetensors.part"), "half").unwrap();
+    }
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    let planned = ringstow::store::prune_plan(&disks.root.path().join("run"), &disks.config());
+    let swept = prune_with(&disks.root.path().join("run"), &disks.config()).unwrap();
+    assert_eq!(planned.unwrap(), swept);
+    assert_eq!(swept.renamed, [shard]);
+    assert_eq!(swept.removed.len(), 2);
+    assert_no_litter_in(&disks.config(), &disks.dir());
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+}
+
+#[test]
+fn a_first_save_that_was_killed_is_cleared_up_with_its_companions() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    for (dir, shard) in [(disks.dir(), 0), (disks.companion(0), 1), (disks.companion(1), 2)] {
+        let name = format!("rank00000-{shard}.safetensors");
+        fs::rename(dir.join(&name), dir.join(format!("{name}.part"))).unwrap();
+    }
+    fs::remove_file(disks.dir().join("manifest.json")).unwrap();
+    // From the side of the other disk, it is the checkpoint's to clear up.
+    let swept = prune_with(&disks.stripe(0), &disks.config()).unwrap();
+    assert_eq!((swept.removed.len(), swept.left.len()), (0, 1));
+    assert!(swept.left[0].reason.contains("run/step-1"), "{swept:?}");
+    prune_with(&disks.root.path().join("run"), &disks.config()).unwrap();
+    disks.assert_empty();
+}
+
+#[test]
+fn deleting_a_checkpoint_frees_all_its_disks() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    retire_with(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    disks.assert_empty();
+}
+
+#[test]
+fn a_checkpoint_whose_other_disks_are_not_named_is_not_removed() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
+    for config in [small_config(), here_only] {
+        let error = retire_with(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+        assert_says(
+            &error,
+            &["of 3 files", "rank00000-2.safetensors", "not found", "disk1", "set `stripe`"],
+        );
+        State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    }
+    // Nor one of which files are lost.
+    fs::remove_dir_all(disks.companion(1)).unwrap();
+    let error = retire_with(&disks.dir(), Disposal::Remove, &disks.config()).unwrap_err();
+    assert_says(&error, &["disk1/step-1 is not there", "remove the directory yourself"]);
+}
+
+#[test]
+fn no_part_of_a_striped_whole_goes_while_the_files_of_one_are_not_found() {
+    let disks = Disks::new(1);
+    for rank in 0..2 {
+        let part = disks.dir().join(names::rank_dir(rank));
+        let part_of = PartOf { rank, ranks: 2, save: "a".into() };
+        let session = Session::begin_with(&part, 1, &disks.config()).unwrap().part_of(part_of);
+        let mut state = StateDict::new();
+        for name in ["a", "b"] {
+            state.bytes(name, Dtype::U8, &[500], &[7; 500]).unwrap();
+        }
+        let receipt = ringstow::write_rank(&state, 0, &part, &disks.config()).unwrap().0;
+        session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
+    }
+    let manifests =
+        || ["rank00000", "rank00001"].map(|r| disks.dir().join(r).join(names::MANIFEST));
+    let error = retire_with(&disks.dir(), Disposal::Remove, &small_config()).unwrap_err();
+    assert_says(&error, &["1 of 2 files", "not found", "set `stripe`"]);
+    assert!(manifests().iter().all(|manifest| manifest.exists()));
+    // Nor does a clean-up finish a removal that was killed.
+    fs::rename(&manifests()[0], manifests()[0].with_extension("json.retired")).unwrap();
+    let run = disks.root.path().join("run");
+    for swept in [prune_plan(&run, &small_config()), prune_with(&run, &small_config())] {
+        assert!(swept.unwrap().left[0].reason.contains("set `stripe`"));
+    }
+    assert!(manifests()[1].exists());
+    // Also when no part is committed any more.
+    fs::rename(&manifests()[1], manifests()[1].with_extension("json.retired")).unwrap();
+    let swept = prune_with(&run, &small_config()).unwrap();
+    assert!(swept.left[0].reason.contains("may still lie in"), "{swept:?}");
+    prune_with(&run, &disks.config()).unwrap();
+    disks.assert_empty();
+}
+
+#[test]
+fn a_killed_removal_is_finished_only_where_all_disks_are_named() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let (run, manifest) = (disks.root.path().join("run"), disks.dir().join(names::MANIFEST));
+    fs::rename(&manifest, disks.dir().join(names::RETIRED)).unwrap();
+    let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
+    let others = Disks::new(2);
+    for config in [small_config(), here_only, others.config()] {
+        let planned = prune_plan(&run, &config).unwrap();
+        let swept = prune_with(&run, &config).unwrap();
+        assert_eq!(planned, swept);
+        assert!(swept.removed.is_empty(), "{swept:?}");
+        let error = retire_with(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        let retained = retain_with(&run, 1, Disposal::Remove, &config).unwrap();
+        for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
+            let words = ["its removal was killed", "may still lie in", "disk1", "set `stripe`"];
+            assert!(words.iter().all(|words| said.contains(words)), "{said}");
+        }
+        assert_eq!(names_in(&disks.companion(1)).len(), 2);
+    }
+    // Before it was killed, it may have got so far.
+    fs::remove_dir_all(disks.companion(0)).unwrap();
+    prune_with(&run, &disks.config()).unwrap();
+    disks.assert_empty();
+}
+
+#[test]
+fn a_killed_removal_is_finished_on_disks_that_are_mounted_elsewhere_now() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    fs::rename(disks.dir().join(names::MANIFEST), disks.dir().join(names::RETIRED)).unwrap();
+    let moved = disks.root.path().join("moved");
+    fs::rename(disks.stripe(0), &moved).unwrap();
+    let run = disks.root.path().join("run");
+    let swept = prune_with(&run, &disks.config()).unwrap();
+    assert!(swept.left[0].reason.contains("is not there: mount its disk"), "{swept:?}");
+    prune_with(&run, &Config { stripe: vec![moved.clone()], ..small_config() }).unwrap();
+    assert!(!disks.dir().exists());
+    assert_eq!(names_in(&moved), Vec::<String>::new());
+}
+
+#[test]
+fn retain_leaves_alone_what_would_not_go_from_all_disks() {
+    let disks = Disks::new(1);
+    let run = disks.root.path().join("moved");
+    disks.save(1);
+    fs::create_dir(&run).unwrap();
+    fs::rename(disks.dir(), run.join("step-1")).unwrap();
+    State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
+    // It loads, but its companion says that it is another's.
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
+    let plan = retain_plan(&run, 1, Disposal::Remove, &disks.config()).unwrap();
+    let done = retain_with(&run, 1, Disposal::Remove, &disks.config()).unwrap();
+    assert_eq!(plan, done);
+    assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 0, 1));
+    for words in ["rank00000-1.safetensors", "if it was moved here", "companion.json"] {
+        assert!(done.left[0].reason.contains(words), "{done:?}");
+    }
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
+}
+
+#[test]
+fn retain_clears_away_on_all_disks_what_killed_saves_left() {
+    let disks = Disks::new(1);
+    let dir = disks.dir();
+    let run = dir.parent().unwrap();
+    disks.save(1);
+    fs::remove_file(dir.join(names::MANIFEST)).unwrap();
+    for (dir, shard) in [(&dir, 0), (&disks.companion(0), 1)] {
+        let shard = dir.join(format!("rank00000-{shard}.safetensors"));
+        fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
+    }
+    State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
+    let done = retain_with(run, 1, Disposal::Remove, &disks.config()).unwrap();
+    assert_eq!((done.cleared, done.left), (vec![dir.clone()], vec![]));
+    assert_eq!(names_in(run), ["step-2"]);
+    assert_eq!(names_in(&disks.stripe(0)), ["step-2"]);
+}
+
+#[test]
+fn a_retired_checkpoint_is_written_over_on_each_of_its_disks() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let file_bytes = |dir: &Path| -> u64 {
+        let shards = std::fs::read_dir(dir).unwrap().flatten();
+        let shards = shards.filter(|e| e.path().extension().is_some_and(|x| x == "safetensors"));
+        shards.map(|shard| shard.metadata().unwrap().len()).sum()
+    };
+    assert!(file_bytes(&disks.companion(0)) > 0);
+    let retired = retire_with(&disks.dir(), Disposal::Recycle, &disks.config()).unwrap();
+    assert_eq!(retired.recycled, 3);
+    assert!(!disks.dir().exists() && !disks.companion(0).exists());
+    let again = disks.dir().with_file_name("step-2");
+    let (state, runtime) = (State::new(2, &SIZES), disks.runtime());
+    let report = state.save(&runtime, &again).unwrap();
+    assert_eq!(report.recycled_bytes, report.file_bytes);
+    state.assert_at(&runtime, &again);
+    for root in [again.parent().unwrap(), &disks.stripe(0), &disks.stripe(1)] {
+        assert!(names_in(&root.join(".ringstow-spares")).is_empty());
+    }
+}
+
+#[test]
+fn what_killed_saves_left_in_parts_is_cleared_up_in_all_places() {
+    let disks = Disks::new(1);
+    for rank in ["rank00000", "rank00001"] {
+        let dir = disks.dir().join(rank);
+        State::new(1, &SIZES).save(&disks.runtime(), &dir).unwrap();
+        fs::remove_file(dir.join("manifest.json")).unwrap();
+        for (dir, shard) in [(dir, 0), (disks.stripe(0).join(format!("step-1.{rank}")), 1)] {
+            let shard = dir.join(format!("rank00000-{shard}.safetensors"));
+            fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
+        }
+    }
+    let run = disks.root.path().join("run");
+    let planned = prune_plan(&run, &disks.config()).unwrap();
+    let swept = prune_with(&run, &disks.config()).unwrap();
+    assert_eq!(planned, swept);
+    assert_eq!(swept.removed.last(), Some(&disks.dir()));
+    disks.assert_empty();
+}
