@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow._api import (
-    latest,
-    load,
-    load_into,
-    prune,
-    retain,
-    retire,
-    save,
-    save_async,
-    verify,
-)
+from ringstow._catalog import latest, prune, retain, retire, verify
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
@@ -34,6 +24,8 @@ from ringstow._errors import (
     UnsupportedError,
 )
 from ringstow._handle import SaveHandle
+from ringstow._load import load, load_into
+from ringstow._save import save, save_async
 
 if TYPE_CHECKING:
     from ringstow._report import (

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from ringstow import _native
+from ringstow._paths import StrPath
 
 Switch = Literal["auto", "on", "off"]
-StrPath = str | os.PathLike[str]
 
 
 def _found(name: str) -> Any:
@@ -115,3 +115,12 @@ class Config:
     def to_json(self) -> str:
         """Return the fields as a JSON object, as the native side takes them."""
         return json.dumps(dataclasses.asdict(self))
+
+
+def native_json(config: Config | None) -> str:
+    """Return the configuration as the native side takes it; None means the defaults."""
+    if config is None:
+        config = Config()
+    if not isinstance(config, Config):
+        raise TypeError(f"config is a ringstow.Config, not a {type(config).__name__}")
+    return config.to_json()

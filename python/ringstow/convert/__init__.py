@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack
 
-from ringstow import _api
-from ringstow._api import StrPath
+from ringstow import _catalog
+from ringstow._paths import StrPath, absolute
 from ringstow._config import Config
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
 from ringstow._report import SaveReport
@@ -134,7 +134,7 @@ def convert(
             could be taken for a checkpoint is left.
     """
     started = time.monotonic()
-    here, there = _api._absolute(src), _api._absolute(dst)
+    here, there = absolute(src), absolute(dst)
     source_kind = source or _paths.kind_of(here)
     target_kind = target or _paths.target_kind(source_kind, there)
     _paths.check_target(here, there, target_kind, overwrite=overwrite)
@@ -288,7 +288,7 @@ def _verify(
 ) -> None:
     """Compare what was written with the source; a ringstow target with its checksums too."""
     if kind == "ringstow":
-        damage = _api.verify(target, config=options.reading).damage
+        damage = _catalog.verify(target, config=options.reading).damage
         if damage:
             where = f"{damage[0].file} at byte {damage[0].offset}"
             raise CorruptCheckpointError(

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _api, _handle, _native, _state, _torch, _tree
+from ringstow import _handle, _native, _save, _state, _torch, _tree
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._handle import SaveHandle
@@ -45,7 +45,7 @@ def to_ringstow(
     state: State, path: str, advance: Advance, *, config: Config, allow_pickle: bool
 ) -> Written:
     """Save a state as a ringstow checkpoint."""
-    handle = _api.save_async(state, path, config=config, allow_pickle=allow_pickle)
+    handle = _save.save_async(state, path, config=config, allow_pickle=allow_pickle)
     return Written(expected=state, report=_follow(handle, advance))
 
 

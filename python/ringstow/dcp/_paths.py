@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ringstow._api import _absolute
 from ringstow._errors import InvalidStateError
-
-StrPath = str | os.PathLike[str]
+from ringstow._paths import absolute
 
 MANIFEST = "manifest.json"
 
@@ -32,7 +30,7 @@ def directory(checkpoint_id: StrPath) -> str:
             f"{checkpoint_id!r} is no path in the file system: checkpoints are saved to and loaded "
             "from directories only"
         )
-    return _absolute(checkpoint_id)
+    return absolute(checkpoint_id)
 
 
 def of_rank(path: str, rank: int) -> str:

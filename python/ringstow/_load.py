@@ -1,0 +1,192 @@
+"""Load a checkpoint: `load` makes new tensors, `load_into` fills those that are there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ringstow import _again, _build, _cuda, _merge, _native, _select, _torch, _tree
+from ringstow._collector import collector_paused
+from ringstow._config import Config, native_json
+from ringstow._memory import Stored
+from ringstow._paths import StrPath, absolute
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringstow._report import LoadReport
+
+_log = logging.getLogger("ringstow")
+
+
+def load(
+    path: StrPath,
+    *,
+    prefix: str | None = None,
+    keys: Iterable[str] | None = None,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    device: str | torch.device | None = None,
+) -> dict[Any, Any]:
+    """Load a checkpoint, or a part of it, into fresh tensors.
+
+    What comes back is equal to what was saved, types and order included, with two exceptions:
+    Parameters and other sub-classes are plain tensors, and all tensors are dense. Tensors that were
+    the same elements of the same memory, as tied weights are, are so again; other views of one
+    memory come back apart. A tensor's storage can't be resized.
+
+    With ``prefix`` or ``keys`` the same structure comes back with the selected leaves only, and
+    only their bytes are read. A leaf's name is its path joined by dots, such as
+    ``optimizer.state.0.exp_avg``. A list or tuple comes whole if any of its leaves is selected.
+
+    If a save replaces the checkpoint meanwhile, what comes back is all of the one or all of the
+    other.
+
+    Args:
+        path: the checkpoint's directory.
+        prefix: select the leaves whose name starts so; any string, ``"model."`` for one.
+        keys: select the leaves of exactly these names.
+        verify: compare every block that is read with its checksum before any of it is used.
+        allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
+            refuses with ``weights_only``; it can run any code.
+        config: the knobs; None means the defaults.
+        device: where the tensors go: ``"cpu"``, as None means; ``"cuda"``, the current device; or
+            ``"cuda:1"``. A GPU's are read through the staging memory straight into theirs. All else
+            stays on the host, numpy arrays too, among them those that were saved from a GPU.
+
+    Returns:
+        The state dict.
+
+    Raises:
+        ValueError: both ``prefix`` and ``keys`` were given.
+        KeyMismatchError: no leaf has the prefix; or some of the keys, all of them named.
+        UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch; a
+            ``device`` that is not there.
+        IncompleteCheckpointError: the directory holds no committed checkpoint.
+        ReplacedCheckpointError: saves replaced it, time and again, faster than it could be opened.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    if prefix is not None and keys is not None:
+        raise ValueError("give prefix or keys, not both")
+    if isinstance(keys, str):
+        raise TypeError("keys is a collection of names; for one name give [name]")
+    where = absolute(path)
+    gpu = _cuda.device_named(device)
+    names = None if keys is None else list(keys)
+
+    def select(skeleton: Any) -> Any:
+        if prefix is not None:
+            return _select.by_prefix(skeleton, prefix, where)
+        return skeleton if names is None else _select.by_keys(skeleton, names, where)
+
+    return _again.while_replaced(
+        lambda: _load(
+            where, select, gpu, native_json(config), verify=verify, allow_pickle=allow_pickle
+        )
+    )
+
+
+@collector_paused()
+def _load(
+    where: str,
+    select: Callable[[Any], Any],
+    gpu: torch.device | None,
+    config: str,
+    *,
+    verify: bool,
+    allow_pickle: bool,
+) -> dict[Any, Any]:
+    """Load what is selected of a checkpoint's skeleton."""
+    checkpoint = _native.Checkpoint(where, config)
+    skeleton = select(_tree.parse(checkpoint.state, where))
+    contents = _build.Contents(where, checkpoint.tensors)
+    survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
+    survey.add(skeleton)
+    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, config)
+    blocks, report = checkpoint.load(survey.names, verify, config)
+    _log.debug("loaded %s", report)
+    named = dict(zip(survey.names, blocks, strict=True))
+    builder = _build.Builder(contents, named, allow_pickle=allow_pickle, flat=flat)
+    return builder.value(skeleton)  # type: ignore[no-any-return]
+
+
+def _load_to(
+    device: torch.device,
+    checkpoint: _native.Checkpoint,
+    tensors: dict[str, Stored],
+    verify: bool,
+    config: str,
+) -> dict[str, torch.Tensor]:
+    """Load tensors to a GPU; returns each as a new 1-d tensor."""
+    flat = {name: _torch.empty_on(device, stored, name) for name, stored in tensors.items()}
+    targets = [
+        (name, _cuda.address_of(flat[name]), stored.nbytes)
+        for name, stored in tensors.items()
+        if stored.nbytes
+    ]
+    if targets:
+        _log.debug("loaded %s", checkpoint.load_into(targets, verify, config))
+    return flat
+
+
+def load_into(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    *,
+    strict: bool = True,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> LoadReport:
+    """Load a checkpoint into the tensors of a state dict of the same structure.
+
+    Tensors and arrays are filled in place, without autograd noticing; all other values are
+    replaced in the dicts and lists that hold them. Nothing is changed unless everything fits. If
+    damage or a failing disk is met while reading, the elements of the tensors are undefined. If a
+    save replaces the checkpoint meanwhile, they are all of the one or all of the other.
+
+    Args:
+        state_dict: what to fill. Its tensors may be strided, require grad, and share memory. Those
+            on CUDA devices are filled through the staging memory, as are arrays with
+            ``__cuda_array_interface__``; on the CPU ones that aren't dense take a copy on the way,
+            as all do on other devices. A list or tuple that holds
+            no tensor is one value, replaced as a whole.
+        path: the checkpoint's directory.
+        strict: the two must hold the same keys. False loads what is in both; a tensor of another
+            dtype or shape is still an error.
+        verify: compare every block that is read with its checksum before any of it is used.
+        allow_pickle: unpickle what was saved with ``allow_pickle``; it can run any code.
+        config: the knobs; None means the defaults.
+
+    An optimizer's ``state_dict()`` is its own tensors in new dicts: the tensors are filled, and the
+    learning rate and all else is in those dicts, for ``optimizer.load_state_dict``.
+
+    Returns:
+        What was done and how long it took.
+
+    Raises:
+        KeyMismatchError: names every key that is missing, unexpected or different.
+        InvalidStateError: the state dict is no dict.
+        UnsupportedError: a pickled value without ``allow_pickle``.
+        IncompleteCheckpointError: the directory holds no committed checkpoint.
+        ReplacedCheckpointError: as in `load`.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    where = absolute(path)
+    return _again.while_replaced(
+        lambda: _merge.load_into(
+            state_dict,
+            where,
+            _native.Checkpoint(where, native_json(config)),
+            strict=strict,
+            verify=verify,
+            allow_pickle=allow_pickle,
+            config=native_json(config),
+        )
+    )
