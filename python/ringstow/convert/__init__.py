@@ -23,9 +23,9 @@ from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack
 
 from ringstow import _catalog
-from ringstow._paths import StrPath, absolute
 from ringstow._config import Config
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
+from ringstow._paths import StrPath, absolute
 from ringstow._report import SaveReport
 from ringstow._select import listed
 from ringstow.convert import _paths, _replace, _targets

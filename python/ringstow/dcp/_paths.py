@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ringstow._errors import InvalidStateError
-from ringstow._paths import absolute
+from ringstow._paths import StrPath, absolute
 
 MANIFEST = "manifest.json"
 
