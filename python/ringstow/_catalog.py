@@ -31,7 +31,7 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     """
     from ringstow._report import VerifyReport
 
-    return VerifyReport.fromnative_json(_native.verify(absolute(path), native_json(config)))
+    return VerifyReport.from_json(_native.verify(absolute(path), native_json(config)))
 
 
 def latest(directory: StrPath, *, config: Config | None = None) -> str | None:
@@ -86,7 +86,7 @@ def retain(
 
     if keep < 0:
         raise ValueError(f"keep is a number of checkpoints, not {keep}")
-    return Retained.fromnative_json(
+    return Retained.from_json(
         _native.retain(absolute(directory), keep, recycle, native_json(config))
     )
 
@@ -109,7 +109,7 @@ def prune(directory: StrPath, *, config: Config | None = None) -> Swept:
     """
     from ringstow._report import Swept
 
-    return Swept.fromnative_json(_native.prune(absolute(directory), native_json(config)))
+    return Swept.from_json(_native.prune(absolute(directory), native_json(config)))
 
 
 def retire(path: StrPath, *, recycle: bool = True, config: Config | None = None) -> None:
