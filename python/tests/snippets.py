@@ -1,0 +1,69 @@
+"""Runs the Python snippets of one page: ``python snippets.py PAGE``, in a directory of its own.
+
+The snippets of a page run in order and share their names. A page starts with the names that a
+trainer has: ``model``, ``optimizer``, ``state``, ``step``, ``path``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def snippets(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield each Python snippet of a page, with the line that it starts at."""
+    text = page.read_text()
+    for match in SNIPPET.finditer(text):
+        yield text.count("\n", 0, match.start(1)) + 1, match.group(1)
+
+
+def run(page: Path, root: Path) -> None:
+    """Run all snippets of a page. ``/mnt`` in a snippet is a directory of this run."""
+    names = trainer(root)
+    for line, code in snippets(page):
+        code = code.replace('"/mnt/', f'"{root}/mnt/')
+        # Empty lines before it, so that a traceback names the page's own line.
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+
+
+def trainer(root: Path) -> dict[str, object]:
+    """Return what every snippet may use, and lay out the files that some read."""
+    import torch
+    import torch.distributed as dist
+
+    import ringstow
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(4, 8)
+    model(batch).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 1000}
+    torch.save({"model": model.state_dict()}, root / "model.pt")
+    for disk in "abc":
+        (root / "mnt" / disk / "ckpt").mkdir(parents=True)
+        (root / "mnt" / disk / "run").mkdir()
+    for step in (900, 1000):
+        ringstow.save(state, root / "run" / f"step-{step:08}")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return {
+        "batch": batch,
+        "batches": [batch] * 3,
+        "dist": dist,
+        "model": model,
+        "optimizer": optimizer,
+        "path": str(root / "elsewhere" / "step-1"),
+        "process_group": dist.group.WORLD,
+        "ringstow": ringstow,
+        "state": state,
+        "step": 1000,
+        "torch": torch,
+    }
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path.cwd())
