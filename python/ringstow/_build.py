@@ -104,7 +104,8 @@ class Builder:
     """Makes values of skeletons that a `Survey` let pass, from the blocks that were read for it.
 
     Leaves that name the same tensor get tensor objects of their own over one storage: that of the
-    1-d tensor in ``flat``, for what has been loaded to a device, else of one over the block.
+    1-d tensor in ``flat``, for what has been loaded to a device, else of one over the block. With
+    ``as_numpy``, torch's tensors are made as numpy's arrays, without torch.
     """
 
     def __init__(
@@ -114,10 +115,12 @@ class Builder:
         *,
         allow_pickle: bool = False,
         flat: dict[str, Any] | None = None,
+        as_numpy: bool = False,
     ) -> None:
         self._contents = contents
         self._blocks = blocks
         self._allow_pickle = allow_pickle
+        self._as_numpy = as_numpy
         self._flat: dict[str, Any] = dict(flat or {})
         self._made: dict[str, Any] = {}
         """The first tensor object over each storage."""
@@ -135,8 +138,10 @@ class Builder:
 
     def _make(self, leaf: Leaf, path: Path) -> Any:
         if leaf.tag == "$tensor":
-            return self._tensor(leaf, path)
+            return self._array(leaf, path) if self._as_numpy else self._tensor(leaf, path)
         key = describe(path)
+        if self._as_numpy and leaf.tag in ("$size", "$dtype", "$device"):
+            return _numpy.instead_of_torch(leaf.tag, leaf.body, key)
         match leaf.tag:
             case "$ndarray":
                 stored = self._contents.stored(leaf, path)
@@ -178,6 +183,16 @@ class Builder:
             ) from error
         except (RuntimeError, ValueError, EOFError) as error:
             raise self._contents.unreadable(path, error) from error
+
+    def _array(self, leaf: Leaf, path: Path) -> Any:
+        made = self._made.get(leaf.body)
+        if made is not None:
+            return made[...]
+        stored = self._contents.stored(leaf, path)
+        dtype = _numpy.dtype_of(stored.dtype, describe(path))
+        made = _numpy.array_of(self._blocks[leaf.body], stored, dtype)
+        self._made[leaf.body] = made
+        return made
 
     def _tensor(self, leaf: Leaf, path: Path) -> Any:
         name = leaf.body

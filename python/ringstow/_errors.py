@@ -71,13 +71,16 @@ class InvalidStateError(Error, ValueError):
     """What was handed over cannot be saved or loaded as it is. Names its key if it has one."""
 
 
-class KeyMismatchError(Error):
+class KeyMismatchError(Error, KeyError):
     """The checkpoint and the request do not hold the same things.
 
-    ``path`` is the checkpoint's directory. ``missing``: asked for and not in the checkpoint;
-    ``unexpected``: in the checkpoint and not asked for; ``mismatched``: of another dtype, shape
-    or kind, each as a sentence.
+    ``path`` is the checkpoint's directory. ``missing``: asked for and not in the checkpoint, in the
+    order of the request; ``unexpected``: in the checkpoint and not asked for, in the order in which
+    they were saved; ``mismatched``: of another dtype, shape or kind, each as a sentence, in that
+    order too.
     """
+
+    __str__ = Exception.__str__  # KeyError's own puts the message in quotes
 
     def __init__(
         self,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ringstow import _again, _build, _cuda, _merge, _native, _select, _torch, _tree
+from ringstow import _again, _build, _calls, _cuda, _merge, _native, _select, _torch, _tree
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._memory import Stored
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 
+@_calls.explained(_calls.LOAD_ARGUMENTS)
 def load(
     path: StrPath,
     *,
@@ -29,6 +30,7 @@ def load(
     allow_pickle: bool = False,
     config: Config | None = None,
     device: str | torch.device | None = None,
+    framework: Literal["torch", "numpy"] = "torch",
 ) -> dict[Any, Any]:
     """Load a checkpoint, or a part of it, into fresh tensors.
 
@@ -46,7 +48,8 @@ def load(
 
     Args:
         path: the checkpoint's directory.
-        prefix: select the leaves whose name starts so; any string, ``"model."`` for one.
+        prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, and
+            not ``model_ema.*``.
         keys: select the leaves of exactly these names.
         verify: compare every block that is read with its checksum before any of it is used.
         allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
@@ -55,15 +58,19 @@ def load(
         device: where the tensors go: ``"cpu"``, as None means; ``"cuda"``, the current device; or
             ``"cuda:1"``. A GPU's are read through the staging memory straight into theirs. All else
             stays on the host, numpy arrays too, among them those that were saved from a GPU.
+        framework: what torch tensors come back as: ``"torch"``, or ``"numpy"`` for arrays, which
+            needs no torch. bfloat16 and 8-bit floats then need the package ``ml_dtypes``;
+            torch.Size comes back as a tuple, torch.dtype as numpy's, torch.device as its name.
 
     Returns:
         The state dict.
 
     Raises:
-        ValueError: both ``prefix`` and ``keys`` were given.
+        ValueError: both ``prefix`` and ``keys`` were given, or an unknown ``framework``, or a
+            ``device`` for numpy.
         KeyMismatchError: no leaf has the prefix; or some of the keys, all of them named.
-        UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch; a
-            ``device`` that is not there.
+        UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch, or of a
+            dtype that numpy lacks; a ``device`` that is not there.
         IncompleteCheckpointError: the directory holds no committed checkpoint.
         ReplacedCheckpointError: saves replaced it, time and again, faster than it could be opened.
         CorruptCheckpointError: the bytes on disk are not those that were written.
@@ -74,6 +81,7 @@ def load(
         raise ValueError("give prefix or keys, not both")
     if isinstance(keys, str):
         raise TypeError("keys is a collection of names; for one name give [name]")
+    check_framework(framework, device)
     where = absolute(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
@@ -85,9 +93,27 @@ def load(
 
     return _again.while_replaced(
         lambda: _load(
-            where, select, gpu, native_json(config), verify=verify, allow_pickle=allow_pickle
+            where,
+            select,
+            gpu,
+            native_json(config),
+            verify=verify,
+            allow_pickle=allow_pickle,
+            as_numpy=framework == "numpy",
         )
     )
+
+
+def check_framework(framework: str, device: object) -> None:
+    """Refuse a framework that ringstow does not know, and a device for numpy.
+
+    Raises:
+        ValueError: says what it may be.
+    """
+    if framework not in ("torch", "numpy"):
+        raise ValueError(f'framework is "torch" or "numpy", not {framework!r}')
+    if framework == "numpy" and device is not None:
+        raise ValueError('device goes with framework="torch": numpy arrays are on the host')
 
 
 @collector_paused()
@@ -99,6 +125,7 @@ def _load(
     *,
     verify: bool,
     allow_pickle: bool,
+    as_numpy: bool,
 ) -> dict[Any, Any]:
     """Load what is selected of a checkpoint's skeleton."""
     checkpoint = _native.Checkpoint(where, config)
@@ -110,7 +137,9 @@ def _load(
     blocks, report = checkpoint.load(survey.names, verify, config)
     _log.debug("loaded %s", report)
     named = dict(zip(survey.names, blocks, strict=True))
-    builder = _build.Builder(contents, named, allow_pickle=allow_pickle, flat=flat)
+    builder = _build.Builder(
+        contents, named, allow_pickle=allow_pickle, flat=flat, as_numpy=as_numpy
+    )
     return builder.value(skeleton)  # type: ignore[no-any-return]
 
 
@@ -133,11 +162,13 @@ def _load_to(
     return flat
 
 
+@_calls.explained(_calls.LOAD_INTO_ARGUMENTS)
 def load_into(
     state_dict: dict[Any, Any],
     path: StrPath,
     *,
     strict: bool = True,
+    cast: bool = False,
     verify: bool = True,
     allow_pickle: bool = False,
     config: Config | None = None,
@@ -156,8 +187,12 @@ def load_into(
             as all do on other devices. A list or tuple that holds
             no tensor is one value, replaced as a whole.
         path: the checkpoint's directory.
-        strict: the two must hold the same keys. False loads what is in both; a tensor of another
-            dtype or shape is still an error.
+        strict: the two must hold the same keys. False loads what is in both, and the report says
+            what is ``missing`` and ``unexpected``; a tensor of another dtype or shape is still an
+            error.
+        cast: convert floating-point elements to the dtype of the tensor that is there, and complex
+            ones likewise; such tensors take a copy in memory on the way. Other dtypes, such as
+            integers, must be equal.
         verify: compare every block that is read with its checksum before any of it is used.
         allow_pickle: unpickle what was saved with ``allow_pickle``; it can run any code.
         config: the knobs; None means the defaults.
@@ -185,6 +220,7 @@ def load_into(
             where,
             _native.Checkpoint(where, native_json(config)),
             strict=strict,
+            cast=cast,
             verify=verify,
             allow_pickle=allow_pickle,
             config=native_json(config),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,13 +33,16 @@ class Fill(NamedTuple):
     stored: Stored
     dense: Address | None = None
     """Where it lies, if that is known already, and that bytes can be read into it as it is."""
+    cast: bool = False
+    """Whether the stored elements are of another dtype, and are converted."""
 
 
 class Merge:
     """Compares a state dict with a skeleton: what is to be done, and what does not fit."""
 
-    def __init__(self, contents: Contents, *, allow_pickle: bool) -> None:
+    def __init__(self, contents: Contents, *, allow_pickle: bool, cast: bool) -> None:
         self.contents = contents
+        self.cast = cast
         self.survey = Survey(contents, allow_pickle=allow_pickle)
         """The tensors that new values need."""
         self.fills: list[Fill] = []
@@ -47,6 +51,8 @@ class Merge:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.mismatched: list[str] = []
+        self.needs_cast = False
+        """Whether ``cast=True`` would make some of them fit."""
         self._usual = _torch.usual()
         self._address_of = _cuda.finder()
 
@@ -62,6 +68,8 @@ class Merge:
         parts = [listed(title, names) for title, names in lists.items() if names]
         if strict and (self.missing or self.unexpected):
             parts.append("strict=False loads what is in both")
+        if self.needs_cast and not self.cast:
+            parts.append("cast=True converts floating-point elements to the dtype that is here")
         raise KeyMismatchError(
             f"{path} does not fit the state dict; " + "; ".join(parts),
             path=path,
@@ -79,7 +87,7 @@ class Merge:
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         if type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._tensor(target, node, path)
-        elif _numpy.is_array(target) and _numpy.code_of(target.dtype.str):
+        elif _numpy.is_array(target) and _numpy.code_of_array(target):
             self._array(target, node, path)
         elif (interface := _device_array.interface_of(target)) is not None:
             self._device_array(target, interface, node, path)
@@ -107,11 +115,11 @@ class Merge:
         self._fill(target, node, path, _torch.code_of(target, key), _torch.shape_of(target, key))
 
     def _array(self, target: Any, node: Any, path: Path) -> None:
-        if not (isinstance(node, Leaf) and node.tag == "$ndarray"):
+        if not (isinstance(node, Leaf) and node.tag in ("$ndarray", "$tensor")):
             return self._differ(path, "a numpy array", _kind(node))
         if not target.flags.writeable:
             return self._differ(path, "a read-only array, which can't be filled,", "an array")
-        self._fill(target, node, path, _numpy.code_of(target.dtype.str) or "", target.shape)
+        self._fill(target, node, path, _numpy.code_of_array(target) or "", target.shape)
 
     def _device_array(
         self, target: Any, interface: Mapping[str, Any], node: Any, path: Path
@@ -135,11 +143,18 @@ class Merge:
         dense: Address | None = None,
     ) -> None:
         stored = self.contents.stored(leaf, path)
-        if (stored.dtype, stored.shape) != (dtype, shape):
+        cast = (
+            stored.dtype != dtype
+            and stored.shape == shape
+            and _can_cast(stored.dtype, dtype)
+            and not isinstance(target, DeviceArray)
+        )
+        self.needs_cast = self.needs_cast or cast
+        if (stored.dtype, stored.shape) != (dtype, shape) and not (cast and self.cast):
             here, there = f"{dtype} {list(shape)}", f"{stored.dtype} {list(stored.shape)}"
             self._differ(path, here, there)
         elif stored.nbytes:
-            self.fills.append(Fill(target, leaf, stored, dense))
+            self.fills.append(Fill(target, leaf, stored, None if cast else dense, cast))
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
@@ -152,8 +167,9 @@ class Merge:
                 self._merge_item(target, key, child, path)
             else:
                 self.unexpected += _names(child, (*path, key))
-        for key in target.keys() - saved.keys():
-            self.missing += _names(target[key], (*path, key))
+        for key, value in target.items():
+            if key not in saved:
+                self.missing += _names(value, (*path, key))
         metadata = metadata_of(node)
         if metadata is not None and isinstance(target, collections.OrderedDict):
             at = (*path, METADATA)
@@ -198,6 +214,7 @@ def load_into(
     strict: bool,
     verify: bool,
     allow_pickle: bool,
+    cast: bool,
     config: str,
 ) -> LoadReport:
     """Bring a state dict to what the checkpoint at a path says, if everything fits.
@@ -213,7 +230,7 @@ def load_into(
     from ringstow._report import LoadReport
 
     contents = Contents(path, checkpoint.tensors)
-    merge = Merge(contents, allow_pickle=allow_pickle)
+    merge = Merge(contents, allow_pickle=allow_pickle, cast=cast)
     merge.merge(state, parse(checkpoint.state, path), ())
     merge.check(path, strict=strict)
     ways = _split(merge.fills)
@@ -227,7 +244,11 @@ def load_into(
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named, allow_pickle=allow_pickle)
     values = [(container, key, make(builder)) for container, key, make in merge.assigns]
-    sources = [builder.value(fill.leaf) for fill in ways.copied]
+    arrays = Builder(contents, named, as_numpy=True)
+    sources = [
+        (arrays if _numpy.is_array(fill.target) else builder).value(fill.leaf)
+        for fill in ways.copied
+    ]
 
     # From here on the state dict changes.
     report = LoadReport.from_json(checkpoint.load_into(targets, verify, config))
@@ -240,7 +261,9 @@ def load_into(
         _copy(fill.target, source)
     for container, key, value in values:
         container[key] = value
-    return report.followed_by(LoadReport.from_json(read))
+    report = report.followed_by(LoadReport.from_json(read))
+    missing, unexpected = tuple(merge.missing), tuple(merge.unexpected)
+    return dataclasses.replace(report, missing=missing, unexpected=unexpected)
 
 
 class _Ways(NamedTuple):
@@ -272,10 +295,10 @@ def _split(fills: list[Fill]) -> _Ways:
     for fill in fills:
         name, place = fill.leaf.body, place_at(_address(fill))
         identity = (name, place, None if fill.dense else _strides(fill.target))
+        is_free = name not in names and place not in places and not fill.cast
         if identity in seen:
             continue
         seen.add(identity)
-        is_free = name not in names and place not in places
         if is_free and (fill.dense or _can_take_bytes(fill.target)):
             ways.direct.append(fill)
         elif is_free and _can_take_boxes(fill):
@@ -369,6 +392,18 @@ def _holds_tensors(value: Any) -> bool:
         or _numpy.is_array(value)
         or _device_array.interface_of(value) is not None
     )
+
+
+def _can_cast(there: str, here: str) -> bool:
+    """Tell whether elements of one dtype are converted to another with nothing lost but digits."""
+    return any({there, here} <= family for family in _FAMILIES)
+
+
+# Numbers of one kind, for `cast`: an integer could overflow, or lose its fraction.
+_FAMILIES = (
+    {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"},
+    {"C128", "C64", "C32"},
+)
 
 
 def _names(value: Any, path: Path) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from ringstow._errors import UnsupportedError
 from ringstow._memory import Memory, Stored
 from ringstow._optional import imported, require
 
@@ -28,6 +30,18 @@ CODES = {
     "c8": "C64",
     "c16": "C128",
 }
+# What numpy has no dtype for, and the dtype of the package ml_dtypes that it can use instead.
+EXTENSIONS = {
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+_NAMES = {code: name for name, code in CODES.items()}
+_EXTENSION_CODES = {name: code for code, name in EXTENSIONS.items()}
+_BY_TORCH = 'load it with framework="torch"'
 _DTYPE = re.compile(r"[<>|]([bufic][0-9]{1,2})")
 
 
@@ -47,6 +61,51 @@ def code_of(dtype: str) -> str | None:
     """Return safetensors' name of a dtype string such as ``"<f4"``; None where it has none."""
     match = _DTYPE.fullmatch(dtype)
     return CODES.get(match[1]) if match else None
+
+
+def code_of_array(array: np.ndarray[Any, Any]) -> str | None:
+    """Return safetensors' name of an array's dtype, those of ml_dtypes among them, or None."""
+    dtype = array.dtype
+    return code_of(dtype.str) or _EXTENSION_CODES.get(dtype.name)
+
+
+def dtype_of(code: str, key: str) -> np.dtype[Any]:
+    """Return the dtype that safetensors calls ``"F32"``; the key is for the message.
+
+    Raises:
+        UnsupportedError: numpy has none, and ml_dtypes is not installed or has none either.
+    """
+    numpy = require("numpy", key)
+    if code in _NAMES:
+        return numpy.dtype("<" + _NAMES[code])  # type: ignore[no-any-return]
+    if code not in EXTENSIONS:
+        raise UnsupportedError(f"{key} is {code}, which numpy lacks: {_BY_TORCH}")
+    name = EXTENSIONS[code]
+    try:
+        ml_dtypes = importlib.import_module("ml_dtypes")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{key} is {name}, which numpy lacks: install ml_dtypes, which has it, or {_BY_TORCH}"
+        ) from error
+    if not hasattr(ml_dtypes, name):
+        raise UnsupportedError(f"{key}: this ml_dtypes has no {name}; install a newer one")
+    return numpy.dtype(getattr(ml_dtypes, name))  # type: ignore[no-any-return]
+
+
+def instead_of_torch(tag: str, body: Any, key: str) -> Any:
+    """Return what a torch.Size, torch.dtype or torch.device is without torch.
+
+    Raises:
+        UnsupportedError: numpy has no such dtype.
+    """
+    if tag != "$dtype":
+        return tuple(body) if tag == "$size" else body
+    if body in _EXTENSION_CODES:
+        return dtype_of(_EXTENSION_CODES[body], key)
+    try:
+        return require("numpy", key).dtype(body)
+    except TypeError:
+        raise UnsupportedError(f"{key} is torch.{body}, which numpy lacks: {_BY_TORCH}") from None
 
 
 def itemsize(dtype: str) -> int:
@@ -89,6 +148,15 @@ def array_over(block: Any, stored: Stored, dtype: str, key: str) -> np.ndarray[A
     return array.astype(dtype) if dtype.startswith(">") else array  # type: ignore[no-any-return]
 
 
+def array_of(block: Any, stored: Stored, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return a writable array of a dtype over the block."""
+    import numpy
+
+    if stored.nbytes == 0:
+        return numpy.empty(stored.shape, dtype)
+    return numpy.frombuffer(block, numpy.uint8).view(dtype).reshape(stored.shape)
+
+
 def scalar_from(data: bytes, dtype: str, key: str) -> np.generic:
     """Return the scalar whose bytes these are.
 
@@ -106,7 +174,7 @@ def can_take_bytes(array: np.ndarray[Any, Any]) -> bool:
 
 
 def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
-    """Copy the elements, across strides and byte orders."""
+    """Copy the elements, across strides, byte orders and precisions."""
     import numpy
 
-    numpy.copyto(target, source)
+    numpy.copyto(target, source, casting="unsafe")  # ml_dtypes' kinds are not numpy's

@@ -8,6 +8,8 @@ from typing import Any
 
 from ringstow._errors import UnsupportedError
 
+_INSTEAD = {"torch": ', or tensors as arrays with framework="numpy"'}
+
 
 def imported(name: str) -> Any:
     """Return the module of that name if the caller has imported it, else None."""
@@ -25,5 +27,5 @@ def require(name: str, key: str) -> Any:
     except ImportError as error:
         raise UnsupportedError(
             f"{key} needs {name}, which cannot be imported ({error}); install {name}, or load "
-            "only what needs none with prefix= or keys="
+            f"only what needs none with prefix= or keys={_INSTEAD.get(name, '')}"
         ) from error

@@ -183,6 +183,10 @@ class LoadReport(_Copied):
     """Whether every block was checked against its checksum."""
     seconds: LoadSeconds
     """Where the time went."""
+    missing: tuple[str, ...] = ()
+    """Of `load_into` with ``strict=False``: names that only the state dict has, in its order."""
+    unexpected: tuple[str, ...] = ()
+    """Likewise: names that only the checkpoint has, in the order in which they were saved."""
 
     def followed_by(self, other: LoadReport) -> LoadReport:
         """Return the report of this load and then the other, as one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _handle, _native, _state
+from ringstow import _calls, _handle, _native, _state
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._handle import SaveHandle
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ringstow._report import SaveReport
 
 
+@_calls.explained(_calls.SAVE_ARGUMENTS)
 def save(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -57,6 +58,7 @@ def save(
         raise
 
 
+@_calls.explained(_calls.SAVE_ARGUMENTS)
 def save_async(
     state_dict: dict[Any, Any],
     path: StrPath,

@@ -17,17 +17,22 @@ _NOTHING: Any = object()
 
 
 def by_prefix(skeleton: dict[Any, Any], prefix: str, path: str) -> dict[Any, Any]:
-    """Return the skeleton with only the leaves whose flat name starts with the prefix.
+    """Return the skeleton with only the leaves whose flat name is the prefix, or lies below it.
+
+    A prefix ends where a step of the path ends: ``"model"`` selects ``model`` and ``model.*``, and
+    not ``model_ema.*``. One that ends with a dot means the same without ``model`` itself.
 
     Raises:
         KeyMismatchError: no leaf does. ``path`` is the checkpoint's, for the message.
     """
-    part = _restrict(skeleton, (), lambda name: name.startswith(prefix))
+    below = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
+    part = _restrict(skeleton, (), lambda name: name == prefix or name.startswith(below))
     if part is not _NOTHING:
         return part  # type: ignore[no-any-return]
     if not skeleton:
         return skeleton
-    raise _missing([prefix], [f"any name that starts with {prefix!r}"], skeleton, path)
+    shown = f"any name that is {prefix!r} or starts with {below!r}"
+    raise _missing([prefix], [shown], skeleton, path)
 
 
 def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[Any, Any]:

@@ -36,12 +36,22 @@ def path(state, tmp_path):
     return tmp_path / "c"
 
 
-def test_a_prefix_is_a_plain_string_prefix(path, state):
-    back = ringstow.load(path, prefix="model.layers.1")
-    names = ["layers.1.weight", "layers.10.weight", "layers.11.weight"]
-    expected = collections.OrderedDict({name: state["model"][name] for name in names})
+@pytest.mark.parametrize("prefix", ["model.layers.1", "model.layers.1."])
+def test_a_prefix_ends_at_a_dot(path, state, prefix):
+    back = ringstow.load(path, prefix=prefix)
+    name = "layers.1.weight"
+    expected = collections.OrderedDict({name: state["model"][name]})
     expected._metadata = state["model"]._metadata
     assert_same(back, {"model": expected})
+
+
+def test_a_prefix_leaves_out_names_that_only_begin_alike(tmp_path):
+    state = {"model": {"w": torch.ones(1)}, "model_ema": {"w": torch.zeros(1)}, "model2": 3}
+    ringstow.save(state, tmp_path / "c")
+    assert_same(ringstow.load(tmp_path / "c", prefix="model"), {"model": state["model"]})
+    assert ringstow.load(tmp_path / "c", prefix="model2") == {"model2": 3}
+    with pytest.raises(ringstow.KeyMismatchError, match="'mod'.*perhaps"):
+        ringstow.load(tmp_path / "c", prefix="mod")
 
 
 def test_keys_are_exact(path, state):

@@ -1,0 +1,55 @@
+"""Wrong calls that are easy to make get an error that names the right one."""
+
+import inspect
+
+import pytest
+import torch
+
+import ringstow
+
+
+@pytest.mark.parametrize(
+    ("word", "right"),
+    [
+        ("map_location", "device="),
+        ("weights_only", "allow_pickle=True"),
+        ("mmap", "ringstow.open"),
+        ("strict", "load_into"),
+        ("divice", "device"),
+    ],
+)
+def test_an_argument_of_torch_load_is_answered_with_ringstows(tmp_path, word, right):
+    with pytest.raises(TypeError, match=f"ringstow.load has no argument '{word}': .*{right}"):
+        ringstow.load(tmp_path, **{word: True})
+
+
+@pytest.mark.parametrize("word", ["map_location", "assign", "mmap"])
+def test_load_into_answers_arguments_that_it_cannot_have(tmp_path, word):
+    with pytest.raises(TypeError, match=f"ringstow.load_into has no argument '{word}'"):
+        ringstow.load_into({}, tmp_path, **{word: True})
+
+
+@pytest.mark.parametrize("save", [ringstow.save, ringstow.save_async])
+def test_a_config_without_its_name_is_answered_with_the_right_call(save, tmp_path):
+    with pytest.raises(TypeError, match=r"config=Config\(...\)"):
+        save({"step": 1}, tmp_path / "c", ringstow.Config())
+    assert not (tmp_path / "c").exists()
+
+
+def test_positional_arguments_of_load_are_answered_by_what_they_seem_to_be(tmp_path):
+    with pytest.raises(TypeError, match="device='cuda:1'"):
+        ringstow.load(tmp_path, torch.device("cuda:1"))
+    with pytest.raises(TypeError, match="prefix='model.'"):
+        ringstow.load(tmp_path, "model.")
+
+
+@pytest.mark.parametrize("call", [ringstow.save, ringstow.save_async, ringstow.load_into])
+def test_swapped_arguments_are_answered_with_the_right_order(call, tmp_path):
+    with pytest.raises(TypeError, match=rf"ringstow.{call.__name__}\(state_dict, path\)"):
+        call(tmp_path / "c", {"step": 1})
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_signatures_are_what_they_were():
+    assert list(inspect.signature(ringstow.load).parameters)[:2] == ["path", "prefix"]
+    assert list(inspect.signature(ringstow.save).parameters)[:2] == ["state_dict", "path"]

@@ -1,0 +1,145 @@
+"""Tensors of torch as arrays of numpy, with torch and without it."""
+
+import collections
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same, python
+
+import ringstow
+
+HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
+
+
+@pytest.fixture
+def path(tmp_path):
+    shared = torch.arange(6.0).view(2, 3)
+    state = {
+        "model": collections.OrderedDict(w=shared, tied=shared, flags=torch.tensor([True, False])),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+        "z": torch.tensor([1 + 2j]),
+        "array": np.arange(3, dtype=">i4"),
+        "size": torch.Size([2, 3]),
+        "dtype": torch.float16,
+        "device": torch.device("cuda:1"),
+        "step": 3,
+    }
+    ringstow.save(state, tmp_path / "c")
+    return tmp_path / "c"
+
+
+EXPECTED = {
+    "model": collections.OrderedDict(
+        w=np.arange(6.0, dtype=np.float32).reshape(2, 3),
+        tied=np.arange(6.0, dtype=np.float32).reshape(2, 3),
+        flags=np.array([True, False]),
+    ),
+    "empty": np.empty((0, 3), np.float32),
+    "scalar": np.array(7),
+    "z": np.array([1 + 2j], np.complex64),
+    "array": np.arange(3, dtype=">i4"),
+    "size": (2, 3),
+    "dtype": np.dtype(np.float16),
+    "device": "cuda:1",
+    "step": 3,
+}
+
+
+def test_all_of_torchs_comes_back_as_numpys(path):
+    back = ringstow.load(path, framework="numpy")
+    assert_same(back, EXPECTED)
+    assert back["model"]["w"].flags.writeable
+    back["model"]["w"][0, 0] = 9
+    assert back["model"]["tied"][0, 0] == 9
+
+
+def test_a_part_comes_back_as_numpys(path):
+    back = ringstow.load(path, keys=["scalar"], framework="numpy")
+    assert_same(back, {"scalar": np.array(7)})
+
+
+def test_what_cannot_be_is_refused(path):
+    with pytest.raises(ValueError, match='"torch" or "numpy", not \'jax\''):
+        ringstow.load(path, framework="jax")
+    with pytest.raises(ValueError, match="device"):
+        ringstow.load(path, framework="numpy", device="cpu")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import numpy as np, ringstow
+path = sys.argv[1]
+w = np.zeros((2, 3), np.float32)
+ringstow.load_into({"model": {"w": w}}, path, strict=False)
+assert w.tolist() == [[0, 1, 2], [3, 4, 5]]
+wide = np.zeros((3, 4), np.float64)
+ringstow.load_into({"model": {"w": wide[:2, :3]}}, path, strict=False, cast=True)
+assert wide.tolist() == [[0, 1, 2, 0], [3, 4, 5, 0], [0, 0, 0, 0]]
+back = ringstow.load(path, framework="numpy")
+assert back["model"]["w"].tolist() == w.tolist() and back["size"] == (2, 3)
+try:
+    ringstow.load(path)
+except ringstow.UnsupportedError as error:
+    assert 'framework="numpy"' in str(error), error
+else:
+    raise AssertionError
+print("done")
+"""
+
+
+def test_torch_is_not_needed(path):
+    ran = python(WITHOUT_TORCH, path)
+    assert ran.stdout == "done\n", ran.stderr
+
+
+def test_arrays_are_filled_from_tensors_of_any_layout(path):
+    state = {
+        "scalar": np.zeros((), np.int64),
+        "z": np.zeros(1, ">c8"),
+        "model": {"w": np.zeros((3, 2), np.float32).T, "flags": np.zeros(2, bool)},
+    }
+    ringstow.load_into(state, path, strict=False)
+    assert state["scalar"] == 7
+    assert state["z"][0] == 1 + 2j
+    assert state["model"]["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert state["model"]["flags"].tolist() == [True, False]
+
+
+LOW = {
+    "bf": (torch.bfloat16, "bfloat16"),
+    "e4": (torch.float8_e4m3fn, "float8_e4m3fn"),
+    "e5": (torch.float8_e5m2, "float8_e5m2"),
+}
+
+
+@pytest.fixture
+def low(tmp_path):
+    ringstow.save({name: torch.ones(4, dtype=dtype) for name, (dtype, _) in LOW.items()}, tmp_path)
+    return tmp_path
+
+
+def test_without_ml_dtypes_what_numpy_lacks_is_refused_by_name(low, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    with pytest.raises(ringstow.UnsupportedError, match="^bf is bfloat16.* install ml_dtypes"):
+        ringstow.load(low, framework="numpy")
+
+
+@pytest.mark.skipif(not HAS_ML_DTYPES, reason="needs ml_dtypes")
+def test_with_ml_dtypes_low_precision_comes_back_and_is_filled(low):
+    import ml_dtypes
+
+    back = ringstow.load(low, framework="numpy")
+    for name, (_, numpys) in LOW.items():
+        assert back[name].dtype == getattr(ml_dtypes, numpys)
+        assert back[name].astype(float).tolist() == [1] * 4
+    into = {name: np.zeros_like(array) for name, array in back.items()}
+    ringstow.load_into(into, low)
+    assert all(into[name].tobytes() == array.tobytes() for name, array in back.items())
+    wide = {name: np.zeros(4, np.float32) for name in LOW}
+    ringstow.load_into(wide, low, cast=True)
+    assert json.dumps([a.tolist() for a in wide.values()]) == json.dumps([[1.0] * 4] * 3)
