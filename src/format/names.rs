@@ -55,14 +55,20 @@ pub const MODEL_INDEX: &str = "model.safetensors.index.json";
 /// Whether this is a file that an unfinished export left behind.
 pub fn is_model_part(name: &str) -> bool {
     let Some(name) = name.strip_suffix(PART_SUFFIX) else { return false };
-    let stem = name.strip_suffix(".safetensors").and_then(|stem| stem.strip_prefix("model"));
-    let numbered = |stem: &str| {
-        let number = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
-        stem.strip_prefix('-')
-            .and_then(|rest| rest.split_once("-of-"))
-            .is_some_and(|(index, count)| number(index) && number(count))
+    let is_numbered = || name.starts_with("model-") && numbered(name).is_some();
+    name == MODEL_INDEX || name == "model.safetensors" || is_numbered()
+}
+
+/// Of a file that is one of several, such as `model-00002-of-00003.safetensors`: the name of all of them
+/// (`model`), the file's number from 1 on, and how many there are.
+pub fn numbered(name: &str) -> Option<(&str, usize, usize)> {
+    let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    let (stem, index) = rest.rsplit_once('-')?;
+    let number = |text: &str| match text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit()) {
+        true => text.parse().ok(),
+        false => None,
     };
-    name == MODEL_INDEX || stem.is_some_and(|stem| stem.is_empty() || numbered(stem))
+    Some((stem, number(index)?, number(count)?))
 }
 
 /// Name of a shard until its checkpoint is committed.
@@ -194,6 +200,10 @@ mod tests {
         assert_eq!(model_shard(1, 12), "model-00002-of-00012.safetensors");
         for own in [&*model_shard(0, 1), &*model_shard(99_999, 100_000), MODEL_INDEX] {
             assert!(is_model_part(&part(own)) && !is_model_part(own), "{own}");
+        }
+        assert_eq!(numbered("my-model-00002-of-00012.safetensors"), Some(("my-model", 2, 12)));
+        for other in ["model-2-of-3.safetensors", "model-00002-of-00003", "model.safetensors"] {
+            assert_eq!(numbered(other), None, "{other}");
         }
         for foreign in ["model-x-of-y.safetensors.part", "my-model.safetensors.part", "model.part"]
         {

@@ -14,8 +14,9 @@ use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
 use crate::plan::save::{SavePlan, plan_model};
 use crate::state::StateDict;
+use serde::Deserialize;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -26,7 +27,10 @@ use std::time::Instant;
 /// they are more than the configuration's `shard_bytes`, as several files with an index.
 ///
 /// No file ends in `.safetensors` before all have been written. A kill between the renames leaves
-/// numbered files without the index that makes a model of them.
+/// numbered files beside `model.safetensors.index.json.part`: [`Checkpoint::open_foreign`] refuses such
+/// a directory, and the next export into it removes them first.
+///
+/// [`Checkpoint::open_foreign`]: crate::Checkpoint::open_foreign
 ///
 /// # Errors
 /// [`Error::Invalid`] if there are model files already; [`Error::Unsupported`] for a tensor that
@@ -83,11 +87,13 @@ fn check_plain(items: &[Item]) -> Result<()> {
     })
 }
 
-/// Refuses to write beside other tensors, and clears away what a killed export left.
+/// Removes what a killed export left, and refuses to write beside other tensors.
 fn make_room(dir: &Path) -> Result<()> {
     let present = file_names(dir)?;
+    let unfinished = unfinished(dir, &present)?;
     let is_model = |name: &&String| {
-        name.ends_with(".safetensors") || *name == names::MODEL_INDEX || *name == names::MANIFEST
+        let is_theirs = name.ends_with(".safetensors") && !unfinished.contains(name.as_str());
+        is_theirs || *name == names::MODEL_INDEX || *name == names::MANIFEST
     };
     if let Some(name) = present.iter().find(is_model) {
         return Err(Error::invalid(format!(
@@ -96,7 +102,33 @@ fn make_room(dir: &Path) -> Result<()> {
             dir.display()
         )));
     }
-    present.iter().filter(|name| names::is_model_part(name)).try_for_each(|n| remove(&dir.join(n)))
+    // The list of them goes last: while it is there, the rest can be told from others' files.
+    let (list, parts): (Vec<&String>, Vec<&String>) = present
+        .iter()
+        .filter(|name| names::is_model_part(name))
+        .partition(|name| **name == names::part(names::MODEL_INDEX));
+    unfinished.iter().try_for_each(|name| remove(&dir.join(name)))?;
+    parts.into_iter().chain(list).try_for_each(|name| remove(&dir.join(name)))
+}
+
+/// The files that an export had given their names when it was killed. Its index, which is written before
+/// the first of them is renamed and is still a `.part`, lists them.
+fn unfinished(dir: &Path, present: &[String]) -> Result<BTreeSet<String>> {
+    let list = names::part(names::MODEL_INDEX);
+    if !present.contains(&list) || present.iter().any(|name| name == names::MODEL_INDEX) {
+        return Ok(BTreeSet::new());
+    }
+    let path = dir.join(list);
+    let text = fs::read(&path).map_err(|e| Error::io("reading", &path, e))?;
+    // A torn one was being written, and nothing was renamed yet.
+    let index: Index = serde_json::from_slice(&text).unwrap_or_default();
+    let listed = index.weight_map.into_values();
+    Ok(listed.filter(|name| names::numbered(name).is_some() && present.contains(name)).collect())
+}
+
+#[derive(Default, Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
 }
 
 /// Gives the written files their names, the index last.
@@ -104,6 +136,8 @@ fn publish(plan: &SavePlan, contents: &Contents<'_>, dir: &Path, parts: &mut Par
     let several = plan.shards.len() > 1;
     if several {
         write_index(plan, contents.items, dir, parts)?;
+        // The list is there before any file that it lists.
+        dir::sync(dir)?;
     }
     let files = plan.shards.iter().map(|shard| shard.name.as_str());
     for name in files.chain(several.then_some(names::MODEL_INDEX)) {
@@ -219,6 +253,40 @@ mod tests {
         }
         export_to(dir.path(), 0).unwrap();
         assert_eq!(present(dir.path()), ["config.json", "model.safetensors"]);
+    }
+
+    /// The states that a kill during `publish` can leave: the first `renamed` files have their names.
+    fn killed_export(dir: &Path, renamed: usize) {
+        export_to(dir, 90_000).unwrap();
+        let files = present(dir);
+        for name in files.iter().skip(renamed) {
+            fs::rename(dir.join(name), dir.join(names::part(name))).unwrap();
+        }
+    }
+
+    #[test]
+    fn killed_export_is_refused_by_loads_and_cleared_by_the_next_export() {
+        for renamed in 0..=2 {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("config.json"), "{}").unwrap();
+            let to = dir.path().join("model");
+            killed_export(&to, renamed);
+            let error = crate::Checkpoint::open_foreign(&to).unwrap_err();
+            assert!(matches!(error, Error::Incomplete { .. }), "{renamed} renamed: {error}");
+            assert!(error.to_string().contains(".part"), "{error}");
+            export_to(&to, 0).unwrap();
+            assert_eq!(present(&to), ["model.safetensors"]);
+            crate::Checkpoint::open_foreign(&to).unwrap();
+        }
+    }
+
+    #[test]
+    fn numbered_files_without_their_unfinished_list_are_others() {
+        let dir = tempfile::tempdir().unwrap();
+        killed_export(dir.path(), 1);
+        remove(&dir.path().join(names::part(names::MODEL_INDEX))).unwrap();
+        let error = export_to(dir.path(), 0).unwrap_err();
+        assert!(error.to_string().contains("model-00001-of-00002.safetensors"), "{error}");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ pub(super) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     };
     let names = match &index {
         Some(index) => listed_files(dir, index, &present)?,
-        None => safetensors_files(dir, present)?,
+        None => unlisted_files(dir, present)?,
     };
     if names.is_empty() {
         return Err(no_manifest(dir));
@@ -98,6 +98,43 @@ fn listed_files(dir: &Path, index: &Index, present: &[String]) -> Result<Vec<Str
         true => Ok(listed.into_iter().cloned().collect()),
         false => Err(unlisted(dir, "file(s)", &missing)),
     }
+}
+
+/// The files of a directory without an index, if they are all that belong together.
+fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
+    if let Some(part) = present.iter().find(|name| names::is_model_part(name)) {
+        let reason = format!(
+            "{part} is a file of an export or a download that has not ended; wait for it, or do it \
+             again if it was killed"
+        );
+        return Err(Error::Incomplete { path: dir.into(), reason });
+    }
+    let files = safetensors_files(dir, present)?;
+    let missing = missing_numbers(&files);
+    match missing.is_empty() {
+        true => Ok(files),
+        false => {
+            let (n, some) = (missing.len(), some_of(&missing));
+            let reason =
+                format!("{n} file(s) of a numbered set are missing: {some}; fetch them again");
+            Err(Error::Incomplete { path: dir.into(), reason })
+        }
+    }
+}
+
+/// The files that are missing from sets such as `model-00001-of-00003.safetensors`.
+fn missing_numbers(files: &[String]) -> Vec<String> {
+    let mut sets: BTreeMap<(&str, usize), BTreeSet<usize>> = BTreeMap::new();
+    for (stem, index, count) in files.iter().filter_map(|name| names::numbered(name)) {
+        sets.entry((stem, count)).or_default().insert(index);
+    }
+    let mut missing = Vec::new();
+    for ((stem, count), there) in sets {
+        // Numbers beyond what is there and a few are not listed: the count is a stranger's word.
+        let few = (1..=count).filter(|index| !there.contains(index)).take(100);
+        missing.extend(few.map(|index| format!("{stem}-{index:05}-of-{count:05}.safetensors")));
+    }
+    missing
 }
 
 /// All files that are safetensors by their name, but for hidden ones.
