@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused: no space, no permission, no such file, a failing disk.
-    #[error("{doing} {}{}: {source}{}{}", path.display(), at(*offset), too_little(*room), remedy_for(source))]
+    #[error("{doing} {}{}: {source}{}", path.display(), at(*offset), advice(source, *room, hint))]
     Io {
         /// What was being done, as a verb phrase: `"writing"`, `"opening"`.
         doing: &'static str,
@@ -23,6 +23,8 @@ pub enum Error {
         source: io::Error,
         /// For a save that does not fit: how much room it needs, and how much there is.
         room: Option<Room>,
+        /// What is there instead, and what to do; empty where nothing more is known.
+        hint: String,
     },
 
     /// The directory holds no committed checkpoint: a save was killed before its commit, or a file
@@ -142,7 +144,7 @@ pub struct Room {
 impl Error {
     /// An [`Error::Io`] without an offset.
     pub fn io(doing: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::Io { doing, path: path.into(), offset: None, source, room: None }
+        Self::Io { doing, path: path.into(), offset: None, source, room: None, hint: String::new() }
     }
 
     /// An [`Error::Io`] at a byte offset of a file.
@@ -152,7 +154,32 @@ impl Error {
         offset: u64,
         source: io::Error,
     ) -> Self {
-        Self::Io { doing, path: path.into(), offset: Some(offset), source, room: None }
+        Self::Io {
+            doing,
+            path: path.into(),
+            offset: Some(offset),
+            source,
+            room: None,
+            hint: String::new(),
+        }
+    }
+
+    /// Adds to an [`Error::Io`] what is there instead, and what to do.
+    pub(crate) fn hinted(mut self, text: String) -> Self {
+        if let Self::Io { hint, .. } = &mut self {
+            *hint = text;
+        }
+        self
+    }
+
+    /// The message of an [`Error::Io`] without its path and error number, for languages whose own errors print
+    /// these. `None` for any other error.
+    pub fn without_path(&self) -> Option<String> {
+        let Self::Io { doing, offset, source, room, hint, .. } = self else { return None };
+        let said = source.to_string();
+        let number = source.raw_os_error().map(|errno| format!(" (os error {errno})"));
+        let said = number.and_then(|number| said.strip_suffix(&number)).unwrap_or(&said);
+        Some(format!("{doing}{}: {said}{}", at(*offset), advice(source, *room, hint)))
     }
 
     /// Whether the system said that a file or directory is not there.
@@ -175,11 +202,13 @@ fn at(offset: Option<u64>) -> String {
     offset.map(|o| format!(" at offset {o}")).unwrap_or_default()
 }
 
-fn too_little(room: Option<Room>) -> String {
-    let text = |Room { needed, free }| {
+/// What is known of a refusal of the system, and what to do about it.
+fn advice(source: &io::Error, room: Option<Room>, hint: &str) -> String {
+    let room = room.map_or_else(String::new, |Room { needed, free }| {
         format!("; the save needs {needed} bytes on this file system, which has {free} free")
-    };
-    room.map(text).unwrap_or_default()
+    });
+    let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
+    format!("{room}{}{hint}", remedy_for(source))
 }
 
 /// What to do about a refusal of the system, for the errnos that users meet.

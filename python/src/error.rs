@@ -16,7 +16,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let attributes = PyDict::new(py);
     let class = match error {
         Error::Io { path, source, .. } => {
-            return Ok(os_error(path.clone().into_os_string(), source, message));
+            return Ok(os_error(path.clone().into_os_string(), source, error));
         }
         Error::Incomplete { path, .. } => {
             attributes.set_item("path", path.as_os_str())?;
@@ -64,11 +64,11 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     Ok(PyErr::from_value(class.call((message,), Some(&attributes))?))
 }
 
-/// OSError picks its sub-class (FileNotFoundError, PermissionError) by the errno. The message says
-/// the path itself, so that none is given apart: Python would print it twice.
-fn os_error(path: OsString, source: &std::io::Error, message: String) -> PyErr {
-    match source.raw_os_error() {
-        Some(errno) => PyOSError::new_err((errno, message, path)),
-        None => PyOSError::new_err(message),
+/// OSError picks its sub-class (FileNotFoundError, PermissionError) by the errno, and prints errno and path
+/// itself: the message has neither.
+fn os_error(path: OsString, source: &std::io::Error, error: &Error) -> PyErr {
+    match (source.raw_os_error(), error.without_path()) {
+        (Some(errno), Some(message)) => PyOSError::new_err((errno, message, path)),
+        _ => PyOSError::new_err(error.to_string()),
     }
 }

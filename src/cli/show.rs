@@ -4,10 +4,9 @@ use super::config::StripeFlags;
 use super::output::Output;
 use super::table::{self, Align};
 use super::{Exit, text, values};
-use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
-use crate::store::{Checkpoint, Status, list_with};
+use crate::store::Checkpoint;
 use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -53,8 +52,7 @@ pub struct Show {
 
 pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
     let config = args.stripe.config()?;
-    let checkpoint = Checkpoint::open_with(&args.path, &config)
-        .map_err(|error| explain(&args.path, &config, error))?;
+    let checkpoint = Checkpoint::open_with(&args.path, &config)?;
     if args.json {
         out.json(&Shown::of(&checkpoint))?;
         return Ok(Exit::Ok);
@@ -75,26 +73,6 @@ pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
     }
     out.line(sections.join("\n\n"))?;
     Ok(Exit::Ok)
-}
-
-/// An easy mistake: the directory of checkpoints instead of one of them.
-fn explain(path: &Path, config: &Config, error: Error) -> Error {
-    if !matches!(error, Error::Incomplete { .. }) {
-        return error;
-    }
-    let found = list_with(path, config).unwrap_or_default();
-    let mut committed =
-        found.iter().rev().filter(|found| found.status == Status::Committed && found.path != path);
-    match committed.next() {
-        Some(newest) => Error::Incomplete {
-            path: path.into(),
-            reason: format!(
-                "it is a directory of checkpoints, the newest of which is {}",
-                newest.path.display()
-            ),
-        },
-        None => error,
-    }
 }
 
 /// A checkpoint in JSON. Names and units are those of the manifest.

@@ -47,7 +47,10 @@ pub(super) fn climb<T>(
             }
             Err(Failed { stage, doing, path, error, room }) => {
                 let why = ladder::refusal(&rung, stage, &error);
-                let fatal = || Error::Io { doing, path, offset: None, source: error, room };
+                let fatal = || {
+                    let hint = String::new();
+                    Error::Io { doing, path, offset: None, source: error, room, hint }
+                };
                 refused.push((rung, why.ok_or_else(fatal)?));
             }
         }

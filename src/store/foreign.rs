@@ -3,8 +3,8 @@
 //! PyTorch's `HuggingFaceStorageWriter` notes in each file where its tensors lie in the whole ones
 //! (`DCP_SHARDING_INFO`). Files without that note hold whole tensors.
 
+use super::diagnose::{no_commit, no_manifest};
 use super::dir::file_names;
-use super::open::no_manifest;
 use crate::config::Config;
 use crate::engine::file::open_read;
 use crate::error::{Error, Result, some_of};
@@ -63,11 +63,7 @@ pub(super) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
 }
 
 fn uncommitted(dir: &Path, shard: &str) -> Error {
-    let reason = format!(
-        "{shard} is a shard of ringstow's, but there is no {}, whose presence is the commit; restore \
-         it from a copy or go back to an earlier checkpoint",
-        names::MANIFEST
-    );
+    let reason = no_commit(shard);
     Error::Incomplete { path: dir.into(), reason }
 }
 

@@ -2,6 +2,7 @@
 //! opened, read and checked.
 
 mod commit;
+mod diagnose;
 mod dir;
 mod export;
 mod foreign;

@@ -1,11 +1,9 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
-use super::dir::file_names;
+use super::diagnose::{no_directory, no_manifest, not_there};
 use super::foreign;
 use super::index::Index;
 use super::places::{Places, companion_of};
-use super::ranks;
-use super::session::unfinished;
 use super::stamp::{Stamp, while_replaced};
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
@@ -179,12 +177,11 @@ impl Origin for Checkpoint {
 }
 
 pub(super) fn check_directory(dir: &Path) -> Result<()> {
-    let found = fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?;
-    if found.is_dir() {
-        return Ok(());
+    match fs::metadata(dir) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(no_directory(dir)),
+        Err(error) => Err(not_there(dir, error)),
     }
-    let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
-    Err(Error::io("opening (a checkpoint is a directory)", dir, error))
 }
 
 /// Reads and checks a directory's manifest.
@@ -224,46 +221,6 @@ pub(super) fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
 fn is_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ELOOP)
 }
-
-pub(super) fn no_manifest(dir: &Path) -> Error {
-    if let Some(checkpoint) = companion_of(dir) {
-        let reason =
-            format!("it holds shards of {checkpoint}, which is striped over it: open that");
-        return Error::Incomplete { path: dir.into(), reason };
-    }
-    if let Some(first) = ranks::parts(dir).unwrap_or_default().first() {
-        let reason = format!(
-            "it is of ranks that saved each by itself (DCP's use_collectives=False), and each rank's part \
-             is a checkpoint of its own: load it with dcp.load on as many ranks, or open a part, such as {}",
-            first.display()
-        );
-        return Error::Incomplete { path: dir.into(), reason };
-    }
-    let names = file_names(dir).unwrap_or_default();
-    let parts = names.iter().filter(|name| names::is_part(name)).count();
-    if names.iter().any(|name| name == names::RETIRED) {
-        let reason =
-            "it was being removed, and what did that was killed; `ringstow prune` finishes it";
-        return Error::Incomplete { path: dir.into(), reason: reason.into() };
-    }
-    let reason = match (parts, unfinished(dir, &names)) {
-        (0, _) => {
-            format!("it has no {}; nothing was saved here, or another format was", names::MANIFEST)
-        }
-        (_, Some(ranks)) => format!(
-            "it has no {}: a save is under way or was killed before its commit, and {ranks}. {GO_BACK}",
-            names::MANIFEST
-        ),
-        (n, None) => format!(
-            "it has no {} but {n} uncommitted file(s): a save is under way or was killed before its \
-             commit. {GO_BACK}",
-            names::MANIFEST
-        ),
-    };
-    Error::Incomplete { path: dir.into(), reason }
-}
-
-const GO_BACK: &str = "Resume from an earlier checkpoint; `ringstow prune` removes what was left";
 
 /// The ranks of a world that are not in `there`.
 pub(super) fn missing_ranks(world_size: u32, there: &HashSet<u32>) -> Vec<u32> {

@@ -1,0 +1,73 @@
+"""A path that is no checkpoint: the error says what is there and which call or command reads it."""
+
+import errno
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+
+import ringstow
+import ringstow.dcp
+
+
+@pytest.fixture
+def others(tmp_path):
+    state = {"w": torch.ones(3)}
+    ringstow.save(state, tmp_path / "run" / "step-1")
+    ringstow.save(state, tmp_path / "run" / "step-2")
+    dcp.save(dict(state), checkpoint_id=tmp_path / "stock")
+    torch.save(state, tmp_path / "model.pt")
+    (tmp_path / "hf").mkdir()
+    save_file(state, tmp_path / "hf" / "model.safetensors")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+CASES = [
+    ("run", ringstow.IncompleteCheckpointError, ["step-2", "`latest`", "`ringstow ls`"]),
+    ("stock", ringstow.IncompleteCheckpointError, ["dcp.load", "`ringstow convert"]),
+    ("hf", ringstow.IncompleteCheckpointError, ["ringstow.open", "`ringstow convert"]),
+    ("empty", ringstow.IncompleteCheckpointError, ["nothing was saved here"]),
+    ("model.pt", NotADirectoryError, ["torch.load", "`ringstow convert"]),
+    ("run/step-3", FileNotFoundError, ["no checkpoint was saved there", "step-2"]),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "words"), CASES, ids=[case[0] for case in CASES])
+def test_loads_say_what_is_there_and_what_reads_it(others, name, kind, words):
+    for load in (ringstow.load, lambda path: ringstow.load_into({}, path), ringstow.verify):
+        with pytest.raises(kind) as caught:
+            load(others / name)
+        for word in [str(others / name), *words]:
+            assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["run", "stock", "empty"])
+def test_dcps_reader_says_the_same(others, name):
+    words = next(words for case, _, words in CASES if case == name)
+    reader = ringstow.dcp.StorageReader()
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load({"w": torch.zeros(3)}, checkpoint_id=others / name, storage_reader=reader)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_errors_of_the_system_say_path_and_number_once(others):
+    path = str(others / "gone")
+    with pytest.raises(FileNotFoundError) as caught:
+        ringstow.load(path)
+    error = caught.value
+    assert (error.errno, error.filename) == (errno.ENOENT, path)
+    assert str(error).count(path) == 1
+    assert str(error).count("No such file") == 1
+    assert str(error).count(str(errno.ENOENT)) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_refused_save_says_path_and_number_once(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError) as caught:
+        ringstow.save({"a": 1}, tmp_path / "c")
+    assert str(caught.value).count(str(tmp_path)) == 1

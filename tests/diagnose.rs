@@ -1,0 +1,113 @@
+//! What opening a path that is no checkpoint says: what is there, and what reads it.
+#![cfg(unix)]
+
+mod common;
+
+use common::*;
+use nix::libc;
+use ringstow::{Checkpoint, Error, StateDict};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn error_of(path: &Path) -> Error {
+    ringstow::load(path).unwrap_err()
+}
+
+fn save(path: PathBuf) -> PathBuf {
+    let mut state = StateDict::new();
+    state.value("step", 1);
+    ringstow::save(&state, &path, &small_config()).unwrap();
+    path
+}
+
+/// A directory of files of these names and contents.
+fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let root = scratch();
+    for (name, bytes) in files {
+        fs::write(root.path().join(name), bytes).unwrap();
+    }
+    root
+}
+
+#[test]
+fn a_directory_of_checkpoints_names_one_and_how_to_find_the_newest() {
+    let root = scratch();
+    save(root.path().join("step-1"));
+    save(root.path().join("a-2"));
+    let error = error_of(root.path());
+    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert_says(&error, &["directory of checkpoints", "a-2", "`latest`", "`ringstow ls`"]);
+    assert_says(&Checkpoint::open_foreign(root.path()).unwrap_err(), &["directory of checkpoints"]);
+}
+
+#[test]
+fn a_missing_path_names_a_checkpoint_beside_it() {
+    let root = scratch();
+    let gone = root.path().join("step-2");
+    assert_says(&error_of(&gone), &["no checkpoint was saved there"]);
+    save(root.path().join("step-1"));
+    let error = error_of(&gone);
+    assert_eq!(errno(&error), Some(libc::ENOENT));
+    assert_says(&error, &["no checkpoint was saved there", "step-1"]);
+}
+
+#[test]
+fn directories_of_others_are_named_with_what_reads_them() {
+    let cases: [(&[(&str, &[u8])], &[&str]); 6] = [
+        (&[("__0_0.distcp", b"x"), (".metadata", b"x")], &["torch.distributed", "dcp.load"]),
+        (&[(".metadata", b"\x80\x02")], &["torch.distributed", "`ringstow convert"]),
+        (
+            &[("model.safetensors", b"x"), ("config.json", b"{}")],
+            &["model.safetensors", "ringstow.open"],
+        ),
+        (&[("pytorch_model.bin", b"x")], &["pytorch_model.bin", "torch.load"]),
+        (&[("notes.txt", b"x")], &["manifest.json", "nothing was saved here"]),
+        (&[], &["empty", "nothing was saved here"]),
+    ];
+    for (files, words) in cases {
+        let root = directory(files);
+        let error = error_of(root.path());
+        assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+        assert_says(&error, words);
+    }
+}
+
+#[test]
+fn files_are_named_with_what_reads_them() {
+    let root = directory(&[
+        ("model.pt", b"PK\x03\x04...."),
+        ("old.pth", b"\x80\x02...."),
+        ("a.npz", b"PK\x03\x04...."),
+        ("m.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
+        ("notes.txt", b"hello"),
+    ]);
+    let cases = [
+        ("model.pt", "torch.load"),
+        ("old.pth", "torch.load"),
+        ("a.npz", "numpy.load"),
+        ("m.safetensors", "safetensors file"),
+        ("notes.txt", "a checkpoint is a directory"),
+    ];
+    for (name, word) in cases {
+        let error = error_of(&root.path().join(name));
+        assert_eq!(errno(&error), Some(libc::ENOTDIR));
+        assert_says(&error, &[name, word]);
+    }
+    let checkpoint = save(root.path().join("c"));
+    assert_says(&error_of(&checkpoint.join("manifest.json")), &["a file of the checkpoint"]);
+}
+
+#[test]
+fn shards_without_their_manifest_are_told_from_nothing_at_all() {
+    let root = directory(&[("rank00000-0.safetensors", b"x")]);
+    assert_says(&error_of(root.path()), &["rank00000-0.safetensors", "is the commit"]);
+}
+
+#[test]
+fn what_the_system_said_is_there_without_path_and_number() {
+    let root = scratch();
+    let gone = root.path().join("gone");
+    let said = error_of(&gone).without_path().unwrap();
+    assert_eq!(said, "opening: No such file or directory; no checkpoint was saved there");
+    assert_eq!(error_of(root.path()).without_path(), None);
+}
