@@ -20,6 +20,9 @@ fn save(path: PathBuf) -> PathBuf {
     path
 }
 
+/// Names and contents of files, and what the error says.
+type Case<'a> = (&'a [(&'a str, &'a [u8])], &'a [&'a str]);
+
 /// A directory of files of these names and contents.
 fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     let root = scratch();
@@ -53,7 +56,7 @@ fn a_missing_path_names_a_checkpoint_beside_it() {
 
 #[test]
 fn directories_of_others_are_named_with_what_reads_them() {
-    let cases: [(&[(&str, &[u8])], &[&str]); 6] = [
+    let cases: [Case; 6] = [
         (&[("__0_0.distcp", b"x"), (".metadata", b"x")], &["torch.distributed", "dcp.load"]),
         (&[(".metadata", b"\x80\x02")], &["torch.distributed", "`ringstow convert"]),
         (
