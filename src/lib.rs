@@ -44,6 +44,7 @@ pub mod path_text;
 pub mod pipeline;
 pub mod plan;
 pub mod pool;
+mod process;
 mod state;
 pub mod store;
 

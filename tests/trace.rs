@@ -177,3 +177,20 @@ fn a_save_that_fails_leaves_a_trace_and_one_whose_trace_fails_is_saved() {
     ringstow::store::save(&runtime, &state, &dir.path().join("other"), &job).unwrap_err();
     assert_eq!(spans(&read(&file), "plan").len(), 1);
 }
+
+#[test]
+fn a_trace_that_the_configuration_asks_for_is_written_for_any_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, file) = (dir.path().join("ckpt"), dir.path().join("asked.json"));
+    let config = ringstow::Config { trace: Some(file.clone()), ..small_config() };
+    let runtime = Runtime::shared(&config).unwrap();
+    let bytes = noise(1, 4096);
+    let mut state = StateDict::new();
+    state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
+    ringstow::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
+    assert_eq!(spans(&read(&file), "plan").len(), 1);
+    fs::remove_file(&file).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    checkpoint.load_names(["t"], LoadOptions::default(), &runtime, &Arc::default()).unwrap();
+    assert!(!spans(&read(&file), "read").is_empty());
+}

@@ -27,8 +27,8 @@ fn config(json: &str) -> PyResult<Config> {
         .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad Config: {e}"))))
 }
 
-/// The process's runtime, and a job for it. Called with the GIL held: a fork, which holds it too, never finds the lock
-/// behind this taken.
+/// The process's runtime, and a job for it. Quick enough to be called with the GIL held: it neither makes memory nor
+/// waits for threads of a runtime that it drives out.
 fn runtime(json: &str) -> PyResult<(Arc<Runtime>, Arc<Job>)> {
     let config = config(json)?;
     Ok((Runtime::shared(&config).map_err(error::to_python)?, Job::of(&config)))
@@ -116,7 +116,9 @@ fn log_to_python(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-#[pymodule]
+// What `exchange` and `tensors` do with torch's memory relies on the GIL: until that is true no more, an
+// interpreter without one turns it on for this module.
+#[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     log_to_python(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

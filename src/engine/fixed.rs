@@ -6,54 +6,148 @@ use crate::config::Switch;
 use crate::pool::{Buffer, Pool, memlock};
 use nix::libc::ENOMEM;
 use std::io;
+use std::ops::Range;
 
-/// The leading buffers of a pool, registered; index = slot.
+/// Bytes that are registered at a time, of which the kernel makes one fixed buffer: all of them get memory
+/// then, and a pool of small buffers needs few calls.
+const STEP_BYTES: usize = 4 << 20;
+
+/// The leading buffers of a pool, registered.
 pub(super) struct Fixed {
     /// Keeps the registered memory mapped.
     pool: Option<Pool>,
+    /// How many the kernel knows, and how many it may come to know.
     count: usize,
+    allowed: usize,
+    /// How many make one of the kernel's.
+    stride: usize,
+    fallback: Option<Fallback>,
+}
+
+/// What the kernel is to know as its fixed buffer of a number: these buffers of the pool.
+pub(super) struct Step {
+    pub index: u16,
+    pub slots: Range<usize>,
 }
 
 impl Fixed {
-    /// Registers as much of the pool as the memory lock limit and the engine allow. What they do not
-    /// allow goes unregistered, and the fallback says so. `register` is given a number of leading
-    /// buffers and says how many of them the kernel then has.
+    /// None.
+    pub(super) fn none() -> Self {
+        Self { pool: None, count: 0, allowed: 0, stride: 1, fallback: None }
+    }
+
+    /// Registers as much of the pool as the memory lock limit and the engine allow, at once: all of it gets
+    /// memory then. What they do not allow goes unregistered, and the fallback says so. `register` is given
+    /// a number of leading buffers and says how many of them the kernel then has, each under its slot.
     ///
     /// # Errors
     /// With [`Switch::On`], a [`Refusal`] unless all of it is registered; then some of it may be.
-    pub(super) fn new(
-        pool: Option<&Pool>,
+    pub(super) fn at_once(
+        pool: &Pool,
         fixed: Switch,
         register: impl FnMut(&Pool, usize) -> io::Result<usize>,
-    ) -> io::Result<(Self, Option<Fallback>)> {
-        let Some(pool) = pool.filter(|_| fixed != Switch::Off) else {
-            return Ok((Self { pool: None, count: 0 }, None));
-        };
+    ) -> io::Result<Self> {
         let (count, shortfall) = register_most(pool, register);
-        let registered = Self { pool: Some(pool.clone()), count };
-        match shortfall {
-            None => Ok((registered, None)),
-            Some(refusal) if fixed == Switch::On => Err(refusal.into()),
-            Some(Refusal { reason, remedy }) => {
-                let wanted = format!("{} fixed buffers", pool.count());
-                let got = format!("{count} fixed buffers, the others unregistered");
-                Ok((registered, Some(Fallback { wanted, got, reason, remedy })))
-            }
+        let fallback = match shortfall {
+            Some(refusal) if fixed == Switch::On => return Err(refusal.into()),
+            shortfall => shortfall.map(|refusal| fewer(pool, count, refusal)),
+        };
+        Ok(Self { pool: Some(pool.clone()), count, allowed: count, stride: 1, fallback })
+    }
+
+    /// Registers the pool's first buffers, and the others as they are used ([`Fixed::index_of`]). The
+    /// kernel has an empty table of [`Fixed::steps`] entries.
+    pub(super) fn growing(
+        pool: &Pool,
+        register: impl FnOnce(&Pool, &Step) -> io::Result<()>,
+    ) -> Self {
+        let limit = memlock::limit_bytes();
+        let allowed = allowed(pool, limit);
+        let fallback =
+            (allowed < pool.count()).then(|| fewer(pool, allowed, memory_lock(pool, limit)));
+        let mut fixed =
+            Self { pool: Some(pool.clone()), count: 0, allowed, stride: stride(pool), fallback };
+        if allowed > 0 {
+            fixed.grow(register);
         }
+        fixed
+    }
+
+    /// How many fixed buffers of the kernel's a whole pool makes.
+    pub(super) fn steps(pool: &Pool) -> usize {
+        pool.count().div_ceil(stride(pool))
     }
 
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The index under which the kernel knows a buffer. Told by its address too, since a buffer of
-    /// another pool has slots as well.
-    pub(super) fn index_of(&self, buffer: &Buffer) -> Option<u16> {
-        let pool = self.pool.as_ref()?;
-        let slot = buffer.slot().filter(|&slot| usize::from(slot) < self.count)?;
-        let address = pool.base() as usize + usize::from(slot) * pool.block_bytes();
-        (buffer.as_ptr() as usize == address && buffer.len() <= pool.block_bytes()).then_some(slot)
+    /// Why not all buffers are registered, or will not be.
+    pub(super) fn fallback(&self) -> Option<&Fallback> {
+        self.fallback.as_ref()
     }
+
+    /// The index under which the kernel knows a buffer.
+    pub(super) fn known(&self, buffer: &Buffer) -> Option<u16> {
+        let slot = self.slot_of(buffer).filter(|&slot| slot < self.count)?;
+        Some((slot / self.stride) as u16)
+    }
+
+    /// [`Fixed::known`], of a pool that grows: `register` is called where the kernel does not know it yet.
+    pub(super) fn index_of(
+        &mut self,
+        buffer: &Buffer,
+        mut register: impl FnMut(&Pool, &Step) -> io::Result<()>,
+    ) -> Option<u16> {
+        let slot = self.slot_of(buffer)?;
+        // Slots are lent in order: mostly it is the next step.
+        while slot >= self.count && slot < self.allowed {
+            self.grow(&mut register);
+        }
+        self.known(buffer)
+    }
+
+    /// A buffer's number, if it is the pool's. Told by its address, since one of another pool has a slot as well.
+    fn slot_of(&self, buffer: &Buffer) -> Option<usize> {
+        let pool = self.pool.as_ref()?;
+        let slot = usize::from(buffer.slot()?);
+        let address = pool.base() as usize + slot * pool.block_bytes();
+        let is_its = buffer.as_ptr() as usize == address && buffer.len() <= pool.block_bytes();
+        is_its.then_some(slot)
+    }
+
+    /// Registers one more step. If that fails, it was the last.
+    fn grow(&mut self, register: impl FnOnce(&Pool, &Step) -> io::Result<()>) {
+        let Some(pool) = &self.pool else { return };
+        let end = (self.count + self.stride).min(self.allowed);
+        let step = Step { index: (self.count / self.stride) as u16, slots: self.count..end };
+        match register(pool, &step) {
+            Ok(()) => self.count = end,
+            Err(error) => {
+                self.allowed = self.count;
+                let why = match error.raw_os_error() {
+                    // All processes of the user count together.
+                    Some(ENOMEM) => memory_lock(pool, memlock::limit_bytes()),
+                    _ => refused(&error),
+                };
+                self.fallback = Some(fewer(pool, self.count, why));
+            }
+        }
+    }
+}
+
+/// How many of a pool's buffers make a step.
+fn stride(pool: &Pool) -> usize {
+    (STEP_BYTES / pool.block_bytes().max(1)).max(1)
+}
+
+/// As many of a pool's buffers as the memory lock limit has room for. Asked before, because a registration
+/// over the limit pins for seconds before it fails.
+fn allowed(pool: &Pool, limit: Option<u64>) -> usize {
+    let allowed = limit.map_or(pool.count(), |bytes| {
+        (bytes.saturating_sub(memlock::RING_BYTES) / pool.block_bytes() as u64) as usize
+    });
+    pool.count().min(allowed)
 }
 
 /// How many leading buffers could be registered, and why not all.
@@ -62,11 +156,7 @@ fn register_most(
     mut register: impl FnMut(&Pool, usize) -> io::Result<usize>,
 ) -> (usize, Option<Refusal>) {
     let limit = memlock::limit_bytes();
-    // Asked before, because a registration over the limit pins for seconds before it fails.
-    let allowed = limit.map_or(pool.count(), |bytes| {
-        (bytes.saturating_sub(memlock::RING_BYTES) / pool.block_bytes() as u64) as usize
-    });
-    let mut asked = pool.count().min(allowed);
+    let mut asked = allowed(pool, limit);
     while asked > 0 {
         match register(pool, asked) {
             Ok(count) if count < asked => return (count, Some(few(pool, count))),
@@ -78,6 +168,13 @@ fn register_most(
         }
     }
     (asked, Some(memory_lock(pool, limit)))
+}
+
+/// What becomes of a pool that is not registered as a whole.
+fn fewer(pool: &Pool, count: usize, Refusal { reason, remedy }: Refusal) -> Fallback {
+    let wanted = format!("{} fixed buffers", pool.count());
+    let got = format!("{count} fixed buffers, the others unregistered");
+    Fallback { wanted, got, reason, remedy }
 }
 
 /// The engine itself takes no more.
@@ -105,4 +202,44 @@ fn memory_lock(pool: &Pool, limit: Option<u64>) -> Refusal {
         format!("the pool has {kib} KiB, the memory lock limit (RLIMIT_MEMLOCK) is {limit}"),
         memlock::remedy(wanted),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pool that the kernel registers but for what is behind `refused_from` steps.
+    fn grown(
+        pool: &Pool,
+        refused_from: u16,
+    ) -> (Fixed, impl FnMut(&Pool, &Step) -> io::Result<()> + use<>) {
+        let register = move |_: &Pool, step: &Step| match step.index < refused_from {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(ENOMEM)),
+        };
+        (Fixed::growing(pool, register), register)
+    }
+
+    #[test]
+    fn buffers_are_registered_as_they_are_used() {
+        let pool = Pool::new(8, STEP_BYTES / 2).unwrap();
+        let (mut fixed, mut register) = grown(&pool, u16::MAX);
+        let limited = fixed.fallback().is_some(); // by this machine's memory lock limit
+        let held: Vec<Buffer> = (0..8).map(|_| pool.lease().unwrap()).collect();
+        assert!(fixed.count() <= 2, "{}", fixed.count());
+        assert!(limited || fixed.index_of(&held[5], &mut register) == Some(2));
+        assert!(limited || fixed.count() == 6);
+        assert!(limited || fixed.index_of(&held[0], &mut register) == Some(0));
+        assert_eq!(fixed.index_of(&Buffer::alone(4096).unwrap(), &mut register), None);
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_later_goes_unregistered_and_is_told_of() {
+        let pool = Pool::new(8, STEP_BYTES).unwrap();
+        let (mut fixed, mut register) = grown(&pool, 0);
+        assert!(fixed.fallback().is_some_and(|step| step.got.starts_with("0 fixed buffers")));
+        let buffer = pool.lease().unwrap();
+        assert_eq!(fixed.index_of(&buffer, &mut register), None);
+        assert_eq!(fixed.count(), 0);
+    }
 }

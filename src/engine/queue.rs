@@ -15,8 +15,8 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -102,13 +102,25 @@ pub struct Queue {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the engine says about itself, once.
+/// What the engine says about itself.
 #[derive(Clone)]
 struct About {
     name: &'static str,
     depth: usize,
+    account: Arc<Mutex<Account>>,
+}
+
+/// What changes while it works: buffers are registered when they are first used.
+#[derive(Clone, PartialEq, Default)]
+struct Account {
     registered: usize,
     fallbacks: Vec<Fallback>,
+}
+
+impl Account {
+    fn of(engine: &dyn Engine) -> Self {
+        Self { registered: engine.registered(), fallbacks: engine.fallbacks() }
+    }
 }
 
 /// The way to the I/O thread.
@@ -171,14 +183,11 @@ impl Queue {
                 Ok(engine) => engine,
                 Err(error) => return drop(hello.send(Err(error))),
             };
-            let about = About {
-                name: engine.name(),
-                depth: engine.depth(),
-                registered: engine.registered(),
-                fallbacks: engine.fallbacks(),
-            };
+            let account = Arc::new(Mutex::new(Account::of(&*engine)));
+            let (name, depth) = (engine.name(), engine.depth());
+            let about = About { name, depth, account: account.clone() };
             let _ = hello.send(Ok((about, engine.waker())));
-            Actor::new(engine, life, receiver, seen).run();
+            Actor::new(engine, life, receiver, (seen, account)).run();
         })?;
         let (about, waker) = first_word.recv().unwrap_or_else(|_| Err(gone()))?;
         let line = Arc::new(Line { commands, waker, rung, alive });
@@ -201,14 +210,18 @@ impl Queue {
         self.about.depth
     }
 
-    /// How many of the pool's buffers are fixed buffers of this engine.
+    /// How many of the pool's buffers are fixed buffers of this engine by now.
     pub fn registered(&self) -> usize {
-        self.about.registered
+        self.account().registered
     }
 
-    /// What the engine wanted and could not have when it was built.
-    pub fn fallbacks(&self) -> &[Fallback] {
-        &self.about.fallbacks
+    /// What the engine wanted and could not have, so far.
+    pub fn fallbacks(&self) -> Vec<Fallback> {
+        self.account().fallbacks.clone()
+    }
+
+    fn account(&self) -> MutexGuard<'_, Account> {
+        self.about.account.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Makes a file known to the engine, until the guard is dropped, and noted to be closed in a forked child. Waits for

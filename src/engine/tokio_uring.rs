@@ -11,7 +11,7 @@ use super::ladder::Fallback;
 use super::slots::Slots;
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Transfer, Waker, not_attached};
 use crate::config::Switch;
-use crate::pool::Pool;
+use crate::pool::{Owner, Pool};
 use futures_util::Stream;
 use futures_util::stream::FuturesUnordered;
 use std::fs::File as StdFile;
@@ -33,8 +33,9 @@ pub struct TokioUring {
     depth: usize,
     files: Slots<Rc<File>>,
     fixed: Fixed,
-    fallbacks: Vec<Fallback>,
     bell: Arc<Notify>,
+    /// The pools whose buffers may be in flight.
+    owners: Vec<Owner>,
     /// Whether tokio-uring is at work. Seen in drop, it has panicked.
     running: bool,
     // Dropped once nothing is in flight, or never: what is in flight has memory that the kernel uses.
@@ -56,18 +57,22 @@ impl TokioUring {
         let depth = depth.max(1);
         let runtime = runtime(depth)?;
         let mut registry = None;
-        let (fixed, fallback) = Fixed::new(pool, fixed, |pool, count| {
-            let (registered, kept) = register(&runtime, pool, count)?;
-            registry = Some(registered);
-            Ok(kept)
-        })?;
+        // All at once: its registry takes no more later.
+        let fixed = match pool.filter(|_| fixed != Switch::Off) {
+            Some(pool) => Fixed::at_once(pool, fixed, |pool, count| {
+                let (registered, kept) = register(&runtime, pool, count)?;
+                registry = Some(registered);
+                Ok(kept)
+            })?,
+            None => Fixed::none(),
+        };
         tracing::debug!(depth, registered = fixed.count(), "tokio-uring runtime set up");
         Ok(Self {
             depth,
             files: Slots::new(),
             fixed,
-            fallbacks: fallback.into_iter().collect(),
             bell: Arc::default(),
+            owners: Vec::new(),
             running: false,
             in_flight: ManuallyDrop::default(),
             registry: ManuallyDrop::new(registry),
@@ -90,7 +95,7 @@ impl TokioUring {
 
     /// The transfer's buffer as tokio-uring knows it, if it is registered.
     fn fixed_buffer(&self, transfer: &Transfer) -> Option<FixedBuf> {
-        let index = self.fixed.index_of(&transfer.buffer)?;
+        let index = self.fixed.known(&transfer.buffer)?;
         // tokio-uring panics at an empty slice.
         let registry = self.registry.as_ref().filter(|_| transfer.len > 0)?;
         registry.check_out(index.into())
@@ -204,7 +209,7 @@ impl Engine for TokioUring {
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
-        self.fallbacks.clone()
+        self.fixed.fallback().cloned().into_iter().collect()
     }
 
     fn attach(&mut self, file: Arc<StdFile>) -> io::Result<FileId> {
@@ -218,6 +223,11 @@ impl Engine for TokioUring {
     }
 
     fn submit(&mut self, op: Op) {
+        if self.in_flight.is_empty() {
+            self.owners.clear();
+        }
+        let owner = op.action.transfer().and_then(|transfer| transfer.buffer.owner());
+        self.owners.extend(owner.filter(|owner| !self.owners.contains(owner)));
         // Only the next wait can start it: outside of `block_on` there is no ring to be had.
         let operation = self.carry_out(op);
         self.in_flight.push(Box::pin(operation));
@@ -250,7 +260,7 @@ impl Drop for TokioUring {
         if self.running {
             // The kernel may still use these buffers: they are never to be used again.
             tracing::error!("tokio-uring panicked; the buffers in flight are given up");
-            return;
+            return self.owners.iter().for_each(Owner::give_up);
         }
         let (in_flight, registry) = (&mut *self.in_flight, self.registry.as_ref());
         self.runtime.block_on(async {

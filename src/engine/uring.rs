@@ -7,12 +7,12 @@
 mod files;
 pub(super) mod setup;
 
-use super::fixed::Fixed;
+use super::fixed::{Fixed, Step};
 use super::inherited::Inherited;
 use super::ladder::{Fallback, Refusal};
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Waker, not_attached};
 use crate::config::Switch;
-use crate::pool::Pool;
+use crate::pool::{Buffer, Pool};
 use files::Files;
 use io_uring::{IoUring, opcode, squeue, types};
 use nix::libc::iovec;
@@ -41,7 +41,6 @@ pub struct Uring {
     free: Vec<usize>,
     /// Completed, not returned yet.
     done: Vec<Completion>,
-    fallbacks: Vec<Fallback>,
 }
 
 /// An eventfd with a read always pending in the ring: writing to it from any thread makes the ring
@@ -54,7 +53,8 @@ struct Bell {
 }
 
 impl Uring {
-    /// Sets up a ring for `depth` operations in flight, and registers `pool` unless `fixed` is off.
+    /// Sets up a ring for `depth` operations in flight, and registers `pool` unless `fixed` is off: all of it
+    /// now if it is on, which takes all of its memory; else what is used, when it first is.
     ///
     /// # Errors
     /// The system's when it refuses a ring; a [`Refusal`] inside the error when the kernel is too
@@ -66,12 +66,8 @@ impl Uring {
         if !known.suffice() {
             return Err(too_old());
         }
-        let register = |pool: &Pool, count| match known.take_fixed() {
-            true => register(&ring, pool, count),
-            false => Err(no_fixed()),
-        };
-        let (fixed, fallback) =
-            Fixed::new(pool, fixed, register).inspect_err(|_| unregister(&ring))?;
+        let fixed = registered(&ring, pool, fixed, known.take_fixed())
+            .inspect_err(|_| unregister(&ring))?;
         let fd = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
         tracing::debug!(depth, flags = flags.name(), registered = fixed.count(), "ring set up");
         Ok(Self {
@@ -84,7 +80,6 @@ impl Uring {
             in_flight: (0..depth.max(1)).map(|_| None).collect(),
             free: (0..depth.max(1)).rev().collect(),
             done: Vec::new(),
-            fallbacks: fallback.into_iter().collect(),
         })
     }
 
@@ -103,12 +98,14 @@ impl Uring {
     }
 
     /// The submission for an operation, all addresses and lengths checked.
-    fn entry(&self, op: &mut Op) -> io::Result<squeue::Entry> {
+    fn entry(&mut self, op: &mut Op) -> io::Result<squeue::Entry> {
         let slot = self.files.get(op.file).ok_or_else(|| not_attached(op.file))?;
         if let Some(transfer) = op.action.transfer() {
             transfer.check()?;
         }
-        let index = op.action.transfer().and_then(|t| self.fixed.index_of(&t.buffer));
+        let (fixed, ring) = (&mut self.fixed, &self.ring);
+        let register = |pool: &Pool, step: &Step| register_step(ring, pool, step);
+        let index = op.action.transfer().and_then(|t| fixed.index_of(&t.buffer, register));
         Ok(if slot.registered {
             submission!(types::Fixed(op.file.0), &mut op.action, index)
         } else {
@@ -202,17 +199,40 @@ fn no_fixed() -> io::Error {
     Refusal::new(reason, "use Linux 5.6 or later, or set fixed = off").into()
 }
 
+/// Registers a pool as far as the switch asks for it.
+fn registered(ring: &IoUring, pool: Option<&Pool>, fixed: Switch, has: bool) -> io::Result<Fixed> {
+    let Some(pool) = pool.filter(|_| fixed != Switch::Off) else { return Ok(Fixed::none()) };
+    let at_once = |pool: &Pool, count| match has {
+        true => register(ring, pool, count),
+        false => Err(no_fixed()),
+    };
+    let steps = Fixed::steps(pool) as u32;
+    // A table to be filled later takes Linux 5.19. What is asked for by name is had at once, or refused.
+    if fixed == Switch::On || !has || ring.submitter().register_buffers_sparse(steps).is_err() {
+        return Fixed::at_once(pool, fixed, at_once);
+    }
+    Ok(Fixed::growing(pool, |pool, step| register_step(ring, pool, step)))
+}
+
 /// Registers the leading buffers of a pool: mapped and pinned once, not at every transfer.
 fn register(ring: &IoUring, pool: &Pool, count: usize) -> io::Result<usize> {
-    let buffers: Vec<iovec> = (0..count)
-        .map(|slot| iovec {
-            iov_base: pool.base().wrapping_add(slot * pool.block_bytes()).cast(),
-            iov_len: pool.block_bytes(),
-        })
-        .collect();
+    let buffers: Vec<iovec> = (0..count).map(|slot| memory(pool, slot, 1)).collect();
     // SAFETY: the buffers are the pool's, back to back, and its mapping outlives the registration:
     // `Fixed` holds the pool until the engine has been dropped, ring first.
     unsafe { ring.submitter().register_buffers(&buffers) }.map(|()| count)
+}
+
+/// Registers some buffers of a pool as one, in the table that is there.
+fn register_step(ring: &IoUring, pool: &Pool, step: &Step) -> io::Result<()> {
+    let buffers = [memory(pool, step.slots.start, step.slots.len())];
+    // SAFETY: as in `register`.
+    unsafe { ring.submitter().register_buffers_update(step.index.into(), &buffers, None) }
+}
+
+/// The memory of some buffers of a pool, which lie back to back.
+fn memory(pool: &Pool, first: usize, count: usize) -> iovec {
+    let at = pool.base().wrapping_add(first * pool.block_bytes());
+    iovec { iov_base: at.cast(), iov_len: count * pool.block_bytes() }
 }
 
 /// Gives the memory lock quota back now; the end of the ring does so only some 20 ms later.
@@ -266,7 +286,7 @@ impl Engine for Uring {
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
-        self.fallbacks.clone()
+        self.fixed.fallback().cloned().into_iter().collect()
     }
 
     fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
@@ -308,7 +328,8 @@ impl Drop for Uring {
         if let Err(error) = self.drain() {
             // The kernel may still write to these buffers: they are never to be used again.
             tracing::error!(%error, "the ring could not be drained; its buffers are given up");
-            std::mem::forget(std::mem::take(&mut self.in_flight));
+            let given_up = std::mem::take(&mut self.in_flight).into_iter().flatten();
+            given_up.filter_map(|op| op.action.into_buffer()).for_each(Buffer::give_up);
             std::mem::forget(std::mem::take(&mut self.bell.count));
         }
         unregister(&self.ring);

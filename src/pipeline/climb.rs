@@ -93,6 +93,23 @@ pub(super) fn close<T>(files: &mut Vec<T>, queue_of: impl Fn(&T) -> Option<&Arc<
     queues.iter().for_each(|queue| queue.settle());
 }
 
+/// Brings an account up to what has become of the engines since: they register buffers when these are first used.
+pub(super) fn update<'a>(moved: &mut Moved, queues: impl Iterator<Item = &'a Arc<Queue>>) {
+    for queue in queues {
+        moved.fixed_buffers = moved.fixed_buffers.max(queue.registered());
+        for step in queue.fallbacks() {
+            // The same shortfall may have been told of, with another number of buffers, or for a directory.
+            let same = |known: &&mut Fallback| {
+                known.wanted == step.wanted && known.reason.ends_with(&step.reason)
+            };
+            match moved.fallbacks.iter_mut().find(same) {
+                Some(known) => known.got = step.got,
+                None => moved.fallbacks.push(step),
+            }
+        }
+    }
+}
+
 /// The directories, as they come first, with the numbers of the paths in each.
 pub(super) fn by_directory<'a>(paths: &[Option<&'a Path>]) -> Vec<(&'a Path, Vec<usize>)> {
     let mut dirs: Vec<(&Path, Vec<usize>)> = Vec::new();
@@ -138,7 +155,7 @@ fn together(ways: Vec<(&Path, Moved)>) -> Moved {
 fn moved(queue: &Queue, rung: &Rung, refused: Vec<(Rung, Refusal)>, notes: Vec<Fallback>) -> Moved {
     let steps = refused.into_iter().map(|(tried, why)| why.fallback(&tried, rung));
     let mut fallbacks: Vec<Fallback> = steps.collect();
-    fallbacks.extend(queue.fallbacks().iter().cloned());
+    fallbacks.extend(queue.fallbacks());
     fallbacks.extend(notes);
     Moved {
         engine: queue.name().into(),

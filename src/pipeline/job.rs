@@ -4,7 +4,7 @@ use super::trace::{Interval, Trace, What};
 use crate::config::Config;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub struct Job {
     staged: AtomicU64,
     written: AtomicU64,
     stop: Arc<AtomicBool>,
-    trace: Option<Trace>,
+    trace: OnceLock<Trace>,
     phase: Mutex<Phase>,
     changed: Condvar,
 }
@@ -44,13 +44,25 @@ pub struct Progress {
     pub total: u64,
 }
 
+/// From the root: a later change of directory must not move it.
+fn trace_of(path: &Path) -> Trace {
+    Trace::new(std::path::absolute(path).unwrap_or_else(|_| path.into()))
+}
+
 impl Job {
     /// A job that keeps account of what each block goes through, and when. The save or load that it
     /// is given to writes that to `path` at its end, in the trace format of Chrome and Perfetto.
     pub fn tracing(path: impl AsRef<Path>) -> Self {
-        // From the root: a later change of directory must not move it.
-        let path = std::path::absolute(&path).unwrap_or_else(|_| path.as_ref().into());
-        Self { trace: Some(Trace::new(path)), ..Self::default() }
+        let job = Self::default();
+        job.trace.get_or_init(|| trace_of(path.as_ref()));
+        job
+    }
+
+    /// Has what a configuration asks for traced too, unless the job has a trace of its own.
+    pub(crate) fn trace_to(&self, config: &Config) {
+        if let Some(path) = &config.trace {
+            self.trace.get_or_init(|| trace_of(path));
+        }
     }
 
     /// The job of a save or load of this configuration.
@@ -61,14 +73,14 @@ impl Job {
     /// Notes that something was done from a moment until now: for a block of this number, with as
     /// many bytes.
     pub(crate) fn note(&self, what: What, from: Instant, block: Option<usize>, bytes: u64) {
-        if let Some(trace) = &self.trace {
+        if let Some(trace) = self.trace.get() {
             trace.add(what, (from, Instant::now()), block, bytes);
         }
     }
 
     /// As [`Job::note`], of something that ended at a moment.
     pub(crate) fn note_span(&self, what: What, span: Interval, block: Option<usize>, bytes: u64) {
-        if let Some(trace) = &self.trace {
+        if let Some(trace) = self.trace.get() {
             trace.add(what, span, block, bytes);
         }
     }
@@ -90,7 +102,7 @@ impl Job {
     /// be written is no reason to lose what was saved: it is logged.
     pub(crate) fn traced<T>(&self, work: impl FnOnce() -> T) -> T {
         let done = work();
-        if let Some(trace) = &self.trace
+        if let Some(trace) = self.trace.get()
             && let Err(error) = trace.write()
         {
             let path = trace.path().display();

@@ -4,7 +4,7 @@
 //! the memory that the tensors will live in ([`read_arenas`]), or through the staging pool into
 //! memory that is there already ([`read_into`]), or nowhere ([`check`]).
 
-use super::climb::{Failed, by_directory, climb_each, close};
+use super::climb::{Failed, by_directory, climb_each, close, update};
 use super::crew::work_together;
 use super::fill::Clock;
 use super::job::Job;
@@ -105,12 +105,36 @@ pub(crate) fn read_arenas(
         buffers.extend(places.into_iter().map(|place| Mutex::new(Some(place))));
         arenas.push(whole);
     }
-    // Staging is not involved, so neither are fixed buffers.
-    let config = Config { fixed: Switch::Off, ..runtime.config().clone() };
-    let memory = Memory::Arena(&buffers);
-    let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Damages::Stop)?;
+    let read = match runtime.config().fixed {
+        Switch::On => read_through(runtime, reads, &buffers, job)?,
+        _ => {
+            // Staging is not involved, so neither are fixed buffers.
+            let config = Config { fixed: Switch::Off, ..runtime.config().clone() };
+            let memory = Memory::Arena(&buffers);
+            read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Damages::Stop)?
+        }
+    };
     drop(buffers);
     Ok((arenas.into_iter().map(Whole::rejoin).collect(), read))
+}
+
+/// Reads blocks through fixed buffers, which were asked for by name, into places of their own.
+fn read_through(
+    runtime: &Runtime,
+    reads: Reads,
+    places: &[Mutex<Option<Buffer>>],
+    job: &Arc<Job>,
+) -> Result<Read> {
+    let (pool, config) = staging(runtime, reads)?;
+    let deliver = |number: usize, transit: &mut Transit| {
+        let mut place = places[number].lock().expect("no panic while it is held");
+        if let Some(place) = place.as_mut() {
+            place.prefault();
+            let len = reads.blocks[number].len;
+            place[..len].copy_from_slice(transit.bytes(0..len));
+        }
+    };
+    read_blocks(runtime, &config, reads, job, Memory::Pool(&pool), deliver, Damages::Stop)
 }
 
 /// Where boxes of the files go.
@@ -179,19 +203,27 @@ pub(crate) fn check(
 }
 
 /// The pool to read through, and the configuration to do it with: the runtime's, unless the
-/// checkpoint was written in larger blocks than its buffers, or so little is wanted that taking all
-/// of the runtime's memory for it would be most of the work. Then a pool for the time of this load,
+/// checkpoint was written in larger blocks than its buffers. Then a pool for the time of this load,
 /// not registered as fixed buffers.
+///
+/// # Errors
+/// [`Error::Invalid`] if fixed buffers were asked for by name and are too small.
 fn staging(runtime: &Runtime, reads: Reads) -> Result<(Pool, Config)> {
     let config = runtime.config();
     let largest = reads.blocks.iter().map(|block| block.len).max().unwrap_or(0);
-    let fits = largest as u64 <= config.block_bytes;
-    let few = 2 * reads.blocks.len() <= config.buffers();
     let no_memory = |e| Error::io("taking staging memory for", reads.dir, e);
-    if fits && (!few || runtime.has_pool() || config.fixed == Switch::On) {
+    if largest as u64 <= config.block_bytes {
         return Ok((runtime.pool().map_err(no_memory)?, config.clone()));
     }
     let len = largest.next_multiple_of(ALIGN).max(ALIGN);
+    if config.fixed == Switch::On {
+        return Err(Error::invalid(format!(
+            "{} is read in blocks of {len} bytes, and with Config.fixed = on they must fit into a staging \
+             buffer: Config.block_bytes = {} is less. Set block_bytes to {len} or more, or fixed to auto",
+            reads.dir.display(),
+            config.block_bytes
+        )));
+    }
     let count = reads.blocks.len().min(config.pool_bytes as usize / len).max(2);
     let pool = Pool::new(count, len).map_err(no_memory)?;
     Ok((pool, Config { fixed: Switch::Off, ..config.clone() }))
@@ -225,6 +257,7 @@ fn read_blocks(
     damages: Damages,
 ) -> Result<Read> {
     let started = Instant::now();
+    job.trace_to(config);
     let (opened, mut moved) = open_files(runtime, config, reads)?;
     let mut seconds =
         LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
@@ -252,6 +285,7 @@ fn read_blocks(
     seconds.checksum_cpu = stream.checksum.seconds();
     seconds.device_copy = stream.device.seconds();
     moved.device_bytes = stream.device_bytes.load(Relaxed);
+    update(&mut moved, opened.files.iter().flatten().map(|(_, queue)| queue));
     seconds.total = started.elapsed().as_secs_f64();
     match stream.failure.into_inner().expect("no panic while it was held") {
         Some(error) => Err(error),
@@ -381,31 +415,52 @@ struct Stream<'a, Deliver> {
 
 type Done = (usize, Outcome);
 
+/// What one worker has in hand.
+#[derive(Default)]
+struct Hand {
+    /// The number of a block that there was no buffer for.
+    claimed: Option<usize>,
+    /// Reads that have not come back.
+    in_flight: usize,
+    /// Blocks that GPUs are copying from.
+    leaving: VecDeque<Transit>,
+}
+
+impl Hand {
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.leaving.is_empty()
+    }
+}
+
 impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
     /// One worker: keeps its share of reads in flight, and checks what comes back. Leaves only when
     /// all of its reads have come back, so that no file is closed under one, and all copies of GPUs
     /// have ended.
     fn work(&self) {
         let (send, receive): (Sender<Done>, Receiver<Done>) = unbounded();
-        let mut in_flight = 0;
-        let mut leaving = VecDeque::new();
+        let mut hand = Hand::default();
         loop {
-            self.note(self.land(&mut leaving, false));
-            while in_flight < self.share
-                && self.start_next(&send, in_flight == 0 && leaving.is_empty())
-            {
-                in_flight += 1;
+            self.note(self.land(&mut hand.leaving, false));
+            while hand.in_flight < self.share && self.started_next(&send, &mut hand) {
+                hand.in_flight += 1;
             }
-            if in_flight > 0 {
+            if hand.in_flight > 0 {
                 let (number, outcome) = receive.recv().expect("`send` is alive");
-                in_flight -= 1;
-                self.note(self.finish(number, outcome).map(|transit| leaving.extend(transit)));
-            } else if leaving.is_empty() {
+                hand.in_flight -= 1;
+                self.note(self.finish(number, outcome).map(|transit| hand.leaving.extend(transit)));
+            } else if !hand.leaving.is_empty() {
+                self.note(self.land(&mut hand.leaving, true));
+            } else if hand.claimed.is_none() || self.job.stopped() {
                 return;
-            } else {
-                self.note(self.land(&mut leaving, true));
             }
         }
+    }
+
+    fn started_next(&self, send: &Sender<Done>, hand: &mut Hand) -> bool {
+        let started = self.start_next(send, hand);
+        let is_started = matches!(started, Ok(true));
+        self.note(started.map(drop));
+        is_started
     }
 
     /// Keeps the first failure, which ends the load.
@@ -431,25 +486,33 @@ impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
     }
 
     /// Starts one more read; false if there is none left, or no memory for it now.
-    fn start_next(&self, send: &Sender<Done>, idle: bool) -> bool {
+    ///
+    /// # Errors
+    /// When there will never be memory for it.
+    fn start_next(&self, send: &Sender<Done>, hand: &mut Hand) -> Result<bool> {
         if self.job.stopped() {
-            return false;
+            return Ok(false);
         }
+        // The block comes first: a buffer without one would be memory that nobody needs.
+        let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return Ok(false) };
+        let block = &self.reads.blocks[number];
         let leased = match self.memory {
-            Memory::Arena(_) => None,
+            Memory::Arena(_) => match self.arena_buffer(number) {
+                None => return Ok(false),
+                place => place,
+            },
             // Only a worker with nothing in flight waits: others have blocks to check, which frees
             // buffers.
-            Memory::Pool(pool) if idle => Some(pool.lease()),
-            Memory::Pool(pool) => match pool.try_lease() {
-                None => return false,
-                leased => leased,
-            },
+            Memory::Pool(pool) if hand.is_idle() => Some(pool.lease().map_err(|error| {
+                Error::io("taking staging memory for", &self.reads.files[block.file].path, error)
+            })?),
+            Memory::Pool(pool) => pool.try_lease(),
         };
-        let turn = self.next.fetch_add(1, Relaxed);
-        let number = self.turns.as_ref().and_then(|turns| turns.get(turn).copied()).unwrap_or(turn);
-        let Some(block) = self.reads.blocks.get(number) else { return false };
-        let Some(buffer) = leased.or_else(|| self.arena_buffer(number)) else { return false };
-        let Some((file, queue)) = &self.opened.files[block.file] else { return false };
+        let Some(buffer) = leased else {
+            hand.claimed = Some(number);
+            return Ok(false);
+        };
+        let Some((file, queue)) = &self.opened.files[block.file] else { return Ok(false) };
         let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
         let (send, job, bytes) = (send.clone(), self.job.clone(), block.len as u64);
         let queued = Instant::now();
@@ -463,7 +526,14 @@ impl<Deliver: Fn(usize, &mut Transit)> Stream<'_, Deliver> {
                 let _ = send.send((number, outcome));
             }),
         });
-        true
+        Ok(true)
+    }
+
+    /// The number of the next block in turn.
+    fn claim(&self) -> Option<usize> {
+        let turn = self.next.fetch_add(1, Relaxed);
+        let number = self.turns.as_ref().and_then(|turns| turns.get(turn).copied()).unwrap_or(turn);
+        (number < self.reads.blocks.len()).then_some(number)
     }
 
     /// The place of a block in its arena.

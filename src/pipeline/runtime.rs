@@ -1,8 +1,6 @@
 //! What outlives a single save: the staging pool and the engines' threads.
 
-use crate::config::Config;
-#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
-use crate::config::Switch;
+use crate::config::{Config, Switch};
 use crate::engine::Engine;
 use crate::engine::inherited;
 use crate::engine::ladder::{Kind, Rung};
@@ -10,27 +8,63 @@ use crate::engine::portable::Portable;
 use crate::engine::queue::Queue;
 use crate::error::Result;
 use crate::pool::Pool;
+use crate::process::{self, GENERATIONS, PerProcess};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 /// Name of the engines' threads.
 const THREAD: &str = "ringstow-io";
 
-/// The staging pool and the engines, each made when first needed and kept for the next save.
+/// A configuration, and the staging pool and engines to save and load with: made when first needed, and kept
+/// for the next save.
 ///
-/// Saves and loads that run at the same time share it: they draw buffers from one pool, and their
-/// transfers take turns in one queue.
+/// Saves and loads that run at the same time share them: they draw buffers from one pool, and their
+/// transfers take turns in one queue. So do runtimes of the process that differ in nothing that pool and
+/// engines depend on ([`Runtime::shared`]).
 pub struct Runtime {
     config: Config,
-    /// Builds every engine, in place of ringstow's own.
-    build: Option<Build>,
-    pool: Mutex<Option<Pool>>,
-    /// Whether with fixed buffers, and the queue.
-    queues: Mutex<Vec<(Kind, bool, Arc<Queue>)>>,
+    /// Taken only by `drop`.
+    machine: Option<Arc<Machine>>,
+    /// Whether others may have the same machine.
+    is_shared: bool,
 }
 
 /// Builds an engine, in the thread that will drive it.
 pub type Build = Arc<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
+
+/// The pool and the engines.
+struct Machine {
+    made_for: Needs,
+    /// Builds every engine, in place of ringstow's own.
+    build: Option<Build>,
+    pool: Mutex<Option<Pool>>,
+    queues: Mutex<Vec<Running>>,
+}
+
+/// What of a configuration pool and engines depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Needs {
+    buffers: usize,
+    block_bytes: u64,
+    queue_depth: u32,
+    fixed: Switch,
+}
+
+impl Needs {
+    fn of(config: &Config) -> Self {
+        let Config { block_bytes, queue_depth, fixed, .. } = *config;
+        Self { buffers: config.buffers(), block_bytes, queue_depth, fixed }
+    }
+}
+
+/// A queue, and what it was made for.
+struct Running {
+    engine: Kind,
+    /// Where the pool lies that it registers.
+    pool: Option<usize>,
+    queue: Arc<Queue>,
+}
 
 impl Runtime {
     /// Checks the configuration; takes nothing from the system yet.
@@ -38,8 +72,7 @@ impl Runtime {
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for numbers that do not fit.
     pub fn new(config: Config) -> Result<Self> {
-        config.validate()?;
-        Ok(Self { config, build: None, pool: Mutex::new(None), queues: Mutex::new(Vec::new()) })
+        Self::over(config, None)
     }
 
     /// A runtime over an engine of the caller's: one of its own making, or a
@@ -48,38 +81,58 @@ impl Runtime {
     /// # Errors
     /// As for [`Runtime::new`].
     pub fn with_engine(config: Config, build: Build) -> Result<Self> {
-        Ok(Self { build: Some(build), ..Self::new(config)? })
+        Self::over(config, Some(build))
     }
 
-    /// The process's runtime for this configuration, whatever it says of traces. The two used last are kept, so that the next
-    /// save finds its memory prefaulted and registered, also if loads are configured otherwise.
+    fn over(config: Config, build: Option<Build>) -> Result<Self> {
+        config.validate()?;
+        let machine = Some(Arc::new(Machine::new(Needs::of(&config), build)));
+        Ok(Self { config, machine, is_shared: false })
+    }
+
+    /// A runtime of this configuration over the process's pool and engines for it: those that other
+    /// configurations have too, if size and number of buffers, depth and use of fixed buffers are the same.
+    /// The two sets used last are kept, so that the next save finds its memory, also if loads are configured
+    /// otherwise.
     ///
     /// # Errors
     /// As for [`Runtime::new`].
     pub fn shared(config: &Config) -> Result<Arc<Self>> {
-        let config = Config { trace: None, ..config.clone() };
-        let mut kept = kept();
-        let known = kept.iter().position(|runtime| runtime.config == config);
-        let runtime = match known {
-            Some(index) => kept.remove(index),
-            None => Arc::new(Self::new(config)?),
+        config.validate()?;
+        let needs = Needs::of(config);
+        let mut let_go = Vec::new();
+        let machine = match KEPT.lock() {
+            None => Arc::new(Machine::new(needs, None)),
+            Some(mut kept) => {
+                let known = kept.iter().position(|machine| machine.made_for == needs);
+                let machine = match known {
+                    Some(index) => kept.remove(index),
+                    None => Arc::new(Machine::new(needs, None)),
+                };
+                kept.insert(0, machine.clone());
+                while kept.len() > KEPT_MAX {
+                    let_go.extend(kept.pop());
+                }
+                machine
+            }
         };
-        kept.insert(0, runtime.clone());
-        kept.truncate(KEPT_MAX);
-        Ok(runtime)
+        let_go.into_iter().for_each(let_go_elsewhere);
+        Ok(Arc::new(Self { config: config.clone(), machine: Some(machine), is_shared: true }))
     }
 
     /// Gives the shared runtimes' memory and threads back once nothing uses them.
     pub fn release_shared() {
-        kept().clear();
+        let kept = KEPT.lock().map(|mut kept| std::mem::take(&mut *kept));
+        drop(kept); // not under the lock: threads are waited for
     }
 
     /// To be called in a forked child, before anything else here: the threads are the parent's, the pools are
     /// not mapped here, and the files and locks of its saves and loads are closed, which otherwise stay open as long
-    /// as the child lives. Handles and sessions that it inherited are to be forgotten, never dropped.
+    /// as the child lives. Takes no lock that a thread of the parent may have held. Handles and sessions
+    /// that it inherited are to be forgotten, never dropped.
     pub fn forget_after_fork() {
         inherited::close();
-        std::mem::forget(std::mem::take(&mut *kept()));
+        process::forked();
     }
 
     /// The configuration.
@@ -87,21 +140,12 @@ impl Runtime {
         &self.config
     }
 
-    /// Whether the staging pool has been made.
-    pub(super) fn has_pool(&self) -> bool {
-        self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_some()
-    }
-
     /// The staging pool.
     ///
     /// # Errors
-    /// The system's, when there is no memory for it.
+    /// The system's, when there is no address space for it.
     pub fn pool(&self) -> io::Result<Pool> {
-        let mut pool = self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if pool.is_none() {
-            *pool = Some(Pool::new(self.config.buffers(), self.config.block_bytes as usize)?);
-        }
-        Ok(pool.clone().expect("just made"))
+        self.machine().pool()
     }
 
     /// The running queue that this rung needs; a new one if there is none or its engine broke.
@@ -109,74 +153,111 @@ impl Runtime {
     /// # Errors
     /// The system's, when the engine cannot be had here.
     pub(crate) fn queue(&self, rung: &Rung) -> io::Result<Arc<Queue>> {
-        let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        queues.retain(|(.., queue)| queue.is_alive());
-        let fits =
-            |(kind, fixed, _): &&(Kind, bool, _)| (*kind, *fixed) == (rung.engine, rung.fixed);
-        if let Some((.., queue)) = queues.iter().find(fits) {
-            return Ok(queue.clone());
+        self.machine().queue(rung)
+    }
+
+    fn machine(&self) -> &Machine {
+        self.machine.as_ref().expect("only `drop` takes it")
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if let Some(machine) = self.machine.take().filter(|_| self.is_shared) {
+            let_go_elsewhere(machine);
         }
-        let queue = Arc::new(self.start(rung)?);
-        queues.push((rung.engine, rung.fixed, queue.clone()));
+    }
+}
+
+/// Drops a shared machine. If nobody else has it, that joins threads and unmaps memory, which takes a second
+/// where there is much: so it is done on a thread of its own. The caller may hold what those threads wait for (an
+/// interpreter's lock, to log something), and did not ask for this.
+fn let_go_elsewhere(machine: Arc<Machine>) {
+    let Some(machine) = Arc::into_inner(machine).filter(Machine::has_anything) else { return };
+    // Without another thread it is dropped here.
+    drop(thread::Builder::new().name("ringstow-let-go".into()).spawn(move || drop(machine)));
+}
+
+impl Machine {
+    fn new(made_for: Needs, build: Option<Build>) -> Self {
+        Self { made_for, build, pool: Mutex::new(None), queues: Mutex::new(Vec::new()) }
+    }
+
+    fn has_anything(&self) -> bool {
+        !self.queues.lock().is_ok_and(|queues| queues.is_empty())
+            || !self.pool.lock().is_ok_and(|pool| pool.is_none())
+    }
+
+    fn pool(&self) -> io::Result<Pool> {
+        let mut pool = self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(pool) = pool.as_ref().filter(|pool| !pool.is_broken()) {
+            return Ok(pool.clone());
+        }
+        let made = Pool::new(self.made_for.buffers, self.made_for.block_bytes as usize)?;
+        Ok(pool.insert(made).clone())
+    }
+
+    fn queue(&self, rung: &Rung) -> io::Result<Arc<Queue>> {
+        let pool = if rung.fixed { Some(self.pool()?) } else { None };
+        let (engine, at) = (rung.engine, pool.as_ref().map(|pool| pool.base() as usize));
+        let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        queues.retain(|running| running.queue.is_alive());
+        let fits = |running: &&Running| (running.engine, running.pool) == (engine, at);
+        if let Some(running) = queues.iter().find(fits) {
+            return Ok(running.queue.clone());
+        }
+        let queue = Arc::new(self.start(engine, pool)?);
+        queues.push(Running { engine, pool: at, queue: queue.clone() });
         Ok(queue)
     }
 
-    fn start(&self, rung: &Rung) -> io::Result<Queue> {
-        let depth = self.config.queue_depth as usize;
+    fn start(&self, engine: Kind, pool: Option<Pool>) -> io::Result<Queue> {
+        let depth = self.made_for.queue_depth as usize;
         if let Some(build) = self.build.clone() {
             return Queue::start(THREAD, move || build());
         }
-        match rung.engine {
+        // How much registering the pool is insisted on.
+        let fixed = if pool.is_some() { self.made_for.fixed } else { Switch::Off };
+        match engine {
             Kind::Portable => {
                 Queue::start(THREAD, move || Ok(Box::new(Portable::new(depth)?) as Box<dyn Engine>))
             }
-            Kind::Uring => self.start_uring(depth, rung.fixed),
-            Kind::TokioUring => self.start_tokio_uring(depth, rung.fixed),
+            Kind::Uring => start_uring(depth, pool, fixed),
+            Kind::TokioUring => start_tokio_uring(depth, pool, fixed),
         }
     }
+}
 
-    #[cfg(all(target_os = "linux", feature = "uring"))]
-    fn start_uring(&self, depth: usize, fixed: bool) -> io::Result<Queue> {
-        use crate::engine::uring::Uring;
-        let (pool, switch) = self.to_register(fixed)?;
-        Queue::start(THREAD, move || {
-            Ok(Box::new(Uring::new(depth, pool.as_ref(), switch)?) as Box<dyn Engine>)
-        })
-    }
+#[cfg(all(target_os = "linux", feature = "uring"))]
+fn start_uring(depth: usize, pool: Option<Pool>, fixed: Switch) -> io::Result<Queue> {
+    use crate::engine::uring::Uring;
+    Queue::start(THREAD, move || {
+        Ok(Box::new(Uring::new(depth, pool.as_ref(), fixed)?) as Box<dyn Engine>)
+    })
+}
 
-    #[cfg(not(all(target_os = "linux", feature = "uring")))]
-    fn start_uring(&self, _depth: usize, _fixed: bool) -> io::Result<Queue> {
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "this build has no io_uring engine (Linux with the cargo feature `uring` has)",
-        ))
-    }
+#[cfg(not(all(target_os = "linux", feature = "uring")))]
+fn start_uring(_depth: usize, _pool: Option<Pool>, _fixed: Switch) -> io::Result<Queue> {
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this build has no io_uring engine (Linux with the cargo feature `uring` has)",
+    ))
+}
 
-    #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
-    fn start_tokio_uring(&self, depth: usize, fixed: bool) -> io::Result<Queue> {
-        use crate::engine::tokio_uring::TokioUring;
-        let (pool, switch) = self.to_register(fixed)?;
-        Queue::start(THREAD, move || {
-            Ok(Box::new(TokioUring::new(depth, pool.as_ref(), switch)?) as Box<dyn Engine>)
-        })
-    }
+#[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+fn start_tokio_uring(depth: usize, pool: Option<Pool>, fixed: Switch) -> io::Result<Queue> {
+    use crate::engine::tokio_uring::TokioUring;
+    Queue::start(THREAD, move || {
+        Ok(Box::new(TokioUring::new(depth, pool.as_ref(), fixed)?) as Box<dyn Engine>)
+    })
+}
 
-    #[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
-    fn start_tokio_uring(&self, _depth: usize, _fixed: bool) -> io::Result<Queue> {
-        Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "this build has no tokio-uring engine (Linux with the cargo feature `tokio-uring` has)",
-        ))
-    }
-
-    /// The pool for an engine to register, and how much it is insisted on.
-    #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
-    fn to_register(&self, fixed: bool) -> io::Result<(Option<Pool>, Switch)> {
-        Ok(match fixed {
-            true => (Some(self.pool()?), self.config.fixed),
-            false => (None, Switch::Off),
-        })
-    }
+#[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
+fn start_tokio_uring(_depth: usize, _pool: Option<Pool>, _fixed: Switch) -> io::Result<Queue> {
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this build has no tokio-uring engine (Linux with the cargo feature `tokio-uring` has)",
+    ))
 }
 
 impl std::fmt::Debug for Runtime {
@@ -185,12 +266,117 @@ impl std::fmt::Debug for Runtime {
     }
 }
 
-/// Runtimes that are kept for the next save or load.
+/// Machines that are kept for the next save or load.
 const KEPT_MAX: usize = 2;
 
 /// The one used last comes first.
-static KEPT: Mutex<Vec<Arc<Runtime>>> = Mutex::new(Vec::new());
+static KEPT: PerProcess<Vec<Arc<Machine>>> =
+    PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
 
-fn kept() -> MutexGuard<'static, Vec<Arc<Runtime>>> {
-    KEPT.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::EngineChoice;
+    use crate::engine::null::Null;
+    use crate::engine::{Completion, FileId, Op, Waker};
+    use crossbeam_channel::{Receiver, Sender, bounded};
+    use std::fs::File;
+    use std::path::PathBuf;
+
+    fn config(blocks: u64) -> Config {
+        Config { pool_bytes: blocks * 4096, block_bytes: 4096, ..Config::default() }
+    }
+
+    fn same(a: &Config, b: &Config) -> bool {
+        let (a, b) = (Runtime::shared(a).unwrap(), Runtime::shared(b).unwrap());
+        std::ptr::eq(a.machine(), b.machine())
+    }
+
+    #[test]
+    fn pool_and_engines_are_shared_by_configurations_that_need_the_same() {
+        let base = config(1009);
+        let stripe = vec![PathBuf::from("/mnt/b")];
+        for other in [
+            Config { recycle: true, ..base.clone() },
+            Config { stripe, ..base.clone() },
+            Config { trace: Some("trace.json".into()), files: 4, shard_bytes: 1, ..base.clone() },
+            Config { engine: EngineChoice::Portable, fillers: 3, ..base.clone() },
+            Config { direct: Switch::Off, ..base.clone() },
+        ] {
+            assert!(same(&base, &other), "{other:?}");
+            assert_eq!(Runtime::shared(&other).unwrap().config(), &other);
+        }
+        for other in [
+            config(1013),
+            Config { queue_depth: 9, ..base.clone() },
+            Config { fixed: Switch::Off, ..base.clone() },
+        ] {
+            assert!(!same(&base, &other), "{other:?}");
+        }
+    }
+
+    /// An engine that takes until it is told to go.
+    struct Slow {
+        inner: Null,
+        go: Receiver<()>,
+        gone: Sender<()>,
+    }
+
+    impl Engine for Slow {
+        fn name(&self) -> &'static str {
+            "slow"
+        }
+        fn depth(&self) -> usize {
+            self.inner.depth()
+        }
+        fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
+            self.inner.attach(file)
+        }
+        fn detach(&mut self, file: FileId) {
+            self.inner.detach(file);
+        }
+        fn submit(&mut self, op: Op) {
+            self.inner.submit(op);
+        }
+        fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
+            self.inner.wait(done)
+        }
+        fn waker(&self) -> Waker {
+            self.inner.waker()
+        }
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            self.go.recv().unwrap();
+            self.gone.send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn whoever_drives_a_runtime_out_does_not_wait_for_its_threads() {
+        let ((tell, go), (gone, ended)) = (bounded(1), bounded(1));
+        let build: Build = Arc::new(move || {
+            let (inner, go, gone) = (Null::new(4), go.clone(), gone.clone());
+            Ok(Box::new(Slow { inner, go, gone }))
+        });
+        let machine = Arc::new(Machine::new(Needs::of(&config(1019)), Some(build)));
+        machine.queue(&Rung { engine: Kind::Portable, fixed: false, direct: false }).unwrap();
+        KEPT.lock().unwrap().insert(0, machine);
+        for blocks in [1021, 1031, 1033] {
+            drop(Runtime::shared(&config(blocks)).unwrap());
+        }
+        // Were it waited for, nobody would get here.
+        tell.send(()).unwrap();
+        ended.recv().unwrap();
+    }
+
+    #[test]
+    fn a_pool_that_lost_buffers_is_replaced() {
+        let runtime = Runtime::new(config(2)).unwrap();
+        let pool = runtime.pool().unwrap();
+        assert_eq!(runtime.pool().unwrap().base(), pool.base());
+        pool.lease().unwrap().give_up();
+        assert_ne!(runtime.pool().unwrap().base(), pool.base());
+    }
 }

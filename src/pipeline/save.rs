@@ -8,7 +8,7 @@
 //! Pieces on a GPU are copied by the GPU. The filler begins further blocks meanwhile, as long as
 //! buffers are free, and comes back to each when its copies have ended.
 
-use super::climb::{Failed, climb_each, close};
+use super::climb::{Failed, climb_each, close, update};
 use super::crew::work_together;
 use super::fill::{Clocks, Filled, Filling, Origin};
 use super::job::Job;
@@ -100,6 +100,7 @@ pub(crate) fn write(
     seconds.sync = syncing.elapsed().as_secs_f64();
     job.note(What::Sync, syncing, None, 0);
     origin.clocks.report(&mut seconds);
+    update(&mut moved, shards.files.iter().map(|open| &open.queue));
     moved.device_bytes = origin.device_bytes.load(Relaxed);
     Ok(Written { crc32: stream.checksums(), moved, seconds })
 }
@@ -163,9 +164,9 @@ fn open_on(
             notes.push(no_preallocation());
         }
         if files.is_empty() {
-            ladder::trial_write(queue, &attached, pool.lease())
-                .0
-                .map_err(failed(Stage::Trial, "writing"))?;
+            let buffer = pool.lease().map_err(failed(Stage::Open, "taking staging memory for"))?;
+            let written = ladder::trial_write(queue, &attached, buffer).0;
+            written.map_err(failed(Stage::Trial, "writing"))?;
         }
         let (path, queue) = (path.clone(), queue.clone());
         files.push(OpenShard { path, file, attached, queue });
@@ -243,6 +244,21 @@ struct Stream<'a> {
     in_flight: Arc<InFlight>,
 }
 
+/// What one filler has in hand.
+#[derive(Default)]
+struct Hand<'a> {
+    /// The number of a block that there was no buffer for.
+    claimed: Option<usize>,
+    /// Blocks whose bytes are on their way.
+    begun: VecDeque<(usize, Filling<'a>)>,
+}
+
+impl Hand<'_> {
+    fn is_empty(&self) -> bool {
+        self.claimed.is_none() && self.begun.is_empty()
+    }
+}
+
 impl<'a> Stream<'a> {
     fn new(
         origin: &'a Origin<'a>,
@@ -273,9 +289,9 @@ impl<'a> Stream<'a> {
 
     /// One filler: blocks are begun in order, and finished in the order in which they were begun.
     fn fill_blocks(&self) {
-        let mut begun = VecDeque::new();
-        while !self.job.stopped() && (self.has_next() || !begun.is_empty()) {
-            if let Err(error) = self.fill_next(&mut begun) {
+        let mut hand = Hand::default();
+        while !self.job.stopped() && (self.has_next() || !hand.is_empty()) {
+            if let Err(error) = self.fill_next(&mut hand) {
                 self.in_flight.fail(error);
                 self.job.cancel();
             }
@@ -284,18 +300,18 @@ impl<'a> Stream<'a> {
 
     /// Finishes the block that was begun first if its bytes are there; else begins one more, if
     /// there is one and a buffer for it; else waits for the first.
-    fn fill_next(&self, begun: &mut VecDeque<(usize, Filling<'a>)>) -> Result<()> {
-        let is_there = match begun.front_mut() {
+    fn fill_next(&self, hand: &mut Hand<'a>) -> Result<()> {
+        let is_there = match hand.begun.front_mut() {
             Some((_, first)) => first.has_landed()?,
             None => false,
         };
         // No more than its share of the pool: others take checksums meanwhile.
-        let may_begin = !is_there && begun.len() <= self.pool.count() / self.fillers;
-        if may_begin && let Some((number, buffer)) = self.lease(begun.is_empty()) {
-            begun.push_back(self.begin(number, buffer)?);
+        let may_begin = !is_there && hand.begun.len() <= self.pool.count() / self.fillers;
+        if may_begin && let Some((number, buffer)) = self.lease(hand)? {
+            hand.begun.push_back(self.begin(number, buffer)?);
             return Ok(());
         }
-        match begun.pop_front() {
+        match hand.begun.pop_front() {
             Some((number, first)) => self.finish(number, first),
             None => Ok(()),
         }
@@ -312,24 +328,34 @@ impl<'a> Stream<'a> {
         self.next.load(Relaxed) < self.origin.plan.blocks.len()
     }
 
-    /// The next block's number, and a buffer for it. Only a filler that has begun none waits for one:
-    /// others have blocks to finish, which frees buffers.
-    fn lease(&self, idle: bool) -> Option<(usize, Buffer)> {
-        if !self.has_next() {
-            return None;
-        }
-        let buffer = match self.pool.try_lease() {
-            None if idle => {
-                let waiting = Instant::now();
-                let buffer = self.pool.lease();
-                self.origin.clocks.wait.add(waiting);
-                self.job.note(What::Wait, waiting, None, 0);
-                buffer
-            }
-            leased => leased?,
+    /// The next block's number, and a buffer for it. The number comes first: a buffer without a block would be
+    /// memory that nobody needs. Only a filler that has begun none waits for a buffer: others have blocks
+    /// to finish, which frees some.
+    fn lease(&self, hand: &mut Hand) -> Result<Option<(usize, Buffer)>> {
+        let next = || {
+            let number = self.has_next().then(|| self.next.fetch_add(1, Relaxed))?;
+            (number < self.origin.plan.blocks.len()).then_some(number)
         };
-        let number = self.next.fetch_add(1, Relaxed);
-        (number < self.origin.plan.blocks.len()).then_some((number, buffer))
+        let Some(number) = hand.claimed.take().or_else(next) else { return Ok(None) };
+        let buffer = match self.pool.try_lease() {
+            None if hand.begun.is_empty() => Some(self.wait_for_buffer(number)?),
+            leased => leased,
+        };
+        if buffer.is_none() {
+            hand.claimed = Some(number);
+        }
+        Ok(buffer.map(|buffer| (number, buffer)))
+    }
+
+    fn wait_for_buffer(&self, number: usize) -> Result<Buffer> {
+        let waiting = Instant::now();
+        let buffer = self.pool.lease().map_err(|error| {
+            let shard = self.origin.plan.blocks[number].shard;
+            Error::io("taking staging memory for", &self.shards.files[shard].path, error)
+        });
+        self.origin.clocks.wait.add(waiting);
+        self.job.note(What::Wait, waiting, None, 0);
+        buffer
     }
 
     /// Waits for a block's bytes, and hands them on.

@@ -1,7 +1,7 @@
 //! A run of a mapping with exactly one owner.
 
 use super::Mapping;
-use crossbeam_channel::Sender;
+use super::staging::Home;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub struct Buffer {
     /// Number in the pool, which is its index among the ring's fixed buffers.
     slot: Option<u16>,
     /// Where the slot goes back to.
-    home: Option<Sender<u16>>,
+    home: Option<Arc<Home>>,
 }
 
 impl Buffer {
@@ -62,7 +62,7 @@ impl Buffer {
         mapping: Arc<Mapping>,
         range: Range<usize>,
         slot: u16,
-        home: Sender<u16>,
+        home: Arc<Home>,
     ) -> Self {
         Self { mapping, range, slot: Some(slot), home: Some(home) }
     }
@@ -78,9 +78,38 @@ impl Buffer {
         unsafe { self.mapping.as_ptr().add(self.range.start) }
     }
 
+    /// Gives the buffer up for good, because the kernel may still use its memory, which then stays mapped as
+    /// long as the process. Whoever waits for a buffer of the pool is told.
+    pub fn give_up(self) {
+        self.owner().iter().for_each(Owner::give_up);
+        std::mem::forget(self);
+    }
+
+    /// The pool that it goes back to, if it has one.
+    pub fn owner(&self) -> Option<Owner> {
+        self.home.clone().map(Owner)
+    }
+
     /// Faults the buffer's pages in; see [`Mapping::prefault`].
     pub fn prefault(&mut self) {
         self.mapping.prefault(self.range.start, self.range.len());
+    }
+}
+
+/// A pool as its buffers know it: where they go back to.
+#[derive(Debug, Clone)]
+pub struct Owner(Arc<Home>);
+
+impl Owner {
+    /// Says that buffers of the pool will never come back. Whoever waits for one is told.
+    pub fn give_up(&self) {
+        self.0.give_up();
+    }
+}
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -107,8 +136,7 @@ impl DerefMut for Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if let (Some(home), Some(slot)) = (&self.home, self.slot) {
-            // Fails only when the pool is gone already; the memory goes with the last buffer.
-            let _ = home.send(slot);
+            home.put(slot);
         }
     }
 }

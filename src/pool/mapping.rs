@@ -71,6 +71,18 @@ impl Mapping {
     /// comes in the middle of a copy or a transfer. Contents stay as they are.
     pub fn prefault(&self, offset: usize, len: usize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        // A huge page at a time: meanwhile the kernel holds the lock of the address space, which whoever
+        // maps memory or starts a thread waits for.
+        let mut at = offset;
+        while at < offset + len {
+            let end = (at / HUGE_PAGE + 1) * HUGE_PAGE;
+            let piece = end.min(offset + len) - at;
+            self.prefault_piece(at, piece);
+            at += piece;
+        }
+    }
+
+    fn prefault_piece(&self, offset: usize, len: usize) {
         #[cfg(target_os = "linux")]
         if self.advise(Advice::PopulateWrite, offset, len).is_ok() {
             return;

@@ -10,6 +10,6 @@ mod mapping;
 pub mod memlock;
 mod staging;
 
-pub use buffer::{Buffer, Whole};
+pub use buffer::{Buffer, Owner, Whole};
 pub use mapping::Mapping;
 pub use staging::Pool;

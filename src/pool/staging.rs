@@ -1,30 +1,68 @@
-//! The staging pool: a fixed number of equal buffers, prefaulted once and used again and again.
+//! The staging pool: a bounded number of equal buffers, taken from the system one by one as they are
+//! needed, and used again and again.
 
 use super::{Buffer, Mapping};
-use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::any::Any;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// A bounded set of staging buffers. Cloning a handle is cheap; the memory is shared.
+///
+/// Making one reserves addresses and no memory. The memory of a buffer comes from the system when it is
+/// leased for the first time, on the thread that leases it, and stays with the pool: a save of one block
+/// takes one buffer, however large the pool may become.
 #[derive(Debug, Clone)]
 pub struct Pool {
     mapping: Arc<Mapping>,
     block_bytes: usize,
     count: usize,
-    free: Receiver<u16>,
-    give_back: Sender<u16>,
+    home: Arc<Home>,
+}
+
+/// Where the buffers of a pool wait for their next holder.
+#[derive(Debug)]
+pub(super) struct Home {
+    slots: Mutex<Slots>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Slots {
+    /// Those that have come back. The last one is lent first: its memory is in a cache, maybe.
+    free: Vec<u16>,
+    /// How many have ever been lent; the others have no memory yet.
+    used: usize,
+    /// Whether buffers were given up, and so may never come back.
+    broken: bool,
+}
+
+impl Home {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes a slot back.
+    pub(super) fn put(&self, slot: u16) {
+        self.slots().free.push(slot);
+        self.changed.notify_one();
+    }
+
+    /// Says that a buffer will never come back.
+    pub(super) fn give_up(&self) {
+        self.slots().broken = true;
+        self.changed.notify_all();
+    }
 }
 
 impl Pool {
     /// io_uring takes at most this many fixed buffers (`IORING_MAX_REG_BUFFERS`).
     pub const BUFFERS_MAX: usize = 16384;
 
-    /// Maps and prefaults `count` buffers of `block_bytes` each.
+    /// Reserves room for `count` buffers of `block_bytes` each.
     ///
     /// # Errors
-    /// The system's, when there is no memory for it; [`io::ErrorKind::InvalidInput`] for more than
-    /// [`Pool::BUFFERS_MAX`] buffers.
+    /// The system's, when there is no address space for it; [`io::ErrorKind::InvalidInput`] for more
+    /// than [`Pool::BUFFERS_MAX`] buffers.
     pub fn new(count: usize, block_bytes: usize) -> io::Result<Self> {
         if count > Self::BUFFERS_MAX {
             return Err(io::Error::new(
@@ -40,34 +78,72 @@ impl Pool {
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let mapping = Mapping::new(len)?;
         mapping.keep_from_children();
-        mapping.prefault(0, mapping.len());
-        let (give_back, free) = unbounded();
-        for slot in 0..count {
-            let _ = give_back.send(slot as u16);
-        }
-        Ok(Self { mapping: Arc::new(mapping), block_bytes, count, free, give_back })
+        let slots = Mutex::new(Slots { free: Vec::new(), used: 0, broken: false });
+        let home = Arc::new(Home { slots, changed: Condvar::new() });
+        Ok(Self { mapping: Arc::new(mapping), block_bytes, count, home })
     }
 
     /// Takes a free buffer, waiting for one to come back if need be.
-    pub fn lease(&self) -> Buffer {
-        let slot = self.free.recv().expect("the pool holds a sender of its own");
-        self.buffer(slot)
+    ///
+    /// # Errors
+    /// When there is none, and an engine broke that had some and could not give them back: whoever waits
+    /// might wait for ever.
+    pub fn lease(&self) -> io::Result<Buffer> {
+        let mut slots = self.home.slots();
+        loop {
+            if let Some((slot, is_new)) = self.take(&mut slots) {
+                drop(slots);
+                return Ok(self.buffer(slot, is_new));
+            }
+            if slots.broken {
+                return Err(io::Error::other(
+                    "an I/O engine broke and gave up the staging buffers that it had; the next save or \
+                     load takes new ones",
+                ));
+            }
+            slots = self.home.changed.wait(slots).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
     }
 
     /// Takes a free buffer if there is one now.
     pub fn try_lease(&self) -> Option<Buffer> {
-        self.free.try_recv().ok().map(|slot| self.buffer(slot))
+        let taken = self.take(&mut self.home.slots());
+        taken.map(|(slot, is_new)| self.buffer(slot, is_new))
     }
 
-    fn buffer(&self, slot: u16) -> Buffer {
+    /// A free slot, one that has been used before if there is any, and whether it is lent for the first time.
+    fn take(&self, slots: &mut Slots) -> Option<(u16, bool)> {
+        if let Some(slot) = slots.free.pop() {
+            return Some((slot, false));
+        }
+        let slot = u16::try_from(slots.used).ok().filter(|_| slots.used < self.count)?;
+        slots.used += 1;
+        Some((slot, true))
+    }
+
+    fn buffer(&self, slot: u16, is_new: bool) -> Buffer {
         let start = usize::from(slot) * self.block_bytes;
         let range = start..start + self.block_bytes;
-        Buffer::of_pool(self.mapping.clone(), range, slot, self.give_back.clone())
+        let mut buffer = Buffer::of_pool(self.mapping.clone(), range, slot, self.home.clone());
+        if is_new {
+            buffer.prefault(); // here, and not in the middle of a copy or a transfer
+        }
+        buffer
     }
 
-    /// Number of buffers.
+    /// Number of buffers that it may come to have.
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// Number of buffers that have memory: as many as were ever lent at once.
+    pub fn used(&self) -> usize {
+        self.home.slots().used
+    }
+
+    /// Whether buffers were given up with a broken engine: such a pool is to be replaced.
+    pub fn is_broken(&self) -> bool {
+        self.home.slots().broken
     }
 
     /// Bytes of one buffer.
@@ -75,7 +151,7 @@ impl Pool {
         self.block_bytes
     }
 
-    /// Bytes of the whole pool.
+    /// Bytes of the whole pool, if all of it comes to be used.
     pub fn bytes(&self) -> usize {
         self.mapping.len()
     }
@@ -98,7 +174,7 @@ mod tests {
     #[test]
     fn a_slot_is_lent_to_one_holder_at_a_time_and_comes_back() {
         let pool = Pool::new(2, 4096).unwrap();
-        let (a, b) = (pool.lease(), pool.lease());
+        let (a, b) = (pool.lease().unwrap(), pool.lease().unwrap());
         assert_ne!(a.slot(), b.slot());
         assert!(pool.try_lease().is_none());
         let freed = a.slot();
@@ -109,7 +185,7 @@ mod tests {
     #[test]
     fn buffers_are_aligned_for_direct_io_and_disjoint() {
         let pool = Pool::new(3, 8192).unwrap();
-        let mut held: Vec<_> = (0..3).map(|_| pool.lease()).collect();
+        let mut held: Vec<_> = (0..3).map(|_| pool.lease().unwrap()).collect();
         for (i, buffer) in held.iter_mut().enumerate() {
             assert_eq!(buffer.as_mut_ptr() as usize % crate::config::ALIGN, 0);
             buffer.fill(i as u8 + 1);
@@ -128,8 +204,52 @@ mod tests {
 
     #[test]
     fn a_buffer_outlives_its_pool() {
-        let mut buffer = Pool::new(1, 4096).unwrap().lease();
+        let mut buffer = Pool::new(1, 4096).unwrap().lease().unwrap();
         buffer.fill(7);
         assert_eq!(buffer[4095], 7);
+    }
+
+    /// Memory that the pool has, in bytes, as the kernel tells it page by page.
+    #[cfg(target_os = "linux")]
+    fn resident(pool: &Pool) -> usize {
+        use std::os::unix::fs::FileExt;
+        let pages = std::fs::File::open("/proc/self/pagemap").unwrap();
+        let mut entries = vec![0; pool.bytes() / 4096 * 8];
+        pages.read_exact_at(&mut entries, pool.base() as u64 / 4096 * 8).unwrap();
+        // The highest bit of each little-endian word: present.
+        entries.chunks(8).filter(|entry| entry[7] >> 7 == 1).count() * 4096
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_is_taken_when_a_buffer_is_lent_for_the_first_time() {
+        const BLOCK: usize = 4 << 20;
+        let pool = Pool::new(64, BLOCK).unwrap();
+        assert_eq!((pool.used(), resident(&pool)), (0, 0));
+        for _ in 0..5 {
+            drop(pool.lease().unwrap());
+        }
+        assert_eq!((pool.used(), resident(&pool)), (1, BLOCK));
+        let held = [pool.lease().unwrap(), pool.try_lease().unwrap()];
+        assert_eq!((pool.used(), resident(&pool)), (2, 2 * BLOCK));
+        drop(held);
+    }
+
+    #[test]
+    fn who_waits_for_a_buffer_that_was_given_up_is_told() {
+        let pool = Pool::new(2, 4096).unwrap();
+        let (lost, kept) = (pool.lease().unwrap(), pool.lease().unwrap());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.lease());
+            lost.give_up();
+            assert!(waiting.join().unwrap().is_err());
+        });
+        assert!(pool.is_broken());
+        drop(kept);
+        drop(pool.lease().expect("the other one is free"));
+        // The memory of the one given up stays mapped for as long as the pool: the kernel may write to it.
+        let held = pool.lease().unwrap();
+        assert!(pool.try_lease().is_none());
+        drop(held);
     }
 }

@@ -38,6 +38,7 @@ pub fn save(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
+    job.trace_to(runtime.config());
     job.traced(|| save_all(runtime, state, path, job))
 }
 
@@ -89,6 +90,7 @@ pub fn write_rank(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<(Receipt, SaveReport)> {
+    job.trace_to(runtime.config());
     job.traced(|| write_part(runtime, state, rank, path, job))
 }
 

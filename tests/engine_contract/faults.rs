@@ -26,7 +26,7 @@ pub fn short_interrupted_and_reordered_transfers_give_the_same_file(setup: &Setu
 
         let back = queue.attach(setup.open("file")).unwrap();
         for block in 0..BLOCKS {
-            let read = whole(setup.pool.lease(), block);
+            let read = whole(setup.pool.lease().unwrap(), block);
             let (result, buffer) = queue.transfer(&back, false, read, BLOCK);
             result.unwrap();
             assert_eq!(buffer.unwrap()[..], pattern(block), "seed {seed}, block {block}");
@@ -49,7 +49,8 @@ pub fn errors_surface_unchanged(setup: &Setup) {
     std::fs::write(setup.path("file"), pattern(0)).unwrap();
     let queue = queue_with(setup, Faults::failing(OpKind::Read, 0, EIO));
     let file = queue.attach(setup.open("file")).unwrap();
-    let (result, buffer) = queue.transfer(&file, false, whole(setup.pool.lease(), 0), BLOCK);
+    let (result, buffer) =
+        queue.transfer(&file, false, whole(setup.pool.lease().unwrap(), 0), BLOCK);
     assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
     assert!(buffer.is_some());
 }

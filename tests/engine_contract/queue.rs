@@ -48,7 +48,7 @@ pub fn a_file_shorter_than_needed_is_an_unexpected_end(setup: &Setup) {
     std::fs::write(setup.path("file"), &pattern(0)[..5000]).unwrap();
     let queue = setup.queue();
     let file = queue.attach(setup.open("file")).unwrap();
-    let read = |needed| queue.transfer(&file, false, whole(setup.pool.lease(), 0), needed);
+    let read = |needed| queue.transfer(&file, false, whole(setup.pool.lease().unwrap(), 0), needed);
 
     let (result, buffer) = read(5000);
     result.unwrap();
@@ -137,7 +137,7 @@ pub fn a_trial_tells_whether_a_file_takes_transfers(setup: &Setup) {
     let file = queue.attach(setup.create("file")).unwrap();
     trial_write(&queue, &file, setup.filled(0)).0.unwrap();
     let back = queue.attach(setup.open("file")).unwrap();
-    let (result, buffer) = trial_read(&queue, &back, setup.pool.lease());
+    let (result, buffer) = trial_read(&queue, &back, setup.pool.lease().unwrap());
     result.unwrap();
     assert_eq!(buffer.unwrap()[..4096], pattern(0)[..4096]);
     assert!(trial_write(&queue, &back, setup.filled(0)).0.is_err());

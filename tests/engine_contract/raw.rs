@@ -13,7 +13,7 @@ pub fn what_is_written_is_read(setup: &Setup) {
     assert_eq!(std::fs::read(setup.path("file")).unwrap(), pattern(0));
 
     let back = engine.attach(setup.open("file")).unwrap();
-    let read = run_one(&mut *engine, back, Action::Read(whole(setup.pool.lease(), 0)));
+    let read = run_one(&mut *engine, back, Action::Read(whole(setup.pool.lease().unwrap(), 0)));
     assert_eq!(read.result.unwrap(), BLOCK);
     assert_eq!(read.op.action.transfer().unwrap().buffer[..], pattern(0));
 }
@@ -38,7 +38,7 @@ pub fn a_read_at_the_end_of_the_file_is_short(setup: &Setup) {
     let mut engine = setup.engine();
     let file = engine.attach(setup.open("file")).unwrap();
     let mut bytes_at = |block| {
-        let read = Action::Read(whole(setup.pool.lease(), block));
+        let read = Action::Read(whole(setup.pool.lease().unwrap(), block));
         run_one(&mut *engine, file, read).result.unwrap()
     };
     assert_eq!(bytes_at(0), BLOCK - 1000);
@@ -75,11 +75,11 @@ pub fn bytes_outside_the_buffer_fail_the_operation(setup: &Setup) {
     let mut engine = setup.engine();
     let file = engine.attach(setup.create("file")).unwrap();
     for (start, len) in [(0, BLOCK + 1), (BLOCK, 1), (usize::MAX, 2), (1, usize::MAX)] {
-        let transfer = Transfer { offset: 0, buffer: setup.pool.lease(), start, len };
+        let transfer = Transfer { offset: 0, buffer: setup.pool.lease().unwrap(), start, len };
         let failed = run_one(&mut *engine, file, Action::Write(transfer));
         assert_eq!(failed.result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
-    let negative = Transfer::of(setup.pool.lease(), BLOCK, u64::MAX - 4095);
+    let negative = Transfer::of(setup.pool.lease().unwrap(), BLOCK, u64::MAX - 4095);
     let failed = run_one(&mut *engine, file, Action::Write(negative));
     assert_eq!(failed.result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
 }

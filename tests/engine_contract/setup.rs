@@ -135,7 +135,7 @@ impl Setup {
 
     /// A buffer full of what [`pattern`] gives for a block.
     pub fn filled(&self, block: usize) -> Buffer {
-        let mut buffer = self.pool.lease();
+        let mut buffer = self.pool.lease().unwrap();
         buffer.copy_from_slice(&pattern(block));
         buffer
     }

@@ -31,7 +31,7 @@ fn buffers_that_tokio_uring_drops_are_told_of_and_moved_all_the_same() {
 
     let file = engine.attach(setup.create("file")).unwrap();
     for slot in 0..pool.count() {
-        let mut buffer = pool.lease();
+        let mut buffer = pool.lease().unwrap();
         buffer.fill(slot as u8);
         let write = Action::Write(Transfer::of(buffer, ALIGN, (slot * ALIGN) as u64));
         assert_eq!(run_one(&mut engine, file, write).result.unwrap(), ALIGN);
@@ -48,7 +48,7 @@ fn a_part_of_a_registered_buffer_is_moved() {
     let part = Transfer { offset: 0, buffer: setup.filled(0), start: ALIGN, len: ALIGN };
     assert_eq!(run_one(&mut *engine, file, Action::Write(part)).result.unwrap(), ALIGN);
     assert_eq!(std::fs::read(setup.path("file")).unwrap(), pattern(0)[ALIGN..2 * ALIGN]);
-    let nothing = Transfer::of(setup.pool.lease(), 0, 0);
+    let nothing = Transfer::of(setup.pool.lease().unwrap(), 0, 0);
     assert_eq!(run_one(&mut *engine, file, Action::Write(nothing)).result.unwrap(), 0);
 }
 
@@ -60,11 +60,15 @@ fn dropping_the_engine_waits_until_the_kernel_is_done_with_its_memory() {
     let pipe = engine.attach(Arc::new(File::from(OwnedFd::from(reader)))).unwrap();
     let file = engine.attach(setup.create("file")).unwrap();
     // Nothing is there to be read yet. Once the write behind it has completed, the kernel has both.
-    engine.submit(Op { token: 7, file: pipe, action: Action::Read(whole(setup.pool.lease(), 0)) });
+    engine.submit(Op {
+        token: 7,
+        file: pipe,
+        action: Action::Read(whole(setup.pool.lease().unwrap(), 0)),
+    });
     run_one(&mut *engine, file, Action::Write(whole(setup.filled(0), 0))).result.unwrap();
     let late = std::thread::spawn(move || writer.write_all(b"at last").unwrap());
     drop(engine);
-    let buffers: Vec<_> = (0..BUFFERS).map(|_| setup.pool.lease()).collect();
+    let buffers: Vec<_> = (0..BUFFERS).map(|_| setup.pool.lease().unwrap()).collect();
     assert_eq!(buffers.iter().filter(|buffer| buffer.starts_with(b"at last")).count(), 1);
     late.join().unwrap();
 }

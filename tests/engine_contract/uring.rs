@@ -29,7 +29,7 @@ fn a_buffer_that_is_not_registered_is_moved_all_the_same() {
     let Some(setup) = Setup::uring_fixed_direct() else { return };
     // Its slots have the same numbers as those registered, at other addresses.
     let other = Pool::new(1, BLOCK).unwrap();
-    let mut buffer = other.lease();
+    let mut buffer = other.lease().unwrap();
     buffer.copy_from_slice(&pattern(0));
     let mut engine = setup.engine();
     let file = engine.attach(setup.create("file")).unwrap();

@@ -1,6 +1,6 @@
 //! The I/O thread's loop: take commands, keep the engine full, carry transfers to their end.
 
-use super::{Command, Life, Outcome, Reply, Request, cancelled};
+use super::{Account, Command, Life, Outcome, Reply, Request, cancelled};
 use crate::config::ALIGN;
 use crate::engine::retry::{Progress, Step};
 use crate::engine::{Action, Completion, Engine, FileId, Op, file, not_attached};
@@ -8,8 +8,8 @@ use crossbeam_channel::Receiver;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -21,6 +21,9 @@ pub(super) struct Actor {
     life: Life,
     commands: Receiver<Command>,
     rung: Arc<AtomicBool>,
+    /// What is known of the engine outside, and here: looked at often, and seldom another.
+    account: Arc<Mutex<Account>>,
+    told: Account,
     files: HashMap<FileId, Open>,
     /// Accepted, not started yet; first in, first out.
     waiting: VecDeque<(Flight, Action)>,
@@ -61,9 +64,11 @@ impl Actor {
         engine: Box<dyn Engine>,
         life: Life,
         commands: Receiver<Command>,
-        rung: Arc<AtomicBool>,
+        (rung, account): (Arc<AtomicBool>, Arc<Mutex<Account>>),
     ) -> Self {
         Self {
+            told: Account::of(&*engine),
+            account,
             engine,
             life,
             commands,
@@ -81,6 +86,7 @@ impl Actor {
         loop {
             self.take_commands();
             self.start_waiting();
+            self.tell();
             if self.stopping && self.in_flight.is_empty() && self.waiting.is_empty() {
                 return;
             }
@@ -90,6 +96,15 @@ impl Actor {
             for completion in done.drain(..) {
                 self.settle(completion);
             }
+        }
+    }
+
+    /// Tells what has changed about the engine, before anyone gets an answer that it came with.
+    fn tell(&mut self) {
+        let now = Account::of(&*self.engine);
+        if now != self.told {
+            self.told = now.clone();
+            *self.account.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = now;
         }
     }
 
