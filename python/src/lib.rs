@@ -97,6 +97,12 @@ fn prune(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<String> {
     to_json(&py.detach(prune).map_err(error::to_python)?)
 }
 
+/// Swaps what two paths name.
+#[pyfunction]
+fn swap_names(py: Python<'_>, one: PathBuf, other: PathBuf) -> PyResult<()> {
+    Ok(py.detach(|| ringstow::engine::file::exchange(&one, &other))?)
+}
+
 #[pyfunction]
 fn cli(py: Python<'_>, argv: Vec<OsString>) -> u8 {
     py.detach(|| ringstow::cli::run(argv))
@@ -142,6 +148,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(retain, module)?)?;
     module.add_function(wrap_pyfunction!(prune, module)?)?;
     module.add_function(wrap_pyfunction!(place::gpus, module)?)?;
+    module.add_function(wrap_pyfunction!(swap_names, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;
     Ok(())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -11,6 +12,7 @@ from converted import mild_load, read_hf, saved
 from support import python
 
 import ringstow
+from ringstow import _native
 from ringstow.convert import _replace, _targets, convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -96,11 +98,15 @@ def test_what_is_to_be_replaced_stands_until_all_is_written(at, kind, monkeypatc
     assert files(at) == before
 
 
-@pytest.mark.parametrize("cut", range(8))
-def test_a_kill_while_it_is_replaced_leaves_no_mixture_that_opens(at, cut, monkeypatch):
-    """Of several files to several: the old mark goes first, the new one comes last."""
-    for path, state in [("to", OLD), ("new", {"old": -OLD["old"], "older": -OLD["older"]})]:
-        convert(source(at, state, f"{path}.src"), at / path, target="hf", max_shard_size="60KB")
+STEPS = ["rename", "unlink", "link", "rmdir", "mkdir", "chmod"]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that catches exceptions may see it, so nothing is cleared up."""
+
+
+def kill_at(cut, monkeypatch, *, swaps=True):
+    """Has the process die before its n-th change to a directory, and all later ones do nothing."""
     steps = 0
 
     def counted(act):
@@ -108,23 +114,89 @@ def test_a_kill_while_it_is_replaced_leaves_no_mixture_that_opens(at, cut, monke
             nonlocal steps
             steps += 1
             if steps > cut:
-                raise KeyboardInterrupt
+                raise Killed
             return act(*args, **options)
 
         return step
 
-    monkeypatch.setattr(_replace.os, "rename", counted(os.rename))
-    monkeypatch.setattr(_replace.os, "unlink", counted(os.unlink))
-    try:
-        _replace._move(str(at / "new"), str(at / "to"), *_replace._KINDS["hf"])
-    except KeyboardInterrupt:
-        index = at / "to" / "model.safetensors.index.json"
-        assert index.exists() == (cut == 0)
-    monkeypatch.undo()
-    if cut == 0:
-        assert same(read_hf(at / "to"), OLD)
-    elif steps <= cut:
-        assert torch.equal(read_hf(at / "to")["old"], -OLD["old"])
+    def unsupported(*_):
+        raise OSError(errno.EINVAL, "invalid argument")
+
+    for name in STEPS:
+        monkeypatch.setattr(_replace.os, name, counted(getattr(os, name)))
+    exchange = _native.swap_names if swaps else unsupported
+    monkeypatch.setattr(_replace._native, "swap_names", counted(exchange))
+
+
+@pytest.mark.parametrize("swaps", [True, False], ids=["swap", "renames"])
+@pytest.mark.parametrize("kind", ["hf", "dcp"])
+def test_kill_while_replacing_leaves_all_of_one_checkpoint(at, kind, swaps, monkeypatch):
+    new = source(at, NEW, "new")
+    seen = set()
+    for cut in range(100):
+        to = at / f"to{cut}"
+        convert(source(at, OLD, f"old{cut}"), to, target=kind, max_shard_size="60KB")
+        if kind == "hf":
+            (to / "config.json").write_text("{}")
+            (to / "tokenizer").mkdir()
+            (to / "tokenizer" / "words").write_text("a b")
+        with monkeypatch.context() as patch:
+            kill_at(cut, patch, swaps=swaps)
+            try:
+                convert(new, to, target=kind, overwrite=True, max_shard_size="60KB")
+                killed = False
+            except Killed:
+                killed = True
+        if to.exists():
+            found = read(to, kind)
+            assert same(found, NEW) or same(found, OLD)
+            seen.add("new" if same(found, NEW) else "old")
+        else:  # without a swap, between two renames: put back by the next conversion
+            assert not swaps
+        convert(new, to, target=kind, overwrite=True, max_shard_size="60KB")
+        assert same(read(to, kind), NEW)
+        if kind == "hf":
+            assert (to / "config.json").read_text() == "{}"
+            assert (to / "tokenizer" / "words").read_text() == "a b"
+        assert not [name for name in os.listdir(at) if ".convert." in name]
+        if not killed:
+            break
+    assert not killed
+    assert seen == {"old", "new"}
+
+
+def test_failure_while_replacing_keeps_the_only_copy(at, monkeypatch):
+    """ENOSPC or Ctrl-C at the swap removed both checkpoints."""
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    new, before = source(at, NEW, "other"), files(at)
+    for error in (OSError(28, "no space left on device"), KeyboardInterrupt()):
+
+        def fail(*_, error=error):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_replace._native, "swap_names", fail)
+            with pytest.raises(type(error)):
+                convert(new, at / "to", target="hf", overwrite=True)
+        assert files(at) == before
+
+
+def test_two_conversions_to_one_path_exclude_each_other(at):
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    new = source(at, NEW, "other")
+    with (
+        pytest.raises(ringstow.BusyError, match=r"to is being written"),
+        _replace.place(str(at / "to"), "hf"),
+    ):
+        convert(new, at / "to", target="hf", overwrite=True)
+    assert same(read_hf(at / "to"), OLD)
+
+
+def test_replacing_keeps_the_directory_s_mode(at):
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    os.chmod(at / "to", 0o2775)
+    convert(source(at, NEW, "other"), at / "to", target="hf", overwrite=True)
+    assert os.stat(at / "to").st_mode & 0o7777 == 0o2775
 
 
 def test_only_a_checkpoint_of_the_kind_is_replaced(at):

@@ -34,6 +34,23 @@ pub fn open_read(path: &Path, direct: bool) -> io::Result<File> {
     open(path, OFlags::RDONLY, direct)
 }
 
+/// Swaps what two paths name, at once: nobody sees one of them missing.
+///
+/// # Errors
+/// The system's; `EINVAL`, `ENOSYS` or `ENOTSUP` where the file system cannot.
+pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        retry(|| renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE))
+    }
+    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+    {
+        let _ = (one, other);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
 /// Raises this process' soft limit of open files if it is too low for `count` more: as far as the
 /// hard limit goes, and for good. A checkpoint of thousands of processes has as many files, and the
 /// soft limit is low only for the sake of `select`.

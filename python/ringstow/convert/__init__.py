@@ -135,6 +135,7 @@ def convert(
     """
     started = time.monotonic()
     here, there = absolute(src), absolute(dst)
+    _replace.put_back(there)
     source_kind = source or _paths.kind_of(here)
     target_kind = target or _paths.target_kind(source_kind, there)
     _paths.check_target(here, there, target_kind, overwrite=overwrite)

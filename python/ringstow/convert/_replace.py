@@ -1,63 +1,155 @@
-"""Puts a directory's new checkpoint in the place of its old one, when the new one is written.
+"""Replaces a directory's checkpoint by a new one, for kinds without a commit of their own.
 
-Of kinds that are several files without a commit of their own. What is replaced stands until all of
-the new is on the disk; the change itself is a few renames.
+The new checkpoint is written into a directory beside the old one, ``NAME.convert.part``. When it is
+whole, the two directories swap their names in one system call, so that the path holds either all of
+the old checkpoint or all of the new. Whatever a kill leaves beside it is spare: the next conversion
+to that path removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 
+from ringstow import _native
+from ringstow._errors import BusyError
 from ringstow.convert._paths import is_dcp, is_model, sync_dir
 
-# Which files make up a checkpoint, and the one that makes a checkpoint of several.
-_KINDS: dict[str, tuple[Callable[[str], bool], str]] = {
-    "dcp": (is_dcp, ".metadata"),
-    "hf": (is_model, "model.safetensors.index.json"),
-}
+# Which files make up a checkpoint.
+_KINDS: dict[str, Callable[[str], bool]] = {"dcp": is_dcp, "hf": is_model}
+
+# What `swap_names` fails with where the file system cannot.
+_UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+def beside(path: str) -> str:
+    """Return where the checkpoint that is to replace the one at a path is written."""
+    return f"{path}.convert.part"
+
+
+def aside(path: str) -> str:
+    """Return where the old checkpoint waits, on file systems that cannot swap two directories."""
+    return f"{path}.convert.old"
+
+
+def put_back(path: str) -> None:
+    """Put back an old checkpoint that a kill between two renames left beside its path.
+
+    Raises:
+        OSError: it can't be renamed.
+    """
+    path = os.path.realpath(path)
+    if not os.path.lexists(path) and os.path.isdir(aside(path)):
+        os.rename(aside(path), path)
+        sync_dir(os.path.dirname(path))
 
 
 @contextlib.contextmanager
 def place(path: str, kind: str) -> Iterator[str]:
     """Yield where to write a checkpoint of this kind that is to be at a path in the end.
 
-    That is the path itself, unless there is one to be replaced: then a directory beside it, whose
-    files go there when the block ends. If it fails, the old checkpoint stays as it is.
+    That is the path itself, unless there is one to be replaced: then a directory beside it, which
+    takes its place when the block ends. If the block fails, the old checkpoint stays as it is.
+
+    Raises:
+        BusyError: another conversion replaces the same checkpoint.
+        OSError: the system refused; the old checkpoint stays.
     """
-    is_part_of, mark = _KINDS.get(kind, (None, ""))
-    if is_part_of is None or not os.path.isdir(path) or not any(map(is_part_of, os.listdir(path))):
+    path = os.path.realpath(path)
+    is_part_of = _KINDS.get(kind)
+    if is_part_of is None or not os.path.isdir(path):
         yield path
         return
-    where, name = os.path.split(path)
-    beside = tempfile.mkdtemp(prefix=f"{name}.", suffix=".part", dir=where)
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(_locked(path))
+        _clear_all(path, is_part_of)
+        if any(map(is_part_of, os.listdir(path))):
+            new = beside(path)
+            _make_like(new, path)
+            try:
+                yield new
+                # After the swap this directory has the path's name: others must still wait.
+                locks.enter_context(_locked(new))
+                _take_place(new, path, is_part_of)
+            finally:
+                _clear_all(path, is_part_of)
+            return
+    yield path
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield beside
-        _move(beside, path, is_part_of, mark)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"{directory} is being written by another process: wait for it to end"
+            ) from None
+        yield
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        os.close(handle)
 
 
-def _move(new: str, path: str, is_part_of: Callable[[str], bool], mark: str) -> None:
-    """Replace the old files by the new: without the old mark first, with the new one last."""
-    old = [name for name in os.listdir(path) if is_part_of(name)]
-    names = sorted(os.listdir(new), key=lambda name: name == mark)
-    if mark in old:
-        os.unlink(os.path.join(path, mark))
-        sync_dir(path)
-    for name in names:
-        if name == mark:
-            _remove(path, {*old} - {*names, mark})
-        os.rename(os.path.join(new, name), os.path.join(path, name))
-    _remove(path, {*old} - {*names, mark})
+def _make_like(new: str, path: str) -> None:
+    """Make a directory with the mode and owner of another."""
+    os.mkdir(new, 0o700)
+    like = os.stat(path)
+    made = os.stat(new)
+    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+        os.chown(new, like.st_uid, like.st_gid)
+    os.chmod(new, like.st_mode & 0o7777)
+
+
+def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
+    """Swap a whole new checkpoint with the old one, which takes others' files along."""
+    for name in os.listdir(path):
+        if not is_part_of(name):
+            # Directories can't be linked, nor can anything on some file systems: `_clear` moves
+            # these after the swap.
+            with contextlib.suppress(OSError):
+                os.link(os.path.join(path, name), os.path.join(new, name), follow_symlinks=False)
+    sync_dir(new)
+    try:
+        _native.swap_names(new, path)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        os.rename(path, aside(path))
+        try:
+            os.rename(new, path)
+        except BaseException:
+            os.rename(aside(path), path)
+            raise
+    sync_dir(os.path.dirname(path))
+
+
+def _clear_all(path: str, is_part_of: Callable[[str], bool]) -> None:
+    for left in (beside(path), aside(path)):
+        _clear(left, path, is_part_of)
+
+
+def _clear(left: str, path: str, is_part_of: Callable[[str], bool]) -> None:
+    """Remove a directory beside a checkpoint: a new one that was not finished, or the old one.
+
+    Its model files are spare either way, for the path holds a whole checkpoint. Others' files that
+    the path has not are moved there.
+    """
+    if not os.path.isdir(left) or os.path.islink(left):
+        return
+    for name in os.listdir(left):
+        here, there = os.path.join(left, name), os.path.join(path, name)
+        if is_part_of(name.removesuffix(".part")) or os.path.lexists(there):
+            if os.path.isdir(here) and not os.path.islink(here):
+                continue  # not ours: it stays, and so does the directory that holds it
+            os.unlink(here)
+        else:
+            os.rename(here, there)
     sync_dir(path)
-
-
-def _remove(path: str, names: set[str]) -> None:
-    for name in names:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, name))
-    sync_dir(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(left)
+    sync_dir(os.path.dirname(path))
