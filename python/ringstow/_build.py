@@ -11,12 +11,12 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from ringstow import _numpy, _torch
+from ringstow import _fixed, _numpy, _program, _torch
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow._memory import Stored
 from ringstow._optional import require
 from ringstow._state import Path, describe
-from ringstow._tree import STORED, Leaf, rebuild
+from ringstow._tree import STORED, Box, Leaf, rebuild
 
 
 class Contents:
@@ -37,20 +37,19 @@ class Contents:
         """
         stored = self._stored.get(leaf.body)
         if stored is None:
-            raise self._wrong(path, f"refers to the tensor {leaf.body!r}, which is not stored")
+            raise self.wrong(path, f"refers to the tensor {leaf.body!r}, which is not stored")
         if leaf.tag == "$object" and (stored.dtype, len(stored.shape)) != ("U8", 1):
-            raise self._wrong(path, "is an object but is not stored as a string of bytes")
+            raise self.wrong(path, "is an object but is not stored as a string of bytes")
         if leaf.tag == "$ndarray" and stored.dtype != _numpy.code_of(leaf.dtype):
-            raise self._wrong(
-                path, f"is an array of {leaf.dtype!r} but is stored as {stored.dtype}"
-            )
+            raise self.wrong(path, f"is an array of {leaf.dtype!r} but is stored as {stored.dtype}")
         return stored
 
     def unreadable(self, path: Path, error: Exception) -> FormatError:
         """Return the error for an object whose bytes are none that torch.save wrote."""
-        return self._wrong(path, f"is an object that torch.load cannot read: {error}")
+        return self.wrong(path, f"is an object that torch.load cannot read: {error}")
 
-    def _wrong(self, path: Path, what: str) -> FormatError:
+    def wrong(self, path: Path, what: str) -> FormatError:
+        """Return the error for what the manifest says of a value."""
         message = f"{self.manifest}: {describe(path)} {what}"
         return FormatError(message, path=self.manifest)
 
@@ -84,8 +83,11 @@ class Survey:
         """
         rebuild(node, path, self._note)
 
-    def _note(self, leaf: Leaf, path: Path) -> object:
-        if leaf.tag in STORED:
+    def _note(self, leaf: Leaf | Box, path: Path) -> object:
+        if isinstance(leaf, Box):
+            if isinstance(leaf.items, dict):
+                _program.check_fields(leaf.tag, leaf.name, leaf.items, describe(path))
+        elif leaf.tag in STORED:
             stored = self._contents.stored(leaf, path)
             if self._apart and leaf.tag == "$tensor":
                 self.tensors[leaf.body] = stored
@@ -97,7 +99,25 @@ class Survey:
                 "loaded: if you trust who wrote the checkpoint, pass allow_pickle=True; or load "
                 "the rest with prefix= or keys="
             )
+        elif leaf.tag in _TYPED:
+            _of_type(leaf, describe(path))
         return leaf
+
+
+# Leaves that are made by a type of the program's.
+_TYPED = ("$enum", "$str")
+
+
+def _of_type(leaf: Leaf, key: str) -> Any:
+    make = _program.member_at if leaf.tag == "$enum" else _program.text_as
+    return make(leaf.dtype, leaf.body, key)
+
+
+def _boxed(box: Box, path: Path) -> Any:
+    """Return the value of a box whose items have been made."""
+    if isinstance(box.items, dict):
+        return _program.with_fields(box.tag, box.name, box.items, describe(path))
+    return (set if box.tag == "$set" else frozenset)(box.items)
 
 
 class Builder:
@@ -136,10 +156,14 @@ class Builder:
         """
         return rebuild(node, path, self._make)
 
-    def _make(self, leaf: Leaf, path: Path) -> Any:
+    def _make(self, leaf: Leaf | Box, path: Path) -> Any:
+        if isinstance(leaf, Box):
+            return _boxed(leaf, path)
         if leaf.tag == "$tensor":
             return self._array(leaf, path) if self._as_numpy else self._tensor(leaf, path)
         key = describe(path)
+        if leaf.tag in _TYPED:
+            return _of_type(leaf, key)
         if self._as_numpy and leaf.tag in ("$size", "$dtype", "$device"):
             return _numpy.instead_of_torch(leaf.tag, leaf.body, key)
         match leaf.tag:
@@ -158,11 +182,22 @@ class Builder:
                 return _torch.dtype_named(leaf.body, key)
             case "$device":
                 return _torch.device_named(leaf.body, key)
+            case "$value":
+                return self._fixed(leaf, path)
             case "$pickle":
                 import pickle
 
                 return pickle.loads(base64.b64decode(leaf.body))
         raise AssertionError(leaf.tag)
+
+    def _fixed(self, leaf: Leaf, path: Path) -> Any:
+        name, args, key = leaf.dtype, leaf.body, describe(path)
+        if self._as_numpy and _fixed.needs(name) == "torch":
+            return args[0]
+        try:
+            return _fixed.make(name, args, key)
+        except ValueError as error:
+            raise self._contents.wrong(path, f"can't be made: {error}") from None
 
     def _object(self, leaf: Leaf, path: Path) -> Any:
         import pickle

@@ -69,8 +69,9 @@ def load(
         ValueError: both ``prefix`` and ``keys`` were given, or an unknown ``framework``, or a
             ``device`` for numpy.
         KeyMismatchError: no leaf has the prefix; or some of the keys, all of them named.
-        UnsupportedError: a pickled value without ``allow_pickle``; tensors without torch, or of a
-            dtype that numpy lacks; a ``device`` that is not there.
+        UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
+            program has not imported; tensors without torch, or of a dtype that numpy lacks; a
+            ``device`` that is not there.
         IncompleteCheckpointError: the directory holds no committed checkpoint.
         ReplacedCheckpointError: saves replaced it, time and again, faster than it could be opened.
         CorruptCheckpointError: the bytes on disk are not those that were written.
@@ -206,7 +207,8 @@ def load_into(
     Raises:
         KeyMismatchError: names every key that is missing, unexpected or different.
         InvalidStateError: the state dict is no dict.
-        UnsupportedError: a pickled value without ``allow_pickle``.
+        UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
+            program has not imported.
         IncompleteCheckpointError: the directory holds no committed checkpoint.
         ReplacedCheckpointError: as in `load`.
         CorruptCheckpointError: the bytes on disk are not those that were written.

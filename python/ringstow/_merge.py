@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _cuda, _device_array, _native, _numpy, _torch
+from ringstow import _cuda, _device_array, _native, _numpy, _program, _torch
 from ringstow._build import Builder, Contents, Survey
 from ringstow._collector import collector_paused
 from ringstow._device_array import DeviceArray
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._memory import Address, Stored, place_at, share_elements
+from ringstow._remedies import type_name
 from ringstow._select import listed
-from ringstow._state import Path, describe, flat_name, type_name
-from ringstow._tree import METADATA, Leaf, metadata_of, parse, rebuild_key
+from ringstow._state import Attribute, Path, describe, flat_name
+from ringstow._tree import METADATA, Box, Leaf, metadata_of, parse, rebuild_key
 
 if TYPE_CHECKING:
     from ringstow._report import LoadReport
 
+_SEQUENCES = (list, tuple, collections.deque)
 # Makes a value once the bytes have been read.
 Make = Callable[[Builder], Any]
 
@@ -46,8 +49,8 @@ class Merge:
         self.survey = Survey(contents, allow_pickle=allow_pickle)
         """The tensors that new values need."""
         self.fills: list[Fill] = []
-        self.assigns: list[tuple[Any, Any, Make]] = []
-        """(container, key, value) to be assigned."""
+        self.assigns: list[tuple[Callable[[Any], None], Make]] = []
+        """(What puts a new value in its place, what makes it)."""
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.mismatched: list[str] = []
@@ -93,8 +96,10 @@ class Merge:
             self._device_array(target, interface, node, path)
         elif isinstance(target, dict) and not is_opaque and type(target) is not collections.Counter:
             self._dict(target, node, path)
-        elif type(target) in (list, tuple) and not is_opaque and _holds_tensors(target):
+        elif type(target) in _SEQUENCES and not is_opaque and _holds_tensors(target):
             return self._sequence(target, node, path)
+        elif _program.has_fields(target) and not is_opaque and _holds_tensors(target):
+            return self._fields(target, node, path)
         else:
             self.survey.add(node, path)
             return lambda builder: builder.value(node, path)
@@ -174,7 +179,8 @@ class Merge:
         if metadata is not None and isinstance(target, collections.OrderedDict):
             at = (*path, METADATA)
             self.survey.add(metadata, at)
-            self.assigns.append((vars(target), str(METADATA), lambda b: b.value(metadata, at)))
+            assign = functools.partial(vars(target).__setitem__, str(METADATA))
+            self.assigns.append((assign, lambda b: b.value(metadata, at)))
 
     def _sequence(self, target: Any, node: Any, path: Path) -> Make | None:
         if type(node) is not type(target):
@@ -185,7 +191,7 @@ class Merge:
             self.missing += _names(target[index], (*path, index))
         for index in range(both, len(node)):
             self.unexpected += _names(node[index], (*path, index))
-        if isinstance(target, list):
+        if not isinstance(target, tuple):
             for index in range(both):
                 self._merge_item(target, index, node[index], path)
             return None
@@ -195,7 +201,35 @@ class Merge:
     def _merge_item(self, target: Any, key: Any, node: Any, path: Path) -> None:
         make = self.merge(target[key], node, (*path, key))
         if make is not None:
-            self.assigns.append((target, key, make))
+            self.assigns.append((functools.partial(target.__setitem__, key), make))
+
+    def _fields(self, target: Any, node: Any, path: Path) -> Make | None:
+        here = _program.fields_of(target)
+        assert here is not None
+        if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.kind):
+            self._differ(path, f"a {type_name(target)}", _kind(node))
+            return None
+        saved = dict(node.steps())
+        for name, item in here.fields.items():
+            if name not in saved:
+                self.missing += _names(item, (*path, Attribute(name)))
+        makes: dict[str, Make] = {}
+        for name, child in saved.items():
+            at = (*path, name)
+            if name not in here.fields:
+                self.unexpected += _names(child, at)
+            elif (make := self.merge(here.fields[name], child, at)) is not None:
+                makes[str(name)] = make
+        if _program.is_frozen(target):
+            return lambda builder: _program.with_fields(
+                here.tag,
+                here.kind,
+                {**here.fields, **{name: make(builder) for name, make in makes.items()}},
+                describe(path),
+            )
+        for name, make in makes.items():
+            self.assigns.append((functools.partial(_program.set_field, target, name), make))
+        return None
 
     def _key(self, key: Any, path: Path) -> Any:
         self.survey.add(key, path)
@@ -243,7 +277,7 @@ def load_into(
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named, allow_pickle=allow_pickle)
-    values = [(container, key, make(builder)) for container, key, make in merge.assigns]
+    values = [(assign, make(builder)) for assign, make in merge.assigns]
     arrays = Builder(contents, named, as_numpy=True)
     sources = [
         (arrays if _numpy.is_array(fill.target) else builder).value(fill.leaf)
@@ -259,8 +293,8 @@ def load_into(
     _torch.mark_changed(filter(_torch.is_tensor, filled))
     for fill, source in zip(ways.copied, sources, strict=True):
         _copy(fill.target, source)
-    for container, key, value in values:
-        container[key] = value
+    for assign, value in values:
+        assign(value)
     report = report.followed_by(LoadReport.from_json(read))
     missing, unexpected = tuple(merge.missing), tuple(merge.unexpected)
     return dataclasses.replace(report, missing=missing, unexpected=unexpected)
@@ -383,10 +417,14 @@ def _holds_tensors(value: Any) -> bool:
     """Tell whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
     if isinstance(value, dict):
         return any(_holds_tensors(item) for item in value.values())
-    if type(value) in (list, tuple):
+    if type(value) in _SEQUENCES:
         return any(_holds_tensors(item) for item in value)
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
+    if isinstance(value, Box):
+        return any(_holds_tensors(item) for _, item in value.steps())
+    if _program.has_fields(value):
+        return any(_holds_tensors(item) for item in _program.items_of(value))
     return (
         _torch.is_tensor(value)
         or _numpy.is_array(value)
@@ -410,7 +448,7 @@ def _names(value: Any, path: Path) -> Iterator[str]:
     """Yield the flat names of what a value holds; a list without tensors is one thing."""
     if isinstance(value, dict):
         pairs: Any = value.items()
-    elif type(value) in (list, tuple) and _holds_tensors(value):
+    elif type(value) in _SEQUENCES and _holds_tensors(value):
         pairs = enumerate(value)
     else:
         yield flat_name(path)
@@ -420,6 +458,8 @@ def _names(value: Any, path: Path) -> Iterator[str]:
 
 
 def _kind(node: Any) -> str:
+    if isinstance(node, Box):
+        return f"a {node.name.replace(':', '.') or node.tag[1:]}"
     if not isinstance(node, Leaf):
         return f"a {type_name(node)}"
     kinds = {"$tensor": "a tensor", "$ndarray": "a numpy array", "$pickle": "a pickled value"}

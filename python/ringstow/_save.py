@@ -28,22 +28,24 @@ def save(
     moment, and is untouched by a failure, a kill or a Ctrl-C.
 
     Args:
-        state_dict: a dict of any nesting of dict, list, tuple, int, float, str, bytes, bool,
-            None, tensors of any shape and stride on the CPU or on CUDA devices, numpy arrays and
-            scalars, arrays with ``__cuda_array_interface__`` (CuPy's, Numba's; they come back as
-            numpy's), torch.Size, torch.dtype and torch.device. ``model.state_dict()`` and
-            ``optimizer.state_dict()`` go in as they are. Tensors that are the same memory are
-            stored once.
+        state_dict: a dict of any nesting of tensors of any shape and stride on the CPU or on CUDA
+            devices, numpy arrays and scalars, arrays with ``__cuda_array_interface__`` (CuPy's,
+            Numba's; they come back as numpy's), and Python's values and containers, from int and
+            dict to dataclass, Enum, set and BytesIO: docs/values.md lists them.
+            ``model.state_dict()`` and ``optimizer.state_dict()`` go in as they are. Tensors that
+            are the same memory are stored once.
         path: the checkpoint's directory; made if it is not there, its parents too.
         config: the knobs; None means the defaults.
-        allow_pickle: pickle what is none of the above. Loading it needs the same word, and runs
-            whatever code the file says. Tensors within such a value are pickled with it.
+        allow_pickle: pickle what is none of the above. Loading it also needs
+            ``allow_pickle=True``, and runs whatever code the file says. Tensors are never pickled,
+            nor are arrays of more than 64 KiB or objects that hold either.
 
     Returns:
         What was done and how long it took.
 
     Raises:
-        InvalidStateError: a value that can't be saved, named by its key; or a bad ``config``.
+        InvalidStateError: values that can't be saved, each named by its key, with what to save
+            instead; or a bad ``config``.
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or
             something that ``config`` asks for by name and that this machine can't do.
         BusyError: another save into the same directory is under way.

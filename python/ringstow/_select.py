@@ -8,7 +8,7 @@ from typing import Any
 
 from ringstow._errors import KeyMismatchError
 from ringstow._state import Path
-from ringstow._tree import children, leaf_name, leaves, metadata_of
+from ringstow._tree import children, leaf_name, leaves, like, metadata_of
 
 # Close matches are looked for among so many names at most: it takes long.
 _CANDIDATES_MAX = 5_000
@@ -65,7 +65,7 @@ def _restrict(node: Any, path: Path, wanted: Any) -> Any:
         # Every leaf is asked, since asking also notes which keys were found.
         hits = [wanted(leaf_name(at, leaf)) for at, leaf in leaves(node, path)]
         return node if any(hits) else _NOTHING
-    part: dict[Any, Any] = type(node)()
+    part: dict[Any, Any] = like(node, ())
     for key, child in pairs:
         kept = _restrict(child, (*path, key), wanted)
         if kept is not _NOTHING:

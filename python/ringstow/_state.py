@@ -19,6 +19,17 @@ OrderedDict            ``{"$odict": ...}`` of the object or of the pairs; with `
                        {"_metadata": ...}`` where it carries one (``Module.state_dict()`` does)
 Counter                ``{"$counter": [[key, count], ...]}``, of numbers and text (the learning
                        rate schedulers of torch carry one)
+set, frozenset         ``{"$set": [...]}``, ``{"$frozenset": [...]}``
+deque                  ``{"$deque": [...], "maxlen": 10}``
+defaultdict            ``{"$defaultdict": ..., "factory": "list"}`` of the object or the pairs
+dataclass              ``{"$dataclass": "module:Name", "fields": {...}}``
+named tuple            ``{"$namedtuple": "module:Name", "fields": {...}}``
+Namespace              ``{"$namespace": "argparse.Namespace", "fields": {...}}``, or
+                       ``"types.SimpleNamespace"``
+Enum                   ``{"$enum": "module:Name", "name": "RED"}``; flags that are combined have
+                       ``"value": 3`` instead of a name
+sub-class of str       ``{"$str": text, "type": "module:Name"}``
+other small values     ``{"$value": "datetime.date", "args": ["2026-01-31"]}``: see ``_fixed``
 tensor                 ``{"$tensor": name}``: its data is the tensor of that name in the shards
 numpy array            ``{"$ndarray": name, "dtype": "<f4"}``: stored little-endian, given back
                        in that byte order
@@ -33,9 +44,9 @@ object                 ``{"$object": name}``: what ``torch.load`` makes of the e
 anything else          ``{"$pickle": base64}``, only where pickle was allowed
 =====================  ===========================================================================
 
-Types are exact: what would come back as another type (an IntEnum, a named tuple, a defaultdict, a
-set) is an error that names its key. Two kinds come back changed on purpose: sub-classes of Tensor,
-nn.Parameter among them, as plain tensors without requires_grad, and views as dense tensors.
+Types are exact: what would come back as another type (a sub-class of dict) is an error that names
+its key. Two kinds come back changed on purpose: sub-classes of Tensor, nn.Parameter among them, as
+plain tensors without requires_grad, and views as dense tensors.
 
 A tensor's name is its path joined by dots: str keys as they are, ints and list indices in decimal,
 other keys by ``repr``. One that is taken gets ``#2``, ``#3``, ... Tensors that are the same
@@ -46,20 +57,32 @@ from __future__ import annotations
 
 import base64
 import collections
+import enum
 import json
-from typing import Any, NoReturn
+import math
+from collections.abc import Iterable
+from typing import Any
 
-from ringstow import _cuda, _device_array, _native, _numpy, _torch
+from ringstow import _cuda, _device_array, _fixed, _native, _numpy, _program, _torch
 from ringstow._collector import collector_paused
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow._optional import imported
+from ringstow._remedies import Refusals, Refused, remedy, type_name
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
+Parts = tuple[str | list[Any] | dict[Any, Any] | tuple[tuple[str, Any], ...], ...]
+"""A container's JSON: text as it is, and between it items that are yet to be encoded.
+
+They are in a list, in a dict (written as an object where its keys allow that, else as pairs), or in
+a tuple of (name, item), which is written as an object.
+"""
 
 DEPTH_MAX = _native.DEPTH_MAX
-PICKLE_PROTOCOL = 4
+_NOT_UNICODE = "which is not valid Unicode (a lone surrogate)"
+# Every reader of JSON takes a number up to this for the integer that it is.
+_INT_MAX = 1 << 53
 # safetensors keeps this name in a shard's header for itself.
 RESERVED_NAMES = {"__metadata__"}
 
@@ -85,14 +108,21 @@ def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
     """Encode a state dict; every value but the tensors' elements is copied now.
 
     Raises:
-        InvalidStateError: a value that can't be saved; names its key and type.
-        UnsupportedError: a tensor that can't be saved yet; says what to do.
+        InvalidStateError: values that can't be saved; names the key and type of each, and what to
+            save instead.
+        UnsupportedError: likewise, all of them tensors that can't be saved yet.
     """
     if type(state) not in (dict, collections.OrderedDict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     tensors = _native.Tensors(RESERVED_NAMES)
+    others = _Others(tensors, allow_pickle)
+    tree = ""
     with collector_paused():
-        tree = _native.encode(state, tensors, _Others(tensors, allow_pickle))
+        try:
+            tree = _native.encode(state, tensors, others)
+        except InvalidStateError as error:
+            others.refusals.add(error)
+    others.refusals.check()
     return Encoded(tensors, tree)
 
 
@@ -116,13 +146,6 @@ def _step(step: object) -> str:
     return step if isinstance(step, str) else repr(step)
 
 
-def type_name(value: object) -> str:
-    """Return the full name of the value's type, without ``builtins``."""
-    kind = type(value)
-    module = "" if kind.__module__ == "builtins" else kind.__module__ + "."
-    return module + kind.__qualname__
-
-
 class _Others:
     """What `_native.encode` is to know of torch, and asks of what is rare."""
 
@@ -130,30 +153,66 @@ class _Others:
         self.exchange = _torch.usual().exchange
         self.address_of = _cuda.finder()
         self.describe = describe
+        self.refusals = Refusals()
         self._tensors = tensors
         self._allow_pickle = allow_pickle
 
-    def value(self, value: Any, path: Path) -> str:
-        """Return the JSON of a value that is no container, and that JSON has not."""
-        return json.dumps(self._tree(value, path), ensure_ascii=False, separators=(",", ":"))
+    def value(self, value: Any, path: Path) -> str | Parts:
+        """Return the JSON of a value that `_native.encode` does not know, or the parts of it.
+
+        What can't be saved is noted, so that one error names all of it.
+        """
+        try:
+            return self._value(value, path)
+        except Refused as refused:
+            key = describe(path)
+            self.refusals.add_value(key, value, refused, pickled=self._allow_pickle)
+        except (InvalidStateError, UnsupportedError) as error:
+            self.refusals.add(error)
+        return "null"
+
+    def refuse(self, problem: str) -> None:
+        """Note what `_native.encode` found to be wrong with a value."""
+        self.refusals.add(InvalidStateError(problem))
 
     def check_key(self, key: object, path: Path) -> None:
-        """Refuse a key of the dict at a path that cannot be one."""
+        """Note a key of the dict at a path that cannot be one."""
         if _holds_tensor(key):
-            raise InvalidStateError(f"{describe(path)} has a tensor as a key, or in one")
+            self.refuse(f"{describe(path)} has a tensor as a key, or in one")
 
     def attributes(self, value: object, path: Path) -> dict[str, object] | None:
         """Return the attributes that the OrderedDict at a path carries, if it carries any."""
         attributes = vars(value)
         unknown = sorted(attributes.keys() - {"_metadata"})
         if unknown:
-            raise InvalidStateError(
+            self.refuse(
                 f"{describe(path)} is an OrderedDict with the attribute {unknown[0]!r}, which "
                 "would be lost: make it an item"
             )
+            return None
         return {Attribute("_metadata"): attributes["_metadata"]} if attributes else None
 
+    def _value(self, value: Any, path: Path) -> str | Parts:
+        try:
+            tree = self._tree(value, path)
+            parts = None if tree is not None else _parts(value)
+        except Refused:
+            if not self._allow_pickle:
+                raise
+            tree = parts = None
+        if parts is not None:
+            return parts
+        if tree is None:
+            tree = self._pickle(value, path)
+        text = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Refused("x.encode('utf-8', 'surrogatepass')", _NOT_UNICODE) from None
+        return text
+
     def _tree(self, value: Any, path: Path) -> Json:
+        """Return the tree of a value that is no container; None for what has none."""
         kind = type(value)
         if kind is int:
             return {"$int": _digits(value)}
@@ -161,7 +220,24 @@ class _Others:
             return {"$float": repr(value)}
         if kind is bytes:
             return {"$bytes": _base64(value)}
-        return self._foreign(value, path)
+        tree = self._foreign(value, path)
+        if tree is None:
+            fixed = _fixed.take(value)
+            if fixed is not None:
+                return {"$value": fixed[0], "args": [self._arg(arg, path) for arg in fixed[1]]}
+            if isinstance(value, enum.Enum):
+                return _program.member_of(value)
+            if isinstance(value, str):
+                return _program.text_of(value)
+        return tree
+
+    def _arg(self, arg: Any, path: Path) -> Json:
+        kind = type(arg)
+        if arg is None or kind in (str, bool) or (kind is int and abs(arg) <= _INT_MAX):
+            return arg  # type: ignore[no-any-return]
+        if kind is float and math.isfinite(arg):
+            return arg  # type: ignore[no-any-return]
+        return self._tree(arg, path)
 
     def _foreign(self, value: Any, path: Path) -> Json:
         if type(value) is LazyTensor:
@@ -178,6 +254,8 @@ class _Others:
             array = _device_array.parse(value, interface, describe(path))
             return {"$ndarray": self._store(array.memory, flat_name(path)), "dtype": array.typestr}
         if _numpy.is_scalar(value) and _numpy.code_of(value.dtype.str):
+            if type(value) is not value.dtype.type:
+                raise Refused(f"numpy.{value.dtype.name}(x)")
             return {"$scalar": value.dtype.str, "data": _base64(value.tobytes())}
         torch = imported("torch")
         if torch is not None:
@@ -187,37 +265,60 @@ class _Others:
                 return {"$dtype": _torch.dtype_name(value)}
             if type(value) is torch.device:
                 return {"$device": str(value)}
-        return self._pickle(value, path)
+        return None
 
     def _pickle(self, value: object, path: Path) -> Json:
         if not self._allow_pickle:
-            self._refuse(value, path)
+            raise Refused(remedy(value))
+        from ringstow import _pickles  # takes a while, and is rarely wanted
+
         try:
-            import pickle  # takes a while, and is rarely wanted
-
-            return {"$pickle": _base64(pickle.dumps(value, PICKLE_PROTOCOL))}
+            return {"$pickle": _base64(_pickles.dumps(value))}
+        except Refused:
+            raise
         except Exception as error:
-            raise InvalidStateError(
-                f"{describe(path)} is a {type_name(value)}, which can't be pickled: {error}"
-            ) from error
-
-    def _refuse(self, value: object, path: Path) -> NoReturn:
-        what = type_name(value)
-        if _numpy.is_array(value):
-            what += f" of dtype {value.dtype}"
-        raise InvalidStateError(
-            f"{describe(path)} is a {what}, which can't be saved as it is: save what it is made "
-            "of (dict, list, tuple, int, float, str, bytes, bool, None, tensors, numpy arrays); "
-            "allow_pickle=True would take it, for those who then trust the file when loading"
-        )
+            raise Refused(remedy(value), f"which can't be pickled ({error})") from error
 
     def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
         return self._tensors.add(wanted, *memory)
 
 
+def _parts(value: Any) -> Parts | None:
+    """Return the parts of a container that `_native.encode` does not know.
+
+    Raises:
+        Refused: it has more to it than its items.
+    """
+    kind = type(value)
+    if kind is set or kind is frozenset:
+        if any(map(_holds_tensor, value)):
+            raise Refused("list(x)", "which holds tensors")
+        return (f'{{"${kind.__name__}":', _ordered(value), "}")
+    if kind is collections.deque:
+        return ('{"$deque":', list(value), f',"maxlen":{json.dumps(value.maxlen)}}}')
+    if kind is collections.defaultdict:
+        factory = json.dumps(_program.factory_of(value))
+        return ('{"$defaultdict":', dict(value), f',"factory":{factory}}}')
+    taken = _program.fields_of(value)
+    if taken is None:
+        return None
+    fields = tuple((Attribute(name), item) for name, item in taken.fields.items())
+    name = json.dumps(taken.kind, ensure_ascii=False)
+    return (f'{{"{taken.tag}":{name},"fields":', fields, "}")
+
+
+def _ordered(items: Iterable[Any]) -> list[Any]:
+    """Return a set's items, in an order that is the same at every save where there is one."""
+    listed = list(items)
+    kinds = set(map(type, listed))
+    return sorted(listed) if kinds == {str} or kinds == {int} else listed
+
+
 def _holds_tensor(key: object) -> bool:
-    return any(map(_holds_tensor, key)) if type(key) is tuple else _torch.is_tensor(key)
+    if isinstance(key, (tuple, frozenset)):
+        return any(map(_holds_tensor, key))
+    return any(map(_holds_tensor, _program.items_of(key))) or _torch.is_tensor(key)
 
 
 def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:

@@ -11,15 +11,29 @@ import collections
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from ringstow import _numpy
+from ringstow import _fixed, _numpy
 from ringstow._errors import FormatError
+from ringstow._program import FACTORIES, NAMESPACES
 from ringstow._state import Attribute, Path, flat_name
 
 # The fields that a tagged object may have beside its tag.
-_FIELDS = {"$odict": {"attrs"}, "$ndarray": {"dtype"}, "$scalar": {"data"}}
+_FIELDS = {
+    "$odict": {"attrs"},
+    "$ndarray": {"dtype"},
+    "$scalar": {"data"},
+    "$deque": {"maxlen"},
+    "$defaultdict": {"factory"},
+    "$dataclass": {"fields"},
+    "$namedtuple": {"fields"},
+    "$namespace": {"fields"},
+    "$enum": {"name", "value"},
+    "$str": {"type"},
+    "$value": {"args"},
+}
 # The tags whose body is the name of an entry of the manifest.
 STORED = ("$tensor", "$ndarray", "$object")
 _INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
@@ -30,7 +44,7 @@ Fields = dict[str, Any]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Leaf:
-    """A value that needs its tensor's bytes, torch, numpy or pickle to be made.
+    """A value that needs its tensor's bytes, torch, numpy, a type or pickle to be made.
 
     ``tag`` is the tree's: ``"$tensor"``; ``body`` what it holds: the tensor's name, for one.
     """
@@ -38,11 +52,34 @@ class Leaf:
     tag: str
     body: Any
     dtype: str = ""
-    """numpy's dtype string, for arrays and scalars."""
+    """numpy's dtype string, for arrays and scalars; the type's name, for an Enum or a str."""
 
     def __repr__(self) -> str:
         """Return what a flat name shows of a leaf that is a dict's key."""
         return f"torch.{self.body}" if self.tag == "$dtype" else f"<{self.tag[1:]}>"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Box:
+    """A container that can be made only when its items are there: a set, or one with fields.
+
+    ``tag`` is the tree's: ``"$set"``, ``"$dataclass"``; ``name`` that of the type.
+    """
+
+    tag: str
+    name: str
+    items: list[Any] | dict[str, Any]
+    """Of a set in a list; of all else by the field's name."""
+
+    def __repr__(self) -> str:
+        """Return what a flat name shows of one that is a dict's key."""
+        return f"<{self.tag[1:]}>"
+
+    def steps(self) -> list[tuple[Any, Any]]:
+        """Return the (step of the path, item) pairs."""
+        if isinstance(self.items, dict):
+            return [(Attribute(name), item) for name, item in self.items.items()]
+        return list(enumerate(self.items))
 
 
 def parse(text: str, path: str) -> dict[Any, Any]:
@@ -70,8 +107,10 @@ def children(node: object) -> Iterator[tuple[Any, Any]] | None:
     """Return the (key or index, child) pairs of a container that has any, else None."""
     if isinstance(node, dict) and node:
         return iter(node.items())
-    if isinstance(node, (list, tuple)) and node:
+    if isinstance(node, (list, tuple, collections.deque)) and node:
         return iter(enumerate(node))
+    if type(node) is Box and node.items:
+        return iter(node.steps())
     return None
 
 
@@ -85,29 +124,54 @@ def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from leaves(child, (*path, key))
 
 
-def rebuild(node: Any, path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
-    """Return a copy of a skeleton with ``make(leaf, path)`` in place of each `Leaf`."""
+def rebuild(node: Any, path: Path, make: Callable[[Any, Path], Any]) -> Any:
+    """Return a copy of a skeleton with ``make(leaf, path)`` in place of each `Leaf` and `Box`.
+
+    A box that is handed to ``make`` has what was made of its items.
+    """
     kind = type(node)
     if kind is Leaf:
         return make(node, path)
-    if kind is dict or kind is collections.OrderedDict:
+    if kind in _DICTS:
         return _rebuild_dict(node, path, make)
-    if kind is list or kind is tuple:
+    if kind in _LISTS:
         # A loop, not a comprehension: that would be one more frame on the way down.
         items = []
         for index, child in enumerate(node):
             items.append(rebuild(child, (*path, index), make))
-        return items if kind is list else tuple(items)
+        return items if kind is list else like(node, items)
+    if kind is Box:
+        made = []
+        for step, child in node.steps():
+            made.append(rebuild(child, (*path, step), make))
+        return make(with_items(node, made), path)
     return node
 
 
-def rebuild_key(key: Any, path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
+def like(node: Any, items: Iterable[Any]) -> Any:
+    """Return a container of the same kind as a list, tuple, deque or dict, with other items."""
+    if type(node) is collections.deque:
+        return collections.deque(items, node.maxlen)
+    if type(node) is collections.defaultdict:
+        return collections.defaultdict(node.default_factory, items)
+    return type(node)(items)
+
+
+def with_items(box: Box, items: list[Any]) -> Box:
+    """Return a box with other items in the same order."""
+    if isinstance(box.items, dict):
+        return Box(box.tag, box.name, dict(zip(box.items, items, strict=True)))
+    return Box(box.tag, box.name, items)
+
+
+def rebuild_key(key: Any, path: Path, make: Callable[[Any, Path], Any]) -> Any:
     """Return the dict key that a skeleton's key stands for."""
-    return rebuild(key, (*path, "<key>"), make) if type(key) in (Leaf, tuple) else key
+    is_made = type(key) in (Leaf, tuple, Box)
+    return rebuild(key, (*path, "<key>"), make) if is_made else key
 
 
-def _rebuild_dict(node: dict[Any, Any], path: Path, make: Callable[[Leaf, Path], Any]) -> Any:
-    result: dict[Any, Any] = type(node)()
+def _rebuild_dict(node: dict[Any, Any], path: Path, make: Callable[[Any, Path], Any]) -> Any:
+    result: dict[Any, Any] = like(node, ())
     for key, child in node.items():
         at = (*path, key)
         made = key if type(key) is str else rebuild_key(key, path, make)
@@ -117,6 +181,10 @@ def _rebuild_dict(node: dict[Any, Any], path: Path, make: Callable[[Leaf, Path],
         value = rebuild(metadata, (*path, METADATA), make)
         result._metadata = value  # type: ignore[attr-defined]
     return result
+
+
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_LISTS = (list, tuple, collections.deque)
 
 
 def leaf_name(path: Path, node: object) -> str:
@@ -197,12 +265,30 @@ def _dict(fields: Fields) -> dict[Any, Any]:
     return dict(_pairs(_take(fields, "$dict", list)))
 
 
+def _deque(fields: Fields) -> collections.deque[Any]:
+    items = _take(fields, "$deque", list)
+    length = fields.get("maxlen")
+    if length is not None and (type(length) is not int or not len(items) <= length <= sys.maxsize):
+        raise ValueError("'$deque' has more items than its length allows")
+    return collections.deque(items, length)
+
+
+def _defaultdict(fields: Fields) -> collections.defaultdict[Any, Any]:
+    name = fields.get("factory")
+    if name is not None and (type(name) is not str or name not in FACTORIES):
+        raise ValueError(f"a defaultdict that makes {name!r} is unknown")
+    items = _items(fields, "$defaultdict")
+    return collections.defaultdict(None if name is None else FACTORIES[name], items)
+
+
+def _items(fields: Fields, tag: str) -> dict[Any, Any] | list[tuple[Any, Any]]:
+    """Return the items of a dict of another kind, which has an object or pairs."""
+    body = fields[tag]
+    return body if type(body) is dict else _pairs(_take(fields, tag, list))
+
+
 def _odict(fields: Fields) -> collections.OrderedDict[Any, Any]:
-    body = fields["$odict"]
-    if type(body) is dict:
-        result = collections.OrderedDict(body)
-    else:
-        result = collections.OrderedDict(_pairs(_take(fields, "$odict", list)))
+    result = collections.OrderedDict(_items(fields, "$odict"))
     if "attrs" in fields:
         attributes = _take(fields, "attrs", dict)
         if attributes.keys() != {METADATA}:
@@ -220,6 +306,8 @@ def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
             keys.add(pair[0])
         except TypeError:
             raise ValueError("a dict has a key that cannot be one") from None
+        if type(pair[0]) is Box and pair[0].tag in ("$set", "$namespace"):
+            raise ValueError("a dict has a key that cannot be one")
     if len(keys) != len(body):
         raise ValueError("a dict has the same key twice")
     return [(key, value) for key, value in body]
@@ -241,6 +329,35 @@ def _size(fields: Fields) -> Leaf:
 
 def _named(tag: str) -> Callable[[Fields], Leaf]:
     return lambda fields: Leaf(tag, _take(fields, tag, str))
+
+
+def _boxed_set(tag: str) -> Callable[[Fields], Box]:
+    return lambda fields: Box(tag, "", _take(fields, tag, list))
+
+
+def _boxed_fields(tag: str) -> Callable[[Fields], Box]:
+    return lambda fields: Box(tag, _take(fields, tag, str), _take(fields, "fields", dict))
+
+
+def _namespace(fields: Fields) -> Box:
+    box = _boxed_fields("$namespace")(fields)
+    if box.name not in NAMESPACES:
+        raise ValueError(f"a namespace of the kind {box.name!r} is unknown")
+    return box
+
+
+def _enum(fields: Fields) -> Leaf:
+    field, kind = ("name", str) if "name" in fields else ("value", int)
+    return Leaf("$enum", _take(fields, field, kind), _take(fields, "$enum", str))
+
+
+def _str(fields: Fields) -> Leaf:
+    return Leaf("$str", _take(fields, "$str", str), _take(fields, "type", str))
+
+
+def _value(fields: Fields) -> Any:
+    name, args = _take(fields, "$value", str), _take(fields, "args", list)
+    return Leaf("$value", args, name) if _fixed.needs(name) else _fixed.make(name, args)
 
 
 def _ndarray(fields: Fields) -> Leaf:
@@ -269,6 +386,16 @@ _READERS: dict[str, Callable[[Fields], Any]] = {
     "$tuple": _tuple,
     "$dict": _dict,
     "$odict": _odict,
+    "$defaultdict": _defaultdict,
+    "$deque": _deque,
+    "$set": _boxed_set("$set"),
+    "$frozenset": _boxed_set("$frozenset"),
+    "$dataclass": _boxed_fields("$dataclass"),
+    "$namedtuple": _boxed_fields("$namedtuple"),
+    "$namespace": _namespace,
+    "$enum": _enum,
+    "$str": _str,
+    "$value": _value,
     "$counter": _counter,
     "$size": _size,
     "$dtype": _named("$dtype"),

@@ -80,7 +80,15 @@ impl<'py> Encoder<'_, 'py> {
         } else if value.get_type().is(&self.ordered_dict) {
             self.inside(value, |encoder| encoder.ordered_dict(value.cast()?))
         } else {
-            self.other(value)
+            self.rare(value)
+        }
+    }
+
+    #[inline(never)]
+    fn rare(&mut self, value: &Value<'py>) -> PyResult<()> {
+        match self.other(value)? {
+            Some(parts) => self.inside(value, |encoder| encoder.parts(&parts)),
+            None => Ok(()),
         }
     }
 
@@ -108,13 +116,34 @@ impl<'py> Encoder<'_, 'py> {
         Ok(true)
     }
 
+    /// Encodes what `ringstow._state` knows; returns the parts of a container, whose items are to come.
     #[inline(never)]
-    fn other(&mut self, value: &Value<'py>) -> PyResult<()> {
+    fn other(&mut self, value: &Value<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         if value.get_type().is(&self.counter) && is_plain_counter(value)? {
-            return self.tagged("$counter", |encoder| encoder.pairs(items_of(value)?));
+            self.tagged("$counter", |encoder| encoder.pairs(items_of(value)?))?;
+            return Ok(None);
         }
-        let text = self.others.call_method1(intern!(value.py(), "value"), (value, self.at()?))?;
-        self.put(text.cast::<PyString>()?.to_str()?);
+        let known = self.others.call_method1(intern!(value.py(), "value"), (value, self.at()?))?;
+        if let Ok(text) = known.cast::<PyString>() {
+            self.put(text.to_str()?);
+            return Ok(None);
+        }
+        Ok(Some(known.cast_into()?))
+    }
+
+    /// Encodes a container of which its text is known, and its items are not.
+    fn parts(&mut self, parts: &Bound<'py, PyTuple>) -> PyResult<()> {
+        for part in parts {
+            if let Ok(text) = part.cast::<PyString>() {
+                self.put(text.to_str()?);
+            } else if let Ok(list) = part.cast::<PyList>() {
+                self.array(list.iter())?;
+            } else if let Ok(fields) = part.cast::<PyTuple>() {
+                self.object(fields.extract()?)?;
+            } else {
+                self.object_or_pairs(items_of(&part)?)?;
+            }
+        }
         Ok(())
     }
 
@@ -124,22 +153,33 @@ impl<'py> Encoder<'_, 'py> {
         container: &Value<'py>,
         encode: impl FnOnce(&mut Self) -> PyResult<()>,
     ) -> PyResult<()> {
-        self.check_nesting(container)?;
+        if self.contains_itself(container)? {
+            self.put("null");
+            return Ok(());
+        }
         self.open.push(container.clone());
         encode(self)?;
         self.open.pop();
         Ok(())
     }
 
+    /// Whether a container is in itself; then that is noted.
     #[inline(never)]
-    fn check_nesting(&self, container: &Value<'py>) -> PyResult<()> {
+    fn contains_itself(&self, container: &Value<'py>) -> PyResult<bool> {
         if self.open.iter().any(|open| open.is(container)) {
-            return Err(invalid(format!("{} contains itself", self.describe(&self.path)?)));
+            self.refuse(format!("{} contains itself", self.describe(&self.path)?))?;
+            return Ok(true);
         }
         if self.open.len() >= DEPTH_MAX {
             let begin = self.describe(&self.path[..4])?;
             return Err(invalid(format!("{begin}... is nested more than {DEPTH_MAX} levels deep")));
         }
+        Ok(false)
+    }
+
+    /// Notes a value that cannot be saved: one error names all of them.
+    fn refuse(&self, problem: String) -> PyResult<()> {
+        self.others.call_method1(intern!(self.others.py(), "refuse"), (problem,))?;
         Ok(())
     }
 
@@ -155,16 +195,20 @@ impl<'py> Encoder<'_, 'py> {
         let attributes = self.others.call_method1("attributes", (dict, self.at()?))?;
         let items = items_of(dict)?;
         self.put(r#"{"$odict":"#);
-        match items.iter().all(|(key, _)| is_plain_key(key)) {
-            true => self.object(items)?,
-            false => self.pairs(items)?,
-        }
+        self.object_or_pairs(items)?;
         if !attributes.is_none() {
             self.put(r#","attrs":"#);
             self.object(items_of(&attributes)?)?;
         }
         self.put("}");
         Ok(())
+    }
+
+    fn object_or_pairs(&mut self, items: Vec<(Value<'py>, Value<'py>)>) -> PyResult<()> {
+        match items.iter().all(|(key, _)| is_plain_key(key)) {
+            true => self.object(items),
+            false => self.pairs(items),
+        }
     }
 
     fn object(&mut self, items: Vec<(Value<'py>, Value<'py>)>) -> PyResult<()> {
@@ -243,11 +287,12 @@ impl<'py> Encoder<'_, 'py> {
     fn text(&mut self, text: &Bound<'py, PyString>) -> PyResult<()> {
         let Ok(valid) = text.to_str() else {
             let shown: String = text.repr()?.to_string_lossy().chars().take(80).collect();
-            return Err(invalid(format!(
+            self.refuse(format!(
                 "{} holds text that is not valid Unicode (a lone surrogate): {shown}; save it as \
                  bytes",
                 self.describe(&self.path)?
-            )));
+            ))?;
+            return quote(&mut self.tree, "");
         };
         quote(&mut self.tree, valid)
     }

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import ctypes
+import dataclasses
+import io
 import json
 import math
 import pathlib
 import subprocess
 import sys
+import types
 import zlib
 
 import fake_native
@@ -28,7 +32,9 @@ def assert_same(a, b, at="root"):
             assert_same(value_a, value_b, f"{at}[{key_a!r}]")
         if isinstance(a, collections.OrderedDict):
             assert_same(vars(a), vars(b), f"{at}.__dict__")
-    elif isinstance(a, (list, tuple)):
+        assert getattr(a, "default_factory", None) is getattr(b, "default_factory", None), at
+    elif isinstance(a, (list, tuple, collections.deque)):
+        assert getattr(a, "maxlen", None) == getattr(b, "maxlen", None), at
         assert len(a) == len(b), at
         for index, (item_a, item_b) in enumerate(zip(a, b, strict=True)):
             assert_same(item_a, item_b, f"{at}[{index}]")
@@ -41,11 +47,23 @@ def assert_same(a, b, at="root"):
         assert a.dtype.str == b.dtype.str, at
         assert a.shape == b.shape, at
         assert a.tobytes() == b.tobytes(), at
+    elif isinstance(a, io.BytesIO):
+        assert (a.getvalue(), a.tell()) == (b.getvalue(), b.tell()), at
+    elif dataclasses.is_dataclass(a) or isinstance(a, (argparse.Namespace, types.SimpleNamespace)):
+        assert_same(fields_of(a), fields_of(b), at)
     elif isinstance(a, float):
         assert math.isnan(a) == math.isnan(b), at
         assert math.isnan(a) or (a == b and math.copysign(1, a) == math.copysign(1, b)), at
     else:
         assert a == b, at
+
+
+def fields_of(value):
+    """Returns the fields of a dataclass, with or without slots, or of a namespace."""
+    if not dataclasses.is_dataclass(value):
+        return dict(vars(value))
+    names = (field.name for field in dataclasses.fields(value))
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def raw(tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import os
 import pickle
@@ -64,7 +65,7 @@ def test_metadata_that_leads_out_of_its_directory_is_refused(at):
 
 
 def test_pickled_values_are_converted_when_allowed(at):
-    state = {"a": torch.ones(1), "s": {1, 2}}
+    state = {"a": torch.ones(1), "s": collections.Counter({(1, 2): 3})}
     saved(state, at / "a.pt")
     with pytest.raises(ringstow.InvalidStateError, match="s"):
         torch_to_ringstow(at / "a.pt", at / "ckpt")

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import collections
+import io
 import math
 from collections.abc import Callable
 from typing import Any
 
-from ringstow import _numpy
+from ringstow import _numpy, _program
 from ringstow._errors import CorruptCheckpointError
 from ringstow._memory import LazyTensor
-from ringstow._state import Path, describe, type_name
+from ringstow._remedies import type_name
+from ringstow._state import Path, describe
 from ringstow._tree import METADATA, metadata_of
-from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes
+from ringstow.convert._walk import children_of, is_stored, is_tensor, loaded, nbytes
 
 # Types whose values are equal if they say so. Others, which were pickled, are compared by type.
 _PLAIN = (
     "builtins",
     "collections",
+    "datetime",
+    "decimal",
+    "fractions",
     "numpy",
+    "pathlib",
     "torch",
+    "uuid",
 )
 
 
@@ -44,7 +51,10 @@ class Comparison:
             self._differ(path, f"a {type_name(expected)}", f"a {type_name(found)}")
         if isinstance(expected, dict) and type(expected) is not collections.Counter:
             return self._dicts(expected, found, path)
-        if type(expected) in (list, tuple):
+        if _program.has_fields(expected):
+            here, there = dict(children_of(expected) or ()), dict(children_of(found) or ())
+            return self._dicts(here, there, path)
+        if type(expected) in (list, tuple, collections.deque):
             if len(expected) != len(found):
                 self._differ(path, f"{len(expected)} items", f"{len(found)}")
             for index, (one, other) in enumerate(zip(expected, found, strict=True)):
@@ -100,6 +110,8 @@ def _same_bits(one: Any, other: Any) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, io.BytesIO):
+        return bool(one.getvalue() == other.getvalue() and one.tell() == other.tell())
     if isinstance(one, float):
         both_nan = math.isnan(one) and math.isnan(other)
         return both_nan or (one == other and math.copysign(1, one) == math.copysign(1, other))

@@ -6,10 +6,10 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _numpy, _torch
+from ringstow import _numpy, _program, _torch
 from ringstow._memory import LazyTensor
-from ringstow._state import Path
-from ringstow._tree import METADATA, children, metadata_of
+from ringstow._state import Attribute, Path, describe
+from ringstow._tree import METADATA, children, like, metadata_of
 
 Make = Callable[[Any, Path], Any]
 
@@ -34,9 +34,18 @@ def nbytes(value: Any) -> int:
     return int(value.nbytes)
 
 
+def children_of(node: object) -> Iterator[tuple[Any, Any]] | None:
+    """Return the (step, child) pairs of a container, or of a value with fields; None if none."""
+    pairs = children(node)
+    if pairs is None and _program.has_fields(node):
+        taken = _program.fields_of(node)
+        return None if taken is None else iter((Attribute(n), v) for n, v in taken.fields.items())
+    return pairs
+
+
 def stored(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the path and value of every tensor and array."""
-    pairs = None if is_stored(node) else children(node)
+    pairs = None if is_stored(node) else children_of(node)
     if pairs is None:
         if is_stored(node):
             yield path, node
@@ -55,17 +64,29 @@ def replaced(node: Any, make: Make, path: Path = ()) -> Any:
     if is_stored(node):
         return make(node, path)
     kind = type(node)
-    if kind in (list, tuple):
-        return kind(replaced(child, make, (*path, index)) for index, child in enumerate(node))
-    if kind not in (dict, collections.OrderedDict):
+    if kind in (list, tuple, collections.deque):
+        return like(node, [replaced(child, make, (*path, n)) for n, child in enumerate(node)])
+    if _program.has_fields(node):
+        return _with_fields_replaced(node, make, path)
+    if kind not in (dict, collections.OrderedDict, collections.defaultdict):
         return node
-    result: Any = kind()
+    result: Any = like(node, ())
     for key, child in node.items():
         result[key] = replaced(child, make, (*path, key))
     metadata = metadata_of(node)
     if metadata is not None:
         result._metadata = replaced(metadata, make, (*path, METADATA))
     return result
+
+
+def _with_fields_replaced(node: Any, make: Make, path: Path) -> Any:
+    taken = _program.fields_of(node)
+    assert taken is not None
+    fields = {
+        name: replaced(child, make, (*path, Attribute(name)))
+        for name, child in taken.fields.items()
+    }
+    return _program.with_fields(taken.tag, taken.kind, fields, describe(path))
 
 
 def spec_of(dtype: Any, size: Any, key: str) -> tuple[str, tuple[int, ...], int]:

@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 
 from ringstow import _cuda, _torch
 from ringstow._errors import InvalidStateError
-from ringstow._state import Path, describe, type_name
+from ringstow._remedies import type_name
+from ringstow._state import Path, describe
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size)
 

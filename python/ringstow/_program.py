@@ -1,0 +1,372 @@
+"""Values of the program's own types, by the type's name and their fields, and back. Pure.
+
+No file can run code by them. A type is looked up in the modules that the program has imported and
+nowhere else, it must be of the kind that the file says, and no method of it is called: a dataclass
+gets its fields without ``__init__``, an Enum gives its member, a named tuple its items.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ringstow._errors import UnsupportedError
+from ringstow._remedies import Refused
+
+# What a defaultdict may make by itself, by name.
+FACTORIES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        list, dict, set, frozenset, tuple, int, float, complex, bool, str, bytes, bytearray,
+        collections.OrderedDict, collections.Counter, collections.deque,
+    )
+}  # fmt: skip
+NAMESPACES = ("argparse.Namespace", "types.SimpleNamespace")
+_MISSING: Any = object()
+_NOT_FOUND = "of a type that can't be found by its name, {name}"
+
+
+class Fields(NamedTuple):
+    """A value with named fields, taken apart."""
+
+    tag: str
+    """``"$dataclass"``, ``"$namedtuple"`` or ``"$namespace"``."""
+    kind: str
+    """Of a namespace, which of `NAMESPACES`; else the type's `reference`."""
+    fields: dict[str, Any]
+
+
+def reference(kind: type) -> str:
+    """Return what `resolve` finds a type by: ``"module:Outer.Inner"``.
+
+    Raises:
+        Refused: it would not find this type.
+    """
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if _find(name) is not kind:
+        reason = _NOT_FOUND.format(name=name.replace(":", "."))
+        raise Refused("its fields as a dict, or define the type at a module's top level", reason)
+    if _has_finalizer(kind):
+        raise Refused("its fields as a dict", "whose type has a __del__")
+    return name
+
+
+def resolve(tag: str, name: str, key: str) -> type:
+    """Return the type of a reference; nothing is imported for it.
+
+    Args:
+        tag: the kind of type that it must be: ``"$dataclass"``, ``"$namedtuple"``, ``"$enum"`` or
+            ``"$str"``.
+        name: the reference.
+        key: where the value belongs, for the message.
+
+    Raises:
+        UnsupportedError: the type is not there, or is of another kind.
+    """
+    module, _, path = name.partition(":")
+    shown = name.replace(":", ".")
+    found = _find(name)
+    if found is None:
+        remedy = f"import {module} first"
+        if module in sys.modules:
+            remedy = f"{module} is imported and has no {path}: define it there"
+        raise UnsupportedError(
+            f"{key} is a {shown}, a type that is not imported here; {remedy}, or load the rest "
+            "with prefix= or keys="
+        )
+    if not _KINDS[tag](found) or _has_finalizer(found):
+        what = _KIND_NAMES[tag]
+        raise UnsupportedError(
+            f"{key} is a {shown}, which is no {what} here as it was when it was saved; load the "
+            "rest with prefix= or keys="
+        )
+    return found
+
+
+def _find(name: str) -> type | None:
+    """Return a type that is defined in a module that is imported, or in a type of such a one."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for step in path.split("."):
+        # Not getattr: that runs a module's __getattr__, or a metaclass's.
+        found = getattr(found, "__dict__", {}).get(step)
+    return found if isinstance(found, type) else None
+
+
+def _has_finalizer(kind: type) -> bool:
+    """Tell whether code of a type runs when a value of it goes."""
+    return any("__del__" in vars(base) for base in kind.__mro__)
+
+
+def _is_named_tuple(kind: type) -> bool:
+    names = getattr(kind, "_fields", None)
+    return (
+        issubclass(kind, tuple)
+        and isinstance(names, tuple)
+        and all(type(name) is str for name in names)
+        and len(set(names)) == len(names)
+    )
+
+
+_KINDS: dict[str, Callable[[type], bool]] = {
+    "$dataclass": dataclasses.is_dataclass,
+    "$namedtuple": _is_named_tuple,
+    "$enum": lambda kind: issubclass(kind, enum.Enum),
+    "$str": lambda kind: issubclass(kind, str),
+}
+_KIND_NAMES = {
+    "$dataclass": "dataclass",
+    "$namedtuple": "named tuple",
+    "$enum": "Enum",
+    "$str": "sub-class of str",
+}
+
+
+# Values with fields.
+
+
+def fields_of(value: Any) -> Fields | None:
+    """Take a value with named fields apart; None for a value of any other type.
+
+    Raises:
+        Refused: it has more to it than its fields.
+    """
+    kind = type(value)
+    if isinstance(value, tuple) and kind is not tuple and _is_named_tuple(kind):
+        items = tuple(tuple.__iter__(value))
+        if len(items) != len(kind._fields) or getattr(value, "__dict__", None):
+            raise Refused("tuple(x)", "which has more to it than its fields")
+        return Fields("$namedtuple", reference(kind), dict(zip(kind._fields, items, strict=True)))
+    if _namespace_of(kind) is not None:
+        return Fields("$namespace", _namespace_of(kind) or "", _plain_names(vars(value)))
+    if dataclasses.is_dataclass(kind) and not isinstance(value, enum.Enum):
+        return Fields("$dataclass", reference(kind), _dataclass_fields(value, kind))
+    return None
+
+
+def has_fields(value: object) -> bool:
+    """Tell whether `fields_of` takes a value apart, or would if there were nothing else to it."""
+    kind = type(value)
+    return (
+        (isinstance(value, tuple) and kind is not tuple and _is_named_tuple(kind))
+        or _namespace_of(kind) is not None
+        or (dataclasses.is_dataclass(kind) and not isinstance(value, enum.Enum))
+    )
+
+
+def is_frozen(value: object) -> bool:
+    """Tell whether a value with fields is replaced when one of them changes."""
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return isinstance(value, tuple) or bool(getattr(parameters, "frozen", False))
+
+
+def items_of(value: object) -> list[Any]:
+    """Return what the fields of a value hold; nothing for a value without."""
+    try:
+        taken = fields_of(value)
+    except Refused:
+        taken = None
+    return [] if taken is None else list(taken.fields.values())
+
+
+def with_fields(tag: str, name: str, fields: Mapping[str, Any], key: str) -> Any:
+    """Return the value that `fields_of` took apart.
+
+    Raises:
+        UnsupportedError: its type is not here, or has other fields now.
+    """
+    if tag == "$namespace":
+        value: Any = _namespace_type(name)()
+        vars(value).update(fields)
+        return value
+    kind: Any = resolve(tag, name, key)
+    if tag == "$namedtuple":
+        _check_fields(kind._fields, fields, kind._fields, name, key)
+        return tuple.__new__(kind, [fields[field] for field in kind._fields])
+    known = dataclasses.fields(kind)
+    needed = [field.name for field in known if _default(field) is _MISSING and field.init]
+    _check_fields([field.name for field in known], fields, needed, name, key)
+    value = _new(kind)
+    for field in known:
+        # A field that the type got since has its default, as if the constructor had been called.
+        given = fields.get(field.name, _MISSING)
+        if given is _MISSING and field.default_factory is not dataclasses.MISSING and field.init:
+            given = field.default_factory()
+        if given is not _MISSING:
+            set_field(value, field.name, given)
+    return value
+
+
+def check_fields(tag: str, name: str, fields: Mapping[str, Any], key: str) -> None:
+    """Raise what `with_fields` would raise, whatever the values of the fields are."""
+    if tag != "$namespace":
+        empty = dict.fromkeys(fields)
+        with_fields(tag, name, empty, key)
+
+
+def set_field(value: Any, name: str, item: object) -> None:
+    """Set a field of a dataclass or of a namespace, frozen ones too, without code of its type."""
+    for base in type(value).__mro__:
+        slot = vars(base).get(name)
+        if isinstance(slot, types.MemberDescriptorType):
+            slot.__set__(value, item)
+            return
+    vars(value)[name] = item
+
+
+def _dataclass_fields(value: Any, kind: Any) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(kind)]
+    held = _held(value)
+    cached = {name for name in held if _is_cached(kind, name)}
+    extra = sorted(held.keys() - set(names) - cached)
+    remedy = "dataclasses.asdict(x)"
+    if extra:
+        raise Refused(remedy, f"which has an attribute beside its fields, {extra[0]!r}")
+    try:
+        _new(kind)
+    except TypeError:  # it derives from dict, or from an exception
+        raise Refused(remedy, "which is more than a dataclass") from None
+    return _plain_names({name: held[name] for name in names if name in held})
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """Return all that an instance holds, in its dict and in slots."""
+    held = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items():
+            if isinstance(slot, types.MemberDescriptorType) and name not in held:
+                try:
+                    held[name] = slot.__get__(value)
+                except AttributeError:  # never set
+                    continue
+    return held
+
+
+def _is_cached(kind: type, name: str) -> bool:
+    """Tell whether an attribute is what a cached property has computed."""
+    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    return type(found).__name__ == "cached_property"
+
+
+def _new(kind: Any) -> Any:
+    return object.__new__(kind)
+
+
+def _default(field: Any) -> Any:
+    has_none = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return _MISSING if has_none else field
+
+
+def _check_fields(
+    known: Iterable[str], given: Iterable[str], needed: Iterable[str], name: str, key: str
+) -> None:
+    unknown = [field for field in given if field not in set(known)]
+    missing = [field for field in needed if field not in set(given)]
+    if unknown or missing:
+        what = f"has no field {unknown[0]!r}" if unknown else f"has a new field {missing[0]!r}"
+        raise UnsupportedError(
+            f"{key} was saved as a {name.replace(':', '.')} with other fields: the type here "
+            f"{what}; load the rest with prefix= or keys="
+        )
+
+
+def _plain_names(fields: dict[Any, Any]) -> dict[str, Any]:
+    odd = [name for name in fields if type(name) is not str or name.startswith("$")]
+    if odd:
+        raise Refused("vars(x)", f"which has an attribute called {odd[0]!r}")
+    return dict(fields)
+
+
+def _namespace_of(kind: type) -> str | None:
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return name if name in NAMESPACES and _namespace_type(name) is kind else None
+
+
+def _namespace_type(name: str) -> Any:
+    if name == "types.SimpleNamespace":
+        return types.SimpleNamespace
+    import argparse  # takes a while, and is rarely wanted
+
+    return argparse.Namespace
+
+
+# Values that are names or text.
+
+
+def member_of(value: enum.Enum) -> dict[str, Any]:
+    """Return an Enum's member by name; flags that are no member of their own by number.
+
+    Raises:
+        Refused: it can't be found again by either.
+    """
+    kind = type(value)
+    name = reference(kind)
+    if kind._member_map_.get(value._name_ or "") is value:
+        return {"$enum": name, "name": value._name_}
+    if isinstance(value, enum.Flag) and type(value._value_) is int:
+        return {"$enum": name, "value": value._value_}
+    raise Refused("x.value", "which is no member of its Enum")
+
+
+def member_at(name: str, member: str | int, key: str) -> Any:
+    """Return a member of an Enum by its name, or by the number of its flags.
+
+    Raises:
+        UnsupportedError: the type is not here, or has no such member.
+    """
+    kind: Any = resolve("$enum", name, key)
+    try:
+        if type(member) is str:
+            return kind._member_map_[member]
+        if issubclass(kind, enum.Flag):
+            return kind(member)
+    except (KeyError, ValueError):
+        pass
+    raise UnsupportedError(
+        f"{key} is {name.replace(':', '.')}.{member}, a member that the Enum here has not; load "
+        "the rest with prefix= or keys="
+    )
+
+
+def text_of(value: str) -> dict[str, Any]:
+    """Return a str of a sub-class by the type's name.
+
+    Raises:
+        Refused: it has attributes of its own, or the type can't be found by its name.
+    """
+    if _held(value):
+        raise Refused("str(x)", "which has attributes beside its text")
+    try:
+        name = reference(type(value))
+    except Refused as refused:
+        raise Refused("str(x)", refused.reason) from None
+    return {"$str": str.__str__(value), "type": name}
+
+
+def text_as(name: str, text: str, key: str) -> str:
+    """Return a text as a value of a sub-class of str.
+
+    Raises:
+        UnsupportedError: the type is not here.
+    """
+    return str.__new__(resolve("$str", name, key), text)
+
+
+def factory_of(value: collections.defaultdict[Any, Any]) -> str | None:
+    """Return the name of what a defaultdict makes; None if it makes nothing.
+
+    Raises:
+        Refused: it makes something else than the known types.
+    """
+    factory = value.default_factory
+    if factory is None:
+        return None
+    name = getattr(factory, "__name__", "")
+    if FACTORIES.get(name) is not factory:
+        raise Refused("dict(x)", "whose default_factory is no plain type")
+    return str(name)
