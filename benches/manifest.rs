@@ -76,8 +76,14 @@ fn receipts(manifest: &Manifest) -> Vec<Vec<u8>> {
         };
         let tensors = manifest.tensors.iter().map(part).collect();
         let files = vec![file.clone()];
-        let receipt =
-            Receipt { rank: rank as u32, block_bytes: manifest.block_bytes, files, tensors };
+        let receipt = Receipt {
+            rank: rank as u32,
+            session: "a".into(),
+            write: "b".into(),
+            block_bytes: manifest.block_bytes,
+            files,
+            tensors,
+        };
         receipt.encode().expect("it can be written")
     };
     manifest.files.iter().enumerate().map(of).collect()

@@ -192,9 +192,14 @@ fn pipeline(criterion: &mut Criterion) {
 
 /// What as many ranks wrote, a tensor each: their receipts, files of the right length and marks.
 fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
+    let note = std::fs::read(dir.join(names::MANIFEST_PART)).expect("the session has begun");
+    let note: serde_json::Value = serde_json::from_slice(&note).expect("it is JSON");
     let receipt = |rank: usize| {
+        let (session, write) = (note["session"].as_str().expect("it says"), "0000000000000000");
+        let (session, write) = (session.to_owned(), write.to_owned());
         let name = names::shard(rank as u32, 0, 0);
-        let file = std::fs::File::create(dir.join(names::part(&name))).expect("it can be made");
+        let part = dir.join(names::written_part(&name, &write));
+        let file = std::fs::File::create(part).expect("it can be made");
         file.set_len(8192).expect("it can be as long");
         let chunk = Chunk { file: 0, begin: 4096, offsets: None, sizes: None };
         let tensor = TensorEntry {
@@ -205,8 +210,8 @@ fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
             object: false,
         };
         let files = vec![FileEntry { name, bytes: 8192, crc32: vec![0] }];
-        let receipt =
-            Receipt { rank: rank as u32, block_bytes: 1 << 20, files, tensors: vec![tensor] };
+        let (rank, block_bytes, tensors) = (rank as u32, 1 << 20, vec![tensor]);
+        let receipt = Receipt { rank, session, write, block_bytes, files, tensors };
         let done = dir.join(names::done(receipt.rank));
         std::fs::write(done, receipt.mark()).expect("it can be made");
         receipt

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{noise, small_config};
+use ringstow::device::Source;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, Part, Receipt, SaveReport, Session, StateDict, TensorInfo,
     Value, write_rank,
@@ -25,6 +26,19 @@ fn write(dir: &Path, rank: u32, world: u32, seed: u64) -> ringstow::Result<(Rece
     state.part(info, part, Box::new(shared[from..from + rows].to_vec()));
     state.bytes(format!("own.{rank}"), Dtype::U8, &[5000], &own)?;
     write_rank(&state, rank, dir, &small_config())
+}
+
+/// A tensor whose bytes cannot be had.
+struct Unreadable;
+
+impl Source for Unreadable {
+    fn nbytes(&self) -> u64 {
+        3
+    }
+    fn read(&self, _: usize, _: &mut [u8]) {}
+    fn try_read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
+        Err(Error::Invalid { reason: "it cannot be read".into() })
+    }
 }
 
 fn tree() -> Box<RawValue> {
@@ -133,7 +147,13 @@ fn a_part_that_the_coordinator_does_not_see_is_no_commit() {
     let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let session = Session::begin(here.path(), 2).unwrap();
     let receipts =
-        vec![write(here.path(), 0, 2, 1).unwrap().0, write(elsewhere.path(), 1, 2, 1).unwrap().0];
+        vec![write(here.path(), 0, 2, 1).unwrap().0, write(here.path(), 1, 2, 1).unwrap().0];
+    // A rank that sees another directory under this path.
+    let error = write(elsewhere.path(), 1, 2, 1).unwrap_err().to_string();
+    assert!(error.contains("shared file system"), "{error}");
+    let of_rank_1 = |name: &String| name.starts_with("rank00001-0.safetensors.");
+    let lost = names_in(here.path()).into_iter().find(of_rank_1).unwrap();
+    fs::remove_file(here.path().join(lost)).unwrap();
     let error = session.commit(receipts, tree()).unwrap_err().to_string();
     assert!(error.contains("rank 1") && error.contains("shared file system"), "{error}");
     assert!(Checkpoint::open(here.path()).is_err());
@@ -207,11 +227,12 @@ fn a_rank_that_fails_removes_its_own_part_only() {
     let session = Session::begin(root.path(), 2).unwrap();
     write(root.path(), 0, 2, 1).unwrap();
     let mut bad = StateDict::new();
-    bad.bytes("x", Dtype::U8, &[3], b"abc").unwrap();
-    // What a rank writes to is a directory: it cannot be created.
-    fs::create_dir(root.path().join("rank00001-0.safetensors.part")).unwrap();
+    let info = TensorInfo { name: "x".into(), dtype: Dtype::U8, shape: vec![3] };
+    bad.source(info, Box::new(Unreadable));
     assert!(write_rank(&bad, 1, root.path(), &small_config()).is_err());
-    assert!(root.path().join("rank00000-0.safetensors.part").exists());
+    let shards = names_in(root.path()).into_iter().filter(|name| name.contains(".safetensors."));
+    let shards: Vec<String> = shards.collect();
+    assert!(shards.len() == 1 && shards[0].starts_with("rank00000-0."), "{shards:?}");
     let error = Checkpoint::open(root.path()).unwrap_err().to_string();
     assert!(error.contains("of 2 ranks, rank 1 had not"), "{error}");
     drop(session);

@@ -40,7 +40,8 @@ fn receipts(ranks: usize) -> Vec<Receipt> {
     let receipt = |rank| {
         let (files, mut tensors) = (one.files.clone(), one.tensors.clone());
         tensors[0].name = nowhere::name(rank as usize);
-        Receipt { rank, block_bytes: one.block_bytes, files, tensors }
+        let (session, write) = ("a".into(), "b".into());
+        Receipt { rank, session, write, block_bytes: one.block_bytes, files, tensors }
     };
     (0..ranks as u32).map(receipt).collect()
 }

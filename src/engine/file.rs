@@ -7,23 +7,35 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Creates a file for writing, or empties the regular file that is there. Never follows a link.
+/// Creates a new file for writing. What has the name already, a link too, loses that name and keeps its
+/// bytes: another process may still write to it, and it may have another name elsewhere.
 ///
 /// With `direct`, transfers go past the page cache and must keep to [`crate::config::ALIGN`].
 ///
 /// # Errors
 /// The system's; a file system without O_DIRECT says `EINVAL`, here or only at the first write.
+/// [`io::ErrorKind::AlreadyExists`] if another process creates the same name at this moment.
 pub fn create(path: &Path, direct: bool) -> io::Result<File> {
-    open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, direct)
+    let create = || open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, direct);
+    match create() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            create()
+        }
+        created => created,
+    }
 }
 
-/// Opens a regular file for writing, and leaves what is in it: its blocks on the disk are written
-/// over. Creates one if there is none. Never follows a link.
+/// Opens a regular file that is there for writing, and leaves what is in it: its blocks on the disk are
+/// written over. Never follows a link.
 ///
 /// # Errors
 /// As [`create`].
 pub fn open_write(path: &Path, direct: bool) -> io::Result<File> {
-    open(path, OFlags::WRONLY | OFlags::CREATE, direct)
+    open(path, OFlags::WRONLY, direct)
 }
 
 /// Opens a regular file for reading. Never follows a link.
@@ -125,7 +137,7 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
         return Ok(Preallocated::Allocated);
     }
     match allocate(file, len) {
-        Err(error) if cannot_allocate(&error) => {
+        Err(error) if is_unsupported(&error) => {
             if free(file)? < len {
                 return Err(rustix::io::Errno::NOSPC.into());
             }
@@ -174,7 +186,7 @@ fn allocate(_: &File, _: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-fn cannot_allocate(error: &io::Error) -> bool {
+fn is_unsupported(error: &io::Error) -> bool {
     use rustix::io::Errno;
     error.kind() == io::ErrorKind::Unsupported
         || [Errno::OPNOTSUPP, Errno::NOSYS]
@@ -188,6 +200,37 @@ fn cannot_allocate(error: &io::Error) -> bool {
 /// The system's.
 pub fn finish(file: &File, len: u64) -> io::Result<()> {
     file.set_len(len)
+}
+
+/// Renames a file to a name that is free.
+///
+/// # Errors
+/// The system's; [`io::ErrorKind::AlreadyExists`] if the name is there. A file system that cannot refuse that by
+/// itself (`EINVAL`) is asked first, and another process may come in between.
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match rename_if_free(from, to) {
+        Err(error) if cannot_refuse(&error) => match std::fs::symlink_metadata(to) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::rename(from, to),
+            Err(error) => Err(error),
+            Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        },
+        renamed => renamed,
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    retry(|| renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn rename_if_free(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+fn cannot_refuse(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput || is_unsupported(error)
 }
 
 /// Makes the names in a directory durable: files created, renamed and removed.
@@ -263,11 +306,30 @@ mod tests {
         std::fs::write(path("file"), "x").unwrap();
         symlink(path("file"), path("link")).unwrap();
         assert!(open_read(&path("link"), false).is_err());
-        assert!(create(&path("link"), false).is_err());
+        assert!(open_write(&path("link"), false).is_err());
         assert!(open_read(dir.path(), false).is_err());
+        assert!(create(dir.path(), false).is_err());
         nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(open_read(&path("fifo"), false).is_err());
-        assert!(create(&path("fifo"), false).is_err());
+        assert!(open_write(&path("fifo"), false).is_err());
+        assert!(open_write(&path("nothing"), false).is_err());
+        assert_eq!(std::fs::read(path("file")).unwrap(), b"x");
+    }
+
+    #[test]
+    fn a_created_file_is_new_whatever_had_its_name() {
+        use std::io::Write;
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("file"), "x").unwrap();
+        std::fs::hard_link(path("file"), path("same")).unwrap();
+        symlink(path("file"), path("link")).unwrap();
+        nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for name in ["new", "same", "link", "fifo"] {
+            create(&path(name), false).unwrap().write_all(b"mine").unwrap();
+            assert_eq!(std::fs::read(path(name)).unwrap(), b"mine");
+            assert!(path(name).symlink_metadata().unwrap().is_file());
+        }
         assert_eq!(std::fs::read(path("file")).unwrap(), b"x");
     }
 

@@ -76,8 +76,21 @@ pub fn part(name: &str) -> String {
     format!("{name}{PART_SUFFIX}")
 }
 
-/// Mark of a rank that has written its shards, for whoever finds that the others have not. Empty, and
-/// gone at the commit.
+/// Name of a shard while one of several ranks writes it, in the write of this number: no other process ever
+/// uses it, not even one that writes as the same rank. The coordinator renames it to what [`part`] gives.
+pub fn written_part(name: &str, write: &str) -> String {
+    format!("{name}.{write}{PART_SUFFIX}")
+}
+
+/// The shard and the write in a name that [`written_part`] gives.
+pub fn written(name: &str) -> Option<(&str, &str)> {
+    let (shard, write) = name.strip_suffix(PART_SUFFIX)?.rsplit_once('.')?;
+    let is_write =
+        write.len() == 16 && write.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    (is_write && is_shard(shard)).then_some((shard, write))
+}
+
+/// Mark of a rank that has written its shards, for whoever finds that the others have not. Gone at the commit.
 pub fn done(rank: u32) -> String {
     format!("rank{rank:05}.done{PART_SUFFIX}")
 }
@@ -126,6 +139,7 @@ pub fn is_part(name: &str) -> bool {
     name == MANIFEST_PART
         || done_rank(name).is_some()
         || name.strip_suffix(PART_SUFFIX).is_some_and(is_shard)
+        || written(name).is_some()
 }
 
 /// Whether this is the directory of a rank that saves by itself: `rank00003`, below a checkpoint's.
@@ -172,6 +186,12 @@ mod tests {
             assert!(is_part(&part(&own)) && !is_shard(&part(&own)));
         }
         assert!(is_part(&done(3)) && done_rank(&done(3)) == Some(3));
+        let (name, write) = (shard(7, 12, 3), "00ff00ff00ff00ff");
+        assert_eq!(written(&written_part(&name, write)), Some((&*name, write)));
+        assert!(is_part(&written_part(&name, write)));
+        for other in [part(&name), written_part(&name, "00FF"), written_part("model", write)] {
+            assert_eq!(written(&other), None, "{other}");
+        }
         assert_eq!(shard_rank(&shard(7, 12, 3)), Some(7));
         assert_eq!(spare(&shard(7, 12, 3)).as_deref(), Some("rank00007-12.spare"));
         assert_eq!(spare(&shard(7, 12, 0)), spare(&shard(7, 12, 9)));

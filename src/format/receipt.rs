@@ -12,9 +12,13 @@ use std::collections::{HashMap, HashSet};
 pub struct Receipt {
     /// Which process wrote it.
     pub rank: u32,
+    /// The session that it wrote for: a text that no other session has.
+    pub session: String,
+    /// This very write: another one of the same rank has another text, and other files.
+    pub write: String,
     /// Bytes of a block.
     pub block_bytes: u64,
-    /// Its shards, durable under their uncommitted names.
+    /// Its shards, durable under the names that only this write uses; here stand their final names.
     pub files: Vec<FileEntry>,
     /// What is in them; chunks number the files as they stand here.
     pub tensors: Vec<TensorEntry>,
@@ -32,8 +36,8 @@ pub struct Merged {
 }
 
 impl Receipt {
-    /// Tells what a rank wrote from what any other save wrote: the CRC-32 of names, lengths and
-    /// checksums of its files, in hex. The rank leaves it beside them.
+    /// Tells what a rank wrote from what any other write left: the CRC-32 of names, lengths and
+    /// checksums of its files, in hex, then session and write. The rank leaves it beside them.
     pub fn mark(&self) -> String {
         let mut hasher = crc32fast::Hasher::new();
         for file in &self.files {
@@ -41,7 +45,7 @@ impl Receipt {
             hasher.update(&file.bytes.to_le_bytes());
             file.crc32.iter().for_each(|crc32| hasher.update(&crc32.to_le_bytes()));
         }
-        format!("{:08x}", hasher.finalize())
+        format!("{:08x} {} {}", hasher.finalize(), self.session, self.write)
     }
 
     /// As bytes, for the journey.
@@ -170,7 +174,8 @@ mod tests {
     fn receipt(rank: u32, tensors: Vec<TensorEntry>) -> Receipt {
         let name = crate::format::names::shard(rank, 0, 0);
         let files = vec![FileEntry { name, bytes: 4096, crc32: vec![0] }];
-        Receipt { rank, block_bytes: 4096, files, tensors }
+        let (session, write) = ("s".into(), "w".into());
+        Receipt { rank, session, write, block_bytes: 4096, files, tensors }
     }
 
     fn tensor(name: &str, shape: &[u64], boxes: &[(u64, u64)]) -> TensorEntry {

@@ -57,8 +57,9 @@ impl Written {
     }
 }
 
-/// Writes every shard of `plan` to its path, one of `paths` in the same order, and makes the data
-/// durable. `dir` is the checkpoint's, for messages.
+/// Writes every shard of `plan` to its file, one of `paths` in the same order, and makes the data
+/// durable. The files are there and the caller's own: new ones, or old ones that are to be written over. `dir` is
+/// the checkpoint's, for messages.
 ///
 /// # Errors
 /// The first failure, by file and offset. Files are left for the caller to remove.
@@ -149,8 +150,8 @@ fn open_on(
             let path = path.clone();
             move |error| Failed { stage, doing, path, error, room: None }
         };
-        // Not emptied: a file that is there is to be written over, every byte of it.
-        let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "creating"))?;
+        // Not emptied: an old file is to be written over, every byte of it.
+        let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "opening"))?;
         let file = Arc::new(file);
         // At once: a child that is forked before would keep it open.
         let attached =

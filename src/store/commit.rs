@@ -193,7 +193,7 @@ mod tests {
         let shard = &plan.shards[0];
         let mut bytes = shard.header_bytes(&items);
         bytes.push(mark);
-        let part = tx.places().part(shard, 0);
+        let part = tx.places().dir_of(shard, 0).join(names::part(&shard.name));
         tx.begin_files(std::slice::from_ref(&part));
         fs::write(&part, &bytes).unwrap();
         let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();

@@ -53,6 +53,19 @@ pub(super) fn remove(path: &Path) -> Result<()> {
     }
 }
 
+/// Renames a file to a name that is free.
+///
+/// # Errors
+/// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.
+pub(super) fn rename_new(from: &Path, to: &Path) -> Result<()> {
+    match file::rename_new(from, to) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            Err(Error::io("renaming a file to", to, e))
+        }
+        renamed => renamed.map_err(|e| Error::io("renaming", from, e)),
+    }
+}
+
 /// Makes the names in a directory durable: files created, renamed and removed.
 ///
 /// # Errors

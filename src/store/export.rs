@@ -4,7 +4,7 @@
 
 use super::dir::{self, file_names, remove};
 use super::parts::Parts;
-use super::save::{Contents, report};
+use super::save::{Contents, create_files, report};
 use crate::engine::file::create;
 use crate::error::{Error, Result};
 use crate::format::{Item, header, names};
@@ -63,6 +63,7 @@ fn export_all(
     parts.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
+    create_files(parts.files.iter())?;
     let written = contents.write(runtime, &plan, (path, &parts.files), job)?;
 
     let committing = Instant::now();

@@ -208,14 +208,25 @@ pub(super) fn read_text(dir: &Path) -> Result<Vec<u8>> {
 
 /// Reads a regular file; a link is refused, and a pipe does not hang.
 pub(super) fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let mut file = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    open_plain(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// As [`read_plain`], `most` bytes at most.
+pub(super) fn read_start(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_plain(path)?.take(most as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn open_plain(path: &Path) -> io::Result<fs::File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    }
 }
 
 fn is_link(error: &io::Error) -> bool {

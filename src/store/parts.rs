@@ -20,12 +20,17 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Nothing yet, in a directory that somebody else has made.
+    pub fn new() -> Self {
+        Self { files: Vec::new(), made: Vec::new(), kept: false, lock: None }
+    }
+
     /// Makes the directory and its parents, if need be.
     ///
     /// # Errors
     /// [`Error::Io`], and nothing is made.
     pub fn begin(dir: &Path) -> Result<Self> {
-        let mut parts = Self { files: Vec::new(), made: Vec::new(), kept: false, lock: None };
+        let mut parts = Self::new();
         let missing: Vec<&Path> = dir
             .ancestors()
             .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())

@@ -253,15 +253,14 @@ impl Places {
         files.max(1) as usize * (1 + self.companions.len())
     }
 
-    /// Where a rank writes this shard, uncommitted: its lanes go round the directories. Ranks start
-    /// at different ones, so that those with few tensors do not all write to the first disk.
-    pub fn part(&self, shard: &Shard, rank: u32) -> PathBuf {
+    /// The directory in which a rank writes this shard: its lanes go round them. Ranks start at different
+    /// ones, so that those with few tensors do not all write to the first disk.
+    pub fn dir_of(&self, shard: &Shard, rank: u32) -> &Path {
         let number = (shard.lane + rank as usize) % (1 + self.companions.len());
-        let dir = match number.checked_sub(1) {
+        match number.checked_sub(1) {
             None => &self.own,
             Some(companion) => &self.companions[companion].dir,
-        };
-        dir.join(names::part(&shard.name))
+        }
     }
 
     /// The path in one of the places of a file of which just one has it.

@@ -1,13 +1,13 @@
-//! A save from beginning to end: lay out, write, commit. Or only one rank's part of it.
+//! A save from beginning to end: lay out, write, commit. One rank's part of a save by several is written in
+//! [`write_rank`](super::write_rank()).
 
-use super::commit::{Transaction, next_generation};
-use super::dir;
-use super::parts::Parts;
+use super::commit::Transaction;
 use super::places::Places;
 use super::spares;
 use crate::device::Source;
+use crate::engine::file;
 use crate::error::{Error, Result};
-use crate::format::{FileEntry, Item, Manifest, Receipt, names};
+use crate::format::{FileEntry, Item, Manifest, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
@@ -15,7 +15,6 @@ use crate::pipeline::save::{self as pipeline, Written};
 use crate::pipeline::trace::What;
 use crate::plan::save::{Options, SavePlan, Shard, plan};
 use crate::state::StateDict;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,7 +54,7 @@ fn save_all(
     transaction.recycle(runtime.config().recycle);
     let generation = transaction.generation();
     let plan = contents.plan(runtime, transaction.places(), 0, generation)?;
-    let paths = part_paths(&plan, transaction.places(), 0);
+    let paths = paths(&plan, transaction.places(), 0, names::part);
     transaction.begin_files(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
@@ -78,68 +77,8 @@ fn save_all(
     Ok(report)
 }
 
-/// Writes one rank's part of the checkpoint at `path`: durable, and not committed. The coordinator's
-/// [`Session`](super::Session), begun before, commits all parts.
-///
-/// # Errors
-/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
-pub fn write_rank(
-    runtime: &Runtime,
-    state: &StateDict<'_>,
-    rank: u32,
-    path: &Path,
-    job: &Arc<Job>,
-) -> Result<(Receipt, SaveReport)> {
-    job.trace_to(runtime.config());
-    job.traced(|| write_part(runtime, state, rank, path, job))
-}
-
-fn write_part(
-    runtime: &Runtime,
-    state: &StateDict<'_>,
-    rank: u32,
-    path: &Path,
-    job: &Arc<Job>,
-) -> Result<(Receipt, SaveReport)> {
-    let started = Instant::now();
-    let contents = state.contents();
-    contents.check_sizes()?;
-    let mut parts = Parts::begin(path)?;
-    // No receipt of an earlier write is true from here on.
-    let done = path.join(names::done(rank));
-    dir::remove(&done)?;
-    let places = Places::to_save(path, &runtime.config().stripe)?;
-    places.check_made()?;
-    let generation = next_generation(&places)?;
-    let mut plan = contents.plan(runtime, &places, rank, generation)?;
-    if contents.items.is_empty() {
-        (plan.shards, plan.blocks) = (Vec::new(), Vec::new());
-    }
-    let paths = part_paths(&plan, &places, rank);
-    parts.files.extend_from_slice(&paths);
-    let planned = started.elapsed().as_secs_f64();
-    job.note(What::Plan, started, None, 0);
-    let (written, recycled_bytes) =
-        contents.write_over_spares(runtime, &plan, (&places, &paths), job)?;
-
-    let receipt = Receipt {
-        rank,
-        block_bytes: runtime.config().checksum_bytes(),
-        files: file_entries(&plan, &written.crc32),
-        tensors: plan.entries(contents.items).iter().collect(),
-    };
-    parts.files.push(done.clone());
-    fs::write(&done, receipt.mark()).map_err(|e| Error::io("writing", &done, e))?;
-    parts.keep();
-    let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
-    report.recycled_bytes = recycled_bytes;
-    report.seconds.plan = planned;
-    report.seconds.total = started.elapsed().as_secs_f64();
-    Ok((receipt, report))
-}
-
 impl Contents<'_> {
-    fn plan(
+    pub(super) fn plan(
         &self,
         runtime: &Runtime,
         places: &Places,
@@ -154,7 +93,7 @@ impl Contents<'_> {
 
     /// Writes the planned shards to `parts`, over spare files where there are some; also returns the
     /// bytes of those.
-    fn write_over_spares(
+    pub(super) fn write_over_spares(
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
@@ -162,6 +101,7 @@ impl Contents<'_> {
         job: &Arc<Job>,
     ) -> Result<(Written, u64)> {
         let claimed = spares::claim(places, &plan.shards, parts)?;
+        create_files(parts.iter().filter(|part| !claimed.files.contains(*part)))?;
         let mut written = match plan.shards.is_empty() {
             true => Written::nothing(),
             false => self.write(runtime, plan, (places.own(), parts), job)?,
@@ -171,6 +111,7 @@ impl Contents<'_> {
         Ok((written, claimed.bytes))
     }
 
+    /// Writes the planned shards to files that are there.
     pub(super) fn write(
         &self,
         runtime: &Runtime,
@@ -197,12 +138,26 @@ impl Contents<'_> {
     }
 }
 
-/// Where each shard is written.
-fn part_paths(plan: &SavePlan, places: &Places, rank: u32) -> Vec<PathBuf> {
-    plan.shards.iter().map(|shard| places.part(shard, rank)).collect()
+/// Where each shard is written, under the name that `name` makes of its own.
+pub(super) fn paths(
+    plan: &SavePlan,
+    places: &Places,
+    rank: u32,
+    name: impl Fn(&str) -> String,
+) -> Vec<PathBuf> {
+    let path = |shard: &Shard| places.dir_of(shard, rank).join(name(&shard.name));
+    plan.shards.iter().map(path).collect()
 }
 
-fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {
+/// Creates the files that a save writes. Each is new: another process may still write to one that is there.
+pub(super) fn create_files<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
+    for path in paths {
+        file::create(path, false).map_err(|e| Error::io("creating", path, e))?;
+    }
+    Ok(())
+}
+
+pub(super) fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {
     let entry = |(shard, crc32): (&Shard, &Vec<u32>)| FileEntry {
         name: shard.name.clone(),
         bytes: shard.bytes,

@@ -1,14 +1,18 @@
 //! The coordinator's side of a save by several ranks.
 
 use super::commit::Transaction;
-use super::open::{listed, missing_ranks};
+use super::dir;
+use super::open::{listed, missing_ranks, read_start};
+use super::unique::unique;
 use crate::config::Config;
+use crate::engine::file;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, PartOf, RANKS_MAX, Receipt, names, receipt};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -39,6 +43,8 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Session {
     transaction: Transaction,
+    /// What the receipts must name.
+    id: String,
     world_size: u32,
     part_of: Option<PartOf>,
 }
@@ -60,9 +66,58 @@ pub struct Committed {
 
 /// Who is to write: what `manifest.json.part` holds until the manifest itself is written there.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Note {
+struct Note {
     /// Ranks that take part.
-    pub world_size: u32,
+    world_size: u32,
+    /// No other session's.
+    session: Option<String>,
+    /// Of the shards' names.
+    generation: Option<u64>,
+}
+
+/// Longer files are no notes.
+const NOTE_BYTES_MAX: usize = 1024;
+
+impl Note {
+    fn read(dir: &Path) -> io::Result<Option<Self>> {
+        let text = read_start(&dir.join(names::MANIFEST_PART), NOTE_BYTES_MAX)?;
+        Ok(serde_json::from_slice(&text).ok())
+    }
+}
+
+/// What a rank needs to know of the session that it writes for.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    /// Which one it is.
+    pub session: String,
+    /// Of the shards' names.
+    pub generation: u64,
+}
+
+/// The session that has begun in a directory.
+///
+/// # Errors
+/// [`Error::Invalid`] if none has; [`Error::Io`].
+pub(super) fn under_way(dir: &Path) -> Result<UnderWay> {
+    // Listed first: that makes a network file system look whether the note is there by now.
+    let note = match dir::entries(dir) {
+        Err(error) if error.is_not_found() => None,
+        Err(error) => return Err(error),
+        Ok(_) => match Note::read(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            note => note.map_err(|e| Error::io("reading", dir.join(names::MANIFEST_PART), e))?,
+        },
+    };
+    match note {
+        Some(Note { session: Some(session), generation: Some(generation), .. }) => {
+            Ok(UnderWay { session, generation })
+        }
+        _ => Err(Error::invalid(format!(
+            "no save by several ranks is under way in {}: the coordinator begins its Session there before \
+             any rank writes; do all ranks save to one path on one shared file system?",
+            dir.display()
+        ))),
+    }
 }
 
 impl Session {
@@ -89,10 +144,13 @@ impl Session {
         let mut transaction = Transaction::begin(dir.as_ref(), &config.stripe)?;
         transaction.recycle(config.recycle);
         transaction.begin_ranks();
-        let note = dir.as_ref().join(names::MANIFEST_PART);
-        let text = serde_json::json!(Note { world_size }).to_string();
-        fs::write(&note, text).map_err(|e| Error::io("writing", &note, e))?;
-        Ok(Self { transaction, world_size, part_of: None })
+        let path = dir.as_ref().join(names::MANIFEST_PART);
+        let (id, generation) = (unique(), transaction.generation());
+        let note = Note { world_size, session: Some(id.clone()), generation: Some(generation) };
+        file::create(&path, false)
+            .and_then(|mut file| file.write_all(serde_json::json!(note).to_string().as_bytes()))
+            .map_err(|e| Error::io("writing", &path, e))?;
+        Ok(Self { transaction, id, world_size, part_of: None })
     }
 
     /// Says that this checkpoint will be a part of a whole: a rank saves it by itself, into the directory
@@ -129,9 +187,11 @@ impl Session {
     ) -> Result<Committed> {
         let started = Instant::now();
         self.check_ranks(&receipts)?;
-        let marks: Vec<(u32, String)> =
-            receipts.iter().map(|receipt| (receipt.rank, receipt.mark())).collect();
+        let writes = Writes::of(&receipts);
+        let stale = receipts.iter().find(|receipt| receipt.session != self.id);
+        let stale = stale.map(|receipt| receipt.rank);
         let parts = receipt::merge(receipts)?;
+        stale.map_or(Ok(()), |rank| Err(self.stale(rank)))?;
         let mut manifest = Manifest::new(
             self.transaction.generation(),
             self.world_size,
@@ -145,8 +205,9 @@ impl Session {
             Error::invalid(format!("what the ranks wrote is no checkpoint: {reason}"))
         })?;
         self.check_names(&manifest, names)?;
-        let found = self.check_files(&manifest)?;
-        self.check_marks(&marks)?;
+        self.check_marks(&writes)?;
+        let found = self.check_files(&manifest, &writes)?;
+        self.adopt(&manifest, &found)?;
         manifest.stripes = self.transaction.places().noted(found.iter().map(PathBuf::as_path));
         let committed = Committed {
             generation: manifest.generation,
@@ -189,10 +250,10 @@ impl Session {
 
     /// Where the parts are: the coordinator sees each of them, as the ranks write to the same file
     /// systems.
-    fn check_files(&self, manifest: &Manifest) -> Result<Vec<PathBuf>> {
+    fn check_files(&self, manifest: &Manifest, writes: &Writes) -> Result<Vec<PathBuf>> {
         let mut parts = Vec::with_capacity(manifest.files.len());
         for file in &manifest.files {
-            let name = names::part(&file.name);
+            let name = names::written_part(&file.name, &writes.by_file[&file.name]);
             let part = self.transaction.places().find(&name);
             let part = part.unwrap_or_else(|| self.path().join(&name));
             let found = fs::metadata(&part).map(|found| found.len());
@@ -218,26 +279,57 @@ impl Session {
         Ok(parts)
     }
 
-    /// Each receipt is of what its rank wrote last. One that was under way for longer than the save it
-    /// is of, which was given up, tells of other bytes than are there, under the same names.
-    fn check_marks(&self, marks: &[(u32, String)]) -> Result<()> {
-        let stands = |rank| fs::read_to_string(self.path().join(names::done(rank)));
-        match marks.iter().find(|(rank, mark)| !stands(*rank).is_ok_and(|there| there == *mark)) {
+    /// Each receipt is of what its rank wrote last.
+    fn check_marks(&self, writes: &Writes) -> Result<()> {
+        let path = |rank| self.path().join(names::done(rank));
+        let stands = |(rank, mark): &(u32, String)| {
+            read_start(&path(*rank), mark.len() + 1).is_ok_and(|there| there == mark.as_bytes())
+        };
+        match writes.marks.iter().find(|write| !stands(write)) {
             None => Ok(()),
-            Some((rank, _)) => Err(Error::invalid(format!(
-                "the receipt of rank {rank} is not of what that rank has written into {} last: it is of \
-                 an earlier save, or the rank has begun to write again",
-                self.path().display()
-            ))),
+            Some((rank, _)) => Err(self.stale(*rank)),
         }
+    }
+
+    fn stale(&self, rank: u32) -> Error {
+        Error::invalid(format!(
+            "the receipt of rank {rank} is not of what that rank has written into {} last: it is of an \
+             earlier save, or the rank has begun to write again",
+            self.path().display()
+        ))
+    }
+
+    /// Gives the ranks' files the names under which readers look for them once the manifest is there. Until
+    /// then only their rank's write used them; from here on only who holds the lock does.
+    fn adopt(&self, manifest: &Manifest, found: &[PathBuf]) -> Result<()> {
+        for (file, path) in manifest.files.iter().zip(found) {
+            dir::rename_new(path, &path.with_file_name(names::part(&file.name)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Which write of its rank each receipt is of.
+struct Writes {
+    by_file: HashMap<String, String>,
+    /// Ranks, and what each has left beside its files.
+    marks: Vec<(u32, String)>,
+}
+
+impl Writes {
+    fn of(receipts: &[Receipt]) -> Self {
+        let by_file = receipts.iter().flat_map(|receipt| {
+            receipt.files.iter().map(|file| (file.name.clone(), receipt.write.clone()))
+        });
+        let marks = receipts.iter().map(|receipt| (receipt.rank, receipt.mark()));
+        Self { by_file: by_file.collect(), marks: marks.collect() }
     }
 }
 
 /// What is known of an unfinished save by several ranks: which of them had not finished, as a
 /// sentence. `None` for a save by one process.
 pub(super) fn unfinished(dir: &Path, names: &[String]) -> Option<String> {
-    let text = fs::read(dir.join(names::MANIFEST_PART)).ok()?;
-    let note: Note = serde_json::from_slice(&text).ok()?;
+    let note = Note::read(dir).ok()??;
     if note.world_size > RANKS_MAX {
         return None; // no save of ours has written that
     }

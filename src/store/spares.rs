@@ -35,7 +35,9 @@ pub(super) struct Spares {
 /// What of a save is written over spare files.
 #[derive(Debug, Default)]
 pub(super) struct Claimed {
-    /// Bytes of the files that were there, as far as the shards go.
+    /// The spare files that were moved, under the paths of the shards.
+    pub files: HashSet<PathBuf>,
+    /// Their bytes, as far as the shards go.
     pub bytes: u64,
     /// Why a spare file was not taken.
     pub refused: Option<Fallback>,
@@ -183,7 +185,10 @@ pub(super) fn claim(places: &Places, shards: &[Shard], parts: &[PathBuf]) -> Res
         for (shard, part) in here {
             match spares.take(&shard.name, part)? {
                 Taken::Nothing => continue,
-                Taken::File { bytes } => claimed.bytes += bytes.min(shard.bytes),
+                Taken::File { bytes } => {
+                    claimed.bytes += bytes.min(shard.bytes);
+                    claimed.files.insert(part.clone());
+                }
                 Taken::Refused(why) => drop(claimed.refused.get_or_insert(why)),
             }
             any = true;
