@@ -19,7 +19,11 @@ pub struct StateDict<'a> {
     sources: Vec<Box<dyn Source + 'a>>,
     values: Vec<(String, Value)>,
     tree: Option<Box<RawValue>>,
+    check: Option<Box<Check<'a>>>,
 }
+
+/// What [`StateDict::check_staged`] calls.
+pub(crate) type Check<'a> = dyn Fn() -> Result<()> + Send + Sync + 'a;
 
 impl<'a> StateDict<'a> {
     /// An empty state, which can be saved like any other.
@@ -137,9 +141,22 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// Has the save call `check` once every byte has left its tensor, before it says so: an error of
+    /// `check` is the save's, and nothing is committed. For tensors that others may write to meanwhile,
+    /// as long as it can be seen afterwards that they did.
+    ///
+    /// Called once, by a thread of the save's; not at all by a save that fails before, or of no bytes.
+    pub fn check_staged(
+        &mut self,
+        check: impl Fn() -> Result<()> + Send + Sync + 'a,
+    ) -> &mut Self {
+        self.check = Some(Box::new(check));
+        self
+    }
+
     /// The tensors, for the save.
     pub(crate) fn contents(&self) -> Contents<'_> {
-        Contents { items: &self.items, sources: &self.sources }
+        Contents { items: &self.items, sources: &self.sources, check: self.check.as_deref() }
     }
 
     /// The tree of values, to be written.

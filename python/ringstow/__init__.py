@@ -21,6 +21,7 @@ from ringstow._errors import (
     InvalidStateError,
     KeyMismatchError,
     ReplacedCheckpointError,
+    TornSaveError,
     UnsupportedError,
 )
 from ringstow._handle import SaveHandle
@@ -63,6 +64,7 @@ __all__ = [
     "SaveReport",
     "SaveSeconds",
     "Swept",
+    "TornSaveError",
     "UnsupportedError",
     "VerifyReport",
     "latest",

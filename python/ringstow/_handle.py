@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ringstow import _native
 from ringstow._errors import Error
+from ringstow._guard import Hold, forget_after_fork
 
 if TYPE_CHECKING:
     from ringstow._report import Progress, SaveReport
@@ -144,6 +145,10 @@ class SaveHandle:
             flight.told()  # who cancels knows how it ends
             flight.job.cancel()
 
+    def _wait_copied(self) -> None:
+        """Wait until the tensors may be changed; a failure is for who asks."""
+        self._flight.job.wait_staged()
+
     def _abandon(self) -> None:
         self.cancel()
         abandon(self._flight.job)
@@ -162,9 +167,18 @@ class _Flight:
     """What the thread, the handle and the module share of one save."""
 
     def __init__(
-        self, job: _native.SaveJob, path: str, owners: list[object], *, is_told: bool
+        self,
+        job: _native.SaveJob,
+        path: str,
+        owners: list[object],
+        hold: Hold | None,
+        *,
+        is_told: bool,
     ) -> None:
         self.job = job
+        self._hold = hold
+        if hold is not None:
+            hold.follow(job)
         self.path = path
         self.pid = os.getpid()
         self.error: BaseException | None = None
@@ -180,12 +194,19 @@ class _Flight:
     def watch(self) -> None:
         """See the save through. The thread's whole life."""
         self.job.wait_staged()
-        self._owners.clear()
+        self._let_go()
         self.job.wait()
         self.settle()
 
+    def _let_go(self) -> None:
+        """Let the tensors be changed, and freed."""
+        self._owners.clear()
+        if self._hold is not None:
+            self._hold.end()
+
     def settle(self) -> None:
         """Take the outcome of a save that is done."""
+        self._let_go()
         with _lock:
             if self._done is not None or self.error is not None:
                 return
@@ -250,6 +271,7 @@ def start(
     path: str,
     owners: list[object],
     *,
+    hold: Hold | None = None,
     is_awaited: bool = False,
 ) -> SaveHandle:
     """Return a handle to the job that ``begin`` starts, and has a thread watch over it.
@@ -265,7 +287,7 @@ def start(
     flight: _Flight | None = None
     try:
         job = begin()
-        flight = _Flight(job, path, owners, is_told=is_awaited)
+        flight = _Flight(job, path, owners, hold, is_told=is_awaited)
         handle = SaveHandle(flight)
         thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
         if not is_awaited:
@@ -345,6 +367,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
     _untold.clear()
+    forget_after_fork()
     _native.forget_after_fork()
 
 

@@ -12,8 +12,10 @@ mod load;
 mod place;
 mod save;
 mod session;
+mod snapshot;
 mod tensors;
 mod wait;
+mod watch;
 
 use pyo3::prelude::*;
 use ringstow::{Config, Disposal, Job, Runtime};
@@ -136,7 +138,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<load::Block>()?;
     module.add_class::<load::Checkpoint>()?;
     module.add_class::<place::Pin>()?;
+    module.add_class::<watch::Watch>()?;
     module.add_function(wrap_pyfunction!(encode::encode, module)?)?;
+    module.add_function(wrap_pyfunction!(snapshot::watch, module)?)?;
+    module.add_function(wrap_pyfunction!(snapshot::copy_now, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_write, module)?)?;

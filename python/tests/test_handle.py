@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import _handle, _native
+from ringstow import _guard, _handle, _native
 
 
 @pytest.fixture(autouse=True)
@@ -404,6 +404,7 @@ def test_ctrl_c_at_any_moment_of_the_call_leaves_no_save_that_nobody_can_wait_fo
         assert path not in jobs or jobs[path].done()
         assert path not in fake_native.saved
         assert not _handle._untold
+        assert not _guard._holds
         assert gc.isenabled()
     assert 5 < len(jobs) < moment
 
