@@ -146,10 +146,7 @@ impl<'a> StateDict<'a> {
     /// as long as it can be seen afterwards that they did.
     ///
     /// Called once, by a thread of the save's; not at all by a save that fails before, or of no bytes.
-    pub fn check_staged(
-        &mut self,
-        check: impl Fn() -> Result<()> + Send + Sync + 'a,
-    ) -> &mut Self {
+    pub fn check_staged(&mut self, check: impl Fn() -> Result<()> + Send + Sync + 'a) -> &mut Self {
         self.check = Some(Box::new(check));
         self
     }

@@ -218,13 +218,7 @@ impl Spec {
         let Data::Address(address) = self.data else {
             return Err(Error::invalid("a tensor that is not loaded yet has no memory"));
         };
-        source(
-            &self.info,
-            self.strides.clone(),
-            Data::Address(address),
-            &Raised::default(),
-            ready,
-        )
+        source(&self.info, self.strides.clone(), Data::Address(address), &Raised::default(), ready)
     }
 
     fn place(&self, owner: &Py<PyAny>) -> Place {

@@ -108,11 +108,11 @@ def test_timeouts_of_any_size_are_taken(gate, state, tmp_path):
 
 def test_tensors_are_kept_until_staged_and_then_let_go(gate, tmp_path):
     one = gate(staging=False, end=False)
-    tensor = torch.arange(1000.0)
+    tensor = torch.arange(100_000.0)
     address = tensor.data_ptr()
     handle = ringstow.save_async({"t": tensor}, tmp_path / "c")
     del tensor
-    other = torch.zeros(1000)
+    other = torch.zeros(100_000)
     assert other.data_ptr() != address
     assert handle._flight._owners
     one.staging.set()
@@ -124,7 +124,7 @@ def test_tensors_are_kept_until_staged_and_then_let_go(gate, tmp_path):
     assert not handle.done()
     one.end.set()
     handle.result()
-    assert torch.equal(elements(tmp_path / "c", "t"), torch.arange(1000.0))
+    assert torch.equal(elements(tmp_path / "c", "t"), torch.arange(100_000.0))
 
 
 def test_staging_that_fails_raises_from_wait_staged(gate, state, tmp_path):

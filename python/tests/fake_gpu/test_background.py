@@ -105,9 +105,7 @@ def test_a_small_tensor_is_copied_on_the_gpu_at_the_call(gpu, on_gpu, stream, at
 
 @pytest.mark.parametrize("staging", ["guard", "wait", "snapshot"])
 @pytest.mark.parametrize("numel", [1000, 100_000])
-def test_all_kinds_of_staging_save_the_values_of_the_call(
-    staging, numel, gpu, on_gpu, stream, at
-):
+def test_all_kinds_of_staging_save_the_values_of_the_call(staging, numel, gpu, on_gpu, stream, at):
     tensor, ones = on_gpu(torch.zeros(numel)), on_gpu(torch.ones(numel))
     with gpu.stream(stream):
         gpu.write(tensor, ones, stream)
