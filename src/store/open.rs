@@ -7,6 +7,7 @@ use super::places::{Places, companion_of};
 use super::stamp::{Stamp, while_replaced};
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
+use crate::format::manifest::Listed;
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{Origin, ShardFile};
 use nix::fcntl::OFlag;
@@ -190,7 +191,7 @@ pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
 }
 
 /// The files that a directory's manifest lists.
-pub(super) fn read_files(dir: &Path) -> Result<Vec<FileEntry>> {
+pub(super) fn read_files(dir: &Path) -> Result<Listed> {
     Manifest::decode_files(read_text(dir)?, &dir.join(names::MANIFEST))
 }
 
