@@ -18,6 +18,7 @@ __all__ = [
     "Tensors",
     "Watch",
     "__version__",
+    "check_config",
     "cli",
     "copy_now",
     "encode",
@@ -25,6 +26,7 @@ __all__ = [
     "found_config",
     "gpus",
     "latest",
+    "parse_size",
     "part_of",
     "prune",
     "retain",
@@ -240,6 +242,12 @@ def gpus() -> str: ...
 
 # JSON Config: what the environment and ringstow.toml ask for.
 def found_config() -> str: ...
+
+# Checks a JSON Config.
+def check_config(json: str) -> None: ...
+
+# Bytes of a size in words; ValueError says what a size is.
+def parse_size(text: str) -> int: ...
 
 # JSON VerifyReport.
 def verify(path: str, config: str) -> str: ...

@@ -29,6 +29,21 @@ fn config(json: &str) -> PyResult<Config> {
         .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad Config: {e}"))))
 }
 
+/// Checks a configuration that Python made: its fields, each other, and that this build can do what is asked for by
+/// name.
+#[pyfunction]
+fn check_config(json: &str) -> PyResult<()> {
+    let config = config(json)?;
+    config.validate().map_err(error::to_python)?;
+    ringstow::engine::ladder::rungs(&config).map(drop).map_err(error::to_python)
+}
+
+/// A size in words, in bytes; why it is none, as the error's message.
+#[pyfunction]
+fn parse_size(text: &str) -> PyResult<u64> {
+    ringstow::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
+}
+
 /// The process's runtime, and a job for it. Quick enough to be called with the GIL held: it neither makes memory nor
 /// waits for threads of a runtime that it drives out.
 fn runtime(json: &str) -> PyResult<(Arc<Runtime>, Arc<Job>)> {
@@ -146,6 +161,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_write, module)?)?;
     module.add_function(wrap_pyfunction!(found_config, module)?)?;
+    module.add_function(wrap_pyfunction!(check_config, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;
     module.add_function(wrap_pyfunction!(part_of, module)?)?;

@@ -181,7 +181,10 @@ pub(super) fn check_directory(dir: &Path) -> Result<()> {
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => Err(no_directory(dir)),
-        Err(error) => Err(not_there(dir, error)),
+        Err(error) => {
+            crate::local::check(dir)?; // of what is there, nobody asks how it is called
+            Err(not_there(dir, error))
+        }
     }
 }
 
