@@ -6,7 +6,7 @@ use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
 use crate::format::value::{Leaf, Named};
-use crate::format::{Dtype, Item, Part, TensorInfo, Value};
+use crate::format::{Dtype, Element, Item, Part, TensorInfo, Value};
 use crate::store::Contents;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -66,6 +66,19 @@ impl<'a> StateDict<'a> {
         let info = TensorInfo { name: name.into(), dtype, shape: shape.to_vec() };
         info.check_bytes(data.len() as u64)?;
         Ok(self.source(info, Box::new(data)))
+    }
+
+    /// Adds a tensor as its elements: dense, in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are more or fewer elements than the shape says.
+    pub fn slice<T: Element>(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[u64],
+        data: &'a [T],
+    ) -> Result<&mut Self> {
+        self.bytes(name, T::DTYPE, shape, bytemuck::cast_slice(data))
     }
 
     /// Adds a tensor in a GPU's memory: a slice of cudarc's, borrowed or shared (`&CudaSlice`,

@@ -1,7 +1,8 @@
 """Training checkpoints at the speed of the disk.
 
 ``save`` and ``save_async`` write a state dict as a directory of plain safetensors files with a
-JSON manifest; ``load`` and ``load_into`` read it back, whole or in part, every byte checked.
+JSON manifest; ``load`` and ``load_into`` read it back, whole or in part, every byte checked;
+``open`` looks into it without loading.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from ringstow._errors import (
 )
 from ringstow._handle import SaveHandle
 from ringstow._load import load, load_into
+from ringstow._open import Checkpoint, Entry, open
 from ringstow._save import save, save_async
 
 if TYPE_CHECKING:
     from ringstow._report import (
+        CheckpointInfo,
         Damage,
         Fallback,
         LoadReport,
@@ -45,9 +48,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BusyError",
     "CancelledError",
+    "Checkpoint",
+    "CheckpointInfo",
     "Config",
     "CorruptCheckpointError",
     "Damage",
+    "Entry",
     "Error",
     "Fallback",
     "FormatError",
@@ -70,6 +76,7 @@ __all__ = [
     "latest",
     "load",
     "load_into",
+    "open",
     "prune",
     "retain",
     "retire",
@@ -81,6 +88,7 @@ __all__ = [
 
 _REPORTS = frozenset(
     (
+        "CheckpointInfo",
         "Damage",
         "Fallback",
         "LoadReport",
