@@ -99,7 +99,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         state = self._opened.state
         is_tree = self._opened.kind == "ringstow" and state != "null"
         self._skeleton: dict[Any, Any] = _tree.parse(state, path) if is_tree else {}
-        self._entries = self._index(self._opened)
+        self._entries = self._all(self._opened)
 
     def __getitem__(self, name: str) -> Entry:
         self._alive()
@@ -197,7 +197,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         known = self._entries.get(name)
         return Entry(self, name, path, leaf) if known is None or known._leaf != leaf else known
 
-    def _index(self, opened: _native.Checkpoint) -> dict[str, Entry]:
+    def _all(self, opened: _native.Checkpoint) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         unreferenced = {name: None for name, *_ in opened.tensors}
         for path, leaf in _tree.leaves(self._skeleton):
