@@ -1,5 +1,6 @@
 //! What a program without a runtime in hand gets of a checkpoint: values, whole tensors, parts of one.
 #![cfg(unix)]
+#![allow(clippy::single_range_in_vec_init)] // a range of the first dimension is what is meant
 
 mod common;
 

@@ -62,7 +62,7 @@ impl Checkpoint {
     /// ```no_run
     /// # fn main() -> ringstow::Result<()> {
     /// let checkpoint = ringstow::Checkpoint::open("run/step-1000")?;
-    /// let rows = checkpoint.load_part("layer.weight", &[16..32])?;
+    /// let rows = checkpoint.load_part("layer.weight", &[16..32, 0..256])?;
     /// let weights: &[f32] = rows.as_slice()?;
     /// # Ok(())
     /// # }
