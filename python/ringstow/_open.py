@@ -14,8 +14,8 @@ from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
 from ringstow._paths import StrPath, absolute
 from ringstow._select import missing_names
-from ringstow._state import Path
-from ringstow._tree import Leaf
+from ringstow._state import Path, flat_name
+from ringstow._tree import Box, Leaf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,10 +158,11 @@ class Checkpoint(Mapping[str, "Entry"]):
     def tree(self) -> dict[Any, Any]:
         """A new copy of the state dict that was saved, with an `Entry` for what is not read yet.
 
-        That is tensors and arrays, and objects that need pickle: nothing is unpickled here.
+        That is tensors and arrays, objects that need pickle (nothing is unpickled here), and values
+        of types that this program does not have.
         """
         self._alive()
-        return self._value(self._skeleton, ())  # type: ignore[no-any-return]
+        return self._value(self._skeleton, (), lenient=True)  # type: ignore[no-any-return]
 
     def value(self, name: str) -> Any:
         """Return what `tree` has at a name: a value, a dict or list of them, or an `Entry`.
@@ -171,24 +172,32 @@ class Checkpoint(Mapping[str, "Entry"]):
 
         Raises:
             KeyMismatchError: nothing has that name; names what is close.
+            UnsupportedError: it needs a type that this program does not have, or torch.
         """
         self._alive()
         found = _tree.find(self._skeleton, name)
         if found is None:
             raise self._unknown(name)
         path, node = found
-        return self._value(node, path)
+        return self._value(node, path, lenient=False)
 
     def _alive(self) -> _native.Checkpoint:
         if self._opened is None:
             raise ValueError(f"{self.path} is closed: open it again")
         return self._opened
 
-    def _value(self, node: Any, path: Path) -> Any:
+    def _value(self, node: Any, path: Path, *, lenient: bool) -> Any:
         builder = _build.Builder(self._contents, {}, as_numpy=self._as_numpy)
 
-        def make(leaf: Leaf, at: Path) -> Any:
-            return self._entry(leaf, at) if leaf.tag in _KINDS else builder.value(leaf, at)
+        def make(leaf: Leaf | Box, at: Path) -> Any:
+            if isinstance(leaf, Leaf) and leaf.tag in _KINDS:
+                return self._entry(leaf, at)
+            try:
+                return builder.value(leaf, at)
+            except UnsupportedError:
+                if not lenient:
+                    raise
+                return Entry(self, flat_name(at), at, leaf)
 
         return _tree.rebuild(node, path, make)
 
@@ -277,17 +286,20 @@ class Entry:
 
     __slots__ = ("_checkpoint", "_leaf", "_path", "name")
 
-    def __init__(self, checkpoint: Checkpoint, name: str, path: Path, leaf: Leaf) -> None:
+    def __init__(self, checkpoint: Checkpoint, name: str, path: Path, leaf: Leaf | Box) -> None:
         self._checkpoint = checkpoint
         self._path = path
-        self._leaf = leaf
+        self._leaf: Any = leaf
         self.name = name
         """Its path in the state dict, joined by dots."""
 
     @property
     def kind(self) -> str:
-        """``"tensor"``, ``"array"`` (numpy's), ``"object"`` (of DCP) or ``"pickle"``."""
-        return _KINDS[self._leaf.tag]
+        """What it is: ``"tensor"``, numpy's ``"array"``, DCP's ``"object"``, ``"pickle"``.
+
+        Or ``"value"``: one of a type that this program does not have.
+        """
+        return _KINDS.get(self._leaf.tag, "value")
 
     @property
     def dtype(self) -> str:
@@ -306,7 +318,9 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its data."""
+        """Bytes of its data; 0 for a value."""
+        if self.kind == "value":
+            return 0
         if self.kind == "pickle":
             return len(self._leaf.body) * 3 // 4
         return self._checkpoint._contents.stored(self._leaf, self._path).nbytes
