@@ -121,7 +121,7 @@ impl<'a> TensorView<'a> {
     /// The elements.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `T` is not the tensor's type.
+    /// [`Error::Invalid`](crate::Error::Invalid) if `T` is not the tensor's type.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         T::of_bytes(self.data, self.entry.dtype, &self.entry.name)
     }
