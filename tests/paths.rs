@@ -136,7 +136,7 @@ fn a_url_or_a_tilde_is_refused_and_nothing_is_made() {
             ringstow::load_async(path).map(drop),
             ringstow::verify(path).map(drop),
             ringstow::Checkpoint::open(path).map(drop),
-            ringstow::latest(path.as_ref()).map(drop),
+            ringstow::latest(path).map(drop),
         ];
         for refused in refused {
             let error = refused.unwrap_err();
