@@ -13,7 +13,6 @@ from ringstow._catalog import latest, prune, retain, retire, verify
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
-    CancelledError,
     CorruptCheckpointError,
     Error,
     FormatError,
@@ -22,6 +21,7 @@ from ringstow._errors import (
     InvalidStateError,
     KeyMismatchError,
     ReplacedCheckpointError,
+    SaveCancelledError,
     TornSaveError,
     UnsupportedError,
 )
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BusyError",
-    "CancelledError",
     "Checkpoint",
     "CheckpointInfo",
     "Config",
@@ -66,6 +65,7 @@ __all__ = [
     "Progress",
     "ReplacedCheckpointError",
     "Retained",
+    "SaveCancelledError",
     "SaveHandle",
     "SaveReport",
     "SaveSeconds",

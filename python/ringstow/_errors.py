@@ -117,8 +117,13 @@ class ReplacedCheckpointError(Error):
         self.path = path
 
 
-class CancelledError(Error):
-    """The save was cancelled; an earlier checkpoint at ``path`` is untouched."""
+class SaveCancelledError(Error):
+    """The save was cancelled; an earlier checkpoint at ``path`` is untouched.
+
+    Neither ``asyncio.CancelledError`` nor that of ``concurrent.futures``: those say that a task or
+    a future was cancelled, and ``except`` of one of them does not catch this one. A task that ends
+    with it has failed, and was not cancelled.
+    """
 
     def __init__(self, message: str = "", *, path: str = "") -> None:
         super().__init__(message)

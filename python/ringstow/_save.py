@@ -53,7 +53,6 @@ def save(
         BusyError: another save into the same directory is under way.
         TornSaveError: another thread changed a tensor before it had been copied.
         OSError: the system refused: no space, no permission, a path that is a file.
-        Exception: the failure of an earlier `save_async` that nobody has asked about.
     """
     handle = _start(state_dict, path, config, "wait", allow_pickle=allow_pickle, is_awaited=True)
     try:
@@ -124,7 +123,7 @@ def _start(
 ) -> SaveHandle:
     where = absolute(path)
     knobs = native_json(config)
-    _handle.raise_untold()
+    _handle.log_unreported()
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:

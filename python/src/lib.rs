@@ -7,6 +7,7 @@
 mod encode;
 mod error;
 mod exchange;
+mod exit;
 mod lazy;
 mod load;
 mod place;
@@ -173,5 +174,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(swap_names, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(exit::fail_exit, module)?)?;
     Ok(())
 }

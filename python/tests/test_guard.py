@@ -52,7 +52,7 @@ def held():
     for thread in threading.enumerate():
         if thread.name == "ringstow-save":
             thread.join(60)
-    _handle._untold.clear()
+    _handle._unreported.clear()
     assert _guard._holds == []
 
 
@@ -461,7 +461,7 @@ def test_a_cancelled_save_holds_no_step_up(save, held):
     handle.cancel()
     held.release()
     trainer.step()
-    with pytest.raises(ringstow.CancelledError):
+    with pytest.raises(ringstow.SaveCancelledError):
         handle.result()
 
 

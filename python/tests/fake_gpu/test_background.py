@@ -125,6 +125,6 @@ def test_a_cancelled_save_lets_go_of_the_tensors(gpu, on_gpu, at):
     handle = ringstow.save_async({"t": tensor}, at / "c")
     handle.cancel()
     gpu.release()
-    with pytest.raises(ringstow.CancelledError):
+    with pytest.raises(ringstow.SaveCancelledError):
         handle.result(SECONDS)
     assert not (at / "c" / "manifest.json").exists()
