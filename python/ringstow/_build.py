@@ -11,12 +11,12 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from ringstow import _fixed, _numpy, _program, _torch
+from ringstow import _fixed, _numpy, _packed, _program, _torch
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow._memory import Stored
 from ringstow._optional import require
 from ringstow._state import Path, describe
-from ringstow._tree import STORED, Box, Leaf, rebuild
+from ringstow._tree import STORED, Box, Leaf, parse, rebuild
 
 
 class Contents:
@@ -68,6 +68,8 @@ class Survey:
         self._apart = apart
         self.tensors: dict[str, Stored] = {}
         """What was gathered apart, by name."""
+        self.objects: dict[str, tuple[Leaf, Path]] = {}
+        """The objects among the names: they are looked at before any tensor is read."""
 
     @property
     def names(self) -> list[str]:
@@ -93,6 +95,8 @@ class Survey:
                 self.tensors[leaf.body] = stored
             else:
                 self._names[leaf.body] = None
+            if leaf.tag == "$object":
+                self.objects[leaf.body] = (leaf, path)
         elif leaf.tag == "$pickle" and not self._allow_pickle:
             raise UnsupportedError(
                 f"{describe(path)} was saved with pickle, which can run any code when it is "
@@ -134,17 +138,34 @@ class Builder:
         blocks: dict[str, Any],
         *,
         allow_pickle: bool = False,
-        flat: dict[str, Any] | None = None,
         as_numpy: bool = False,
     ) -> None:
         self._contents = contents
         self._blocks = blocks
         self._allow_pickle = allow_pickle
         self._as_numpy = as_numpy
-        self._flat: dict[str, Any] = dict(flat or {})
+        self._flat: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
         """The first tensor object over each storage."""
+        self._objects: dict[str, Any] = {}
+        """The values of the objects that have been made, by name."""
         self._dtypes: dict[str, Any] = {}
+
+    def make_objects(self, survey: Survey) -> None:
+        """Make the values of all objects ahead, and let go of their blocks.
+
+        Raises:
+            UnsupportedError: as in `value`.
+            FormatError: as in `value`.
+        """
+        for name, (leaf, path) in survey.objects.items():
+            self._objects[name] = self._object(leaf, path)
+            del self._blocks[name]
+
+    def add(self, blocks: dict[str, Any], flat: dict[str, Any]) -> None:
+        """Add blocks that have been read since, and tensors that have been loaded to a device."""
+        self._blocks.update(blocks)
+        self._flat.update(flat)
 
     def value(self, node: object, path: Path = ()) -> Any:
         """Return the value of a skeleton, or of a part of one that lies at a path.
@@ -200,12 +221,17 @@ class Builder:
             raise self._contents.wrong(path, f"can't be made: {error}") from None
 
     def _object(self, leaf: Leaf, path: Path) -> Any:
+        if leaf.body in self._objects:
+            return self._objects[leaf.body]
         import pickle
 
         key = describe(path)
-        torch = require("torch", key)
         self._contents.stored(leaf, path)
-        blob = io.BytesIO(bytes(self._blocks[leaf.body]))
+        block = bytes(self._blocks[leaf.body])
+        if _packed.is_packed(block):
+            return unpack(block, self._contents.path, key, as_numpy=self._as_numpy)
+        torch = require("torch", key)
+        blob = io.BytesIO(block)
         try:
             return torch.load(blob, map_location="cpu", weights_only=not self._allow_pickle)
         except pickle.UnpicklingError as error:
@@ -244,3 +270,30 @@ class Builder:
         _torch.reshape(flat, stored)
         self._made[name] = flat
         return flat
+
+
+def unpack(data: bytes, path: str, key: str, *, as_numpy: bool = False) -> Any:
+    """Return the value of packed bytes.
+
+    Args:
+        data: the bytes.
+        path: the checkpoint's directory, for the messages.
+        key: the value's name, for the messages.
+        as_numpy: as for a `Builder`.
+
+    Raises:
+        FormatError: the bytes are not what `_packed.pack` makes.
+        UnsupportedError: the value needs a type, torch or numpy, and there is none.
+    """
+    try:
+        tree, tensors, blocks = _packed.split(data)
+        root = parse(tree, path)
+        if len(root) != 1:
+            raise ValueError("it holds more than one value")
+    except (ValueError, RecursionError, FormatError) as error:
+        message = f"{path}: the object {key!r} cannot be read: {error}"
+        raise FormatError(message, path=path) from None
+    contents = Contents(path, tensors)
+    (node,) = root.values()
+    Survey(contents, allow_pickle=False).add(node, (key,))
+    return Builder(contents, dict(blocks), as_numpy=as_numpy).value(node, (key,))

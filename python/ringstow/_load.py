@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringstow import _again, _build, _calls, _cuda, _merge, _native, _select, _torch, _tree
@@ -134,14 +134,25 @@ def _load(
     contents = _build.Contents(where, checkpoint.tensors)
     survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
     survey.add(skeleton)
+    # Objects first: one that is refused, or whose type is not here, costs no read of tensors.
+    objects = dict(_blocks(checkpoint, list(survey.objects), verify, config))
+    builder = _build.Builder(contents, objects, allow_pickle=allow_pickle, as_numpy=as_numpy)
+    builder.make_objects(survey)
     flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, config)
-    blocks, report = checkpoint.load(survey.names, verify, config)
-    _log.debug("loaded %s", report)
-    named = dict(zip(survey.names, blocks, strict=True))
-    builder = _build.Builder(
-        contents, named, allow_pickle=allow_pickle, flat=flat, as_numpy=as_numpy
-    )
+    rest = [name for name in survey.names if name not in survey.objects]
+    builder.add(dict(_blocks(checkpoint, rest, verify, config)), flat)
     return builder.value(skeleton)  # type: ignore[no-any-return]
+
+
+def _blocks(
+    checkpoint: _native.Checkpoint, names: list[str], verify: bool, config: str
+) -> Iterator[tuple[str, Any]]:
+    """Return the bytes of each tensor by name."""
+    if not names:
+        return iter(())
+    blocks, report = checkpoint.load(names, verify, config)
+    _log.debug("loaded %s", report)
+    return zip(names, blocks, strict=True)
 
 
 def _load_to(

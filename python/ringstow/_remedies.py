@@ -23,14 +23,25 @@ class Refused(Exception):
         self.reason = reason
 
 
-class Refusals:
-    """Collects every value that a save refuses."""
+_PICKLE = (
+    "allow_pickle=True pickles such a value if it holds no tensor, for those who trust the file "
+    "when they load it"
+)
 
-    def __init__(self) -> None:
+
+class Refusals:
+    """Collects every value that a save refuses; true if there is any."""
+
+    def __init__(self, pickle: str = _PICKLE) -> None:
+        """Begin with nothing; ``pickle`` is what the error says of the way by pickle."""
+        self._pickle = pickle
         self._lines: list[str] = []
         self._count = 0
         self._are_unsupported = True
         self._is_pickle_offered = False
+
+    def __bool__(self) -> bool:
+        return self._count > 0
 
     def add(self, error: Error) -> None:
         """Note an error that names its key and says what to do."""
@@ -60,11 +71,7 @@ class Refusals:
             text = f"{self._count} values can't be saved:{lines}"
             text += f"\n  and {more} more" if more else ""
         if self._is_pickle_offered:
-            text += "\n" if self._count > 1 else "; "
-            text += (
-                "allow_pickle=True pickles such a value if it holds no tensor, for those who "
-                "trust the file when they load it"
-            )
+            text += ("\n" if self._count > 1 else "; ") + self._pickle
         raise (UnsupportedError if self._are_unsupported else InvalidStateError)(text)
 
     def _note(self, line: str) -> None:

@@ -104,8 +104,22 @@ class Encoded:
         self.tree = tree
 
 
-def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
+def encode(
+    state: object,
+    *,
+    allow_pickle: bool = False,
+    refusals: Refusals | None = None,
+    fast: bool = True,
+) -> Encoded:
     """Encode a state dict; every value but the tensors' elements is copied now.
+
+    Args:
+        state: the state dict.
+        allow_pickle: pickle what has no words here.
+        refusals: where values that can't be saved are noted, for the caller to raise an error for
+            them; without it they are one here.
+        fast: look at the usual tensors natively. Without it the owner of each tensor's memory is a
+            tensor of that dtype and shape.
 
     Raises:
         InvalidStateError: values that can't be saved; names the key and type of each, and what to
@@ -115,14 +129,17 @@ def encode(state: object, *, allow_pickle: bool = False) -> Encoded:
     if type(state) not in (dict, collections.OrderedDict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     tensors = _native.Tensors(RESERVED_NAMES)
-    others = _Others(tensors, allow_pickle)
+    others = _Others(tensors, allow_pickle, Refusals() if refusals is None else refusals)
+    if not fast:
+        others.exchange = None
     tree = ""
     with collector_paused():
         try:
             tree = _native.encode(state, tensors, others)
         except InvalidStateError as error:
             others.refusals.add(error)
-    others.refusals.check()
+    if refusals is None:
+        others.refusals.check()
     return Encoded(tensors, tree)
 
 
@@ -149,11 +166,11 @@ def _step(step: object) -> str:
 class _Others:
     """What `_native.encode` is to know of torch, and asks of what is rare."""
 
-    def __init__(self, tensors: _native.Tensors, allow_pickle: bool) -> None:
+    def __init__(self, tensors: _native.Tensors, allow_pickle: bool, refusals: Refusals) -> None:
         self.exchange = _torch.usual().exchange
         self.address_of = _cuda.finder()
         self.describe = describe
-        self.refusals = Refusals()
+        self.refusals = refusals
         self._tensors = tensors
         self._allow_pickle = allow_pickle
 

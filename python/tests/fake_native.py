@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 
-from ringstow import SaveCancelledError
+from ringstow import CancelledError
 
 # By the checkpoint's path: the bytes of each tensor by its name, and the tree.
 saved: dict[str, tuple[dict[str, bytes], str]] = {}
@@ -72,7 +72,7 @@ class SaveJob:
 
     def _check(self, error):
         if self._cancelled:
-            raise SaveCancelledError(f"{self._path} was cancelled", path=self._path)
+            raise CancelledError(f"{self._path} was cancelled", path=self._path)
         if error is not None:
             raise error
 

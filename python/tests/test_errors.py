@@ -25,7 +25,7 @@ CASES = [
     ),
     (ringstow.BusyError, {"path": "/a"}),
     (ringstow.ReplacedCheckpointError, {"path": "/a"}),
-    (ringstow.SaveCancelledError, {"path": "/a"}),
+    (ringstow.CancelledError, {"path": "/a"}),
     (ringstow.GpuError, {"device": 1}),
 ]
 

@@ -10,7 +10,6 @@ mod convert;
 mod doctor;
 mod ls;
 mod output;
-mod place;
 mod progress;
 mod prune;
 mod retain;

@@ -2,7 +2,6 @@
 
 use super::config::StripeFlags;
 use super::output::Output;
-use super::place::place;
 use super::table::{self, Align};
 use super::{Exit, text, values};
 use crate::error::Result;
@@ -25,7 +24,6 @@ const NAME_MAX: usize = 120;
 #[derive(Debug, Args)]
 pub struct Show {
     /// A checkpoint's directory
-    #[arg(value_parser = place())]
     path: PathBuf,
 
     /// Print everything as JSON

@@ -3,7 +3,6 @@
 
 pub mod cover;
 pub mod dtype;
-mod element;
 pub mod header;
 pub mod manifest;
 pub mod names;
@@ -12,7 +11,6 @@ mod seal;
 pub mod value;
 
 pub use dtype::Dtype;
-pub use element::Element;
 pub use manifest::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
 pub(crate) use manifest::{RANKS_MAX, SEAL_LEN};
 pub use receipt::Receipt;

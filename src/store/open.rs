@@ -5,10 +5,8 @@ use super::foreign;
 use super::index::Index;
 use super::places::{Places, companion_of};
 use super::stamp::{Stamp, while_replaced};
-use super::values::Values;
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
-use crate::format::manifest::Listed;
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{Origin, ShardFile};
 use nix::fcntl::OFlag;
@@ -20,8 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Who wrote a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// ringstow: committed by a manifest that has a checksum of every block.
     Ringstow,
@@ -37,8 +34,6 @@ pub struct Checkpoint {
     pub(super) manifest: Arc<Manifest>,
     by_name: Index,
     pub(super) files: Vec<ShardFile>,
-    pub(super) values: Arc<Values>,
-    config: Config,
     /// Of the manifest that was read; others' directories have none.
     stamp: Option<Stamp>,
 }
@@ -74,7 +69,7 @@ impl Checkpoint {
         let stamp = Stamp::of(&bytes);
         let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
         match find_shards(path, &config.stripe, &manifest) {
-            Ok(files) => Ok(Self::new(path, Kind::Ringstow, (manifest, files), stamp, config)),
+            Ok(files) => Ok(Self::new(path, Kind::Ringstow, manifest, files, stamp)),
             Err(error) => {
                 // A save that committed since the manifest was read has removed its shards.
                 stamp.map_or(Ok(()), |stamp| stamp.check(path, false))?;
@@ -108,21 +103,19 @@ impl Checkpoint {
         if companion_of(path).is_some() {
             return Err(no_manifest(path));
         }
-        Ok(Self::new(path, Kind::Safetensors, foreign::read(path)?, None, config))
+        let (manifest, files) = foreign::read(path)?;
+        Ok(Self::new(path, Kind::Safetensors, manifest, files, None))
     }
 
     fn new(
         path: &Path,
         kind: Kind,
-        (manifest, files): (Manifest, Vec<ShardFile>),
+        manifest: Manifest,
+        files: Vec<ShardFile>,
         stamp: Option<Stamp>,
-        config: &Config,
     ) -> Self {
         let by_name = Index::new(manifest.tensors.iter().map(|tensor| tensor.name.as_str()));
-        let manifest = Arc::new(manifest);
-        let values = Arc::new(Values::new(path, &manifest));
-        let (path, config) = (path.into(), config.clone());
-        Self { path, kind, manifest, by_name, files, values, config, stamp }
+        Self { path: path.into(), kind, manifest: Arc::new(manifest), by_name, files, stamp }
     }
 
     /// Who wrote it.
@@ -171,21 +164,8 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Format`] if they cannot be read.
     pub fn state(&self) -> Result<Value> {
-        self.values.tree().cloned()
-    }
-
-    /// The value of a name, such as the step; no tensor is read. A name is the path joined by dots, where
-    /// dictionaries and lists are nested: `optimizer.param_groups.0.lr`.
-    ///
-    /// # Errors
-    /// [`Error::Keys`] if nothing has that name; as for [`Checkpoint::state`].
-    pub fn value(&self, name: &str) -> Result<&Value> {
-        self.values.value(name)
-    }
-
-    /// The configuration with which it was opened.
-    pub(super) fn config(&self) -> &Config {
-        &self.config
+        Value::from_json(&self.manifest.state)
+            .map_err(|e| Error::format(self.path.join(names::MANIFEST), e.to_string()))
     }
 }
 
@@ -200,10 +180,7 @@ pub(super) fn check_directory(dir: &Path) -> Result<()> {
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => Err(no_directory(dir)),
-        Err(error) => {
-            crate::local::check(dir)?; // of what is there, nobody asks how it is called
-            Err(not_there(dir, error))
-        }
+        Err(error) => Err(not_there(dir, error)),
     }
 }
 
@@ -213,7 +190,7 @@ pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
 }
 
 /// The files that a directory's manifest lists.
-pub(super) fn read_files(dir: &Path) -> Result<Listed> {
+pub(super) fn read_files(dir: &Path) -> Result<Vec<FileEntry>> {
     Manifest::decode_files(read_text(dir)?, &dir.join(names::MANIFEST))
 }
 

@@ -125,7 +125,7 @@ class _Reader:
         return found
 
     def _tensor(self, name: str, entry: Any) -> torch.Tensor:
-        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
         if tensor.numel() == 0:
             return tensor
         whole = metadata.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())

@@ -20,7 +20,10 @@ from ringstow._errors import InvalidStateError
 from ringstow._remedies import type_name
 from ringstow._state import Path, describe
 
-_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size)
+_IMMUTABLE = (
+    *(type(None), bool, int, float, complex, str, bytes),
+    *(torch.dtype, torch.Size, torch.device, torch.layout, torch.memory_format),
+)
 
 # Maps a tensor, and the path at which it stands, to what stands there in the copy.
 Replace = Callable[[torch.Tensor, Path], torch.Tensor]

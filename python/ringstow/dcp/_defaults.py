@@ -52,7 +52,7 @@ class FileSystemWriter(StorageWriter):
             overwrite: False refuses to replace a checkpoint.
             kwargs: as args.
         """
-        super().__init__(path, _Settings.config)
+        super().__init__(path, _Settings.config, allow_pickle=_Settings.allow_pickle)
         self._overwrite = overwrite
         _ignore(["positional arguments"] if args else [])
         _ignore(sorted(kwargs))
@@ -164,7 +164,7 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
 
     Args:
         config: the knobs; None means the defaults.
-        allow_pickle: as in `StorageReader`.
+        allow_pickle: as in `StorageWriter` and `StorageReader`.
 
     Returns:
         What undoes it: a context manager that may also be called.

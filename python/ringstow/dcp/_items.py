@@ -11,8 +11,10 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ringstow import _cuda, _torch
-from ringstow._errors import Error, InvalidStateError, UnsupportedError
+from ringstow._errors import Error, InvalidStateError
 from ringstow._memory import ItemSpec, Memory
+from ringstow._remedies import Refusals
+from ringstow.dcp import _saved_objects
 
 Shape = tuple[int, ...]
 
@@ -25,7 +27,15 @@ class Items(NamedTuple):
     nbytes: int
 
 
-def resolve(plan: SavePlan, planner: SavePlanner, *, alone: bool = False) -> Items:
+_PICKLE = (
+    "StorageWriter(allow_pickle=True) saves such a value as torch.save pickles it, for those who "
+    "then load it with StorageReader(allow_pickle=True), which can run any code"
+)
+
+
+def resolve(
+    plan: SavePlan, planner: SavePlanner, *, alone: bool = False, allow_pickle: bool = False
+) -> Items:
     """Resolve every item of a final plan.
 
     Args:
@@ -33,42 +43,30 @@ def resolve(plan: SavePlan, planner: SavePlanner, *, alone: bool = False) -> Ite
         planner: that has the data.
         alone: the rank saves by itself: a tensor is named even if the rank has nothing of it, since
             nobody else names it.
+        allow_pickle: save objects that the default load would refuse.
 
     Raises:
         UnsupportedError: names every item of a kind that can't be saved.
         InvalidStateError: names every item that can't be saved, if any has another defect.
     """
     items = Items([], [], 0)
-    errors: list[Exception] = []
+    refusals = Refusals(_PICKLE)
     nbytes = 0
     names: set[str] = set()
     for item in plan.items:
-        try:
-            memory = _resolve(item, planner)
-        except Error as error:
-            errors.append(error)
-        except Exception as error:  # the planner's own
-            errors.append(InvalidStateError(f"{_describe(item)}: {type(error).__name__}: {error}"))
-        else:
-            spec = _spec(item, memory)
-            if alone and memory.nbytes == 0:
-                spec = None if item.index.fqn in names else spec or _empty_spec(item, memory)
-            if spec is not None:
-                names.add(spec[0])
-                items.specs.append(spec)
-                items.owners.append(memory.owner)
-                nbytes += memory.nbytes
-    if errors:
-        raise _together(errors)
+        memory = _resolve(item, planner, refusals, allow_pickle=allow_pickle)
+        if memory is None:
+            continue
+        spec = _spec(item, memory)
+        if alone and memory.nbytes == 0:
+            spec = None if item.index.fqn in names else spec or _empty_spec(item, memory)
+        if spec is not None:
+            names.add(spec[0])
+            items.specs.append(spec)
+            items.owners.append(memory.owner)
+            nbytes += memory.nbytes
+    refusals.check()
     return items._replace(nbytes=nbytes)
-
-
-def _together(errors: list[Exception]) -> Error:
-    kind = UnsupportedError if all(type(e) is UnsupportedError for e in errors) else None
-    text = "; ".join(map(str, errors))
-    if len(errors) > 1:
-        text = f"{len(errors)} items can't be saved: {text}"
-    return (kind or InvalidStateError)(text)
 
 
 def _describe(item: WriteItem) -> str:
@@ -77,12 +75,22 @@ def _describe(item: WriteItem) -> str:
     return f"{item.index.fqn}{at}"
 
 
-def _resolve(item: WriteItem, planner: SavePlanner) -> Memory:
-    _check_name(item)
-    value: Any = planner.resolve_data(item)
-    if item.type == WriteItemType.BYTE_IO:
-        return _blob(value, _describe(item))
-    return _tensor(value, item)
+def _resolve(
+    item: WriteItem, planner: SavePlanner, refusals: Refusals, *, allow_pickle: bool
+) -> Memory | None:
+    """Return where an item's bytes lie; None for one that is refused."""
+    try:
+        _check_name(item)
+        if item.type != WriteItemType.BYTE_IO:
+            return _tensor(planner.resolve_data(item), item)
+        data = _saved_objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
+        return None if data is None else _blob(data, _describe(item))
+    except Error as error:
+        refusals.add(error)
+    except Exception as error:  # the planner's own
+        text = f"{_describe(item)}: {type(error).__name__}: {error}"
+        refusals.add(InvalidStateError(text))
+    return None
 
 
 def _check_name(item: WriteItem) -> None:

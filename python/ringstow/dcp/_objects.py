@@ -1,4 +1,4 @@
-"""Objects: byte strings that DCP made with ``torch.save`` and unpickles when it loads them.
+"""Objects: byte strings that DCP made with ``torch.save``, or ringstow packed.
 
 Nothing of a pickle runs here unless torch's restricted unpickler, or the caller, allows it.
 """
@@ -6,18 +6,20 @@ Nothing of a pickle runs here unless torch's restricted unpickler, or the caller
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import io
-from typing import NamedTuple
 
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
+from ringstow import _build, _packed
 from ringstow._errors import UnsupportedError
 from ringstow.dcp._metadata import Entry
-from ringstow.dcp._targets import Fill, Slice
+from ringstow.dcp._targets import Slice
 
 
-class Blob(NamedTuple):
+@dataclasses.dataclass
+class Blob:
     """An object's bytes, to be read into memory of their own; or made here, of a value."""
 
     item: ReadItem
@@ -33,15 +35,14 @@ class Blob(NamedTuple):
     @classmethod
     def made(cls, item: ReadItem, value: object) -> Blob:
         """Return what DCP would have made of a value that ``ringstow.save`` wrote."""
-        stream = io.BytesIO()
-        torch.save(value, stream)
-        return cls(item, stream, None)
+        blob = cls(item, io.BytesIO(), None)
+        blob.hold(value)
+        return blob
 
-    def fill(self) -> Fill:
-        """Return the object's bytes as a tensor that is to be filled, good as long as that is."""
-        assert self.entry is not None
-        memory = torch.frombuffer(self.stream.getbuffer(), dtype=torch.uint8)
-        return Fill(self.item, self.entry, 0, (0,), memory, torch.uint8)
+    def hold(self, value: object) -> None:
+        """Take what DCP's planner unpickles to this value; the pickle is made and used here."""
+        self.stream = io.BytesIO()
+        torch.save(value, self.stream)
 
     def slices(self) -> list[Slice]:
         """Return what is to be read; good for as long as the stream is."""
@@ -53,27 +54,38 @@ class Blob(NamedTuple):
         return [(self.entry.name, 0, (0,), (nbytes,), address, (1,))]
 
 
-def check(blobs: list[Blob], path: str) -> None:
-    """Refuse objects that only an unrestricted unpickler could load.
+def check(blobs: list[Blob], path: str, *, allow_pickle: bool) -> None:
+    """Refuse objects that only an unrestricted unpickler could load; unpack what is packed.
 
     Raises:
         UnsupportedError: names each, and what it needs.
+        FormatError: a packed object is damaged.
     """
     refused = []
+    missing = []
     for blob in blobs:
-        why = None if blob.entry is None else _refusal(blob.stream)
-        if why is not None:
-            refused.append(f"{blob.item.dest_index.fqn} needs {why}")
+        name = blob.item.dest_index.fqn
+        if blob.entry is None:
+            continue
+        if _packed.is_packed(blob.stream.getbuffer()):
+            try:
+                blob.hold(_build.unpack(blob.stream.getvalue(), path, name))
+            except UnsupportedError as error:
+                missing.append(str(error))
+        elif not allow_pickle and (why := refusal(blob.stream)) is not None:
+            refused.append(f"{name} needs {why}")
     if refused:
-        raise UnsupportedError(
+        missing.append(
             f"{path}: objects that torch.load(weights_only=True) refuses, because loading them "
             f"can run any code: {'; '.join(refused)}. If you trust the checkpoint, name the "
             "types with torch.serialization.add_safe_globals, or give "
             "StorageReader(allow_pickle=True)"
         )
+    if missing:
+        raise UnsupportedError("\n".join(missing))
 
 
-def _refusal(stream: io.BytesIO) -> str | None:
+def refusal(stream: io.BytesIO) -> str | None:
     """Return what an object needs and does not get; None if it is harmless."""
     stream.seek(0)
     try:

@@ -53,9 +53,10 @@ class StorageReader(storage.StorageReader):
     Reads whatever was saved by `StorageWriter` or by ``ringstow.save``, and plain
     directories of safetensors files, those of torch's HuggingFaceStorageWriter among them.
 
-    Objects (all that is no tensor) are pickles: DCP's planner unpickles them without restriction.
-    So each is first put through ``torch.load(weights_only=True)``, and what that refuses is an
-    error, unless ``allow_pickle`` is given. Nothing else here unpickles anything.
+    Objects (all that is no tensor) are pickles, or ringstow's own. DCP's planner unpickles them
+    without restriction. So each pickle first goes through ``torch.load(weights_only=True)``, and
+    what that refuses is an error, unless ``allow_pickle`` is given. Nothing else here unpickles
+    anything. All objects are checked before any tensor is changed.
     """
 
     def __init__(
@@ -220,8 +221,8 @@ class StorageReader(storage.StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all that the plan asks for, and return when it is in place.
 
-        Nothing is changed unless everything fits. If damage or a failing disk is met while
-        reading, or an object is refused, the elements of the tensors are undefined.
+        Nothing is changed unless everything fits and every object can be loaded. If damage or a
+        failing disk is met while reading, the elements of the tensors are undefined.
 
         Raises:
             KeyMismatchError: tensors of another shape than planned, or chunks that the checkpoint
@@ -273,10 +274,14 @@ class StorageReader(storage.StorageReader):
 
     def _read_own(self, targets: list[Target]) -> LoadReport:
         """Read everything that these targets need."""
+        # Objects first: where one is refused, no tensor has changed.
+        blobs = [target for target in targets if isinstance(target, Blob)]
+        pieces = [piece for blob in blobs for piece in blob.slices()]
+        read = self._read(pieces) if pieces else None
+        _objects.check(blobs, self._require_path(), allow_pickle=self._allow_pickle)
         direct, copied = _targets.split([t for t in targets if isinstance(t, Fill)])
-        slices = [piece for t in targets if isinstance(t, Blob) for piece in t.slices()]
-        slices += [fill.slice_to(fill.target) for fill in direct]
-        report = self._read(slices)
+        report = self._read([fill.slice_to(fill.target) for fill in direct])
+        report = report if read is None else read.followed_by(report)
         _torch.mark_changed(fill.target for fill in direct)
         for batch in _targets.batches(copied, self._config.pool_bytes):
             report = report.followed_by(self._copy(batch))
@@ -290,7 +295,7 @@ class StorageReader(storage.StorageReader):
         shared = set(share.items)
         try:
             targets = self._resolve(plan, planner)
-            fills = [_as_fill(targets[number]) for number in share.items]
+            fills = [t for n in share.items if isinstance(t := targets[n], Fill)]
             report = self._read_own([t for n, t in enumerate(targets) if n not in shared])
         except BaseException as error:
             exchange.agree(error)  # which raises it: the others must not wait for this rank
@@ -301,23 +306,19 @@ class StorageReader(storage.StorageReader):
 
     def _hand_over(self, targets: list[Target], planner: LoadPlanner) -> None:
         """Tell the planner that everything is there."""
-        blobs = [target for target in targets if isinstance(target, Blob)]
-        if not self._allow_pickle:
-            _objects.check(blobs, self._require_path())
         for target in targets:
             if isinstance(target, Fill):
                 planner.commit_tensor(target.item, target.target)
-        for blob in blobs:
-            blob.stream.seek(0)
-            planner.load_bytes(blob.item, blob.stream)
+        for target in targets:
+            if isinstance(target, Blob):
+                target.stream.seek(0)
+                planner.load_bytes(target.item, target.stream)
 
     def _shareable(self, item: ReadItem) -> int:
         """Return the bytes that ranks which need an item can share; 0 if there are none."""
         entry = self._entry(item)
-        if entry is None:
-            return 0
-        if entry.is_object:
-            return entry.shape[0]
+        if entry is None or entry.is_object:
+            return 0  # a rank checks its objects before it changes a tensor
         return math.prod(item.lengths) * _torch.dtype_of(entry.dtype, entry.name).itemsize
 
     def _values(self, plan: LoadPlan) -> dict[str, Any]:
@@ -393,10 +394,6 @@ class StorageReader(storage.StorageReader):
                 "load"
             )
         return self._path
-
-
-def _as_fill(target: Target) -> Fill:
-    return target if isinstance(target, Fill) else target.fill()
 
 
 def _fill(item: ReadItem, entry: Entry, target: torch.Tensor) -> Fill | str:

@@ -147,7 +147,7 @@ class Arena:
         """
         numel = like.numel()
         if numel == 0:
-            return torch.empty(like.shape, dtype=like.dtype)
+            return torch.empty(like.shape, dtype=like.dtype, device="cpu")
         flat = torch.frombuffer(view, dtype=like.dtype, count=numel, offset=offset)
         return flat if like.dim() == 1 else flat.view(like.shape)
 

@@ -140,7 +140,8 @@ def batches(fills: list[Fill], nbytes_max: int) -> Iterator[list[Fill]]:
 
 def staging_for(fill: Fill) -> torch.Tensor:
     """Return dense host memory of the stored dtype for a fill that has to be copied."""
-    return torch.empty(fill.target.shape, dtype=fill.dtype)
+    # Named, as torch.set_default_device("meta") would have it elsewhere, without memory.
+    return torch.empty(fill.target.shape, dtype=fill.dtype, device="cpu")
 
 
 def deliver(fill: Fill, staged: torch.Tensor) -> None:

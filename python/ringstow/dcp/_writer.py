@@ -58,23 +58,35 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     Given to ``dcp.async_save`` it is also the stager: `stage` takes a snapshot of the state, and
     training goes on once that is made. `stager` needs no second copy of the state.
 
+    What is no tensor comes back equal from a load by default, or the save refuses it on all ranks,
+    with what to save instead: docs/values.md lists the types.
+
     It pickles, for ``AsyncCheckpointerType.PROCESS``, without memory and saves under way.
     """
 
     # The snapshot is whole when stage() returns.
     _synchronize_after_execute = False
 
-    def __init__(self, path: StrPath | None = None, config: Config | None = None) -> None:
+    def __init__(
+        self,
+        path: StrPath | None = None,
+        config: Config | None = None,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
         """Make a writer.
 
         Args:
             path: the checkpoint's directory, made if it is not there; None leaves it to each
                 save's ``checkpoint_id``.
             config: the knobs; None means the defaults.
+            allow_pickle: save objects that a load refuses by default, as torch.save pickles them.
+                Loading these also needs ``StorageReader(allow_pickle=True)``.
 
         Raises:
             InvalidStateError: the path is none.
         """
+        self._allow_pickle = allow_pickle
         self._path = None if path is None else _paths.directory(path)
         self._config = config or Config()
         self._start()
@@ -98,10 +110,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if future is not None:
             _refuse_elsewhere(future)
             future.is_elsewhere = True
-        return {"path": self._path, "config": self._config}
+        return {"path": self._path, "config": self._config, "allow_pickle": self._allow_pickle}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._path, self._config = state["path"], state["config"]
+        self._allow_pickle = state["allow_pickle"]
         self._start()
 
     # Where to.
@@ -206,7 +219,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             with collector_paused(), fence:
                 if self._is_alone and self._part_of is None:
                     _refuse_shards(plan)
-                items = _items.resolve(plan, planner, alone=self._is_alone)
+                items = _items.resolve(
+                    plan, planner, alone=self._is_alone, allow_pickle=self._allow_pickle
+                )
             receipt, nbytes = self._write(items, stream)
         except BaseException as error:
             if stream is not None:

@@ -145,9 +145,13 @@ def test_what_fails_on_a_receiving_rank_is_every_ranks_error(how, ranks, tmp_pat
 
 
 def _pickles(rank, path):
-    save({"a": Weird()}, path)
-    errors = failure(lambda: load(path, {"a": None}))
+    writer = StorageWriter(allow_pickle=True)
+    dcp.save({"a": Weird(), "w": torch.ones(9)}, checkpoint_id=path, storage_writer=writer)
+    state = {"a": None, "w": torch.zeros(9)}
+    reader = StorageReader(broadcast=True)
+    errors = failure(lambda: dcp.load(state, checkpoint_id=path, storage_reader=reader))
     assert [type(error) for error in errors.values()] == [ringstow.UnsupportedError] * 2
+    assert state["w"].sum() == 0
     reader = StorageReader(broadcast=True, allow_pickle=True)
     assert type(load(path, {"a": None}, reader)[0]["a"]) is Weird
 

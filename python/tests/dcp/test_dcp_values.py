@@ -1,0 +1,333 @@
+"""Under DCP every value comes back equal from a load by default, or the save refuses it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from states import blank
+from support import assert_same, codec, python
+from test_dcp_ranks import failure
+from test_dcp_writer import cause
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from value_list import EQUAL, REFUSED, Config, Point
+
+import ringstow
+import ringstow.dcp
+from ringstow import _build, _packed
+from ringstow._remedies import Refusals
+from ringstow.dcp import StorageReader, StorageWriter
+
+# DCP itself makes text of these keys.
+LOST_BY_DCP = {"dict with other keys", "defaultdict without a factory"}
+# numpy unpickles it in the byte order of this machine.
+SWAPPED = {"big-endian array"}
+# torch.save fails on it, and DCP saves it so.
+NOT_PICKLED = {"torch.memory_format"}
+# torch.load(weights_only=True) reads these, and DCP saves them so.
+READ_BY_TORCH = {"storage", "set of tensors"}
+TAKEN_APART = ("sub-class of dict", "mappingproxy", "Counter of tuples", "defaultdict of a lambda")
+NAMES = [name for name in EQUAL if name not in LOST_BY_DCP | NOT_PICKLED | SWAPPED]
+
+
+def target_for(state):
+    """Returns a state that lacks all values, of the structure that DCP needs."""
+    flat, paths = flatten_state_dict(state)
+    if list(paths.values()) == [("value",), ("w",)] or len(flat) == 2:
+        empty = torch.zeros_like(flat["value"]) if torch.is_tensor(flat.get("value")) else None
+        if "value" in flat:
+            return {"w": torch.zeros(2), "value": empty}
+    target = copy.deepcopy(state)
+    target["w"].zero_()
+    return target
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_comes_back_equal(name, tmp_path):
+    state = {"w": torch.ones(2), "value": EQUAL[name]()}
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    target = target_for(state)
+    dcp.load(target, checkpoint_id=tmp_path, storage_reader=StorageReader())
+    assert_same(target, state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ringstow_loads_the_same(name, tmp_path):
+    state = {"a": EQUAL[name]()}
+    if "a" not in flatten_state_dict(state)[0]:
+        pytest.skip("DCP takes it apart")
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    assert_same(ringstow.load(tmp_path), codec(state))
+
+
+@pytest.mark.parametrize("name", [*sorted(set(REFUSED) - READ_BY_TORCH), *NOT_PICKLED])
+@pytest.mark.filterwarnings("ignore")
+def test_is_refused_with_a_remedy(name, tmp_path):
+    make, remedy = REFUSED.get(name) or (EQUAL[name], "")
+    if name in (
+        "sub-class of dict",
+        "mappingproxy",
+        "Counter of tuples",
+        "defaultdict of a lambda",
+    ):
+        pytest.skip("DCP takes mappings apart")
+    value = make()
+    state = {"w": torch.ones(2), "a": [value, 1] if name != "sparse tensor" else value}
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=StorageWriter())
+    assert remedy in str(cause(caught))
+    assert "a" in str(cause(caught))
+    assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+def _refused(rank, path):
+    state = {"w": torch.ones(2), f"rng{rank}": np.random.default_rng(1), "lock": open}
+    writer = StorageWriter()
+    errors = failure(lambda: dcp.save(state, checkpoint_id=path, storage_writer=writer))
+    said = "\n".join(map(str, errors.values()))
+    for expected in ("rng0", "rng1", "x.bit_generator.state"):
+        assert expected in said
+    assert not (path / "manifest.json").exists()
+
+
+def test_every_rank_hears_of_all_refused_values(ranks, tmp_path):
+    ranks(2).run(_refused, tmp_path / "c")
+
+
+def _saved_by_ranks(rank, path):
+    names = ["BytesIO", "dataclass of tensors", "numpy get_state()", "Path", "Enum"]
+    state = {"w": torch.ones(2), "same": {n: EQUAL[n]() for n in names}}
+    state[f"own{rank}"] = Config(lr=float(rank))
+    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter())
+    for broadcast in (None, True):
+        target = {"w": torch.zeros(2), "same": dict.fromkeys(names), f"own{rank}": None}
+        reader = StorageReader(broadcast=broadcast)
+        dcp.load(target, checkpoint_id=path, storage_reader=reader)
+        assert_same(target, state)
+
+
+def test_ranks_get_their_values_back(ranks, tmp_path):
+    ranks(2).run(_saved_by_ranks, tmp_path)
+
+
+class TrainState:
+    """What a trainer keeps beside model and optimizer: torch's own test of DCP has the like."""
+
+    def __init__(self, losses):
+        self.step = len(losses)
+        self.losses = losses
+
+    def state_dict(self):
+        stream = io.BytesIO()
+        torch.save(self.losses, stream)
+        return {"step": torch.tensor(self.step), "losses": stream}
+
+    def load_state_dict(self, state):
+        self.step = state["step"].item()
+        state["losses"].seek(0)
+        self.losses = torch.load(state["losses"], weights_only=True)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stateful_with_a_stream_passes_by_default(is_async, tmp_path):
+    with ringstow.dcp.use_by_default():
+        state = {"train": TrainState([0.5, 0.25])}
+        if is_async:
+            started = not dist.is_initialized()
+            if started:
+                dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dcp.async_save(state, checkpoint_id=tmp_path).result()
+            if started:
+                dist.destroy_process_group()
+        else:
+            dcp.save(state, checkpoint_id=tmp_path)
+        assert (tmp_path / "manifest.json").exists()
+        found = TrainState([1.0])
+        dcp.load({"train": found}, checkpoint_id=tmp_path)
+    assert (found.step, found.losses) == (2, [0.5, 0.25])
+
+
+class Compressing(DefaultSavePlanner):
+    """Has bytes of its own for objects."""
+
+    def transform_object(self, write_item, value):
+        if isinstance(value, torch.Tensor):
+            return value
+        return io.BytesIO(b"own" + repr(value).encode())
+
+
+class Wrapping(DefaultSavePlanner):
+    """Pickles another value than the state has."""
+
+    def transform_object(self, write_item, value):
+        if isinstance(value, torch.Tensor):
+            return value
+        return super().transform_object(write_item, pathlib.Path(value))
+
+
+def test_what_a_planner_makes_of_a_value_is_what_is_saved(tmp_path):
+    writer = StorageWriter(tmp_path / "c")
+    dcp.save({"a": "x"}, storage_writer=writer, planner=Wrapping())
+    target = {"a": None}
+    dcp.load(target, storage_reader=StorageReader(tmp_path / "c"))
+    assert target == {"a": pathlib.Path("x")}
+
+
+def test_bytes_of_a_planners_own_need_the_word(tmp_path):
+    writer = StorageWriter(tmp_path / "c")
+    with pytest.raises(CheckpointException, match="none that torch.load reads.*allow_pickle"):
+        dcp.save({"a": "x"}, storage_writer=writer, planner=Compressing())
+    writer = StorageWriter(tmp_path / "c", allow_pickle=True)
+    dcp.save({"a": "x"}, storage_writer=writer, planner=Compressing())
+
+
+def test_objects_are_read_before_tensors(tmp_path):
+    """A type that is not here is an error that leaves the tensors as they are."""
+    code = """
+import sys, torch, torch.distributed.checkpoint as dcp, ringstow, ringstow.dcp
+sys.path.insert(0, sys.argv[1])
+if sys.argv[2] == "save":
+    import late
+    state = {"w": torch.ones(3), "a": late.A(1)}
+    dcp.save(state, checkpoint_id=sys.argv[1] + "/c", storage_writer=ringstow.dcp.StorageWriter())
+else:
+    state = {"w": torch.zeros(3), "a": None}
+    try:
+        dcp.load(
+            state, checkpoint_id=sys.argv[1] + "/c", storage_reader=ringstow.dcp.StorageReader()
+        )
+    except dcp.api.CheckpointException as error:
+        assert "import late first" in str(error), error
+    assert state["w"].sum() == 0 and "late" not in sys.modules
+    try:
+        ringstow.load(sys.argv[1] + "/c")
+    except ringstow.UnsupportedError as error:
+        assert "import late first" in str(error), error
+    import late
+    dcp.load(state, checkpoint_id=sys.argv[1] + "/c", storage_reader=ringstow.dcp.StorageReader())
+    assert state["w"].sum() == 3 and state["a"] == late.A(1)
+"""
+    (tmp_path / "late.py").write_text("import dataclasses\n@dataclasses.dataclass\nclass A: x: int")
+    for step in ("save", "load"):
+        ran = python(code, tmp_path, step)
+        assert ran.returncode == 0, ran.stderr
+
+
+def test_a_default_device_without_memory_is_not_used(tmp_path):
+    """Memory that is read into comes from the CPU, whatever torch's default device is."""
+    code = """
+import sys, torch, torch.distributed.checkpoint as dcp, ringstow, ringstow.dcp
+path = sys.argv[1]
+state = {"a": torch.ones(1000), "e": torch.empty(0), "half": torch.ones(8), "s": [1]}
+dcp.save(state, checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter())
+target = {
+    "a": torch.zeros(1000, dtype=torch.float64),
+    "e": torch.ones(0),
+    "half": torch.zeros(8, dtype=torch.bfloat16),
+    "s": None,
+}
+torch.set_default_device("meta")
+dcp.load(target, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader())
+assert target["a"].sum() == 1000 and target["half"].sum() == 8 and target["s"] == [1]
+assert ringstow.load(path)["e"].device.type == "cpu"
+writer = ringstow.dcp.StorageWriter()
+staged = writer.stage(state)
+assert staged["a"].device.type == staged["e"].device.type == "cpu"
+writer.close()
+dcp.save(state, checkpoint_id=path + "-b", storage_writer=ringstow.dcp.StorageWriter())
+ringstow.save(state, path + "-c")
+into = dict(state, a=torch.zeros(1000, device="cpu"))
+ringstow.load_into(into, path + "-c")
+assert into["a"].sum() == 1000
+dcp.save(state, checkpoint_id=path + "-d")
+ringstow.convert.convert(path + "-d", path + "-e", target="ringstow")
+assert ringstow.load(path + "-e")["a"].sum() == 1000
+"""
+    ran = python("import ringstow.convert\n" + code, tmp_path / "c")
+    assert ran.returncode == 0, ran.stderr
+
+
+# The bytes of a packed object.
+
+
+def packed(value):
+    return _packed.pack("a", value, Refusals())
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_packs_and_unpacks(name):
+    value = EQUAL[name]()
+    assert_same(_build.unpack(packed(value), "/c", "a"), codec({"a": value})["a"])
+
+
+def test_is_told_from_what_torch_saves():
+    stream = io.BytesIO()
+    for options in ({}, {"_use_new_zipfile_serialization": False}):
+        stream = io.BytesIO()
+        torch.save({"a": torch.ones(3)}, stream, **options)
+        assert not _packed.is_packed(stream.getvalue())
+    assert not _packed.is_packed(b"")
+    assert _packed.is_packed(packed(None))
+
+
+def test_strided_and_shared_tensors_are_packed():
+    base = torch.arange(12.0).view(3, 4)
+    value = Point(base.t(), [base[:, ::2], np.arange(6)[::-2], base.t(), torch.ones(2).conj()])
+    assert_same(_build.unpack(packed(value), "/c", "a"), codec({"a": value})["a"])
+
+
+def changed(change):
+    """Returns packed bytes of which the header is changed."""
+    data = packed(Point(torch.ones(2), torch.ones(3)))
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    change(header)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[start:]
+
+
+HOSTILE = {
+    "no state": lambda h: h.pop("__metadata__"),
+    "state is no text": lambda h: h["__metadata__"].update(state=1),
+    "tree is none": lambda h: h["__metadata__"].update(state="[1]"),
+    "no value": lambda h: h["__metadata__"].update(state="{}"),
+    "two values": lambda h: h["__metadata__"].update(state='{"a":1,"b":2}'),
+    "larger shape": lambda h: h["a.x"].update(shape=[1 << 40]),
+    "negative shape": lambda h: h["a.x"].update(shape=[-2, -1]),
+    "other dtype": lambda h: h["a.x"].update(dtype="F64"),
+    "unknown dtype": lambda h: h["a.x"].update(dtype="X1"),
+    "beyond the end": lambda h: h["a.x"].update(data_offsets=[1000, 1008]),
+    "backwards": lambda h: h["a.x"].update(data_offsets=[8, 0]),
+    "no offsets": lambda h: h["a.x"].pop("data_offsets"),
+    "no entry": lambda h: h.update({"a.x": 5}),
+    "a tensor that is not there": lambda h: h.pop("a.y"),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_bytes_that_were_never_packed_are_a_format_error(how):
+    with pytest.raises(ringstow.FormatError, match="^/c") as caught:
+        _build.unpack(changed(HOSTILE[how]), "/c", "a")
+    assert caught.value.path
+
+
+def test_a_packed_object_that_is_damaged_is_an_error_of_the_load(tmp_path, monkeypatch):
+    hostile = changed(HOSTILE["larger shape"])
+    monkeypatch.setattr(_packed, "pack", lambda *args: hostile)
+    state = {"w": torch.ones(2), "a": pathlib.Path("x")}
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
+    target = blank({"w": torch.ones(2)}) | {"a": None}
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load(target, checkpoint_id=tmp_path, storage_reader=StorageReader())
+    assert type(cause(caught)) is ringstow.FormatError
+    with pytest.raises(ringstow.FormatError):
+        ringstow.load(tmp_path)
