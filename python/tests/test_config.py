@@ -112,6 +112,5 @@ def test_a_trace_stays_where_it_was_asked_for(elsewhere, monkeypatch, tmp_path):
 
 def test_a_trace_that_cannot_be_written_is_logged(elsewhere, caplog):
     ringstow.save({"a": 1}, "ckpt", config=ringstow.Config(trace="nowhere/trace.json"))
-    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert record.name.startswith("ringstow.")
-    assert "nowhere/trace.json" in record.getMessage()
+    told = [record for record in caplog.records if "nowhere/trace.json" in record.getMessage()]
+    assert [(r.levelname, r.name.startswith("ringstow.")) for r in told] == [("WARNING", True)]

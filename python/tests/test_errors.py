@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import pickle
 
 import pytest
@@ -47,3 +48,15 @@ def test_errors_survive_copy_and_pickle(cls, attributes, again):
 
 def test_an_invalid_state_is_a_value_error():
     assert issubclass(ringstow.InvalidStateError, ValueError)
+
+
+def test_an_error_of_the_system_says_path_and_number_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError) as caught:
+        ringstow.save({"a": 1}, tmp_path / "file" / "ckpt")
+    text = str(caught.value)
+    assert text.count(str(tmp_path)) == 1, text
+    assert text.count("20") == 1 + str(tmp_path).count("20"), text
+    assert "os error" not in text
+    assert caught.value.filename.startswith(str(tmp_path))
+    assert caught.value.errno == errno.ENOTDIR

@@ -226,3 +226,29 @@ assert extra <= 32 + 64, f"{extra} MiB"
 """
     done = python(code, tmp_path / "c")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_step_down_is_warned_of_once_in_a_process(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "ramfs", "ringstow-test", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"cannot mount: {error}")
+    if done.returncode != 0:
+        pytest.skip(f"mounting a ramfs needs root: {done.stderr.strip()}")
+    try:
+        ran = python(
+            "import ringstow, sys\n"
+            "for step in range(3):\n"
+            f"    report = ringstow.save({{'a': step}}, {str(folder)!r} + f'/step-{{step}}')\n"
+            "    assert report.fallbacks\n"
+            f"    ringstow.load({str(folder)!r} + f'/step-{{step}}')\n"
+        )
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("does not take O_DIRECT") == 1, ran.stderr
+    lines = ran.stderr.splitlines()
+    assert len(lines) == len(set(lines))

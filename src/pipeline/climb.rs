@@ -1,6 +1,7 @@
 //! Finds the first rung of the ladder that works here, and keeps account of those that do not. A
 //! checkpoint may lie in several directories, and on each of their file systems another rung may be it.
 
+use super::fallbacks::warn_once;
 use super::report::Moved;
 use super::runtime::Runtime;
 use crate::config::Config;
@@ -74,6 +75,7 @@ pub(super) fn climb_each<T>(
     let mut ways = Vec::new();
     for (dir, numbers) in by_directory(paths) {
         let (done, _, moved) = climb(runtime, config, |queue, rung| step(&numbers, queue, rung))?;
+        warn_once(dir, &moved.fallbacks);
         numbers.into_iter().zip(done).for_each(|(number, one)| all[number] = Some(one));
         ways.push((dir, moved));
     }
@@ -94,7 +96,12 @@ pub(super) fn close<T>(files: &mut Vec<T>, queue_of: impl Fn(&T) -> Option<&Arc<
 }
 
 /// Brings an account up to what has become of the engines since: they register buffers when these are first used.
-pub(super) fn update<'a>(moved: &mut Moved, queues: impl Iterator<Item = &'a Arc<Queue>>) {
+/// `dir` is the checkpoint's.
+pub(super) fn update<'a>(
+    moved: &mut Moved,
+    dir: &Path,
+    queues: impl Iterator<Item = &'a Arc<Queue>>,
+) {
     for queue in queues {
         moved.fixed_buffers = moved.fixed_buffers.max(queue.registered());
         for step in queue.fallbacks() {
@@ -104,7 +111,10 @@ pub(super) fn update<'a>(moved: &mut Moved, queues: impl Iterator<Item = &'a Arc
             };
             match moved.fallbacks.iter_mut().find(same) {
                 Some(known) => known.got = step.got,
-                None => moved.fallbacks.push(step),
+                None => {
+                    warn_once(dir, [&step]);
+                    moved.fallbacks.push(step);
+                }
             }
         }
     }

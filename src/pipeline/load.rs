@@ -178,7 +178,7 @@ pub(crate) fn read_into(
         };
     let memory = Memory::Pool(&pool);
     let mut read = read_blocks(runtime, &config, reads, job, memory, deliver, Damages::Stop)?;
-    read.moved.note(pinning);
+    read.moved.note(reads.dir, pinning);
     read.seconds.prepare += staged;
     read.seconds.total += staged;
     Ok(read)
@@ -285,7 +285,7 @@ fn read_blocks(
     seconds.checksum_cpu = stream.checksum.seconds();
     seconds.device_copy = stream.device.seconds();
     moved.device_bytes = stream.device_bytes.load(Relaxed);
-    update(&mut moved, opened.files.iter().flatten().map(|(_, queue)| queue));
+    update(&mut moved, reads.dir, opened.files.iter().flatten().map(|(_, queue)| queue));
     seconds.total = started.elapsed().as_secs_f64();
     match stream.failure.into_inner().expect("no panic while it was held") {
         Some(error) => Err(error),

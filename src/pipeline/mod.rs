@@ -3,6 +3,7 @@
 
 mod climb;
 mod crew;
+pub(crate) mod fallbacks;
 mod fill;
 pub mod job;
 pub(crate) mod load;

@@ -1,9 +1,10 @@
 //! What a save, a load or a check did, and how long each part took.
 
+use super::fallbacks::warn_once;
 use crate::device::Pinning;
 use crate::engine::ladder::Fallback;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How bytes were moved.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,17 +24,20 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Notes how the staging memory was pinned for GPUs.
-    pub(super) fn note(&mut self, pinning: Pinning) {
+    /// Notes how the staging memory was pinned for GPUs, for a checkpoint in `dir`.
+    pub(super) fn note(&mut self, dir: &Path, pinning: Pinning) {
         self.pinned = pinning.pinned;
-        self.fallbacks.extend(pinning.refused.map(|reason| Fallback {
+        let pageable = pinning.refused.map(|reason| Fallback {
             wanted: "pinned staging memory".into(),
             got: "pageable copies".into(),
             reason,
-            remedy: "lower pool_bytes, or let the process lock more memory (`ulimit -l unlimited`); \
+            remedy:
+                "lower pool_bytes, or let the process lock more memory (`ulimit -l unlimited`); \
                      until then the GPU's copies are several times slower"
-                .into(),
-        }));
+                    .into(),
+        });
+        warn_once(dir, &pageable);
+        self.fallbacks.extend(pageable);
     }
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn write(
     let mut seconds = SaveSeconds::default();
     let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", dir, e))?;
     let (shards, mut moved) = open_shards(runtime, &pool, plan, paths)?;
-    moved.note(Pinning::for_sources(&pool, sources));
+    moved.note(dir, Pinning::for_sources(&pool, sources));
     seconds.prepare = started.elapsed().as_secs_f64();
     job.note(What::Prepare, started, None, 0);
 
@@ -101,7 +101,7 @@ pub(crate) fn write(
     seconds.sync = syncing.elapsed().as_secs_f64();
     job.note(What::Sync, syncing, None, 0);
     origin.clocks.report(&mut seconds);
-    update(&mut moved, shards.files.iter().map(|open| &open.queue));
+    update(&mut moved, dir, shards.files.iter().map(|open| &open.queue));
     moved.device_bytes = origin.device_bytes.load(Relaxed);
     Ok(Written { crc32: stream.checksums(), moved, seconds })
 }

@@ -8,6 +8,7 @@ use crate::device::Source;
 use crate::engine::file;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, names};
+use crate::pipeline::fallbacks::warn_once_of;
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
@@ -107,7 +108,10 @@ impl Contents<'_> {
             false => self.write(runtime, plan, (places.own(), parts), job)?,
         };
         written.moved.fallbacks.extend(claimed.refused);
-        written.moved.fallbacks.extend(places.shared_disk());
+        if let Some(shared) = places.shared_disk() {
+            warn_once_of(places.own(), &shared.wanted, &shared);
+            written.moved.fallbacks.push(shared);
+        }
         Ok((written, claimed.bytes))
     }
 

@@ -1,4 +1,4 @@
-"""Fallbacks, told once in the life of the process: a training saves a thousand times."""
+"""Fallbacks of this side, told once in a process' life. Those of the core it tells by itself."""
 
 from __future__ import annotations
 

@@ -32,7 +32,6 @@ from ringstow._report import LoadReport
 from ringstow.dcp import _broadcast, _objects, _paths, _targets, _whole
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._metadata import Contents, Entry
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
@@ -242,7 +241,6 @@ class StorageReader(storage.StorageReader):
         self._hand_over(targets, planner)
         self.report = report
         _log.debug("loaded %s", report)
-        warn_once(report.fallbacks)
         done: Future[None] = Future()
         done.set_result(None)
         return done

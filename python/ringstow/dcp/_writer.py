@@ -30,7 +30,6 @@ from ringstow._report import SaveReport
 from ringstow._select import listed
 from ringstow.dcp import _items, _mark, _metadata, _parts, _paths
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._fallbacks import warn_once
 from ringstow.dcp._saves import Coordinator, Turn
 from ringstow.dcp._snapshot import Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
@@ -273,7 +272,6 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         report = SaveReport.from_json(job.result())
         self.report = report
         _log.debug("wrote rank %d's part: %s", self._own_rank(), report)
-        warn_once(report.fallbacks)
         return job.receipt(), items.nbytes
 
     def _own_rank(self) -> int:
