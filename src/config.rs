@@ -3,6 +3,7 @@
 mod found;
 
 use crate::error::{Error, Result};
+use crate::local;
 use bytesize::ByteSize;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,9 @@ use std::path::PathBuf;
 /// Alignment that every direct transfer keeps: file offset, memory address and length in bytes.
 /// 4096 satisfies every disk in use (512-byte and 4Kn) and file systems that announce nothing.
 pub const ALIGN: usize = 4096;
+
+/// io_uring takes at most this many fixed buffers (`IORING_MAX_REG_BUFFERS`).
+pub(crate) const BUFFERS_MAX: usize = 16384;
 
 /// Directories that a checkpoint can be striped over beside its own.
 const STRIPE_MAX: usize = 64;
@@ -124,7 +128,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks the numbers against each other.
+    /// Checks the fields, and against each other. Whatever takes a configuration does that first.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming the field, its value and what it may be.
@@ -144,6 +148,10 @@ impl Config {
         if self.pool_bytes > 1 << 44 {
             return bad("pool_bytes", self.pool_bytes, "at most 16 TiB");
         }
+        if self.buffers() > BUFFERS_MAX {
+            let most = format!("at most {} times block_bytes = {}", BUFFERS_MAX, self.block_bytes);
+            return bad("pool_bytes", self.pool_bytes, &most);
+        }
         if self.queue_depth == 0 || self.queue_depth > 1024 {
             return bad("queue_depth", self.queue_depth.into(), "from 1 to 1024");
         }
@@ -152,6 +160,20 @@ impl Config {
         }
         if self.files == 0 || self.files > 64 {
             return bad("files", self.files.into(), "from 1 to 64");
+        }
+        if self.engine == EngineChoice::Portable && self.fixed == Switch::On {
+            return Err(Error::invalid(
+                "Config.engine = portable and Config.fixed = on contradict each other: only io_uring \
+                 has fixed buffers; leave one of them on auto",
+            ));
+        }
+        for (field, path) in self
+            .stripe
+            .iter()
+            .map(|dir| ("stripe", dir))
+            .chain(self.trace.iter().map(|file| ("trace", file)))
+        {
+            local::check(path).map_err(|why| Error::invalid(format!("Config.{field}: {why}")))?;
         }
         self.check_stripe()
     }
@@ -194,11 +216,12 @@ impl Config {
     }
 }
 
-/// A size as `dd` and `fio` read it: a bare letter is a power of two.
+/// A size as `dd` and `fio` read it: a bare letter is a power of two. What `Config`, variables, `ringstow.toml`
+/// and the program's flags take.
 ///
 /// # Errors
 /// What a size is.
-pub(crate) fn parse_size(text: &str) -> std::result::Result<u64, String> {
+pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     let bare = text.ends_with(['k', 'K', 'm', 'M', 'g', 'G', 't', 'T']);
     let full = if bare { format!("{text}iB") } else { text.to_owned() };
     let size: ByteSize =

@@ -40,6 +40,7 @@ pub mod engine;
 mod error;
 pub mod format;
 mod handle;
+mod local;
 pub mod path_text;
 pub mod pipeline;
 pub mod plan;
@@ -52,15 +53,16 @@ pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::ladder::Fallback;
 pub use error::{Error, Result, Room};
-pub use format::{Dtype, Item, Part, PartOf, Receipt, TensorInfo, Value};
+pub use format::{Dtype, Element, Item, Part, PartOf, Receipt, TensorInfo, Value};
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Checkpoint, Committed, Disposal, Kind, LoadOptions, Loaded, Session, Slice, TensorView, latest,
-    latest_with, list, list_with, prune, prune_with, retain, retain_with, retire, retire_with,
+    Checkpoint, Committed, Disposal, Info, Kind, LoadOptions, Loaded, Session, Slice, TensorPart,
+    TensorView, latest, latest_with, list, list_with, prune, prune_with, retain, retain_with,
+    retire, retire_with,
 };
 
 use handle::Work;
@@ -68,7 +70,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Saves a state as the checkpoint at `path` (a directory, made if need be) and returns once it is
-/// durable. An earlier checkpoint there stands until then.
+/// durable. An earlier checkpoint there stands until then. A URL is refused, as is a path that begins with `~`.
 ///
 /// # Errors
 /// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
@@ -77,7 +79,7 @@ pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> R
     store::save(&runtime, state, path.as_ref(), &Job::of(config))
 }
 
-/// Starts saving a state and returns at once. Owned tensors are dropped at the end; memory that is
+/// Starts saving a state and returns at once, to where `path` leads at this moment. Owned tensors are dropped at the end; memory that is
 /// shared with the trainer must not change until [`Handle::wait_staged`] returns.
 ///
 /// The handle is a future, of any runtime's. An async trainer goes on like this:
@@ -103,7 +105,7 @@ pub fn save_async(
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
     state.tree()?; // what cannot be saved is refused here, rather than in the background
-    let path = path.as_ref().to_path_buf();
+    let path = local::absolute(path.as_ref())?;
     Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::save(&runtime, &state, &path, job)
     })
@@ -138,7 +140,7 @@ pub fn write_rank_async(
     config: &Config,
 ) -> Result<SaveHandle<(Receipt, SaveReport)>> {
     let runtime = Runtime::shared(config)?;
-    let path = path.as_ref().to_path_buf();
+    let path = local::absolute(path.as_ref())?;
     Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::write_rank(&runtime, &state, rank, &path, job)
     })
@@ -156,7 +158,7 @@ pub fn export_async(
     config: &Config,
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
-    let path = path.as_ref().to_path_buf();
+    let path = local::absolute(path.as_ref())?;
     Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::export(&runtime, &state, &path, job)
     })

@@ -6,7 +6,7 @@ use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
 use crate::format::value::{Leaf, Named};
-use crate::format::{Dtype, Item, Part, TensorInfo, Value};
+use crate::format::{Dtype, Element, Item, Part, TensorInfo, Value};
 use crate::store::Contents;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -19,7 +19,11 @@ pub struct StateDict<'a> {
     sources: Vec<Box<dyn Source + 'a>>,
     values: Vec<(String, Value)>,
     tree: Option<Box<RawValue>>,
+    check: Option<Box<Check<'a>>>,
 }
+
+/// What [`StateDict::check_staged`] calls.
+pub(crate) type Check<'a> = dyn Fn() -> Result<()> + Send + Sync + 'a;
 
 impl<'a> StateDict<'a> {
     /// An empty state, which can be saved like any other.
@@ -62,6 +66,19 @@ impl<'a> StateDict<'a> {
         let info = TensorInfo { name: name.into(), dtype, shape: shape.to_vec() };
         info.check_bytes(data.len() as u64)?;
         Ok(self.source(info, Box::new(data)))
+    }
+
+    /// Adds a tensor as its elements: dense, in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are more or fewer elements than the shape says.
+    pub fn slice<T: Element>(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[u64],
+        data: &'a [T],
+    ) -> Result<&mut Self> {
+        self.bytes(name, T::DTYPE, shape, bytemuck::cast_slice(data))
     }
 
     /// Adds a tensor in a GPU's memory: a slice of cudarc's, borrowed or shared (`&CudaSlice`,
@@ -137,9 +154,19 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// Has the save call `check` once every byte has left its tensor, before it says so: an error of
+    /// `check` is the save's, and nothing is committed. For tensors that others may write to meanwhile,
+    /// as long as it can be seen afterwards that they did.
+    ///
+    /// Called once, by a thread of the save's; not at all by a save that fails before, or of no bytes.
+    pub fn check_staged(&mut self, check: impl Fn() -> Result<()> + Send + Sync + 'a) -> &mut Self {
+        self.check = Some(Box::new(check));
+        self
+    }
+
     /// The tensors, for the save.
     pub(crate) fn contents(&self) -> Contents<'_> {
-        Contents { items: &self.items, sources: &self.sources }
+        Contents { items: &self.items, sources: &self.sources, check: self.check.as_deref() }
     }
 
     /// The tree of values, to be written.

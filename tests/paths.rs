@@ -5,8 +5,8 @@ mod common;
 
 use common::{SIZES, State, assert_no_litter, assert_says, runtime, scratch, small_config};
 use ringstow::{
-    Checkpoint, Config, Disposal, LoadOptions, Runtime, SaveReport, list, prune, retain, retire,
-    store,
+    Checkpoint, Config, Disposal, LoadOptions, Runtime, SaveReport, StateDict, list, prune, retain,
+    retire, store,
 };
 use serde_json::{json, to_value};
 use std::ffi::OsStr;
@@ -118,4 +118,31 @@ fn the_program_tells_such_paths_in_json() {
     assert_eq!((&checked[1]["path"], &checked[1]["report"]["path"]), (&second, &second));
     assert_eq!(run(&["prune"], &root)["removed"], json!([]));
     assert_eq!(run(&["retain", "--keep", "1"], &root)["retired"], json!([first]));
+}
+
+#[test]
+fn a_url_or_a_tilde_is_refused_and_nothing_is_made() {
+    let here: Vec<_> = std::fs::read_dir(".").unwrap().map(|entry| entry.unwrap().path()).collect();
+    let config = ringstow::Config::default();
+    for path in ["s3://bucket/x", "s3:/bucket/x", "~/x", "~"] {
+        let refused = [
+            ringstow::save(&StateDict::new(), path, &config).map(drop),
+            ringstow::save_async(StateDict::new(), path, &config).map(drop),
+            ringstow::write_rank(&StateDict::new(), 0, path, &config).map(drop),
+            ringstow::write_rank_async(StateDict::new(), 0, path, &config).map(drop),
+            ringstow::export_async(StateDict::new(), path, &config).map(drop),
+            ringstow::Session::begin(path, 1).map(drop),
+            ringstow::load(path).map(drop),
+            ringstow::load_async(path).map(drop),
+            ringstow::verify(path).map(drop),
+            ringstow::Checkpoint::open(path).map(drop),
+            ringstow::latest(path).map(drop),
+        ];
+        for refused in refused {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, ringstow::Error::Invalid { .. }), "{path}: {error:?}");
+        }
+    }
+    let now: Vec<_> = std::fs::read_dir(".").unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(here, now);
 }

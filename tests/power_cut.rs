@@ -75,7 +75,7 @@ fn look(root: &Path, told: &Told, cut: u64) {
         State::new(step, &SIZES).assert_at(&runtime, dir);
         step
     };
-    let newest = latest(&root.join("row")).unwrap().expect("one was committed");
+    let newest = latest(root.join("row")).unwrap().expect("one was committed");
     told.in_a_row.store(check(&newest, told.in_a_row.load(SeqCst)), SeqCst);
     told.in_place.store(check(&root.join("last"), told.in_place.load(SeqCst)), SeqCst);
     for found in list(&root.join("row")).unwrap() {

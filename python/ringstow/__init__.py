@@ -1,7 +1,8 @@
 """Training checkpoints at the speed of the disk.
 
 ``save`` and ``save_async`` write a state dict as a directory of plain safetensors files with a
-JSON manifest; ``load`` and ``load_into`` read it back, whole or in part, every byte checked.
+JSON manifest; ``load`` and ``load_into`` read it back, whole or in part, every byte checked;
+``open`` looks into it without loading.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from ringstow._catalog import latest, prune, retain, retire, verify
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
-    CancelledError,
     CorruptCheckpointError,
     Error,
     FormatError,
@@ -21,14 +21,18 @@ from ringstow._errors import (
     InvalidStateError,
     KeyMismatchError,
     ReplacedCheckpointError,
+    SaveCancelledError,
+    TornSaveError,
     UnsupportedError,
 )
 from ringstow._handle import SaveHandle
 from ringstow._load import load, load_into
+from ringstow._open import Checkpoint, Entry, open
 from ringstow._save import save, save_async
 
 if TYPE_CHECKING:
     from ringstow._report import (
+        CheckpointInfo,
         Damage,
         Fallback,
         LoadReport,
@@ -43,10 +47,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BusyError",
-    "CancelledError",
+    "Checkpoint",
+    "CheckpointInfo",
     "Config",
     "CorruptCheckpointError",
     "Damage",
+    "Entry",
     "Error",
     "Fallback",
     "FormatError",
@@ -59,15 +65,18 @@ __all__ = [
     "Progress",
     "ReplacedCheckpointError",
     "Retained",
+    "SaveCancelledError",
     "SaveHandle",
     "SaveReport",
     "SaveSeconds",
     "Swept",
+    "TornSaveError",
     "UnsupportedError",
     "VerifyReport",
     "latest",
     "load",
     "load_into",
+    "open",
     "prune",
     "retain",
     "retire",
@@ -79,6 +88,7 @@ __all__ = [
 
 _REPORTS = frozenset(
     (
+        "CheckpointInfo",
         "Damage",
         "Fallback",
         "LoadReport",

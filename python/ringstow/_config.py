@@ -8,12 +8,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ringstow import _native
-from ringstow._paths import StrPath
+from ringstow._errors import InvalidStateError
+from ringstow._paths import StrPath, absolute
+from ringstow._sizes import in_bytes
 
 Switch = Literal["auto", "on", "off"]
+Engine = Literal["auto", "uring", "portable", "tokio-uring"]
+
+_U32_MAX = 2**32 - 1
+_U64_MAX = 2**64 - 1
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    """Return ``'a', 'b' or 'c'``."""
+    quoted = [repr(word) for word in words]
+    return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
 def _found(name: str) -> Any:
@@ -27,11 +39,14 @@ class Config:
 
     A field that is not given is what the environment says (``RINGSTOW_POOL_BYTES=1G``, one
     variable a field), else the file that ``RINGSTOW_CONFIG`` names or ``ringstow.toml`` in the
-    current directory, else the default. The numbers are checked against each other when a save or
-    load begins; a bad one is an `InvalidStateError` that says what the field may be.
+    current directory, else the default. A file that nobody named isn't heard on ``stripe`` and
+    ``trace``. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20,
+    ``"64MB"`` is 64 * 10^6; they are kept as numbers. Everything is checked here and now.
 
     Raises:
-        InvalidStateError: a variable of the environment that can't be; names it.
+        InvalidStateError: a field, or a variable of the environment, says what can't be, alone or
+            beside another; names it, what it says and what it may say.
+        UnsupportedError: it asks by name for an engine that this build lacks.
         FormatError: the file says what can't be; names the line.
         TypeError: a field is given something of another kind.
         OSError: the file can't be read.
@@ -51,9 +66,7 @@ class Config:
     fillers: int = field(default_factory=partial(_found, "fillers"))
     """Threads that copy and checksum; 0, the default, means one a core, at most four."""
 
-    engine: Literal["auto", "uring", "portable", "tokio-uring"] = field(
-        default_factory=partial(_found, "engine")
-    )
+    engine: Engine = field(default_factory=partial(_found, "engine"))
     """What moves the bytes. One asked for by name is never silently replaced. "tokio-uring" is part
     of Rust builds that ask for it, not of the wheel. Default auto."""
 
@@ -87,28 +100,64 @@ class Config:
     of Chrome and Perfetto. Default none. One that is there is replaced; where it can't be written,
     that is logged. Kept as a path from the root."""
 
+    if TYPE_CHECKING:
+        # What a field is given may be more than what it keeps.
+        def __init__(
+            self,
+            *,
+            pool_bytes: int | str = ...,
+            block_bytes: int | str = ...,
+            queue_depth: int = ...,
+            fillers: int = ...,
+            engine: Engine = ...,
+            direct: Switch = ...,
+            fixed: Switch = ...,
+            shard_bytes: int | str = ...,
+            files: int = ...,
+            stripe: Sequence[StrPath] = ...,
+            recycle: bool = ...,
+            trace: StrPath | None = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
-        """Check the kind of each field; what it may be beyond that, the native side checks.
+        """Check every field; the native side checks what the numbers may be.
 
         Paths are kept as they are now: a later chdir must not move a save in the background.
         """
-        for name in ("pool_bytes", "block_bytes", "queue_depth", "fillers", "shard_bytes", "files"):
-            self._check(name, type(getattr(self, name)) is int, "an int")
-            self._check(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("direct", "fixed"):
-            self._check(name, getattr(self, name) in get_args(Switch), "'auto', 'on' or 'off'")
-        self._check("engine", isinstance(self.engine, str), "the name of an engine")
-        self._check("recycle", type(self.recycle) is bool, "True or False")
+        for name in ("pool_bytes", "block_bytes", "shard_bytes"):
+            self._check_size(name)
+        for name in ("queue_depth", "fillers", "files"):
+            self._check_kind(name, type(getattr(self, name)) is int, "an int")
+            self._check(name, 0 <= getattr(self, name) <= _U32_MAX, "a number from 0 to 4294967295")
+        for name, words in (("engine", Engine), ("direct", Switch), ("fixed", Switch)):
+            one_of = _listed(get_args(words))
+            self._check_kind(name, isinstance(getattr(self, name), str), one_of)
+            self._check(name, getattr(self, name) in get_args(words), one_of)
+        self._check_kind("recycle", type(self.recycle) is bool, "True or False")
         is_one = isinstance(self.stripe, str | os.PathLike)
-        self._check("stripe", not is_one, "a collection of paths ([path] for one)")
+        self._check_kind("stripe", not is_one, "a collection of paths ([path] for one)")
         # An empty one is left for the native side to refuse.
         paths = [os.fspath(path) for path in self.stripe]
-        stripe = tuple(path and os.path.abspath(path) for path in paths)
-        object.__setattr__(self, "stripe", stripe)
+        object.__setattr__(self, "stripe", tuple(path and absolute(path) for path in paths))
         if self.trace:
-            object.__setattr__(self, "trace", os.path.abspath(os.fspath(self.trace)))
+            object.__setattr__(self, "trace", absolute(self.trace))
+        _native.check_config(self.to_json())
+
+    def _check_size(self, name: str) -> None:
+        size = getattr(self, name)
+        is_right = type(size) is int or isinstance(size, str)
+        self._check_kind(name, is_right, "an int, or a size as text ('256M')")
+        try:
+            object.__setattr__(self, name, in_bytes(size))
+        except InvalidStateError as why:
+            raise InvalidStateError(f"Config.{name} = {why}") from None
+        self._check(name, 0 <= getattr(self, name) <= _U64_MAX, "0 or more bytes")
 
     def _check(self, name: str, is_right: bool, what: str) -> None:
+        if not is_right:
+            raise InvalidStateError(f"Config.{name} = {getattr(self, name)!r}: must be {what}")
+
+    def _check_kind(self, name: str, is_right: bool, what: str) -> None:
         if not is_right:
             raise TypeError(f"Config.{name} must be {what}, not {getattr(self, name)!r}")
 

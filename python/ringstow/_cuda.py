@@ -64,6 +64,25 @@ def copy_to_host(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
+def copy_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Queue copies of tensors on the current streams of their devices; returns them, as bytes.
+
+    Those of a device are copied together: one by one, each would take as long as several.
+    """
+    import torch
+
+    by_device: dict[torch.device, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(number)
+    copies: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for numbers in by_device.values():
+            flat = [tensors[n].detach().reshape(-1).view(torch.uint8) for n in numbers]
+            parts = torch.split(torch.cat(flat), [part.numel() for part in flat])
+            copies.update(zip(numbers, parts, strict=True))
+    return [copies[number] for number in range(len(tensors))]
+
+
 # Where tensors are.
 
 
@@ -198,6 +217,20 @@ def synchronize(devices: Iterable[int]) -> None:
     """Wait until what is on the devices' current streams has been done."""
     for index in devices:
         runtime().current_stream(index).synchronize()
+
+
+def to_host(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return dense copies in host memory of tensors on GPUs, once they are there."""
+    import torch
+
+    with torch.no_grad():
+        sources = [tensor.detach() for tensor in tensors]
+        dense = torch.contiguous_format
+        copies = [torch.empty_like(t, device="cpu", memory_format=dense) for t in sources]
+        for copy, source in zip(copies, sources, strict=True):
+            copy_to_host(copy, source)
+    synchronize(devices_of(sources))
+    return copies
 
 
 def refuse_capture(what: str) -> None:

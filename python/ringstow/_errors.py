@@ -117,12 +117,50 @@ class ReplacedCheckpointError(Error):
         self.path = path
 
 
-class CancelledError(Error):
-    """The save was cancelled; an earlier checkpoint at ``path`` is untouched."""
+class SaveCancelledError(Error):
+    """The save was cancelled; an earlier checkpoint at ``path`` is untouched.
+
+    Neither ``asyncio.CancelledError`` nor that of ``concurrent.futures``: those say that a task or
+    a future was cancelled, and ``except`` of one of them does not catch this one. A task that ends
+    with it has failed, and was not cancelled.
+    """
 
     def __init__(self, message: str = "", *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class TornSaveError(Error):
+    """Tensors were changed while a save still read them: it failed, and nothing was committed.
+
+    ``path`` is the checkpoint's directory; an earlier checkpoint there stands. ``tensors`` are the
+    names of those that were changed.
+    """
+
+    def __init__(self, message: str = "", *, path: str = "", tensors: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.path = path
+        self.tensors = list(tensors)
+
+
+_SHOWN_MAX = 8
+
+
+def torn(path: object, tensors: Sequence[str]) -> TornSaveError:
+    """Return the error of a save to a path under which these tensors were changed."""
+    names = ", ".join(map(repr, tensors[:_SHOWN_MAX]))
+    if len(tensors) > _SHOWN_MAX:
+        names += f" and {len(tensors) - _SHOWN_MAX} more"
+    return TornSaveError(
+        f"the save to {path} was given up: {names} changed before the save had copied all tensors. "
+        "Nothing was committed; an earlier checkpoint there stands. Change tensors only after "
+        'handle.wait_staged(); or save with staging="snapshot", which copies everything at the '
+        'call, or with staging="wait", which returns once everything is copied. (With '
+        "torch.distributed.checkpoint: after staging_completion.result(), or without "
+        "async_stager=.)",
+        path=str(path),
+        tensors=tensors,
+    )
 
 
 class GpuError(Error):

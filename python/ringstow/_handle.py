@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ringstow import _native
 from ringstow._errors import Error
+from ringstow._guard import Hold, forget_after_fork
 
 if TYPE_CHECKING:
     from ringstow._report import Progress, SaveReport
@@ -26,8 +28,8 @@ _log = logging.getLogger("ringstow")
 # signal's handler may save. For the same reason nothing is imported or logged while it is held: the
 # thread that has the lock for that may be the one that waits for this.
 _lock = threading.RLock()
-# Saves of whose end nobody has been told.
-_untold: list[_Flight] = []
+# Saves in progress, and those that failed, as long as nobody has been told of the failure.
+_unreported: list[_Flight] = []
 
 
 class SaveHandle:
@@ -37,15 +39,15 @@ class SaveHandle:
     then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
 
     A failure is raised by `result` (and by `wait_staged`, if it came before that moment). If
-    nobody asks, it is logged, to the logger ``ringstow``, when the handle is dropped or the
-    interpreter exits, and the next save raises it in place of starting.
+    nobody asks, it is logged, to the logger ``ringstow``, when the next save starts, the handle is
+    dropped or the interpreter exits; and a process that would have exited with 0 exits with 1.
     """
 
     def __init__(self, flight: _Flight) -> None:
         self._flight = flight
         # Its thread holds the flight, not the handle: so the handle's end can be noticed.
-        # Weakly, for as long as somebody is to be told `_untold` keeps the flight: once somebody
-        # was, its error knows the frames that it was raised through, which may know this handle.
+        # Weakly: `_unreported` keeps the flight while somebody is to be told. Once somebody was,
+        # its error knows the frames that it was raised through, which may know this handle.
         weakref.finalize(self, _drop, weakref.ref(flight)).atexit = False
 
     def __repr__(self) -> str:
@@ -111,7 +113,7 @@ class SaveHandle:
 
         Raises:
             TimeoutError: the time ran out; the save goes on.
-            CancelledError: it was cancelled.
+            SaveCancelledError: it was cancelled.
             OSError: the system refused: no space, no permission, a failing disk.
             Error: any other failure of the save; or the handle was inherited over a fork.
         """
@@ -133,7 +135,7 @@ class SaveHandle:
     def cancel(self) -> None:
         """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
 
-        Returns at once: `result` raises CancelledError when it has. Too late a call changes
+        Returns at once: `result` raises SaveCancelledError when it has. Too late a call changes
         nothing.
 
         Raises:
@@ -143,6 +145,10 @@ class SaveHandle:
         if not flight.job.done():
             flight.told()  # who cancels knows how it ends
             flight.job.cancel()
+
+    def _wait_copied(self) -> None:
+        """Wait until the tensors may be changed; a failure is for who asks."""
+        self._flight.job.wait_staged()
 
     def _abandon(self) -> None:
         self.cancel()
@@ -162,9 +168,18 @@ class _Flight:
     """What the thread, the handle and the module share of one save."""
 
     def __init__(
-        self, job: _native.SaveJob, path: str, owners: list[object], *, is_told: bool
+        self,
+        job: _native.SaveJob,
+        path: str,
+        owners: list[object],
+        hold: Hold | None,
+        *,
+        is_told: bool,
     ) -> None:
         self.job = job
+        self._hold = hold
+        if hold is not None:
+            hold.follow(job)
         self.path = path
         self.pid = os.getpid()
         self.error: BaseException | None = None
@@ -180,12 +195,19 @@ class _Flight:
     def watch(self) -> None:
         """See the save through. The thread's whole life."""
         self.job.wait_staged()
-        self._owners.clear()
+        self._let_go()
         self.job.wait()
         self.settle()
 
+    def _let_go(self) -> None:
+        """Let the tensors be changed, and freed."""
+        self._owners.clear()
+        if self._hold is not None:
+            self._hold.end()
+
     def settle(self) -> None:
         """Take the outcome of a save that is done."""
+        self._let_go()
         with _lock:
             if self._done is not None or self.error is not None:
                 return
@@ -203,8 +225,8 @@ class _Flight:
         """Note that the save's failure, if there is one, is nobody's surprise any more."""
         with _lock:
             self._is_told = True
-            if self in _untold:
-                _untold.remove(self)
+            if self in _unreported:
+                _unreported.remove(self)
 
     def tell(self) -> SaveReport:
         """Return the report of a save that is done, or raises its failure."""
@@ -250,6 +272,7 @@ def start(
     path: str,
     owners: list[object],
     *,
+    hold: Hold | None = None,
     is_awaited: bool = False,
 ) -> SaveHandle:
     """Return a handle to the job that ``begin`` starts, and has a thread watch over it.
@@ -265,12 +288,12 @@ def start(
     flight: _Flight | None = None
     try:
         job = begin()
-        flight = _Flight(job, path, owners, is_told=is_awaited)
+        flight = _Flight(job, path, owners, hold, is_told=is_awaited)
         handle = SaveHandle(flight)
         thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
         if not is_awaited:
             with _lock:
-                _untold.append(flight)
+                _unreported.append(flight)
         try:
             thread.start()
         except RuntimeError:  # at the interpreter's exit, or too many threads
@@ -296,40 +319,23 @@ def abandon(job: _native.SaveJob) -> None:
             continue
 
 
-def raise_untold() -> None:
-    """Raise the failure of an earlier save that nobody has been told of; logs any others.
-
-    Raises:
-        Exception: the oldest such failure, with a note that says which save it was.
-    """
-    for flight in list(_untold):
+def log_unreported() -> None:
+    """Log the failures of earlier saves that nobody has asked about. Their handles keep them."""
+    for flight in list(_unreported):
         if flight.job.done():
             flight.settle()
-    with _lock:  # another thread's save raises what this one does not
-        failed = [flight for flight in _untold if flight.error is not None]
-        for flight in failed:
-            _untold.remove(flight)
-    for flight in failed:
-        flight.log()
-        flight.told()
-    if failed:
-        error = failed[0].error
-        assert error is not None
-        error.add_note(
-            f"This is the failure of the background save to {failed[0].path}, which nobody had "
-            "asked about; the save that was now called for has not been started."
-        )
-        raise error.with_traceback(None)
+        if flight.error is not None:
+            flight.log()
 
 
 @atexit.register
 def _at_exit() -> None:
-    """See to what is still under way, and log what nobody asked about.
+    """See to what is still under way, log what nobody asked about, and make the exit fail then.
 
     Saves that other functions of `atexit` started are waited for. Of all others the exit has waited
     for the threads, unless Ctrl-C cut that short.
     """
-    for flight in list(_untold):
+    for flight in list(_unreported):
         try:
             if flight.is_late:
                 flight.job.wait()
@@ -338,13 +344,24 @@ def _at_exit() -> None:
             flight.settle()
             if flight.error is not None:
                 flight.log()
+    failed = [flight for flight in _unreported if flight.error is not None]
+    if failed:
+        _native.fail_exit()
+        if sys.stderr is not None:  # besides the log, which may go elsewhere
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            print(
+                f"ringstow: exit code 1, since the background save to {failed[0].path}{more} "
+                f"failed and nobody asked for its result: {failed[0].error}",
+                file=sys.stderr,
+            )
 
 
 def _after_fork() -> None:
     """In a forked child: the parent's saves are not the child's, nor are its threads there."""
     global _lock
     _lock = threading.RLock()
-    _untold.clear()
+    _unreported.clear()
+    forget_after_fork()
     _native.forget_after_fork()
 
 

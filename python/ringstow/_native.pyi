@@ -16,13 +16,18 @@ __all__ = [
     "SaveJob",
     "Session",
     "Tensors",
+    "Watch",
     "__version__",
+    "check_config",
     "cli",
+    "copy_now",
     "encode",
+    "fail_exit",
     "forget_after_fork",
     "found_config",
     "gpus",
     "latest",
+    "parse_size",
     "part_of",
     "prune",
     "retain",
@@ -31,6 +36,7 @@ __all__ = [
     "start_save",
     "start_write",
     "verify",
+    "watch",
 ]
 
 __version__: str
@@ -111,6 +117,34 @@ class _Others(Protocol):
 # The JSON tree of a state dict. Its tensors are added to those given.
 def encode(state: object, tensors: Tensors, others: _Others) -> str: ...
 
+# Notes the version of every tensor that has one. A save of these tensors fails with TornSaveError
+# if one has changed once the last byte has been copied.
+def watch(tensors: Tensors) -> None: ...
+
+# What copy_now is to copy: tensors of at most `largest` bytes, and those without a version, unless
+# together they need more than `room` bytes. Tensors on GPUs by `copy_gpu`, which may decline.
+class _Wanted(Protocol):
+    @property
+    def largest(self) -> int: ...
+    @property
+    def room(self) -> int: ...
+    @property
+    def copy_gpu(
+        self,
+    ) -> Callable[[list[Any]], Sequence[tuple[Address, object]] | None]: ...
+
+# After watch, before start_save: copies tensors, which may be changed from then on. False if some
+# of those that should have been copied were not. `path` is for the TornSaveError that is raised if
+# another thread changes one meanwhile.
+def copy_now(tensors: Tensors, path: str, wanted: _Wanted) -> bool: ...
+
+# Tensors whose versions are noted, by name; any without a version is left out.
+@final
+class Watch:
+    def __new__(cls, tensors: list[tuple[str, Any]]) -> Watch: ...
+    # The names of those that have changed.
+    def changed(self) -> list[str]: ...
+
 @final
 class SaveJob:
     # True once every byte has left its tensor (a save that failed before never gets there).
@@ -142,7 +176,10 @@ def start_save(tensors: Tensors, state: str, path: str, config: str) -> SaveJob:
 def start_export(tensors: Tensors, path: str, config: str) -> SaveJob: ...
 
 # One rank's part of a checkpoint: durable, not committed. The same promises.
-def start_write(items: list[ItemSpec], path: str, rank: int, config: str) -> SaveJob: ...
+# Fails with TornSaveError if one of those watched has changed once all have been copied.
+def start_write(
+    items: list[ItemSpec], path: str, rank: int, config: str, watched: Watch | None = None
+) -> SaveJob: ...
 
 # The coordinator's hold on a directory, begun before any rank writes. Dropped without a commit, it
 # removes what the ranks wrote.
@@ -182,6 +219,11 @@ class Checkpoint:
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]: ...
     @property
     def entries(self) -> list[_Entry]: ...
+    # JSON CheckpointInfo: what the manifest says of the save.
+    @property
+    def info(self) -> str: ...
+    # Offsets and sizes of a tensor's chunks. Raises KeyError.
+    def chunks(self, name: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]: ...
     # Raises IncompleteCheckpointError if this is one rank's part, and has only some of one.
     def check_whole(self, names: list[str]) -> None: ...
     # This and the two below raise ReplacedCheckpointError if another save came since it was opened.
@@ -207,6 +249,12 @@ def gpus() -> str: ...
 # JSON Config: what the environment and ringstow.toml ask for.
 def found_config() -> str: ...
 
+# Checks a JSON Config.
+def check_config(json: str) -> None: ...
+
+# Bytes of a size in words; ValueError says what a size is.
+def parse_size(text: str) -> int: ...
+
 # JSON VerifyReport.
 def verify(path: str, config: str) -> str: ...
 
@@ -227,6 +275,9 @@ def retain(directory: str, keep: int, recycle: bool, config: str) -> str: ...
 def prune(directory: str, config: str) -> str: ...
 def swap_names(one: str, other: str) -> None: ...
 def cli(argv: Sequence[str]) -> int: ...
+
+# Has the process exit with 1 where it would exit with 0.
+def fail_exit() -> None: ...
 
 # Called in a forked child: drop the handle to threads that do not exist there.
 def forget_after_fork() -> None: ...

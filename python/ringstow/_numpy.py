@@ -157,6 +157,25 @@ def array_of(block: Any, stored: Stored, dtype: np.dtype[Any]) -> np.ndarray[Any
     return numpy.frombuffer(block, numpy.uint8).view(dtype).reshape(stored.shape)
 
 
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return a new array."""
+    import numpy
+
+    return numpy.empty(shape, dtype)
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Return where the elements of an array lie."""
+    return array.ctypes.data
+
+
+def dense(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array if it is dense; else a copy."""
+    import numpy
+
+    return numpy.ascontiguousarray(array)
+
+
 def scalar_from(data: bytes, dtype: str, key: str) -> np.generic:
     """Return the scalar whose bytes these are.
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+if TYPE_CHECKING:
+    import datetime
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,6 +235,57 @@ class VerifyReport(_Moved):
     def ok(self) -> bool:
         """Whether every block is what was written."""
         return not self.damage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointInfo:
+    """What a checkpoint's manifest says of the save."""
+
+    path: str
+    """The checkpoint's directory."""
+    kind: Literal["ringstow", "safetensors"]
+    """``"safetensors"``: files of another program, without checksums; times and versions are 0."""
+    version: int
+    """Version of the format."""
+    writer: str
+    """Version of the library that wrote it."""
+    created_unix_ms: int
+    """When it was committed, in milliseconds since 1970-01-01 UTC."""
+    generation: int
+    """Saves into this directory that came before."""
+    world_size: int
+    """Ranks that wrote it."""
+    block_bytes: int
+    """Bytes that one checksum covers."""
+    tensors: int
+    """Tensors stored; those that share memory count once."""
+    tensor_bytes: int
+    """Bytes of their data."""
+    file_bytes: int
+    """Bytes of all shards, headers included."""
+    files: tuple[tuple[str, int], ...]
+    """Name and bytes of each shard."""
+    stripes: tuple[str, ...]
+    """Other directories that its files were striped over, as the saver named them."""
+    part_of: tuple[int, int, str] | None
+    """Rank, number of ranks, and which save, if this is one rank's part of what several saved."""
+
+    @property
+    def created(self) -> datetime.datetime:
+        """When it was committed, in UTC."""
+        import datetime
+
+        return datetime.datetime.fromtimestamp(self.created_unix_ms / 1000, datetime.UTC)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build one from the native side's JSON text."""
+        values: dict[str, Any] = json.loads(text)
+        values["files"] = tuple((file["name"], file["bytes"]) for file in values["files"])
+        values["stripes"] = tuple(values["stripes"])
+        part = values["part_of"]
+        values["part_of"] = part and (part["rank"], part["ranks"], part["save"])
+        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

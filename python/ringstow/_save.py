@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _calls, _handle, _native, _state
+from ringstow import _calls, _guard, _handle, _native, _state
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
+from ringstow._guard import Staging
 from ringstow._handle import SaveHandle
 from ringstow._paths import StrPath, absolute
 
@@ -49,10 +51,10 @@ def save(
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or
             something that ``config`` asks for by name and that this machine can't do.
         BusyError: another save into the same directory is under way.
+        TornSaveError: another thread changed a tensor before it had been copied.
         OSError: the system refused: no space, no permission, a path that is a file.
-        Exception: the failure of an earlier `save_async` that nobody has asked about.
     """
-    handle = _start(state_dict, path, config, allow_pickle=allow_pickle, is_awaited=True)
+    handle = _start(state_dict, path, config, "wait", allow_pickle=allow_pickle, is_awaited=True)
     try:
         return handle.result()
     except BaseException:
@@ -67,17 +69,22 @@ def save_async(
     *,
     config: Config | None = None,
     allow_pickle: bool = False,
+    staging: Staging = "guard",
 ) -> SaveHandle:
-    """Start to save a state dict in the background, and return at once.
+    """Start to save a state dict in the background, and return.
 
-    Leave the tensors and arrays alone until ``handle.wait_staged()`` returns; what they hold in
-    between is what is saved. Their memory must stay, too: ``untyped_storage().resize_(0)``, by
-    which sharding libraries free parameters, takes it from under the save, which then crashes. All
-    other values are taken at the call. The interpreter's exit waits for the save.
+    What is saved are the values of the call. The loop that trains needs no change: forward and
+    backward passes run on while the save copies, and the next ``step()`` of any torch optimizer
+    waits until it has. What may be changed by something else is to be changed only after
+    ``handle.wait_staged()``: the save fails with `TornSaveError` if it sees that a tensor was
+    changed before. docs/background.md says what it cannot see.
+
+    Memory must stay, too: ``untyped_storage().resize_(0)``, by which sharding libraries free
+    parameters, takes it from under the save, which then crashes. The interpreter's exit waits for
+    the save.
 
     Of a CUDA tensor, what the work queued so far on the current stream makes of it is saved: the
-    save waits for that work, the call does not. Work that changes the tensor is to be queued, on
-    whatever stream, only after ``handle.wait_staged()``.
+    save waits for that work, the call does not.
 
     Args:
         state_dict: as in `save`.
@@ -85,34 +92,60 @@ def save_async(
         config: as in `save`. With a ``pool_bytes`` as large as the checkpoint, staging takes as
             long as a copy; with less, about as long as the disk needs for the rest.
         allow_pickle: as in `save`.
+        staging: how the values of the call are kept. ``"guard"`` copies at the call what is small
+            (64 KiB) or cannot be watched (arrays, tensors without a version), in at most half of
+            ``pool_bytes``, and streams all else as described; if that is too little, the call waits
+            until everything is copied. ``"snapshot"`` copies everything at the call, in as much
+            memory as the tensors have. ``"wait"`` streams everything and returns once it has been
+            copied. ``"unguarded"`` streams everything and looks at nothing: what is changed before
+            ``handle.wait_staged()`` returns may be saved half old and half new.
 
     Returns:
         The handle to wait on.
 
     Raises:
-        InvalidStateError: as in `save`.
+        InvalidStateError: as in `save`; or there is no such ``staging``.
         UnsupportedError: as in `save`, for what is seen at once; the rest is raised by the handle.
-        Exception: the failure of an earlier `save_async` that nobody has asked about.
+        TornSaveError: another thread changed a tensor while the call copied it.
     """
-    return _start(state_dict, path, config, allow_pickle=allow_pickle, is_awaited=False)
+    _guard.check_staging(staging)
+    return _start(state_dict, path, config, staging, allow_pickle=allow_pickle, is_awaited=False)
 
 
 def _start(
     state_dict: dict[Any, Any],
     path: StrPath,
     config: Config | None,
+    staging: Staging,
     *,
     allow_pickle: bool,
     is_awaited: bool,
 ) -> SaveHandle:
     where = absolute(path)
-    _handle.raise_untold()
-    with collector_paused():
-        encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
-    tensors, tree, knobs = encoded.tensors, encoded.tree, native_json(config)
-    return _handle.start(
-        lambda: _native.start_save(tensors, tree, where, knobs),
-        where,
-        [tensors],
-        is_awaited=is_awaited,
-    )
+    knobs = native_json(config)
+    _handle.log_unreported()
+    hold = _guard.Hold()
+    handle: SaveHandle | None = None
+    try:
+        may_return = staging == "unguarded" or hold.begin()
+        with collector_paused():
+            encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
+        tensors, tree = encoded.tensors, encoded.tree
+        is_copied = _guard.stage(tensors, staging, where, json.loads(knobs)["pool_bytes"])
+        handle = _handle.start(
+            lambda: _native.start_save(tensors, tree, where, knobs),
+            where,
+            [tensors],
+            hold=hold,
+            is_awaited=is_awaited,
+        )
+        if not is_awaited and not (may_return and is_copied):
+            handle._wait_copied()
+    except BaseException:  # Ctrl-C besides
+        try:
+            if handle is not None:
+                handle._abandon()
+        finally:
+            hold.end()
+        raise
+    return handle

@@ -32,7 +32,7 @@ def by_prefix(skeleton: dict[Any, Any], prefix: str, path: str) -> dict[Any, Any
     if not skeleton:
         return skeleton
     shown = f"any name that is {prefix!r} or starts with {below!r}"
-    raise _missing([prefix], [shown], skeleton, path)
+    raise missing_names([prefix], [shown], skeleton, path)
 
 
 def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[Any, Any]:
@@ -52,7 +52,7 @@ def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[An
     part = _restrict(skeleton, (), is_wanted)
     missing = [key for key in wanted if key not in found]
     if missing:
-        raise _missing(missing, missing, skeleton, path)
+        raise missing_names(missing, missing, skeleton, path)
     return {} if part is _NOTHING else part
 
 
@@ -76,9 +76,10 @@ def _restrict(node: Any, path: Path, wanted: Any) -> Any:
     return part or _NOTHING
 
 
-def _missing(
+def missing_names(
     missing: list[str], shown: list[str], skeleton: dict[Any, Any], path: str
 ) -> KeyMismatchError:
+    """Return the error for names that no leaf has, with names that are close."""
     names = [leaf_name(at, leaf) for at, leaf in leaves(skeleton)]
     hints = [_hint(name, names) for name in missing[:_SUGGESTED_FOR_MAX]]
     text = f"{path} does not hold what was asked for; {listed('not in the checkpoint', shown)}"

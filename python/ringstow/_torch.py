@@ -45,7 +45,7 @@ CODES = {
     "complex64": "C64",
     "complex128": "C128",
 }
-_NAMES = {code: name for name, code in CODES.items()}
+NAMES = {code: name for name, code in CODES.items()}
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -78,7 +78,7 @@ def dtype_of(code: str, key: str) -> torch.dtype:
     Raises:
         UnsupportedError: this torch has no such dtype.
     """
-    return dtype_named(_NAMES.get(code, code), key)
+    return dtype_named(NAMES.get(code, code), key)
 
 
 def device_named(name: str, key: str) -> torch.device:
@@ -274,6 +274,23 @@ def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
     """
     dtype = dtype_of(stored.dtype, key)
     return _cuda.empty(stored.nbytes // dtype.itemsize, dtype, device)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a new tensor on the CPU, whatever the default device is."""
+    import torch
+
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return where the elements of a tensor on the CPU lie."""
+    return tensor.data_ptr()
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor if it is all of its storage, in order; else a copy."""
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def reshape(flat: torch.Tensor, stored: Stored) -> None:

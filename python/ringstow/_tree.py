@@ -201,6 +201,19 @@ def leaf_name(path: Path, node: object) -> str:
     return name
 
 
+def find(node: Any, name: str, path: Path = ()) -> tuple[Path, Any] | None:
+    """Return the path and node of what has a name, a path joined by dots; None if nothing has."""
+    for key, child in children(node) or ():
+        step, at = flat_name((key,)), (*path, key)
+        if name in (step, leaf_name(at, child)):
+            return at, child
+        if name.startswith(f"{step}."):
+            found = find(child, name[len(step) + 1 :], at)
+            if found is not None:
+                return found
+    return None
+
+
 def metadata_of(node: object) -> Any:
     """Return the ``_metadata`` that an OrderedDict carries; None if it carries none."""
     return getattr(node, "_metadata", None) if isinstance(node, collections.OrderedDict) else None

@@ -98,7 +98,7 @@ impl<'py> Encoder<'_, 'py> {
         let Some(exchange) = self.exchange else { return Ok(false) };
         let Some(plain) = exchange.look(value, &self.address_of)? else { return Ok(false) };
         let mut tensors = self.tensors.borrow_mut();
-        let stored = tensors.add_plain(&self.name, plain);
+        let stored = tensors.add_plain(&self.name, plain, value.clone().unbind());
         self.tagged("$tensor", |encoder| quote(&mut encoder.tree, stored))?;
         Ok(true)
     }

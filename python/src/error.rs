@@ -50,7 +50,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         }
         Error::Cancelled { path } => {
             attributes.set_item("path", path.as_os_str())?;
-            "CancelledError"
+            "SaveCancelledError"
         }
         Error::Gpu { device, .. } => {
             attributes.set_item("device", device)?;

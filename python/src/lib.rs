@@ -7,13 +7,16 @@
 mod encode;
 mod error;
 mod exchange;
+mod exit;
 mod lazy;
 mod load;
 mod place;
 mod save;
 mod session;
+mod snapshot;
 mod tensors;
 mod wait;
+mod watch;
 
 use pyo3::prelude::*;
 use ringstow::{Config, Disposal, Job, Runtime};
@@ -25,6 +28,21 @@ use std::sync::Arc;
 fn config(json: &str) -> PyResult<Config> {
     serde_json::from_str(json)
         .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad Config: {e}"))))
+}
+
+/// Checks a configuration that Python made: its fields, each other, and that this build can do what is asked for by
+/// name.
+#[pyfunction]
+fn check_config(json: &str) -> PyResult<()> {
+    let config = config(json)?;
+    config.validate().map_err(error::to_python)?;
+    ringstow::engine::ladder::rungs(&config).map(drop).map_err(error::to_python)
+}
+
+/// A size in words, in bytes; why it is none, as the error's message.
+#[pyfunction]
+fn parse_size(text: &str) -> PyResult<u64> {
+    ringstow::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
 /// The process's runtime, and a job for it. Quick enough to be called with the GIL held: it neither makes memory nor
@@ -136,11 +154,16 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<load::Block>()?;
     module.add_class::<load::Checkpoint>()?;
     module.add_class::<place::Pin>()?;
+    module.add_class::<watch::Watch>()?;
     module.add_function(wrap_pyfunction!(encode::encode, module)?)?;
+    module.add_function(wrap_pyfunction!(snapshot::watch, module)?)?;
+    module.add_function(wrap_pyfunction!(snapshot::copy_now, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
     module.add_function(wrap_pyfunction!(save::start_write, module)?)?;
     module.add_function(wrap_pyfunction!(found_config, module)?)?;
+    module.add_function(wrap_pyfunction!(check_config, module)?)?;
+    module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
     module.add_function(wrap_pyfunction!(latest, module)?)?;
     module.add_function(wrap_pyfunction!(part_of, module)?)?;
@@ -151,5 +174,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(swap_names, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(exit::fail_exit, module)?)?;
     Ok(())
 }

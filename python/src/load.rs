@@ -3,7 +3,7 @@
 use crate::error::to_python;
 use crate::place::{Address, strided_target, target};
 use crate::{runtime, to_json, wait};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyKeyError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -91,6 +91,18 @@ impl SliceSpec {
     }
 }
 
+/// Offsets and sizes of a tensor's chunks.
+fn chunks_of<'py>(py: Python<'py>, tensor: &TensorEntry) -> PyResult<Bound<'py, PyList>> {
+    let origin = vec![0; tensor.shape.len()];
+    let extent = |chunk: &Chunk| {
+        let offsets = PyTuple::new(py, chunk.offsets.as_deref().unwrap_or(&origin))?;
+        let sizes = PyTuple::new(py, chunk.sizes.as_deref().unwrap_or(&tensor.shape))?;
+        Ok((offsets, sizes).into_pyobject(py)?.into_any())
+    };
+    let chunks: PyResult<Vec<Bound<'py, PyAny>>> = tensor.chunks.iter().map(extent).collect();
+    PyList::new(py, chunks?)
+}
+
 /// An opened checkpoint.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Checkpoint {
@@ -143,15 +155,7 @@ impl Checkpoint {
     fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let describe = |tensor: &TensorEntry| {
             let shape = PyTuple::new(py, &tensor.shape)?;
-            let origin = vec![0; tensor.shape.len()];
-            let extent = |chunk: &Chunk| {
-                let offsets = PyTuple::new(py, chunk.offsets.as_deref().unwrap_or(&origin))?;
-                let sizes = PyTuple::new(py, chunk.sizes.as_deref().unwrap_or(&tensor.shape))?;
-                Ok((offsets, sizes).into_pyobject(py)?.into_any())
-            };
-            let chunks: PyResult<Vec<Bound<'py, PyAny>>> =
-                tensor.chunks.iter().map(extent).collect();
-            let chunks = PyList::new(py, chunks?)?;
+            let chunks = chunks_of(py, tensor)?;
             let name = tensor.name.as_str();
             let holes = tensor.holes();
             let row = (name, tensor.dtype.name(), shape, tensor.object, chunks, holes);
@@ -159,6 +163,18 @@ impl Checkpoint {
         };
         let rows: PyResult<Vec<_>> = self.inner.tensors().iter().map(describe).collect();
         PyList::new(py, rows?)
+    }
+
+    #[getter]
+    fn info(&self) -> PyResult<String> {
+        to_json(&self.inner.info())
+    }
+
+    fn chunks<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyList>> {
+        let Some(tensor) = self.inner.tensor(name) else {
+            return Err(PyKeyError::new_err(name.to_owned()));
+        };
+        chunks_of(py, tensor)
     }
 
     fn check_whole(&self, names: Vec<String>) -> PyResult<()> {

@@ -5,6 +5,7 @@ use ringstow::device::Source;
 use ringstow::device::cuda::{self, CudaSource, Device, Ready};
 use ringstow::device::host::Strided;
 use ringstow::device::{StridedTarget, Target};
+use ringstow::pool::Mapping;
 use ringstow::{Error, Result, TensorInfo};
 use smallvec::{SmallVec, smallvec};
 
@@ -100,6 +101,41 @@ pub(crate) unsafe fn strided_target<'a>(
                 StridedTarget::cuda((gpu, base), strides, stream, ready)
             }
         }
+    }
+}
+
+/// Memory for copies of tensors, which goes with the last reference to this.
+#[pyclass(frozen, module = "ringstow._native")]
+pub(crate) struct Arena {
+    memory: Mapping,
+}
+
+impl Arena {
+    pub(crate) fn new(nbytes: usize) -> PyResult<Self> {
+        let memory = Mapping::new(nbytes)?;
+        memory.keep_from_children();
+        Ok(Self { memory })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// The address of the byte at an offset.
+    pub(crate) fn at(&self, offset: usize) -> usize {
+        assert!(offset <= self.memory.len());
+        self.memory.as_ptr() as usize + offset
+    }
+
+    /// Some of the bytes.
+    ///
+    /// # Safety
+    /// Nobody else uses them as long as the slice is there.
+    #[allow(clippy::mut_from_ref)] // that nobody else has these bytes is the caller's promise
+    pub(crate) unsafe fn slice(&self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.memory.len()));
+        // SAFETY: within the mapping, which is zero-filled from the start; the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(offset), len) }
     }
 }
 

@@ -3,8 +3,9 @@
 use crate::error::to_python;
 use crate::lazy::Raised;
 use crate::place::Address;
-use crate::tensors::{Data, Tensors, info, source};
+use crate::tensors::{Data, Tensors, info, source, watch};
 use crate::wait::until;
+use crate::watch::Watch;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::device::cuda::Ready;
@@ -148,7 +149,7 @@ pub(crate) fn start_save(
 ) -> PyResult<SaveJob> {
     let (config, raised) = (crate::config(config)?, Raised::default());
     let start = || -> Result<SaveHandle> {
-        let mut dict = tensors.borrow_mut().take(&raised)?;
+        let mut dict = tensors.borrow_mut().take(tensors.py(), &path, &raised)?;
         let tree = RawValue::from_string(state)
             .map_err(|e| Error::invalid(format!("the state's tree is no JSON: {e}")))?;
         dict.set_tree(tree);
@@ -166,33 +167,42 @@ pub(crate) fn start_export(
     config: &str,
 ) -> PyResult<SaveJob> {
     let (config, raised) = (crate::config(config)?, Raised::default());
-    let start = || ringstow::export_async(tensors.borrow_mut().take(&raised)?, path, &config);
+    let start = || -> Result<SaveHandle> {
+        let dict = tensors.borrow_mut().take(tensors.py(), &path, &raised)?;
+        ringstow::export_async(dict, path, &config)
+    };
     let handle = start().map_err(to_python)?;
     Ok(SaveJob::new(Handle::Save(handle), raised))
 }
 
 /// Starts writing one rank's part of a checkpoint and returns at once.
 #[pyfunction]
+#[pyo3(signature = (items, path, rank, config, watched=None))]
 pub(crate) fn start_write(
     items: Vec<ItemSpec>,
     path: PathBuf,
     rank: u32,
     config: &str,
+    watched: Option<&Bound<'_, Watch>>,
 ) -> PyResult<SaveJob> {
-    let config = crate::config(config)?;
+    let (config, raised) = (crate::config(config)?, Raised::default());
     let start = || -> Result<_> {
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
         for (name, dtype, sizes, strides, address, nbytes, shape, offsets, object) in items {
             let info = info(name, &dtype, sizes, nbytes)?;
             let data = Data::Address(address);
-            let source = source(&info, strides, data, &Raised::default(), &mut ready)?;
+            let source = source(&info, strides, data, &raised, &mut ready)?;
             let part = match (shape, offsets) {
                 (Some(shape), Some(offsets)) => Some(Part { shape, offsets }),
                 _ => None,
             };
             dict.item(Item { info, part, object }, source);
         }
+        if let Some(watched) = watched {
+            watch(&mut dict, watched.get().list.clone(), &path, &raised);
+        }
         ringstow::write_rank_async(dict, rank, path, &config)
     };
-    Ok(SaveJob::new(Handle::Rank(start().map_err(to_python)?), Raised::default()))
+    let handle = start().map_err(to_python)?;
+    Ok(SaveJob::new(Handle::Rank(handle), raised))
 }

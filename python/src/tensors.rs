@@ -4,6 +4,7 @@ use crate::error::to_python;
 use crate::exchange::Plain;
 use crate::lazy::{Lazy, Raised};
 use crate::place::{self, Address};
+use crate::watch::{WatchList, Watched};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -12,6 +13,8 @@ use ringstow::device::cuda::Ready;
 use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
 use std::collections::HashSet;
 use std::hash::BuildHasher;
+use std::path::Path;
+use std::sync::Arc;
 
 /// Where a tensor's data is.
 #[derive(FromPyObject)]
@@ -23,10 +26,14 @@ pub(crate) enum Data {
 }
 
 /// One tensor, with strides in bytes (none: dense).
-struct Spec {
-    info: TensorInfo,
-    strides: Option<Vec<isize>>,
-    data: Data,
+pub(crate) struct Spec {
+    pub(crate) info: TensorInfo,
+    pub(crate) strides: Option<Vec<isize>>,
+    pub(crate) data: Data,
+    /// torch's tensor, where it is not what keeps the memory.
+    pub(crate) tensor: Option<Py<PyAny>>,
+    /// The version that the tensor had at the call, if it is to have that still once it was copied.
+    pub(crate) version: Option<u64>,
 }
 
 /// Tensors at one place that are alike in type, shape and strides are the same.
@@ -41,8 +48,8 @@ enum Place {
 /// The tensors, and what keeps their memory for as long as this is held.
 #[pyclass(module = "ringstow._native")]
 pub(crate) struct Tensors {
-    specs: Vec<Spec>,
-    owners: Vec<Py<PyAny>>,
+    pub(crate) specs: Vec<Spec>,
+    pub(crate) owners: Vec<Py<PyAny>>,
     /// Names that no tensor gets.
     taken: HashSet<String>,
     /// The tensors' numbers, to be found by name, and by where they are.
@@ -73,7 +80,8 @@ impl Tensors {
         owner: Py<PyAny>,
     ) -> PyResult<&str> {
         let info = info(name, dtype, shape, nbytes).map_err(to_python)?;
-        Ok(self.store(Spec { info, strides, data }, nbytes, owner))
+        let spec = Spec { info, strides, data, tensor: None, version: None };
+        Ok(self.store(spec, nbytes, owner))
     }
 
     #[getter]
@@ -87,7 +95,7 @@ impl Tensors {
 
     fn __getitem__<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
         let none = || pyo3::exceptions::PyIndexError::new_err(index);
-        let Spec { info, strides, data } = self.specs.get(index).ok_or_else(none)?;
+        let Spec { info, strides, data, .. } = self.specs.get(index).ok_or_else(none)?;
         let shape = PyTuple::new(py, &info.shape)?;
         let strides = strides.as_ref().map(|strides| PyTuple::new(py, strides)).transpose()?;
         let data = match data {
@@ -102,10 +110,11 @@ impl Tensors {
 
 impl Tensors {
     /// Notes one of torch's. Returns the name that it is stored under.
-    pub(crate) fn add_plain(&mut self, name: &str, plain: Plain<'_>) -> &str {
+    pub(crate) fn add_plain(&mut self, name: &str, plain: Plain<'_>, tensor: Py<PyAny>) -> &str {
         let Plain { dtype, shape, address, nbytes, owner } = plain;
         let info = TensorInfo { name: name.to_owned(), dtype, shape };
-        let spec = Spec { info, strides: None, data: Data::Address(address) };
+        let data = Data::Address(address);
+        let spec = Spec { info, strides: None, data, tensor: Some(tensor), version: None };
         self.store(spec, nbytes, owner.unbind())
     }
 
@@ -157,19 +166,61 @@ impl Tensors {
         numbered.find(|name| self.is_free(name)).expect("there are more numbers than names")
     }
 
-    /// What is to be saved. The owners stay here.
-    pub(crate) fn take(&mut self, raised: &Raised) -> Result<StateDict<'static>> {
+    /// What is to be saved at a path. The owners stay here.
+    pub(crate) fn take(
+        &mut self,
+        py: Python<'_>,
+        path: &Path,
+        raised: &Raised,
+    ) -> Result<StateDict<'static>> {
         (self.by_name, self.by_place) = Default::default();
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
-        for Spec { info, strides, data } in std::mem::take(&mut self.specs) {
-            let source = source(&info, strides, data, raised, &mut ready)?;
-            dict.source(info, source);
+        let mut watched = Vec::new();
+        for (at, spec) in std::mem::take(&mut self.specs).into_iter().enumerate() {
+            if let Some(version) = spec.version {
+                let (name, tensor) = (spec.info.name.clone(), spec.tensor(py, &self.owners[at]));
+                watched.push(Watched { name, tensor, version });
+            }
+            let source = source(&spec.info, spec.strides, spec.data, raised, &mut ready)?;
+            dict.source(spec.info, source);
         }
+        watch(&mut dict, Arc::new(WatchList::new(watched)), path, raised);
         Ok(dict)
     }
 }
 
+/// Has a save to a path fail if one of the tensors has been changed when their last byte was copied.
+pub(crate) fn watch(
+    dict: &mut StateDict<'static>,
+    watched: Arc<WatchList>,
+    path: &Path,
+    raised: &Raised,
+) {
+    if !watched.is_empty() {
+        let (path, raised) = (path.to_path_buf(), raised.clone());
+        dict.check_staged(move || watched.check(&path, &raised));
+    }
+}
+
 impl Spec {
+    /// Bytes of the dense data.
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.info.nbytes().expect("it was counted when the tensor was added")
+    }
+
+    /// What has a version, if anything has.
+    pub(crate) fn tensor(&self, py: Python<'_>, owner: &Py<PyAny>) -> Py<PyAny> {
+        self.tensor.as_ref().unwrap_or(owner).clone_ref(py)
+    }
+
+    /// Reads from where the tensor is, in host memory.
+    pub(crate) fn source(&self, ready: &mut Ready) -> Result<Box<dyn Source>> {
+        let Data::Address(address) = self.data else {
+            return Err(Error::invalid("a tensor that is not loaded yet has no memory"));
+        };
+        source(&self.info, self.strides.clone(), Data::Address(address), &Raised::default(), ready)
+    }
+
     fn place(&self, owner: &Py<PyAny>) -> Place {
         match self.data {
             Data::Address(Address::Host(address)) => Place::Host(address),

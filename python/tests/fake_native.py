@@ -12,7 +12,7 @@ import threading
 
 import numpy as np
 
-from ringstow import CancelledError
+from ringstow import SaveCancelledError
 
 # By the checkpoint's path: the bytes of each tensor by its name, and the tree.
 saved: dict[str, tuple[dict[str, bytes], str]] = {}
@@ -72,7 +72,7 @@ class SaveJob:
 
     def _check(self, error):
         if self._cancelled:
-            raise CancelledError(f"{self._path} was cancelled", path=self._path)
+            raise SaveCancelledError(f"{self._path} was cancelled", path=self._path)
         if error is not None:
             raise error
 

@@ -80,16 +80,16 @@ def test_progress_goes_from_nothing_to_all(slow_state, slow_bytes, tmp_path):
     assert seen[-1].written == seen[-1].total >= slow_bytes
 
 
-def test_a_background_failure_is_raised_by_the_next_save(tmp_path, caplog):
+def test_an_emergency_save_saves_after_a_background_failure(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     handle = ringstow.save_async({"a": torch.ones(1)}, tmp_path / "file" / "c")
     while not handle.done():
         time.sleep(0.001)
-    with pytest.raises(OSError, match="file") as caught:
-        ringstow.save({"a": torch.ones(1)}, tmp_path / "c")
-    assert "has not been started" in caught.value.__notes__[0]
     ringstow.save({"a": torch.ones(1)}, tmp_path / "c")
+    assert ringstow.load(tmp_path / "c")["a"].all()
     assert [r.name for r in caplog.records if r.levelname == "ERROR"] == ["ringstow"]
+    with pytest.raises(OSError, match="file"):
+        handle.result()
 
 
 def test_the_interpreters_exit_waits_for_the_save(slow_bytes, tmp_path):
@@ -113,19 +113,39 @@ def test_the_exit_waits_for_a_save_that_it_started_itself(slow_bytes, tmp_path):
     assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
 
 
-def test_a_failure_nobody_asked_about_is_logged_at_exit(tmp_path):
+ENDS = {"end": "", "exit": "sys.exit(0)", "other code": "sys.exit(3)", "raise": "raise ValueError"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_failure_nobody_asked_about_is_logged_and_makes_the_exit_fail(end, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    code = SLOW_CODE + "handle = ringstow.save_async(state, path)"
+    code = SLOW_CODE + (
+        "print('flushed at exit', end='')\nhandle = ringstow.save_async(state, path)\n" + ENDS[end]
+    )
     done = python(code, tmp_path / "file" / "c", 1)
-    assert done.returncode == 0
+    assert done.returncode == (3 if end == "other code" else 1)
+    assert done.stdout == "flushed at exit"
     assert f"the save to {tmp_path}/file/c failed" in done.stderr
+    assert f"exit code 1, since the background save to {tmp_path}/file/c failed" in done.stderr
+
+
+@pytest.mark.parametrize("ask", ["result()", "wait_staged()", "cancel()"])
+def test_a_failure_that_was_asked_about_does_not_make_the_exit_fail(ask, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    code = SLOW_CODE + (
+        f"handle = ringstow.save_async(state, path)\ntry: handle.{ask}\nexcept OSError: pass\n"
+    )
+    if ask == "cancel()":
+        code = code.replace("save_async(state, path)", "save_async(state, path, config=slow)")
+    done = python(code, tmp_path / ("c" if ask == "cancel()" else "file/c"), 1 << 24)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_cancelling_leaves_nothing(slow_state, tmp_path):
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     handle.wait_staged(0.1)
     handle.cancel()
-    with pytest.raises(ringstow.CancelledError) as caught:
+    with pytest.raises(ringstow.SaveCancelledError) as caught:
         handle.result(timeout=30)
     assert caught.value.path == str(tmp_path / "c")
     assert litter(tmp_path / "c") == []
@@ -136,7 +156,7 @@ def test_cancelling_keeps_the_earlier_checkpoint(slow_state, tmp_path):
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     handle.wait_staged(0.1)
     handle.cancel()
-    with pytest.raises(ringstow.CancelledError):
+    with pytest.raises(ringstow.SaveCancelledError):
         handle.result(timeout=30)
     assert ringstow.load(tmp_path / "c") == {"a": 1}
     assert litter(tmp_path / "c") == []

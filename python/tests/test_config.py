@@ -81,12 +81,12 @@ def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):
 @pytest.mark.parametrize(
     ("field", "value", "may_be"),
     [
-        ("pool_bytes", -1, "0 or more"),
+        ("pool_bytes", 1.5, "an int, or a size as text ('256M')"),
         ("queue_depth", 8.0, "an int"),
         ("fillers", True, "an int"),
         ("direct", True, "'auto', 'on' or 'off'"),
         ("fixed", None, "'auto', 'on' or 'off'"),
-        ("engine", None, "the name of an engine"),
+        ("engine", None, "'auto', 'uring', 'portable' or 'tokio-uring'"),
         ("recycle", "yes", "True or False"),
         ("stripe", "/mnt/b", "a collection of paths ([path] for one)"),
     ],
@@ -95,6 +95,67 @@ def test_a_field_of_another_kind_is_named(field, value, may_be):
     with pytest.raises(TypeError) as caught:
         ringstow.Config(**{field: value})
     assert str(caught.value) == f"Config.{field} must be {may_be}, not {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"engine": "foo"}, "engine = 'foo': must be 'auto', 'uring', 'portable' or 'tokio-uring'"),
+        ({"direct": "yes"}, "direct = 'yes': must be 'auto', 'on' or 'off'"),
+        ({"pool_bytes": -1}, "pool_bytes = -1: must be 0 or more bytes"),
+        ({"pool_bytes": "lots"}, "pool_bytes = 'lots': a size is a number and a unit"),
+        ({"pool_bytes": "4M"}, "pool_bytes = 4194304: must be at least two blocks"),
+        (
+            {"pool_bytes": "1G", "block_bytes": 4096},
+            "pool_bytes = 1073741824: must be at most 16384",
+        ),
+        ({"block_bytes": 1000}, "block_bytes = 1000: must be a multiple of 4096"),
+        ({"queue_depth": 0}, "queue_depth = 0: must be from 1 to 1024"),
+        ({"queue_depth": 2**40}, f"queue_depth = {2**40}: must be a number from 0"),
+        ({"fillers": 1000}, "fillers = 1000: must be from 0 (automatic) to 256"),
+        ({"files": 65}, "files = 65: must be from 1 to 64"),
+        ({"engine": "portable", "fixed": "on"}, "engine = portable and Config.fixed = on"),
+        ({"stripe": ["/b", "/b"]}, "stripe names /b twice"),
+    ],
+)
+def test_what_a_field_cannot_be_is_said_when_it_is_made(fields, said):
+    with pytest.raises(ringstow.InvalidStateError) as caught:
+        ringstow.Config(**fields)
+    assert f"Config.{said}" in str(caught.value)
+
+
+def test_sizes_are_taken_as_text_and_kept_as_numbers(monkeypatch):
+    config = ringstow.Config(pool_bytes="64MiB", block_bytes="1M", shard_bytes="5GB")
+    assert (config.pool_bytes, config.block_bytes) == (64 << 20, 1 << 20)
+    assert config.shard_bytes == 5 * 10**9
+    monkeypatch.setenv("RINGSTOW_POOL_BYTES", "1G")
+    assert ringstow.Config().pool_bytes == 1 << 30
+
+
+def test_a_file_that_nobody_named_does_not_say_where_to_write(elsewhere, monkeypatch):
+    victim = elsewhere / "victim"
+    victim.write_text("precious")
+    ringstow.save({"a": 1}, elsewhere / "ckpt")
+    (elsewhere / "ringstow.toml").write_text(f'trace = "{victim}"\nqueue_depth = 3\n')
+    load = "import ringstow, sys; ringstow.load('ckpt'); print(ringstow.Config().queue_depth)"
+    ran = python(load)
+    assert (ran.returncode, ran.stdout) == (0, "3\n"), ran.stderr
+    assert victim.read_text() == "precious"
+    assert ran.stderr.count("trace") == 2
+    assert f"set RINGSTOW_CONFIG={elsewhere / 'ringstow.toml'}" in ran.stderr
+    monkeypatch.setenv("RINGSTOW_CONFIG", str(elsewhere / "ringstow.toml"))
+    ran = python(load)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert victim.read_text() != "precious"
+
+
+def test_which_file_is_in_force_is_logged_once(elsewhere):
+    (elsewhere / "ringstow.toml").write_text("queue_depth = 3\n")
+    ran = python(
+        "import logging; logging.basicConfig(level='INFO')\n"
+        "import ringstow; ringstow.Config(); ringstow.Config()"
+    )
+    assert ran.stderr.count(str(elsewhere / "ringstow.toml")) == 1, ran.stderr
 
 
 def test_what_is_no_config_is_refused(elsewhere):

@@ -26,7 +26,7 @@ CASES = [
     ),
     (ringstow.BusyError, {"path": "/a"}),
     (ringstow.ReplacedCheckpointError, {"path": "/a"}),
-    (ringstow.CancelledError, {"path": "/a"}),
+    (ringstow.SaveCancelledError, {"path": "/a"}),
     (ringstow.GpuError, {"device": 1}),
 ]
 

@@ -1,6 +1,7 @@
-"""Checkpoints at paths that are no Unicode: Python has such bytes as lone surrogates."""
+"""Checkpoints at paths that are no Unicode (lone surrogates in Python), and what is no path."""
 
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -67,3 +68,39 @@ def test_a_name_that_only_looks_like_such_bytes_stays_as_it_is(tmp_path):
     path = str(tmp_path / "a\\u0000ff\\" / 'größe \U0001f4be "x"')
     assert ringstow.save(state(1), path).path == path
     assert ringstow.load(path)["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/x", "file:///tmp/x", pathlib.Path("gs://bucket/x"), "hdfs:/a"]
+)
+def test_a_url_is_refused_and_nothing_is_made(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: ringstow.save({"a": 1}, url),
+        lambda: ringstow.save_async({"a": 1}, url),
+        lambda: ringstow.load(url),
+        lambda: ringstow.load_into({"a": 1}, url),
+        lambda: ringstow.latest(url),
+        lambda: ringstow.verify(url),
+        lambda: ringstow.Config(stripe=[url]),
+        lambda: ringstow.Config(trace=url),
+    ):
+        with pytest.raises(ringstow.InvalidStateError, match="is a URL"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tilde_is_a_home(tmp_path, monkeypatch):
+    here, home = tmp_path / "here", tmp_path / "home"
+    here.mkdir()
+    home.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    assert ringstow.save(state(1), "~/run/step-1").path == str(home / "run" / "step-1")
+    assert ringstow.load(pathlib.Path("~/run/step-1"))["step"] == 1
+    assert ringstow.latest("~/run") == str(home / "run" / "step-1")
+    assert ringstow.Config(trace="~/t.json").trace == str(home / "t.json")
+    with pytest.raises(ringstow.InvalidStateError, match=r"nobody knows.*\./~no-such-user/x"):
+        ringstow.save(state(1), "~no-such-user/x")
+    assert list(here.iterdir()) == []
+    assert ringstow.save(state(1), "./~").path == str(here / "~")

@@ -107,11 +107,9 @@ def test_a_full_disk_in_the_background_is_told(small_disk):
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_an_engine_that_the_wheel_has_not_is_refused_with_its_remedy(tmp_path):
-    config = ringstow.Config(engine="tokio-uring")
+def test_an_engine_that_the_wheel_has_not_is_refused_with_its_remedy():
     with pytest.raises(ringstow.UnsupportedError, match="cargo feature `tokio-uring`"):
-        ringstow.save({"a": torch.ones(3)}, tmp_path / "c", config=config)
-    assert not (tmp_path / "c").exists()
+        ringstow.Config(engine="tokio-uring")
 
 
 def test_a_read_only_file_system_is_named(read_only_disk):

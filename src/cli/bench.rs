@@ -11,6 +11,7 @@ mod render;
 
 use super::config::ConfigFlags;
 use super::output::Output;
+use super::place::place;
 use super::{Exit, text};
 use crate::config::{Config, EngineChoice, Switch};
 use crate::engine::ladder::{Kind, Rung, all_rungs};
@@ -37,6 +38,7 @@ const SLACK_BYTES: u64 = 64 << 20;
 #[derive(Debug, Args)]
 pub struct Bench {
     /// A directory on the disk to be measured
+    #[arg(value_parser = place())]
     dir: PathBuf,
 
     /// Gigabytes (10^9 bytes) to save; as much is loaded into memory

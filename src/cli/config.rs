@@ -1,5 +1,6 @@
 //! The library's [`Config`], as flags.
 
+use super::place::place;
 use crate::config::{Config, EngineChoice, Switch, parse_size};
 use crate::error::Result;
 use clap::Args;
@@ -50,7 +51,7 @@ pub struct ConfigFlags {
 #[derive(Debug, Clone, Args)]
 pub struct StripeFlags {
     /// A directory on another disk that checkpoints are striped over; once for each
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = place())]
     stripe: Vec<PathBuf>,
 }
 

@@ -2,7 +2,9 @@
 
 use super::config::ConfigFlags;
 use super::output::Output;
+use super::place::place;
 use super::{Exit, table, text};
+use crate::config::Config;
 use crate::engine::probe::{Check, Diagnosis, Status, diagnose};
 use crate::error::Result;
 use clap::Args;
@@ -16,7 +18,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Where checkpoints are to go
-    #[arg(default_value = ".")]
+    #[arg(default_value = ".", value_parser = place())]
     dir: PathBuf,
 
     /// Print JSON
@@ -28,9 +30,29 @@ pub struct Doctor {
 }
 
 pub fn run(args: &Doctor, out: &mut Output) -> Result<Exit> {
-    let diagnosis = diagnose(&args.dir, &args.config.config()?);
+    let mut diagnosis = diagnose(&args.dir, &args.config.config()?);
+    diagnosis.checks.insert(0, configuration());
     out.print(args.json, &diagnosis, || render(&diagnosis))?;
     Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Ok })
+}
+
+/// Which file says how to save.
+fn configuration() -> Check {
+    let name = "configuration";
+    match Config::found_file() {
+        None => Check::ok(name, "no file; RINGSTOW_* in the environment and the defaults"),
+        Some((path, true)) => {
+            Check::ok(name, format!("{}, named by RINGSTOW_CONFIG", path.display()))
+        }
+        Some((path, false)) => Check::ok(
+            name,
+            format!(
+                "{}, found in the current directory: what it says of stripe and trace is ignored unless \
+                 RINGSTOW_CONFIG names it",
+                path.display()
+            ),
+        ),
+    }
 }
 
 fn render(diagnosis: &Diagnosis) -> String {

@@ -2,6 +2,7 @@
 
 use super::config::StripeFlags;
 use super::output::Output;
+use super::place::place;
 use super::table::{Align, list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 pub struct Ls {
     /// A directory of checkpoints, or one checkpoint
-    #[arg(default_value = ".")]
+    #[arg(default_value = ".", value_parser = place())]
     dir: PathBuf,
 
     /// Print a JSON array

@@ -10,6 +10,7 @@ mod convert;
 mod doctor;
 mod ls;
 mod output;
+mod place;
 mod progress;
 mod prune;
 mod retain;

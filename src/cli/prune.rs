@@ -2,6 +2,7 @@
 
 use super::clearing::{self, ClearingFlags};
 use super::output::Output;
+use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::store::{Swept, prune_plan, prune_with};
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub struct Prune {
     /// A directory of checkpoints, or one checkpoint
+    #[arg(value_parser = place())]
     dir: PathBuf,
 
     #[command(flatten)]

@@ -2,6 +2,7 @@
 
 use super::clearing::{self, ClearingFlags};
 use super::output::Output;
+use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::store::{Disposal, Retained, retain_plan, retain_with};
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub struct Retain {
     /// A directory of checkpoints
+    #[arg(value_parser = place())]
     dir: PathBuf,
 
     /// How many stay

@@ -2,6 +2,7 @@
 
 use super::config::StripeFlags;
 use super::output::Output;
+use super::place::place;
 use super::table::{self, Align};
 use super::{Exit, text, values};
 use crate::error::Result;
@@ -24,6 +25,7 @@ const NAME_MAX: usize = 120;
 #[derive(Debug, Args)]
 pub struct Show {
     /// A checkpoint's directory
+    #[arg(value_parser = place())]
     path: PathBuf,
 
     /// Print everything as JSON

@@ -2,6 +2,7 @@
 
 use super::config::ConfigFlags;
 use super::output::{self, Output};
+use super::place::place;
 use super::{Exit, progress, table, text};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -32,7 +33,7 @@ const TENSOR_NAME_MAX: usize = 90;
 #[derive(Debug, Args)]
 pub struct Verify {
     /// Checkpoints, or directories of checkpoints
-    #[arg(required = true, value_name = "PATH")]
+    #[arg(required = true, value_name = "PATH", value_parser = place())]
     paths: Vec<PathBuf>,
 
     /// Print a JSON array, one object a checkpoint

@@ -2,9 +2,11 @@
 
 use super::{Config, FIELDS};
 use crate::error::{Error, Result};
+use crate::process::{GENERATIONS, PerProcess};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -23,6 +25,10 @@ impl Config {
     /// file says that `RINGSTOW_CONFIG` names, or `ringstow.toml` in the current directory if it is
     /// there, over the defaults. An empty variable says nothing.
     ///
+    /// A `ringstow.toml` that nobody named may be anybody's, and lie in a directory that was downloaded. What it
+    /// says of `stripe` and `trace`, which are places to write to, is ignored with a warning; by `RINGSTOW_CONFIG`
+    /// it is named. Which file is in force is logged, once a process.
+    ///
     /// In a variable, what is true or false is `true`, `on`, `yes` or `1`, or `false`, `off`, `no` or
     /// `0`; paths are separated by colons, and anything else is said as in the file.
     ///
@@ -40,8 +46,71 @@ impl Config {
             let names = set.filter_map(|(name, _)| name.into_string().ok());
             unknown(names).iter().for_each(|warning| tracing::warn!("{warning}"));
         }
-        found(|name| std::env::var_os(name))
+        found(Path::new(""), |name| std::env::var_os(name))
     }
+
+    /// The file that [`Config::found`] reads, and whether it was named by `RINGSTOW_CONFIG`; `None` where
+    /// there is none.
+    pub fn found_file() -> Option<(PathBuf, bool)> {
+        match std::env::var_os(FILE_VARIABLE).filter(|value| !value.is_empty()) {
+            Some(named) => Some((named.into(), true)),
+            None => Path::new(FILE_NAME).is_file().then(|| (absolute(FILE_NAME.as_ref()), false)),
+        }
+    }
+}
+
+/// Fields that name places to write to: what a file that nobody named says of them is ignored.
+const NOT_FROM_ANYWHERE: &[&str] = &["stripe", "trace"];
+
+/// What was said of files, to say it once.
+static TOLD: PerProcess<Vec<String>> =
+    PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
+
+/// Whether this is new. Logging is left to the caller: who logs may wait for who holds the lock.
+fn is_news(text: &str) -> bool {
+    TOLD.lock().is_some_and(|mut told| {
+        let is_new = !told.iter().any(|known| known == text);
+        if is_new {
+            told.push(text.to_owned());
+        }
+        is_new
+    })
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// What the file in force says.
+fn of_file(dir: &Path, named: Option<String>) -> Result<Table> {
+    let (path, table) = match &named {
+        Some(path) => (PathBuf::from(path), read(Path::new(path), true)?),
+        None => (dir.join(FILE_NAME), read(&dir.join(FILE_NAME), false)?),
+    };
+    if table.is_empty() {
+        return Ok(table);
+    }
+    let text = format!("the configuration is that of {}", absolute(&path).display());
+    if is_news(&text) {
+        tracing::info!("{text}");
+    }
+    Ok(if named.is_some() { table } else { without_places(table, &absolute(&path)) })
+}
+
+/// Leaves out what a file that nobody named is not heard on.
+fn without_places(mut table: Table, path: &Path) -> Table {
+    for field in NOT_FROM_ANYWHERE {
+        let Some(value) = table.remove(*field) else { continue };
+        let path = path.display();
+        let text = format!(
+            "{path} says {field} = {value}, which is ignored: nobody named this file, and {field} is a place to \
+             write to. If it is yours, set {FILE_VARIABLE}={path}"
+        );
+        if is_news(&text) {
+            tracing::warn!("{text}");
+        }
+    }
+    table
 }
 
 /// A sentence for each of these variables that begins as ringstow's do and is none of them, sorted.
@@ -85,12 +154,9 @@ fn variable_of(field: &str) -> String {
     format!("{PREFIX}{}", field.to_uppercase())
 }
 
-fn found(environment: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
+fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
     let variable = |name: &str| said_by(name, environment(name));
-    let mut table = match variable(FILE_VARIABLE)? {
-        Some(path) => read(&PathBuf::from(path), true)?,
-        None => read(Path::new(FILE_NAME), false)?,
-    };
+    let mut table = of_file(dir, variable(FILE_VARIABLE)?)?;
     // Of each field, what tells of which kind its values are.
     let defaults = serde_json::to_value(Config::default()).unwrap_or_default();
     for field in FIELDS {
@@ -171,7 +237,7 @@ mod tests {
 
     fn with(variables: &[(&str, &str)]) -> Result<Config> {
         let variables: HashMap<&str, &str> = variables.iter().copied().collect();
-        found(|name| variables.get(name).map(Into::into))
+        found(Path::new(""), |name| variables.get(name).map(Into::into))
     }
 
     fn file(text: &str) -> (tempfile::TempDir, String) {
@@ -225,7 +291,8 @@ mod tests {
     fn a_variable_that_is_no_utf_8_is_not_passed_over() {
         for name in ["RINGSTOW_STRIPE", "RINGSTOW_TRACE", "RINGSTOW_CONFIG"] {
             let path = OsStr::from_bytes(b"/mnt/b\xff");
-            let error = found(|asked| (asked == name).then(|| path.into())).unwrap_err();
+            let asked = |asked: &str| (asked == name).then(|| path.into());
+            let error = found(Path::new(""), asked).unwrap_err();
             let message = error.to_string();
             assert!(message.contains(name) && message.contains("UTF-8"), "{message}");
         }
@@ -248,6 +315,25 @@ mod tests {
         assert!(twice.contains("/c twice"), "{twice}");
         let none = with(&[("RINGSTOW_FILES", "0")]).unwrap_err().to_string();
         assert!(none.contains("files = 0"), "{none}");
+    }
+
+    #[test]
+    fn a_file_that_nobody_named_does_not_say_where_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        fs::write(&path, "trace = \"/victim\"\nstripe = [\"/mnt/b\"]\nqueue_depth = 3").unwrap();
+        let (none, three) = (Config::default(), Config { queue_depth: 3, ..Config::default() });
+        assert_eq!(found(dir.path(), |_| None).unwrap(), three);
+        assert_eq!(found(Path::new("/proc"), |_| None).unwrap(), none);
+        let named = found(dir.path(), |name| (name == FILE_VARIABLE).then(|| path.clone().into()));
+        let stripe = vec![PathBuf::from("/mnt/b")];
+        assert_eq!(named.unwrap(), Config { trace: Some("/victim".into()), stripe, ..three });
+    }
+
+    #[test]
+    fn what_was_told_once_is_news_no_more() {
+        assert!(is_news("of this test alone"));
+        assert!(!is_news("of this test alone"));
     }
 
     #[test]

@@ -93,14 +93,9 @@ fn rungs_of(config: &Config, is_built: impl Fn(Kind) -> bool) -> Result<Vec<Rung
     if config.engine == EngineChoice::TokioUring {
         return tokio_uring_rungs(config, is_built(Kind::TokioUring));
     }
+    config.validate()?;
     let has_uring = is_built(Kind::Uring);
     let uring_only = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
-    if config.engine == EngineChoice::Portable && config.fixed == Switch::On {
-        return Err(Error::invalid(
-            "Config.engine = portable and Config.fixed = on contradict each other: only io_uring \
-             has fixed buffers; leave one of them on auto",
-        ));
-    }
     if uring_only && !has_uring {
         return Err(Error::Unsupported {
             what: "this build of ringstow has no io_uring engine, which Config.engine = uring or \

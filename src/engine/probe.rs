@@ -36,11 +36,11 @@ pub struct Check {
 }
 
 impl Check {
-    fn ok(name: &str, found: impl Into<String>) -> Self {
+    pub(crate) fn ok(name: &str, found: impl Into<String>) -> Self {
         Self { name: name.into(), status: Status::Ok, found: found.into(), remedy: None }
     }
 
-    fn warn(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(crate) fn warn(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         let remedy = Some(remedy.into());
         Self { name: name.into(), status: Status::Warn, found: found.into(), remedy }
     }

@@ -5,7 +5,7 @@ mod check;
 mod part;
 mod tensor;
 
-use super::seal;
+use super::{names, seal};
 use crate::error::{Error, Result};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -142,10 +142,27 @@ impl Manifest {
     ///
     /// # Errors
     /// As for [`Manifest::decode`].
-    pub fn decode_files(bytes: Vec<u8>, path: &Path) -> Result<Vec<FileEntry>> {
+    pub fn decode_files(bytes: Vec<u8>, path: &Path) -> Result<Listed> {
         let manifest = Manifest::<IgnoredAny, IgnoredAny>::parse(bytes, path)?;
         manifest.check_files().map_err(|reason| Error::format(path, reason))?;
-        Ok(manifest.files)
+        Ok(Listed { generation: manifest.generation, files: manifest.files })
+    }
+}
+
+/// The files of a manifest.
+#[derive(Debug)]
+pub struct Listed {
+    /// Saves into the directory that came before.
+    pub generation: u64,
+    /// The shards.
+    pub files: Vec<FileEntry>,
+}
+
+impl Listed {
+    /// The first generation that none of these names has.
+    pub fn next_generation(&self) -> u64 {
+        let of_names = self.files.iter().map(|file| names::generation(&file.name));
+        of_names.max().unwrap_or_default().max(self.generation).saturating_add(1)
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod cover;
 pub mod dtype;
+mod element;
 pub mod header;
 pub mod manifest;
 pub mod names;
@@ -11,6 +12,7 @@ mod seal;
 pub mod value;
 
 pub use dtype::Dtype;
+pub use element::Element;
 pub use manifest::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
 pub(crate) use manifest::{RANKS_MAX, SEAL_LEN};
 pub use receipt::Receipt;

@@ -87,6 +87,31 @@ impl Value {
         }
     }
 
+    /// What has a name: a path of keys and indices joined by dots, as in `optimizer.param_groups.0.lr`. A key
+    /// may have dots itself.
+    pub fn find(&self, name: &str) -> Option<&Value> {
+        match self {
+            Self::Dict(items) => items.iter().find_map(|(key, child)| match key {
+                Self::Str(step) => child.find_at(step, name),
+                Self::Int(number) => child.find_at(&number.to_string(), name),
+                _ => None,
+            }),
+            Self::List(items) | Self::Tuple(items) => {
+                let mut numbered = items.iter().enumerate();
+                numbered.find_map(|(index, child)| child.find_at(&index.to_string(), name))
+            }
+            _ => None,
+        }
+    }
+
+    /// What has a name of which `step` is the way to this value.
+    fn find_at(&self, step: &str, name: &str) -> Option<&Value> {
+        match name.strip_prefix(step)? {
+            "" => Some(self),
+            rest => self.find(rest.strip_prefix('.')?),
+        }
+    }
+
     /// The integer, if it is one of 64 bits.
     pub fn as_int(&self) -> Option<i64> {
         match self {

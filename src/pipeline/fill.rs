@@ -13,12 +13,17 @@ use std::time::Instant;
 /// Copied and checksummed in runs of this many bytes, so that the checksum finds them in the L2.
 const RUN_BYTES: usize = 256 << 10;
 
+/// Fails if a save must not be committed after all.
+pub(super) type Check<'a> = &'a (dyn Fn() -> Result<()> + Send + Sync + 'a);
+
 /// What the blocks of a save are filled from, and the time that this takes.
 pub(super) struct Origin<'a> {
     pub plan: &'a SavePlan,
     /// The items, and one by one where their bytes come from.
     pub items: &'a [Item],
     pub sources: &'a [Box<dyn Source + 'a>],
+    /// Asked once all bytes have left their tensors whether the save may go on.
+    pub check: Option<Check<'a>>,
     /// Bytes that one checksum covers.
     pub checksum_bytes: usize,
     pub clocks: Clocks,
@@ -77,13 +82,13 @@ impl<'a> Filling<'a> {
     /// Waits until all of its bytes have left their tensors.
     ///
     /// # Errors
-    /// A GPU's.
-    pub fn land(mut self, staged: impl FnOnce(&Block)) -> Result<Filled> {
+    /// A GPU's, and that of `staged`.
+    pub fn land(mut self, staged: impl FnOnce(&Block) -> Result<()>) -> Result<Filled> {
         let (block, origin) = (self.block, self.origin);
         let checksums = self.checksums.take();
         let landed = self.transit.land().map_err(|error| origin.naming(error, block))?;
         let Landed { mut buffer, device_bytes, device_seconds } = landed;
-        staged(block);
+        staged(block)?;
         origin.device_bytes.fetch_add(device_bytes, Relaxed);
         origin.clocks.device.add_seconds(device_seconds);
         buffer[block.len..block.len.next_multiple_of(ALIGN)].fill(0);

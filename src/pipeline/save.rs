@@ -10,7 +10,7 @@
 
 use super::climb::{Failed, climb_each, close, update};
 use super::crew::work_together;
-use super::fill::{Clocks, Filled, Filling, Origin};
+use super::fill::{Check, Clocks, Filled, Filling, Origin};
 use super::job::Job;
 use super::report::{Moved, SaveSeconds};
 use super::runtime::Runtime;
@@ -59,14 +59,15 @@ impl Written {
 
 /// Writes every shard of `plan` to its file, one of `paths` in the same order, and makes the data
 /// durable. The files are there and the caller's own: new ones, or old ones that are to be written over. `dir` is
-/// the checkpoint's, for messages.
+/// the checkpoint's, for messages. Once all bytes have left their tensors,
+/// `check` has to pass.
 ///
 /// # Errors
 /// The first failure, by file and offset. Files are left for the caller to remove.
 pub(crate) fn write(
     runtime: &Runtime,
     plan: &SavePlan,
-    (items, sources): (&[Item], &[Box<dyn Source + '_>]),
+    (items, sources, check): (&[Item], &[Box<dyn Source + '_>], Option<Check<'_>>),
     (dir, paths): (&Path, &[PathBuf]),
     job: &Arc<Job>,
 ) -> Result<Written> {
@@ -82,6 +83,7 @@ pub(crate) fn write(
         plan,
         items,
         sources,
+        check,
         checksum_bytes: runtime.config().checksum_bytes() as usize,
         clocks: Clocks::default(),
         device_bytes: AtomicU64::new(0),
@@ -365,7 +367,7 @@ impl<'a> Stream<'a> {
         let mut landed = Instant::now();
         let staged = |block: &Block| {
             landed = Instant::now();
-            self.staged(block);
+            self.staged(block)
         };
         let Filled { buffer, checksums } = filling.land(staged)?;
         if let Some(began) = copying {
@@ -379,12 +381,17 @@ impl<'a> Stream<'a> {
     }
 
     /// Notes that all bytes of a block have left their tensors.
-    fn staged(&self, block: &Block) {
+    ///
+    /// # Errors
+    /// Those of the check, which follows the last block: it is not written, so nothing is committed.
+    fn staged(&self, block: &Block) -> Result<()> {
         self.job.add_staged(block.len as u64);
         if self.unstaged.fetch_sub(1, AcqRel) == 1 && !self.job.stopped() {
+            self.origin.check.map_or(Ok(()), |check| check())?;
             let _ = self.staged_at.set(Instant::now());
             self.job.set_staged();
         }
+        Ok(())
     }
 
     /// Hands a full buffer to the engine.

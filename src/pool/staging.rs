@@ -56,7 +56,7 @@ impl Home {
 
 impl Pool {
     /// io_uring takes at most this many fixed buffers (`IORING_MAX_REG_BUFFERS`).
-    pub const BUFFERS_MAX: usize = 16384;
+    pub const BUFFERS_MAX: usize = crate::config::BUFFERS_MAX;
 
     /// Reserves room for `count` buffers of `block_bytes` each.
     ///

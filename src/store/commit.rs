@@ -11,11 +11,12 @@
 use super::dir::{self, file_names};
 use super::parts::Parts;
 use super::places::Places;
-use super::sweep::{sweep, sweep_by_manifest, sweep_keeping};
+use super::sweep::{committed, sweep, sweep_by, sweep_keeping};
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Manifest, names};
 use serde::Serialize;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A save into a directory. Dropped without a commit, it removes what it made.
@@ -43,15 +44,20 @@ impl Transaction {
         let mut parts = Parts::begin(dir)?;
         parts.lock(dir)?;
         let places = Places::to_save(dir, stripe)?;
-        match sweep_by_manifest(&places) {
+        let mut generation = 0;
+        match committed(&places) {
             // A damaged checkpoint is no reason to lose the next one: it is replaced, and until then
             // left as it is.
             Err(error @ (Error::Corrupt { .. } | Error::Format { .. })) => {
                 tracing::warn!(%error, "the checkpoint to be replaced is damaged");
             }
-            swept => drop(swept?),
+            listed => {
+                let listed = listed?;
+                sweep_by(&places, listed.as_ref())?;
+                generation = listed.map_or(0, |listed| listed.next_generation());
+            }
         }
-        let generation = next_generation(&places)?;
+        let generation = next_generation(&places)?.max(generation);
         places.make(&mut parts)?;
         Ok(Self { places, generation, ranks: false, recycle: false, parts })
     }
@@ -90,13 +96,34 @@ impl Transaction {
     /// Commits: all shards of `manifest` are on disk under their uncommitted names.
     ///
     /// # Errors
-    /// [`Error::Io`], and nothing is committed.
+    /// [`Error::Io`]; [`Error::Invalid`] if a file has the final name of a shard. Nothing is committed then.
     pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
+        self.check_free(&manifest.files)?;
         self.write_manifest(manifest)?;
         self.publish()?;
         if let Err(error) = self.settle(&manifest.files) {
             // Committed all the same: readers find the shards under either name.
             tracing::warn!(%error, "the checkpoint is committed, but old files could not be cleared away; the next save or `ringstow prune` will");
+        }
+        Ok(())
+    }
+
+    /// No file has the final name of a shard: readers would take it for the shard. Asked of each file, since a
+    /// listing may be of a moment ago.
+    fn check_free(&self, files: &[FileEntry]) -> Result<()> {
+        for path in files.iter().flat_map(|file| self.places.dirs().map(|dir| dir.join(&file.name)))
+        {
+            match fs::symlink_metadata(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(Error::io("opening", path, e)),
+                Ok(_) => {
+                    return Err(Error::invalid(format!(
+                        "{} is there already, and nothing was committed: another program saves to this \
+                         directory, or its file system did not show the file when the save began; save again",
+                        path.display()
+                    )));
+                }
+            }
         }
         Ok(())
     }
@@ -144,21 +171,22 @@ impl Drop for Transaction {
     fn drop(&mut self) {
         if self.ranks
             && !self.parts.is_kept()
-            && let Err(error) = sweep_by_manifest(&self.places)
+            && let Err(error) =
+                committed(&self.places).and_then(|listed| sweep_by(&self.places, listed.as_ref()))
         {
             tracing::warn!(%error, "could not remove what a failed save wrote");
         }
     }
 }
 
-/// One more than the largest generation among the shards that are there. Told from the files, not
-/// from the manifest, so that a damaged manifest cannot make a save write over an earlier one.
-pub(super) fn next_generation(places: &Places) -> Result<u64> {
+/// One more than the largest generation among the shards that are there. Told from the files as well as from the
+/// manifest: a damaged manifest cannot make a save write over an earlier one, nor can a stale listing.
+fn next_generation(places: &Places) -> Result<u64> {
     let mut next = 0;
     for dir in places.there() {
         for name in file_names(dir)? {
             if names::is_shard(&name) {
-                next = next.max(names::generation(&name) + 1);
+                next = next.max(names::generation(&name).saturating_add(1));
             } else if name.ends_with(".safetensors") {
                 return Err(foreign_file(dir, &name));
             }
@@ -327,6 +355,55 @@ mod tests {
         assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
         commit(dir.path(), 2);
         assert_eq!(mark_at(dir.path()), 2);
+        assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
+    }
+
+    /// A network file system may show a listing of a moment ago.
+    #[test]
+    fn a_generation_whose_files_a_listing_does_not_show_is_not_used_again() {
+        let dir = tempfile::tempdir().unwrap();
+        commit(dir.path(), 1);
+        let shard = dir.path().join("rank00000-0.safetensors");
+        fs::rename(&shard, dir.path().join("hidden")).unwrap();
+        let mut tx = Transaction::begin(dir.path(), &[]).unwrap();
+        fs::rename(dir.path().join("hidden"), &shard).unwrap();
+        assert_eq!(tx.generation(), 1);
+        let manifest = write_part(&mut tx, 2);
+        tx.commit(&manifest).unwrap();
+        assert_eq!(mark_at(dir.path()), 2);
+    }
+
+    #[test]
+    fn a_commit_whose_final_name_is_taken_is_refused_and_both_files_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        commit(dir.path(), 1);
+        let mut tx = Transaction::begin(dir.path(), &[]).unwrap();
+        let manifest = write_part(&mut tx, 2);
+        let taken = dir.path().join("rank00000-0.g1.safetensors");
+        fs::write(&taken, "another saver's").unwrap();
+        let error = tx.commit(&manifest).unwrap_err().to_string();
+        assert!(
+            error.contains("rank00000-0.g1.safetensors") && error.contains("nothing was committed")
+        );
+        assert_eq!(mark_at(dir.path()), 1);
+        assert_eq!(fs::read(&taken).unwrap(), b"another saver's");
+    }
+
+    #[test]
+    fn no_clean_up_removes_an_uncommitted_name_that_the_manifest_lists() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tx, _) = published(dir.path(), 7);
+        die(tx);
+        let [part, shard] = ["rank00000-0.safetensors.part", "rank00000-0.safetensors"];
+        let bytes = fs::read(dir.path().join(part)).unwrap();
+        fs::write(dir.path().join(shard), "of whom?").unwrap();
+        let swept = prune(dir.path()).unwrap();
+        assert_eq!((swept.removed.len(), swept.renamed.len(), swept.left.len()), (0, 0, 1));
+        assert!(swept.left[0].reason.contains(shard), "{swept:?}");
+        assert_eq!(fs::read(dir.path().join(part)).unwrap(), bytes);
+        // The next save has other names, and is in no doubt about either.
+        commit(dir.path(), 8);
+        assert_eq!(mark_at(dir.path()), 8);
         assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
     }
 }

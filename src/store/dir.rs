@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 /// [`Error::Io`].
 pub(super) fn entries(dir: &Path) -> Result<Vec<DirEntry>> {
     let entries = fs::read_dir(dir).and_then(Iterator::collect);
-    entries.map_err(|e| Error::io("listing", dir, e))
+    entries
+        .map_err(|e| crate::local::check(dir).err().unwrap_or_else(|| Error::io("listing", dir, e)))
 }
 
 /// Names of the files in a directory, sorted; those that are not Unicode are not ours.

@@ -96,7 +96,7 @@ pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
 ///
 /// # Errors
 /// As for [`list`].
-pub fn latest(dir: &Path) -> Result<Option<PathBuf>> {
+pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     latest_with(dir, &Config::found()?)
 }
 
@@ -104,7 +104,8 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>> {
 ///
 /// # Errors
 /// As for [`list`].
-pub fn latest_with(dir: &Path, config: &Config) -> Result<Option<PathBuf>> {
+pub fn latest_with(dir: impl AsRef<Path>, config: &Config) -> Result<Option<PathBuf>> {
+    let dir = dir.as_ref();
     // A rank's part beside checkpoints is none that all ranks can go on from.
     let whole = |found: &Found| found.path == dir || ranks::dir_rank(&found.path).is_none();
     for found in list_with(dir, config)?.into_iter().rev().filter(whole) {

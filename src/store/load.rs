@@ -101,7 +101,8 @@ impl Checkpoint {
             false => assembled.next(),
         };
         let tensors = wanted.iter().filter_map(next).collect();
-        Ok(Loaded::new(tensors, self.report(wanted.len(), bytes_in(&wanted), fetches, loading)))
+        let report = self.report(wanted.len(), bytes_in(&wanted), fetches, loading);
+        Ok(Loaded::new(tensors, self.values.clone(), report))
     }
 
     /// Loads tensors into memory of the caller's, each of just the bytes that its tensor has.

@@ -1,8 +1,9 @@
 //! Loaded tensors, in memory of their own.
 
 use super::index::Index;
-use crate::error::{Error, Result};
-use crate::format::{Dtype, Manifest, TensorEntry};
+use super::values::Values;
+use crate::error::Result;
+use crate::format::{Dtype, Element, Manifest, TensorEntry, Value};
 use crate::pipeline::report::LoadReport;
 use crate::pool::Mapping;
 use std::borrow::Cow;
@@ -15,6 +16,7 @@ pub struct Loaded {
     tensors: Vec<LoadedTensor>,
     /// Made when a tensor is first asked for by its name.
     by_name: OnceLock<Index>,
+    values: Arc<Values>,
     /// What the load did.
     pub report: LoadReport,
 }
@@ -40,8 +42,26 @@ pub struct TensorView<'a> {
 }
 
 impl Loaded {
-    pub(super) fn new(tensors: Vec<LoadedTensor>, report: LoadReport) -> Self {
-        Self { tensors, by_name: OnceLock::new(), report }
+    pub(super) fn new(tensors: Vec<LoadedTensor>, values: Arc<Values>, report: LoadReport) -> Self {
+        Self { tensors, by_name: OnceLock::new(), values, report }
+    }
+
+    /// The value of a name, such as the step. A name is the path joined by dots, where dictionaries and lists are
+    /// nested: `optimizer.param_groups.0.lr`.
+    ///
+    /// # Errors
+    /// [`Error::Keys`](crate::Error::Keys) if nothing in the checkpoint has that name;
+    /// [`Error::Format`](crate::Error::Format) if its values cannot be read.
+    pub fn value(&self, name: &str) -> Result<&Value> {
+        self.values.value(name)
+    }
+
+    /// All values, and where among them the tensors belong.
+    ///
+    /// # Errors
+    /// [`Error::Format`](crate::Error::Format) if they cannot be read.
+    pub fn state(&self) -> Result<&Value> {
+        self.values.tree()
     }
 
     /// The tensor of this name.
@@ -101,20 +121,9 @@ impl<'a> TensorView<'a> {
     /// The elements.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `T` is not the tensor's type.
+    /// [`Error::Invalid`](crate::Error::Invalid) if `T` is not the tensor's type.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
-        let wrong = || {
-            Error::invalid(format!(
-                "tensor {:?} is of {}, not of {}",
-                self.entry.name,
-                self.entry.dtype,
-                T::DTYPE
-            ))
-        };
-        if self.entry.dtype != T::DTYPE {
-            return Err(wrong());
-        }
-        bytemuck::try_cast_slice(self.data).map_err(|_| wrong())
+        T::of_bytes(self.data, self.entry.dtype, &self.entry.name)
     }
 }
 
@@ -135,23 +144,4 @@ impl safetensors::View for TensorView<'_> {
     fn data_len(&self) -> usize {
         self.data.len()
     }
-}
-
-/// A Rust type that is some [`Dtype`]'s element.
-pub trait Element: bytemuck::AnyBitPattern {
-    /// That type.
-    const DTYPE: Dtype;
-}
-
-macro_rules! elements {
-    ($($rust:ty => $dtype:ident),* $(,)?) => {
-        $(impl Element for $rust {
-            const DTYPE: Dtype = Dtype::$dtype;
-        })*
-    };
-}
-
-elements! {
-    u8 => U8, u16 => U16, u32 => U32, u64 => U64, i8 => I8, i16 => I16, i32 => I32, i64 => I64,
-    half::f16 => F16, half::bf16 => BF16, f32 => F32, f64 => F64,
 }

@@ -5,8 +5,10 @@ use super::foreign;
 use super::index::Index;
 use super::places::{Places, companion_of};
 use super::stamp::{Stamp, while_replaced};
+use super::values::Values;
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
+use crate::format::manifest::Listed;
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{Origin, ShardFile};
 use nix::fcntl::OFlag;
@@ -18,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Who wrote a checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// ringstow: committed by a manifest that has a checksum of every block.
     Ringstow,
@@ -34,6 +37,8 @@ pub struct Checkpoint {
     pub(super) manifest: Arc<Manifest>,
     by_name: Index,
     pub(super) files: Vec<ShardFile>,
+    pub(super) values: Arc<Values>,
+    config: Config,
     /// Of the manifest that was read; others' directories have none.
     stamp: Option<Stamp>,
 }
@@ -69,7 +74,7 @@ impl Checkpoint {
         let stamp = Stamp::of(&bytes);
         let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
         match find_shards(path, &config.stripe, &manifest) {
-            Ok(files) => Ok(Self::new(path, Kind::Ringstow, manifest, files, stamp)),
+            Ok(files) => Ok(Self::new(path, Kind::Ringstow, (manifest, files), stamp, config)),
             Err(error) => {
                 // A save that committed since the manifest was read has removed its shards.
                 stamp.map_or(Ok(()), |stamp| stamp.check(path, false))?;
@@ -103,19 +108,21 @@ impl Checkpoint {
         if companion_of(path).is_some() {
             return Err(no_manifest(path));
         }
-        let (manifest, files) = foreign::read(path)?;
-        Ok(Self::new(path, Kind::Safetensors, manifest, files, None))
+        Ok(Self::new(path, Kind::Safetensors, foreign::read(path)?, None, config))
     }
 
     fn new(
         path: &Path,
         kind: Kind,
-        manifest: Manifest,
-        files: Vec<ShardFile>,
+        (manifest, files): (Manifest, Vec<ShardFile>),
         stamp: Option<Stamp>,
+        config: &Config,
     ) -> Self {
         let by_name = Index::new(manifest.tensors.iter().map(|tensor| tensor.name.as_str()));
-        Self { path: path.into(), kind, manifest: Arc::new(manifest), by_name, files, stamp }
+        let manifest = Arc::new(manifest);
+        let values = Arc::new(Values::new(path, &manifest));
+        let (path, config) = (path.into(), config.clone());
+        Self { path, kind, manifest, by_name, files, values, config, stamp }
     }
 
     /// Who wrote it.
@@ -164,8 +171,21 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Format`] if they cannot be read.
     pub fn state(&self) -> Result<Value> {
-        Value::from_json(&self.manifest.state)
-            .map_err(|e| Error::format(self.path.join(names::MANIFEST), e.to_string()))
+        self.values.tree().cloned()
+    }
+
+    /// The value of a name, such as the step; no tensor is read. A name is the path joined by dots, where
+    /// dictionaries and lists are nested: `optimizer.param_groups.0.lr`.
+    ///
+    /// # Errors
+    /// [`Error::Keys`] if nothing has that name; as for [`Checkpoint::state`].
+    pub fn value(&self, name: &str) -> Result<&Value> {
+        self.values.value(name)
+    }
+
+    /// The configuration with which it was opened.
+    pub(super) fn config(&self) -> &Config {
+        &self.config
     }
 }
 
@@ -180,7 +200,10 @@ pub(super) fn check_directory(dir: &Path) -> Result<()> {
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => Err(no_directory(dir)),
-        Err(error) => Err(not_there(dir, error)),
+        Err(error) => {
+            crate::local::check(dir)?; // of what is there, nobody asks how it is called
+            Err(not_there(dir, error))
+        }
     }
 }
 
@@ -190,7 +213,7 @@ pub(super) fn read_manifest(dir: &Path) -> Result<Manifest> {
 }
 
 /// The files that a directory's manifest lists.
-pub(super) fn read_files(dir: &Path) -> Result<Vec<FileEntry>> {
+pub(super) fn read_files(dir: &Path) -> Result<Listed> {
     Manifest::decode_files(read_text(dir)?, &dir.join(names::MANIFEST))
 }
 

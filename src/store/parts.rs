@@ -3,6 +3,7 @@
 use super::dir::{self, remove};
 use super::lock::DirLock;
 use crate::error::{Error, Result};
+use crate::local;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,8 +29,9 @@ impl Parts {
     /// Makes the directory and its parents, if need be.
     ///
     /// # Errors
-    /// [`Error::Io`], and nothing is made.
+    /// [`Error::Invalid`] for a URL, or [`Error::Io`], and nothing is made.
     pub fn begin(dir: &Path) -> Result<Self> {
+        local::check(dir)?;
         let mut parts = Self::new();
         let missing: Vec<&Path> = dir
             .ancestors()

@@ -7,7 +7,7 @@ use super::open::Checkpoint;
 use super::places::{Places, companion_of};
 use super::ranks;
 use super::retire::{check_parts, check_remains, lock_parts, remove_parts};
-use super::sweep::{Left, Swept, plan_by_manifest};
+use super::sweep::{Left, Swept, committed, plan_by};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::names;
@@ -167,7 +167,7 @@ impl Pruning<'_> {
         if let Err(error) = check_remains(&places) {
             return Ok(left(dir, error.to_string()));
         }
-        let plan = match plan_by_manifest(&places) {
+        let plan = match committed(&places).and_then(|listed| plan_by(&places, listed.as_ref())) {
             Ok(plan) => plan,
             Err(error @ Error::Io { .. }) => return Err(error),
             Err(error) => {

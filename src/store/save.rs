@@ -15,7 +15,7 @@ use crate::pipeline::runtime::Runtime;
 use crate::pipeline::save::{self as pipeline, Written};
 use crate::pipeline::trace::What;
 use crate::plan::save::{Options, SavePlan, Shard, plan};
-use crate::state::StateDict;
+use crate::state::{Check, StateDict};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,6 +24,8 @@ use std::time::Instant;
 pub(crate) struct Contents<'a> {
     pub items: &'a [Item],
     pub sources: &'a [Box<dyn Source + 'a>],
+    /// Called once all of these bytes have been copied.
+    pub check: Option<&'a Check<'a>>,
 }
 
 /// Saves tensors and values as the checkpoint at `path`, durably and whole or not at all.
@@ -124,7 +126,8 @@ impl Contents<'_> {
         job: &Arc<Job>,
     ) -> Result<Written> {
         job.set_total(plan.file_bytes());
-        pipeline::write(runtime, plan, (self.items, self.sources), (path, parts), job)
+        let sources = (self.items, self.sources, self.check);
+        pipeline::write(runtime, plan, sources, (path, parts), job)
     }
 
     /// Each source has just the bytes that its dtype and shape say.

@@ -8,6 +8,7 @@ use super::open::read_files;
 use super::places::Places;
 use super::spares::Spares;
 use crate::error::{Error, Result};
+use crate::format::manifest::Listed;
 use crate::format::{FileEntry, names};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -31,10 +32,10 @@ pub struct Swept {
     pub left: Vec<Left>,
 }
 
-/// A directory that a clean-up left as it is.
+/// A directory or file that a clean-up left as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Left {
-    /// The directory.
+    /// The directory, or the file.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Why.
@@ -43,7 +44,8 @@ pub struct Left {
 
 /// Brings a checkpoint's places to what its manifest says, which lists these files: renames committed
 /// shards that are still under their uncommitted names, removes ringstow's other files, and companions
-/// in which nothing is left. Files of others stay.
+/// in which nothing is left. Files of others stay, and so does a shard that is there under both of its names:
+/// nobody can tell which of them is the checkpoint's.
 pub(super) fn sweep(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Swept> {
     plan(places, manifest)?.carry_out()
 }
@@ -64,24 +66,32 @@ pub(super) fn sweep_keeping(places: &Places, manifest: Option<&[FileEntry]>) -> 
     plan.carry_out()
 }
 
-/// [`sweep`] by the manifest that is there, or by none.
+/// What the manifest lists; `None` if there is none.
 ///
 /// # Errors
-/// What reading the manifest gives, but for there being none; [`Error::Io`].
-pub(super) fn sweep_by_manifest(places: &Places) -> Result<Swept> {
-    plan_by_manifest(places)?.carry_out()
-}
-
-/// What [`sweep_by_manifest`] would do.
-///
-/// # Errors
-/// As for [`sweep_by_manifest`].
-pub(super) fn plan_by_manifest(places: &Places) -> Result<Plan> {
+/// What reading it gives; [`Error::Io`].
+pub(super) fn committed(places: &Places) -> Result<Option<Listed>> {
     match read_files(places.own()) {
-        Ok(files) => plan(places, Some(&files)),
-        Err(Error::Incomplete { .. }) => plan(places, None),
+        Ok(listed) => Ok(Some(listed)),
+        Err(Error::Incomplete { .. }) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// [`sweep`] by what [`committed`] gives.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn sweep_by(places: &Places, committed: Option<&Listed>) -> Result<Swept> {
+    plan_by(places, committed)?.carry_out()
+}
+
+/// What [`sweep_by`] would do.
+///
+/// # Errors
+/// As for [`sweep_by`].
+pub(super) fn plan_by(places: &Places, committed: Option<&Listed>) -> Result<Plan> {
+    plan(places, committed.map(|listed| &*listed.files))
 }
 
 /// What is to be done to a checkpoint's directories.
@@ -98,6 +108,8 @@ pub(super) struct Plan {
     emptied: Vec<PathBuf>,
     /// Says that the checkpoint was being removed; goes last.
     mark: Option<PathBuf>,
+    /// Shards that are there under both of their names.
+    left: Vec<Left>,
 }
 
 fn plan(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Plan> {
@@ -131,6 +143,7 @@ impl Plan {
                 Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
                     self.rename.push((path, dir.join(shard)));
                 }
+                Some(shard) => self.left.push(Left { path, reason: twice(shard) }),
                 _ if names::is_part(name) || stale_shard => self.remove.push(path),
                 _ => {}
             }
@@ -158,7 +171,10 @@ impl Plan {
             remove(path)?;
         }
         for (from, to) in &self.rename {
-            fs::rename(from, to).map_err(|e| Error::io("renaming", from, e))?;
+            dir::rename_new(from, to)?;
+        }
+        for Left { path, reason } in &self.left {
+            tracing::warn!(path = %path.display(), reason, "a shard is left alone");
         }
         for dir in &self.touched {
             dir::sync(dir)?;
@@ -177,6 +193,13 @@ impl Plan {
     pub fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
         let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
-        Swept { removed, renamed, kept: self.kept, left: Vec::new() }
+        Swept { removed, renamed, kept: self.kept, left: self.left }
     }
+}
+
+fn twice(shard: &str) -> String {
+    format!(
+        "{shard} is there as well, and the manifest lists one of the two: `ringstow verify` tells whether the \
+         checkpoint is whole; the next save into the directory replaces both"
+    )
 }

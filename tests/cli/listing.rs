@@ -168,3 +168,29 @@ fn verify_of_what_is_no_checkpoint_ends_with_2() {
         assert_eq!(ringstow(&[command, empty.path().to_str().unwrap()]).code, Some(2));
     }
 }
+
+#[test]
+fn a_url_is_refused_and_a_home_is_one() {
+    let ran = ringstow(&["ls", "s3://bucket/run"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("s3://bucket/run is a URL"), "{}", ran.err);
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join("run")).unwrap();
+    let listed = command(&["ls", "~/run"]).env("HOME", home.path()).output().unwrap();
+    assert!(listed.status.success(), "{listed:?}");
+    let ran = ringstow(&["ls", "~nobody-of-this-name/run"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("./~nobody-of-this-name/run"), "{}", ran.err);
+}
+
+#[test]
+fn the_doctor_names_the_file_that_is_in_force() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("ringstow.toml"), "queue_depth = 3").unwrap();
+    let said = command(&["doctor", "--json"]).current_dir(dir.path()).output().unwrap();
+    let said: Json = serde_json::from_slice(&said.stdout).unwrap();
+    let check = &said["checks"][0];
+    assert_eq!(check["name"], "configuration");
+    let file = dir.path().canonicalize().unwrap().join("ringstow.toml");
+    assert!(check["found"].as_str().unwrap().contains(file.to_str().unwrap()), "{check}");
+}

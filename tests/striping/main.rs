@@ -184,8 +184,8 @@ fn a_reader_without_the_stripes_is_told_which_they_were() {
     let (one, other) =
         (disks.stripe(0).display().to_string(), disks.stripe(1).display().to_string());
     assert_says(&error, &["2 of 3 files", &one, &other, "not configured here", "RINGSTOW_STRIPE"]);
-    assert_eq!(latest_with(&disks.root.path().join("run"), &Config::default()).unwrap(), None);
-    let found = latest_with(&disks.root.path().join("run"), &disks.config()).unwrap();
+    assert_eq!(latest_with(disks.root.path().join("run"), &Config::default()).unwrap(), None);
+    let found = latest_with(disks.root.path().join("run"), &disks.config()).unwrap();
     assert_eq!(found, Some(disks.dir()));
 
     fs::rename(disks.stripe(1), disks.root.path().join("unmounted")).unwrap();

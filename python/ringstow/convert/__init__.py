@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import time
 from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack
@@ -28,6 +27,7 @@ from ringstow._errors import CorruptCheckpointError, InvalidStateError
 from ringstow._paths import StrPath, absolute
 from ringstow._report import SaveReport
 from ringstow._select import listed
+from ringstow._sizes import in_bytes
 from ringstow.convert import _paths, _replace, _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, State, open_source
@@ -52,8 +52,6 @@ Progress = Callable[[str, int, int], None]
 """Told of the phase (``"writing"``, ``"verifying"``), and of the bytes done and to do in it."""
 
 _log = logging.getLogger("ringstow")
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?\s*")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,17 +250,12 @@ def ringstow_to_hf(src: StrPath, dst: StrPath, **options: Unpack[_HfOptions]) ->
 
 
 def parse_size(size: int | str) -> int:
-    """Return a size in bytes: ``"5GB"`` is 5 * 10^9, ``"5GiB"`` 5 * 2^30.
+    """Return a size in bytes: ``"5GB"`` is 5 * 10^9; ``"5GiB"`` and ``"5G"`` are 5 * 2^30.
 
     Raises:
         InvalidStateError: it is none, or nothing.
     """
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size)
-        if match is None:
-            raise InvalidStateError(f"{size!r} is no size; give one such as 5GB or 512MiB")
-        number, unit, binary = match.groups()
-        size = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+    size = in_bytes(size)
     if size <= 0:
         raise InvalidStateError(
             f"a file of at most {size} bytes holds nothing; give one such as 5GB"

@@ -184,7 +184,20 @@ class Driver:
         with self.context(place[1]):
             self.call("cuMemcpyDtoHAsync_v2", to, U64(place[0]), nbytes, stream.handle)
 
+    def copy_all(self, tensors):
+        return [self._copy(tensor) for tensor in tensors]
+
+    def _copy(self, tensor):
+        device = self.place_of(tensor)[1]
+        if not tensor.is_contiguous():  # the CPU's copy of a view
+            return self.tensor(tensor.contiguous(), device)
+        copy = self.empty(tensor.numel(), tensor.dtype, torch.device("cuda", device))
+        self.write(copy, tensor, self.current_stream(device))
+        return copy
+
     # torch.cuda.
+
+    OutOfMemoryError = MemoryError
 
     def is_initialized(self):
         return True

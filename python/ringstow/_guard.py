@@ -1,0 +1,182 @@
+"""What keeps a background save from taking half of one step and half of the next.
+
+Three things together. What is small, or what nothing would tell a change of, is copied before
+the call returns. Optimizers of torch wait with their next step until the rest has been copied.
+And the version of each tensor is compared then: who changed one nevertheless makes the save fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from ringstow import _cuda, _native
+from ringstow._errors import InvalidStateError
+from ringstow._memory import Address
+from ringstow._optional import imported
+
+if TYPE_CHECKING:
+    import torch
+
+Staging = Literal["guard", "snapshot", "wait", "unguarded"]
+
+# Copied at the call: norms' statistics and the like, which kernels change without a new version.
+SMALL = 64 << 10
+
+_OPTIMIZERS = "torch.optim.optimizer"
+# How long a step waits before it looks whether there is still something to wait for.
+_SLICE_S = 1.0
+_U64_MAX = (1 << 64) - 1
+
+
+def check_staging(staging: object) -> None:
+    """Refuse a kind of staging that there is none of.
+
+    Raises:
+        InvalidStateError: names those that there are.
+    """
+    if staging not in get_args(Staging):
+        known = ", ".join(map(repr, get_args(Staging)))
+        raise InvalidStateError(f"staging={staging!r} is none of {known}")
+
+
+class _Wanted(NamedTuple):
+    """What `_native.copy_now` is to copy."""
+
+    largest: int
+    room: int
+    copy_gpu: Any
+
+
+def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int) -> bool:
+    """Copy what has to be copied at the call; returns whether the call may return then.
+
+    Raises:
+        TornSaveError: another thread changed a tensor while it was copied.
+        OSError: there is no memory for the copies.
+    """
+    if staging == "unguarded":
+        return True
+    _native.watch(tensors)
+    if staging == "wait":
+        return False
+    if staging == "snapshot":
+        wanted = _Wanted(_U64_MAX, _U64_MAX, _to_host)
+    else:
+        wanted = _Wanted(SMALL, pool_bytes // 2, _on_gpu)
+    return _native.copy_now(tensors, path, wanted)
+
+
+def _on_gpu(tensors: list[torch.Tensor]) -> list[tuple[Address, object]] | None:
+    """Queue copies of small tensors, in the memory of their GPUs; None if there is too little."""
+    _cuda.refuse_capture("a state cannot be saved")
+    try:
+        copies = _cuda.copy_all(tensors)
+    except _cuda.runtime().OutOfMemoryError:
+        return None
+    address_of = _cuda.finder()
+    # The original is kept as well: its allocator may know of another stream than the copy's.
+    pairs = zip(copies, tensors, strict=True)
+    return [(address_of(copy), (copy, tensor)) for copy, tensor in pairs]
+
+
+def _to_host(tensors: list[torch.Tensor]) -> list[tuple[Address, object]]:
+    """Copy tensors from GPUs to host memory, as the current streams leave them."""
+    _cuda.refuse_capture("a state cannot be saved")
+    copies = _cuda.to_host(tensors)
+    return [(copy.data_ptr(), copy) for copy in copies]
+
+
+class Hold:
+    """Has the optimizers of all threads wait with their next step, from `begin` to `end`."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._job: _native.SaveJob | None = None
+        self._caller: int | None = threading.get_ident()
+
+    def begin(self) -> bool:
+        """Begin, and return whether that is of use to the caller's next step.
+
+        It is not within a step: that one is past waiting, so that the caller has to.
+        """
+        _holds.append(self)
+        return _install() and not _is_stepping(sys._getframe())
+
+    def follow(self, job: _native.SaveJob) -> None:
+        """Note the job whose staging is waited for."""
+        self._job, self._caller = job, None
+
+    def end(self) -> None:
+        """End; may be called again."""
+        with contextlib.suppress(ValueError):
+            _holds.remove(self)
+        self._over.set()
+
+    def is_for(self, thread: int) -> bool:
+        """Tell whether a thread has to wait; not the one that is still calling for the save."""
+        return thread != self._caller
+
+    def wait(self) -> None:
+        """Wait for the end."""
+        while not self._over.wait(_SLICE_S):
+            job = self._job
+            # It is over as well if who was to say so is gone: in a forked child, for instance.
+            if self not in _holds or (job is not None and (job.staged() or job.done())):
+                self.end()
+
+
+# Saves that are reading tensors. Lists are changed in one go, so that no lock is needed, which a
+# signal's handler could find taken by the very thread that it interrupts.
+_holds: list[Hold] = []
+_is_installed = False
+
+
+def before_step(*_: object) -> None:
+    """Wait until no save reads tensors any more. torch calls this before every optimizer's step."""
+    if _holds:
+        _wait()
+
+
+def _wait() -> None:
+    me = threading.get_ident()
+    while hold := next((hold for hold in list(_holds) if hold.is_for(me)), None):
+        hold.wait()
+
+
+def _install() -> bool:
+    """Have torch call `before_step` from now on; returns whether it does.
+
+    It stays for good: torch runs through its table of hooks while a step waits in one, and that
+    fails if the table is changed meanwhile. For the same reason nothing is changed while any
+    thread is in a step.
+    """
+    global _is_installed
+    if _is_installed:
+        return True
+    optimizers = imported(_OPTIMIZERS)
+    register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
+    if register is None:  # no torch, so no tensors of its; or it is being imported
+        return imported("torch") is None
+    if any(map(_is_stepping, list(sys._current_frames().values()))):
+        return False
+    register(before_step)
+    _is_installed = True
+    return True
+
+
+def _is_stepping(frame: FrameType | None) -> bool:
+    """Tell whether a stack is within an optimizer's step."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _OPTIMIZERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def forget_after_fork() -> None:
+    """In a forked child: the parent's saves do not read the child's tensors."""
+    _holds.clear()

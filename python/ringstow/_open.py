@@ -1,0 +1,362 @@
+"""Look into a checkpoint without loading it, and read parts of its tensors: `open`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ringstow import _build, _index, _native, _numpy, _torch, _tree
+from ringstow._config import Config, native_json
+from ringstow._errors import KeyMismatchError, UnsupportedError
+from ringstow._load import check_framework
+from ringstow._paths import StrPath, absolute
+from ringstow._select import missing_names
+from ringstow._state import Path, flat_name
+from ringstow._tree import Box, Leaf
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ringstow._report import CheckpointInfo
+
+Framework = Literal["torch", "numpy"]
+_KINDS = {"$tensor": "tensor", "$ndarray": "array", "$object": "object", "$pickle": "pickle"}
+
+_log = logging.getLogger("ringstow")
+
+
+def open(
+    path: StrPath,
+    *,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    framework: Framework = "torch",
+    config: Config | None = None,
+) -> Checkpoint:
+    """Open a checkpoint to look into it and to read parts of it. Reads no tensor.
+
+    ::
+
+        with ringstow.open("run/step-1000") as ckpt:
+            for name, entry in ckpt.items():
+                print(name, entry.dtype, entry.shape)
+            step = ckpt.value("step")
+            bias = ckpt["model.bias"].load()
+            rows = ckpt["model.weight"][:16, 3]
+
+    A directory without a manifest that holds plain safetensors files opens too, as Hugging Face's
+    programs write them. Those have no checksums: ``info.kind`` says so.
+
+    Args:
+        path: the checkpoint's directory.
+        verify: compare every checksum chunk (1 MiB) that is read with its checksum before any of it
+            is used. False reads only the pages that are needed.
+        allow_pickle: let ``load()`` of pickled values unpickle them, which can run any code.
+        framework: what torch tensors are read as: ``"torch"``, or ``"numpy"`` as in `load`. What
+            was saved as a numpy array is always one.
+        config: the knobs; None means the defaults.
+
+    Raises:
+        IncompleteCheckpointError: the directory holds no committed checkpoint; says what it holds.
+        CorruptCheckpointError: the manifest, or the length of a file, is not what was written.
+        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        ValueError: an unknown ``framework``.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    check_framework(framework, None)
+    return Checkpoint(
+        absolute(path),
+        native_json(config),
+        verify=verify,
+        allow_pickle=allow_pickle,
+        as_numpy=framework == "numpy",
+    )
+
+
+class Checkpoint(Mapping[str, "Entry"]):
+    """An opened checkpoint: a mapping of the names of its tensors and arrays to their entries.
+
+    Names are those of `load`: the path in the state dict, joined by dots. Two names of one tensor,
+    as tied weights have, are two entries. Made by `open`. No file stays open between reads: if a
+    save replaces the checkpoint, reads raise ReplacedCheckpointError, and `open` gives the newer
+    one. After `close` every use raises ValueError.
+    """
+
+    def __init__(
+        self, path: str, config: str, *, verify: bool, allow_pickle: bool, as_numpy: bool
+    ) -> None:
+        self.path = path
+        """The checkpoint's directory."""
+        self._config = config
+        self._verify = verify
+        self._allow_pickle = allow_pickle
+        self._as_numpy = as_numpy
+        self._opened: _native.Checkpoint | None = _native.Checkpoint(path, config, foreign=True)
+        self._contents = _build.Contents(path, self._opened.tensors)
+        state = self._opened.state
+        is_tree = self._opened.kind == "ringstow" and state != "null"
+        self._skeleton: dict[Any, Any] = _tree.parse(state, path) if is_tree else {}
+        self._entries = self._all(self._opened)
+
+    def __getitem__(self, name: str) -> Entry:
+        self._alive()
+        entry = self._entries.get(name)
+        if entry is None:
+            raise self._unknown(name)
+        return entry
+
+    def __contains__(self, name: object) -> bool:
+        self._alive()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        self._alive()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._alive()
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        held = "closed" if self._opened is None else f"{len(self._entries)} tensors"
+        return f"<ringstow.Checkpoint {self.path!r}, {held}>"
+
+    def __enter__(self) -> Self:
+        self._alive()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the checkpoint. What was read from it stays."""
+        self._opened = None
+        self._entries = {}
+        self._skeleton = {}
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._opened is None
+
+    @property
+    def info(self) -> CheckpointInfo:
+        """What the manifest says of the save: when, by which version, how many bytes and ranks."""
+        from ringstow._report import CheckpointInfo
+
+        return CheckpointInfo.from_json(self._alive().info)
+
+    @property
+    def tree(self) -> dict[Any, Any]:
+        """A new copy of the state dict that was saved, with an `Entry` for what is not read yet.
+
+        That is tensors and arrays, objects that need pickle (nothing is unpickled here), and values
+        of types that this program does not have.
+        """
+        self._alive()
+        return self._value(self._skeleton, (), lenient=True)  # type: ignore[no-any-return]
+
+    def value(self, name: str) -> Any:
+        """Return what `tree` has at a name: a value, a dict or list of them, or an `Entry`.
+
+        Args:
+            name: the path joined by dots: ``"step"``, ``"optimizer.param_groups.0.lr"``.
+
+        Raises:
+            KeyMismatchError: nothing has that name; names what is close.
+            UnsupportedError: it needs a type that this program does not have, or torch.
+        """
+        self._alive()
+        found = _tree.find(self._skeleton, name)
+        if found is None:
+            raise self._unknown(name)
+        path, node = found
+        return self._value(node, path, lenient=False)
+
+    def _alive(self) -> _native.Checkpoint:
+        if self._opened is None:
+            raise ValueError(f"{self.path} is closed: open it again")
+        return self._opened
+
+    def _value(self, node: Any, path: Path, *, lenient: bool) -> Any:
+        builder = _build.Builder(self._contents, {}, as_numpy=self._as_numpy)
+
+        def make(leaf: Leaf | Box, at: Path) -> Any:
+            if isinstance(leaf, Leaf) and leaf.tag in _KINDS:
+                return self._entry(leaf, at)
+            try:
+                return builder.value(leaf, at)
+            except UnsupportedError:
+                if not lenient:
+                    raise
+                return Entry(self, flat_name(at), at, leaf)
+
+        return _tree.rebuild(node, path, make)
+
+    def _entry(self, leaf: Leaf, path: Path) -> Entry:
+        name = _tree.leaf_name(path, leaf)
+        known = self._entries.get(name)
+        return Entry(self, name, path, leaf) if known is None or known._leaf != leaf else known
+
+    def _all(self, opened: _native.Checkpoint) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        unreferenced = {name: None for name, *_ in opened.tensors}
+        for path, leaf in _tree.leaves(self._skeleton):
+            if isinstance(leaf, Leaf) and leaf.tag in _tree.STORED:
+                unreferenced.pop(leaf.body, None)
+                if leaf.tag != "$object":
+                    name = _tree.leaf_name(path, leaf)
+                    entries.setdefault(name, Entry(self, name, path, leaf))
+        for name in unreferenced:
+            entries.setdefault(name, Entry(self, name, (name,), Leaf("$tensor", name)))
+        return entries
+
+    def _unknown(self, name: str) -> KeyMismatchError:
+        if _tree.find(self._skeleton, name) is not None:
+            text = f"{self.path}: {name!r} is no tensor: value({name!r}) returns what it is"
+            return KeyMismatchError(text, path=self.path, missing=[name])
+        return missing_names([name], [name], self._skeleton or dict(self._entries), self.path)
+
+    def _load(self, entry: Entry) -> Any:
+        opened, leaf = self._alive(), entry._leaf
+        survey = _build.Survey(self._contents, allow_pickle=self._allow_pickle)
+        survey.add(leaf, entry._path)
+        blocks, report = opened.load(survey.names, self._verify, self._config)
+        _log.debug("loaded %s", report)
+        named = dict(zip(survey.names, blocks, strict=True))
+        builder = _build.Builder(
+            self._contents, named, allow_pickle=self._allow_pickle, as_numpy=self._as_numpy
+        )
+        return builder.value(leaf, entry._path)
+
+    def _read(self, entry: Entry, index: Any) -> Any:
+        leaf = entry._leaf
+        self._alive()
+        if leaf.tag not in ("$tensor", "$ndarray"):
+            raise TypeError(f"{entry.name} is no tensor: load() it")
+        selection = _index.select(index, entry.shape, entry.name)
+        is_whole = tuple(r.size for r in selection.ranges) == entry.shape
+        if is_whole and not any(r.flipped for r in selection.ranges):
+            return self._shaped(self._load(entry), selection.shape)
+        part = self._read_part(entry, selection)
+        if leaf.dtype.startswith(">"):
+            part = part.astype(leaf.dtype)
+        return self._shaped(part, selection.shape)
+
+    def _read_part(self, entry: Entry, selection: _index.Selection) -> Any:
+        opened, leaf = self._alive(), entry._leaf
+        stored = self._contents.stored(leaf, entry._path)
+        if stored.dtype == "F4":
+            raise UnsupportedError(f"{entry.name} is of 4-bit numbers: load() it, and index that")
+        module: Any = _numpy if self._as_numpy or leaf.tag == "$ndarray" else _torch
+        dtype = module.dtype_of(stored.dtype, entry.name)
+        if math.prod(selection.shape) == 0:
+            return module.empty(selection.shape, dtype)
+        opened.check_whole([leaf.body])
+        reading = _index.plan(selection.ranges, entry.shape, dtype.itemsize)
+        memory = module.empty(reading.shape, dtype)
+        address = module.address_of(memory)
+        slices = [
+            (leaf.body, number, offsets, lengths, address + at, reading.strides)
+            for number, offsets, lengths, at in _index.in_chunks(reading, opened.chunks(leaf.body))
+        ]
+        _log.debug("read %s", opened.read(slices, self._verify, self._config))
+        return module.dense(memory[reading.keep])
+
+    def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
+        shaped = value.reshape(shape)
+        return shaped[()] if shape == () and _numpy.is_array(shaped) else shaped
+
+
+class Entry:
+    """A tensor, array or object of a checkpoint that has not been read.
+
+    ``entry.load()`` reads all of it. ``entry[a:b, c]`` reads only what that selects, by numpy's
+    rules for integers, slices with any step, ``...`` and None; what comes back has memory of its
+    own. ``numpy.asarray(entry)`` works too.
+    """
+
+    __slots__ = ("_checkpoint", "_leaf", "_path", "name")
+
+    def __init__(self, checkpoint: Checkpoint, name: str, path: Path, leaf: Leaf | Box) -> None:
+        self._checkpoint = checkpoint
+        self._path = path
+        self._leaf: Any = leaf
+        self.name = name
+        """Its path in the state dict, joined by dots."""
+
+    @property
+    def kind(self) -> str:
+        """What it is: ``"tensor"``, numpy's ``"array"``, DCP's ``"object"``, ``"pickle"``.
+
+        Or ``"value"``: one of a type that this program does not have.
+        """
+        return _KINDS.get(self._leaf.tag, "value")
+
+    @property
+    def dtype(self) -> str:
+        """The element type by torch's and numpy's name: ``"float32"``; empty for an object."""
+        if self.kind not in ("tensor", "array"):
+            return ""
+        code = self._checkpoint._contents.stored(self._leaf, self._path).dtype
+        return _torch.NAMES.get(code, code)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements a dimension; empty for an object."""
+        if self.kind not in ("tensor", "array"):
+            return ()
+        return self._checkpoint._contents.stored(self._leaf, self._path).shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its data; 0 for a value."""
+        if self.kind == "value":
+            return 0
+        if self.kind == "pickle":
+            return len(self._leaf.body) * 3 // 4
+        return self._checkpoint._contents.stored(self._leaf, self._path).nbytes
+
+    def load(self) -> Any:
+        """Read all of it.
+
+        Returns:
+            A tensor or array of its own; what was pickled, of an object.
+
+        Raises:
+            UnsupportedError: it is pickled, and `open` was called without ``allow_pickle``; or it
+                needs torch, or a numpy dtype, that is not there.
+            ReplacedCheckpointError: a save replaced the checkpoint since it was opened.
+            CorruptCheckpointError: the bytes on disk are not those that were written.
+            IncompleteCheckpointError: the checkpoint was removed; or it is one rank's part, and has
+                only some of this tensor.
+            ValueError: the checkpoint is closed.
+        """
+        return self._checkpoint._load(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read a part; raises what `load` does, and IndexError and TypeError for bad indices."""
+        return self._checkpoint._read(self, index)
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Read all of it as a numpy array."""
+        if copy is False:
+            raise ValueError(f"{self.name} is in a file: reading it makes a copy")
+        import numpy
+
+        return numpy.asarray(self.load(), dtype)
+
+    def __repr__(self) -> str:
+        if self.kind not in ("tensor", "array"):
+            return f"<ringstow.Entry {self.name!r}, {self.kind}>"
+        return f"<ringstow.Entry {self.name!r}, {self.dtype} {list(self.shape)}>"

@@ -1,0 +1,59 @@
+//! The Rust programs of README and docs are programs of `examples/`, which compile; the one of the README runs.
+#![cfg(unix)]
+
+mod common;
+
+#[path = "../examples/quickstart.rs"]
+mod quickstart;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The blocks of a page that are marked as Rust.
+fn rust_blocks(page: &Path) -> Vec<String> {
+    let text = fs::read_to_string(page).unwrap();
+    let blocks = text.split("\n```rust\n").skip(1);
+    blocks.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+}
+
+fn files(dir: &str, ending: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(root().join(dir)).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|found| found == ending)).collect()
+}
+
+/// An example without what a page has no use for: its first comment, and what makes `main` visible here.
+fn program(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.replace("#[allow(missing_docs)]\npub fn main", "fn main");
+    let body = text.lines().skip_while(|line| line.starts_with("//!") || line.is_empty());
+    body.map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn rust_blocks_are_examples_word_for_word() {
+    let examples: Vec<String> = files("examples", "rs").iter().map(|path| program(path)).collect();
+    let pages = files("docs", "md").into_iter().chain([root().join("README.md")]);
+    for page in pages {
+        for block in rust_blocks(&page) {
+            assert!(
+                examples.contains(&block),
+                "{}: this block is no file of examples/, so that nothing compiles it:\n{block}",
+                page.display()
+            );
+        }
+    }
+    assert_eq!(rust_blocks(&root().join("README.md")).len(), 1, "the README has one program");
+}
+
+/// This file has one more test, which does not go by the current directory.
+#[test]
+fn the_readmes_program_runs() {
+    let dir = common::scratch();
+    std::env::set_current_dir(dir.path()).unwrap();
+    quickstart::main().unwrap();
+    quickstart::main().unwrap();
+}
