@@ -13,6 +13,7 @@ mod load;
 mod place;
 mod save;
 mod session;
+mod settle;
 mod snapshot;
 mod tensors;
 mod wait;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::lazy::Raised;
+use crate::settle::once_settled;
 
 /// A tensor, the name that it is saved under, and the version that it had.
 pub(crate) struct Watched {
@@ -68,7 +69,10 @@ impl WatchList {
     /// What a save calls once it has copied the last byte: fails if a tensor has been changed since the
     /// call. Python then gets a `TornSaveError`.
     pub fn check(&self, path: &Path, raised: &Raised) -> Result<()> {
-        Python::attach(|py| {
+        if self.is_empty() {
+            return Ok(());
+        }
+        once_settled(|py| {
             let changed = self.changed(py);
             // Here, since what is dropped without the GIL waits for whoever takes it next.
             self.clear();

@@ -1,0 +1,76 @@
+"""A background save that has copied everything while an operation still writes to a tensor.
+
+torch raises a tensor's version only once an operation has ended. Each test looks for what it tells
+with operations long enough for that; on a machine where they are too short it finds nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ringstow
+from ringstow._memory import LazyTensor
+
+ONE = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
+LONG = 1 << 24  # elements: tens of milliseconds to add to
+SAVED = 1 << 18
+ROUNDS = 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def outcome(handle, path):
+    """Returns what became of a save of zeros: "saved" or "refused"."""
+    try:
+        handle.result()
+    except ringstow.TornSaveError:
+        return "refused"
+    assert not ringstow.load(path, keys=["t"])["t"].any()
+    return "saved"
+
+
+def test_operation_of_another_thread_under_way_is_waited_for(tmp_path):
+    for number in range(ROUNDS):
+        tensor, may_go_on = torch.zeros(LONG), threading.Event()
+
+        def load(may_go_on=may_go_on):
+            assert may_go_on.wait(60)
+            return torch.zeros(SAVED)
+
+        hold = LazyTensor("F32", (SAVED,), 4 * SAVED, load)
+        path = tmp_path / str(number)
+        handle = ringstow.save_async({"hold": hold, "t": tensor[:SAVED]}, path, config=ONE)
+        thread = threading.Thread(target=tensor.add_, args=(1,))
+        thread.start()
+        first = tensor.numpy()
+        while first[0] == 0:
+            pass
+        may_go_on.set()  # the rest is copied now, while the other thread still adds
+        assert outcome(handle, path) == "refused"
+        thread.join()
+
+
+def test_operation_of_the_caller_under_way_is_waited_for(tmp_path):
+    for number in range(ROUNDS):
+        tensor = torch.zeros(LONG)
+        path = tmp_path / str(number)
+        handle = ringstow.save_async({"t": tensor[: SAVED * (number + 1)]}, path)
+        tensor.add_(1)
+        outcome(handle, path)
+
+
+def test_long_operation_elsewhere_delays_no_save_that_is_waited_for(tmp_path):
+    """Who waits for the save writes to nothing, so that there is nothing to wait for."""
+    handle = ringstow.save_async({"t": torch.zeros(SAVED)}, tmp_path / "c")
+    assert handle.wait_staged()
+    assert outcome(handle, tmp_path / "c") == "saved"
+    ringstow.save({"t": torch.zeros(SAVED)}, tmp_path / "c")
