@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringstow import _again, _build, _calls, _cuda, _merge, _native, _select, _torch, _tree
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
+from ringstow._errors import KeyMismatchError
 from ringstow._memory import Stored
 from ringstow._paths import StrPath, absolute
 
@@ -86,16 +88,11 @@ def load(
     where = absolute(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
-
-    def select(skeleton: Any) -> Any:
-        if prefix is not None:
-            return _select.by_prefix(skeleton, prefix, where)
-        return skeleton if names is None else _select.by_keys(skeleton, names, where)
-
     return _again.while_replaced(
         lambda: _load(
             where,
-            select,
+            prefix,
+            names,
             gpu,
             native_json(config),
             verify=verify,
@@ -120,7 +117,8 @@ def check_framework(framework: str, device: object) -> None:
 @collector_paused()
 def _load(
     where: str,
-    select: Callable[[Any], Any],
+    prefix: str | None,
+    names: list[str] | None,
     gpu: torch.device | None,
     config: str,
     *,
@@ -130,8 +128,12 @@ def _load(
 ) -> dict[Any, Any]:
     """Load what is selected of a checkpoint's skeleton."""
     checkpoint = _native.Checkpoint(where, config)
-    skeleton = select(_tree.parse(checkpoint.state, where))
-    contents = _build.Contents(where, checkpoint.tensors)
+    if prefix or names is not None:
+        skeleton = _selected(checkpoint, where, prefix, names)
+        rows = checkpoint.tensors_named(_tree.stored_in(skeleton))
+    else:
+        skeleton, rows = _tree.parse(checkpoint.state, where), checkpoint.tensors
+    contents = _build.Contents(where, rows)
     survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
     survey.add(skeleton)
     # Objects first: one that is refused, or whose type is not here, costs no read of tensors.
@@ -153,6 +155,27 @@ def _blocks(
     blocks, report = checkpoint.load(names, verify, config)
     _log.debug("loaded %s", report)
     return zip(names, blocks, strict=True)
+
+
+def _selected(
+    checkpoint: _native.Checkpoint, where: str, prefix: str | None, names: list[str] | None
+) -> dict[Any, Any]:
+    """Return the skeleton of what a load asked for.
+
+    Of many names it parses only those near the wanted ones, unless one is missing: then the error
+    suggests names out of all.
+    """
+
+    def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
+        if names is None:
+            return _select.by_prefix(skeleton, prefix or "", where)
+        return _select.by_keys(skeleton, names, where)
+
+    part = _tree.parse(checkpoint.part_of_state(prefix, names), where)
+    if part:
+        with contextlib.suppress(KeyMismatchError):
+            return select(part)
+    return select(_tree.parse(checkpoint.state, where))
 
 
 def _load_to(

@@ -201,6 +201,19 @@ def leaf_name(path: Path, node: object) -> str:
     return name
 
 
+def stored_in(node: Any) -> list[str]:
+    """Return the names of the tensors and objects that a skeleton refers to, each once."""
+    names: dict[str, None] = {}
+
+    def note(leaf: Leaf | Box, path: Path) -> Leaf | Box:
+        if isinstance(leaf, Leaf) and leaf.tag in STORED:
+            names[leaf.body] = None
+        return leaf
+
+    rebuild(node, (), note)
+    return list(names)
+
+
 def find(node: Any, name: str, path: Path = ()) -> tuple[Path, Any] | None:
     """Return the path and node of what has a name, a path joined by dots; None if nothing has."""
     for key, child in children(node) or ():

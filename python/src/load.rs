@@ -3,12 +3,13 @@
 use crate::error::to_python;
 use crate::place::{Address, strided_target, target};
 use crate::{runtime, to_json, wait};
-use pyo3::exceptions::{PyBufferError, PyKeyError};
+use pyo3::exceptions::{PyBufferError, PyKeyError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use ringstow::device::Target;
 use ringstow::device::cuda::Ready;
+use ringstow::format::select::{self, Wanted};
 use ringstow::format::{Chunk, TensorEntry};
 use ringstow::pool::Mapping;
 use ringstow::store::LoadedTensor;
@@ -91,6 +92,13 @@ impl SliceSpec {
     }
 }
 
+/// Name, dtype, shape and bytes of a tensor.
+fn row_of<'py>(py: Python<'py>, tensor: &TensorEntry) -> PyResult<Bound<'py, PyAny>> {
+    let shape = PyTuple::new(py, &tensor.shape)?;
+    let row = (tensor.name.as_str(), tensor.dtype.name(), shape, tensor.nbytes());
+    Ok(row.into_pyobject(py)?.into_any())
+}
+
 /// Offsets and sizes of a tensor's chunks.
 fn chunks_of<'py>(py: Python<'py>, tensor: &TensorEntry) -> PyResult<Bound<'py, PyList>> {
     let origin = vec![0; tensor.shape.len()];
@@ -141,14 +149,36 @@ impl Checkpoint {
         self.inner.manifest().state.get()
     }
 
+    /// The part of the tree that a load needs, or more.
+    #[pyo3(signature = (prefix, names))]
+    fn part_of_state(
+        &self,
+        py: Python<'_>,
+        prefix: Option<String>,
+        names: Option<Vec<String>>,
+    ) -> PyResult<String> {
+        let state = &self.inner.manifest().state;
+        let wanted = match (prefix, names) {
+            (Some(prefix), _) => Wanted::Below(prefix),
+            (None, Some(names)) => Wanted::names(names),
+            (None, None) => return Ok(state.get().to_owned()),
+        };
+        py.detach(|| select::cut(state, &wanted))
+            .map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let describe = |tensor: &TensorEntry| {
-            let shape = PyTuple::new(py, &tensor.shape)?;
-            let row = (tensor.name.as_str(), tensor.dtype.name(), shape, tensor.nbytes());
-            Ok(row.into_pyobject(py)?.into_any())
-        };
-        self.inner.tensors().iter().map(describe).collect()
+        self.inner.tensors().iter().map(|tensor| row_of(py, tensor)).collect()
+    }
+
+    fn tensors_named<'py>(
+        &self,
+        py: Python<'py>,
+        names: Vec<String>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let found = names.iter().filter_map(|name| self.inner.tensor(name));
+        found.map(|tensor| row_of(py, tensor)).collect()
     }
 
     #[getter]

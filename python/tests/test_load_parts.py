@@ -172,3 +172,50 @@ def test_damage_elsewhere_does_not_matter_to_a_part(tmp_path):
     assert_same(ringstow.load(tmp_path / "c", keys=[other])[other], state[other])
     with pytest.raises(ringstow.CorruptCheckpointError):
         ringstow.load(tmp_path / "c", keys=[last])
+
+
+def test_a_few_of_many_names_are_all_that_is_parsed(tmp_path, monkeypatch):
+    state = {
+        "model": {f"layers.{i}.w": torch.full((2,), float(i)) for i in range(500)},
+        "opt": {"state": {i: {"step": torch.tensor(i)} for i in range(500)}},
+    }
+    ringstow.save(state, tmp_path / "c")
+    parsed, parse = [], ringstow._tree.parse
+
+    def measured(text, path):
+        parsed.append(len(text))
+        return parse(text, path)
+
+    monkeypatch.setattr(ringstow._tree, "parse", measured)
+    back = ringstow.load(tmp_path / "c", keys=["model.layers.77.w", "opt.state.9.step"])
+    assert_same(back["model"], {"layers.77.w": torch.full((2,), 77.0)})
+    assert_same(back["opt"], {"state": {9: {"step": torch.tensor(9)}}})
+    back = ringstow.load(tmp_path / "c", prefix="model.layers.3")
+    assert_same(back, {"model": {"layers.3.w": torch.full((2,), 3.0)}})
+    assert max(parsed) < 200
+    with pytest.raises(ringstow.KeyMismatchError, match=r"perhaps 'model\.layers\.77\.w'"):
+        ringstow.load(tmp_path / "c", keys=["model.layers.77.w", "model.layers.77.ww"])
+
+
+@pytest.mark.parametrize(
+    "keys", [["", ".x"], ["a..x"], ["True.x"], ["1.5"], ["a#2"], ["(1, 2).y"], ["d.x", "d"]]
+)
+def test_names_of_odd_keys_are_found(tmp_path, keys):
+    state = {
+        "": {"x": 1} if ".x" in keys and "" not in keys else 1,
+        ".x": 2,
+        "a": {"": {"x": 3}},
+        True: {"x": 4},
+        1.5: 5,
+        "a#2": 6,
+        (1, 2): {"y": 7},
+        "d": collections.OrderedDict(x=8) if "d" not in keys else 9,
+        "d.x": 10,
+        "other": 0,
+    }
+    ringstow.save(state, tmp_path / "c")
+    back = ringstow.load(tmp_path / "c", keys=keys)
+    assert "other" not in back
+    with ringstow.open(tmp_path / "c") as ckpt:
+        for key in keys:
+            assert ckpt.value(key) is not None

@@ -9,6 +9,7 @@ pub mod manifest;
 pub mod names;
 pub mod receipt;
 mod seal;
+pub mod select;
 pub mod value;
 
 pub use dtype::Dtype;
