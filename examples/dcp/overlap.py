@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/dcp/overlap.py --out run
 
 The stager hands the live tensors to the save, which reads them during the next forward and backward
-pass. Training waits for `staging_completion` right before `optimizer.step()`, the first moment that
-changes them; the write goes on after that. Memory taken: the staging pool, however large the model.
+pass. `optimizer.step()`, the first moment that changes them, waits until it has; the write goes on
+after that. Memory taken: the staging pool, however large the model.
 From stock DCP only the lines that make the writer and the stager are others (`--stock` runs those).
 """
 
@@ -43,8 +43,8 @@ def train(args: argparse.Namespace) -> None:
     saved: AsyncSaveResponse | None = None
     while trainer.step < args.steps:
         loss = trainer.backward()
-        if saved is not None:
-            saved.staging_completion.result()  # the weights may change from here on
+        if saved is not None and args.stock:
+            saved.staging_completion.result()  # stock DCP: the weights may change from here on
         trainer.update()
         if trainer.step % args.save_every == 0:
             if saved is not None:

@@ -64,6 +64,11 @@ def copy_to_host(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
+def clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Queue a copy of a tensor on the current stream of its device; returns the copy."""
+    return tensor.detach().clone()
+
+
 def copy_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Queue copies of tensors on the current streams of their devices; returns them, as bytes.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -95,7 +96,7 @@ class Hold:
 
     def __init__(self) -> None:
         self._over = threading.Event()
-        self._job: _native.SaveJob | None = None
+        self._is_over: Callable[[], bool] = lambda: False
         self._caller: int | None = threading.get_ident()
 
     def begin(self) -> bool:
@@ -106,9 +107,12 @@ class Hold:
         _holds.append(self)
         return _install() and not _is_stepping(sys._getframe())
 
-    def follow(self, job: _native.SaveJob) -> None:
-        """Note the job whose staging is waited for."""
-        self._job, self._caller = job, None
+    def follow(self, is_over: Callable[[], bool]) -> None:
+        """Note that the call is over, and what else tells that the save reads nothing any more.
+
+        It is asked from time to time, lest a step waits for a save that cannot say so.
+        """
+        self._is_over, self._caller = is_over, None
 
     def end(self) -> None:
         """End; may be called again."""
@@ -123,9 +127,8 @@ class Hold:
     def wait(self) -> None:
         """Wait for the end."""
         while not self._over.wait(_SLICE_S):
-            job = self._job
-            # It is over as well if who was to say so is gone: in a forked child, for instance.
-            if self not in _holds or (job is not None and (job.staged() or job.done())):
+            # It is no hold any more in a forked child, for instance.
+            if self not in _holds or self._is_over():
                 self.end()
 
 

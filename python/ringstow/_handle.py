@@ -179,7 +179,7 @@ class _Flight:
         self.job = job
         self._hold = hold
         if hold is not None:
-            hold.follow(job)
+            hold.follow(lambda: job.staged() or job.done())
         self.path = path
         self.pid = os.getpid()
         self.error: BaseException | None = None

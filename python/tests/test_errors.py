@@ -27,6 +27,7 @@ CASES = [
     (ringstow.BusyError, {"path": "/a"}),
     (ringstow.ReplacedCheckpointError, {"path": "/a"}),
     (ringstow.SaveCancelledError, {"path": "/a"}),
+    (ringstow.TornSaveError, {"path": "/a", "tensors": ["w"]}),
     (ringstow.GpuError, {"device": 1}),
 ]
 

@@ -1,19 +1,28 @@
-"""The stager that makes no copy: training waits only until the writer has taken the last byte."""
+"""The stager that copies next to nothing: the writer reads the tensors while training goes on."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from ringstow import _cuda
-from ringstow._errors import Error
+from ringstow import _cuda, _native
+from ringstow._errors import Error, UnsupportedError
+from ringstow._guard import SMALL, Hold
+from ringstow._state import Path, flat_name
 from ringstow.dcp import _copies
 
 if TYPE_CHECKING:
     from ringstow.dcp._writer import StorageWriter
+
+
+# How long a save may take from stage() to its first look at the state. Later it finds no state, and
+# steps wait for it no more.
+_UNCLAIMED_S = 10.0
 
 
 class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
@@ -23,11 +32,17 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
     the future is done at the latest when that thread ends, however the save fares.
     """
 
-    def __init__(self, state: dict[str, Any], fence: _cuda.Fence) -> None:
+    def __init__(self, state: dict[str, Any], hold: Hold) -> None:
         super().__init__()
-        self.fence = fence
+        guarded = _Guarded()
+        self._live: dict[str, Any] | None = _copies.rebuild(state, guarded.replace)
+        self.fence = _cuda.Fence(_copies.devices(self._live))
         """The moment of the call: the GPUs' tensors are saved as they are then."""
-        self._live: dict[str, Any] | None = state
+        self.watched: _native.Watch | None = _native.Watch(guarded.streamed)
+        """The tensors that are not copied: the save fails if one is changed under it."""
+        self._kept: list[torch.Tensor] | None = guarded.copied
+        self._hold = hold
+        self._since = time.monotonic()
         self._takes = threading.Lock()
         self.thread: threading.Thread | None = None
         self.is_elsewhere = False
@@ -59,15 +74,31 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         """Tell whether the tensors may be changed."""
         return super().done()
 
+    def give_up_unclaimed(self) -> bool:
+        """Fail a save that was not begun; returns whether nothing reads the tensors any more."""
+        with self._takes:
+            is_late = self._live is not None and time.monotonic() > self._since + _UNCLAIMED_S
+            if is_late:
+                self._live = None
+        if is_late:
+            self.fail(Error(f"the save had not begun {_UNCLAIMED_S} s after the state was staged"))
+        return self.is_over()
+
     def staged(self) -> None:
         """Note that the last byte has left its tensor."""
         if not self.is_over():
+            self._let_go()
             self.set_result({})
 
     def fail(self, error: BaseException) -> None:
         """Note that the save ended before that."""
         if not self.is_over():
+            self._let_go()
             self.set_exception(error)
+
+    def _let_go(self) -> None:
+        self.watched = self._kept = None
+        self._hold.end()
 
     def _watch(self) -> None:
         assert self.thread is not None
@@ -83,13 +114,48 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
             )
 
 
+class _Guarded:
+    """What a state consists of that is copied at the call, and what is streamed."""
+
+    def __init__(self) -> None:
+        self.streamed: list[tuple[str, torch.Tensor]] = []
+        self.copied: list[torch.Tensor] = []
+        """The originals of what was copied."""
+
+    def replace(self, tensor: torch.Tensor, path: Path) -> torch.Tensor:
+        """Return what stands for a tensor: itself, or one with copies of small parts."""
+        parts = _copies.parts(tensor)
+        if parts is None:
+            return tensor
+        taken = [self._take(part, path) for part in parts]
+        if all(part is one for part, one in zip(parts, taken, strict=True)):
+            return tensor
+        return _copies.with_parts(tensor, taken)
+
+    def _take(self, part: torch.Tensor, path: Path) -> torch.Tensor:
+        is_small = part.numel() * part.element_size() <= SMALL
+        if not is_small and not part.is_inference():
+            self.streamed.append((flat_name(path), part))
+            return part
+        if part.numel() == 0:
+            return part
+        _copies.check(part, path)
+        self.copied.append(part)
+        with torch.no_grad():
+            return _cuda.clone(part)
+
+
 class StreamingStager(AsyncStager):
     """For ``dcp.async_save(storage_writer=writer, async_stager=writer.stager())``.
 
-    Takes no copy of the tensors: the writer streams them out of the model while it writes. Leave
-    them alone until ``staging_completion`` of the `AsyncSaveResponse` is done: it is, with the
-    failure, for a save that fails as well. All other values are taken at the call. The memory
-    that a save needs is the writer's ``pool_bytes``, however large the state.
+    Takes no copy of the tensors: the writer streams them out of the model while it writes. The next
+    ``step()`` of any torch optimizer waits until it has. What else changes them is to wait for
+    ``staging_completion`` of the `AsyncSaveResponse`: it is done, with the failure, for a save that
+    fails as well. A tensor that is seen to change before makes the save fail with `TornSaveError`.
+
+    Tensors of up to 64 KiB, tensors without a version, and all other values are copied at the call.
+    The memory that a save needs is these copies and the writer's ``pool_bytes``, however large the
+    state.
     """
 
     _synchronize_after_execute = False
@@ -105,11 +171,23 @@ class StreamingStager(AsyncStager):
 
         Raises:
             InvalidStateError: a value that can't be copied, named by its key.
-            UnsupportedError: a CUDA graph is being captured.
+            UnsupportedError: a CUDA graph is being captured; or the call comes from within an
+                optimizer's step, which would change the tensors before they are read.
         """
-        live = _copies.rebuild(state_dict, lambda tensor, _: tensor)
-        future = StagingFuture(live, _cuda.Fence(_copies.devices(live)))
-        self._writer._expect(future)
+        hold = Hold()
+        try:
+            if not hold.begin():
+                raise UnsupportedError(
+                    "an optimizer's step is under way, which would change the tensors while they "
+                    "are saved: save before or after it, or leave out async_stager=, so that the "
+                    "writer takes a snapshot"
+                )
+            future = StagingFuture(state_dict, hold)
+            self._writer._expect(future)
+            hold.follow(future.give_up_unclaimed)
+        except BaseException:
+            hold.end()
+            raise
         return future
 
     def synchronize_staging(self) -> None:

@@ -254,7 +254,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         job: _native.SaveJob | None = None
         try:  # from here on: Ctrl-C is to find the job
             job = _native.start_write(
-                items.specs, self._save_path, self._own_rank(), self._config.to_json()
+                items.specs,
+                self._save_path,
+                self._own_rank(),
+                self._config.to_json(),
+                None if stream is None else stream.watched,
             )
             job.wait_staged()
             if stream is not None and job.staged():

@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch_has import needs_async_stager, needs_staging_options, stager_option
 
 import ringstow
-from ringstow.dcp import StorageWriter, _snapshot
+from ringstow._guard import Hold
+from ringstow.dcp import StorageWriter, _snapshot, _stream
 
 SECONDS = 60
 
@@ -247,6 +248,93 @@ def test_a_streamed_save_is_staged_before_it_is_committed(writer, tmp_path, monk
     assert events == ["staged", "finish"]
     assert_same(load(tmp_path, state), {"a": torch.ones(1000), "n": [1]})
     assert writer._snapshot._arena is None
+
+
+def streamed(state, path, writer, **arguments):
+    return dcp.async_save(
+        state, checkpoint_id=path, storage_writer=writer, async_stager=writer.stager(), **arguments
+    )
+
+
+def weights(numel=1 << 18):
+    """Returns an optimizer whose step gives its weights no new version, and the weights."""
+    weight = torch.nn.Parameter(torch.ones(numel))
+    weight.grad = torch.ones_like(weight)
+    return torch.optim.AdamW([weight], 0.1, fused=True), weight
+
+
+@needs_async_stager
+def test_a_step_waits_for_a_streamed_save(writer, tmp_path, monkeypatch):
+    optimizer, weight = weights()
+    planner, wait = Held(), Hold.wait
+
+    def go_on_then_wait(hold):
+        planner.go_on.set()
+        wait(hold)
+
+    monkeypatch.setattr(Hold, "wait", go_on_then_wait)
+    state = {"w": weight.detach(), "small": torch.ones(8), "inference": inference(1 << 18)}
+    found = streamed(state, tmp_path, writer, planner=planner)
+    state["small"].zero_()
+    with torch.inference_mode():
+        state["inference"].zero_()
+    assert not planner.go_on.is_set()
+    optimizer.step()
+    assert planner.go_on.is_set()
+    assert not weight.detach().eq(1).all()
+    found.upload_completion.result(SECONDS)
+    back = ringstow.load(tmp_path)
+    assert all(value.eq(1).all() for value in back.values())
+
+
+def inference(numel):
+    with torch.inference_mode():
+        return torch.ones(numel)
+
+
+@needs_async_stager
+def test_a_tensor_that_changes_under_a_streamed_save_makes_it_fail(writer, tmp_path):
+    ringstow.save({"step": 1}, tmp_path)
+    state, planner = {"w": torch.ones(1 << 18), "other": torch.ones(1 << 18)}, Held()
+    found = streamed(state, tmp_path, writer, planner=planner)
+    state["w"].zero_()
+    planner.go_on.set()
+    assert isinstance(found.staging_completion.exception(SECONDS), ringstow.TornSaveError)
+    error = found.upload_completion.exception(SECONDS)
+    assert isinstance(error, CheckpointException)
+    (torn,) = error.failures.values()
+    assert (torn[0] if isinstance(torn, tuple) else torn).tensors == ["w"]
+    writer.close()
+    assert ringstow.load(tmp_path) == {"step": 1}
+
+
+@needs_async_stager
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_no_step_waits_for_a_streamed_save_that_failed(moment, writer, tmp_path):
+    optimizer, weight = weights()
+    streamed({"w": weight.detach()}, tmp_path, writer, planner=Failing(moment))
+    optimizer.step()
+
+
+@needs_async_stager
+def test_no_step_waits_for_a_save_that_is_never_begun(writer, monkeypatch):
+    optimizer, weight = weights()
+    monkeypatch.setattr(_stream, "_UNCLAIMED_S", 0.0)
+    future = writer.stager().stage({"w": weight.detach()})
+    optimizer.step()
+    with pytest.raises(ringstow.Error, match="had not begun"):
+        future.result(0)
+
+
+@needs_async_stager
+def test_streaming_from_within_a_step_is_refused(writer, tmp_path):
+    optimizer, weight = weights()
+    optimizer.register_step_pre_hook(lambda *_: streamed({"w": weight.detach()}, tmp_path, writer))
+    with pytest.raises(ringstow.UnsupportedError, match="leave out async_stager="):
+        optimizer.step()
+    assert not (tmp_path / "manifest.json").exists()
+    optimizer, weight = weights()
+    optimizer.step()
 
 
 @needs_async_stager

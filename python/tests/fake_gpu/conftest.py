@@ -23,7 +23,7 @@ if DRIVER:
     from ringstow import _cuda, _torch
 
     _driver = Driver(DRIVER)
-    for seam in ("place_of", "runtime", "empty", "copy_to_host", "copy_all"):
+    for seam in ("place_of", "runtime", "empty", "copy_to_host", "copy_all", "clone"):
         setattr(_cuda, seam, getattr(_driver, seam))
     # To torch itself the driver's tensors are the CPU's.
     _torch.usual = lambda: _torch.Usual((), None)

@@ -185,15 +185,17 @@ class Driver:
             self.call("cuMemcpyDtoHAsync_v2", to, U64(place[0]), nbytes, stream.handle)
 
     def copy_all(self, tensors):
-        return [self._copy(tensor) for tensor in tensors]
+        return [self.clone(tensor) for tensor in tensors]
 
-    def _copy(self, tensor):
+    def clone(self, tensor):
+        if self.place_of(tensor) is None:
+            return tensor.clone()
         device = self.place_of(tensor)[1]
         if not tensor.is_contiguous():  # the CPU's copy of a view
             return self.tensor(tensor.contiguous(), device)
         copy = self.empty(tensor.numel(), tensor.dtype, torch.device("cuda", device))
         self.write(copy, tensor, self.current_stream(device))
-        return copy
+        return copy.view(tensor.shape)
 
     # torch.cuda.
 

@@ -1,0 +1,114 @@
+"""Training goes on while sharded states are streamed: the next step waits, and is not saved."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from layouts import INPUT, differences, load, trained, whole
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch_has import needs_async_stager
+
+import ringstow
+from ringstow import _guard
+from ringstow.dcp import StorageWriter
+
+SECONDS = 60
+# Rows enough for each rank's shard to be streamed, not copied at the call.
+HIDDEN = 40_000
+
+
+class _Held(DefaultSavePlanner):
+    """Holds a save before its first tensor is looked up, until somebody waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def resolve_data(self, item):
+        assert self.go_on.wait(SECONDS)
+        return super().resolve_data(item)
+
+
+@contextlib.contextmanager
+def _released_by_a_step(planner):
+    """Lets the save go on once a step waits for it; yields a list of the waits."""
+    wait, waits = _guard.Hold.wait, []
+
+    def go_on_then_wait(hold):
+        waits.append(True)
+        planner.go_on.set()
+        wait(hold)
+
+    _guard.Hold.wait = go_on_then_wait
+    try:
+        yield waits
+    finally:
+        _guard.Hold.wait = wait
+
+
+def _train_on(rank, layout, path):
+    model, optimizer = trained(layout, HIDDEN, seed=1)
+    expected, parts = whole(model, optimizer), get_state_dict(model, optimizer)
+    planner = _Held()
+    writer = StorageWriter()
+    response = dcp.async_save(
+        {"model": parts[0], "optim": parts[1], "step": 7},
+        checkpoint_id=path,
+        storage_writer=writer,
+        async_stager=writer.stager(),
+        process_group=dist.new_group(backend="gloo"),
+        planner=planner,
+    )
+    with _released_by_a_step(planner) as waits:
+        model(torch.randn(5, INPUT)).square().sum().backward()
+        assert not waits
+        optimizer.step()
+        assert waits
+    response.upload_completion.result(SECONDS)
+    found = load(rank, layout, path, HIDDEN)
+    return (expected, found) if rank == 0 else None
+
+
+@needs_async_stager
+@pytest.mark.parametrize("layout", ["fsdp1", "fsdp2"])
+def test_a_step_waits_for_the_shards_of_its_rank(layout, ranks, tmp_path):
+    expected, found = ranks(2).run(_train_on, layout, tmp_path)[0]
+    assert differences(expected, found) == []
+
+
+def _local(value):
+    if hasattr(value, "to_local"):
+        return value.to_local()
+    if isinstance(value, dict):
+        return {key: _local(item) for key, item in value.items()}
+    return value
+
+
+def _save_own_shards(rank, path):
+    model, optimizer = trained("fsdp2", HIDDEN, seed=1)
+    state = [_local(part) for part in get_state_dict(model, optimizer)]
+    expected = _frozen(state)
+    handle = ringstow.save_async({"state": state}, path / str(rank))
+    model(torch.randn(5, INPUT)).square().sum().backward()
+    optimizer.step()
+    handle.result()
+    found = ringstow.load(path / str(rank))["state"]
+    assert differences(expected, found) == []
+
+
+def _frozen(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return [_frozen(item) for item in value] if type(value) is list else value
+
+
+def test_a_rank_saves_its_own_shards_while_it_trains(ranks, tmp_path):
+    ranks(2).run(_save_own_shards, tmp_path)
