@@ -7,7 +7,6 @@ manifest, of a dict with the value as its only item.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import re
@@ -114,4 +113,6 @@ def _bytes_of(owner: Any, key: str) -> bytes:
             f"{key} holds an array on a GPU: save it as a tensor, or on the host"
         )
     dense = owner.detach().cpu().contiguous()
+    import ctypes  # takes a while, and is rarely wanted
+
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size())

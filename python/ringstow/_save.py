@@ -36,7 +36,8 @@ def save(
             dict to dataclass, Enum, set and BytesIO: docs/values.md lists them.
             ``model.state_dict()`` and ``optimizer.state_dict()`` go in as they are. Tensors that
             are the same memory are stored once.
-        path: the checkpoint's directory; made if it is not there, its parents too.
+        path: the checkpoint's directory; made if it is not there, its parents too. Files of others
+            in it stay; a ``*.safetensors`` file that ringstow did not write is refused.
         config: the knobs; None means the defaults.
         allow_pickle: pickle what is none of the above. Loading it also needs
             ``allow_pickle=True``, and runs whatever code the file says. Tensors are never pickled,
