@@ -3,6 +3,8 @@
 PYTHON ?= python3
 GB     ?= 1
 ROUNDS ?= 3
+LOOPS  ?= 1000
+SEED   ?= 0
 MINUTES ?= 10
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
@@ -20,14 +22,15 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu lint doc bench bench-check bench-baseline compare \
-	compare-dcp sweep wheel gpu-bundle gpu-report clean
+.PHONY: help demo test test-rust test-python test-gpu torture-background lint doc bench bench-check bench-baseline \
+	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
+	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
 	@echo "make lint     formatting, clippy, ruff, mypy, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
@@ -57,6 +60,9 @@ test-gpu: $(READY)
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q $(TESTS)
+
+torture-background: $(READY)
+	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)
 
 lint: $(READY) doc
 	tools/preflight.sh $(PYTHON) lint

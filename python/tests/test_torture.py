@@ -1,0 +1,42 @@
+"""A short form of tools/torture.py: no save commits other values than those of the call."""
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+TOOLS = pathlib.Path(__file__).parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+from torturing.changes import ORDINARY, SEEN, UNSEEN  # noqa: E402
+from torturing.loops import run  # noqa: E402
+from torturing.trainer import OPTIMIZERS  # noqa: E402
+
+LOOPS = 40
+# Others are in the long form.
+PER_TEST = 10
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("first", range(0, LOOPS, PER_TEST))
+def test_save_commits_the_values_of_the_call_or_nothing(first, tmp_path):
+    results = []
+    for seed in range(first, first + PER_TEST):
+        (tmp_path / str(seed)).mkdir()
+        results.append(run(seed, tmp_path / str(seed)))
+    assert [result for result in results if result.torn] == []
+    assert any(result.outcome == "saved" for result in results)
+
+
+def test_changes_are_sorted_into_those_seen_and_those_not():
+    assert set(ORDINARY) < set(SEEN)
+    assert not set(SEEN) & set(UNSEEN)
+    assert any("fused" in name for name in OPTIMIZERS)

@@ -1,0 +1,86 @@
+"""Changes tensors at random while `save_async` saves them, and checks what was committed.
+
+    python tools/torture.py                         # 1,000 training loops
+    python tools/torture.py --loops 20 --seed 7     # twenty others; --seed 7 --loops 1 repeats one
+    python tools/torture.py --unseen                # only what docs/background.md says is not seen
+    python tools/torture.py --staging unguarded     # is torn often, which shows that this finds it
+
+Each loop trains a small model on the CPU, saves it with one of the ways of staging, and changes
+weights, buffers and the optimizer's state meanwhile, from this thread and others. A save commits
+exactly the values of the call, or fails and leaves the earlier checkpoint as it was. Where only
+what an ordinary training loop does was done, it must not fail. Exits with 1 if a loop was torn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import faulthandler
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import ringstow
+import torch
+from torturing.changes import SEEN, UNSEEN
+from torturing.loops import Result, Staging, run
+
+HANG_S = 150
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    torch.set_num_threads(1)
+    results: list[Result] = []
+    changes = UNSEEN if options.unseen else SEEN
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix="torture-") as folder:
+        for seed in range(options.seed, options.seed + options.loops):
+            faulthandler.dump_traceback_later(HANG_S, exit=True)
+            inside = Path(folder) / str(seed)
+            inside.mkdir()
+            results.append(run(seed, inside, changes, options.staging))
+            shutil.rmtree(inside)
+            if results[-1].torn and not options.unseen:
+                say(results[-1])
+    faulthandler.cancel_dump_traceback_later()
+    return summary(results, unseen=options.unseen)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    words = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
+    parser.add_argument("--loops", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first loop")
+    parser.add_argument("--dir", type=Path, help="where the checkpoints are saved")
+    parser.add_argument(
+        "--unseen", action="store_true", help="only changes that no save can see; count the torn"
+    )
+    parser.add_argument(
+        "--staging", choices=get_args(Staging), help='this one alone; "unguarded" has to be torn'
+    )
+    return parser.parse_args(arguments)
+
+
+def say(result: Result) -> None:
+    torn = ", ".join(result.torn[:4])
+    print(
+        f"TORN: seed {result.seed}, staging {result.staging}, {result.optimizer}, "
+        f"{result.outcome}: {torn}; changes: {', '.join(result.changes)}",
+        flush=True,
+    )
+
+
+def summary(results: list[Result], *, unseen: bool) -> int:
+    ends = collections.Counter((r.staging, r.outcome) for r in results)
+    for (staging, outcome), count in sorted(ends.items()):
+        print(f"{staging:10} {outcome:10} {count}")
+    torn = sum(bool(r.torn) for r in results)
+    print(f"{torn} torn in {len(results)} loops, ringstow {ringstow.__version__}")
+    return 0 if unseen else int(torn > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""One training loop that is changed at random moments of a save, and what became of the save."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import ringstow
+import torch
+from ringstow._memory import LazyTensor
+
+from .changes import ORDINARY, SEEN, TRAINING, Change
+from .trainer import Trainer, differences, frozen
+
+Staging = Literal["guard", "snapshot", "wait", "unguarded"]
+Outcome = Literal["saved", "refused", "cancelled"]
+
+# A pool of few small blocks: most of the state is still in its tensors when the call returns.
+SMALL_POOL = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
+LARGE_POOL = ringstow.Config(pool_bytes=32 << 20, block_bytes=1 << 20)
+TIMEOUT_S = 60.0
+MOMENT_MAX_S = 0.01
+_OVERTAKEN = "modified by an inplace operation"
+
+
+class Torn(AssertionError):
+    """A checkpoint holds other values than those of the call, or an earlier one was damaged."""
+
+
+@dataclass
+class Result:
+    """What became of the save of one loop."""
+
+    seed: int
+    staging: Staging
+    optimizer: str
+    outcome: Outcome
+    changes: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    """Names of tensors that are not as they should be; empty in a sound loop."""
+
+
+class Gate:
+    """Stands in a state for a tensor that can be copied only once a random moment has passed.
+
+    So that a save is in the middle of its copying for long enough to be hit. Nothing waits for it
+    that would not wait for a slow disk.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._elements = rng.choice([1 << 8, 1 << 15, 1 << 17, 1 << 19])
+        self._moment_s = rng.random() * MOMENT_MAX_S
+        self.tensor = LazyTensor("F32", (self._elements,), 4 * self._elements, self._load)
+
+    def _load(self) -> torch.Tensor:
+        time.sleep(self._moment_s)
+        return torch.zeros(self._elements)
+
+
+def run(
+    seed: int, folder: Path, changes: Sequence[Change] = SEEN, staging: Staging | None = None
+) -> Result:
+    """Train, save, change; check what was committed.
+
+    Args:
+        seed: of everything that is random, except how the threads run.
+        folder: an empty directory for the checkpoints.
+        changes: those to choose from.
+        staging: None: one of those that promise the values of the call, mostly ``"guard"``.
+
+    Raises:
+        TimeoutError: the save, or a thread that changes tensors, did not end within a minute.
+    """
+    rng = random.Random(seed)
+    trainer = Trainer(rng)
+    path = folder / "step-2"
+    earlier: dict[str, Any] = {"earlier": torch.full((1000,), float(seed % 1000))}
+    replaces = rng.random() < 0.5
+    if replaces:
+        ringstow.save(earlier, path)
+    staging = staging or rng.choice(["guard"] * 9 + ["snapshot", "wait"])
+    state = trainer.state()
+    expected = frozen(state)
+    for number in range(rng.choice([0, 1, 2])):
+        state[f"gate{number}"] = Gate(rng).tensor
+    config = rng.choice([SMALL_POOL, LARGE_POOL])
+    # Half of the loops do only what needs no care: their saves have to succeed.
+    mix = ORDINARY if changes is SEEN and rng.random() < 0.5 else changes
+    changers = [Changer(trainer, rng, mix) for _ in range(rng.choice([1, 1, 2, 3]))]
+
+    handle = ringstow.save_async(  # type: ignore[call-arg,unused-ignore]
+        state, path, config=config, staging=staging
+    )
+    cancels = rng.random() < 0.05
+    for changer in changers[1:]:
+        changer.start()
+    changers[0].change()  # in the thread that called
+    if cancels:
+        handle.cancel()
+    outcome = _outcome(handle)
+    for changer in changers[1:]:
+        changer.finish()
+    done = [name for changer in changers for name in changer.done]
+
+    result = Result(seed, staging, trainer.kind, outcome, done)
+    if outcome == "saved":
+        found = ringstow.load(path)
+        result.torn = differences(
+            {name: value for name, value in found.items() if not name.startswith("gate")}, expected
+        )
+    elif replaces:
+        result.torn = differences(ringstow.load(path), earlier)
+    elif (path / "manifest.json").exists() or ringstow.latest(folder) is not None:
+        result.torn = [f"{path} exists"]
+    if outcome == "refused" and (mix is ORDINARY or staging != "guard"):
+        result.torn.append(f"refused although only {', '.join(sorted(set(done)))} ran")
+    _check_free(trainer)
+    return result
+
+
+def _outcome(handle: ringstow.SaveHandle) -> Outcome:
+    try:
+        handle.result(TIMEOUT_S)
+    except ringstow.TornSaveError as error:
+        if not error.tensors:
+            raise Torn("the error of a torn save names no tensor") from error
+        return "refused"
+    except ringstow.SaveCancelledError:
+        return "cancelled"
+    return "saved"
+
+
+def _check_free(trainer: Trainer) -> None:
+    """Check that no step waits any longer."""
+    thread = threading.Thread(target=trainer.optimizer.step, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    if thread.is_alive():
+        raise TimeoutError("an optimizer's step still waits after the save has ended")
+
+
+class Changer:
+    """Makes a few changes at random moments, in a thread of its own or the caller's."""
+
+    def __init__(self, trainer: Trainer, rng: random.Random, changes: Sequence[Change]) -> None:
+        self._trainer = trainer
+        self._rng = random.Random(rng.randrange(1 << 30))
+        picked = self._rng.choices(changes, k=self._rng.choice([1, 2, 4]))
+        self._plan = [(self._rng.random() ** 2 * MOMENT_MAX_S, change) for change in picked]
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
+        self._error: BaseException | None = None
+        self.done: list[str] = []
+
+    def change(self) -> None:
+        """Make the changes."""
+        for moment_s, change in self._plan:
+            if moment_s > MOMENT_MAX_S / 8:  # else right now
+                time.sleep(moment_s)
+            self.done.append(change.__name__)
+            with self._trainer.lock if change in TRAINING else contextlib.nullcontext():
+                self._make(change)
+
+    def _make(self, change: Change) -> None:
+        try:
+            change(self._trainer, self._rng)
+        except RuntimeError as error:
+            # Another thread changed a weight between this one's forward and backward pass.
+            if _OVERTAKEN not in str(error):
+                raise
+
+    def start(self) -> None:
+        """Begin to make them in another thread."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for that thread; raise what it raised."""
+        self._thread.join(TIMEOUT_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"a thread hangs in {self.done[-1]}")
+        if self._error is not None:
+            raise self._error
+
+    def _guarded(self) -> None:
+        try:
+            self.change()
+        except BaseException as error:
+            self._error = error
+
+
+__all__ = ["ORDINARY", "SEEN", "Result", "Torn", "run"]
