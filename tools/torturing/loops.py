@@ -21,6 +21,8 @@ from .trainer import Trainer, differences, frozen
 Staging = Literal["guard", "snapshot", "wait", "unguarded"]
 Outcome = Literal["saved", "refused", "cancelled"]
 
+# Those that promise the values of the call.
+USUAL: list[Staging] = [*["guard"] * 9, "snapshot", "wait"]  # type: ignore[list-item]
 # A pool of few small blocks: most of the state is still in its tensors when the call returns.
 SMALL_POOL = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
 LARGE_POOL = ringstow.Config(pool_bytes=32 << 20, block_bytes=1 << 20)
@@ -64,7 +66,7 @@ class Gate:
 
 
 def run(
-    seed: int, folder: Path, changes: Sequence[Change] = SEEN, staging: Staging | None = None
+    seed: int, folder: Path, changes: Sequence[Change] = SEEN, only: Staging | None = None
 ) -> Result:
     """Train, save, change; check what was committed.
 
@@ -72,7 +74,7 @@ def run(
         seed: of everything that is random, except how the threads run.
         folder: an empty directory for the checkpoints.
         changes: those to choose from.
-        staging: None: one of those that promise the values of the call, mostly ``"guard"``.
+        only: the way of staging; None: one of those that promise the values of the call.
 
     Raises:
         TimeoutError: the save, or a thread that changes tensors, did not end within a minute.
@@ -84,7 +86,7 @@ def run(
     replaces = rng.random() < 0.5
     if replaces:
         ringstow.save(earlier, path)
-    staging = staging or rng.choice(["guard"] * 9 + ["snapshot", "wait"])
+    staging: Staging = rng.choice(USUAL) if only is None else only
     state = trainer.state()
     expected = frozen(state)
     for number in range(rng.choice([0, 1, 2])):
