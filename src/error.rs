@@ -124,6 +124,18 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// A save is committed, and the last sync after that failed: readers see the new checkpoint, and a crash or power
+    /// cut may bring the earlier one back. The files of both are there.
+    #[error("{} is committed, but may not survive a crash or power cut: syncing the directory failed: {source}; \
+             the earlier checkpoint's files are kept. See the kernel's log (dmesg), and save again, best to \
+             another disk", path.display())]
+    NotDurable {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+
     /// The caller cancelled the operation.
     #[error("{} was cancelled; an earlier checkpoint at this path, if any, is untouched", path.display())]
     Cancelled {
@@ -185,6 +197,20 @@ impl Error {
     /// Whether the system said that a file or directory is not there.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Whether bytes were read that are not those that were written, or cannot be read: a bad sector, or what a
+    /// file system finds damaged.
+    pub(crate) fn is_damage(&self) -> bool {
+        use nix::errno::Errno;
+        let damaged = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG].map(|errno| errno as i32);
+        match self {
+            Self::Corrupt { .. } | Self::Format { .. } => true,
+            Self::Io { doing: "reading", source, .. } => {
+                source.raw_os_error().is_some_and(|errno| damaged.contains(&errno))
+            }
+            _ => false,
+        }
     }
 
     /// An [`Error::Format`].

@@ -73,7 +73,8 @@ use std::sync::Arc;
 /// durable. An earlier checkpoint there stands until then. A URL is refused, as is a path that begins with `~`.
 ///
 /// # Errors
-/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
+/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was. But for
+/// [`Error::NotDurable`]: the new one is committed, and may not survive a crash.
 pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> Result<SaveReport> {
     let runtime = Runtime::shared(config)?;
     store::save(&runtime, state, path.as_ref(), &Job::of(config))

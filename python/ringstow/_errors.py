@@ -106,6 +106,22 @@ class BusyError(Error):
         self.path = path
 
 
+class NotDurableError(Error):
+    """A save is committed, but may not survive a crash or power cut: the last sync failed.
+
+    Readers see the new checkpoint; the earlier one's files are kept as well. Save again, best to
+    another disk.
+
+    ``path`` is the checkpoint's directory, ``errno`` what the system said (None if it gave no
+    number).
+    """
+
+    def __init__(self, message: str = "", *, path: str = "", errno: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.errno = errno
+
+
 class ReplacedCheckpointError(Error):
     """Another save replaced the checkpoint after it was opened: open it again, for the newer one.
 

@@ -53,6 +53,7 @@ def save(
             something that ``config`` asks for by name and that this machine can't do.
         BusyError: another save into the same directory is under way.
         TornSaveError: another thread changed a tensor before it had been copied.
+        NotDurableError: the save is committed, but may not survive a crash.
         OSError: the system refused: no space, no permission, a path that is a file.
     """
     handle = _start(state_dict, path, config, "wait", allow_pickle=allow_pickle, is_awaited=True)

@@ -48,6 +48,11 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             attributes.set_item("path", path.as_os_str())?;
             "ReplacedCheckpointError"
         }
+        Error::NotDurable { path, source } => {
+            attributes.set_item("path", path.as_os_str())?;
+            attributes.set_item("errno", source.raw_os_error())?;
+            "NotDurableError"
+        }
         Error::Cancelled { path } => {
             attributes.set_item("path", path.as_os_str())?;
             "SaveCancelledError"

@@ -25,6 +25,7 @@ CASES = [
         {"path": "/a", "missing": ["x"], "unexpected": ["y"], "mismatched": ["z is ..."]},
     ),
     (ringstow.BusyError, {"path": "/a"}),
+    (ringstow.NotDurableError, {"path": "/a", "errno": 5}),
     (ringstow.ReplacedCheckpointError, {"path": "/a"}),
     (ringstow.SaveCancelledError, {"path": "/a"}),
     (ringstow.TornSaveError, {"path": "/a", "tensors": ["w"]}),

@@ -43,7 +43,7 @@ pub(super) fn not_there(path: &Path, error: io::Error) -> Error {
 /// The error for a directory without a manifest, with what is in it and what reads that.
 pub(super) fn no_manifest(dir: &Path) -> Error {
     let path = dir.to_path_buf();
-    if let Some(checkpoint) = companion_of(dir) {
+    if let Ok(Some(checkpoint)) = companion_of(dir) {
         let reason =
             format!("it holds shards of {checkpoint}, which is striped over it: open that");
         return Error::Incomplete { path, reason };

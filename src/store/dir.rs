@@ -72,5 +72,91 @@ pub(super) fn rename_new(from: &Path, to: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Io`].
 pub(super) fn sync(dir: &Path) -> Result<()> {
-    file::sync_dir(dir).map_err(|e| Error::io("syncing", dir, e))
+    try_sync(dir).map_err(|e| Error::io("syncing", dir, e))
+}
+
+/// [`sync`], with the system's own error.
+///
+/// # Errors
+/// The system's.
+pub(super) fn try_sync(dir: &Path) -> io::Result<()> {
+    fault(Call::Sync, dir)?;
+    file::sync_dir(dir)
+}
+
+/// Whether a directory is there. A disk that fails, or a network file system that has lost it, is an error.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn is_there(dir: &Path) -> Result<bool> {
+    match fault(Call::Look, dir).and_then(|()| fs::metadata(dir)) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(e) => Err(Error::io("opening", dir, e)),
+    }
+}
+
+/// What a test can make fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    /// Looking whether a directory is there.
+    Look,
+    /// Reading a small file.
+    Read,
+    /// Syncing a directory.
+    Sync,
+}
+
+/// The error that a test asks for, and none in a program.
+#[cfg(not(test))]
+#[inline]
+pub(super) fn fault(_: Call, _: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+pub(super) use faults::fault;
+
+/// Failures of the system's that no test can bring about: a directory that cannot be synced, a bad sector.
+#[cfg(test)]
+pub(super) mod faults {
+    use super::{Call, Path, PathBuf, io};
+    use std::cell::RefCell;
+
+    thread_local! {
+        static ASKED: RefCell<Vec<(Call, PathBuf, i32)>> = const { RefCell::new(Vec::new()) };
+        static MADE: RefCell<Vec<(Call, PathBuf)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Fails this call on this path, in this thread, until the returned guard goes.
+    pub fn fail(call: Call, path: &Path, errno: nix::errno::Errno) -> Failing {
+        ASKED.with_borrow_mut(|asked| asked.push((call, path.into(), errno as i32)));
+        Failing
+    }
+
+    /// Ends what [`fail`] began.
+    pub struct Failing;
+
+    impl Drop for Failing {
+        fn drop(&mut self) {
+            ASKED.with_borrow_mut(Vec::clear);
+        }
+    }
+
+    /// The paths on which this thread made this call since it was last asked.
+    pub fn made(call: Call) -> Vec<PathBuf> {
+        let all = MADE.take();
+        all.into_iter().filter(|(made, _)| *made == call).map(|(_, path)| path).collect()
+    }
+
+    pub fn fault(call: Call, path: &Path) -> io::Result<()> {
+        MADE.with_borrow_mut(|made| made.push((call, path.into())));
+        let is_asked = |(asked, of, _): &&(Call, PathBuf, i32)| *asked == call && of == path;
+        ASKED.with_borrow(|asked| match asked.iter().find(is_asked) {
+            Some((_, _, errno)) => Err(io::Error::from_raw_os_error(*errno)),
+            None => Ok(()),
+        })
+    }
 }

@@ -58,7 +58,6 @@ fn export_all(
     let config = runtime.config();
     let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;
     let mut parts = Parts::begin(path)?;
-    parts.lock(path)?;
     make_room(path)?;
     parts.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();

@@ -163,7 +163,7 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
 /// What a directory holds by itself.
 fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     // What a checkpoint elsewhere has here is no checkpoint.
-    if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || companion_of(dir).is_some() {
+    if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || companion_of(dir)?.is_some() {
         return Ok(None);
     }
     let opened = Checkpoint::open_with(dir, config);

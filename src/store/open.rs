@@ -1,6 +1,7 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
 use super::diagnose::{no_directory, no_manifest, not_there};
+use super::dir::{Call, fault};
 use super::foreign;
 use super::index::Index;
 use super::places::{Places, companion_of};
@@ -105,7 +106,7 @@ impl Checkpoint {
         if fs::symlink_metadata(path.join(names::MANIFEST)).is_ok() {
             return Self::open_with(path, config);
         }
-        if companion_of(path).is_some() {
+        if companion_of(path)?.is_some() {
             return Err(no_manifest(path));
         }
         Ok(Self::new(path, Kind::Safetensors, foreign::read(path)?, None, config))
@@ -231,6 +232,7 @@ pub(super) fn read_text(dir: &Path) -> Result<Vec<u8>> {
 
 /// Reads a regular file; a link is refused, and a pipe does not hang.
 pub(super) fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
+    fault(Call::Read, path)?;
     let mut bytes = Vec::new();
     open_plain(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -252,7 +254,7 @@ fn open_plain(path: &Path) -> io::Result<fs::File> {
     }
 }
 
-fn is_link(error: &io::Error) -> bool {
+pub(super) fn is_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 

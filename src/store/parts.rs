@@ -2,6 +2,7 @@
 
 use super::dir::{self, remove};
 use super::lock::DirLock;
+use super::ranks;
 use crate::error::{Error, Result};
 use crate::local;
 use std::fs;
@@ -13,6 +14,8 @@ use std::path::{Path, PathBuf};
 pub(super) struct Parts {
     /// Files that are written, or about to be.
     pub files: Vec<PathBuf>,
+    /// The checkpoint's own directory.
+    dir: PathBuf,
     /// Directories that were not there before, outermost first.
     made: Vec<PathBuf>,
     kept: bool,
@@ -23,23 +26,37 @@ pub(super) struct Parts {
 impl Parts {
     /// Nothing yet, in a directory that somebody else has made.
     pub fn new() -> Self {
-        Self { files: Vec::new(), made: Vec::new(), kept: false, lock: None }
+        Self { files: Vec::new(), dir: PathBuf::new(), made: Vec::new(), kept: false, lock: None }
     }
 
-    /// Makes the directory and its parents, if need be.
+    /// Makes the directory and its parents, if need be, and locks it until these are dropped.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a URL, or [`Error::Io`], and nothing is made.
+    /// [`Error::Invalid`] for a URL; [`Error::Busy`] if another save holds the lock; [`Error::Io`]. Nothing is made
+    /// then.
     pub fn begin(dir: &Path) -> Result<Self> {
+        /// So often may a clean-up remove the directory before it is locked.
+        const TRIES: usize = 100;
         local::check(dir)?;
-        let mut parts = Self::new();
+        let mut tries = 0;
+        loop {
+            let mut parts = Self::new();
+            match parts.make(dir).and_then(|()| parts.lock(dir)) {
+                Err(error) if error.is_not_found() && tries < TRIES => tries += 1,
+                done => return done.map(|()| parts),
+            }
+        }
+    }
+
+    fn make(&mut self, dir: &Path) -> Result<()> {
+        self.dir = dir.into();
         let missing: Vec<&Path> = dir
             .ancestors()
             .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())
             .collect();
-        missing.into_iter().rev().try_for_each(|dir| parts.make_dir(dir))?;
+        missing.into_iter().rev().try_for_each(|dir| self.make_dir(dir))?;
         match fs::metadata(dir) {
-            Ok(kind) if kind.is_dir() => Ok(parts),
+            Ok(kind) if kind.is_dir() => Ok(()),
             Ok(_) => {
                 let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
                 Err(Error::io("saving to (a checkpoint is a directory)", dir, error))
@@ -61,11 +78,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Locks the directory, until these are dropped.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if another save holds it; [`Error::Io`].
-    pub fn lock(&mut self, dir: &Path) -> Result<()> {
+    fn lock(&mut self, dir: &Path) -> Result<()> {
         self.lock = Some(DirLock::take(dir)?);
         Ok(())
     }
@@ -80,13 +93,42 @@ impl Parts {
         self.kept
     }
 
-    /// Makes the names of the directories that were made durable.
+    /// Makes the names of the directory, and of all that were made, durable. The directory's own also if it was
+    /// there: whoever made it may not have lived to do that.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
     pub fn sync_parents(&self) -> Result<()> {
-        let parents = self.made.iter().filter_map(|dir| dir.parent());
-        for parent in parents.filter(|parent| !parent.as_os_str().is_empty()) {
-            dir::sync(parent)?;
+        for parent in self.made.iter().filter_map(|dir| dir.parent()) {
+            dir::sync(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
+        }
+        // Its true parent: the path may be a link, or end in `..`.
+        let own = fs::canonicalize(&self.dir).map_err(|e| Error::io("opening", &self.dir, e))?;
+        // One that ranks saved each by itself is in another of ours.
+        let names = if ranks::dir_rank(&own).is_some() { 2 } else { 1 };
+        for parent in own.ancestors().skip(1).take(names) {
+            match dir::sync(parent) {
+                // Nor was the directory made by who may not even list this one.
+                Err(Error::Io { source, .. })
+                    if source.kind() == io::ErrorKind::PermissionDenied => {}
+                synced => synced?,
+            }
         }
         Ok(())
+    }
+
+    /// Removes an empty directory that was made. Only with its lock: another save may be about to write into it,
+    /// which has found it there.
+    fn remove_dir(&self, dir: &Path) {
+        let is_locked = self.lock.is_some() && dir == self.dir;
+        let _lock = match is_locked {
+            true => None,
+            false => match DirLock::take(dir) {
+                Ok(lock) => Some(lock),
+                Err(_) => return,
+            },
+        };
+        let _ = fs::remove_dir(dir); // only an empty one goes
     }
 }
 
@@ -101,7 +143,52 @@ impl Drop for Parts {
             }
         }
         for dir in self.made.iter().rev() {
-            let _ = fs::remove_dir(dir); // only an empty one goes
+            self.remove_dir(dir);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::dir::{Call, faults};
+
+    #[test]
+    fn a_loser_removes_no_directory_that_the_winner_has_locked() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a/b");
+        let mut loser = Parts::new();
+        loser.make(&dir).unwrap();
+        let winner = Parts::begin(&dir).unwrap();
+        assert!(matches!(loser.lock(&dir), Err(Error::Busy { .. })));
+        drop(loser);
+        assert!(dir.exists());
+        drop(winner);
+        assert!(dir.exists(), "nor does the winner, who did not make it");
+    }
+
+    #[test]
+    fn the_name_of_a_directory_is_durable_whoever_made_it() {
+        let root = tempfile::tempdir_in(".").unwrap();
+        let there = root.path().join("there");
+        fs::create_dir(&there).unwrap();
+        let synced = |dir: &Path| {
+            let parts = Parts::begin(dir).unwrap();
+            faults::made(Call::Sync);
+            parts.sync_parents().unwrap();
+            faults::made(Call::Sync).into_iter().map(|dir| fs::canonicalize(dir).unwrap()).collect()
+        };
+        let [root, cwd] = [root.path(), Path::new(".")].map(|dir| fs::canonicalize(dir).unwrap());
+        let all: Vec<PathBuf> = synced(&there);
+        assert_eq!(all, [&*root]);
+        // A path without a parent, as `save("step-1")` has it.
+        let all: Vec<PathBuf> = synced(Path::new(root.file_name().unwrap()));
+        assert_eq!(all, [&*cwd]);
+        std::os::unix::fs::symlink(&there, root.join("link")).unwrap();
+        let all: Vec<PathBuf> = synced(&root.join("link"));
+        assert_eq!(all, [&*root]);
+        // A rank's own, in a whole that another rank has made.
+        let all: Vec<PathBuf> = synced(&there.join("rank00001"));
+        assert_eq!(all, [&*there, &*there, &*root]);
     }
 }

@@ -8,7 +8,7 @@
 
 use super::dir;
 use super::lock::DirLock;
-use super::open::read_plain;
+use super::open::{is_link, read_plain};
 use super::parts::Parts;
 use crate::engine::file::create;
 use crate::engine::ladder::Fallback;
@@ -77,7 +77,7 @@ impl Places {
     /// [`Error::Invalid`] for a stripe that is not there, is the checkpoint's own parent, or where a
     /// directory of this name belongs to something else; also if `dir` is itself a companion.
     pub fn to_save(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
-        if let Some(checkpoint) = companion_of(dir) {
+        if let Some(checkpoint) = companion_of(dir)? {
             return Err(Error::invalid(format!(
                 "{} holds shards of the checkpoint {checkpoint}, which is striped over it: save to \
                  another path",
@@ -225,9 +225,13 @@ impl Places {
         self.companions.iter().map(|companion| companion.dir.as_path())
     }
 
-    /// The directories that are there.
-    pub fn there(&self) -> impl Iterator<Item = &Path> {
-        self.dirs().filter(|dir| dir.is_dir())
+    /// The directories that are there. One that cannot be reached is not taken for one that is not there.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn there(&self) -> Result<Vec<&Path>> {
+        let there = |dir| Ok(dir::is_there(dir)?.then_some(dir));
+        self.dirs().map(there).filter_map(Result::transpose).collect()
     }
 
     /// Why directories of the configuration are not looked into.
@@ -285,7 +289,14 @@ impl Places {
         for dir in self.companions() {
             parts.make_dir(dir)?;
             // Only while the marker is not there can two want the same directory.
-            let _claiming = DirLock::take(dir)?;
+            let _claiming = match DirLock::take(dir) {
+                // A clean-up has removed it just now.
+                Err(error) if error.is_not_found() => {
+                    parts.make_dir(dir)?;
+                    DirLock::take(dir)?
+                }
+                lock => lock?,
+            };
             match self.holder(dir)? {
                 Holder::This => {}
                 Holder::Nobody => self.mark(dir, parts)?,
@@ -327,15 +338,21 @@ impl Places {
             file.sync_all()?;
             fs::rename(&part, &path)
         };
-        write().map_err(|e| Error::io("writing", &path, e))
+        write().map_err(|e| Error::io("writing", &path, e))?;
+        // Before any shard: without the marker, nobody would know whose the shards are.
+        dir::sync(dir)
     }
 
-    /// Makes the names of all files in the companions durable.
+    /// Makes the names of all files in the companions durable, and those of the companions.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn sync_companions(&self) -> Result<()> {
-        self.companions().filter(|dir| dir.is_dir()).try_for_each(dir::sync)
+        for Companion { dir, stripe } in &self.companions {
+            dir::sync(dir)?;
+            dir::sync(stripe)?;
+        }
+        Ok(())
     }
 
     /// What is to be said of directories that share a disk.
@@ -363,7 +380,7 @@ impl Places {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Holder::Nobody),
             Err(e) => return Err(Error::io("listing", companion, e)),
         };
-        if let Some(checkpoint) = companion_of(companion) {
+        if let Some(checkpoint) = companion_of(companion)? {
             if checkpoint == self.marked {
                 return Ok(Holder::This);
             }
@@ -379,9 +396,22 @@ impl Places {
 }
 
 /// The checkpoint whose companion a directory says it is.
-pub(super) fn companion_of(dir: &Path) -> Option<String> {
-    let text = read_plain(&dir.join(names::COMPANION)).ok()?;
-    serde_json::from_slice::<Marker>(&text).ok().map(|marker| marker.checkpoint)
+///
+/// # Errors
+/// [`Error::Io`] for a marker that is there and cannot be read: what lies beside it may be somebody's.
+pub(super) fn companion_of(dir: &Path) -> Result<Option<String>> {
+    let path = dir.join(names::COMPANION);
+    match read_plain(&path) {
+        Ok(text) => Ok(serde_json::from_slice(&text).ok().map(|marker: Marker| marker.checkpoint)),
+        Err(e) if is_no_marker(&e) => Ok(None),
+        Err(e) => Err(Error::io("reading", path, e)),
+    }
+}
+
+/// It is not there, or a link, or no file.
+fn is_no_marker(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
+    [NotFound, NotADirectory, InvalidInput].contains(&error.kind()) || is_link(error)
 }
 
 /// The own directory's name; of the directory of a rank that saves by itself, which has the same name

@@ -153,7 +153,11 @@ impl Pruning<'_> {
         if !file_names(dir)?.iter().any(ours) && places.companions().next().is_none() {
             return Ok(Swept::default());
         }
-        if let Some(checkpoint) = companion_of(dir) {
+        let checkpoint = match companion_of(dir) {
+            Err(error) => return Ok(left(dir, error.to_string())),
+            checkpoint => checkpoint?,
+        };
+        if let Some(checkpoint) = checkpoint {
             let reason = format!("it holds shards of {checkpoint}, which are cleared up with that");
             return Ok(left(dir, reason));
         }
@@ -169,7 +173,7 @@ impl Pruning<'_> {
         }
         let plan = match committed(&places).and_then(|listed| plan_by(&places, listed.as_ref())) {
             Ok(plan) => plan,
-            Err(error @ Error::Io { .. }) => return Err(error),
+            Err(error @ Error::Io { .. }) if !error.is_damage() => return Err(error),
             Err(error) => {
                 return Ok(left(dir, format!("nobody can tell what is stale there: {error}")));
             }
@@ -183,8 +187,8 @@ impl Pruning<'_> {
     /// Removes a directory that a clean-up emptied; false if something else is in it.
     fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
         match self.act {
-            // Only an empty directory can be removed so.
-            Act::CarryOut => fs::remove_dir(dir).is_ok(),
+            // Under its lock: a save may have found it there meanwhile. Only an empty directory can be removed so.
+            Act::CarryOut => DirLock::take(dir).is_ok_and(|_lock| fs::remove_dir(dir).is_ok()),
             Act::Plan => fs::read_dir(dir).is_ok_and(|mut entries| {
                 entries.all(|entry| entry.is_ok_and(|entry| swept.removed.contains(&entry.path())))
             }),
@@ -206,5 +210,22 @@ impl Swept {
         self.removed.extend(other.removed);
         self.renamed.extend(other.renamed);
         self.left.extend(other.left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_a_save_has_locked_is_not_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("step");
+        fs::create_dir(&dir).unwrap();
+        let saver = DirLock::take(&dir).unwrap();
+        let pruning = Pruning { stripe: &[], act: Act::CarryOut, asked: true };
+        assert!(!pruning.remove_emptied(&dir, &Swept::default()));
+        drop(saver);
+        assert!(pruning.remove_emptied(&dir, &Swept::default()));
     }
 }

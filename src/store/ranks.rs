@@ -66,7 +66,7 @@ fn is_checkpoint(dir: &Path) -> bool {
 /// Whether a directory of its own says that a checkpoint is, was or was to be there.
 fn holds_trace(dir: &Path) -> bool {
     let found = file_names(dir).is_ok_and(|all| all.iter().any(|name| names::is_trace(name)));
-    found && companion_of(dir).is_none()
+    found && !companion_of(dir).is_ok_and(|of| of.is_some())
 }
 
 /// Whether the whole that these parts make up can be loaded, and why not.

@@ -125,6 +125,8 @@ pub(super) fn remove_parts(
     stripe: &[PathBuf],
 ) -> Result<Vec<PathBuf>> {
     check_parts(dir, parts, stripe)?.into_iter().try_for_each(take_down)?;
+    // Of those that an earlier call took down, perhaps before that was durable.
+    parts.iter().filter(|part| is_retired(part)).try_for_each(|part| dir::sync(part))?;
     // Those of a rank that saved over its own part. While a part is there that says that all is to go: with
     // the last of them, nobody would find them again.
     let mut removed = Spares::under(dir).clear_but(std::iter::empty())?;
@@ -138,7 +140,10 @@ pub(super) fn remove_parts(
             remove_if_empty(&part)?;
         }
     }
-    remove_if_empty(dir)?;
+    // Not if somebody is about to save into it.
+    if let Ok(_lock) = DirLock::take(dir) {
+        remove_if_empty(dir)?;
+    }
     Ok(removed)
 }
 
@@ -223,7 +228,8 @@ fn how_to_find(places: &Places, manifest: &Manifest) -> String {
 }
 
 fn recycle(places: &Places) -> Result<Swept> {
-    let spares: Vec<Spares> = places.there().map(Spares::beside).collect::<Result<_>>()?;
+    let spares: Vec<Spares> =
+        places.there()?.into_iter().map(Spares::beside).collect::<Result<_>>()?;
     let mut swept = sweep_keeping(places, None)?;
     // What an earlier checkpoint of more ranks or shards left would never be written over.
     for spares in spares {
@@ -236,8 +242,8 @@ fn recycle(places: &Places) -> Result<Swept> {
 /// Takes the manifest away, durably: the end of the checkpoint.
 fn take_down(dir: &Path) -> Result<()> {
     match read_manifest(dir) {
-        // An earlier call was killed.
-        Err(Error::Incomplete { .. }) if is_retired(dir) => return Ok(()),
+        // An earlier call was killed, perhaps before this was durable.
+        Err(Error::Incomplete { .. }) if is_retired(dir) => return dir::sync(dir),
         manifest => drop(manifest?),
     }
     remove_mark(dir)?;

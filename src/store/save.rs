@@ -33,7 +33,8 @@ pub(crate) struct Contents<'a> {
 /// An earlier checkpoint at `path` stands until the new one is committed.
 ///
 /// # Errors
-/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was.
+/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was. But for
+/// [`Error::NotDurable`]: the new one is committed, and may not survive a crash.
 pub fn save(
     runtime: &Runtime,
     state: &StateDict<'_>,

@@ -170,7 +170,8 @@ impl Session {
     /// # Errors
     /// [`Error::Invalid`] for receipts that are missing, of an earlier save, do not fit together or do
     /// not cover a tensor; [`Error::Incomplete`] for a part that cannot be seen from here; [`Error::Io`]. In each
-    /// case nothing is committed, and what the ranks wrote is removed.
+    /// case nothing is committed, and what the ranks wrote is removed. [`Error::NotDurable`] if it is committed, and
+    /// may not survive a crash.
     pub fn commit(self, receipts: Vec<Receipt>, state: Box<RawValue>) -> Result<Committed> {
         self.commit_names(receipts, state, &[])
     }

@@ -179,7 +179,7 @@ enum Taken {
 /// [`Error::Io`] where what was moved cannot be made durable, or be removed again.
 pub(super) fn claim(places: &Places, shards: &[Shard], parts: &[PathBuf]) -> Result<Claimed> {
     let mut claimed = Claimed::default();
-    for dir in places.there() {
+    for dir in places.there()? {
         let (spares, mut any) = (Spares::beside(dir)?, false);
         let here = shards.iter().zip(parts).filter(|(_, part)| part.parent() == Some(dir));
         for (shard, part) in here {

@@ -4,6 +4,7 @@
 //! checkpoints of a directory.
 
 use super::dir::{self, entries, file_names, remove};
+use super::lock::DirLock;
 use super::open::read_files;
 use super::places::Places;
 use super::spares::Spares;
@@ -53,7 +54,7 @@ pub(super) fn sweep(places: &Places, manifest: Option<&[FileEntry]>) -> Result<S
 /// [`sweep`], keeping shards that no manifest lists as spare files, where that can be.
 pub(super) fn sweep_keeping(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Swept> {
     let mut plan = plan(places, manifest)?;
-    for dir in places.there() {
+    for dir in places.there()? {
         let (spares, before) = (Spares::beside(dir)?, plan.kept.len());
         for path in std::mem::take(&mut plan.remove) {
             let kept = path.parent() == Some(dir) && spares.keep(&path)?;
@@ -91,7 +92,8 @@ pub(super) fn sweep_by(places: &Places, committed: Option<&Listed>) -> Result<Sw
 /// # Errors
 /// As for [`sweep_by`].
 pub(super) fn plan_by(places: &Places, committed: Option<&Listed>) -> Result<Plan> {
-    plan(places, committed.map(|listed| &*listed.files))
+    let plan = plan(places, committed.map(|listed| &*listed.files))?;
+    Ok(Plan { unsynced: Some(places.own().into()), ..plan })
 }
 
 /// What is to be done to a checkpoint's directories.
@@ -110,6 +112,9 @@ pub(super) struct Plan {
     mark: Option<PathBuf>,
     /// Shards that are there under both of their names.
     left: Vec<Left>,
+    /// The checkpoint's own directory, if another process may have renamed what this goes by, and have ended
+    /// before that was durable: after a crash the files would be missed that are to be removed.
+    unsynced: Option<PathBuf>,
 }
 
 fn plan(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Plan> {
@@ -118,7 +123,7 @@ fn plan(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Plan> {
     let mark = places.own().join(names::RETIRED);
     let retired = fs::symlink_metadata(&mark).is_ok();
     let mut plan = Plan::default();
-    for dir in places.there() {
+    for dir in places.there()? {
         plan.add(dir, &listed, manifest.is_some() || retired)?;
         if dir != places.own() && plan.empties(dir)? {
             plan.emptied.push(dir.into());
@@ -166,6 +171,9 @@ impl Plan {
     /// # Errors
     /// [`Error::Io`].
     pub fn carry_out(self) -> Result<Swept> {
+        if let Some(own) = self.unsynced.as_ref().filter(|_| self.changes_anything()) {
+            dir::sync(own)?;
+        }
         // Stale shards go first: who knows no manifest never sees them beside new ones.
         for path in &self.remove {
             remove(path)?;
@@ -180,13 +188,22 @@ impl Plan {
             dir::sync(dir)?;
         }
         for dir in &self.emptied {
+            // Another checkpoint of the name may be about to claim it. Then only the marker goes.
+            let lock = DirLock::take(dir);
             remove(&dir.join(names::COMPANION))?;
-            let _ = fs::remove_dir(dir); // only an empty one goes
+            if lock.is_ok() {
+                let _ = fs::remove_dir(dir); // only an empty one goes
+            }
         }
         if let Some(mark) = &self.mark {
             remove(mark)?;
         }
         Ok(self.swept())
+    }
+
+    fn changes_anything(&self) -> bool {
+        let lists = [&self.remove, &self.touched, &self.emptied];
+        self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
     }
 
     /// What it comes to.

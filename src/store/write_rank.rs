@@ -13,6 +13,7 @@ use super::unique::unique;
 use crate::engine::file;
 use crate::error::{Error, Result};
 use crate::format::{Receipt, names};
+use crate::local;
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
@@ -51,6 +52,7 @@ fn write_part(
     let started = Instant::now();
     let contents = state.contents();
     contents.check_sizes()?;
+    local::check(path)?;
     let UnderWay { session, generation } = under_way(path)?;
     // No receipt of an earlier write is true from here on.
     let done = path.join(names::done(rank));

@@ -7,6 +7,7 @@ own reader, which unpickles it, is told whose checkpoint it has before it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import pickle
@@ -43,12 +44,28 @@ def write(path: str) -> None:
     target = os.path.join(path, NAME)
     temporary = f"{target}.tmp"
     try:
-        with open(temporary, "wb") as file:
+        # A new file, whatever has the name: a link would lead elsewhere.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
             pickle.dump(_Mark(), file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
+        _sync(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         _log.warning("%s is committed, but without %s: %s", path, NAME, error)
+
+
+def _sync(directory: str) -> None:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such operation needs none
+            raise
+    finally:
+        os.close(opened)

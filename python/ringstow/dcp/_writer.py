@@ -236,6 +236,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             InvalidStateError: a rank's results, or a part of a tensor, are missing.
+            NotDurableError: it is there, but may not survive a crash.
             OSError: the system refused.
         """
         receipts = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]

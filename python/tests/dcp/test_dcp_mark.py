@@ -1,0 +1,33 @@
+"""The file ``.metadata`` that a DCP save leaves beside its manifest."""
+
+from __future__ import annotations
+
+import os
+
+from ringstow.dcp import _mark
+
+
+def test_a_planted_link_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    step = tmp_path / "step"
+    step.mkdir()
+    for name in (".metadata", ".metadata.tmp"):
+        (step / name).symlink_to(victim)
+    _mark.write(str(step))
+    assert victim.read_text() == "precious"
+    assert os.listdir(step) == [".metadata"]
+    assert not (step / ".metadata").is_symlink()
+
+
+def test_the_directory_is_synced_after_the_rename(tmp_path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def recorded(opened):
+        synced.append(os.readlink(f"/proc/self/fd/{opened}"))
+        fsync(opened)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    _mark.write(str(tmp_path))
+    assert synced == [str(tmp_path / ".metadata.tmp"), str(tmp_path)]
