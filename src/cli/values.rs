@@ -15,16 +15,16 @@ const INDENT_MAX: usize = 16;
 /// The lines of a tree.
 pub fn lines(root: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    match root {
-        Value::Dict(_) | Value::List(_) | Value::Tuple(_) => children(root, 0, &mut lines),
-        _ => lines.push(inline(root)),
+    match is_container(root) {
+        true => children(root, 0, &mut lines),
+        false => lines.push(inline(root)),
     }
     lines
 }
 
 /// One line a child, tensors left out; then those of its own children.
 fn children(parent: &Value, depth: usize, lines: &mut Vec<String>) {
-    match parent {
+    match parent.plain() {
         Value::Dict(items) => {
             for (key, value) in items {
                 let key = match key {
@@ -56,7 +56,11 @@ fn child(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
                 0 => String::new(),
                 n => format!(" {}", count(n, "tensor")),
             };
-            lines.push(format!("{indent}{name}:{note}"));
+            let kind = match value {
+                Value::Other(fields) => format!(" {}", kind(fields)),
+                _ => String::new(),
+            };
+            lines.push(format!("{indent}{name}:{kind}{note}"));
             children(value, depth + 1, lines);
         }
     }
@@ -65,7 +69,7 @@ fn child(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
 /// Tensors directly in a container.
 fn tensors(value: &Value) -> usize {
     let is_tensor = |value: &Value| matches!(value, Value::Tensor(_));
-    match value {
+    match value.plain() {
         Value::Dict(items) => items.iter().filter(|(_, value)| is_tensor(value)).count(),
         Value::List(items) | Value::Tuple(items) => items.iter().filter(|v| is_tensor(v)).count(),
         _ => 0,
@@ -74,14 +78,17 @@ fn tensors(value: &Value) -> usize {
 
 /// Whether a value goes on one line: a scalar, or a list of scalars.
 fn is_flat(value: &Value) -> bool {
-    let is_scalar = |value: &Value| {
-        !matches!(value, Value::Dict(_) | Value::List(_) | Value::Tuple(_) | Value::Tensor(_))
-    };
-    match value {
+    let is_scalar = |value: &Value| !is_container(value) && !matches!(value, Value::Tensor(_));
+    match value.plain() {
         Value::Dict(items) => items.is_empty(),
         Value::List(items) | Value::Tuple(items) => items.iter().all(is_scalar),
         _ => true,
     }
+}
+
+/// Whether it has children, whatever its type was in Python.
+fn is_container(value: &Value) -> bool {
+    matches!(value.plain(), Value::Dict(_) | Value::List(_) | Value::Tuple(_))
 }
 
 /// A value on one line, shortened.
@@ -124,9 +131,40 @@ fn sequence(open: &str, items: impl Iterator<Item = String>, len: usize, close: 
     }
 }
 
-/// What another language wrote: its tag, then its fields.
+/// What type a value had in Python: `set`, `app.Config`, `datetime.date`.
+fn kind(fields: &[(String, Value)]) -> String {
+    let Some((tag, first)) = fields.first() else { return String::new() };
+    match (tag.as_str(), first) {
+        ("$dataclass" | "$namedtuple" | "$namespace" | "$enum" | "$value", Value::Str(name)) => {
+            let name = name.strip_prefix("builtins.").unwrap_or(name).replace(':', ".");
+            short(&name, INLINE_MAX)
+        }
+        _ => printable(tag.trim_start_matches('$')),
+    }
+}
+
+/// What another language wrote: its type and what it holds; else its tag, then its fields.
 fn other(fields: &[(String, Value)]) -> String {
     let Some(((tag, first), rest)) = fields.split_first() else { return "{}".into() };
+    let field = |wanted: &str| rest.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+    match (tag.as_str(), field("name"), field("value"), field("args")) {
+        ("$enum", Some(Value::Str(name)), ..) => {
+            return format!("{}.{}", kind(fields), short(name, INLINE_MAX));
+        }
+        ("$enum", None, Some(number), _) => return format!("{}({})", kind(fields), inline(number)),
+        ("$value", .., Some(Value::List(args))) => {
+            let args = sequence("(", args.iter().map(inline), args.len(), ")");
+            return format!("{}{args}", kind(fields));
+        }
+        ("$str", ..) => return inline(first),
+        ("$set" | "$frozenset" | "$deque" | "$defaultdict", ..) => {
+            return format!("{}{}", kind(fields), inline(first));
+        }
+        ("$dataclass" | "$namedtuple" | "$namespace", ..) => {
+            return format!("{}{}", kind(fields), field("fields").map_or_else(String::new, inline));
+        }
+        _ => {}
+    }
     let named = rest.iter().map(|(name, value)| format!("{}={}", printable(name), inline(value)));
     let all = std::iter::once(inline(first)).chain(named);
     let inside = sequence("(", all, fields.len(), ")");
@@ -170,6 +208,41 @@ mod tests {
                 "name: \"a\\u{1b}[31m\"",
                 "rng: 5056 bytes",
                 "loader: object loader",
+            ]
+        );
+    }
+
+    #[test]
+    fn types_of_python_are_named() {
+        let json = r#"{
+            "config": {"$dataclass": "app:Config", "fields": {"lr": 0.1, "w": {"$tensor": "config.w"}}},
+            "tags": {"$set": ["a", "b"]},
+            "window": {"$deque": [{"$tensor": "window.0"}], "maxlen": 3},
+            "points": [{"$namedtuple": "app:P", "fields": {"x": 1}}],
+            "mode": {"$enum": "app:Mode", "name": "TRAIN"},
+            "flags": {"$enum": "app:Flags", "value": 3},
+            "version": {"$str": "2.1", "type": "app:Version"},
+            "day": {"$value": "datetime.date", "args": ["2026-01-31"]},
+            "z": {"$value": "builtins.complex", "args": [1.0, {"$float": "inf"}]},
+            "odd": {"$dataclass": 5}
+        }"#;
+        let text = serde_json::value::RawValue::from_string(json.into()).unwrap();
+        assert_eq!(
+            lines(&Value::from_json(&text).unwrap()),
+            [
+                "config: app.Config 1 tensor",
+                "  lr: 0.1",
+                "tags: set[\"a\", \"b\"]",
+                "window: deque 1 tensor",
+                "points:",
+                "  [0]: app.P",
+                "    x: 1",
+                "mode: app.Mode.TRAIN",
+                "flags: app.Flags(3)",
+                "version: \"2.1\"",
+                "day: datetime.date(\"2026-01-31\")",
+                "z: complex(1.0, inf)",
+                "odd: dataclass",
             ]
         );
     }

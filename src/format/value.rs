@@ -47,7 +47,8 @@ pub enum Value {
     Tensor(String),
     /// The opaque byte string of this name, which lies among the tensors.
     Object(String),
-    /// What another language wrote: a NumPy scalar, a `torch.Size`, a pickle. Tag, then fields.
+    /// What another language wrote: a NumPy scalar, a dataclass, a set, a pickle. Tag, then fields;
+    /// see [`Value::plain`].
     Other(Vec<(String, Value)>),
 }
 
@@ -77,9 +78,26 @@ impl Value {
             .map_err(|e| Error::invalid(format!("the state's values cannot be written: {e}")))
     }
 
-    /// The value at a key of a dictionary.
+    /// The value without the type that it had in Python.
+    ///
+    /// That is the list of what a set or a deque holds, the dictionary of a defaultdict or of the
+    /// fields of a dataclass, a named tuple or a namespace, and the text of a sub-class of `str`. It
+    /// is the value itself for all else.
+    pub fn plain(&self) -> &Value {
+        let Self::Other(fields) = self else { return self };
+        let Some((tag, body)) = fields.first() else { return self };
+        match tag.as_str() {
+            "$set" | "$frozenset" | "$deque" | "$defaultdict" | "$str" => body,
+            "$dataclass" | "$namedtuple" | "$namespace" => {
+                fields.iter().find(|(name, _)| name == "fields").map_or(self, |(_, value)| value)
+            }
+            _ => self,
+        }
+    }
+
+    /// The value at a key of a dictionary, or of a field; see [`Value::plain`].
     pub fn get(&self, key: &str) -> Option<&Value> {
-        match self {
+        match self.plain() {
             Self::Dict(items) => {
                 items.iter().find(|(k, _)| matches!(k, Self::Str(s) if s == key)).map(|(_, v)| v)
             }
@@ -90,7 +108,7 @@ impl Value {
     /// What has a name: a path of keys and indices joined by dots, as in `optimizer.param_groups.0.lr`. A key
     /// may have dots itself.
     pub fn find(&self, name: &str) -> Option<&Value> {
-        match self {
+        match self.plain() {
             Self::Dict(items) => items.iter().find_map(|(key, child)| match key {
                 Self::Str(step) => child.find_at(step, name),
                 Self::Int(number) => child.find_at(&number.to_string(), name),
@@ -130,7 +148,7 @@ impl Value {
 
     /// The text, if it is one.
     pub fn as_str(&self) -> Option<&str> {
-        match self {
+        match self.plain() {
             Self::Str(text) => Some(text),
             _ => None,
         }
@@ -350,6 +368,11 @@ fn untag(mut items: Vec<(String, Value)>) -> std::result::Result<Value, String> 
             Value::Dict(pairs.into_iter().map(pair).collect::<Option<_>>().ok_or_else(bad)?)
         }
         ("$odict", Value::Dict(items)) => Value::Dict(items),
+        ("$defaultdict", Value::List(pairs)) => {
+            let pairs = pairs.into_iter().map(pair).collect::<Option<_>>().ok_or_else(bad)?;
+            *value = Value::Dict(pairs);
+            Value::Other(items)
+        }
         (_, other) => {
             *value = other;
             Value::Other(items)
@@ -438,10 +461,39 @@ mod tests {
         assert!(nested(NESTING_MAX + 1).unwrap_err().to_string().contains("nested"));
     }
 
+    fn read(json: &str) -> Value {
+        Value::from_json(&RawValue::from_string(json.into()).unwrap()).unwrap()
+    }
+
     #[test]
     fn unknown_tags_are_kept() {
-        let json = r#"{"$scalar":"<f8","data":"AAAAAAAA8D8="}"#;
-        let text = RawValue::from_string(json.into()).unwrap();
-        assert_eq!(Value::from_json(&text).unwrap().to_json().unwrap().get(), json);
+        for json in [
+            r#"{"$scalar":"<f8","data":"AAAAAAAA8D8="}"#,
+            r#"{"$set":[1,2]}"#,
+            r#"{"$defaultdict":{"a":[1]},"factory":"list"}"#,
+            r#"{"$dataclass":"app:Config","fields":{"lr":0.1}}"#,
+            r#"{"$value":"datetime.date","args":["2026-01-31"]}"#,
+        ] {
+            assert_eq!(read(json).to_json().unwrap().get(), json);
+        }
+    }
+
+    #[test]
+    fn containers_of_python_are_read_without_their_type() {
+        let config = read(
+            r#"{"c":{"$dataclass":"app:C","fields":{"lr":0.5,"w":{"$tensor":"c.w"},"n":[{"$str":"x","type":"app:N"}]}}}"#,
+        );
+        let inner = config.get("c").unwrap();
+        assert_eq!(inner.get("lr").unwrap().as_float(), Some(0.5));
+        assert_eq!(config.find("c.w"), Some(&Value::Tensor("c.w".into())));
+        assert_eq!(config.find("c.n.0").unwrap().as_str(), Some("x"));
+        let list = Value::List(vec![Value::Int(1)]);
+        for json in [r#"{"$set":[1]}"#, r#"{"$frozenset":[1]}"#, r#"{"$deque":[1],"maxlen":3}"#] {
+            assert_eq!(read(json).plain(), &list);
+        }
+        let by_pairs = read(r#"{"$defaultdict":[[1,2]],"factory":null}"#);
+        assert_eq!(by_pairs.plain(), &Value::Dict(vec![(Value::Int(1), Value::Int(2))]));
+        assert_eq!(read(r#"{"$enum":"app:E","name":"A"}"#).plain().as_str(), None);
+        assert_eq!(read(r#"{"$dataclass":5}"#).get("x"), None);
     }
 }
