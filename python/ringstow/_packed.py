@@ -115,6 +115,5 @@ def _bytes_of(owner: Any, key: str) -> bytes:
     import ctypes  # takes a while, and is rarely wanted
 
     dense = owner.detach().cpu().contiguous()
-    import ctypes  # takes a while, and is rarely wanted
 
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size())
