@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import storage
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -29,7 +29,7 @@ from ringstow._errors import (
     ReplacedCheckpointError,
 )
 from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _objects, _paths, _targets, _whole
+from ringstow.dcp import _broadcast, _ids, _objects, _paths, _targets, _whole
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry
@@ -89,6 +89,8 @@ class StorageReader(storage.StorageReader):
         self._use_collectives = True
         self._checkpoint: _native.Checkpoint | None = None
         self._contents: Contents | None = None
+        self.load_id = _ids.fresh()
+        """Which load it is, as in torch's StorageMeta."""
         self.report: LoadReport | None = None
         """What this rank's latest load that got through did."""
 
@@ -101,6 +103,7 @@ class StorageReader(storage.StorageReader):
         self._checkpoint = self._contents = None
         if checkpoint_id is not None:
             self._path = _paths.directory(checkpoint_id)
+        self.load_id = _ids.fresh()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
@@ -136,7 +139,7 @@ class StorageReader(storage.StorageReader):
         try:
             path = self._require_path()
             contents = self._open(path) if rank is None else self._open_part(path, rank)
-            return contents.metadata(allow_pickle=self._allow_pickle)
+            return self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
         except Exception as error:
             # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
             is_next = rank is None and self._has_ranks()
@@ -144,6 +147,15 @@ class StorageReader(storage.StorageReader):
                 logging.DEBUG if is_next else logging.ERROR, "nothing can be loaded: %s", error
             )
             raise
+
+    def _with_ids(self, metadata: Metadata) -> Metadata:
+        stamp = None if self._checkpoint is None else self._checkpoint.stamp
+        meta = metadata.storage_meta or StorageMeta()
+        meta.save_id, meta.load_id = _ids.of(stamp), self.load_id
+        metadata.storage_meta = meta
+        if stamp is not None:
+            _ids.set_version(metadata)
+        return metadata
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any

@@ -52,24 +52,39 @@ class Lease:
         self._over = threading.Event()
         self._since = time.monotonic()
         self._thread: threading.Thread | None = None
+        self._stager = threading.current_thread()
+        self._is_seen = False
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Note that the save reads the snapshot: it will say when it has."""
+        self._is_held = True
 
     def claim(self) -> None:
         """Note that this thread's save is the one."""
         me = threading.current_thread()
         if is_saving(me):
+            self._thread, self._is_seen = me, True
+        elif me is not self._stager:  # a background save, by functions that are not torch's
             self._thread = me
 
     def end(self) -> None:
         """Note that the snapshot has been read."""
         self._over.set()
 
+    def is_over(self) -> bool:
+        """Tell whether the snapshot has been read."""
+        return self._over.is_set()
+
     def wait(self) -> bool:
         """Wait for the end; returns False if it can't be told whether there will be one."""
         while not self._over.wait(_POLL_S):
-            if self._thread is not None:
+            if self._thread is not None and not self._thread.is_alive():
+                return True
+            if self._is_seen and self._thread is not None:
                 if not is_saving(self._thread):  # it failed while it was planned
                     return True
-            elif time.monotonic() > self._since + _UNCLAIMED_S:
+            elif not self._is_held and time.monotonic() > self._since + _UNCLAIMED_S:
                 return False
         return True
 
@@ -229,8 +244,11 @@ class Snapshot:
 
     def read(self, addresses: Iterable[Address]) -> Lease | None:
         """Return the lease of the save that reads from these addresses, if it is of a snapshot."""
-        arena = self._arena
-        return self._lease if arena is not None and arena.holds(addresses) else None
+        arena, lease = self._arena, self._lease
+        if arena is None or lease is None or not arena.holds(addresses):
+            return None
+        lease.hold()
+        return lease
 
     def drop(self) -> None:
         """Let go of the memory; a save that still reads from it keeps it alive."""

@@ -14,7 +14,6 @@ import threading
 import weakref
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint import storage
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -28,10 +27,11 @@ from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
 from ringstow._select import listed
-from ringstow.dcp import _items, _mark, _metadata, _parts, _paths
+from ringstow.dcp import _ids, _items, _mark, _metadata, _parts, _paths
+from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._saves import Coordinator, Turn
-from ringstow.dcp._snapshot import Snapshot
+from ringstow.dcp._saves import Holds, Save, Turn
+from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
 
 StrPath = str | os.PathLike[str]
@@ -39,6 +39,9 @@ StrPath = str | os.PathLike[str]
 _log = logging.getLogger("ringstow")
 
 RECEIPT = "__ringstow__.receipt"
+
+# What a forked child has of its parent's writers. It must not end there what is the parent's.
+_inherited: list[object] = []
 
 
 class StorageWriter(storage.StorageWriter, AsyncStager):
@@ -66,6 +69,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     # The snapshot is whole when stage() returns.
     _synchronize_after_execute = False
 
+    # Whether a save that is given no path goes where the one before went.
+    _keeps_id = False
+    # Whether a snapshot's memory is kept for the next one.
+    _keeps_snapshot = True
+
     def __init__(
         self,
         path: StrPath | None = None,
@@ -86,48 +94,61 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             InvalidStateError: the path is none.
         """
         self._allow_pickle = allow_pickle
-        self._path = None if path is None else _paths.directory(path)
+        own = None if path is None else _paths.directory(path)
+        self._destination = Destination(own, keeps_id=self._keeps_id)
         self._config = config or Config()
         self._start()
 
     def _start(self) -> None:
         """Set up what does not go along into another process."""
-        self._save_path = ""
-        self._rank: int | None = None
-        self._is_alone = False
-        self._part_of: tuple[int, int, str] | None = None
+        self._pid = os.getpid()
+        self._here = threading.local()
+        self._save: Save | None = None
         self._turn = Turn()
-        self._coordinator = Coordinator()
+        self._holds = Holds()
         self._snapshot = Snapshot()
         self._streams: weakref.WeakSet[StagingFuture] = weakref.WeakSet()
+        self.save_id = _ids.fresh()
+        """Which save it is, as in torch's StorageMeta: of a commit, the same for who loads it."""
         self.report: SaveReport | None = None
         """What this rank's part of the latest save that got through was."""
-        weakref.finalize(self, self._coordinator.abandon)
+        weakref.finalize(self, self._holds.abandon)
+
+    def _adopt(self) -> None:
+        """Begin anew in a forked child: memory, saves and locks are the parent's."""
+        if self._pid != os.getpid():
+            _inherited.append((self._snapshot, self._holds, self._streams))
+            self._start()
 
     def __getstate__(self) -> dict[str, Any]:
         future = self._stream()
         if future is not None:
             _refuse_elsewhere(future)
             future.is_elsewhere = True
-        return {"path": self._path, "config": self._config, "allow_pickle": self._allow_pickle}
+        return {
+            "destination": self._destination.__getstate__(),
+            "config": self._config,
+            "allow_pickle": self._allow_pickle,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._path, self._config = state["path"], state["config"]
-        self._allow_pickle = state["allow_pickle"]
+        self._destination = Destination(None)
+        self._destination.__setstate__(state["destination"])
+        self._config, self._allow_pickle = state["config"], state["allow_pickle"]
         self._start()
 
     # Where to.
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
-        """Set the directory of the saves to come; None leaves it as it is.
+        """Set the directory of the next save, and of that one only; None leaves it as it is.
 
         Raises:
             InvalidStateError: the id is no path.
         """
+        self._adopt()
         if checkpoint_id is not None:
-            path = _paths.directory(checkpoint_id)
-            self._turn.take_if_saving()  # an earlier save must not be led astray
-            self._path = path
+            self._destination.give(_paths.directory(checkpoint_id))
+        self.save_id = _ids.fresh()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
@@ -136,12 +157,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The directory of the saves to come, from the root; None if none was given yet."""
-        return self._path
+        """The directory of the save to come, else of the latest; None if none was given yet."""
+        return self._destination.path()
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return what DCP notes of the storage: the directory."""
-        return StorageMeta(checkpoint_id=self._path)
+        """Return what DCP notes of the storage: the directory, and which save it is."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     # A save, in the order of the calls.
 
@@ -156,23 +177,34 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 a checkpoint of its own, in ``rank00003`` below the path, with its own shards only.
 
         Raises:
-            InvalidStateError: the writer has no path.
+            InvalidStateError: the save was given no path, and the writer has none, or an earlier
+                save's id would be replaced.
         """
-        self._turn.take()
-        if self._path is None:
-            raise InvalidStateError(
-                "there is no path to save to: give StorageWriter one, or a checkpoint_id to the "
-                "save"
-            )
-        self._rank = kwargs.get("rank")
-        self._save_path = self._path
-        self._part_of = None
-        self._is_alone = not kwargs.get("use_collectives", True)
-        if self._is_alone:
-            rank = self._own_rank()
-            self._save_path = _paths.of_rank(self._path, rank)
-            self._part_of = _parts.part_of(self._save_path, rank)
-            self._rank = 0
+        self._adopt()
+        path = self._destination.take()
+        save = Save(path)
+        self._turn.take(save)
+        save.rank = kwargs.get("rank")
+        save.is_alone = not kwargs.get("use_collectives", True)
+        save.commits = is_coordinator or save.is_alone
+        if save.is_alone:
+            rank = save.own_rank()
+            save.path = _paths.of_rank(path, rank)
+            save.part_of = _parts.part_of(save.path, rank)
+            save.rank = 0
+        self._holds.add(save.hold)
+        self._here.save = self._save = save
+
+    def _current(self) -> Save:
+        """Return the save that this thread began; for a program whose hooks change threads, any.
+
+        Raises:
+            InvalidStateError: there is none.
+        """
+        save: Save | None = getattr(self._here, "save", None) or self._save
+        if save is None:
+            raise InvalidStateError("a save's hook came without set_up_storage_writer() before it")
+        return save
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is."""
@@ -187,8 +219,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             InvalidStateError: it holds safetensors files that are not a checkpoint's.
             OSError: it can't be made or locked.
         """
-        self._coordinator.open(self._save_path, len(plans), self._config.to_json(), self._part_of)
-        if self._rank is not None:
+        save = self._current()
+        with save.hook():
+            save.hold.open(save.path, len(plans), self._config.to_json(), save.part_of)
+        if save.rank is not None:
             return plans
         # An older torch (2.6) does not tell a writer its rank in the process group.
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
@@ -209,19 +243,20 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 too, where it can't be noted which save they are of.
             OSError: the system refused: no space, no permission, a failing disk.
         """
-        stream = self._stream()
-        if self._rank is None:
-            self._rank = plan.storage_data if type(plan.storage_data) is int else self._own_rank()
+        save, stream = self._current(), self._stream()
+        if save.rank is None and type(plan.storage_data) is int:
+            save.rank = plan.storage_data
         try:
             # The copies of GPUs' tensors wait for the streams that are current here.
             fence = contextlib.nullcontext() if stream is None else stream.fence.passed()
-            with collector_paused(), fence:
-                if self._is_alone and self._part_of is None:
-                    _refuse_shards(plan)
-                items = _items.resolve(
-                    plan, planner, alone=self._is_alone, allow_pickle=self._allow_pickle
-                )
-            receipt, nbytes = self._write(items, stream)
+            with save.hook(is_last=not save.commits):
+                with collector_paused(), fence:
+                    if save.is_alone and save.part_of is None:
+                        _refuse_shards(plan)
+                    items = _items.resolve(
+                        plan, planner, alone=save.is_alone, allow_pickle=self._allow_pickle
+                    )
+                receipt, nbytes = self._write(save, items, stream)
         except BaseException as error:
             if stream is not None:
                 stream.fail(error)
@@ -241,49 +276,54 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """
         receipts = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
         names = list(metadata.state_dict_metadata)
-        with collector_paused():
-            tree = _metadata.tree_of(metadata)
-        done = self._coordinator.commit(receipts, tree, names)
-        _log.debug("committed %s: %s", self._save_path, done)
-        # Torch broadcasts this to all ranks: nothing large belongs there.
-        metadata.storage_data = None
-        metadata.storage_meta = self.storage_meta()
-        _mark.write(self._save_path)
+        save = self._current()
+        with save.hook(is_last=True):
+            with collector_paused():
+                tree = _metadata.tree_of(metadata)
+            done = save.hold.commit(receipts, tree, names)
+            _log.debug("committed %s: %s", save.path, done)
+            self.save_id = _ids.committed(save.path) or self.save_id
+            # Torch broadcasts this to all ranks: nothing large belongs there.
+            metadata.storage_data = None
+            metadata.storage_meta = self.storage_meta()
+            _ids.set_version(metadata)
+            _mark.write(save.path)
 
-    def _write(self, items: _items.Items, stream: StagingFuture | None) -> tuple[bytes, int]:
+    def _write(
+        self, save: Save, items: _items.Items, stream: StagingFuture | None
+    ) -> tuple[bytes, int]:
         lease = self._snapshot.read(spec[4] for spec in items.specs)
         job: _native.SaveJob | None = None
         try:  # from here on: Ctrl-C is to find the job
             job = _native.start_write(
                 items.specs,
-                self._save_path,
-                self._own_rank(),
+                save.path,
+                save.own_rank(),
                 self._config.to_json(),
                 None if stream is None else stream.watched,
             )
             job.wait_staged()
             if stream is not None and job.staged():
                 stream.staged()
-            if lease is not None and job.staged():
-                lease.end()
+            if job.staged():
+                self._end(lease)
             job.wait()
         except BaseException:  # Ctrl-C
             if job is not None:
                 _handle.abandon(job)
             raise
         finally:
-            if lease is not None:
-                lease.end()
+            self._end(lease)
         report = SaveReport.from_json(job.result())
         self.report = report
-        _log.debug("wrote rank %d's part: %s", self._own_rank(), report)
+        _log.debug("wrote rank %d's part: %s", save.own_rank(), report)
         return job.receipt(), items.nbytes
 
-    def _own_rank(self) -> int:
-        """Return this process's rank in the save."""
-        if self._rank is not None:
-            return self._rank
-        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    def _end(self, lease: Lease | None) -> None:
+        if lease is not None:
+            if not self._keeps_snapshot and not lease.is_over():
+                self._snapshot.drop()  # before the next one can begin
+            lease.end()
 
     # Background saves.
 
@@ -305,6 +345,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             InvalidStateError: a value that can't be copied, named by its key.
             UnsupportedError: a CUDA graph is being captured.
         """
+        self._adopt()
         return self._snapshot.take(state_dict)
 
     def synchronize_staging(self) -> None:
@@ -328,10 +369,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Not to be called while a save is under way. The writer can be used again.
         """
+        self._adopt()
         self._snapshot.drop()
-        self._coordinator.abandon()
+        self._holds.abandon()
 
     def _expect(self, future: StagingFuture) -> None:
+        self._adopt()
         self._streams.add(future)
 
     def _stream(self) -> StagingFuture | None:

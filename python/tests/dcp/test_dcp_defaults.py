@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from states import blank, every_kind, plain
 from support import assert_same
 from test_dcp_writer import cause
-from torch.distributed.checkpoint import _storage_utils, filesystem
+from torch.distributed.checkpoint import _storage_utils, filesystem, format_utils
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -19,6 +21,7 @@ from torch_has import needs_use_collectives
 
 import ringstow
 import ringstow.dcp
+from ringstow.dcp import _stock
 
 
 @pytest.fixture
@@ -46,26 +49,22 @@ def test_a_path_is_enough(swapped, tmp_path):
     assert is_ours(tmp_path / "b")
 
 
-def test_the_stock_names_are_ours_with_the_stock_arguments(swapped, tmp_path, caplog):
-    caplog.set_level("INFO", "ringstow")
-    writer = dcp.FileSystemWriter(
-        tmp_path, single_file_per_rank=True, sync_files=False, thread_count=4, overwrite=True
-    )
+def test_the_stock_names_are_ours(swapped, tmp_path):
+    writer = dcp.FileSystemWriter(path=tmp_path)
     dcp.save({"a": torch.ones(3)}, storage_writer=writer)
     assert is_ours(tmp_path)
     target = {"a": torch.zeros(3)}
     dcp.load(target, storage_reader=filesystem.FileSystemReader(path=tmp_path))
     assert_same(target, {"a": torch.ones(3)})
-    dcp.FileSystemWriter(tmp_path, thread_count=4)
-    assert caplog.text.count("FileSystemWriter(thread_count)") <= 1
-    assert pickle.loads(pickle.dumps(writer)).checkpoint_id == str(tmp_path)
+    assert writer.path == tmp_path
+    assert pickle.loads(pickle.dumps(writer)).path == tmp_path
 
 
 def test_overwrite_false_keeps_what_is_there(swapped, tmp_path):
     for wanted in (1, 2):
         writer = dcp.FileSystemWriter(tmp_path, overwrite=False)
         if wanted == 2:
-            with pytest.raises(CheckpointException, match="holds a checkpoint already") as caught:
+            with pytest.raises(CheckpointException, match="Checkpoint already exists") as caught:
                 dcp.save({"a": wanted}, storage_writer=writer)
             assert type(cause(caught)) is ringstow.InvalidStateError
         else:
@@ -100,16 +99,64 @@ def test_the_whole_state_comes_back_without_a_state_to_fill(swapped, tmp_path):
 
 @pytest.mark.parametrize("how", ["call", "leave"])
 def test_it_can_be_undone(how, tmp_path):
-    before = [(m.FileSystemWriter, m.FileSystemReader) for m in (dcp, filesystem, _storage_utils)]
+    modules = (dcp, filesystem, _storage_utils, format_utils)
+    before = [(m.FileSystemWriter, m.FileSystemReader) for m in modules]
+    assert before == [(_stock.StockWriter, _stock.StockReader)] * len(modules)
     if how == "call":
         ringstow.dcp.use_by_default()()
     else:
         with pytest.raises(KeyError), ringstow.dcp.use_by_default():
             raise KeyError
-    after = [(m.FileSystemWriter, m.FileSystemReader) for m in (dcp, filesystem, _storage_utils)]
-    assert after == before
+    assert [(m.FileSystemWriter, m.FileSystemReader) for m in modules] == before
     dcp.save({"a": 1}, checkpoint_id=tmp_path)
     assert not is_ours(tmp_path)
+
+
+def test_it_can_be_called_within_itself():
+    config = ringstow.Config(engine="portable")
+    with ringstow.dcp.use_by_default(config):
+        with ringstow.dcp.use_by_default() as inner:
+            assert dcp.FileSystemWriter("x")._config.engine != "portable"
+            inner()
+            assert dcp.FileSystemWriter("x")._config.engine == "portable"
+        assert dcp.FileSystemWriter is _stock.FileSystemWriter
+    assert dcp.FileSystemWriter is _stock.StockWriter
+
+
+def test_torchs_own_tools_convert_ours(swapped, tmp_path):
+    state = {"a": {"b": torch.arange(6.0)}, "n": 3}
+    dcp.save(state, checkpoint_id=tmp_path / "ours")
+    format_utils.dcp_to_torch_save(tmp_path / "ours", tmp_path / "file.pt")
+    assert_same(torch.load(tmp_path / "file.pt"), state)
+    format_utils.torch_save_to_dcp(tmp_path / "file.pt", tmp_path / "back")
+    assert is_ours(tmp_path / "back")
+    assert_same(fetch(tmp_path / "back", state), state)
+
+
+def test_a_module_of_torchs_that_is_imported_meanwhile_gets_its_own_back(monkeypatch):
+    name = "torch.distributed.checkpoint.late"
+    with ringstow.dcp.use_by_default():
+        late = types.ModuleType(name)
+        late.Writer = dcp.FileSystemWriter
+        monkeypatch.setitem(sys.modules, name, late)
+    assert late.Writer is _stock.StockWriter
+
+
+def test_modules_that_keep_torchs_classes_are_named(monkeypatch, caplog):
+    early = types.ModuleType("some_trainer.saving")
+    early.Writer = dcp.FileSystemWriter
+    early.Odd = type("Odd", (), {"__class__": property(lambda self: 1 / 0)})()
+    monkeypatch.setitem(sys.modules, "some_trainer.saving", early)
+    with ringstow.dcp.use_by_default():
+        assert early.Writer is _stock.StockWriter
+    assert "some_trainer.saving.Writer" in caplog.text
+    assert "ringstow.dcp._stock" not in caplog.text
+    caplog.clear()
+    derived = type("Derived", (_stock.StockReader,), {"__module__": "other_trainer"})
+    with ringstow.dcp.use_by_default():
+        assert "other_trainer.Derived" in caplog.text
+        assert "some_trainer" not in caplog.text  # named once
+    del derived
 
 
 def test_what_was_given_holds_for_all(tmp_path):

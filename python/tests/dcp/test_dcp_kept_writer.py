@@ -1,0 +1,293 @@
+"""One writer kept over many saves: which path is meant, by which thread, and in which process."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from states import load
+from support import assert_same, python
+from test_dcp_async import Held
+from test_dcp_writer import MOMENTS, Failing, cause
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch_has import needs_background_process
+
+import ringstow
+from ringstow.dcp import StorageWriter, _saves
+
+SECONDS = 60
+
+
+@pytest.fixture(params=["torch's names", "other names"])
+def names(request, monkeypatch):
+    """Runs a test again as under a torch whose functions have other names."""
+    if request.param == "other names":
+        monkeypatch.setattr(_saves, "_FUNCTIONS", set())
+        monkeypatch.setattr(_saves, "_UNSEEN_S", 0.1)
+    return request.param
+
+
+def state_of(number):
+    return {"a": torch.full((1000,), float(number)), "n": number}
+
+
+# Which path is meant.
+
+
+def test_an_id_is_good_for_one_save(tmp_path):
+    writer = StorageWriter()
+    dcp.save(state_of(1), checkpoint_id=tmp_path / "1", storage_writer=writer)
+    assert writer.checkpoint_id == str(tmp_path / "1")
+    with pytest.raises(CheckpointException, match="would replace it") as caught:
+        dcp.save(state_of(2), storage_writer=writer)
+    assert type(cause(caught)) is ringstow.InvalidStateError
+    assert str(tmp_path / "1") in str(cause(caught))
+    assert_same(load(tmp_path / "1", state_of(1)), state_of(1))
+    dcp.save(state_of(2), checkpoint_id=tmp_path / "2", storage_writer=writer)
+    assert_same(load(tmp_path / "2", state_of(2)), state_of(2))
+
+
+def test_in_the_background_too(tmp_path):
+    writer = StorageWriter()
+    dcp.async_save(state_of(1), checkpoint_id=tmp_path, storage_writer=writer).result(SECONDS)
+    error = dcp.async_save(state_of(2), storage_writer=writer).exception(SECONDS)
+    assert "would replace it" in str(error)
+    assert_same(load(tmp_path, state_of(1)), state_of(1))
+
+
+def test_a_writers_own_path_is_saved_to_again(tmp_path):
+    writer = StorageWriter(tmp_path)
+    for number in range(3):
+        dcp.save(state_of(number), storage_writer=writer)
+        assert_same(load(tmp_path, state_of(number)), state_of(number))
+
+
+def test_after_an_id_a_writers_own_path_is_not_taken_without_a_word(tmp_path):
+    writer = StorageWriter(tmp_path / "own")
+    dcp.save(state_of(1), checkpoint_id=tmp_path / "1", storage_writer=writer)
+    with pytest.raises(CheckpointException, match="the writer's own path is"):
+        dcp.save(state_of(2), storage_writer=writer)
+    dcp.save(state_of(2), checkpoint_id=tmp_path / "own", storage_writer=writer)
+
+
+def test_reset_is_for_one_save_in_whatever_thread(tmp_path):
+    writer = StorageWriter()
+    writer.reset(tmp_path / "1")
+    dcp.async_save(state_of(1), storage_writer=writer).result(SECONDS)
+    assert_same(load(tmp_path / "1", state_of(1)), state_of(1))
+    for save in (dcp.save, lambda *a, **k: dcp.async_save(*a, **k).result(SECONDS)):
+        with pytest.raises(CheckpointException, match="would replace it"):
+            save(state_of(2), storage_writer=writer)
+
+
+def test_a_path_goes_along_with_a_pickle_and_is_used_by_that(tmp_path):
+    writer = StorageWriter()
+    writer.reset(tmp_path)
+    twin = pickle.loads(pickle.dumps(writer))
+    dcp.save(state_of(1), storage_writer=twin)
+    for used in (writer, twin, pickle.loads(pickle.dumps(twin))):
+        with pytest.raises(CheckpointException, match="would replace it"):
+            dcp.save(state_of(2), storage_writer=used)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_after_a_failure_the_id_is_given_again(moment, tmp_path):
+    writer = StorageWriter()
+    with pytest.raises(CheckpointException):
+        dcp.save(
+            state_of(1), checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
+        )
+    dcp.save(state_of(2), checkpoint_id=tmp_path, storage_writer=writer)
+    assert_same(load(tmp_path, state_of(2)), state_of(2))
+
+
+# By which thread.
+
+
+@needs_background_process
+def test_torchs_functions_have_the_names_that_are_looked_for():
+    """Fails under a torch that has renamed them: then saves of one writer may overlap."""
+    from torch.distributed.checkpoint import _async_process_executor as process
+
+    functions = (
+        state_dict_saver.save,
+        state_dict_saver._save_state_dict,
+        process._ProcessBasedAsyncCheckpointExecutor._execute_save_impl,
+    )
+    codes = [(f.__module__, inspect.unwrap(f).__code__.co_name) for f in functions]
+    assert set(codes) == _saves._FUNCTIONS
+
+
+@pytest.mark.parametrize("how", ["save", "async_save"])
+def test_a_save_is_recognised_in_each_hook_and_not_after_it(how, tmp_path, monkeypatch):
+    writer = StorageWriter()
+    seen = {}
+
+    def watch(name):
+        hook = getattr(writer, name)
+
+        def watched(*args, **kwargs):
+            seen[name] = _saves.is_saving(threading.current_thread())
+            return hook(*args, **kwargs)
+
+        return watched
+
+    hooks = ["reset", "set_up_storage_writer", "prepare_global_plan", "write_data", "finish"]
+    for name in hooks:
+        monkeypatch.setattr(writer, name, watch(name))
+    done = getattr(dcp, how)(state_of(1), checkpoint_id=tmp_path, storage_writer=writer)
+    if how == "async_save":
+        done.result(SECONDS)
+    assert seen == dict.fromkeys(hooks, True)
+    assert not _saves.is_saving(threading.current_thread())
+
+
+class Crossing(DefaultSavePlanner):
+    """Holds each of some saves between two of its hooks until all are there, or gives up."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        self._barrier = barrier
+
+    def create_local_plan(self):
+        with contextlib.suppress(threading.BrokenBarrierError):  # one after the other: as good
+            self._barrier.wait(0.3)
+        return super().create_local_plan()
+
+
+def test_saves_of_one_writer_in_several_threads_never_mix(names, tmp_path):
+    writer = StorageWriter()
+    barrier = threading.Barrier(3)
+    errors = []
+
+    def save(number):
+        path = tmp_path / str(number)
+        options = {"planner": Crossing(barrier), "no_dist": True}
+        try:
+            dcp.save(state_of(number), checkpoint_id=path, storage_writer=writer, **options)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert errors == []
+    for number in range(3):
+        assert_same(load(tmp_path / str(number), state_of(number)), state_of(number))
+
+
+def test_no_save_takes_away_what_another_is_writing(names, tmp_path):
+    writers = StorageWriter(), StorageWriter()
+    planner = Held()
+    first = dcp.async_save(
+        state_of(1), checkpoint_id=tmp_path, storage_writer=writers[0], planner=planner
+    )
+    assert planner.reached.wait(SECONDS)
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save(state_of(2), checkpoint_id=tmp_path, storage_writer=writers[1])
+    assert type(cause(caught)) is ringstow.BusyError
+    planner.go_on.set()
+    first.result(SECONDS)
+    assert_same(load(tmp_path, state_of(1)), state_of(1))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_save_that_failed_in_the_main_thread_holds_up_no_other(moment, names, tmp_path):
+    writer = StorageWriter()
+    with pytest.raises(CheckpointException) as kept:
+        dcp.save(
+            state_of(1), checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
+        )
+    # What is not recognised may still be going on there.
+    path = tmp_path if names == "torch's names" else tmp_path / "2"
+    dcp.async_save(state_of(2), checkpoint_id=path, storage_writer=writer).result(SECONDS)
+    assert_same(load(path, state_of(2)), state_of(2))
+    assert kept.value.failures
+
+
+def test_hooks_in_several_threads_are_of_the_writers_latest_save(tmp_path):
+    """As in programs with hooks in threads of their own, which torch's functions are not."""
+    writer = StorageWriter(tmp_path)
+
+    def elsewhere(function, *args, **kwargs):
+        results = []
+        thread = threading.Thread(target=lambda: results.append(function(*args, **kwargs)))
+        thread.start()
+        thread.join(SECONDS)
+        return results[0]
+
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state_of(1), writer.storage_meta(), True)
+    writer.set_up_storage_writer(True, rank=0, use_collectives=True)
+    plans, metadata = planner.create_global_plan([planner.create_local_plan()])
+    (plan,) = elsewhere(writer.prepare_global_plan, plans)
+    results = elsewhere(writer.write_data, planner.finish_plan(plan), planner).wait()
+    elsewhere(writer.finish, metadata, [results])
+    assert_same(load(tmp_path, state_of(1)), state_of(1))
+
+
+def test_a_hook_before_a_save_says_so():
+    with pytest.raises(ringstow.InvalidStateError, match="without set_up_storage_writer"):
+        StorageWriter().prepare_global_plan([])
+
+
+# And in which process.
+
+FORKED = """
+import os, sys, threading, torch, torch.distributed.checkpoint as dcp, ringstow.dcp
+path, when = sys.argv[1:]
+torch.set_num_threads(1)  # a forked child has none of its parent's, and waits for them
+state = {"a": torch.ones(3_000_000)}
+writer = ringstow.dcp.StorageWriter()
+if when == "staged":
+    writer.stage(state)
+elif when == "saved":
+    dcp.async_save(state, checkpoint_id=path + "/0", storage_writer=writer).result()
+else:  # another thread has the writer's turn, its locks and the directory
+    reached = threading.Event()
+    class Held(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            reached.set()
+            go_on.wait()
+            return super().resolve_data(item)
+    go_on = threading.Event()
+    first = dcp.async_save(
+        state, checkpoint_id=path + "/0", storage_writer=writer, planner=Held()
+    )
+    reached.wait()
+child = os.fork()
+if not child:
+    try:
+        staged = writer.stage(state)
+        assert float(staged["a"].sum()) == 3_000_000
+        dcp.async_save(state, checkpoint_id=path + "/1", storage_writer=writer).result()
+        writer.close()
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+if when == "saving":
+    go_on.set()
+    first.result()
+dcp.async_save(state, checkpoint_id=path + "/2", storage_writer=writer).result()
+"""
+
+
+@pytest.mark.parametrize("when", ["staged", "saved", "saving"])
+def test_a_forked_child_stages_and_saves_with_its_parents_writer(when, tmp_path):
+    done = python(FORKED, tmp_path, when)
+    assert done.returncode == 0, done.stderr
+    for name in ["1", "2"] if when == "staged" else ["0", "1", "2"]:
+        state = {"a": torch.ones(3_000_000)}
+        assert_same(load(tmp_path / name, state), state)

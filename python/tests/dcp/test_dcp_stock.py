@@ -1,0 +1,242 @@
+"""The arguments and attributes of torch's file system storage, each with its effect or a word."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from states import load
+from support import assert_same
+from test_dcp_defaults import fetch, is_ours
+from test_dcp_writer import cause
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint._extension import (
+    ExtensionRegistry,
+    StreamTransformExtension,
+)
+from torch.distributed.checkpoint.api import CheckpointException
+from torch_has import needs_use_collectives, takes
+
+import ringstow
+import ringstow.dcp
+from ringstow.dcp import StorageReader, StorageWriter, _stock
+
+SECRET = torch.full((1000,), 3.0)
+
+
+@pytest.fixture(autouse=True)
+def swapped():
+    with ringstow.dcp.use_by_default():
+        yield
+    _stock._told.clear()
+
+
+class Flipped(StreamTransformExtension):
+    """Inverts every bit: as plain bytes, nothing of a file is what was saved."""
+
+    @staticmethod
+    def registry_name():
+        return "stream.flipped"
+
+    @staticmethod
+    def from_descriptor(version):
+        return Flipped()
+
+    def get_descriptor(self):
+        return "stream.flipped/1"
+
+    def transform_to(self, output):
+        class Writer(io.RawIOBase):
+            def writable(self):
+                return True
+
+            def write(self, data):
+                return output.write(_flipped(data))
+
+        return Writer()
+
+    def transform_from(self, source):
+        return io.BytesIO(_flipped(source.read(-1)))
+
+
+def _flipped(data):
+    return bytes(byte ^ 255 for byte in bytes(data))
+
+
+def test_every_argument_of_this_torch_is_known():
+    """Or `use_by_default` refuses what a newer torch takes."""
+    assert set(_stock._SIGNATURE.parameters) - {"args", "kwargs"} <= (
+        _stock._HONOURED | set(_stock._INSTEAD)
+    )
+
+
+@pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
+def test_extensions_transform_every_byte(tmp_path):
+    writer = dcp.FileSystemWriter(tmp_path, _extensions=[Flipped()])
+    assert isinstance(writer, dcp.FileSystemWriter)
+    dcp.save({"a": SECRET, "b": "plain text"}, storage_writer=writer)
+    written = b"".join(file.read_bytes() for file in tmp_path.glob("__0_*"))
+    for plain in (SECRET.numpy().tobytes(), b"plain text"):
+        assert plain not in written
+        assert _flipped(plain) in written
+    registry = ExtensionRegistry()
+    registry.register(Flipped)
+    target = {"a": torch.zeros(1000), "b": None}
+    reader = dcp.FileSystemReader(tmp_path, _extension_registry=registry)
+    dcp.load(target, storage_reader=reader)
+    assert_same(target, {"a": SECRET, "b": "plain text"})
+    with pytest.raises(CheckpointException, match="Unknown extension"):
+        fetch(tmp_path, target)
+
+
+@pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
+def test_extensions_are_said_to_leave_the_saving_to_torch(tmp_path, caplog):
+    for _ in range(2):
+        dcp.FileSystemWriter(tmp_path, True, True, 1, 1000, False, True, [Flipped()])
+    assert caplog.text.count("torch's own writer saves these checkpoints") == 1
+
+
+@pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
+def test_a_derived_writer_with_extensions_is_refused_when_it_is_made(tmp_path):
+    class Derived(dcp.FileSystemWriter):
+        pass
+
+    with pytest.raises(ringstow.UnsupportedError, match="does not transform"):
+        Derived(tmp_path, _extensions=[Flipped()])
+    assert type(Derived(tmp_path, _extensions=None)) is Derived
+
+
+@pytest.mark.parametrize(
+    ("name", "odd", "usual"),
+    [
+        ("single_file_per_rank", False, True),
+        ("sync_files", False, True),
+        ("thread_count", 4, 1),
+        ("per_thread_copy_ahead", 1 << 20, 10_000_000),
+        ("serialization_format", "TORCH_SAVE", "SAFETENSORS"),
+    ],
+)
+def test_what_has_no_effect_is_warned_of_by_name_and_once(name, odd, usual, tmp_path, caplog):
+    if not takes(_stock.StockWriter, name):
+        pytest.skip(f"torch without {name}")
+    if name == "serialization_format":
+        odd, usual = (filesystem.SerializationFormat[value] for value in (odd, usual))
+    dcp.FileSystemWriter(tmp_path, **{name: usual})
+    assert caplog.text == ""
+    for _ in range(2):
+        writer = dcp.FileSystemWriter(tmp_path, **{name: odd})
+    assert getattr(writer, name) == getattr(pickle.loads(pickle.dumps(writer)), name) == odd
+    assert caplog.text.count(f"FileSystemWriter({name}=") == 1
+    assert caplog.records[0].levelname == "WARNING"
+    dcp.save({"a": SECRET}, storage_writer=writer)
+    assert_same(fetch(tmp_path, {"a": SECRET}), {"a": SECRET})
+
+
+def test_positions_mean_what_they_mean_to_torch(tmp_path, caplog):
+    writer = dcp.FileSystemWriter(tmp_path, True, False, 3)
+    assert (writer.single_file_per_rank, writer.sync_files, writer.thread_count) == (True, False, 3)
+    assert "sync_files=False" in caplog.text
+    assert "thread_count=3" in caplog.text
+
+
+def test_what_torch_refuses_is_refused(tmp_path):
+    for options in ({"threads": 3}, {"path": tmp_path}):
+        with pytest.raises(TypeError):
+            dcp.FileSystemWriter(tmp_path, **options)
+    with pytest.raises(TypeError):
+        dcp.FileSystemReader(tmp_path, threads=3)
+    with pytest.raises(TypeError):
+        dcp.FileSystemWriter()
+
+
+def test_an_argument_of_a_newer_torch_is_refused_unless_it_asks_for_nothing(tmp_path, monkeypatch):
+    parameter = inspect.Parameter("encrypt", inspect.Parameter.KEYWORD_ONLY, default=False)
+    signature = _stock._SIGNATURE
+    newer = signature.replace(parameters=[*signature.parameters.values(), parameter])
+    monkeypatch.setattr(_stock, "_SIGNATURE", newer)
+    dcp.FileSystemWriter(tmp_path, encrypt=False)
+    with pytest.raises(ringstow.UnsupportedError, match="encrypt=True"):
+        dcp.FileSystemWriter(tmp_path, encrypt=True)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_snapshots_memory_is_kept_as_asked(keep, tmp_path):
+    writer = dcp.FileSystemWriter(tmp_path, cache_staged_state_dict=keep)
+    for step in range(3):
+        state = {"a": torch.full((1000,), float(step))}
+        dcp.async_save(state, storage_writer=writer).result()
+        assert (writer._snapshot._arena is not None) == keep
+        assert_same(fetch(tmp_path, state), state)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"use_collectives": False}, marks=needs_use_collectives)]
+)
+@pytest.mark.parametrize("before", ["torch", "ringstow"])
+def test_overwriting_is_refused_or_warned_of_in_torchs_words(before, options, tmp_path):
+    writer = _stock.StockWriter if before == "torch" else dcp.FileSystemWriter
+    dcp.save({"a": 1}, storage_writer=writer(tmp_path), **options)
+    with pytest.raises((CheckpointException, ValueError), match="Checkpoint already exists"):
+        dcp.save(
+            {"a": 2}, storage_writer=dcp.FileSystemWriter(tmp_path, overwrite=False), **options
+        )
+    assert fetch(tmp_path, {"a": None}) == {"a": 1}
+    with pytest.warns(UserWarning, match="Detected an existing checkpoint"):
+        dcp.save({"a": 2}, storage_writer=dcp.FileSystemWriter(tmp_path), **options)
+    assert fetch(tmp_path, {"a": None}) == {"a": 2}
+
+
+def test_the_first_save_without_overwriting_is_a_save(tmp_path):
+    writer = dcp.FileSystemWriter(tmp_path / "new", overwrite=False)
+    dcp.save({"a": 1}, storage_writer=writer)
+    with pytest.raises(CheckpointException) as caught:
+        dcp.save({"a": 2}, storage_writer=writer)
+    assert type(cause(caught)) is ringstow.InvalidStateError
+
+
+@pytest.mark.parametrize("whose", ["torch", "drop-in", "ringstow"])
+def test_the_metadata_says_which_save_and_load_it_is(whose, tmp_path):
+    writer, reader = {
+        "torch": (_stock.StockWriter(tmp_path), _stock.StockReader(tmp_path)),
+        "drop-in": (dcp.FileSystemWriter(tmp_path), dcp.FileSystemReader(tmp_path)),
+        "ringstow": (StorageWriter(tmp_path), StorageReader(tmp_path)),
+    }[whose]
+    before = writer.save_id
+    assert writer.storage_meta().save_id == before
+    written = dcp.save({"a": SECRET}, storage_writer=writer)
+    read = reader.read_metadata()
+    for metadata in (written, read):
+        assert str(metadata.storage_meta.checkpoint_id) == str(tmp_path)
+        assert metadata.storage_meta.save_id == writer.save_id
+        assert metadata.version == getattr(filesystem, "CURRENT_DCP_VERSION", None)
+    assert read.storage_meta.load_id == reader.load_id
+    writer.reset()
+    reader.reset()
+    assert writer.save_id not in (before, written.storage_meta.save_id)
+    assert reader.load_id != read.storage_meta.load_id
+
+
+def test_two_saves_have_two_ids(tmp_path):
+    writer = StorageWriter(tmp_path)
+    ids = [dcp.save({"a": n}, storage_writer=writer).storage_meta.save_id for n in (1, 2)]
+    assert ids[0] != ids[1]
+    assert StorageReader(tmp_path).read_metadata().storage_meta.save_id == ids[1]
+
+
+def test_a_load_by_either_reader_has_torchs_id(tmp_path):
+    dcp.save({"a": 1}, storage_writer=_stock.StockWriter(tmp_path))
+    reader = dcp.FileSystemReader(tmp_path)
+    assert reader.read_metadata().storage_meta.load_id == reader.load_id
+    assert reader.path == tmp_path
+
+
+def test_a_writer_keeps_its_id_as_torchs_does(tmp_path):
+    writer = dcp.FileSystemWriter(tmp_path / "1")
+    dcp.save({"a": 1}, checkpoint_id=tmp_path / "2", storage_writer=writer)
+    dcp.save({"a": 2}, storage_writer=writer)
+    assert load(tmp_path / "2", {"a": None}) == {"a": 2}
+    assert not is_ours(tmp_path / "1")
