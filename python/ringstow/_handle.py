@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringstow import _native
+from ringstow import _native, _others
 from ringstow._errors import Error
 from ringstow._guard import Hold, forget_after_fork
 
@@ -28,6 +28,8 @@ _log = logging.getLogger("ringstow")
 # signal's handler may save. For the same reason nothing is imported or logged while it is held: the
 # thread that has the lock for that may be the one that waits for this.
 _lock = threading.RLock()
+# The save of this process that is under way at a path.
+_at: weakref.WeakValueDictionary[str, _Flight] = weakref.WeakValueDictionary()
 # Saves in progress, and those that failed, as long as nobody has been told of the failure.
 _unreported: list[_Flight] = []
 
@@ -182,6 +184,12 @@ class _Flight:
             hold.follow(lambda: job.staged() or job.done())
         self.path = path
         self.pid = os.getpid()
+        self._met_own = False
+        other = _at.get(path)
+        if other is None or other.job.done():
+            _at[path] = self
+        else:  # either of them may have the directory
+            self._met_own = other._met_own = True
         self.error: BaseException | None = None
         self._done: str | None = None
         self._report: SaveReport | None = None
@@ -214,8 +222,9 @@ class _Flight:
             try:
                 self._done = self.job.result()
             except BaseException as error:
-                self.error = error
+                self.error = _others.explained(error, is_own=self._met_own)
             if self.error is None:
+                _others.saved(self.path)
                 self.told()
             is_lost = self._is_dropped and self.error is not None
         if is_lost:
@@ -362,6 +371,7 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     _unreported.clear()
     forget_after_fork()
+    _at.clear()
     _native.forget_after_fork()
 
 

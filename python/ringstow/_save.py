@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _calls, _guard, _handle, _native, _state
+from ringstow import _calls, _guard, _handle, _native, _others, _state
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._guard import Staging
@@ -126,6 +126,7 @@ def _start(
     where = absolute(path)
     knobs = native_json(config)
     _handle.log_unreported()
+    _others.refuse_other_ranks(where)
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _handle, _native
+from ringstow import _handle, _native, _others
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
@@ -288,6 +288,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             metadata.storage_meta = self.storage_meta()
             _ids.set_version(metadata)
             _mark.write(save.path)
+            _others.saved(save.path)
 
     def _write(
         self, save: Save, items: _items.Items, stream: StagingFuture | None

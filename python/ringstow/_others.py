@@ -1,0 +1,94 @@
+"""Who else saves to a path: another rank of torch.distributed, or this very process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+
+from ringstow._errors import BusyError, InvalidStateError
+
+_MANIFEST = "manifest.json"
+
+_saved: set[str] = set()
+"""The paths that this process has saved to."""
+
+
+def refuse_other_ranks(path: str) -> None:
+    """Refuse to replace what another rank of this job has saved.
+
+    Without torch.distributed, or on one rank, nothing is looked at.
+
+    Raises:
+        InvalidStateError: the checkpoint at the path was committed since this process started, and
+            not by this process.
+    """
+    ranks = _ranks()
+    if ranks is not None and path not in _saved:
+        try:
+            since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
+        except OSError:
+            since = 0.0
+        if since > _started():
+            raise InvalidStateError(
+                f"{path} was saved by another process while this one ran, and this is "
+                f"{_advice(*ranks)}. Nothing was written"
+            )
+
+
+def saved(path: str) -> None:
+    """Note that this process has committed a checkpoint at a path, and may replace it."""
+    _saved.add(path)
+
+
+def explained(error: BaseException, *, is_own: bool) -> BaseException:
+    """Return a save's failure; a BusyError with what to do about it here.
+
+    Args:
+        error: the failure.
+        is_own: whether this process was saving to the same path already.
+    """
+    if not isinstance(error, BusyError):
+        return error
+    advice = []
+    if is_own:
+        advice.append(
+            "the save under way is this process' own: wait for its handle (handle.result()), or "
+            "call handle.cancel() and then handle.result(). A signal's handler may have "
+            "interrupted that save: let it set a flag and save after the step, or save to another "
+            "path"
+        )
+    ranks = _ranks()
+    if ranks is not None:
+        advice.append(f"this is {_advice(*ranks)}")
+    return BusyError("; ".join([str(error), *advice]), path=error.path) if advice else error
+
+
+def _advice(rank: int, world_size: int) -> str:
+    return (
+        f"rank {rank} of {world_size}: save on rank 0 only, save to a path for each rank, or save "
+        "sharded states with ringstow.dcp"
+    )
+
+
+def _ranks() -> tuple[int, int] | None:
+    """Return this process's rank and how many there are; None for one alone. Imports no torch."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    world_size = dist.get_world_size()
+    return (dist.get_rank(), world_size) if world_size > 1 else None
+
+
+@functools.cache
+def _started() -> float:
+    """Return when this process started, in seconds since 1970; where it can't be read, now."""
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime") as file:
+            uptime = float(file.read().split()[0])
+        return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.time()

@@ -1,0 +1,108 @@
+"""Plain `ringstow.save` where torch.distributed has several ranks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringstow
+from ringstow import _native, _others
+
+STATE = {"a": torch.arange(10.0)}
+
+
+def _in_turn(rank, path, how):
+    """Saves on rank 0, then on rank 1; returns the error of each."""
+    errors = []
+    for turn in range(2):
+        error = None
+        if turn == rank:
+            try:
+                if how == "save":
+                    ringstow.save({"rank": rank}, path)
+                else:
+                    ringstow.save_async({"rank": rank}, path).result()
+            except ringstow.Error as caught:
+                error = caught
+            errors.append(error)
+        dist.barrier()
+    return errors[0]
+
+
+@pytest.mark.parametrize("how", ["save", "save_async"])
+def test_a_rank_does_not_replace_what_another_has_just_saved(how, ranks, tmp_path):
+    first, second = ranks(2).run(_in_turn, tmp_path / "c", how)
+    assert first is None
+    assert type(second) is ringstow.InvalidStateError
+    for advice in ("rank 1 of 2", "rank 0 only", "a path for each rank", "ringstow.dcp"):
+        assert advice in str(second)
+    assert ringstow.load(tmp_path / "c") == {"rank": 0}
+
+
+def _beside_a_save(rank, path):
+    error = session = None
+    if rank == 0:
+        session = _native.Session(path, 1, ringstow.Config().to_json())
+    dist.barrier()
+    if rank == 1:
+        try:
+            ringstow.save(STATE, path)
+        except ringstow.BusyError as caught:
+            error = caught
+    dist.barrier()
+    if session is not None:
+        session.abandon()
+    return error
+
+
+def test_a_rank_that_meets_another_is_told_what_to_do(ranks, tmp_path):
+    _, error = ranks(2).run(_beside_a_save, str(tmp_path / "c"))
+    assert type(error) is ringstow.BusyError
+    assert error.path == str(tmp_path / "c")
+    for advice in ("rank 1 of 2", "rank 0 only", "a path for each rank", "ringstow.dcp"):
+        assert advice in str(error)
+
+
+def _again_and_again(rank, path):
+    mine = os.path.join(path, f"rank{rank}")
+    latest = os.path.join(path, "latest")
+    for step in range(3):
+        ringstow.save({"step": step}, mine)
+        if rank == 0:
+            ringstow.save({"step": step}, latest)
+
+
+def test_what_is_advised_works_again_and_again(ranks, tmp_path):
+    ranks(2).run(_again_and_again, str(tmp_path))
+    for name in ("rank0", "rank1", "latest"):
+        assert ringstow.load(tmp_path / name) == {"step": 2}
+
+
+def _over_an_earlier_runs(rank, path):
+    if rank == 1:
+        ringstow.save({"run": "later"}, path)
+
+
+def test_a_checkpoint_of_an_earlier_run_is_replaced(ranks, tmp_path):
+    ringstow.save({"run": "earlier"}, tmp_path / "c")
+    os.utime(tmp_path / "c" / "manifest.json", (1, 1))
+    ranks(2).run(_over_an_earlier_runs, tmp_path / "c")
+    assert ringstow.load(tmp_path / "c") == {"run": "later"}
+
+
+def test_alone_nothing_is_asked(tmp_path):
+    ringstow.save({"n": 1}, tmp_path / "c")
+    _others._saved.clear()  # as another process does it
+    ringstow.save({"n": 2}, tmp_path / "c")
+    assert ringstow.load(tmp_path / "c") == {"n": 2}
+
+
+def test_when_a_process_started_is_known():
+    import time
+
+    before = time.time()
+    _others._started.cache_clear()
+    assert 0 < before - _others._started() < 24 * 3600
