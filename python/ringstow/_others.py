@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import time
 
 from ringstow._errors import BusyError, InvalidStateError
+
+_log = logging.getLogger("ringstow")
 
 _MANIFEST = "manifest.json"
 
@@ -18,23 +21,26 @@ _saved: set[str] = set()
 def refuse_other_ranks(path: str) -> None:
     """Refuse to replace what another rank of this job has saved.
 
-    Without torch.distributed, or on one rank, nothing is looked at.
+    Rank 0 may: it is the one to save what all ranks have. Without torch.distributed, or on one
+    rank, nothing is looked at.
 
     Raises:
         InvalidStateError: the checkpoint at the path was committed since this process started, and
             not by this process.
     """
     ranks = _ranks()
-    if ranks is not None and path not in _saved:
-        try:
-            since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
-        except OSError:
-            since = 0.0
-        if since > _started():
-            raise InvalidStateError(
-                f"{path} was saved by another process while this one ran, and this is "
-                f"{_advice(*ranks)}. Nothing was written"
-            )
+    if ranks is None or path in _saved:
+        return
+    try:
+        since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
+    except OSError:  # nothing there, or the save will say what is wrong
+        return
+    if since <= _started():
+        return
+    text = f"{path} was saved by another process while this one ran, and this is {_advice(*ranks)}"
+    if ranks[0] > 0:
+        raise InvalidStateError(f"{text}. Nothing was written")
+    _log.warning("%s. It is replaced", text)
 
 
 def saved(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -14,10 +15,10 @@ from ringstow import _native, _others
 STATE = {"a": torch.arange(10.0)}
 
 
-def _in_turn(rank, path, how):
-    """Saves on rank 0, then on rank 1; returns the error of each."""
+def _in_turn(rank, path, how, order):
+    """Saves on one rank, then on the other; returns the error of each."""
     errors = []
-    for turn in range(2):
+    for turn in order:
         error = None
         if turn == rank:
             try:
@@ -34,11 +35,28 @@ def _in_turn(rank, path, how):
 
 @pytest.mark.parametrize("how", ["save", "save_async"])
 def test_a_rank_does_not_replace_what_another_has_just_saved(how, ranks, tmp_path):
-    first, second = ranks(2).run(_in_turn, tmp_path / "c", how)
+    first, second = ranks(2).run(_in_turn, tmp_path / "c", how, (0, 1))
     assert first is None
     assert type(second) is ringstow.InvalidStateError
     for advice in ("rank 1 of 2", "rank 0 only", "a path for each rank", "ringstow.dcp"):
         assert advice in str(second)
+    assert ringstow.load(tmp_path / "c") == {"rank": 0}
+
+
+def _rank_0_comes_last(rank, path):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ringstow").addHandler(handler)
+    assert _in_turn(rank, path, "save", (1, 0)) is None
+    logging.getLogger("ringstow").removeHandler(handler)
+    return said
+
+
+def test_rank_0_replaces_it_and_says_so(ranks, tmp_path):
+    (said,), nothing = ranks(2).run(_rank_0_comes_last, tmp_path / "c")
+    assert "was saved by another process while this one ran" in said
+    assert nothing == []
     assert ringstow.load(tmp_path / "c") == {"rank": 0}
 
 
