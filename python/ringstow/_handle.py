@@ -28,8 +28,8 @@ _log = logging.getLogger("ringstow")
 # signal's handler may save. For the same reason nothing is imported or logged while it is held: the
 # thread that has the lock for that may be the one that waits for this.
 _lock = threading.RLock()
-# The save of this process that is under way at a path.
-_at: weakref.WeakValueDictionary[str, _Flight] = weakref.WeakValueDictionary()
+# Of the save of this process that is under way at a path.
+_at: weakref.WeakValueDictionary[str, _Claim] = weakref.WeakValueDictionary()
 # Saves in progress, and those that failed, as long as nobody has been told of the failure.
 _unreported: list[_Flight] = []
 
@@ -166,6 +166,20 @@ class SaveHandle:
         return flight
 
 
+class _Claim:
+    """A save's claim on its path, made before it begins: a signal's handler may come in between."""
+
+    def __init__(self, path: str) -> None:
+        self.job: _native.SaveJob | None = None
+        self.met_own = False
+        """Whether another save of this process to the same path was under way meanwhile."""
+        other = _at.get(path)
+        if other is None or (other.job is not None and other.job.done()):
+            _at[path] = self
+        else:  # either of them may get the directory
+            self.met_own = other.met_own = True
+
+
 class _Flight:
     """What the thread, the handle and the module share of one save."""
 
@@ -175,6 +189,7 @@ class _Flight:
         path: str,
         owners: list[object],
         hold: Hold | None,
+        claim: _Claim,
         *,
         is_told: bool,
     ) -> None:
@@ -184,12 +199,8 @@ class _Flight:
             hold.follow(lambda: job.staged() or job.done())
         self.path = path
         self.pid = os.getpid()
-        self._met_own = False
-        other = _at.get(path)
-        if other is None or other.job.done():
-            _at[path] = self
-        else:  # either of them may have the directory
-            self._met_own = other._met_own = True
+        self._claim = claim
+        claim.job = job
         self.error: BaseException | None = None
         self._done: str | None = None
         self._report: SaveReport | None = None
@@ -222,7 +233,7 @@ class _Flight:
             try:
                 self._done = self.job.result()
             except BaseException as error:
-                self.error = _others.explained(error, is_own=self._met_own)
+                self.error = _others.explained(error, is_own=self._claim.met_own)
             if self.error is None:
                 _others.saved(self.path)
                 self.told()
@@ -295,9 +306,10 @@ def start(
 
     job: _native.SaveJob | None = None
     flight: _Flight | None = None
+    claim = _Claim(path)
     try:
         job = begin()
-        flight = _Flight(job, path, owners, hold, is_told=is_awaited)
+        flight = _Flight(job, path, owners, hold, claim, is_told=is_awaited)
         handle = SaveHandle(flight)
         thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
         if not is_awaited:
