@@ -46,7 +46,7 @@ ringstow.save(state, path, config=slow)
 CANCELLED_FIRST = """
 def handler(signum, frame):
     handle.cancel()
-    with contextlib.suppress(ringstow.CancelledError):
+    with contextlib.suppress(ringstow.SaveCancelledError):
         handle.result()
     ringstow.save({"last": 1}, path)
 signal.signal(signal.SIGTERM, handler)
