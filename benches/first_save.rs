@@ -1,11 +1,11 @@
-//! What the first save of a process costs beside the second: the pool, its registration, the threads. Each
+//! What the first save of a process costs beside the second, in time and memory: the pool, its registration, the threads. Each
 //! measurement is a process of its own (this program again), which saves twice into new directories.
 //!
 //! ```text
 //! cargo bench --bench first_save -- [--processes 12] [--gb 1] [--dir DIR]
 //! ```
 //!
-//! `--dir /dev/shm` takes the disk's noise away.
+//! `--dir /dev/shm` takes the disk's noise away; `--gb 0.0016` is a small state.
 
 mod common;
 
@@ -18,7 +18,7 @@ use std::time::Instant;
 /// Where the child saves; set only for it.
 const CHILD_DIR: &str = "RINGSTOW_BENCH_FIRST_SAVE_DIR";
 
-/// Bytes of a tensor.
+/// Bytes of a tensor, at most.
 const TENSOR: usize = 16 << 20;
 
 struct Options {
@@ -37,26 +37,37 @@ fn options() -> Result<Option<Options>> {
     }))
 }
 
-/// The child: saves twice, and tells the seconds of each and how long memory and engine took.
+/// The child: saves twice, and tells of each the seconds, how long memory and engine took, and the MiB
+/// that the process has more than before.
 fn save_twice(dir: &Path, bytes: usize) -> Result<()> {
+    let tensor = TENSOR.min(bytes);
     let tensors: Vec<Vec<u8>> =
-        (0..bytes.div_ceil(TENSOR)).map(|n| vec![n as u8 + 1; TENSOR]).collect();
+        (0..bytes.div_ceil(tensor)).map(|n| vec![n as u8 + 1; tensor]).collect();
     let mut state = StateDict::new();
     for (number, data) in tensors.iter().enumerate() {
-        state.bytes(format!("layer.{number}"), Dtype::U8, &[TENSOR as u64], data)?;
+        state.bytes(format!("layer.{number}"), Dtype::U8, &[tensor as u64], data)?;
     }
     for name in ["first", "second"] {
         let _ = Command::new("sync").status();
-        let started = Instant::now();
+        let (resident, started) = (resident_mib()?, Instant::now());
         let report = ringstow::save(&state, dir.join(name), &Config::default())?;
-        println!("{} {}", started.elapsed().as_secs_f64(), report.seconds.prepare);
+        let seconds = started.elapsed().as_secs_f64();
+        println!("{seconds} {} {}", report.seconds.prepare, resident_mib()? - resident);
         std::fs::remove_dir_all(dir.join(name))?;
     }
     Ok(())
 }
 
-/// Seconds of the first and the second save, and of these the ones to get ready.
-fn measure(options: &Options, dir: &Path) -> Result<[f64; 4]> {
+/// Memory of this process.
+fn resident_mib() -> Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib: f64 = line.and_then(|text| text.split_whitespace().next()).unwrap_or("0").parse()?;
+    Ok(kib / 1024.0)
+}
+
+/// Of the first and the second save: seconds, of these the ones to get ready, and MiB.
+fn measure(options: &Options, dir: &Path) -> Result<[f64; 6]> {
     let output = Command::new(std::env::current_exe()?)
         .args(["--gb", &(options.bytes as f64 / 1e9).to_string()])
         .env(CHILD_DIR, dir)
@@ -75,21 +86,15 @@ fn main() -> Result<()> {
     }
     let dir = options.dir.join("ringstow-first-save");
     std::fs::create_dir_all(&dir)?;
-    let told: Vec<[f64; 4]> =
+    let told: Vec<[f64; 6]> =
         (0..options.processes).map(|_| measure(&options, &dir)).collect::<Result<_>>()?;
     std::fs::remove_dir_all(&dir)?;
     let column = |at: usize| told.iter().map(|row| row[at]).collect::<Vec<f64>>();
-    let ratios: Vec<f64> = told.iter().map(|row| row[0] / row[2]).collect();
-    println!(
-        "first save {:.3} s, of it {:.3} s to get ready",
-        median(column(0)),
-        median(column(1))
-    );
-    println!(
-        "second     {:.3} s, of it {:.3} s to get ready",
-        median(column(2)),
-        median(column(3))
-    );
+    let ratios: Vec<f64> = told.iter().map(|row| row[0] / row[3]).collect();
+    for (name, at) in [("first save", 0), ("second    ", 3)] {
+        let [seconds, ready, mib] = [at, at + 1, at + 2].map(|at| median(column(at)));
+        println!("{name} {seconds:.4} s, of it {ready:.4} s to get ready; {mib:.1} MiB more");
+    }
     println!("first / second, median and its 95 % interval: {}", spread(&ratios));
     Ok(())
 }

@@ -54,8 +54,9 @@ pub enum Switch {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Bytes of staging memory: the only memory a save needs, however large the checkpoint.
-    /// As large as the checkpoint makes a save a snapshot; smaller streams. Default 256 MiB.
+    /// Bytes of staging memory at most: the only memory a save needs, however large the checkpoint. It is
+    /// taken as it is needed. As large as the checkpoint makes a save a snapshot; smaller streams. Default
+    /// 256 MiB.
     #[serde(deserialize_with = "size")]
     pub pool_bytes: u64,
     /// Bytes of one staging buffer, which is also one transfer. A multiple of 4096. Default 4 MiB.
@@ -69,7 +70,8 @@ pub struct Config {
     pub engine: EngineChoice,
     /// O_DIRECT: past the page cache.
     pub direct: Switch,
-    /// Fixed buffers: staging memory registered with io_uring once, not pinned at every transfer.
+    /// Fixed buffers: staging memory registered with io_uring once, not pinned at every transfer. On, all of it
+    /// is taken and registered at once, or the save fails; loads go through it too, or fail.
     pub fixed: Switch,
     /// Largest shard file in bytes, as far as whole tensors allow; 0, the default, means no limit.
     #[serde(deserialize_with = "size")]

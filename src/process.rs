@@ -27,7 +27,27 @@ impl<T> PerProcess<T> {
 
     /// This process' value. `None` in the child of a child that is too far down to have one.
     pub fn lock(&self) -> Option<MutexGuard<'_, T>> {
-        let mine = self.0.get(GENERATION.load(SeqCst))?;
+        self.of(GENERATION.load(SeqCst))
+    }
+
+    fn of(&self, generation: usize) -> Option<MutexGuard<'_, T>> {
+        let mine = self.0.get(generation)?;
         Some(mine.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_waits_for_no_lock_that_was_taken_before_it_was() {
+        let value: PerProcess<Vec<u8>> =
+            PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
+        let mut parents = value.of(0).unwrap();
+        parents.push(7);
+        assert!(value.of(1).unwrap().is_empty());
+        assert!(value.of(GENERATIONS).is_none());
+        assert_eq!(*parents, [7]);
     }
 }

@@ -53,8 +53,9 @@ class Config:
     """
 
     pool_bytes: int = field(default_factory=partial(_found, "pool_bytes"))
-    """Bytes of staging memory: the only memory a save needs, however large the checkpoint.
-    As large as the checkpoint makes a save a snapshot; smaller streams. Default 256 MiB."""
+    """Bytes of staging memory at most: the only memory a save needs, however large the checkpoint.
+    It is taken as it is needed. As large as the checkpoint makes a save a snapshot; smaller
+    streams. Default 256 MiB."""
 
     block_bytes: int = field(default_factory=partial(_found, "block_bytes"))
     """Bytes of one staging buffer, which is also one transfer; a multiple of 4096. A checksum
@@ -74,7 +75,8 @@ class Config:
     """O_DIRECT: past the page cache. Default auto."""
 
     fixed: Switch = field(default_factory=partial(_found, "fixed"))
-    """Staging memory registered with io_uring once, not pinned at every transfer. Default auto."""
+    """Staging memory registered with io_uring once, not pinned at every transfer. "on": all of it
+    is taken and registered at once, and loads go through it too, or fail. Default auto."""
 
     shard_bytes: int = field(default_factory=partial(_found, "shard_bytes"))
     """Largest shard file in bytes, as far as whole tensors allow; 0, the default, is no limit."""

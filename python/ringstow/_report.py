@@ -49,7 +49,7 @@ class SaveSeconds:
     plan: float
     """Laying out the shards."""
     prepare: float
-    """Taking the staging memory (the first save only), opening and preallocating, trial write."""
+    """Starting the engine (the first save only), opening and preallocating, trial write."""
     stage: float
     """From the first byte copied to the last: after plan + prepare + stage tensors are free."""
     write: float
@@ -99,7 +99,7 @@ class _Moved:
     direct: bool
     """Whether with O_DIRECT."""
     fixed_buffers: int
-    """Staging buffers that were registered with io_uring."""
+    """Staging buffers that are registered with io_uring by now: when they are first used."""
     fallbacks: tuple[Fallback, ...]
     """What was tried first and refused, why, and what to do about it."""
     device_bytes: int
@@ -160,7 +160,7 @@ class SaveReport(_Copied):
     recycled_bytes: int
     """Of their bytes, those written over files of a checkpoint that is no more."""
     pool_bytes: int
-    """Staging memory in bytes."""
+    """Staging memory in bytes that saves may come to use; they take what they need of it."""
     seconds: SaveSeconds
     """Where the time went."""
 

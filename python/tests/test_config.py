@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 from support import python
 
@@ -70,7 +71,7 @@ def test_a_variable_of_no_field_is_warned_of_once(monkeypatch):
 
 
 def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):
-    ringstow.save({"a": 1}, "ckpt", config=ringstow.Config(trace="save.json"))
+    ringstow.save({"a": np.ones(3)}, "ckpt", config=ringstow.Config(trace="save.json"))
     monkeypatch.setenv("RINGSTOW_TRACE", "load.json")
     ringstow.load("ckpt")
     for name, kind in [("save.json", "write"), ("load.json", "prepare")]:
@@ -135,7 +136,7 @@ def test_sizes_are_taken_as_text_and_kept_as_numbers(monkeypatch):
 def test_a_file_that_nobody_named_does_not_say_where_to_write(elsewhere, monkeypatch):
     victim = elsewhere / "victim"
     victim.write_text("precious")
-    ringstow.save({"a": 1}, elsewhere / "ckpt")
+    ringstow.save({"a": np.ones(3)}, elsewhere / "ckpt")
     (elsewhere / "ringstow.toml").write_text(f'trace = "{victim}"\nqueue_depth = 3\n')
     load = "import ringstow, sys; ringstow.load('ckpt'); print(ringstow.Config().queue_depth)"
     ran = python(load)

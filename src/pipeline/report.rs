@@ -13,7 +13,7 @@ pub struct Moved {
     pub engine: String,
     /// Whether with O_DIRECT.
     pub direct: bool,
-    /// Staging buffers that were registered with io_uring.
+    /// Staging buffers that are registered with io_uring by now: they are when they are first used.
     pub fixed_buffers: usize,
     /// Bytes that GPUs copied.
     pub device_bytes: u64,
@@ -59,7 +59,7 @@ pub struct SaveReport {
     pub files: usize,
     /// Of their bytes, those that were written over files of a checkpoint that is no more.
     pub recycled_bytes: u64,
-    /// Staging memory in bytes.
+    /// Staging memory in bytes that saves may come to use, of which they take what they need.
     pub pool_bytes: u64,
     /// How the bytes were moved.
     #[serde(flatten)]
@@ -73,8 +73,8 @@ pub struct SaveReport {
 pub struct SaveSeconds {
     /// Laying out the shards.
     pub plan: f64,
-    /// Taking the staging memory (the first save only), opening and preallocating files, and the
-    /// trial write.
+    /// Starting the engine (the first save only), opening and preallocating files, and the trial write,
+    /// for which the first staging buffer is taken.
     pub prepare: f64,
     /// From the first byte copied to the last: after `plan + prepare + stage` the tensors are free.
     pub stage: f64,
@@ -142,7 +142,7 @@ pub struct LoadReport {
 /// Seconds of each part of a load. Reading and checksums overlap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadSeconds {
-    /// Taking the staging memory (the first time only), opening files and the trial read.
+    /// Starting the engine (the first time only), opening files and the trial read.
     pub prepare: f64,
     /// From the first read to the last block checked.
     pub read: f64,

@@ -67,6 +67,7 @@ impl Checkpoint {
     /// # Errors
     /// As for [`Checkpoint::open`].
     pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
+        config.validate()?;
         while_replaced(|| Self::open_once(path.as_ref(), config))
     }
 

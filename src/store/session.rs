@@ -138,6 +138,7 @@ impl Session {
     /// # Errors
     /// As for [`Session::begin`].
     pub fn begin_with(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
+        config.validate()?;
         if world_size == 0 {
             return Err(Error::invalid("a save by no ranks: world_size is 0"));
         }

@@ -20,15 +20,15 @@ pub(super) fn checks(config: &Config) -> Vec<Check> {
     checks
 }
 
-/// A container's memory, or a unit's. A pool that is larger is no error that a save could return: all of
-/// it is touched, and the kernel kills who goes beyond.
+/// A container's memory, or a unit's. A pool that is larger is no error that a save could return: a large save
+/// comes to use all of it, and the kernel kills who goes beyond.
 fn group(config: &Config, limit: u64) -> Check {
     let name = "memory limit";
     let found = format!("{}, the pool has {}", human(limit), human(config.pool_bytes));
     if limit > config.pool_bytes {
         return Check::ok(name, found);
     }
-    let found = format!("{found}: the first save would be killed");
+    let found = format!("{found}: a save as large as that would be killed");
     let remedy = "lower pool_bytes, or give the container (`--memory` of docker) or the unit \
                   (`MemoryMax=` of systemd) more";
     Check::fail(name, found, remedy)
