@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ringstow._report import CheckpointInfo
 
 Framework = Literal["torch", "numpy"]
+_ELEMENTS = ("$tensor", "$ndarray")
 _KINDS = {"$tensor": "tensor", "$ndarray": "array", "$object": "object", "$pickle": "pickle"}
 
 _log = logging.getLogger("ringstow")
@@ -162,31 +163,6 @@ class Checkpoint(Mapping[str, "Entry"]):
         of types that this program does not have.
         """
         self._alive()
-        return self._value(self._skeleton, (), lenient=True)  # type: ignore[no-any-return]
-
-    def value(self, name: str) -> Any:
-        """Return what `tree` has at a name: a value, a dict or list of them, or an `Entry`.
-
-        Args:
-            name: the path joined by dots: ``"step"``, ``"optimizer.param_groups.0.lr"``.
-
-        Raises:
-            KeyMismatchError: nothing has that name; names what is close.
-            UnsupportedError: it needs a type that this program does not have, or torch.
-        """
-        self._alive()
-        found = _tree.find(self._skeleton, name)
-        if found is None:
-            raise self._unknown(name)
-        path, node = found
-        return self._value(node, path, lenient=False)
-
-    def _alive(self) -> _native.Checkpoint:
-        if self._opened is None:
-            raise ValueError(f"{self.path} is closed: open it again")
-        return self._opened
-
-    def _value(self, node: Any, path: Path, *, lenient: bool) -> Any:
         builder = _build.Builder(self._contents, {}, as_numpy=self._as_numpy)
 
         def make(leaf: Leaf | Box, at: Path) -> Any:
@@ -195,9 +171,59 @@ class Checkpoint(Mapping[str, "Entry"]):
             try:
                 return builder.value(leaf, at)
             except UnsupportedError:
-                if not lenient:
-                    raise
                 return Entry(self, flat_name(at), at, leaf)
+
+        return _tree.rebuild(self._skeleton, (), make)  # type: ignore[no-any-return]
+
+    def value(self, name: str) -> Any:
+        """Return the value at a name, or the dict or list of values; a tensor is an `Entry`.
+
+        No tensor is read. Objects of DCP are, and unpickled without running any code, unless `open`
+        was called with ``allow_pickle``.
+
+        Args:
+            name: the path joined by dots: ``"step"``, ``"optimizer.param_groups.0.lr"``.
+
+        Raises:
+            KeyMismatchError: nothing has that name; names what is close.
+            UnsupportedError: it needs a type that this program does not have, torch, or
+                ``allow_pickle``.
+        """
+        self._alive()
+        found = _tree.find(self._skeleton, name)
+        if found is None:
+            raise self._unknown(name)
+        path, node = found
+        return self._value(node, path)
+
+    def _alive(self) -> _native.Checkpoint:
+        if self._opened is None:
+            raise ValueError(f"{self.path} is closed: open it again")
+        return self._opened
+
+    def _value(self, node: Any, path: Path) -> Any:
+        opened = self._alive()
+        survey = _build.Survey(self._contents, allow_pickle=self._allow_pickle)
+
+        def note(leaf: Leaf | Box, at: Path) -> Leaf | Box:
+            if leaf.tag not in _ELEMENTS:
+                survey.add(leaf, at)
+            return leaf
+
+        _tree.rebuild(node, path, note)
+        objects = list(survey.objects)
+        blocks = opened.load(objects, self._verify, self._config)[0] if objects else []
+        builder = _build.Builder(
+            self._contents,
+            dict(zip(objects, blocks, strict=True)),
+            allow_pickle=self._allow_pickle,
+            as_numpy=self._as_numpy,
+        )
+
+        def make(leaf: Leaf | Box, at: Path) -> Any:
+            if isinstance(leaf, Leaf) and leaf.tag in _ELEMENTS:
+                return self._entry(leaf, at)
+            return builder.value(leaf, at)
 
         return _tree.rebuild(node, path, make)
 
@@ -240,7 +266,7 @@ class Checkpoint(Mapping[str, "Entry"]):
     def _read(self, entry: Entry, index: Any) -> Any:
         leaf = entry._leaf
         self._alive()
-        if leaf.tag not in ("$tensor", "$ndarray"):
+        if leaf.tag not in _ELEMENTS:
             raise TypeError(f"{entry.name} is no tensor: load() it")
         selection = _index.select(index, entry.shape, entry.name)
         is_whole = tuple(r.size for r in selection.ranges) == entry.shape

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import datetime
+import io
 import os
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -16,6 +18,7 @@ from support import assert_same, python
 from test_load_parts import bytes_read_by
 
 import ringstow
+import ringstow.dcp
 
 
 class Odd:
@@ -260,10 +263,24 @@ def test_nothing_is_unpickled_unless_asked(tmp_path):
         assert odd.nbytes > 0
         with pytest.raises(ringstow.UnsupportedError, match="allow_pickle=True"):
             odd.load()
+        with pytest.raises(ringstow.UnsupportedError, match="allow_pickle=True"):
+            ckpt.value("odd")
         with pytest.raises(TypeError, match="no tensor"):
             odd[0]
     with ringstow.open(tmp_path / "c", allow_pickle=True) as ckpt:
-        assert ckpt.value("odd").load() == Odd()
+        assert ckpt.value("odd") == ckpt.tree["odd"].load() == Odd()
+
+
+def test_what_dcp_saved_is_looked_into_likewise(tmp_path):
+    state = {"model": {"w": torch.arange(10.0)}, "step": 5, "blob": io.BytesIO(b"abc")}
+    writer = ringstow.dcp.StorageWriter()
+    dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=writer)
+    with ringstow.open(tmp_path / "c") as ckpt:
+        assert list(ckpt) == ["model.w"]
+        assert ckpt["model.w"][2:4].tolist() == [2, 3]
+        assert (ckpt.tree["step"].kind, ckpt.tree["step"].load()) == ("object", 5)
+        assert ckpt.value("step") == 5
+        assert ckpt.value("blob").getvalue() == b"abc"
 
 
 def test_values_of_types_that_are_not_here_hide_nothing_else(tmp_path):
