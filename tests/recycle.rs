@@ -275,3 +275,48 @@ fn the_parts_of_ranks_that_saved_each_by_itself_are_not_taken_for_a_row_of_check
     assert!(retained.left[0].reason.contains("one rank's part"));
     assert!(ranks.iter().all(|dir| shard(dir).exists()));
 }
+
+/// Who could read the earlier checkpoint is not asked to read the next: a file is as new ones are, or a new one.
+#[test]
+fn files_of_another_mode_or_acl_are_not_written_over() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    let private = |path: &Path| {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+        true
+    };
+    let shared = |path: &Path| {
+        // Version 2; then tag, permissions and id: owner, user 4242, group, mask, others.
+        let entries = [(1, 6, !0), (2, 4, 4242), (4, 4, !0), (16, 4, !0), (32, 4, !0)];
+        let mut acl = 2_u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in
+            entries.map(|(tag, perm, id): (u16, u16, u32)| (tag, perm, id))
+        {
+            acl.extend_from_slice(&tag.to_le_bytes());
+            acl.extend_from_slice(&permissions.to_le_bytes());
+            acl.extend_from_slice(&id.to_le_bytes());
+        }
+        let flags = rustix::fs::XattrFlags::empty();
+        // Not all file systems have them.
+        rustix::fs::setxattr(path, "system.posix_acl_access", &acl, flags).is_ok()
+    };
+    for change in [&private as &dyn Fn(&Path) -> bool, &shared] {
+        let (root, runtime) = root(&[1]);
+        let (first, second) = (at(root.path(), 1), at(root.path(), 2));
+        let old = mode(&shard(&first));
+        if !change(&shard(&first)) {
+            continue;
+        }
+        retire(&first, Disposal::Recycle).unwrap();
+        let state = State::new(2, &SIZES);
+        let report = state.save(&runtime, &second).unwrap();
+        assert_eq!(report.recycled_bytes, 0);
+        assert!(report.moved.fallbacks.iter().any(|f| f.reason.contains("mode or ACL")));
+        assert_eq!(mode(&shard(&second)), old);
+        let acl =
+            rustix::fs::getxattr(shard(&second), "system.posix_acl_access", &mut [0_u8; 64][..]);
+        assert!(acl.is_err());
+        state.assert_at(&runtime, &second);
+        assert!(names_in(&root.path().join(SPARES)).is_empty());
+    }
+}

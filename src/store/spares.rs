@@ -11,17 +11,20 @@
 //!   and with it, on file systems with a journal, all moves before);
 //! - the file has this one name (a hard link is somebody's copy), and nobody has it open, mapped or not, as
 //!   the kernel says. Other hosts it does not know of, so only local file systems are taken.
+//!
+//! Nor may anybody read a checkpoint who could only read the one before: owner, mode and ACL of the file are those
+//! that a new one gets.
 
 use super::dir::{self, entries, file_names, remove};
 use super::places::Places;
-use crate::engine::file::open_write;
+use crate::engine::file;
 use crate::engine::ladder::Fallback;
 use crate::engine::lease::is_sole_opener;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::plan::save::Shard;
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -108,11 +111,16 @@ impl Spares {
         let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else {
             return Ok(Taken::Nothing);
         };
-        // Whoever moves it first has it. Not there, or not ours to move: a new file is made.
+        if fs::symlink_metadata(&spare).is_err() {
+            return Ok(Taken::Nothing);
+        }
+        let new = file::create(part, false).and_then(|file| Access::of(&file));
+        let new = new.map_err(|e| Error::io("creating", part, e))?;
+        // Whoever moves it first has it. If it is missing or cannot be moved, the save creates a new file.
         if fs::rename(&spare, part).is_err() {
             return Ok(Taken::Nothing);
         }
-        match check(part) {
+        match check(part, &new) {
             Ok(bytes) => Ok(Taken::File { bytes }),
             Err(reason) => {
                 remove(part)?;
@@ -200,12 +208,15 @@ pub(super) fn claim(places: &Places, shards: &[Shard], parts: &[PathBuf]) -> Res
     Ok(claimed)
 }
 
-/// The length of a file that may be written over, or why it may not.
-fn check(part: &Path) -> std::result::Result<u64, String> {
-    let file = open_write(part, false).map_err(|error| error.to_string())?;
+/// The length of a file that may be written over, or why it may not. `new` is what a new file would have.
+fn check(part: &Path, new: &Access) -> std::result::Result<u64, String> {
+    let file = file::open_write(part, false).map_err(|error| error.to_string())?;
     let found = file.metadata().map_err(|error| error.to_string())?;
     if found.nlink() != 1 {
         return Err("it has another name, a hard link".into());
+    }
+    if Access::of(&file).map_err(|error| error.to_string())? != *new {
+        return Err("its owner, group, mode or ACL is not that of a new file".into());
     }
     match is_sole_opener(&file) {
         Ok(true) => Ok(found.len()),
@@ -214,12 +225,49 @@ fn check(part: &Path) -> std::result::Result<u64, String> {
     }
 }
 
+/// Who may do what with a file. Another umask, directory or user may have been in force when an old one was made,
+/// and whoever could read that checkpoint is not asked to read the next.
+#[derive(Debug, PartialEq, Eq)]
+struct Access {
+    owner: (u32, u32),
+    mode: u32,
+    acl: Option<Vec<u8>>,
+}
+
+impl Access {
+    fn of(file: &File) -> io::Result<Self> {
+        let found = file.metadata()?;
+        let (owner, mode) = ((found.uid(), found.gid()), found.mode());
+        Ok(Self { owner, mode, acl: acl_of(file)? })
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn acl_of(file: &File) -> io::Result<Option<Vec<u8>>> {
+    /// The longest value that the kernel stores.
+    const BYTES_MAX: usize = 65_536;
+    let mut acl = vec![0; BYTES_MAX];
+    match rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut acl[..]) {
+        Ok(len) => {
+            acl.truncate(len);
+            Ok(Some(acl))
+        }
+        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn acl_of(_: &File) -> io::Result<Option<Vec<u8>>> {
+    Ok(None)
+}
+
 fn not_taken(spare: &Path, reason: &str) -> Fallback {
     Fallback {
         wanted: "the files of a retired checkpoint, to write over".into(),
         got: "new files".into(),
         reason: format!("{} cannot be written over: {reason}", spare.display()),
-        remedy: "none needed: whoever reads it keeps what it reads".into(),
+        remedy: "none needed: a new file is as safe, and takes the disk a little longer".into(),
     }
 }
 
