@@ -68,13 +68,13 @@ def say(result: Result) -> None:
     torn = ", ".join(result.torn[:4])
     print(
         f"TORN: seed {result.seed}, staging {result.staging}, {result.optimizer}, "
-        f"{result.outcome}: {torn}; changes: {', '.join(result.changes)}",
+        f"{'+'.join(result.outcomes)}: {torn}; changes: {', '.join(result.changes)}",
         flush=True,
     )
 
 
 def summary(results: list[Result], *, unseen: bool) -> int:
-    ends = collections.Counter((r.staging, r.outcome) for r in results)
+    ends = collections.Counter((r.staging, outcome) for r in results for outcome in r.outcomes)
     for (staging, outcome), count in sorted(ends.items()):
         print(f"{staging:10} {outcome:10} {count}")
     torn = sum(bool(r.torn) for r in results)

@@ -31,18 +31,14 @@ MOMENT_MAX_S = 0.01
 _OVERTAKEN = "modified by an inplace operation"
 
 
-class Torn(AssertionError):
-    """A checkpoint holds other values than those of the call, or an earlier one was damaged."""
-
-
 @dataclass
 class Result:
-    """What became of the save of one loop."""
+    """What became of the saves of one loop."""
 
     seed: int
     staging: Staging
     optimizer: str
-    outcome: Outcome
+    outcomes: list[Outcome]
     changes: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
     """Names of tensors that are not as they should be; empty in a sound loop."""
@@ -81,11 +77,6 @@ def run(
     """
     rng = random.Random(seed)
     trainer = Trainer(rng)
-    path = folder / "step-2"
-    earlier: dict[str, Any] = {"earlier": torch.full((1000,), float(seed % 1000))}
-    replaces = rng.random() < 0.5
-    if replaces:
-        ringstow.save(earlier, path)
     staging: Staging = rng.choice(USUAL) if only is None else only
     state = trainer.state()
     expected = frozen(state)
@@ -95,47 +86,70 @@ def run(
     # Half of the loops do only what needs no care: their saves have to succeed.
     mix = ORDINARY if changes is SEEN and rng.random() < 0.5 else changes
     changers = [Changer(trainer, rng, mix) for _ in range(rng.choice([1, 1, 2, 3]))]
+    # Now and then two at once.
+    targets = [Target(folder / f"step-{n}", rng) for n in range(rng.choice([1, 1, 1, 2]))]
 
-    handle = ringstow.save_async(  # type: ignore[call-arg,unused-ignore]
-        state, path, config=config, staging=staging
-    )
-    cancels = rng.random() < 0.05
+    for target in targets:
+        target.begin(state, config, staging)
     for changer in changers[1:]:
         changer.start()
     changers[0].change()  # in the thread that called
-    if cancels:
-        handle.cancel()
-    outcome = _outcome(handle)
+    if rng.random() < 0.05:
+        targets[0].handle.cancel()
+    outcomes = [target.end() for target in targets]
     for changer in changers[1:]:
         changer.finish()
-    done = [name for changer in changers for name in changer.done]
-
-    result = Result(seed, staging, trainer.kind, outcome, done)
-    if outcome == "saved":
-        found = ringstow.load(path)
-        result.torn = differences(
-            {name: value for name, value in found.items() if not name.startswith("gate")}, expected
-        )
-    elif replaces:
-        result.torn = differences(ringstow.load(path), earlier)
-    elif (path / "manifest.json").exists() or ringstow.latest(folder) is not None:
-        result.torn = [f"{path} exists"]
-    if outcome == "refused" and (mix is ORDINARY or staging != "guard"):
-        result.torn.append(f"refused although only {', '.join(sorted(set(done)))} ran")
     _check_free(trainer)
-    return result
+
+    done = [name for changer in changers for name in changer.done]
+    torn = [name for target in targets for name in target.torn(expected)]
+    if "refused" in outcomes and (mix is ORDINARY or staging != "guard"):
+        torn.append(f"refused although only {', '.join(sorted(set(done)))} ran")
+    return Result(seed, staging, trainer.kind, outcomes, done, torn)
 
 
-def _outcome(handle: ringstow.SaveHandle) -> Outcome:
-    try:
-        handle.result(TIMEOUT_S)
-    except ringstow.TornSaveError as error:
-        if not error.tensors:
-            raise Torn("the error of a torn save names no tensor") from error
-        return "refused"
-    except ringstow.SaveCancelledError:
-        return "cancelled"
-    return "saved"
+class Target:
+    """Where a loop saves: there may be an earlier checkpoint."""
+
+    handle: ringstow.SaveHandle
+    outcome: Outcome
+
+    def __init__(self, path: Path, rng: random.Random) -> None:
+        self._path = path
+        self._earlier: dict[str, Any] | None = None
+        if rng.random() < 0.5:
+            self._earlier = {"earlier": torch.full((1000,), rng.random())}
+            ringstow.save(self._earlier, path)
+
+    def begin(self, state: dict[str, Any], config: ringstow.Config, staging: Staging) -> None:
+        """Start to save."""
+        self.handle = ringstow.save_async(  # type: ignore[call-arg,unused-ignore]
+            state, self._path, config=config, staging=staging
+        )
+
+    def end(self) -> Outcome:
+        """Wait for the save, and return what became of it."""
+        try:
+            self.handle.result(TIMEOUT_S)
+            self.outcome = "saved"
+        except ringstow.TornSaveError as error:
+            if not error.tensors:
+                raise AssertionError("the error of a torn save names no tensor") from error
+            self.outcome = "refused"
+        except ringstow.SaveCancelledError:
+            self.outcome = "cancelled"
+        return self.outcome
+
+    def torn(self, expected: dict[str, Any]) -> list[str]:
+        """Return the names of what is not as it was at the call; or not as it was before."""
+        if self.outcome == "saved":
+            found = ringstow.load(self._path)
+            for name in [name for name in found if name.startswith("gate")]:
+                del found[name]
+            return differences(found, expected)
+        if self._earlier is not None:
+            return differences(ringstow.load(self._path), self._earlier)
+        return [f"{self._path} exists"] if (self._path / "manifest.json").exists() else []
 
 
 def _check_free(trainer: Trainer) -> None:
@@ -195,4 +209,4 @@ class Changer:
             self._error = error
 
 
-__all__ = ["ORDINARY", "SEEN", "Result", "Torn", "run"]
+__all__ = ["ORDINARY", "SEEN", "Result", "run"]
