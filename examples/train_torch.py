@@ -154,14 +154,15 @@ def train(args: argparse.Namespace) -> None:
             if save is not None:
                 report(save)
                 if args.keep:
-                    ringstow.retain(args.out, args.keep)
-            save = ringstow.save_async(trainer.state(), args.out / f"step-{trainer.step:08}")
+                    ringstow.retain(args.out, args.keep, recycle=True)
+            path = args.out / f"step-{trainer.step:08}"
+            save = ringstow.save_async(trainer.state(), path)
         if trainer.step % 10 == 0:
             print(f"step {trainer.step:4}  loss {loss:.4f}", flush=True)
     if save is not None:
         report(save)
         if args.keep:
-            ringstow.retain(args.out, args.keep)
+            ringstow.retain(args.out, args.keep, recycle=True)
 
 
 def report(save: ringstow.SaveHandle) -> None:

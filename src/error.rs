@@ -40,7 +40,8 @@ pub enum Error {
 
     /// Bytes on disk are not the bytes that were written.
     #[error("{} is damaged at offset {offset}: {what} should be {expected}, is {got}; \
-             restore the file from a copy or go back to an earlier checkpoint", path.display())]
+             restore the file from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)` finds the \
+             newest whose bytes are whole", path.display())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
@@ -211,6 +212,12 @@ impl Error {
             }
             _ => false,
         }
+    }
+
+    /// Whether the system said that the disk is full, or a quota used up.
+    pub(crate) fn is_disk_full(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, Self::Io { source, .. } if [StorageFull, QuotaExceeded].contains(&source.kind()))
     }
 
     /// An [`Error::Format`].

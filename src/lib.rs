@@ -53,16 +53,17 @@ pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::ladder::Fallback;
 pub use error::{Error, Result, Room};
-pub use format::{Dtype, Element, Item, Part, PartOf, Receipt, TensorInfo, Value};
+pub use format::{Dtype, Element, Item, Part, PartOf, Receipt, StepPattern, TensorInfo, Value};
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Checkpoint, Committed, Disposal, Info, Kind, LoadOptions, Loaded, Session, Slice, TensorPart,
-    TensorView, latest, latest_with, list, list_with, prune, prune_with, retain, retain_with,
-    retire, retire_with,
+    Before, Checkpoint, Committed, Disposal, Info, Kind, LoadOptions, Loaded, Retention, Session,
+    Slice, TensorPart, TensorView, Wanted, latest, latest_of, latest_verified, latest_with, list,
+    list_with, prune, prune_with, retain, retain_plan, retain_with, retire, retire_with, steps,
+    steps_with,
 };
 
 use handle::Work;

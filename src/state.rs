@@ -18,6 +18,7 @@ pub struct StateDict<'a> {
     items: Vec<Item>,
     sources: Vec<Box<dyn Source + 'a>>,
     values: Vec<(String, Value)>,
+    step: Option<u64>,
     tree: Option<Box<RawValue>>,
     check: Option<Box<Check<'a>>>,
 }
@@ -147,6 +148,14 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// Saves this state as a step of training: the manifest notes the number, and [`latest`](crate::latest),
+    /// [`steps`](crate::steps) and [`retain`](crate::retain()) go by it, whatever the checkpoint is called. Give it
+    /// to the checkpoints of the run alone: `retain` removes an old one, also if its name is `best`.
+    pub fn step(&mut self, step: u64) -> &mut Self {
+        self.step = Some(step);
+        self
+    }
+
     /// Replaces the tree of values by one made elsewhere, in the format's JSON. It must refer to
     /// the tensors itself.
     pub fn set_tree(&mut self, tree: Box<RawValue>) -> &mut Self {
@@ -162,6 +171,11 @@ impl<'a> StateDict<'a> {
     pub fn check_staged(&mut self, check: impl Fn() -> Result<()> + Send + Sync + 'a) -> &mut Self {
         self.check = Some(Box::new(check));
         self
+    }
+
+    /// The step that it is saved as.
+    pub(crate) fn saved_step(&self) -> Option<u64> {
+        self.step
     }
 
     /// The tensors, for the save.

@@ -204,7 +204,7 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
     println!("{kills} kills, {last} saves, {of_the_killed_save} killed between commit and report");
     State::new(last + 1, &SIZES).save(&runtime, &dir).unwrap();
     assert_no_litter_in(runtime.config(), &dir);
-    ringstow::store::remove_spares(root.path(), runtime.config()).unwrap();
+    ringstow::store::remove_recycled(root.path(), runtime.config()).unwrap();
     assert_eq!(names_in(root.path()), ["ckpt"]);
 }
 

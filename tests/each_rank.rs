@@ -4,10 +4,10 @@ mod common;
 
 use common::{State, assert_says, names_in, runtime, scratch, step_at};
 use ringstow::format::names;
-use ringstow::store::{Found, Status, Swept, prune_plan, remove_spares, retain_plan};
+use ringstow::store::{Found, Status, Swept, prune_plan, remove_recycled, retain_plan};
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, Error, PartOf, Session, StateDict, Value, latest, list,
-    prune, retain, retire, verify,
+    Checkpoint, Config, Disposal, Dtype, Error, PartOf, Retention, Session, StateDict, Value,
+    latest, list, prune, retain, retire, verify,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,7 +222,12 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
         let root = root(&[1, 2, 3]);
         fs::write(part(&at(root.path(), 2), 1).join("notes.txt"), "mine").unwrap();
         save_part(&at(root.path(), 9), 0, 3, "half");
-        let plan = retain_plan(root.path(), 1, disposal, &Config::default()).unwrap();
+        let plan = retain_plan(
+            root.path(),
+            &Retention { disposal, ..Retention::new(1) },
+            &Config::default(),
+        )
+        .unwrap();
         let done = retain(root.path(), 1, disposal).unwrap();
         assert_eq!(plan, done);
         assert_eq!(done.kept, [at(root.path(), 3)]);
@@ -346,8 +351,17 @@ fn retain_says_which_spare_files_it_removes() {
     }
     let all = [spares.join("rank00000-0.spare"), spares.join("rank00001-0.spare"), spares.clone()];
     let config = Config::default();
-    assert!(retain_plan(root.path(), 1, Disposal::Recycle, &config).unwrap().spares.is_empty());
-    let plan = retain_plan(root.path(), 1, Disposal::Remove, &config).unwrap();
+    assert!(
+        retain_plan(
+            root.path(),
+            &Retention { disposal: Disposal::Recycle, ..Retention::new(1) },
+            &config
+        )
+        .unwrap()
+        .spares
+        .is_empty()
+    );
+    let plan = retain_plan(root.path(), &Retention::new(1), &config).unwrap();
     assert_eq!(plan.spares, all);
     assert!(all[0].exists(), "a plan changes nothing");
     assert_eq!(retain(root.path(), 1, Disposal::Remove).unwrap(), plan);
@@ -357,7 +371,7 @@ fn retain_says_which_spare_files_it_removes() {
     fs::create_dir(&spares).unwrap();
     fs::write(spares.join("notes.txt"), "mine").unwrap();
     fs::write(&all[0], "old").unwrap();
-    assert_eq!(remove_spares(root.path(), &config).unwrap(), all[..1]);
+    assert_eq!(remove_recycled(root.path(), &config).unwrap(), all[..1]);
     assert!(spares.join("notes.txt").exists());
 }
 

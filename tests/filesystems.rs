@@ -9,7 +9,7 @@ use common::{State, assert_no_litter, errno, names_in};
 use nix::libc;
 use ringstow::{Config, EngineChoice, Error, Job, Runtime, SaveReport, Switch};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Around a block, some blocks, odd lengths; a few MB in all.
@@ -213,6 +213,69 @@ fn no_room_for_the_manifest_alone_keeps_the_old_checkpoint() {
         after.assert_at(&runtime(), &dir);
         Ok(())
     });
+}
+
+/// Leaves so many recycled files of so many bytes beside the checkpoints of a directory.
+fn leave_recycled(root: &Path, files: usize, bytes: usize) -> PathBuf {
+    let spares = root.join(".ringstow-spares");
+    fs::create_dir(&spares).unwrap();
+    for rank in 0..files {
+        fs::write(spares.join(format!("rank{rank:05}-0.spare")), vec![1; bytes]).unwrap();
+    }
+    spares
+}
+
+#[test]
+fn recycled_files_are_given_up_for_a_save_that_has_no_room() {
+    where_mounts_work(|| {
+        for mount in
+            [Mount::image(EXT4, 32 * MIB, 512, "rw")?, Mount::of_memory("tmpfs", "size=16m")?]
+        {
+            let (old, new) = (mount.path().join("old"), mount.path().join("new"));
+            let before = State::new(1, &SIZES);
+            before.save(&runtime(), &old).unwrap();
+            let free = free_on(mount.path());
+            // The save takes one of them, and needs the room of the others.
+            let spares = leave_recycled(mount.path(), 4, (free / 8) as usize);
+            let state = State::new(2, &[(free / 4 * 3) as usize]);
+            let report = state.save(&runtime(), &new).unwrap();
+            let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("recycled files"));
+            let told = told.unwrap_or_else(|| panic!("{:?}", report.moved.fallbacks));
+            assert!(told.reason.contains("free some space"), "{told:?}");
+            state.assert_at(&runtime(), &new);
+            assert!(!spares.exists());
+            // What has no room all the same fails as ever.
+            leave_recycled(mount.path(), 2, 4096);
+            let error = State::new(3, &[free as usize]).save(&runtime(), &old).unwrap_err();
+            assert_eq!(errno(&error), Some(libc::ENOSPC), "{error}");
+            before.assert_at(&runtime(), &old);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn recycled_files_are_given_up_for_the_manifest() {
+    where_mounts_work(|| {
+        let mount = Mount::of_memory("tmpfs", "size=8m")?;
+        // No shard of the save can take the second, which has the room that the manifest lacks.
+        leave_recycled(mount.path(), 2, 65_536);
+        fs::remove_file(mount.path().join(".ringstow-spares/rank00000-0.spare")).unwrap();
+        fs::create_dir(mount.path().join("ckpt")).unwrap();
+        let filler = fs::File::create(mount.path().join("filler")).unwrap();
+        let shard = 4096 + 65_536;
+        let free = free_on(mount.path());
+        nix::fcntl::posix_fallocate(&filler, 0, (free - shard) as i64).unwrap();
+        let state = State::new(2, &[65_536]);
+        state.save(&runtime(), &mount.path().join("ckpt")).unwrap();
+        state.assert_at(&runtime(), &mount.path().join("ckpt"));
+        Ok(())
+    });
+}
+
+fn free_on(path: &Path) -> u64 {
+    let found = nix::sys::statvfs::statvfs(path).unwrap();
+    found.blocks_free() * found.fragment_size()
 }
 
 #[test]

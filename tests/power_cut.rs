@@ -56,7 +56,7 @@ fn save_until_it_fails(root: &Path, runtime: &Runtime, told: &Told) {
             return;
         }
         told.in_place.store(step, SeqCst);
-        if retain(&root.join("row"), 2, Disposal::Recycle).is_err() {
+        if retain(root.join("row"), 2, Disposal::Recycle).is_err() {
             return;
         }
     }

@@ -5,7 +5,9 @@ mod common;
 
 use common::{State, assert_no_litter, assert_says, names_in, runtime, small_config, step_at};
 use ringstow::store::{Status, retain_plan};
-use ringstow::{Config, Disposal, EngineChoice, Error, Runtime, list, prune, retain, retire};
+use ringstow::{
+    Config, Disposal, EngineChoice, Error, Retention, Runtime, list, prune, retain, retire,
+};
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -182,13 +184,18 @@ fn retain_keeps_the_newest_and_only_removes_what_could_be_loaded() {
     fs::write(path.join("step-11/rank00000-0.safetensors.part"), "half").unwrap();
     fs::write(path.join("step-2/notes.txt"), "mine").unwrap();
     symlink("step-10", path.join("latest-99")).unwrap();
-    let plan = retain_plan(path, 2, Disposal::Recycle, &small_config()).unwrap();
+    let plan = retain_plan(
+        path,
+        &Retention { disposal: Disposal::Recycle, ..Retention::new(2) },
+        &small_config(),
+    )
+    .unwrap();
     let done = retain(path, 2, Disposal::Recycle).unwrap();
     assert_eq!(plan, done);
     assert_eq!(done.kept, [at(path, 3), at(path, 10)]);
     assert_eq!(done.retired, [at(path, 1), at(path, 2)]);
     let left: Vec<&Path> = done.left.iter().map(|left| left.path.as_path()).collect();
-    assert_eq!(left, [path.join("step-11"), path.join("latest-99")]);
+    assert_eq!(left, [path.join("latest-99"), path.join("step-11")]);
     assert_eq!(
         names_in(path),
         [SPARES, "latest-99", "step-10", "step-11", "step-2", "step-3"],

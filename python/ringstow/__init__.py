@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow._catalog import latest, prune, retain, retire, verify
+from ringstow._catalog import latest, prune, retain, retire, steps, verify
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Retained,
         SaveReport,
         SaveSeconds,
+        Step,
         Swept,
         VerifyReport,
     )
@@ -71,6 +72,7 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "SaveSeconds",
+    "Step",
     "Swept",
     "TornSaveError",
     "UnsupportedError",
@@ -84,6 +86,7 @@ __all__ = [
     "retire",
     "save",
     "save_async",
+    "steps",
     "verify",
 ]
 
@@ -99,6 +102,7 @@ _REPORTS = frozenset(
         "Retained",
         "SaveReport",
         "SaveSeconds",
+        "Step",
         "Swept",
         "VerifyReport",
     )

@@ -12,7 +12,7 @@ from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError
 from ringstow._memory import Stored
-from ringstow._paths import StrPath, absolute
+from ringstow._paths import StrPath, of_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,8 @@ def load(
         UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
             program has not imported; tensors without torch, or of a dtype that numpy lacks; a
             ``device`` that is not there.
-        IncompleteCheckpointError: the directory holds no committed checkpoint.
+        IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
+            None, as `latest` returns it where there is none.
         ReplacedCheckpointError: saves replaced it, time and again, faster than it could be opened.
         CorruptCheckpointError: the bytes on disk are not those that were written.
         FormatError: the manifest is not one of ringstow's, or a newer version's.
@@ -85,7 +86,7 @@ def load(
     if isinstance(keys, str):
         raise TypeError("keys is a collection of names; for one name give [name]")
     check_framework(framework, device)
-    where = absolute(path)
+    where = of_checkpoint(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
     return _again.while_replaced(
@@ -243,13 +244,14 @@ def load_into(
         InvalidStateError: the state dict is no dict.
         UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
             program has not imported.
-        IncompleteCheckpointError: the directory holds no committed checkpoint.
+        IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
+            None, as `latest` returns it where there is none.
         ReplacedCheckpointError: as in `load`.
         CorruptCheckpointError: the bytes on disk are not those that were written.
         FormatError: the manifest is not one of ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    where = absolute(path)
+    where = of_checkpoint(path)
     return _again.while_replaced(
         lambda: _merge.load_into(
             state_dict,

@@ -35,6 +35,7 @@ __all__ = [
     "start_export",
     "start_save",
     "start_write",
+    "steps",
     "verify",
     "watch",
 ]
@@ -169,7 +170,9 @@ class SaveJob:
 # Returns at once. The caller keeps the memory alive and unchanged until staged. A callable in place
 # of an address is called from a thread of the save's, once, when the first byte is needed; what it
 # returns is let go with the last. What it raises is what `result` raises.
-def start_save(tensors: Tensors, state: str, path: str, config: str) -> SaveJob: ...
+def start_save(
+    tensors: Tensors, state: str, path: str, config: str, step: int | None = None
+) -> SaveJob: ...
 
 # The weights of a model as Hugging Face's programs read them: plain safetensors files, and an index
 # where there are several. The same promises.
@@ -186,8 +189,14 @@ def start_write(
 @final
 class Session:
     # What it is a part of, if each rank saves by itself: rank, number of ranks, which save.
+    # And the step of training that it is saved as.
     def __new__(
-        cls, path: str, world_size: int, config: str, part_of: tuple[int, int, str] | None = None
+        cls,
+        path: str,
+        world_size: int,
+        config: str,
+        part_of: tuple[int, int, str] | None = None,
+        step: int | None = None,
     ) -> Session: ...
     # One receipt a rank; the JSON tree; the tensors and objects that must be there. JSON Committed.
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> str: ...
@@ -262,8 +271,14 @@ def parse_size(text: str) -> int: ...
 # JSON VerifyReport.
 def verify(path: str, config: str) -> str: ...
 
-# The newest committed checkpoint under a directory.
-def latest(directory: str, config: str) -> os.PathLike[str] | None: ...
+# The newest step in a directory that can be loaded; with `verify`, after every byte was checked.
+# With `before`, a step or a path, an older one than that.
+def latest(
+    directory: str, verify: bool, before: int | str | None, pattern: str | None, config: str
+) -> os.PathLike[str] | None: ...
+
+# JSON list of Found: the steps in a directory, oldest first.
+def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
 # Whose part of what the checkpoint at a path is: rank, number of ranks, which save. None for a
 # whole, and for a damaged manifest.
@@ -272,11 +287,14 @@ def part_of(path: str) -> tuple[int, int, str] | None: ...
 # Removes a checkpoint; with `recycle`, its files stay to be written over.
 def retire(path: str, recycle: bool, config: str) -> None: ...
 
-# JSON Retained: all checkpoints in a directory but the newest `keep` are retired.
-def retain(directory: str, keep: int, recycle: bool, config: str) -> str: ...
+# JSON Retained: all steps in a directory but the newest `keep` are retired, or would be.
+def retain(
+    directory: str, keep: int, recycle: bool, pattern: str | None, dry_run: bool, config: str
+) -> str: ...
 
 # JSON Swept: what killed saves and removals left in a directory, and in those directly in it, goes.
-def prune(directory: str, config: str) -> str: ...
+# With `recycled`, so do the files that wait to be written over.
+def prune(directory: str, recycled: bool, config: str) -> str: ...
 def swap_names(one: str, other: str) -> None: ...
 def cli(argv: Sequence[str]) -> int: ...
 

@@ -12,7 +12,7 @@ from ringstow import _build, _index, _native, _numpy, _torch, _tree
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
-from ringstow._paths import StrPath, absolute
+from ringstow._paths import StrPath, of_checkpoint
 from ringstow._select import missing_names
 from ringstow._state import Path, flat_name
 from ringstow._tree import Box, Leaf
@@ -69,7 +69,7 @@ def open(
     """
     check_framework(framework, None)
     return Checkpoint(
-        absolute(path),
+        of_checkpoint(path),
         native_json(config),
         verify=verify,
         allow_pickle=allow_pickle,

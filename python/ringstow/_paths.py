@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 
-from ringstow._errors import InvalidStateError
+from ringstow._errors import IncompleteCheckpointError, InvalidStateError
 
 StrPath = str | os.PathLike[str]
 
@@ -41,3 +41,17 @@ def absolute(path: StrPath) -> str:
             f"{text}: nobody knows the home directory {user} (a directory of this name is ./{text})"
         )
     return str(pathlib.Path(there).absolute())
+
+
+def of_checkpoint(path: StrPath) -> str:
+    """Return the path of a checkpoint that is to be read, from the root.
+
+    Raises:
+        IncompleteCheckpointError: there is none: what `latest` returned is None.
+    """
+    if path is None:
+        raise IncompleteCheckpointError(
+            "there is no checkpoint: the path is None, as latest() returns it for a directory "
+            "without one; start afresh, or look with ringstow.steps() why none can be loaded"
+        )
+    return absolute(path)

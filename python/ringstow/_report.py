@@ -269,13 +269,13 @@ class CheckpointInfo:
     """Other directories that its files were striped over, as the saver named them."""
     part_of: tuple[int, int, str] | None
     """Rank, number of ranks, and which save, if this is one rank's part of what several saved."""
+    step: int | None
+    """The step of training that it was saved as; None if none was given."""
 
     @property
     def created(self) -> datetime.datetime:
         """When it was committed, in UTC."""
-        import datetime
-
-        return datetime.datetime.fromtimestamp(self.created_unix_ms / 1000, datetime.UTC)
+        return _utc(self.created_unix_ms)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -289,32 +289,75 @@ class CheckpointInfo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Retained:
-    """What `retain` did."""
+class Step:
+    """One of the steps of a run, as `steps` lists them."""
 
+    path: str
+    """The checkpoint's directory."""
+    step: int | None
+    """Its number; None where nothing in the directory counts as a step."""
+    created_unix_ms: int | None
+    """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
+    manifest can't be read."""
+    nbytes: int | None
+    """Bytes of its files, headers included."""
+    status: Literal["committed", "incomplete", "damaged"]
+    """Whether it can be loaded, as far as its manifest and the lengths of its files tell. Bytes are
+    compared by `verify`, and by ``latest(verify=True)``."""
+    problem: str | None
+    """Why it can't be loaded, if it can't."""
+
+    @property
+    def created(self) -> datetime.datetime | None:
+        """When it was committed, in UTC."""
+        return None if self.created_unix_ms is None else _utc(self.created_unix_ms)
+
+    @classmethod
+    def list_from_json(cls, text: str) -> list[Self]:
+        """Build a list of them from the native side's JSON text."""
+        return [cls._of(values) for values in json.loads(text)]
+
+    @classmethod
+    def _of(cls, values: dict[str, Any]) -> Self:
+        same = ("path", "step", "created_unix_ms", "status", "problem")
+        return cls(nbytes=values["file_bytes"], **{name: values[name] for name in same})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retained:
+    """What `retain` did, or would do."""
+
+    counted: str | None
+    """What counted as a step, in words: ``"step-*"``. None if nothing did."""
     kept: tuple[str, ...]
-    """Checkpoints that stay, by rising step."""
+    """Steps that stay, oldest first."""
     retired: tuple[str, ...]
-    """Checkpoints that are gone, by rising step."""
+    """Steps that are gone, oldest first."""
     cleared: tuple[str, ...]
     """Directories of earlier steps whose saves were killed before their commit: what those left is
     gone, and the directory if nothing else was in it."""
     left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why: no number at the end of the name, can't be loaded,
-    a link."""
+    """Directories that were left alone, and why: no step, can't be loaded, a link, or a link leads
+    to it."""
     spares: tuple[str, ...]
-    """Spare files of earlier calls that are gone, and their directory if nothing else was in it."""
+    """Recycled files of earlier calls that are gone, and their directory if nothing else was in
+    it."""
+    warnings: tuple[str, ...]
+    """That nothing counted as a step, or that several kinds of names looked like steps; also
+    logged."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build one from the native side's JSON text."""
         values: dict[str, Any] = json.loads(text)
         return cls(
+            counted=values["counted"],
             kept=tuple(values["kept"]),
             retired=tuple(values["retired"]),
             cleared=tuple(values["cleared"]),
             left=_left(values),
             spares=tuple(values["spares"]),
+            warnings=tuple(values["warnings"]),
         )
 
 
@@ -335,6 +378,12 @@ class Swept:
         values: dict[str, Any] = json.loads(text)
         removed, renamed = tuple(values["removed"]), tuple(values["renamed"])
         return cls(removed=removed, renamed=renamed, left=_left(values))
+
+
+def _utc(unix_ms: int) -> datetime.datetime:
+    import datetime
+
+    return datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
 
 
 def _left(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -11,6 +11,7 @@ from ringstow._config import Config, native_json
 from ringstow._guard import Staging
 from ringstow._handle import SaveHandle
 from ringstow._paths import StrPath, absolute
+from ringstow._steps import step_number
 
 if TYPE_CHECKING:
     from ringstow._report import SaveReport
@@ -21,6 +22,7 @@ def save(
     state_dict: dict[Any, Any],
     path: StrPath,
     *,
+    step: int | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -38,6 +40,9 @@ def save(
             are the same memory are stored once.
         path: the checkpoint's directory; made if it is not there, its parents too. Files of others
             in it stay; a ``*.safetensors`` file that ringstow did not write is refused.
+        step: the step of training that this is. `latest`, `steps` and `retain` go by it, whatever
+            the directory's name is. Give it to the checkpoints of the run alone: `retain` removes
+            an old one, also if its name is ``best``. None leaves it to the name: ``step-1000``.
         config: the knobs; None means the defaults.
         allow_pickle: pickle what is none of the above. Loading it also needs
             ``allow_pickle=True``, and runs whatever code the file says. Tensors are never pickled,
@@ -56,7 +61,9 @@ def save(
         NotDurableError: the save is committed, but may not survive a crash.
         OSError: the system refused: no space, no permission, a path that is a file.
     """
-    handle = _start(state_dict, path, config, "wait", allow_pickle=allow_pickle, is_awaited=True)
+    handle = _start(
+        state_dict, path, config, "wait", step=step, allow_pickle=allow_pickle, is_awaited=True
+    )
     try:
         return handle.result()
     except BaseException:
@@ -69,6 +76,7 @@ def save_async(
     state_dict: dict[Any, Any],
     path: StrPath,
     *,
+    step: int | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
@@ -91,6 +99,7 @@ def save_async(
     Args:
         state_dict: as in `save`.
         path: as in `save`.
+        step: as in `save`.
         config: as in `save`. With a ``pool_bytes`` as large as the checkpoint, staging takes as
             long as a copy; with less, about as long as the disk needs for the rest.
         allow_pickle: as in `save`.
@@ -111,7 +120,9 @@ def save_async(
         TornSaveError: another thread changed a tensor while the call copied it.
     """
     _guard.check_staging(staging)
-    return _start(state_dict, path, config, staging, allow_pickle=allow_pickle, is_awaited=False)
+    return _start(
+        state_dict, path, config, staging, step=step, allow_pickle=allow_pickle, is_awaited=False
+    )
 
 
 def _start(
@@ -120,10 +131,11 @@ def _start(
     config: Config | None,
     staging: Staging,
     *,
+    step: int | None,
     allow_pickle: bool,
     is_awaited: bool,
 ) -> SaveHandle:
-    where = absolute(path)
+    where, number = absolute(path), step_number(step)
     knobs = native_json(config)
     _handle.log_unreported()
     _others.refuse_other_ranks(where)
@@ -136,7 +148,7 @@ def _start(
         tensors, tree = encoded.tensors, encoded.tree
         is_copied = _guard.stage(tensors, staging, where, json.loads(knobs)["pool_bytes"])
         handle = _handle.start(
-            lambda: _native.start_save(tensors, tree, where, knobs),
+            lambda: _native.start_save(tensors, tree, where, knobs, number),
             where,
             [tensors],
             hold=hold,

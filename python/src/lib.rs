@@ -4,6 +4,7 @@
 //! numpy is on the Python side, but for `exchange` and `encode`. Every wait is without the GIL, and looks for Ctrl-C.
 #![allow(unsafe_code)]
 
+mod catalog;
 mod encode;
 mod error;
 mod exchange;
@@ -20,7 +21,7 @@ mod wait;
 mod watch;
 
 use pyo3::prelude::*;
-use ringstow::{Config, Disposal, Job, Runtime};
+use ringstow::{Config, Job, Runtime};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,46 +75,9 @@ fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
 }
 
 #[pyfunction]
-fn latest(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<Option<PathBuf>> {
-    let config = crate::config(config)?;
-    py.detach(|| ringstow::latest_with(&directory, &config)).map_err(error::to_python)
-}
-
-#[pyfunction]
 fn part_of(py: Python<'_>, path: PathBuf) -> PyResult<Option<(u32, u32, String)>> {
     let noted = py.detach(|| ringstow::store::part_of(&path)).map_err(error::to_python)?;
     Ok(noted.map(|of| (of.rank, of.ranks, of.save)))
-}
-
-fn disposal(recycle: bool) -> Disposal {
-    if recycle { Disposal::Recycle } else { Disposal::Remove }
-}
-
-#[pyfunction]
-fn retire(py: Python<'_>, path: PathBuf, recycle: bool, config: &str) -> PyResult<()> {
-    let config = crate::config(config)?;
-    let retire = || ringstow::retire_with(&path, disposal(recycle), &config);
-    py.detach(retire).map(drop).map_err(error::to_python)
-}
-
-#[pyfunction]
-fn retain(
-    py: Python<'_>,
-    directory: PathBuf,
-    keep: usize,
-    recycle: bool,
-    config: &str,
-) -> PyResult<String> {
-    let config = crate::config(config)?;
-    let retain = || ringstow::retain_with(&directory, keep, disposal(recycle), &config);
-    to_json(&py.detach(retain).map_err(error::to_python)?)
-}
-
-#[pyfunction]
-fn prune(py: Python<'_>, directory: PathBuf, config: &str) -> PyResult<String> {
-    let config = crate::config(config)?;
-    let prune = || ringstow::prune_with(&directory, &config);
-    to_json(&py.detach(prune).map_err(error::to_python)?)
 }
 
 /// Swaps what two paths name.
@@ -166,11 +130,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(check_config, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(verify, module)?)?;
-    module.add_function(wrap_pyfunction!(latest, module)?)?;
+    module.add_function(wrap_pyfunction!(catalog::latest, module)?)?;
+    module.add_function(wrap_pyfunction!(catalog::steps, module)?)?;
     module.add_function(wrap_pyfunction!(part_of, module)?)?;
-    module.add_function(wrap_pyfunction!(retire, module)?)?;
-    module.add_function(wrap_pyfunction!(retain, module)?)?;
-    module.add_function(wrap_pyfunction!(prune, module)?)?;
+    module.add_function(wrap_pyfunction!(catalog::retire, module)?)?;
+    module.add_function(wrap_pyfunction!(catalog::retain, module)?)?;
+    module.add_function(wrap_pyfunction!(catalog::prune, module)?)?;
     module.add_function(wrap_pyfunction!(place::gpus, module)?)?;
     module.add_function(wrap_pyfunction!(swap_names, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;

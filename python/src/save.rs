@@ -141,11 +141,13 @@ impl Drop for SaveJob {
 
 /// Starts a save and returns at once.
 #[pyfunction]
+#[pyo3(signature = (tensors, state, path, config, step=None))]
 pub(crate) fn start_save(
     tensors: &Bound<'_, Tensors>,
     state: String,
     path: PathBuf,
     config: &str,
+    step: Option<u64>,
 ) -> PyResult<SaveJob> {
     let (config, raised) = (crate::config(config)?, Raised::default());
     let start = || -> Result<SaveHandle> {
@@ -153,6 +155,9 @@ pub(crate) fn start_save(
         let tree = RawValue::from_string(state)
             .map_err(|e| Error::invalid(format!("the state's tree is no JSON: {e}")))?;
         dict.set_tree(tree);
+        if let Some(step) = step {
+            dict.step(step);
+        }
         ringstow::save_async(dict, path, &config)
     };
     let handle = start().map_err(to_python)?;

@@ -34,19 +34,21 @@ impl Session {
 #[pymethods]
 impl Session {
     #[new]
-    #[pyo3(signature = (path, world_size, config, part_of=None))]
+    #[pyo3(signature = (path, world_size, config, part_of=None, step=None))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         world_size: u32,
         config: &str,
         part_of: Option<(u32, u32, String)>,
+        step: Option<u64>,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
         let part_of = part_of.map(|(rank, ranks, save)| PartOf { rank, ranks, save });
         let begin = || -> Result<_> {
             let session = ringstow::Session::begin_with(path, world_size, &config)?;
-            Ok(part_of.into_iter().fold(session, ringstow::Session::part_of))
+            let session = part_of.into_iter().fold(session, ringstow::Session::part_of);
+            Ok(step.into_iter().fold(session, ringstow::Session::step))
         };
         let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
         Ok(Self { inner, process: std::process::id() })

@@ -101,7 +101,7 @@ class SaveJob:
         self._gate.open()
 
 
-def start_save(tensors, state, path, config):
+def start_save(tensors, state, path, config, step=None):
     return SaveJob(tensors, state, path)
 
 

@@ -26,7 +26,7 @@ def assert_is(path, step):
 def test_the_newest_stay_and_the_next_save_writes_over_the_others(tmp_path):
     for step in range(4):
         save(tmp_path, step)
-    done = ringstow.retain(tmp_path, 2)
+    done = ringstow.retain(tmp_path, 2, recycle=True)
     assert done.kept == (str(tmp_path / "step-002"), str(tmp_path / "step-003"))
     assert done.retired == (str(tmp_path / "step-000"), str(tmp_path / "step-001"))
     assert done.left == ()
@@ -42,7 +42,7 @@ def test_what_was_loaded_before_is_not_touched(tmp_path):
     shard = next((tmp_path / "step-001").glob("*.safetensors"))
     mapped = np.memmap(shard, mode="r")
     before = mapped.copy()
-    ringstow.retire(tmp_path / "step-001")
+    ringstow.retire(tmp_path / "step-001", recycle=True)
     report = save(tmp_path, 2)
     assert report.recycled_bytes == 0
     assert any("open" in fallback.reason for fallback in report.fallbacks)
@@ -53,7 +53,7 @@ def test_what_was_loaded_before_is_not_touched(tmp_path):
 def test_without_recycling_nothing_stays(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
-    ringstow.retain(tmp_path, 1)
+    ringstow.retain(tmp_path, 1, recycle=True)
     assert (tmp_path / ".ringstow-spares").exists()
     save(tmp_path, 3)
     ringstow.retain(tmp_path, 1, recycle=False)

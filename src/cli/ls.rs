@@ -6,11 +6,12 @@ use super::place::place;
 use super::table::{Align, list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Found, Status, list_with};
+use crate::format::names;
+use crate::store::{Found, Recycled, Status, list_with, recycled};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-/// Lists the checkpoints in a directory, by rising step
+/// Lists the checkpoints in a directory, the steps of the run last and by rising step
 ///
 /// A checkpoint is committed (it can be loaded), incomplete (its save was killed or is under way,
 /// or a file is gone) or damaged (its manifest or a file's length is not what was written). Bytes
@@ -30,9 +31,28 @@ pub struct Ls {
 }
 
 pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
-    let found = list_with(&args.dir, &args.stripe.config()?)?;
-    out.print(args.json, &found, || render(&args.dir, &found))?;
+    let config = args.stripe.config()?;
+    let found = list_with(&args.dir, &config)?;
+    let recycled = recycled(&args.dir, &config)?;
+    out.print(args.json, &found, || {
+        let mut text = render(&args.dir, &found);
+        text.extend(waiting(&args.dir, &recycled));
+        text
+    })?;
     Ok(Exit::Ok)
+}
+
+/// What recycled files take of the disk.
+fn waiting(dir: &Path, recycled: &Recycled) -> Option<String> {
+    (recycled.bytes > 0).then(|| {
+        format!(
+            "\n\n{} in {} of removed checkpoints, for the next save to write over; `ringstow prune --recycled {}` \
+             removes them",
+            text::size(recycled.bytes),
+            names::SPARES,
+            text::path(dir)
+        )
+    })
 }
 
 fn render(dir: &Path, found: &[Found]) -> String {

@@ -5,7 +5,7 @@ use super::output::Output;
 use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Swept, prune_plan, prune_with};
+use crate::store::{Swept, prune_plan, prune_with, recycled, remove_recycled};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -23,16 +23,26 @@ pub struct Prune {
     #[arg(value_parser = place())]
     dir: PathBuf,
 
+    /// Remove recycled files, too: those of removed checkpoints that wait for a save to write over them
+    #[arg(short, long)]
+    recycled: bool,
+
     #[command(flatten)]
     clearing: ClearingFlags,
 }
 
 pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
-    let swept = match args.clearing.dry_run {
+    let mut swept = match args.clearing.dry_run {
         true => prune_plan(&args.dir, &config),
         false => prune_with(&args.dir, &config),
     }?;
+    if args.recycled {
+        swept.removed.extend(match args.clearing.dry_run {
+            true => recycled(&args.dir, &config)?.paths,
+            false => remove_recycled(&args.dir, &config)?,
+        });
+    }
     out.print(args.clearing.json, &swept, || render(&swept, args))?;
     Ok(Exit::Ok)
 }

@@ -261,6 +261,6 @@ fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> Strin
             lines.push(format!("    … {} more", tensors.len() - TENSORS_SHOWN_MAX));
         }
     }
-    lines.push("  Restore the files from a copy, or go back to an earlier checkpoint.".into());
+    lines.push("  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`.".into());
     lines.join("\n")
 }

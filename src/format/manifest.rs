@@ -57,6 +57,9 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// What it is a part of, where ranks saved each by itself; absent for one that is a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_of: Option<PartOf>,
+    /// The step of training that it was saved as; absent where the caller named none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
     /// The tree of non-tensor values, with references to tensors; see [`Value`](super::Value).
     pub state: S,
 }
@@ -98,6 +101,7 @@ impl<T, S> Manifest<T, S> {
             tensors,
             stripes: Vec::new(),
             part_of: None,
+            step: None,
             state,
         }
     }

@@ -10,6 +10,7 @@ pub mod names;
 pub mod receipt;
 mod seal;
 pub mod select;
+pub mod step;
 pub mod value;
 
 pub use dtype::Dtype;
@@ -17,6 +18,8 @@ pub use element::Element;
 pub use manifest::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
 pub(crate) use manifest::{RANKS_MAX, SEAL_LEN};
 pub use receipt::Receipt;
+pub use step::StepPattern;
+pub(crate) use step::{NoStep, Stem, StepName};
 pub use value::Value;
 
 use crate::error::{Error, Result};

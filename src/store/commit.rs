@@ -6,11 +6,12 @@
 //!    directory is synced. This rename is the commit: before it the earlier checkpoint stands, from
 //!    it on the new one does, whose shards readers also find under their uncommitted names.
 //! 3. Shards of the earlier checkpoint are removed, or kept as spare files, the new ones get their final
-//!    names, and the directories are synced. A kill in between leaves this to the next save into it, or to `prune`.
+//!    names, and the directories are synced. Spare files that no shard of this save could have taken go. A kill in between leaves this to the next save into it, or to `prune`.
 
 use super::dir::{self, file_names};
 use super::parts::Parts;
 use super::places::Places;
+use super::spares;
 use super::sweep::{committed, sweep, sweep_by, sweep_keeping};
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Manifest, names};
@@ -99,7 +100,14 @@ impl Transaction {
     /// [`Error::NotDurable`] if it is, and the sync after that fails.
     pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
         self.check_free(&manifest.files)?;
-        self.write_manifest(manifest)?;
+        match self.write_manifest(manifest) {
+            // Recycled files are not worth a checkpoint.
+            Err(error) if error.is_disk_full() && spares::give_up(&self.places)? > 0 => {
+                tracing::warn!(%error, "the disk is full: recycled files are given up for the manifest");
+                self.write_manifest(manifest)?;
+            }
+            written => written?,
+        }
         self.publish()?;
         if let Err(error) = self.settle(&manifest.files) {
             // Committed all the same: readers find the shards under either name.
@@ -163,8 +171,8 @@ impl Transaction {
         match self.recycle {
             true => sweep_keeping(&self.places, Some(files)),
             false => sweep(&self.places, Some(files)),
-        }
-        .map(drop)
+        }?;
+        spares::drop_unfit(&self.places, files)
     }
 }
 

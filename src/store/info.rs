@@ -37,6 +37,8 @@ pub struct Info {
     pub stripes: Vec<String>,
     /// What it is a part of, where ranks saved each by itself.
     pub part_of: Option<PartOf>,
+    /// The step of training that it was saved as, if one was given.
+    pub step: Option<u64>,
 }
 
 /// A shard.
@@ -73,6 +75,7 @@ impl Checkpoint {
             files,
             stripes: manifest.stripes.clone(),
             part_of: manifest.part_of.clone(),
+            step: manifest.step,
         }
     }
 }

@@ -4,9 +4,10 @@ use super::dir::{entries, file_names};
 use super::open::{Checkpoint, read_manifest};
 use super::places::companion_of;
 use super::ranks;
+use super::steps::Row;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, PartOf, names};
+use crate::format::{Manifest, PartOf, StepPattern, names};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -20,8 +21,11 @@ pub struct Found {
     pub status: Status,
     /// Why not, if not.
     pub problem: Option<String>,
-    /// The largest number at the end of its name: the step, in `step-00001000`.
+    /// Which of the run's [`steps`](crate::steps) it is; `None` if it is none.
     pub step: Option<u64>,
+    /// The step that its manifest notes.
+    #[serde(skip)]
+    pub(super) saved_step: Option<u64>,
     /// When it was committed, in milliseconds since 1970-01-01 UTC.
     pub created_unix_ms: Option<u64>,
     /// Number of tensors.
@@ -48,7 +52,8 @@ pub enum Status {
     Damaged,
 }
 
-/// All checkpoints in `dir`: itself, if it is one, else those directly under it, by rising step.
+/// All checkpoints in `dir`: itself, if it is one, else those directly under it. First what is none of the
+/// [`steps`](crate::steps), by the time of its commit, then the steps.
 ///
 /// A directory of the parts of ranks that saved each by itself is one checkpoint. It is committed if the
 /// part of each rank is, and all are of one save.
@@ -68,9 +73,33 @@ pub fn list(dir: &Path) -> Result<Vec<Found>> {
 /// # Errors
 /// As for [`list`].
 pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
-    if let Some(found) = look(dir, config)? {
-        return Ok(vec![found]);
+    Ok(survey(dir, None, config)?.1)
+}
+
+/// [`list_with`], with the steps numbered by what their row is known by, which comes along.
+pub(super) fn survey(
+    dir: &Path,
+    pattern: Option<&StepPattern>,
+    config: &Config,
+) -> Result<(Row, Vec<Found>)> {
+    let mut all = match look(dir, config)? {
+        Some(found) => vec![found],
+        None => look_below(dir, config)?,
+    };
+    let row = Row::of(&all, pattern);
+    for found in &mut all {
+        found.step = row.step(found);
+        if found.path == dir {
+            found.step = found.step.or(found.saved_step); // itself, which may be a link
+        }
     }
+    all.sort_by(|a, b| {
+        (a.step, a.created_unix_ms, &a.path).cmp(&(b.step, b.created_unix_ms, &b.path))
+    });
+    Ok((row, all))
+}
+
+fn look_below(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     let mut all = Vec::new();
     for entry in entries(dir)? {
         let path = entry.path();
@@ -84,44 +113,7 @@ pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
             }
         }
     }
-    all.sort_by(|a, b| {
-        (a.step, a.created_unix_ms, &a.path).cmp(&(b.step, b.created_unix_ms, &b.path))
-    });
     Ok(all)
-}
-
-/// The newest checkpoint in `dir` that can be loaded: that of the highest step, the number at the
-/// end of its name; of equal or no numbers the one committed last. `None` if there is none. One that was
-/// committed and cannot be loaded is passed over with a warning.
-///
-/// # Errors
-/// As for [`list`].
-pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
-    latest_with(dir, &Config::found()?)
-}
-
-/// [`latest`] with a configuration of the caller's.
-///
-/// # Errors
-/// As for [`list`].
-pub fn latest_with(dir: impl AsRef<Path>, config: &Config) -> Result<Option<PathBuf>> {
-    let dir = dir.as_ref();
-    // A rank's part beside checkpoints is none that all ranks can go on from.
-    let whole = |found: &Found| found.path == dir || ranks::dir_rank(&found.path).is_none();
-    for found in list_with(dir, config)?.into_iter().rev().filter(whole) {
-        if found.status == Status::Committed {
-            return Ok(Some(found.path));
-        }
-        let (path, problem) = (found.path.display(), found.problem.unwrap_or_default());
-        match found.created_unix_ms {
-            // What a killed save leaves, or one under way.
-            None if found.status == Status::Incomplete => {
-                tracing::info!("{path} is passed over, it was never committed: {problem}");
-            }
-            _ => tracing::warn!("{path} is passed over, it cannot be loaded: {problem}"),
-        }
-    }
-    Ok(None)
 }
 
 impl Found {
@@ -151,7 +143,8 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
         path: dir.into(),
         status,
         problem,
-        step: step(dir),
+        step: None,
+        saved_step: found.iter().filter_map(|part| part.saved_step).max(),
         created_unix_ms: found.iter().filter_map(|part| part.created_unix_ms).max(),
         tensors: found.iter().filter_map(|part| part.tensors).reduce(|sum, n| sum + n),
         file_bytes: found.iter().filter_map(|part| part.file_bytes).reduce(|sum, n| sum + n),
@@ -180,34 +173,12 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
         path: dir.into(),
         status,
         problem,
-        step: step(dir),
+        step: None,
+        saved_step: manifest.and_then(|m| m.step),
         created_unix_ms: of(|m| m.created_unix_ms),
         tensors: manifest.map(|m| m.tensors.len()),
         file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
         part_of: manifest.and_then(|m| m.part_of.clone()),
         parts: Vec::new(),
     }))
-}
-
-/// The number at the end of a directory's name.
-fn step(dir: &Path) -> Option<u64> {
-    let name = dir.file_name()?.to_string_lossy(); // the digits stay what they are
-    let digits = name.len() - name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
-    name[name.len() - digits..].parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ffi::OsStr;
-    use std::os::unix::ffi::OsStrExt;
-
-    #[test]
-    fn the_step_is_the_number_at_the_end_of_the_name() {
-        assert_eq!(step(Path::new("/a/step-00001000")), Some(1000));
-        assert_eq!(step(Path::new("run7/latest")), None);
-        assert_eq!(step(Path::new("größe42")), Some(42));
-        let latin_1 = Path::new(OsStr::from_bytes(b"gr\xf6\xdfe42"));
-        assert_eq!(step(latin_1), Some(42));
-    }
 }

@@ -308,7 +308,8 @@ fn missing_shards(places: &Places, manifest: &Manifest, missing: &[&str]) -> Err
 
 /// What to do about missing shards.
 fn how_to_find(places: &Places, manifest: &Manifest) -> String {
-    const RESTORE: &str = "restore them or go back to an earlier checkpoint";
+    const RESTORE: &str = "restore them, or go back to an earlier checkpoint: `latest(dir, verify=True)` \
+                           finds the newest whose bytes are whole";
     if manifest.stripes.is_empty() {
         return RESTORE.into();
     }

@@ -443,7 +443,7 @@ fn check_stripe(stripe: &Path) -> Result<()> {
 }
 
 /// Whether two paths are one directory.
-fn same(one: &Path, other: &Path) -> bool {
+pub(super) fn same(one: &Path, other: &Path) -> bool {
     match (fs::metadata(one), fs::metadata(other)) {
         (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
         _ => one == other,

@@ -1,64 +1,88 @@
 //! Removes old checkpoints: which of a row of them stay, which go, and what is left alone. How one is
 //! removed, [`retire`](super::retire()) knows.
 
-use super::list::{Found, Status, list_with};
+use super::list::{Found, Status, survey};
 use super::prune::{self, Act};
 use super::ranks;
-use super::retire::{Disposal, check, is_gone, is_retired, retire_with};
-use super::spares::Spares;
+use super::retire::{Disposal, check, check_free, is_gone, is_retired, retire_with};
+use super::spares::{self, beside_all};
+use super::steps::{Links, Row};
 use super::sweep::Left;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::names;
+use crate::format::{StepPattern, names};
 use serde::Serialize;
 use std::fs;
 use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 
+/// Which checkpoints [`retain_with`] keeps, and what becomes of the files of the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retention {
+    /// How many of the newest steps stay, 1 at least.
+    pub keep: usize,
+    /// What becomes of the files of those that go.
+    pub disposal: Disposal,
+    /// Which names are steps; see [`steps_with`](super::steps_with).
+    pub pattern: Option<StepPattern>,
+}
+
+impl Retention {
+    /// Keeps so many, removes the files of the others, and goes by what [`steps`](crate::steps) says.
+    pub fn new(keep: usize) -> Self {
+        Self { keep, disposal: Disposal::Remove, pattern: None }
+    }
+}
+
 /// What [`retain`] did, or would do.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub struct Retained {
-    /// Checkpoints that stay, by rising step.
+    /// What counted as a step, in words: `step-*`. `None` if nothing did.
+    pub counted: Option<String>,
+    /// Steps that stay, oldest first.
     #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
-    /// Checkpoints that were removed, by rising step.
+    /// Steps that were removed, oldest first.
     #[serde(with = "crate::path_text::list")]
     pub retired: Vec<PathBuf>,
-    /// Directories of steps before the newest, of which the saves were killed before their commit: what those
-    /// left was removed, and the directory if nothing else was in it.
+    /// Directories of steps before the newest whose saves were killed before their commit: what those left
+    /// was removed, and the directory if nothing else was in it.
     #[serde(with = "crate::path_text::list")]
     pub cleared: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
-    /// Spare files of earlier calls that were removed, and their directory if nothing else was in it.
+    /// Recycled files of earlier calls that were removed, and their directory if nothing else was in it.
     #[serde(with = "crate::path_text::list")]
     pub spares: Vec<PathBuf>,
+    /// That nothing counted as a step, or that several kinds of names looked like steps; also logged.
+    pub warnings: Vec<String>,
 }
 
-/// Removes all checkpoints directly under `root` but the newest `keep` that can be loaded, in the order
-/// of [`list`](super::list). Those whose names do not end in a number are no steps: they are neither
-/// counted nor removed. Nor is what cannot be loaded, and links. What killed saves left in directories of
-/// steps before the newest goes too, but for what is being saved at this moment, and, with
-/// [`Disposal::Remove`], spare files of earlier calls.
+/// Removes all [`steps`](crate::steps) directly under `root` but the newest `keep` that can be loaded. Whatever
+/// is no step is neither counted nor removed. Nor is what cannot be loaded, a link, and what a link in `root`
+/// leads to. What killed saves left in directories of steps before the newest goes too, except saves in
+/// progress, and, with [`Disposal::Remove`], recycled files of earlier calls.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a `keep` of 0; [`Error::Io`] if a directory cannot be listed or a file not be
 /// removed; what [`Config::found`] gives.
-pub fn retain(root: &Path, keep: usize, disposal: Disposal) -> Result<Retained> {
-    retain_with(root, keep, disposal, &Config::found()?)
+pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
+    let retention = Retention { disposal, ..Retention::new(keep) };
+    retain_with(root, &retention, &Config::found()?)
 }
 
 /// [`retain`] with a configuration of the caller's, of which `stripe` counts.
 ///
 /// # Errors
-/// As for [`retain`].
+/// As for [`retain`]; [`Error::Invalid`] for a pattern that is none.
 pub fn retain_with(
-    root: &Path,
-    keep: usize,
-    disposal: Disposal,
+    root: impl AsRef<Path>,
+    retention: &Retention,
     config: &Config,
 ) -> Result<Retained> {
-    carry_out(retain_plan(root, keep, disposal, config)?, root, disposal, config)
+    let root = root.as_ref();
+    let plan = plan(root, retention, config, Act::CarryOut)?;
+    carry_out(plan, root, retention.disposal, config)
 }
 
 fn carry_out(
@@ -75,7 +99,7 @@ fn carry_out(
         plan.clear(path, config, Act::CarryOut, None);
     }
     if disposal == Disposal::Remove {
-        plan.spares = remove_spares(root, config)?;
+        plan.spares = spares::clear(&beside_all(root, config))?;
     }
     Ok(plan)
 }
@@ -85,40 +109,67 @@ fn carry_out(
 /// # Errors
 /// As for [`retain`].
 pub fn retain_plan(
-    root: &Path,
-    keep: usize,
-    disposal: Disposal,
+    root: impl AsRef<Path>,
+    retention: &Retention,
     config: &Config,
 ) -> Result<Retained> {
+    plan(root.as_ref(), retention, config, Act::Plan)
+}
+
+fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result<Retained> {
+    let keep = retention.keep;
     if keep == 0 {
         return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
     }
-    let mut plan = Retained::default();
+    let (row, all) = survey(root, retention.pattern.as_ref(), config)?;
+    let (counted, warnings) = (row.counted(), row.warnings(root, &all));
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    let mut plan = Retained { counted, warnings, ..Retained::default() };
+    let links = Links::of(root)?;
     let (mut steps, mut going) = (Vec::new(), Vec::new());
-    let all = list_with(root, config)?;
-    let is_step = |found: &&Found| matches!(fate(found, None), Fate::Step);
+    let is_step = |found: &&Found| matches!(fate(found, &row, None), Fate::Step);
     let newest = all.iter().filter(is_step).filter_map(|found| found.step).max();
     for found in all {
-        match fate(&found, newest) {
+        match fate(&found, &row, newest) {
             Fate::Step => steps.push(found),
             Fate::Interrupted => going.push(found),
-            Fate::Killed(problem) => plan.clear(found.path, config, Act::Plan, Some(problem)),
+            Fate::Killed(problem) => match links.to(&found.path) {
+                Some(link) => plan.left.push(protected(found.path, link)),
+                None => plan.clear(found.path, config, Act::Plan, Some(problem)),
+            },
             Fate::Left(reason) => plan.left.push(Left { path: found.path, reason }),
         }
     }
     let old = steps.len().saturating_sub(keep);
-    going.extend(steps.drain(..old));
-    plan.kept = steps.into_iter().map(|found| found.path).collect();
-    for Found { path, parts, .. } in going {
-        let goes = check(&path, &parts, &config.stripe);
-        plan.note(path, goes)?;
-    }
-    if disposal == Disposal::Remove {
-        for root in roots(root, config) {
-            plan.spares.extend(Spares::under(root).all_but(std::iter::empty())?);
+    for step in steps.drain(..old) {
+        match links.to(&step.path) {
+            Some(link) => plan.left.push(protected(step.path, link)),
+            None => going.push(step),
         }
     }
+    plan.kept = steps.into_iter().map(|found| found.path).collect();
+    for Found { path, parts, .. } in going {
+        let goes = check(&path, &parts, &config.stripe).and_then(|()| match act {
+            // A removal finds out by itself.
+            Act::CarryOut => Ok(()),
+            Act::Plan => check_free(&path, &parts),
+        });
+        plan.note(path, goes)?;
+    }
+    if retention.disposal == Disposal::Remove {
+        plan.spares = spares::all_but_none(&beside_all(root, config))?;
+    }
     Ok(plan)
+}
+
+fn protected(path: PathBuf, link: &Path) -> Left {
+    let reason = format!(
+        "the link {} leads to it; it counts as any other when that is gone",
+        link.display()
+    );
+    Left { path, reason }
 }
 
 impl Retained {
@@ -193,7 +244,7 @@ enum Fate {
 }
 
 /// By the number of the newest step, if that is known yet.
-fn fate(found: &Found, newest: Option<u64>) -> Fate {
+fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
     if let Some(reason) = none_of_the_row(&found.path) {
         return Fate::Left(reason.into());
     }
@@ -202,7 +253,7 @@ fn fate(found: &Found, newest: Option<u64>) -> Fate {
     let is_killed = found.status == Status::Incomplete && found.created_unix_ms.is_none();
     match (found.status, found.step) {
         (Status::Committed, Some(_)) => Fate::Step,
-        (Status::Committed, None) => Fate::Left(UNNUMBERED.into()),
+        (Status::Committed, None) => Fate::Left(row.why_not(found)),
         _ if is_retired(&found.path) || ranks::removal_was_interrupted(&found.parts) => {
             Fate::Interrupted
         }
@@ -210,9 +261,6 @@ fn fate(found: &Found, newest: Option<u64>) -> Fate {
         _ => Fate::Left(problem()),
     }
 }
-
-const UNNUMBERED: &str = "its name does not end in a number, so that it is no step; \
-                          `retire` it, or remove the directory, when it is no longer wanted";
 
 /// Why a directory is left alone, whatever lies in it; `None` if it may be one of a row of checkpoints.
 fn none_of_the_row(path: &Path) -> Option<&'static str> {
@@ -224,23 +272,6 @@ fn none_of_the_row(path: &Path) -> Option<&'static str> {
         "it is one rank's part of a checkpoint that ranks saved each by itself; remove that whole, \
          when a newer one is there",
     )
-}
-
-/// Removes the spare files beside the checkpoints in `root`, and in the configuration's `stripe`; says which.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn remove_spares(root: &Path, config: &Config) -> Result<Vec<PathBuf>> {
-    let mut removed = Vec::new();
-    for root in roots(root, config) {
-        removed.extend(Spares::under(root).clear_but(std::iter::empty())?);
-    }
-    Ok(removed)
-}
-
-/// The directories beside whose checkpoints, or parts of them, spare files may lie.
-fn roots<'a>(root: &'a Path, config: &'a Config) -> impl Iterator<Item = &'a Path> {
-    config.stripe.iter().map(PathBuf::as_path).chain([root])
 }
 
 #[cfg(test)]
@@ -262,7 +293,7 @@ mod tests {
     /// What a call makes of it if somebody does this between its look and its work.
     fn disturbed(root: &Path, disturb: impl FnOnce(&Path)) -> Retained {
         let config = Config::default();
-        let plan = retain_plan(root, 1, Disposal::Remove, &config).unwrap();
+        let plan = retain_plan(root, &Retention::new(1), &config).unwrap();
         disturb(&plan.retired[0]);
         carry_out(plan, root, Disposal::Remove, &config).unwrap()
     }

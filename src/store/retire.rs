@@ -32,6 +32,13 @@ pub enum Disposal {
     Remove,
 }
 
+impl Disposal {
+    /// What [`Config::recycle`] asks for: by default, that they are removed.
+    pub fn of(config: &Config) -> Self {
+        if config.recycle { Self::Recycle } else { Self::Remove }
+    }
+}
+
 /// A checkpoint that was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Retired {
@@ -155,6 +162,17 @@ pub(super) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf]) -> Result
     match parts {
         [] => check_found(&Places::to_sweep(dir, stripe)),
         parts => check_parts(dir, parts, stripe).map(drop),
+    }
+}
+
+/// Whether nobody saves to a checkpoint, or to a whole of these parts, or removes it.
+///
+/// # Errors
+/// [`Error::Busy`]; [`Error::Io`].
+pub(super) fn check_free(dir: &Path, parts: &[PathBuf]) -> Result<()> {
+    match parts {
+        [] => DirLock::take(dir).map(drop),
+        parts => lock_parts(parts).map(drop),
     }
 }
 

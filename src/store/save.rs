@@ -6,6 +6,7 @@ use super::places::Places;
 use super::spares;
 use crate::device::Source;
 use crate::engine::file;
+use crate::engine::ladder::Fallback;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, names};
 use crate::pipeline::fallbacks::warn_once_of;
@@ -70,6 +71,7 @@ fn save_all(
     let files = file_entries(&plan, &written.crc32);
     let block_bytes = runtime.config().checksum_bytes();
     let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
+    manifest.step = state.saved_step();
     manifest.stripes = transaction.places().noted(paths.iter().map(PathBuf::as_path));
     transaction.commit(&manifest)?;
     job.note(What::Commit, committing, None, 0);
@@ -106,16 +108,43 @@ impl Contents<'_> {
     ) -> Result<(Written, u64)> {
         let claimed = spares::claim(places, &plan.shards, parts)?;
         create_files(parts.iter().filter(|part| !claimed.files.contains(*part)))?;
-        let mut written = match plan.shards.is_empty() {
-            true => Written::nothing(),
-            false => self.write(runtime, plan, (places.own(), parts), job)?,
+        let (mut written, gave_up) = match plan.shards.is_empty() {
+            true => (Written::nothing(), None),
+            false => self.write_for_spares(runtime, plan, (places, parts), job)?,
         };
         written.moved.fallbacks.extend(claimed.refused);
+        if let Some(gave_up) = gave_up {
+            warn_once_of(places.own(), &gave_up.wanted, &gave_up);
+            written.moved.fallbacks.push(gave_up);
+        }
         if let Some(shared) = places.shared_disk() {
             warn_once_of(places.own(), &shared.wanted, &shared);
             written.moved.fallbacks.push(shared);
         }
         Ok((written, claimed.bytes))
+    }
+
+    /// Writes the planned shards. Where the disk has too little room for them, the recycled files that are left go,
+    /// and it tries again.
+    fn write_for_spares(
+        &self,
+        runtime: &Runtime,
+        plan: &SavePlan,
+        (places, parts): (&Places, &[PathBuf]),
+        job: &Arc<Job>,
+    ) -> Result<(Written, Option<Fallback>)> {
+        let write = || self.write(runtime, plan, (places.own(), parts), job);
+        let error = match write() {
+            // Not once bytes have been copied: their tensors may have changed since.
+            Err(error) if error.is_disk_full() && job.progress().staged == 0 && !job.stopped() => {
+                error
+            }
+            written => return Ok((written?, None)),
+        };
+        match spares::give_up(places)? {
+            0 => Err(error),
+            bytes => Ok((write()?, Some(spares::gave_up(bytes, &error)))),
+        }
     }
 
     /// Writes the planned shards to files that are there.

@@ -47,6 +47,7 @@ pub struct Session {
     id: String,
     world_size: u32,
     part_of: Option<PartOf>,
+    step: Option<u64>,
 }
 
 /// What a commit did.
@@ -151,7 +152,7 @@ impl Session {
         file::create(&path, false)
             .and_then(|mut file| file.write_all(serde_json::json!(note).to_string().as_bytes()))
             .map_err(|e| Error::io("writing", &path, e))?;
-        Ok(Self { transaction, id, world_size, part_of: None })
+        Ok(Self { transaction, id, world_size, part_of: None, step: None })
     }
 
     /// Says that this checkpoint will be a part of a whole: a rank saves it by itself, into the directory
@@ -159,6 +160,12 @@ impl Session {
     /// is, and all say the same of it.
     pub fn part_of(self, part_of: PartOf) -> Self {
         Self { part_of: Some(part_of), ..self }
+    }
+
+    /// Saves the checkpoint as a step of training; see [`StateDict::step`](crate::StateDict::step), which of the
+    /// ranks' states counts for nothing.
+    pub fn step(self, step: u64) -> Self {
+        Self { step: Some(step), ..self }
     }
 
     /// The checkpoint's directory.
@@ -203,6 +210,7 @@ impl Session {
             state,
         );
         manifest.part_of.clone_from(&self.part_of);
+        manifest.step = self.step;
         manifest.check().map_err(|reason| {
             Error::invalid(format!("what the ranks wrote is no checkpoint: {reason}"))
         })?;

@@ -15,14 +15,16 @@
 //! Nor may anybody read a checkpoint who could only read the one before: owner, mode and ACL of the file are those
 //! that a new one gets.
 
-use super::dir::{self, entries, file_names, remove};
+use super::dir::{self, directories, entries, file_names, remove};
 use super::places::Places;
+use crate::config::Config;
 use crate::engine::file;
 use crate::engine::ladder::Fallback;
 use crate::engine::lease::is_sole_opener;
 use crate::error::{Error, Result};
-use crate::format::names;
+use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;
+use serde::Serialize;
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
@@ -134,7 +136,8 @@ impl Spares {
     /// # Errors
     /// [`Error::Io`].
     pub fn all_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
-        if !self.dir.is_dir() {
+        // A link leads to something of somebody else's.
+        if !fs::symlink_metadata(&self.dir).is_ok_and(|found| found.is_dir()) {
             return Ok(Vec::new());
         }
         let present = match file_names(&self.dir) {
@@ -206,6 +209,123 @@ pub(super) fn claim(places: &Places, shards: &[Shard], parts: &[PathBuf]) -> Res
         }
     }
     Ok(claimed)
+}
+
+/// The recycled files of a directory of checkpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Recycled {
+    /// The files, and their directories that hold nothing else.
+    #[serde(with = "crate::path_text::list")]
+    pub paths: Vec<PathBuf>,
+    /// What they take of their disks, in bytes.
+    pub bytes: u64,
+}
+
+/// The recycled files in `root`, in the directories directly under it, and in the configuration's `stripe`: those
+/// of removed checkpoints that wait to be written over.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn recycled(root: impl AsRef<Path>, config: &Config) -> Result<Recycled> {
+    let paths = all_but_none(&everywhere(root.as_ref(), config)?)?;
+    let bytes = paths.iter().map(|path| allocated(path)).sum();
+    Ok(Recycled { paths, bytes })
+}
+
+/// Removes the [`recycled`] files; says which, and which of their directories went with them.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn remove_recycled(root: impl AsRef<Path>, config: &Config) -> Result<Vec<PathBuf>> {
+    clear(&everywhere(root.as_ref(), config)?)
+}
+
+/// Bytes that a file takes of its disk; none if a save has just taken it.
+fn allocated(path: &Path) -> u64 {
+    let file = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
+    file.map_or(0, |file| file.blocks() * 512)
+}
+
+/// Those beside the checkpoints in `root` themselves.
+pub(super) fn beside_all(root: &Path, config: &Config) -> Vec<Spares> {
+    config.stripe.iter().map(PathBuf::as_path).chain([root]).map(Spares::under).collect()
+}
+
+/// Also those beside the parts of checkpoints that ranks saved each by itself.
+fn everywhere(root: &Path, config: &Config) -> Result<Vec<Spares>> {
+    let below = match directories(root) {
+        // It has just been cleared away.
+        Err(error) if error.is_not_found() => Vec::new(),
+        below => below?,
+    };
+    let mut all = beside_all(root, config);
+    all.extend(below.iter().map(|dir| Spares::under(dir)));
+    Ok(all)
+}
+
+/// All of these files, and their directories where nothing else is in them.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn all_but_none(all: &[Spares]) -> Result<Vec<PathBuf>> {
+    let found: Result<Vec<_>> =
+        all.iter().map(|spares| spares.all_but(std::iter::empty())).collect();
+    Ok(found?.concat())
+}
+
+/// Removes what [`all_but_none`] gives; says what went.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn clear(all: &[Spares]) -> Result<Vec<PathBuf>> {
+    let removed: Result<Vec<_>> =
+        all.iter().map(|spares| spares.clear_but(std::iter::empty())).collect();
+    Ok(removed?.concat())
+}
+
+/// Removes the recycled files that a save could still write over, for its disk is full. Says how many bytes they
+/// took.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn give_up(places: &Places) -> Result<u64> {
+    let mut bytes = 0;
+    for dir in places.there() {
+        let spares = Spares::beside(dir)?;
+        bytes +=
+            spares.all_but(std::iter::empty())?.iter().map(|path| allocated(path)).sum::<u64>();
+        spares.clear_but(std::iter::empty())?;
+    }
+    Ok(bytes)
+}
+
+/// Removes what no shard of a save that has just committed these files could have written over: what checkpoints of
+/// more ranks or shards left would stay for ever.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn drop_unfit(places: &Places, files: &[FileEntry]) -> Result<()> {
+    for dir in places.there() {
+        let spares = Spares::beside(dir)?;
+        for path in spares.all_but(files.iter().map(|file| file.name.as_str()))? {
+            if path != spares.dir {
+                remove(&path)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What is to be said where a full disk took the recycled files.
+pub(super) fn gave_up(bytes: u64, error: &Error) -> Fallback {
+    Fallback {
+        wanted: "recycled files for later saves to write over".into(),
+        got: format!("their room on the disk, {bytes} bytes, for this save"),
+        reason: error.to_string(),
+        remedy:
+            "free some space, or keep fewer checkpoints: a disk with room for one more saves faster"
+                .into(),
+    }
 }
 
 /// The length of a file that may be written over, or why it may not. `new` is what a new file would have.

@@ -50,13 +50,17 @@ fn retain_says_what_it_would_do_then_does_it() {
     let [kept, retired] = [[newer.clone(), newest.clone()], [oldest.clone(), older.clone()]];
     assert_eq!(
         done,
-        json!({ "kept": kept, "retired": retired, "cleared": [], "left": [], "spares": [] })
+        json!({
+            "counted": "step-*", "kept": kept, "retired": retired, "cleared": [], "left": [], "spares": [],
+            "warnings": []
+        })
     );
     assert!(!oldest.exists() && !older.exists());
     assert_eq!(ringstow(&["verify", dir.path()]).out.matches("ok  ").count(), 2);
 
     let last = dir.retain(&["-k", "1"]);
-    let lines = format!("removed  {}\nkept  {}\n", newer.display(), newest.display());
+    let lines =
+        format!("steps  step-*\nremoved  {}\nkept  {}\n", newer.display(), newest.display());
     assert_eq!((last.code, last.out), (Some(0), lines));
 }
 
@@ -116,7 +120,10 @@ fn retain_of_no_more_than_stay_removes_nothing() {
     let done = dir.retain(&["--keep", "3", "--json"]).json();
     assert_eq!(
         done,
-        json!({ "kept": all, "retired": [], "cleared": [], "left": [], "spares": [] })
+        json!({
+            "counted": "step-*", "kept": all, "retired": [], "cleared": [], "left": [], "spares": [],
+            "warnings": []
+        })
     );
     assert_eq!(ringstow(&["verify", dir.path()]).code, Some(0));
 }

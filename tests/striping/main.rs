@@ -9,6 +9,7 @@ use common::{
     SIZES, State, assert_no_litter_in, assert_says, load_all, names_in, noise, scratch,
     small_config,
 };
+use ringstow::Retention;
 use ringstow::device::{Source, StridedTarget, Target};
 use ringstow::format::names;
 use ringstow::store::{prune_plan, retain_plan};

@@ -117,7 +117,7 @@ fn a_killed_removal_is_finished_only_where_all_disks_are_named() {
         assert_eq!(planned, swept);
         assert!(swept.removed.is_empty(), "{swept:?}");
         let error = retire_with(&disks.dir(), Disposal::Remove, &config).unwrap_err();
-        let retained = retain_with(&run, 1, Disposal::Remove, &config).unwrap();
+        let retained = retain_with(&run, &Retention::new(1), &config).unwrap();
         for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
             let words = ["its removal was killed", "may still lie in", "disk1", "set `stripe`"];
             assert!(words.iter().all(|words| said.contains(words)), "{said}");
@@ -155,8 +155,8 @@ fn retain_leaves_alone_what_would_not_go_from_all_disks() {
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
     // It loads, but its companion says that it is another's.
     State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
-    let plan = retain_plan(&run, 1, Disposal::Remove, &disks.config()).unwrap();
-    let done = retain_with(&run, 1, Disposal::Remove, &disks.config()).unwrap();
+    let plan = retain_plan(&run, &Retention::new(1), &disks.config()).unwrap();
+    let done = retain_with(&run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!(plan, done);
     assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 0, 1));
     for words in ["rank00000-1.safetensors", "if it was moved here", "companion.json"] {
@@ -177,7 +177,7 @@ fn retain_clears_away_on_all_disks_what_killed_saves_left() {
         fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
     }
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
-    let done = retain_with(run, 1, Disposal::Remove, &disks.config()).unwrap();
+    let done = retain_with(run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!((done.cleared, done.left), (vec![dir.clone()], vec![]));
     assert_eq!(names_in(run), ["step-2"]);
     assert_eq!(names_in(&disks.stripe(0)), ["step-2"]);

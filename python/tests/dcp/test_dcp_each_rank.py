@@ -186,7 +186,7 @@ def test_a_store_that_does_not_answer_fails_no_save_and_is_told(ranks, tmp_path,
 def test_retain_says_which_spare_files_went(tmp_path):
     for step in range(2):
         ringstow.save({"a": torch.ones(10)}, tmp_path / f"step-{step}")
-    ringstow.retain(tmp_path, keep=1)
+    ringstow.retain(tmp_path, keep=1, recycle=True)
     spares = sorted(map(str, (tmp_path / ".ringstow-spares").iterdir()))
     done = ringstow.retain(tmp_path, keep=1, recycle=False)
     assert done.spares[: len(spares)] == tuple(spares)

@@ -20,7 +20,7 @@ def _save_and_retain(rank, root):
         recycled.append(writer.report.recycled_bytes)
         dist.barrier()
         if rank == 0:
-            ringstow.retain(root, keep=1)
+            ringstow.retain(root, keep=1, recycle=True)
         dist.barrier()
     state = zeros_like(shards())
     dcp.load(state, checkpoint_id=root / "step-2", storage_reader=StorageReader())

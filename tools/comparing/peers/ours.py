@@ -32,7 +32,7 @@ def save_over(state: State, path: Path) -> Finish:
     import ringstow
 
     if (path.parent / EARLIER).exists():  # not before the warm-up
-        ringstow.retire(path.parent / EARLIER)
+        ringstow.retire(path.parent / EARLIER, recycle=True)
     ringstow.save(state, path)
     return nothing_left
 
@@ -62,7 +62,7 @@ PEERS = {
         fsync="own",
         loads_as="ringstow",
         prewarm=save_earlier,
-        note="retires an earlier checkpoint, saves over its files: as training with retain() does",
+        note="retires an earlier checkpoint, saves over its files: as retain(recycle=True) does",
     ),
     "ringstow-into": Peer(
         "ringstow", "ringstow", save, load_into, fsync="own", in_place=True, saves_as="ringstow"

@@ -1,0 +1,102 @@
+//! The checkpoints of a run: which there are, which is the newest, and what goes.
+
+use crate::error::to_python;
+use crate::{config, runtime, to_json, wait};
+use pyo3::prelude::*;
+use ringstow::{Before, Disposal, Retention, StepPattern, Wanted};
+use std::path::PathBuf;
+
+fn pattern(text: Option<&str>) -> PyResult<Option<StepPattern>> {
+    text.map(str::parse).transpose().map_err(to_python)
+}
+
+fn disposal(recycle: bool) -> Disposal {
+    if recycle { Disposal::Recycle } else { Disposal::Remove }
+}
+
+/// A step, or the path of a checkpoint.
+#[derive(FromPyObject)]
+pub(crate) enum Limit {
+    Step(u64),
+    Path(PathBuf),
+}
+
+#[pyfunction]
+pub(crate) fn latest(
+    py: Python<'_>,
+    directory: PathBuf,
+    verify: bool,
+    before: Option<Limit>,
+    pattern: Option<&str>,
+    config: &str,
+) -> PyResult<Option<PathBuf>> {
+    let before = before.map(|before| match before {
+        Limit::Step(step) => Before::Step(step),
+        Limit::Path(path) => Before::Path(path),
+    });
+    let wanted = Wanted { pattern: self::pattern(pattern)?, before, verify };
+    let parsed = self::config(config)?;
+    if !verify {
+        let find = || ringstow::latest_of(&directory, &wanted, &parsed, &Default::default());
+        return py.detach(find).map_err(to_python);
+    }
+    let (_, job) = runtime(config)?;
+    wait::run(py, &job, |job| ringstow::latest_of(&directory, &wanted, &parsed, job))
+}
+
+#[pyfunction]
+pub(crate) fn steps(
+    py: Python<'_>,
+    directory: PathBuf,
+    pattern: Option<&str>,
+    config: &str,
+) -> PyResult<String> {
+    let (pattern, config) = (self::pattern(pattern)?, self::config(config)?);
+    let steps = || ringstow::steps_with(&directory, pattern.as_ref(), &config);
+    to_json(&py.detach(steps).map_err(to_python)?)
+}
+
+#[pyfunction]
+pub(crate) fn retire(py: Python<'_>, path: PathBuf, recycle: bool, config: &str) -> PyResult<()> {
+    let config = self::config(config)?;
+    let retire = || ringstow::retire_with(&path, disposal(recycle), &config);
+    py.detach(retire).map(drop).map_err(to_python)
+}
+
+#[pyfunction]
+pub(crate) fn retain(
+    py: Python<'_>,
+    directory: PathBuf,
+    keep: usize,
+    recycle: bool,
+    pattern: Option<&str>,
+    dry_run: bool,
+    config: &str,
+) -> PyResult<String> {
+    let config = self::config(config)?;
+    let retention =
+        Retention { keep, disposal: disposal(recycle), pattern: self::pattern(pattern)? };
+    let retain = || match dry_run {
+        true => ringstow::retain_plan(&directory, &retention, &config),
+        false => ringstow::retain_with(&directory, &retention, &config),
+    };
+    to_json(&py.detach(retain).map_err(to_python)?)
+}
+
+#[pyfunction]
+pub(crate) fn prune(
+    py: Python<'_>,
+    directory: PathBuf,
+    recycled: bool,
+    config: &str,
+) -> PyResult<String> {
+    let config = self::config(config)?;
+    let prune = || {
+        let mut swept = ringstow::prune_with(&directory, &config)?;
+        if recycled {
+            swept.removed.extend(ringstow::store::remove_recycled(&directory, &config)?);
+        }
+        Ok(swept)
+    };
+    to_json(&py.detach(prune).map_err(to_python)?)
+}

@@ -1,0 +1,237 @@
+"""Which checkpoints are steps: `steps`, `latest` and `retain` of what a run leaves."""
+
+import logging
+import os
+import pathlib
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+import ringstow
+
+
+def save(root, *names, **kwargs):
+    """Save checkpoints of these names in this order."""
+    for name in names:
+        ringstow.save({"name": name, "w": np.zeros(9)}, root / name, **kwargs)
+        # Commits are dated in milliseconds, and these tests ask which came last.
+        before = time.time_ns() // 1_000_000
+        while time.time_ns() // 1_000_000 == before:
+            pass
+
+
+def names(paths):
+    return [pathlib.Path(path).name for path in paths]
+
+
+def newest(root, **kwargs):
+    found = ringstow.latest(root, **kwargs)
+    return found and pathlib.Path(found).name
+
+
+def retain_as_planned(root, keep, **kwargs):
+    before = sorted(os.listdir(root))
+    plan = ringstow.retain(root, keep, dry_run=True, **kwargs)
+    assert sorted(os.listdir(root)) == before, "a dry run changes nothing"
+    done = ringstow.retain(root, keep, **kwargs)
+    assert plan == done
+    return done
+
+
+def left(done):
+    return {pathlib.Path(path).name: reason for path, reason in done.left}
+
+
+def flip(path):
+    shard = next(path.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[4100] ^= 1
+    shard.write_bytes(data)
+
+
+def test_what_has_a_number_of_its_own_is_neither_latest_nor_removed(tmp_path):
+    save(tmp_path, "step-900", "step-1000", "best-7", "gpt2", "swa_v3", "ema-1000")
+    assert newest(tmp_path) == "step-1000"
+    done = ringstow.retain(tmp_path, 2)
+    assert names(done.kept) == ["step-900", "step-1000"]
+    assert {"best-7", "gpt2", "swa_v3", "ema-1000"} <= set(os.listdir(tmp_path))
+
+
+def test_a_loss_is_no_step(tmp_path):
+    save(tmp_path, "epoch=1-loss=0.25", "epoch=2-loss=0.3", "epoch=10-loss=0.2")
+    assert newest(tmp_path) == "epoch=10-loss=0.2"
+    ringstow.retain(tmp_path, 1)
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_a_known_suffix_may_follow_the_step(tmp_path):
+    save(tmp_path, "ckpt_100.pt", "ckpt_200.pt", "ckpt_1000.pt")
+    ringstow.retain(tmp_path, 1)
+    assert set(os.listdir(tmp_path)) - {".ringstow-spares"} == {"ckpt_1000.pt"}
+
+
+def test_what_a_link_leads_to_stays(tmp_path):
+    save(tmp_path, "step-1", "step-2", "step-3")
+    (tmp_path / "best").symlink_to("step-1")
+    ringstow.retain(tmp_path, 1)
+    assert ringstow.load(tmp_path / "best")["name"] == "step-1"
+    assert not (tmp_path / "step-2").exists()
+
+
+def test_the_report_says_what_counted_what_was_left_and_why(tmp_path, caplog):
+    save(tmp_path, "gpt2", "v1.5", "best", "step-1", "step-2", "step-3")
+    (tmp_path / "good").symlink_to("step-1")
+    done = retain_as_planned(tmp_path, 1)
+    assert done.counted == "step-*"
+    assert (names(done.kept), names(done.retired)) == (["step-3"], ["step-2"])
+    reasons = left(done)
+    assert sorted(reasons) == ["best", "good", "gpt2", "step-1", "v1.5"]
+    assert re.search("the link .*good leads to it", reasons["step-1"])
+    assert "the steps here are step-*" in reasons["gpt2"]
+    assert "does not end in a number" in reasons["best"]
+    assert done.warnings == ()
+    assert not caplog.records
+
+
+def test_where_nothing_counts_or_several_rows_do_there_is_a_warning(tmp_path, caplog):
+    save(tmp_path, "a.bak", "b.bak")
+    [warning] = retain_as_planned(tmp_path, 1).warnings
+    assert "none of the 2 checkpoints" in warning
+    assert "step=1000" in warning
+    assert [record.getMessage() for record in caplog.records] == [warning] * 2
+    assert {record.name.partition(".")[0] for record in caplog.records} == {"ringstow"}
+    save(tmp_path, "step-1", "step-2", "step-3", "epoch-1", "epoch-2")
+    [warning] = retain_as_planned(tmp_path, 1).warnings
+    assert "several kinds of names" in warning
+    assert 'pattern="step-*"' in warning
+    assert newest(tmp_path) == "epoch-2"
+    assert newest(tmp_path, pattern="step-*") == "step-3"
+    assert names(retain_as_planned(tmp_path, 1, pattern="step-*").retired) == ["step-1", "step-2"]
+
+
+def test_step_is_kept_whatever_the_name(tmp_path):
+    save(tmp_path, "gpt2", "step-8", "step-9")
+    save(tmp_path, "epoch=1-loss=0.25", step=100)
+    ringstow.save_async({}, tmp_path / "epoch=10-loss=0.2", step=np.int64(1000)).result()
+    save(tmp_path, "final", step=200)
+    assert [found.step for found in ringstow.steps(tmp_path)] == [100, 200, 1000]
+    with ringstow.open(tmp_path / "final") as checkpoint:
+        assert checkpoint.info.step == 200
+    assert newest(tmp_path) == "epoch=10-loss=0.2"
+    done = retain_as_planned(tmp_path, 1)
+    assert names(done.retired) == ["epoch=1-loss=0.25", "final"]
+    assert sorted(left(done)) == ["gpt2", "step-8", "step-9"]
+
+
+@pytest.mark.parametrize(
+    ("step", "error"), [(True, TypeError), (1.5, TypeError), ("7", TypeError), (-1, ValueError)]
+)
+@pytest.mark.parametrize("save", [ringstow.save, ringstow.save_async])
+def test_a_step_that_is_none_is_refused_before_anything_is_saved(tmp_path, save, step, error):
+    with pytest.raises(error, match="step is"):
+        save({}, tmp_path / "c", step=step)
+    assert not (tmp_path / "c").exists()
+
+
+def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path):
+    save(tmp_path, "step-10", "step-9", "step-100", "best")
+    (tmp_path / "step-100" / "manifest.json").write_text("rubbish")
+    (tmp_path / "step-200").mkdir()
+    (tmp_path / "step-200" / "rank00000-0.safetensors.part").write_text("half")
+    found = ringstow.steps(tmp_path)
+    assert [(one.step, one.status) for one in found] == [
+        (9, "committed"),
+        (10, "committed"),
+        (100, "damaged"),
+        (200, "incomplete"),
+    ]
+    first, damaged = found[0], found[2]
+    assert isinstance(first, ringstow.Step)
+    assert first.path == str(tmp_path / "step-9")
+    assert abs(datetime.now(UTC) - first.created) < timedelta(hours=1)
+    assert first.nbytes > 72
+    assert first.problem is None
+    assert damaged.created is None
+    assert "manifest.json" in damaged.problem
+    assert newest(tmp_path) == "step-10"
+
+
+def test_without_steps_the_time_of_the_commit_decides(tmp_path):
+    save(tmp_path, "final", "best")
+    assert [(one.step, *names([one.path])) for one in ringstow.steps(tmp_path)] == [
+        (None, "final"),
+        (None, "best"),
+    ]
+    assert newest(tmp_path) == "best"
+    assert newest(tmp_path, before=tmp_path / "best") == "final"
+    with pytest.raises(ringstow.InvalidStateError, match="nothing in .* counts as a step"):
+        ringstow.latest(tmp_path, before=7)
+
+
+def test_the_way_back_from_damage(tmp_path, caplog):
+    save(tmp_path, "step-1", "step-2", "step-3", "step-4")
+    flip(tmp_path / "step-4")
+    flip(tmp_path / "step-3")
+    path = ringstow.latest(tmp_path)
+    assert names([path]) == ["step-4"]
+    with pytest.raises(ringstow.CorruptCheckpointError, match=r"latest\(dir, verify=True\)"):
+        ringstow.load(path)
+    assert newest(tmp_path, verify=True) == "step-2"
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) == 2
+    assert "step-4 is passed over, it is damaged" in said[0]
+    assert newest(tmp_path, before=path) == "step-3"
+    assert newest(tmp_path, before=path, verify=True) == "step-2"
+    assert newest(tmp_path, before=2) == "step-1"
+    assert newest(tmp_path, before=1) is None
+
+
+def test_what_before_cannot_be_is_refused(tmp_path):
+    save(tmp_path, "step-1")
+    with pytest.raises(ringstow.InvalidStateError, match="step-9 is none of the 1 steps"):
+        ringstow.latest(tmp_path, before=tmp_path / "step-9")
+    with pytest.raises(ValueError, match="before is"):
+        ringstow.latest(tmp_path, before=-1)
+    with pytest.raises(TypeError, match="before is"):
+        ringstow.latest(tmp_path, before=1.5)
+    for call in (ringstow.steps, ringstow.latest, lambda *a, **k: ringstow.retain(*a, 1, **k)):
+        with pytest.raises(ringstow.InvalidStateError, match=r"put `{step}` where the step is"):
+            call(tmp_path, pattern="epoch=*-loss=*")
+
+
+def test_the_first_start_of_a_run_finds_none(tmp_path):
+    run = tmp_path / "run"
+    assert ringstow.latest(run) is None
+    assert ringstow.steps(run) == []
+    calls = (
+        ringstow.load,
+        ringstow.verify,
+        ringstow.open,
+        lambda path: ringstow.load_into({}, path),
+    )
+    for call in calls:
+        with pytest.raises(ringstow.IncompleteCheckpointError, match="no checkpoint"):
+            call(ringstow.latest(run))
+    with pytest.raises(TypeError):
+        ringstow.save({}, None)
+
+
+def test_retain_and_retire_keep_files_only_where_that_is_asked_for(tmp_path):
+    save(tmp_path, "step-1", "step-2", "step-3", "step-4", "step-5")
+    ringstow.retain(tmp_path, 4)
+    ringstow.retire(tmp_path / "step-2")
+    assert not (tmp_path / ".ringstow-spares").exists()
+    ringstow.retire(tmp_path / "step-3", config=ringstow.Config(recycle=True))
+    assert os.listdir(tmp_path / ".ringstow-spares") == ["rank00000-0.spare"]
+    # prune knows them.
+    assert ringstow.prune(tmp_path).removed == ()
+    gone = ringstow.prune(tmp_path, recycled=True).removed
+    spares = tmp_path / ".ringstow-spares"
+    assert gone == (str(spares / "rank00000-0.spare"), str(spares))
+    ringstow.retain(tmp_path, 1, config=ringstow.Config(recycle=True))
+    assert (tmp_path / ".ringstow-spares").exists()
+    ringstow.retain(tmp_path, 1, recycle=False, config=ringstow.Config(recycle=True))
+    assert os.listdir(tmp_path) == ["step-5"]

@@ -1,0 +1,354 @@
+//! The step in a checkpoint's name: which number it is, and which numbers are none.
+
+use crate::error::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// Endings that may follow the number.
+const SUFFIXES: [&str; 6] = [".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".dir"];
+
+/// Words that may stand before `=` and the step. Any other word names a value: a loss, a seed.
+const COUNTERS: [&str; 8] =
+    ["step", "steps", "epoch", "epochs", "iter", "iters", "iteration", "batch"];
+
+/// A name without its step: what all names of one row of checkpoints have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Stem {
+    /// What precedes the number; where an epoch precedes the step, with `*` for the epoch.
+    before: Vec<u8>,
+    suffix: &'static str,
+}
+
+/// A name that ends in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StepName {
+    pub stem: Stem,
+    pub step: u64,
+}
+
+/// Why a name has no step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoStep {
+    /// It does not end in a number.
+    NoNumber,
+    /// The number follows a dot, as in `v1.5` and `loss=0.2`.
+    Fraction,
+    /// The number is the value of something that does not count steps: `loss=3`.
+    Value,
+    /// A date or a time.
+    Date,
+}
+
+impl StepName {
+    /// Splits the last part of a path.
+    ///
+    /// # Errors
+    /// Why it has no step.
+    pub fn of(name: &[u8]) -> std::result::Result<Self, NoStep> {
+        let suffix = SUFFIXES.into_iter().find(|suffix| name.ends_with(suffix.as_bytes()));
+        let suffix = suffix.unwrap_or_default();
+        let name = &name[..name.len() - suffix.len()];
+        let digits = name.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+        let (before, number) = name.split_at(name.len() - digits);
+        // Of digits alone; none, or more than 64 bits hold, is no step.
+        let step = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+        let step = step.ok_or(NoStep::NoNumber)?;
+        if before.last().is_some_and(|last| b".,".contains(last)) || is_exponent(before) {
+            return Err(NoStep::Fraction);
+        }
+        if is_date(before, digits) {
+            return Err(NoStep::Date);
+        }
+        if let Some(key) = before.strip_suffix(b"=")
+            && !counts(key)
+        {
+            return Err(NoStep::Value);
+        }
+        Ok(Self { stem: Stem { before: without_epoch(before), suffix }, step })
+    }
+}
+
+impl Stem {
+    /// Whether it says that the number counts steps, and nothing else: `step-`, `global_step`, `checkpoint-`, or no
+    /// word at all. `ema-step-` does not: there may be a row of its own beside that of the steps.
+    pub fn counts_steps(&self) -> bool {
+        const WORDS: [&str; 7] = ["ckpt", "checkpoint", "global", "train", "it", "ep", "save"];
+        let words = self.before.split(|byte| !byte.is_ascii_alphabetic() && byte.is_ascii());
+        words.filter(|word| !word.is_empty()).all(|word| {
+            let is = |known: &&str| word.eq_ignore_ascii_case(known.as_bytes());
+            COUNTERS.iter().chain(&WORDS).any(is)
+        })
+    }
+}
+
+impl fmt::Display for Stem {
+    /// As a [`StepPattern`].
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let before = String::from_utf8_lossy(&self.before);
+        let number = if before.contains('*') { "{step}" } else { "*" };
+        write!(f, "{before}{number}{}", self.suffix)
+    }
+}
+
+impl fmt::Display for NoStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoNumber => "its name does not end in a number",
+            Self::Fraction => "the number at the end of its name is a fraction",
+            Self::Value => "the number at the end of its name is a value, not a count of steps",
+            Self::Date => "its name ends in a date or a time",
+        })
+    }
+}
+
+/// Whether the number that follows is an exponent: `lr=1e-5`.
+fn is_exponent(before: &[u8]) -> bool {
+    let before = before.strip_suffix(b"-").or(before.strip_suffix(b"+")).unwrap_or(before);
+    let before = before.strip_suffix(b"e").or(before.strip_suffix(b"E"));
+    before.and_then(<[u8]>::last).is_some_and(u8::is_ascii_digit)
+}
+
+/// Whether the number ends a date or a time: `2026-11-23`, `10-30-00`, `20261123-103000`.
+fn is_date(before: &[u8], digits: usize) -> bool {
+    let is = |shape: &[u8]| {
+        before.len() >= shape.len()
+            && shape.iter().zip(&before[before.len() - shape.len()..]).all(|(shape, byte)| {
+                match shape {
+                    b'0' => byte.is_ascii_digit(),
+                    _ => b"-_:T".contains(byte),
+                }
+            })
+    };
+    (digits == 2 && is(b"00-00-")) || ([4, 6].contains(&digits) && is(b"00000000-"))
+}
+
+/// Whether the value of this key counts steps.
+fn counts(key: &[u8]) -> bool {
+    let word = key.rsplit(|byte| !byte.is_ascii_alphabetic()).next().unwrap_or_default();
+    COUNTERS.iter().any(|counter| word.eq_ignore_ascii_case(counter.as_bytes()))
+}
+
+/// `epoch=3-step=` becomes `epoch=*-step=`: the epoch grows with the step, so that it tells no two rows apart.
+/// Any other number does, as in `run1-` and `run2-`.
+fn without_epoch(before: &[u8]) -> Vec<u8> {
+    let whole = || before.to_vec();
+    let step = before.strip_suffix(b"=").or(before.strip_suffix(b"_"));
+    if !step.or(before.strip_suffix(b"-")).is_some_and(counts) {
+        return whole();
+    }
+    let lower = before.to_ascii_lowercase();
+    let Some(epoch) = lower.windows(5).position(|word| word == b"epoch") else { return whole() };
+    let mut begin = epoch + b"epoch".len();
+    begin += usize::from(before.get(begin).is_some_and(|byte| b"=_-".contains(byte)));
+    let digits = before[begin..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let ends = before.get(begin + digits).is_some_and(|byte| b"-_,".contains(byte));
+    if digits == 0 || !ends {
+        return whole();
+    }
+    [&before[..begin], b"*", &before[begin + digits..]].concat()
+}
+
+/// Which names are steps, and where in them the step is.
+///
+/// `{step}` stands for the step, a run of digits, and then `*` for any text: `epoch={step}-loss=*`. Without
+/// `{step}`, the one `*` stands for the step: `step-*`, `ckpt_*.pt`. A pattern is of the whole name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepPattern {
+    text: String,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(Vec<u8>),
+    Step,
+    Any,
+}
+
+impl StepPattern {
+    /// The step in the last part of a path, if that is a name of this pattern.
+    pub(crate) fn step_in(&self, name: &[u8]) -> Option<u64> {
+        fit(&self.parts, name, false).flatten()
+    }
+}
+
+/// The step in a name that fits, if the parts have one; `None` if it does not fit.
+fn fit(parts: &[Part], name: &[u8], follows_digit: bool) -> Option<Option<u64>> {
+    let Some((part, rest)) = parts.split_first() else { return name.is_empty().then_some(None) };
+    match part {
+        Part::Text(text) => {
+            let follows_digit = text.last().is_some_and(u8::is_ascii_digit);
+            fit(rest, name.strip_prefix(&**text)?, follows_digit)
+        }
+        Part::Step => {
+            let digits = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            // A number counts whole: none begins in the middle of another.
+            let number = std::str::from_utf8(&name[..digits]).ok().filter(|_| !follows_digit)?;
+            let step = number.parse().ok()?;
+            fit(rest, &name[digits..], false).map(|_| Some(step))
+        }
+        Part::Any => (0..=name.len()).find_map(|taken| {
+            let follows_digit = match taken.checked_sub(1) {
+                Some(last) => name[last].is_ascii_digit(),
+                None => follows_digit,
+            };
+            fit(rest, &name[taken..], follows_digit)
+        }),
+    }
+}
+
+impl FromStr for StepPattern {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::Invalid`] for a pattern that does not say where the step is, or says it twice.
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = |why: &str| Error::invalid(format!("the pattern {text:?} {why}"));
+        let (steps, stars) = (text.matches("{step}").count(), text.matches('*').count());
+        match (steps, stars) {
+            (1, _) | (0, 1) => {}
+            (0, 0) => return Err(bad("names no step: put `*` or `{step}` where the number is")),
+            (0, _) => return Err(bad("has several `*`: put `{step}` where the step is")),
+            _ => return Err(bad("names the step twice")),
+        }
+        if text.contains('/') {
+            return Err(bad("is of the names in the directory: it has no `/`"));
+        }
+        let stands_for = |star: &str| match star {
+            "*" if steps == 1 => Part::Any,
+            _ => Part::Step,
+        };
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some(at) = rest.find(['*', '{']) {
+            let (before, from) = rest.split_at(at);
+            let placeholder = ["*", "{step}"].into_iter().find(|p| from.starts_with(p));
+            let Some(placeholder) = placeholder else {
+                return Err(bad("has a `{` that begins no `{step}`"));
+            };
+            parts.push(Part::Text(before.into()));
+            parts.push(stands_for(placeholder));
+            rest = &from[placeholder.len()..];
+        }
+        parts.push(Part::Text(rest.into()));
+        parts.retain(|part| *part != Part::Text(Vec::new()));
+        Ok(Self { text: text.into(), parts })
+    }
+}
+
+impl fmt::Display for StepPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(name: &str) -> Option<u64> {
+        StepName::of(name.as_bytes()).ok().map(|name| name.step)
+    }
+
+    #[test]
+    fn the_step_is_the_number_at_the_end_of_the_name() {
+        for (name, number) in [
+            ("step-00001000", 1000),
+            ("global_step500", 500),
+            ("größe42", 42),
+            ("7", 7),
+            ("ckpt_100.pt", 100),
+            ("step=3.ckpt", 3),
+            ("iter_0000100.distcp", 100),
+            ("epoch=1-step=500.ckpt", 500),
+            ("model-2.safetensors", 2),
+        ] {
+            assert_eq!(step(name), Some(number), "{name}");
+        }
+        assert_eq!(StepName::of(b"gr\xf6\xdfe42").map(|name| name.step), Ok(42));
+    }
+
+    #[test]
+    fn other_numbers_are_no_steps() {
+        use NoStep::{Date, Fraction, NoNumber, Value};
+        for (name, why) in [
+            ("latest", NoNumber),
+            ("step-1000.bak", NoNumber),
+            ("step-99999999999999999999", NoNumber),
+            ("epoch=10-loss=0.2", Fraction),
+            ("epoch=10-loss=0.2.ckpt", Fraction),
+            ("loss=0,25", Fraction),
+            ("v1.5", Fraction),
+            ("lr=1e-05", Fraction),
+            ("epoch=1-acc=95", Value),
+            ("seed=3", Value),
+            ("2026-11-23", Date),
+            ("run_2026-11-23T10-30-00", Date),
+            ("20261123-103000", Date),
+        ] {
+            assert_eq!(StepName::of(name.as_bytes()).map(|name| name.step), Err(why), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_one_row_differ_in_the_step_alone_and_in_the_epoch() {
+        let stem = |name: &str| StepName::of(name.as_bytes()).unwrap().stem;
+        assert_eq!(stem("step-9"), stem("step-0010"));
+        assert_eq!(stem("epoch=1-step=500.ckpt"), stem("epoch=2-step=1000.ckpt"));
+        assert_eq!(stem("epoch_01_step_5"), stem("epoch_02_step_6"));
+        assert_ne!(stem("run1-100"), stem("run2-100"));
+        assert_ne!(stem("seed=1-step=5"), stem("seed=2-step=5"));
+        assert_ne!(stem("step-1"), stem("step-1.pt"));
+        assert_eq!(stem("ckpt_7.pt").to_string(), "ckpt_*.pt");
+        let pattern: StepPattern = stem("epoch=1-step=5").to_string().parse().unwrap();
+        assert_eq!(pattern.step_in(b"epoch=2-step=7"), Some(7));
+    }
+
+    #[test]
+    fn some_stems_say_by_themselves_that_they_count_steps() {
+        let counts = |name: &str| StepName::of(name.as_bytes()).unwrap().stem.counts_steps();
+        for name in ["step-1", "global_step5", "7", "Epoch_3.ckpt", "checkpoint-500", "iter_01.pt"]
+        {
+            assert!(counts(name), "{name}");
+        }
+        for name in
+            ["ema-step-1", "gpt2", "best-7", "swa_v3", "best_epoch_7", "run1-step-5", "größe42"]
+        {
+            assert!(!counts(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_says_where_the_step_is() {
+        for (pattern, name, step) in [
+            ("step-*", "step-0100", Some(100)),
+            ("step-*", "step-", None),
+            ("step-*", "step-1.pt", None),
+            ("step-*", "old-step-1", None),
+            ("ckpt_*.pt", "ckpt_5.pt", Some(5)),
+            ("v1.*", "v1.5", Some(5)),
+            ("epoch={step}-loss=*", "epoch=10-loss=0.2", Some(10)),
+            ("*-{step}", "run1-100", Some(100)),
+            ("*{step}", "run100", Some(100)),
+            ("{step}*", "100", Some(100)),
+            ("1{step}", "12", None),
+        ] {
+            let parsed: StepPattern = pattern.parse().unwrap();
+            assert_eq!(parsed.step_in(name.as_bytes()), step, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_does_not_say_where_the_step_is_is_refused() {
+        for (pattern, says) in [
+            ("step", "names no step"),
+            ("epoch=*-loss=*", "put `{step}`"),
+            ("{step}-{step}", "twice"),
+            ("run/step-*", "no `/`"),
+            ("{steps}-*", "begins no"),
+        ] {
+            let error = pattern.parse::<StepPattern>().unwrap_err().to_string();
+            assert!(error.contains(says) && error.contains(pattern), "{error}");
+        }
+    }
+}
