@@ -290,7 +290,7 @@ pub(super) fn clear(all: &[Spares]) -> Result<Vec<PathBuf>> {
 /// [`Error::Io`].
 pub(super) fn give_up(places: &Places) -> Result<u64> {
     let mut bytes = 0;
-    for dir in places.there() {
+    for dir in places.there()? {
         let spares = Spares::beside(dir)?;
         bytes +=
             spares.all_but(std::iter::empty())?.iter().map(|path| allocated(path)).sum::<u64>();
@@ -305,7 +305,7 @@ pub(super) fn give_up(places: &Places) -> Result<u64> {
 /// # Errors
 /// [`Error::Io`].
 pub(super) fn drop_unfit(places: &Places, files: &[FileEntry]) -> Result<()> {
-    for dir in places.there() {
+    for dir in places.there()? {
         let spares = Spares::beside(dir)?;
         for path in spares.all_but(files.iter().map(|file| file.name.as_str()))? {
             if path != spares.dir {
