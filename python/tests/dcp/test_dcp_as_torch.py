@@ -1,0 +1,412 @@
+"""What DCP promises of any storage, with torch's own and, through `use_by_default()`, with ours."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from layouts import HIDDEN, INPUT, Model, _whole, differences
+from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict import (
+    _patch_model_state_dict,
+    _patch_optimizer_state_dict,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.tensor import init_device_mesh
+from torch_has import needs_background_process, needs_staging_options
+
+import ringstow.dcp
+
+STORAGES = ["torch", "ringstow"]
+
+
+def chosen(storage):
+    """Returns a context in which DCP saves and loads with a storage."""
+    return contextlib.nullcontext() if storage == "torch" else ringstow.dcp.use_by_default()
+
+
+@pytest.fixture(params=STORAGES)
+def storage(request, tmp_path):
+    with chosen(request.param):
+        yield request.param
+    ours = any(tmp_path.rglob("manifest.json"))
+    stock = any(tmp_path.rglob("*.distcp"))
+    assert (ours, stock) == ((False, stock) if request.param == "torch" else (ours, False))
+
+
+# A whole training: model, optimizer, an object with a state, and a state with a BytesIO in it.
+
+
+class Noise:
+    def __init__(self):
+        self.data = torch.rand(10, 10)
+
+    def state_dict(self):
+        return {"data": self.data}
+
+    def load_state_dict(self, state):
+        self.data = state["data"]
+
+
+@dataclasses.dataclass
+class Progress:
+    step: int = 0
+    losses: list[float] = dataclasses.field(default_factory=list)
+
+    def state_dict(self):
+        blob = io.BytesIO()
+        torch.save(self.losses, blob)
+        return {"step": torch.tensor(self.step), "losses": blob}
+
+    def load_state_dict(self, state):
+        self.step = int(state["step"])
+        state["losses"].seek(0)
+        self.losses = torch.load(state["losses"])
+
+
+def _model(kind):
+    torch.manual_seed(0)
+    model = Model(HIDDEN)
+    cpu = {"device_id": torch.device("cpu"), "use_orig_params": True}
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    if kind == "fsdp":
+        model = FullyShardedDataParallel(model, device_mesh=init_device_mesh("cpu", (size,)), **cpu)
+    elif kind == "hsdp":
+        mesh = init_device_mesh("cpu", (2, size // 2))
+        hybrid = ShardingStrategy.HYBRID_SHARD
+        model = FullyShardedDataParallel(model, device_mesh=mesh, sharding_strategy=hybrid, **cpu)
+    elif kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    if kind != "plain":
+        _patch_model_state_dict(model)
+        _patch_optimizer_state_dict(model, optimizers=optimizer)
+    return model, optimizer
+
+
+def _train(model, optimizer, steps):
+    torch.manual_seed(1)  # the same batches on every rank, whatever the layout
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(5, INPUT)).square().sum()
+        loss.backward()
+        losses.append(float(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def _state(kind):
+    model, optimizer = _model(kind)
+    return {"model": model, "optimizer": optimizer, "noise": Noise(), "progress": Progress()}
+
+
+def _resumed(rank, storage, path, kind, save):
+    """Trains, saves, loads and goes on; compares with a training that was never stopped."""
+    with chosen(storage):
+        state = _state(kind)
+        state["progress"].losses = _train(state["model"], state["optimizer"], 2)
+        state["progress"].step = 2
+        save(state, path)
+        again = _state(kind)
+        dcp.load(again, checkpoint_id=path)
+    assert torch.equal(state["noise"].data, again["noise"].data)
+    assert again["progress"] == state["progress"]
+    went_on, resumed = (_train(s["model"], s["optimizer"], 1) for s in (state, again))
+    assert went_on == resumed
+    parts = [get_state_dict(s["model"], optimizers=s["optimizer"]) for s in (state, again)]
+    whole = [[_whole(part) for part in pair] for pair in parts]
+    return differences(*whole) if rank == 0 else []
+
+
+def _at_once(state, path):
+    dcp.save(state, checkpoint_id=path)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("kind", "world"), [("fsdp", 2), ("hsdp", 4), ("ddp", 2)])
+def test_a_training_goes_on_as_if_it_had_not_stopped(ranks, tmp_path, storage, kind, world):
+    differences = ranks(world).run(_resumed, storage, tmp_path, kind, _at_once)
+    assert not any(differences)
+
+
+class InBackground:
+    """Saves in the background, in one of torch's ways."""
+
+    def __init__(self, kind, *, is_cached, is_streamed):
+        self.kind, self.is_cached, self.is_streamed = kind, is_cached, is_streamed
+
+    def __call__(self, state, path):
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        kind = AsyncCheckpointerType[self.kind]
+        writer = dcp.FileSystemWriter(path, cache_staged_state_dict=self.is_cached)
+        stager = None
+        if not self.is_cached:
+            is_shared = self.kind == "PROCESS"
+            stager = DefaultStager(StagingOptions(self.is_streamed, is_shared, False, False))
+        found = dcp.async_save(
+            state, storage_writer=writer, async_checkpointer_type=kind, async_stager=stager
+        )
+        getattr(found, "upload_completion", found).result(60)
+
+
+@needs_background_process
+@needs_staging_options
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", ["THREAD", "PROCESS"])
+@pytest.mark.parametrize(
+    ("is_cached", "is_streamed"), [(False, False), (True, False), (False, True)]
+)
+def test_saved_in_the_background_too(ranks, tmp_path, storage, kind, is_cached, is_streamed):
+    if is_cached and storage == "torch" and not torch.cuda.is_available():
+        pytest.skip("torch's own cache is pinned memory, which needs a GPU")
+    save = InBackground(kind, is_cached=is_cached, is_streamed=is_streamed)
+    assert not any(ranks(2).run(_resumed, storage, tmp_path, "fsdp", save))
+
+
+# What becomes of the state dict.
+
+
+class Counting(dict):
+    sets = 0
+
+    def __setitem__(self, key, value):
+        self.sets += 1
+        super().__setitem__(key, value)
+
+
+def test_an_object_with_a_state_is_filled_and_not_replaced(storage, tmp_path):
+    class Empty:
+        loads = 0
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            self.loads += 1
+
+    state = Counting(a=Empty())
+    dcp.save(state, checkpoint_id=tmp_path)
+    dcp.load(state, checkpoint_id=tmp_path)
+    assert (state["a"].loads, state.sets) == (1, 0)
+    state = Counting(a={"tensor": torch.rand(3), "list": [1, 2]})
+    dcp.save(state, checkpoint_id=tmp_path / "2")
+    dcp.load(state, checkpoint_id=tmp_path / "2")
+    assert state.sets > 0
+
+
+def test_an_empty_state_is_a_state(storage, tmp_path):
+    dcp.save({}, checkpoint_id=tmp_path)
+    dcp.load({}, checkpoint_id=tmp_path)
+
+
+def test_a_state_dict_is_filled_in_place(storage, tmp_path):
+    def parts(lr):
+        torch.manual_seed(int(lr * 10))
+        model = Model(HIDDEN)
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        state = {
+            "model": get_model_state_dict(model),
+            "optimizer": get_optimizer_state_dict(model, optimizer),
+        }
+        return model, optimizer, state
+
+    *_, saved = parts(0.1)
+    dcp.save(saved, checkpoint_id=tmp_path)
+    model, optimizer, state = parts(0.2)
+    before = dict(state)
+    dcp.load(state, checkpoint_id=tmp_path)
+    assert all(state[key] is before[key] for key in before)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    for key, value in saved["model"].items():
+        assert torch.equal(model.state_dict()[key], value)
+
+
+def test_some_keys_of_a_checkpoint_load_alone(storage, tmp_path):
+    model = nn.Linear(2, 3)
+    state = {"model": model.state_dict(), "optimizer": {"state": {"a": torch.ones(2)}, "lr": 0.5}}
+    dcp.save(state, checkpoint_id=tmp_path)
+    other = nn.Linear(2, 3)
+    dcp.load({"model": other}, checkpoint_id=tmp_path)
+    assert torch.equal(other.weight, model.weight)
+    found = _load_state_dict_from_keys("model", checkpoint_id=tmp_path)
+    assert found.keys() == {"model"}
+    assert torch.equal(found["model"]["weight"], model.weight)
+    found = _load_state_dict_from_keys("optimizer.state", checkpoint_id=tmp_path)
+    assert found["optimizer"].keys() == {"state"}
+
+
+def _in_another_order(rank, storage, path):
+    class Gathers:
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            dist.all_gather([torch.empty(2) for _ in range(2)], torch.ones(2))
+
+    class Reduces(Gathers):
+        def load_state_dict(self, state):
+            dist.all_reduce(torch.ones(2))
+
+    state = {"a": Gathers(), "b": Reduces()}
+    if rank:
+        state = dict(reversed(state.items()))
+    with chosen(storage):
+        dcp.save(state, checkpoint_id=path)
+        dcp.load(state, checkpoint_id=path)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_ranks_may_have_their_keys_in_another_order(ranks, tmp_path, storage):
+    ranks(2).run(_in_another_order, storage, tmp_path)
+
+
+# What the planners are told to do.
+
+
+def test_a_key_that_is_missing_is_refused_unless_that_is_allowed(storage, tmp_path):
+    dcp.save({"module": nn.Linear(2, 2)}, checkpoint_id=tmp_path)
+    module = nn.Linear(2, 2)
+    module.more = nn.Parameter(torch.ones(2))
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load({"module": module}, checkpoint_id=tmp_path, planner=planner)
+    planner = DefaultLoadPlanner(allow_partial_load=False)
+    with pytest.raises(CheckpointException, match="Missing key in checkpoint"):
+        dcp.load({"module": module}, checkpoint_id=tmp_path, planner=planner)
+
+
+def test_another_size_is_refused(storage, tmp_path):
+    dcp.save({"module": nn.Linear(2, 2)}, checkpoint_id=tmp_path)
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        dcp.load({"module": nn.Linear(3, 2)}, checkpoint_id=tmp_path)
+
+
+def test_another_dtype_is_converted(storage, tmp_path):
+    saved = torch.rand(4, 3)
+    dcp.save({"w": saved}, checkpoint_id=tmp_path)
+    state = {"w": torch.zeros(4, 3, dtype=torch.bfloat16)}
+    dcp.load(state, checkpoint_id=tmp_path)
+    assert torch.equal(state["w"], saved.bfloat16())
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_planners_that_flatten_and_that_do_not(storage, tmp_path, flatten):
+    state = {"a": torch.ones(3), "b": {"c": torch.ones(2), "d": [1, "x"]}}
+    planners = [
+        kind(flatten_state_dict=flatten, flatten_sharded_tensors=flatten)
+        for kind in (DefaultSavePlanner, DefaultLoadPlanner)
+    ]
+    dcp.save(state, checkpoint_id=tmp_path, planner=planners[0])
+    target = {"a": torch.zeros(3), "b": {"c": torch.zeros(2), "d": None}}
+    dcp.load(target, checkpoint_id=tmp_path, planner=planners[1])
+    assert torch.equal(target["a"], state["a"])
+    assert torch.equal(target["b"]["c"], state["b"]["c"])
+    assert target["b"]["d"] == state["b"]["d"]
+
+
+def _deduplicated(rank, storage, path, to_lowest):
+    state = {"both": torch.arange(100.0), "own": {str(rank): torch.full((3,), float(rank))}}
+    with chosen(storage):
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=to_lowest)
+        dcp.save(state, checkpoint_id=path, planner=planner)
+        target = {"both": torch.zeros(100), "own": {str(rank): torch.zeros(3)}}
+        dcp.load(target, checkpoint_id=path)
+    assert torch.equal(target["both"], state["both"])
+    assert torch.equal(target["own"][str(rank)], state["own"][str(rank)])
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("to_lowest", [True, False])
+def test_what_all_ranks_have_is_saved_once(ranks, tmp_path, storage, to_lowest):
+    ranks(2).run(_deduplicated, storage, tmp_path, to_lowest)
+
+
+# Which storage a path is for.
+
+
+def test_a_path_that_is_no_path_is_refused_in_torchs_words(storage):
+    with pytest.raises(RuntimeError, match="Cannot detect"):
+        dcp.save({"a": 1}, checkpoint_id="abc://abc.abc")
+    with pytest.raises(RuntimeError, match="Cannot detect"):
+        dcp.load({"a": 1}, checkpoint_id="abc://abc.abc")
+
+
+def test_who_says_that_a_path_is_none_hands_it_on(storage, tmp_path):
+    """As programs do that put a storage of their own in the place of this one."""
+    refuse = {"attribute": "validate_checkpoint_id", "return_value": False}
+    with (
+        patch.object(dcp.FileSystemReader, **refuse),
+        patch.object(dcp.FileSystemWriter, **refuse),
+        contextlib.suppress(RuntimeError),  # fsspec takes it, where that is installed
+    ):
+        dcp.save({"a": 1}, checkpoint_id=tmp_path / "b")
+    assert not (tmp_path / "b" / "manifest.json").exists()
+    for file in (tmp_path / "b").glob("*.distcp"):
+        file.unlink()
+
+
+# Sharded tensors, in shards of other sizes and whole.
+
+SPECS = [
+    ["rank:0", "rank:1"],
+    ["rank:0", "rank:1", "rank:1", "rank:0"],
+    ["rank:1", "rank:0"],
+]
+
+
+def _whole_of(tensor):
+    if not isinstance(tensor, sharded_tensor.ShardedTensor):
+        return tensor
+    out = torch.zeros(tensor.shape) if dist.get_rank() == 0 else None
+    tensor.gather(out=out)
+    return out
+
+
+def _in_other_shards(rank, storage, path):
+    torch.manual_seed(7)
+    replicated = torch.rand(32)
+    specs = [ChunkShardingSpec(dim=0, placements=placements) for placements in SPECS]
+    for number, spec in enumerate(specs):
+        place = f"{path}/{number}"
+        saved = {"sharded": sharded_tensor.rand(spec, 32), "plain": replicated}
+        with chosen(storage):
+            dcp.save(saved, checkpoint_id=place)
+            for other in specs:
+                # Each as what the other one was, too.
+                found = {"sharded": torch.zeros(32), "plain": sharded_tensor.zeros(other, 32)}
+                dcp.load(found, checkpoint_id=place)
+                same = {"sharded": sharded_tensor.zeros(other, 32), "plain": torch.zeros(32)}
+                dcp.load(same, checkpoint_id=place)
+                for key, value in saved.items():
+                    wholes = [_whole_of(state[key]) for state in (found, same)]
+                    expected = _whole_of(value)
+                    if rank == 0:
+                        assert all(torch.equal(whole, expected) for whole in wholes)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_sharded_tensors_load_in_other_shards_and_whole(ranks, tmp_path, storage):
+    ranks(2).run(_in_other_shards, storage, str(tmp_path))
