@@ -175,3 +175,55 @@ fn a_tensor_and_a_value_of_one_name_are_refused_at_the_call_and_write_nothing() 
     assert!(error.to_string().contains("\"a\""), "{error}");
     assert!(!path.exists());
 }
+
+// ---- tensors that somebody writes to meanwhile ----
+
+#[test]
+fn a_save_whose_check_fails_commits_nothing_and_is_never_staged() {
+    let root = scratch();
+    let dir = root.path().join("ckpt");
+    State::new(1, &SIZES).save(&runtime(), &dir).unwrap();
+    let before = step_at(&dir);
+    let mut state = StateDict::new();
+    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 << 20] };
+    state.source(info, Box::new(vec![1u8; 3 << 20]));
+    state.check_staged(|| Err(Error::invalid("the trainer changed t")));
+    let handle = ringstow::save_async(state, &dir, &small_config()).unwrap();
+    assert!(handle.wait(None));
+    assert!(!handle.staged());
+    assert_says(&handle.result().unwrap_err(), &["the trainer changed t"]);
+    assert_eq!(step_at(&dir), before);
+    assert_no_litter(&dir);
+}
+
+#[test]
+fn a_check_that_passes_is_called_once_after_the_last_byte_was_read() {
+    let root = scratch();
+    let dir = root.path().join("ckpt");
+    let seen = std::sync::Arc::new(Mutex::new(Vec::new()));
+    struct Notes(std::sync::Arc<Mutex<Vec<&'static str>>>);
+    impl Source for Notes {
+        fn nbytes(&self) -> u64 {
+            3 << 20
+        }
+        fn read(&self, _: usize, to: &mut [u8]) {
+            to.fill(7);
+            self.0.lock().unwrap().push("read");
+        }
+    }
+    let mut state = StateDict::new();
+    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 << 20] };
+    state.source(info, Box::new(Notes(seen.clone())));
+    let checked = seen.clone();
+    state.check_staged(move || {
+        checked.lock().unwrap().push("checked");
+        Ok(())
+    });
+    let handle = ringstow::save_async(state, &dir, &small_config()).unwrap();
+    assert!(handle.wait_staged(None));
+    assert!(handle.staged());
+    handle.result().unwrap();
+    let seen = seen.lock().unwrap();
+    let checks = seen.iter().filter(|&&what| what == "checked").count();
+    assert_eq!((checks, seen.last()), (1, Some(&"checked")));
+}

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ringstow import _cuda, _native
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, TornSaveError
 from ringstow._memory import Address
 from ringstow._optional import imported
 
@@ -30,6 +31,9 @@ SMALL = 64 << 10
 _OPTIMIZERS = "torch.optim.optimizer"
 # How long a step waits before it looks whether there is still something to wait for.
 _SLICE_S = 1.0
+# How long a save waits for steps that other threads are in, and how often it looks.
+_STEP_MAX_S = 60.0
+_PAUSE_S = 0.001
 _U64_MAX = (1 << 64) - 1
 
 
@@ -105,7 +109,25 @@ class Hold:
         It is not within a step: that one is past waiting, so that the caller has to.
         """
         _holds.append(self)
-        return _install() and not _is_stepping(sys._getframe())
+        if _is_stepping(sys._getframe()):
+            return False
+        return _install()
+
+    @staticmethod
+    def let_steps_end() -> None:
+        """Wait until the steps end that other threads are in: they are past waiting, too.
+
+        Raises:
+            TornSaveError: one does not end.
+        """
+        deadline = time.monotonic() + _STEP_MAX_S
+        while _others_are_stepping():
+            if time.monotonic() >= deadline:
+                raise TornSaveError(
+                    f"nothing was saved: another thread has been in an optimizer's step for "
+                    f"{_STEP_MAX_S:.0f} s, and changes tensors at any moment. Save between steps"
+                )
+            _pause()
 
     def follow(self, is_over: Callable[[], bool]) -> None:
         """Note that the call is over, and what else tells that the save reads nothing any more.
@@ -154,8 +176,8 @@ def _install() -> bool:
     """Have torch call `before_step` from now on; returns whether it does.
 
     It stays for good: torch runs through its table of hooks while a step waits in one, and that
-    fails if the table is changed meanwhile. For the same reason nothing is changed while any
-    thread is in a step.
+    fails if the table is changed meanwhile. For the same reason it is not done within a step, and
+    as far as possible not while another thread is in one.
     """
     global _is_installed
     if _is_installed:
@@ -164,20 +186,33 @@ def _install() -> bool:
     register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
     if register is None:  # no torch, so no tensors of its; or it is being imported
         return imported("torch") is None
-    if any(map(_is_stepping, list(sys._current_frames().values()))):
-        return False
+    with contextlib.suppress(TornSaveError):
+        Hold.let_steps_end()
     register(before_step)
     _is_installed = True
     return True
 
 
 def _is_stepping(frame: FrameType | None) -> bool:
-    """Tell whether a stack is within an optimizer's step."""
+    """Tell whether a stack is within an optimizer's step, and past `before_step`."""
     while frame is not None:
+        if frame.f_code is before_step.__code__:
+            return False
         if frame.f_globals.get("__name__") == _OPTIMIZERS:
             return True
         frame = frame.f_back
     return False
+
+
+def _others_are_stepping() -> bool:
+    frames = sys._current_frames()
+    # A frame that knows itself keeps all that it knows: the handle, too.
+    del frames[threading.get_ident()]
+    return any(map(_is_stepping, frames.values()))
+
+
+def _pause() -> None:
+    time.sleep(_PAUSE_S)
 
 
 def forget_after_fork() -> None:

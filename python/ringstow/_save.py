@@ -117,7 +117,8 @@ def save_async(
     Raises:
         InvalidStateError: as in `save`; or there is no such ``staging``.
         UnsupportedError: as in `save`, for what is seen at once; the rest is raised by the handle.
-        TornSaveError: another thread changed a tensor while the call copied it.
+        TornSaveError: another thread changed a tensor while the call copied it, or is in the
+            middle of an optimizer's step that does not end.
     """
     _guard.check_staging(staging)
     return _start(
@@ -143,6 +144,8 @@ def _start(
     handle: SaveHandle | None = None
     try:
         may_return = staging == "unguarded" or hold.begin()
+        if not is_awaited and staging != "unguarded":  # nothing keeps an emergency's save waiting
+            hold.let_steps_end()
         with collector_paused():
             encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
         tensors, tree = encoded.tensors, encoded.tree

@@ -364,6 +364,72 @@ def test_a_step_in_another_thread_waits(save, on_wait, tmp_path):
     check_saved(tmp_path / "c", expected)
 
 
+class InStep:
+    """A trainer whose optimizer is in the middle of a step, in another thread."""
+
+    def __init__(self):
+        self.trainer = Trainer()
+        self.trainer.step()
+        self._is_in, self.go_on = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._step)
+        self.thread.start()
+        assert self._is_in.wait(60)
+
+    def _step(self):
+        self.trainer.backward()
+        self.trainer.optimizer.step(self._closure)
+
+    def _closure(self):
+        self._is_in.set()
+        assert self.go_on.wait(60)
+        return torch.zeros(())
+
+
+def test_a_save_waits_for_the_step_that_another_thread_is_in(monkeypatch, tmp_path):
+    one = InStep()
+    before = one.trainer.frozen()
+
+    def pause():
+        one.go_on.set()
+        one.thread.join(60)
+
+    monkeypatch.setattr(_guard, "_pause", pause)
+    ringstow.save_async({"hold": 1, **one.trainer.state()}, tmp_path / "c").result()
+    expected = one.trainer.frozen()
+    assert not all(map(torch.equal, before, expected))
+    check_saved(tmp_path / "c", expected)
+
+
+def test_a_step_that_does_not_end_makes_the_call_fail(monkeypatch, tmp_path):
+    one = InStep()
+    monkeypatch.setattr(_guard, "_STEP_MAX_S", 0.0)
+    with pytest.raises(ringstow.TornSaveError, match="Save between steps"):
+        ringstow.save_async(one.trainer.state(), tmp_path / "c")
+    assert not _guard._holds
+    ringstow.save(one.trainer.state(), tmp_path / "c")  # an emergency's waits for nothing
+    one.go_on.set()
+    one.thread.join(60)
+
+
+def test_a_save_does_not_wait_for_a_step_that_waits_for_a_save(held, save, monkeypatch, tmp_path):
+    trainer = Trainer()
+    trainer.step()
+    trainer.backward()
+    expected, waits = trainer.frozen(), threading.Event()
+    wait = _guard.Hold.wait
+    monkeypatch.setattr(_guard.Hold, "wait", lambda hold: (waits.set(), wait(hold)))
+    handles = [save(trainer.state(), path=tmp_path / "a")]
+    thread = threading.Thread(target=trainer.optimizer.step)
+    thread.start()
+    assert waits.wait(60)
+    handles.append(save(trainer.state(), path=tmp_path / "b"))
+    held.release()
+    thread.join(60)
+    for name, handle in zip("ab", handles, strict=True):
+        handle.result()
+        check_saved(tmp_path / name, expected)
+
+
 def test_a_step_waits_for_all_saves_there_are(held, save, on_wait, tmp_path):
     trainer = Trainer()
     trainer.step()

@@ -173,6 +173,7 @@ class StreamingStager(AsyncStager):
             InvalidStateError: a value that can't be copied, named by its key.
             UnsupportedError: a CUDA graph is being captured; or the call comes from within an
                 optimizer's step, which would change the tensors before they are read.
+            TornSaveError: another thread is in an optimizer's step that does not end.
         """
         hold = Hold()
         try:
@@ -182,6 +183,7 @@ class StreamingStager(AsyncStager):
                     "are saved: save before or after it, or leave out async_stager=, so that the "
                     "writer takes a snapshot"
                 )
+            hold.let_steps_end()
             future = StagingFuture(state_dict, hold)
             self._writer._expect(future)
             hold.follow(future.give_up_unclaimed)
