@@ -232,3 +232,36 @@ fn a_load_takes_blocks_larger_than_its_own_staging_buffers() {
     checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Arc::default()).unwrap();
     assert_eq!(to, state.tensors[0].1);
 }
+
+// ---- directories that lead around in circles, and files that are none ----
+
+#[test]
+fn links_that_lead_back_are_not_followed_for_ever() {
+    let root = scratch();
+    let whole = root.path().join("step-1");
+    fs::create_dir_all(whole.join("rank00000")).unwrap();
+    fs::write(whole.join("rank00000/rank00000-0.safetensors.part"), "half").unwrap();
+    for number in 0..10 {
+        symlink(".", whole.join(format!("link-{number}"))).unwrap();
+    }
+    assert_eq!(ringstow::latest(root.path()).unwrap(), None);
+    assert!(matches!(load_error(&whole), Error::Incomplete { .. }));
+    ringstow::prune(root.path()).unwrap();
+    assert_eq!(names_in(&whole).len(), 10, "the part is gone, the links are not ours");
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_holds_nobody_up() {
+    let (root, dir) = saved();
+    let pipe = |path: &Path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    pipe(&dir.join(".metadata"));
+    ringstow::retire(&dir, ringstow::Disposal::Remove).unwrap();
+    assert_eq!(names_in(&dir), [".metadata"], "it is somebody's");
+    let model = root.path().join("model");
+    fs::create_dir(&model).unwrap();
+    pipe(&model.join("model.safetensors.index.json.part"));
+    let mut state = StateDict::new();
+    state.bytes("t", Dtype::U8, &[3], b"abc").unwrap();
+    let error = ringstow::store::export(&runtime(), &state, &model, &Arc::default()).unwrap_err();
+    assert_says(&error, &["model.safetensors.index.json.part", "not a regular file"]);
+}

@@ -3,6 +3,7 @@
 //! no checksum; what makes the files a model is their names, and of several the index, which come last.
 
 use super::dir::{self, file_names, remove};
+use super::open::read_plain;
 use super::parts::Parts;
 use super::save::{Contents, create_files, report};
 use crate::engine::file::create;
@@ -120,7 +121,7 @@ fn unfinished(dir: &Path, present: &[String]) -> Result<BTreeSet<String>> {
         return Ok(BTreeSet::new());
     }
     let path = dir.join(list);
-    let text = fs::read(&path).map_err(|e| Error::io("reading", &path, e))?;
+    let text = read_plain(&path).map_err(|e| Error::io("reading", &path, e))?;
     // A torn one was being written, and nothing was renamed yet.
     let index: Index = serde_json::from_slice(&text).unwrap_or_default();
     let listed = index.weight_map.into_values();

@@ -241,6 +241,7 @@ pub(super) fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
 
 /// As [`read_plain`], `most` bytes at most.
 pub(super) fn read_start(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    fault(Call::Read, path)?;
     let mut bytes = Vec::new();
     open_plain(path)?.take(most as u64).read_to_end(&mut bytes)?;
     Ok(bytes)

@@ -8,7 +8,7 @@
 
 use super::dir;
 use super::lock::DirLock;
-use super::open::{is_link, read_plain};
+use super::open::{is_link, read_start};
 use super::parts::Parts;
 use crate::engine::file::create;
 use crate::engine::ladder::Fallback;
@@ -395,13 +395,16 @@ impl Places {
     }
 }
 
+/// A path, and some words around it.
+const MARKER_BYTES_MAX: usize = 65_536;
+
 /// The checkpoint whose companion a directory says it is.
 ///
 /// # Errors
 /// [`Error::Io`] for a marker that is there and cannot be read: what lies beside it may be somebody's.
 pub(super) fn companion_of(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(names::COMPANION);
-    match read_plain(&path) {
+    match read_start(&path, MARKER_BYTES_MAX) {
         Ok(text) => Ok(serde_json::from_slice(&text).ok().map(|marker: Marker| marker.checkpoint)),
         Err(e) if is_no_marker(&e) => Ok(None),
         Err(e) => Err(Error::io("reading", path, e)),

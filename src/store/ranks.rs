@@ -5,7 +5,7 @@
 use super::dir::{directories, entries, file_names};
 use super::list::{Found, Status};
 use super::open::{listed, missing_ranks, read_manifest, read_plain, read_text};
-use super::places::companion_of;
+use super::places::{companion_of, same};
 use crate::error::{Error, Result, some_of};
 use crate::format::{Manifest, PartOf, names};
 use std::collections::{BTreeMap, HashSet};
@@ -52,15 +52,18 @@ pub(super) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
         paths.filter(|path| path.is_dir()).partition(|path| dir_rank(path).is_some());
     parts.retain(|path| holds_trace(path));
     // A directory of checkpoints, into which somebody saved by ranks once, stays one.
-    if !parts.is_empty() && others.iter().any(|path| is_checkpoint(path)) {
+    if !parts.is_empty() && others.iter().any(|path| is_checkpoint(path, dir)) {
         return Ok(Vec::new());
     }
     parts.sort_by_key(|path| dir_rank(path));
     Ok(parts)
 }
 
-fn is_checkpoint(dir: &Path) -> bool {
-    holds_trace(dir) || parts(dir).is_ok_and(|parts| !parts.is_empty())
+/// Whether what is in a directory is a checkpoint, or a whole. It looks no deeper, and not at a link back to the
+/// directory: links could lead around in circles.
+fn is_checkpoint(path: &Path, within: &Path) -> bool {
+    let holds_parts = || dirs(path).is_ok_and(|parts| parts.iter().any(|part| holds_trace(part)));
+    !same(path, within) && (holds_trace(path) || holds_parts())
 }
 
 /// Whether a directory of its own says that a checkpoint is, was or was to be there.

@@ -7,7 +7,7 @@
 
 use super::dir::{self, remove};
 use super::lock::DirLock;
-use super::open::read_manifest;
+use super::open::{read_manifest, read_start};
 use super::places::Places;
 use super::ranks;
 use super::spares::Spares;
@@ -271,10 +271,13 @@ fn take_down(dir: &Path) -> Result<()> {
     dir::sync(dir)
 }
 
+/// Ours is much shorter; somebody else's may be as long as a model.
+const MARK_BYTES_MAX: usize = 4096;
+
 /// Before the manifest: programs that go by the mark are to find no checkpoint that is none.
 fn remove_mark(dir: &Path) -> Result<()> {
     let mark = dir.join(names::DCP_MARK);
-    let is_ours = fs::read(&mark).is_ok_and(|bytes| {
+    let is_ours = read_start(&mark, MARK_BYTES_MAX).is_ok_and(|bytes| {
         bytes.windows(names::DCP_MARK_WORDS.len()).any(|words| words == names::DCP_MARK_WORDS)
     });
     if is_ours { remove(&mark) } else { Ok(()) }
