@@ -36,6 +36,7 @@ __all__ = [
     "start_save",
     "start_write",
     "steps",
+    "swap_names",
     "verify",
     "watch",
 ]
