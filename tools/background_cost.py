@@ -49,6 +49,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--gb", type=float, default=0.3, help="of weights and moments")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=6, help="after each save")
+    parser.add_argument("--stagings", nargs="+", choices=STAGINGS, default=STAGINGS)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--dir", type=Path, help="where the checkpoints are saved")
     return parser.parse_args(arguments)
@@ -79,15 +80,16 @@ def measure_loops(options: argparse.Namespace, folder: Path) -> None:
         handle.result()
         return called - begun, ended - begun
 
-    for staging in STAGINGS:  # the pool, the files and torch's own first time
+    stagings = sorted({*options.stagings, "unguarded"})
+    for staging in stagings:  # the pool, the files and torch's own first time
         loop(staging)
     order = random.Random(0)
     rounds: list[dict[str, tuple[float, float]]] = []
     for _ in range(options.rounds):
-        rounds.append({s: loop(s) for s in order.sample(STAGINGS, len(STAGINGS))})
+        rounds.append({s: loop(s) for s in order.sample(stagings, len(stagings))})
     base = [one["unguarded"][1] for one in rounds]
     print(f"{layers} layers, {layers * BYTES_OF_A_LAYER / 1e9:.2f} GB, {options.steps} steps")
-    for staging in STAGINGS:
+    for staging in stagings:
         calls = [one[staging][0] * 1e3 for one in rounds]
         ratios = [one[staging][1] / b for one, b in zip(rounds, base, strict=True)]
         print(f"  {staging:10} call {spread(calls, 'ms')}, loop {spread(ratios, 'x')} of unguarded")
@@ -97,18 +99,22 @@ def measure_loops(options: argparse.Namespace, folder: Path) -> None:
 
 
 def measure_call(rounds: int, folder: Path) -> None:
-    """Measure the call for 1,000 tensors: three quarters small enough to be copied in it."""
-    sizes = [1 << 10, 16 << 10, 64 << 10, 256 << 10]
-    state = {str(n): torch.zeros(sizes[n % 4] // 4) for n in range(1000)}
-    for staging in ("guard", "unguarded"):
-        seconds = []
-        for number in range(rounds + 1):
-            begun = time.perf_counter()
-            handle = save_async(state, folder / "call", staging)
-            if number:
-                seconds.append((time.perf_counter() - begun) * 1e3)
-            handle.result()
-        print(f"call for 1,000 tensors, {staging}: {spread(seconds, 'ms')}")
+    """Measure the call for 1,000 tensors, some of them small enough to be copied in it."""
+    for sizes in ([4 << 10, 128 << 10], [1 << 10, 16 << 10, 64 << 10, 256 << 10]):
+        state = {str(n): torch.zeros(sizes[n % len(sizes)] // 4) for n in range(1000)}
+        named = ", ".join(f"{size >> 10} KiB" for size in sizes)
+        for staging in ("guard", "unguarded"):
+            wall, cpu = [], []
+            for _ in range(rounds + 1):
+                begun, used = time.perf_counter(), time.thread_time()
+                handle = save_async(state, folder / "call", staging)
+                wall.append((time.perf_counter() - begun) * 1e3)
+                cpu.append((time.thread_time() - used) * 1e3)
+                handle.result()
+            first = "call for 1,000 tensors of"
+            print(
+                f"{first} {named}, {staging}: {spread(wall[1:], 'ms')}, CPU {spread(cpu[1:], 'ms')}"
+            )
 
 
 def measure_versions(rounds: int) -> None:
