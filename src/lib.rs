@@ -82,7 +82,10 @@ pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>, config: &Config) -> R
 }
 
 /// Starts saving a state and returns at once, to where `path` leads at this moment. Owned tensors are dropped at the end; memory that is
-/// shared with the trainer must not change until [`Handle::wait_staged`] returns.
+/// shared with the trainer must not change until [`Handle::wait_staged`] returns: what is behind an
+/// `Arc` cannot, unless it is changed through a lock, a cell or a raw pointer. A trainer that can tell
+/// afterwards whether it was hands over a check, [`StateDict::check_staged`]: a save whose check fails
+/// commits nothing.
 ///
 /// The handle is a future, of any runtime's. An async trainer goes on like this:
 ///
