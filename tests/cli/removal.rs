@@ -206,3 +206,44 @@ fn retain_of_nowhere_or_of_none_says_what_to_do() {
     assert!(ran.err.starts_with("ringstow: ") && ran.err.contains("/nowhere"), "{}", ran.err);
     assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn recycled_files_are_listed_and_pruned() {
+    let dir = Checkpoints::new();
+    [1, 2].into_iter().for_each(|step| drop(dir.save(step)));
+    assert!(!ringstow(&["ls", dir.path()]).out.contains("--recycled"));
+    // What a configuration asks for counts where no flag does.
+    let ran = command(&["retain", dir.path(), "-k", "1"]).env("RINGSTOW_RECYCLE", "true").output();
+    assert!(ran.unwrap().status.success());
+    let spare = dir.0.path().join(".ringstow-spares/rank00000-0.spare");
+    assert!(spare.exists());
+    let listed = ringstow(&["ls", dir.path()]).out;
+    assert!(listed.contains("kB in .ringstow-spares"), "{listed}");
+    assert!(listed.contains(&format!("`ringstow prune --recycled {}`", dir.path())), "{listed}");
+
+    assert!(ringstow(&["prune", dir.path()]).out.starts_with("nothing to clear away"));
+    let planned = ringstow(&["prune", dir.path(), "--recycled", "--dry-run", "--json"]).json();
+    assert_eq!(planned["removed"], json!([spare, spare.parent().unwrap()]));
+    assert!(spare.exists());
+    assert_eq!(ringstow(&["prune", dir.path(), "--recycled", "--json"]).json(), planned);
+    assert!(!spare.parent().unwrap().exists());
+}
+
+#[test]
+fn retain_takes_a_pattern_and_warns_where_nothing_counts() {
+    let dir = Checkpoints::new();
+    for (number, name) in ["epoch=1-loss=0.3", "epoch=2-loss=0.2"].into_iter().enumerate() {
+        fs::rename(dir.save(number as u32), dir.0.path().join(name)).unwrap();
+    }
+    let ran = dir.retain(&["-k", "1"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("none of the 2 checkpoints"), "{}", ran.err);
+    assert!(ran.out.matches("left alone").count() == 2, "{}", ran.out);
+    let bad = dir.retain(&["-k", "1", "--pattern", "epoch=*-loss=*"]);
+    assert_eq!(bad.code, Some(2));
+    assert!(bad.err.contains("put `{step}` where the step is"), "{}", bad.err);
+    let done = dir.retain(&["-k", "1", "--pattern", "epoch={step}-loss=*", "--json"]).json();
+    assert_eq!(done["retired"], json!([dir.0.path().join("epoch=1-loss=0.3")]));
+    assert_eq!(done["counted"], "epoch={step}-loss=*");
+}
