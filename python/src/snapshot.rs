@@ -2,6 +2,7 @@
 //! or of everything.
 
 use crate::place::{Address, Arena};
+use crate::settle::once_settled;
 use crate::tensors::{Data, Spec, Tensors};
 use crate::watch::{torn, version_of};
 use pyo3::prelude::*;
@@ -25,6 +26,13 @@ pub(crate) struct Wanted<'py> {
     room: u64,
     /// Copies tensors on GPUs: called with those, returns where each copy lies and what keeps it.
     copy_gpu: Bound<'py, PyAny>,
+}
+
+impl Wanted<'_> {
+    /// Whether no tensor is too large.
+    fn is_all(&self) -> bool {
+        self.largest == u64::MAX
+    }
 }
 
 /// Notes the version of every tensor, so that the save fails if one is changed before its last byte has
@@ -66,6 +74,11 @@ pub(crate) fn copy_now(
             tensors.replace(at, address, owner);
         }
         copied.extend(gpu);
+    }
+    if wanted.is_all() {
+        // An operation of another thread may still be writing, and has given no new version yet. Where
+        // only small tensors are copied, that takes microseconds, and the call is not to wait.
+        py.detach(|| once_settled(|_| ()));
     }
     // Other threads ran meanwhile.
     let changed = tensors.let_go(py, &copied);

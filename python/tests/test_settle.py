@@ -68,6 +68,27 @@ def test_operation_of_the_caller_under_way_is_waited_for(tmp_path):
         outcome(handle, path)
 
 
+def test_snapshot_during_an_operation_of_another_thread_is_not_torn(tmp_path):
+    for number in range(2 * ROUNDS):
+        tensor = torch.zeros(LONG)
+        thread = threading.Thread(target=tensor.add_, args=(1,))
+        path = tmp_path / str(number)
+        begin = number * LONG // 32
+        part = tensor[begin : begin + LONG // 16]
+        thread.start()
+        first = tensor.numpy()
+        while first[0] == 0:
+            pass
+        try:
+            ringstow.save_async({"t": part}, path, staging="snapshot").result()
+        except ringstow.TornSaveError:
+            continue
+        finally:
+            thread.join()
+        saved = ringstow.load(path)["t"]
+        assert torch.equal(saved, saved[:1].expand_as(saved))
+
+
 def test_long_operation_elsewhere_delays_no_save_that_is_waited_for(tmp_path):
     """Who waits for the save writes to nothing, so that there is nothing to wait for."""
     handle = ringstow.save_async({"t": torch.zeros(SAVED)}, tmp_path / "c")
