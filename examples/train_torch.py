@@ -5,10 +5,10 @@ than the steps since the last save and changes no later loss by a single bit.
     python examples/train_torch.py --out run --resume     # go on from the newest checkpoint
 
 The pattern for your own trainer is in `train()`:
-  1. `save_async` returns at once; the next forward and backward pass run while the disk writes.
-  2. `wait_staged` before `optimizer.step()`: from then on the weights may change.
-  3. `result` of one save before the next: a failure in the background surfaces there.
-  4. `retain` after it, with --keep: old checkpoints go, and the next save writes over their files.
+  1. `save_async` returns while the save runs. The next forward and backward pass overlap with it,
+     and `optimizer.step()` waits until it has copied the weights.
+  2. `result` of one save before the next raises what went wrong in the background.
+  3. `retain` after it, with --keep, removes old checkpoints; the next save writes over their files.
 """
 
 from __future__ import annotations
@@ -145,9 +145,7 @@ def train(args: argparse.Namespace) -> None:
     save: ringstow.SaveHandle | None = None
     while trainer.step < args.steps:
         loss = trainer.backward()
-        if save is not None:
-            save.wait_staged()  # the save may still be writing, but needs the weights no more
-        trainer.optimizer.step()
+        trainer.optimizer.step()  # waits until a save has copied what this changes
         trainer.step += 1
         log.add(trainer.step, loss)
         if trainer.step % args.save_every == 0 or trainer.step == args.steps:
@@ -156,7 +154,7 @@ def train(args: argparse.Namespace) -> None:
                 if args.keep:
                     ringstow.retain(args.out, args.keep, recycle=True)
             path = args.out / f"step-{trainer.step:08}"
-            save = ringstow.save_async(trainer.state(), path)
+            save = ringstow.save_async(trainer.state(), path, step=trainer.step)
         if trainer.step % 10 == 0:
             print(f"step {trainer.step:4}  loss {loss:.4f}", flush=True)
     if save is not None:

@@ -96,9 +96,7 @@ def train(args: argparse.Namespace) -> None:
     pending: ringstow.SaveHandle | None = None
     while trainer.step < args.steps:
         loss = trainer.backward()
-        if pending is not None:
-            pending.wait_staged()
-        trainer.optimizer.step()
+        trainer.optimizer.step()  # waits until a save has copied what this changes
         trainer.step += 1
         say(f"step {trainer.step} loss {loss:.9f}")
         if saves and trainer.step % args.save_every == 0:
