@@ -209,6 +209,8 @@ def test_the_metadata_says_which_save_and_load_it_is(whose, tmp_path):
     assert writer.storage_meta().save_id == before
     written = dcp.save({"a": SECRET}, storage_writer=writer)
     read = reader.read_metadata()
+    if whose == "torch" and None in (written.storage_meta, read.storage_meta):
+        pytest.skip("this torch's own storage does not say it; ours does")
     for metadata in (written, read):
         assert str(metadata.storage_meta.checkpoint_id) == str(tmp_path)
         assert metadata.storage_meta.save_id == writer.save_id
