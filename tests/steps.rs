@@ -83,6 +83,11 @@ fn names_with_numbers_of_their_own_are_no_steps() {
     for first in 0..all.len() {
         let mut order = all;
         order.rotate_left(first);
+        let at = |name| order.iter().position(|one| *one == name).unwrap();
+        let (older, newer) = (at("step-900"), at("step-1000"));
+        if older > newer {
+            order.swap(older, newer);
+        }
         let root = root(&order);
         assert_eq!(newest(root.path()).as_deref(), Some("step-1000"), "{order:?}");
         let done = retain_as_planned(root.path(), &keep(1));
@@ -412,4 +417,29 @@ fn retain_and_retire_follow_the_configuration_by_default() {
     let root = root(&["step-1", "step-2"]);
     retain(root.path(), 1, Disposal::of(&Config::default())).unwrap();
     assert_eq!(names_in(root.path()), ["step-2"]);
+}
+
+#[test]
+fn a_save_into_the_run_itself_hides_no_step() {
+    let root = root(&["step-1", "step-2"]);
+    fs::write(root.path().join("rank00000-0.safetensors.part"), "half").unwrap();
+    assert_eq!(newest(root.path()).as_deref(), Some("step-2"));
+    assert_eq!(steps(root.path()).unwrap().len(), 2);
+    save(&runtime(), root.path(), None);
+    assert_eq!(newest(root.path()).as_deref(), Some("step-2"));
+    let done = retain_as_planned(root.path(), &Retention::new(1));
+    assert_eq!(
+        (all_named(&done.kept), all_named(&done.retired)),
+        (vec!["step-2".into()], vec!["step-1".into()])
+    );
+}
+
+#[test]
+fn what_was_saved_last_stays_though_its_step_is_lower() {
+    let root = root(&["step-10", "step-20", "step-30", "step-11"]);
+    let done = retain_as_planned(root.path(), &Retention::new(1));
+    assert_eq!(all_named(&done.kept), ["step-30"]);
+    assert_eq!(all_named(&done.retired), ["step-10", "step-20"]);
+    assert!(done.warnings[0].contains("step-11 stays: it was saved last"), "{done:?}");
+    assert_eq!(names_in(root.path()), ["step-11", "step-30"]);
 }

@@ -103,7 +103,7 @@ class Hold:
         self._is_over: Callable[[], bool] = lambda: False
         self._caller: int | None = threading.get_ident()
 
-    def begin(self) -> bool:
+    def begin(self, *, may_wait: bool = True) -> bool:
         """Begin, and return whether that is of use to the caller's next step.
 
         It is not within a step: that one is past waiting, so that the caller has to.
@@ -111,7 +111,7 @@ class Hold:
         _holds.append(self)
         if _is_stepping(sys._getframe()):
             return False
-        return _install()
+        return _install(may_wait)
 
     @staticmethod
     def let_steps_end() -> None:
@@ -172,12 +172,13 @@ def _wait() -> None:
         hold.wait()
 
 
-def _install() -> bool:
+def _install(may_wait: bool) -> bool:
     """Have torch call `before_step` from now on; returns whether it does.
 
     It stays for good: torch runs through its table of hooks while a step waits in one, and that
     fails if the table is changed meanwhile. For the same reason it is not done within a step, and
-    as far as possible not while another thread is in one.
+    as far as possible not while another thread is in one: the call waits for that, or leaves it to
+    a later save.
     """
     global _is_installed
     if _is_installed:
@@ -186,6 +187,8 @@ def _install() -> bool:
     register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
     if register is None:  # no torch, so no tensors of its; or it is being imported
         return imported("torch") is None
+    if not may_wait and _others_are_stepping():
+        return False
     with contextlib.suppress(TornSaveError):
         Hold.let_steps_end()
     register(before_step)

@@ -35,7 +35,8 @@ def refuse_other_ranks(path: str) -> None:
         since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
     except OSError:  # nothing there, or the save will say what is wrong
         return
-    if since <= _started():
+    # A time to come is that of another machine's clock, which cannot be compared with ours.
+    if not _started() < since <= time.time():
         return
     text = f"{path} was saved by another process while this one ran, and this is {_advice(*ranks)}"
     if ranks[0] > 0:

@@ -143,7 +143,7 @@ def _start(
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:
-        may_return = staging == "unguarded" or hold.begin()
+        may_return = staging == "unguarded" or hold.begin(may_wait=not is_awaited)
         if not is_awaited and staging != "unguarded":  # nothing keeps an emergency's save waiting
             hold.let_steps_end()
         with collector_paused():

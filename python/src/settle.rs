@@ -70,8 +70,10 @@ fn seen(py: Python<'_>) -> PyResult<Threads> {
             positions.insert(ident.extract()?, position);
         }
     }
-    for thread in py.import("threading")?.getattr("enumerate")?.call0()?.try_iter()? {
-        let thread = thread?;
+    // Not `threading.enumerate`: that takes a lock, which a signal's handler may have found taken by the
+    // very thread that now waits for this save.
+    let active = py.import("threading")?.getattr("_active")?.cast_into::<PyDict>()?.copy()?;
+    for (_, thread) in active {
         // `None` of one that is just starting.
         if let (Ok(ident), Ok(tid)) =
             (thread.getattr("ident")?.extract(), thread.getattr("native_id")?.extract())

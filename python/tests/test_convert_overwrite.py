@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import errno
+import fcntl
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,6 +193,39 @@ def test_two_conversions_to_one_path_exclude_each_other(at):
     ):
         convert(new, at / "to", target="hf", overwrite=True)
     assert same(read_hf(at / "to"), OLD)
+
+
+def test_lock_on_a_directory_that_was_swapped_away_is_refused(at, monkeypatch):
+    (at / "one").mkdir()
+    (at / "other").mkdir()
+
+    def late(handle, how):
+        _native.swap_names(str(at / "one"), str(at / "other"))
+        fcntl.flock(handle, how)
+
+    monkeypatch.setattr(_replace, "fcntl", SimpleNamespace(**{**vars(fcntl), "flock": late}))
+    with pytest.raises(ringstow.BusyError), _replace._locked(str(at / "one")):
+        pass
+
+
+def test_interrupt_between_the_two_renames_keeps_the_old_checkpoint(at, monkeypatch):
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    new, before = source(at, NEW, "other"), files(at)
+    rename = os.rename
+
+    def unsupported(*_):
+        raise OSError(errno.EINVAL, "invalid argument")
+
+    def interrupted(one, other):
+        rename(one, other)
+        monkeypatch.setattr(_replace.os, "rename", rename)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_replace._native, "swap_names", unsupported)
+    monkeypatch.setattr(_replace.os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(new, at / "to", target="hf", overwrite=True)
+    assert files(at) == before
 
 
 def test_replacing_keeps_the_directory_s_mode(at):

@@ -52,7 +52,7 @@ pub enum Status {
     Damaged,
 }
 
-/// All checkpoints in `dir`: itself, if it is one, else those directly under it. First what is none of the
+/// All checkpoints in `dir`: those directly under it, or itself, if it is one and there are none. First what is none of the
 /// [`steps`](crate::steps), by the time of its commit, then the steps.
 ///
 /// A directory of the parts of ranks that saved each by itself is one checkpoint. It is committed if the
@@ -82,10 +82,20 @@ pub(super) fn survey(
     pattern: Option<&StepPattern>,
     config: &Config,
 ) -> Result<(Row, Vec<Found>)> {
-    let mut all = match look(dir, config)? {
-        Some(found) => vec![found],
-        None => look_below(dir, config)?,
-    };
+    let mut all = look_below(dir, config)?;
+    if let Some(own) = look(dir, config)? {
+        // A save into the run's directory itself, killed or not, hides none of the run's checkpoints.
+        let is_part = |found: &Found| ranks::dir_rank(&found.path).is_some();
+        if all.iter().any(|found| found.status == Status::Committed && !is_part(found)) {
+            tracing::warn!(
+                "{} holds checkpoints and is {} itself, which is passed over: move its files, or `prune` it",
+                dir.display(),
+                if own.status == Status::Committed { "one" } else { "what a save left" },
+            );
+        } else {
+            all = vec![own];
+        }
+    }
     let row = Row::of(&all, pattern);
     for found in &mut all {
         found.step = row.step(found);

@@ -60,7 +60,7 @@ pub struct Retained {
 
 /// Removes all [`steps`](crate::steps) directly under `root` but the newest `keep` that can be loaded. Whatever
 /// is no step is neither counted nor removed. Nor is what cannot be loaded, a link, and what a link in `root`
-/// leads to. What killed saves left in directories of steps before the newest goes too, except saves in
+/// leads to, nor what was saved last. What killed saves left in directories of steps before the newest goes too, except saves in
 /// progress, and, with [`Disposal::Remove`], recycled files of earlier calls.
 ///
 /// # Errors
@@ -143,9 +143,13 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         }
     }
     let old = steps.len().saturating_sub(keep);
+    // After going back to an earlier step this is not the highest one. Of the same millisecond it is.
+    let last =
+        steps.iter().max_by_key(|found| found.created_unix_ms).map(|found| found.path.clone());
     for step in steps.drain(..old) {
         match links.to(&step.path) {
             Some(link) => plan.left.push(protected(step.path, link)),
+            None if Some(&step.path) == last.as_ref() => plan.leave_last(step.path),
             None => going.push(step),
         }
     }
@@ -173,6 +177,16 @@ fn protected(path: PathBuf, link: &Path) -> Left {
 }
 
 impl Retained {
+    /// Leaves alone what was saved last, though higher steps are there.
+    fn leave_last(&mut self, path: PathBuf) {
+        let reason = "it was saved last, after the steps with higher numbers; if those are of a part of the run \
+                      that was given up, `retire` them";
+        let warning = format!("{} stays: {reason}", path.display());
+        tracing::warn!("{warning}");
+        self.warnings.push(warning);
+        self.left.push(Left { path, reason: reason.into() });
+    }
+
     /// Notes what became of a checkpoint that was to go.
     ///
     /// # Errors

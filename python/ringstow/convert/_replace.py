@@ -84,12 +84,14 @@ def place(path: str, kind: str) -> Iterator[str]:
 def _locked(directory: str) -> Iterator[None]:
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        busy = BusyError(f"{directory} is being written by another process: wait for it to end")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BusyError(
-                f"{directory} is being written by another process: wait for it to end"
-            ) from None
+            raise busy from None
+        # Another conversion may have swapped it away between the two calls, and ended.
+        if not os.path.samestat(os.fstat(handle), os.stat(directory)):
+            raise busy
         yield
     finally:
         os.close(handle)
@@ -119,11 +121,11 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
-        os.rename(path, aside(path))
         try:
+            os.rename(path, aside(path))
             os.rename(new, path)
-        except BaseException:
-            os.rename(aside(path), path)
+        except BaseException:  # Ctrl-C besides, which Python raises right after a call
+            put_back(path)
             raise
     sync_dir(os.path.dirname(path))
 
@@ -139,7 +141,7 @@ def _clear(left: str, path: str, is_part_of: Callable[[str], bool]) -> None:
     Its model files are spare either way, for the path holds a whole checkpoint. Others' files that
     the path has not are moved there.
     """
-    if not os.path.isdir(left) or os.path.islink(left):
+    if not os.path.isdir(left) or os.path.islink(left) or not os.path.isdir(path):
         return
     for name in os.listdir(left):
         here, there = os.path.join(left, name), os.path.join(path, name)
