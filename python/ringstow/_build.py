@@ -121,7 +121,10 @@ def _boxed(box: Box, path: Path) -> Any:
     """Return the value of a box whose items have been made."""
     if isinstance(box.items, dict):
         return _program.with_fields(box.tag, box.name, box.items, describe(path))
-    return (set if box.tag == "$set" else frozenset)(box.items)
+    try:
+        return (set if box.tag == "$set" else frozenset)(box.items)
+    except TypeError as error:  # of a list in it, say
+        raise FormatError(f"{describe(path)} is no set: {error}") from error
 
 
 class Builder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 from ringstow import _native
 from ringstow._config import Config, native_json
@@ -148,11 +148,14 @@ def retain(
         What stays, what is gone or was cleared away, and what was left alone.
 
     Raises:
+        TypeError, ValueError: ``keep`` is no number, or below 0.
         InvalidStateError: ``keep`` is 0; or the pattern does not say where the step is.
         OSError: a directory can't be read, or a file not be removed.
     """
     from ringstow._report import Retained
 
+    if isinstance(keep, bool) or not isinstance(keep, SupportsIndex):
+        raise TypeError(f"keep is a number of checkpoints, not {keep!r}")
     if keep < 0:
         raise ValueError(f"keep is a number of checkpoints, not {keep}")
     knobs = native_json(config)

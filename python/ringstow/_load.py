@@ -85,6 +85,8 @@ def load(
         raise ValueError("give prefix or keys, not both")
     if isinstance(keys, str):
         raise TypeError("keys is a collection of names; for one name give [name]")
+    if not isinstance(prefix, str | None):
+        raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
     check_framework(framework, device)
     where = of_checkpoint(path)
     gpu = _cuda.device_named(device)

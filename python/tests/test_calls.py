@@ -53,3 +53,14 @@ def test_swapped_arguments_are_answered_with_the_right_order(call, tmp_path):
 def test_the_signatures_are_what_they_were():
     assert list(inspect.signature(ringstow.load).parameters)[:2] == ["path", "prefix"]
     assert list(inspect.signature(ringstow.save).parameters)[:2] == ["state_dict", "path"]
+
+
+@pytest.mark.parametrize("keep", ["2", 1.5, True, None])
+def test_keep_is_a_number_of_checkpoints(tmp_path, keep):
+    with pytest.raises(TypeError, match="keep is a number of checkpoints"):
+        ringstow.retain(tmp_path, keep)
+
+
+def test_prefix_is_one_name(tmp_path):
+    with pytest.raises(TypeError, match="for several names give keys="):
+        ringstow.load(tmp_path, prefix=["model", "optimizer"])

@@ -8,6 +8,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import io
+import itertools
+import weakref
+from collections.abc import Callable
 
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
@@ -18,7 +21,7 @@ from ringstow.dcp._metadata import Entry
 from ringstow.dcp._targets import Slice
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Blob:
     """An object's bytes, to be read into memory of their own; or made here, of a value."""
 
@@ -26,6 +29,8 @@ class Blob:
     stream: io.BytesIO
     entry: Entry | None
     """None for what is made here."""
+    value: object = None
+    """What the stream is unpickled to, where that was made here."""
 
     @classmethod
     def of(cls, item: ReadItem, entry: Entry) -> Blob:
@@ -40,9 +45,13 @@ class Blob:
         return blob
 
     def hold(self, value: object) -> None:
-        """Take what DCP's planner unpickles to this value; the pickle is made and used here."""
-        self.stream = io.BytesIO()
-        torch.save(value, self.stream)
+        """Take what DCP's planner unpickles to this value, in this process and while this lives.
+
+        The value itself is not pickled: a type of the program's could run code of its own on what
+        a file said, and come back as something else.
+        """
+        self.stream, self.value = io.BytesIO(), value
+        torch.save(_Held(self), self.stream)
 
     def slices(self) -> list[Slice]:
         """Return what is to be read; good for as long as the stream is."""
@@ -52,6 +61,30 @@ class Blob:
         with self.stream.getbuffer() as view:
             address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         return [(self.entry.name, 0, (0,), (nbytes,), address, (1,))]
+
+
+# Objects that planners unpickle, by the numbers in their streams: while the reader keeps them.
+_held: weakref.WeakValueDictionary[int, Blob] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+class _Held:
+    """Stands for an object's value in a pickle."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._number = next(_numbers)
+        _held[self._number] = blob
+
+    def __reduce__(self) -> tuple[Callable[[int], object], tuple[int]]:
+        return _take, (self._number,)
+
+
+def _take(number: int) -> object:
+    """Return the value that a number stands for; torch.load calls this."""
+    blob = _held.get(number)
+    if blob is None:
+        raise UnsupportedError("this object was read by a load that has ended: load it again")
+    return blob.value
 
 
 def check(blobs: list[Blob], path: str, *, allow_pickle: bool) -> None:

@@ -331,3 +331,22 @@ def test_a_packed_object_that_is_damaged_is_an_error_of_the_load(tmp_path, monke
     assert type(cause(caught)) is ringstow.FormatError
     with pytest.raises(ringstow.FormatError):
         ringstow.load(tmp_path)
+
+
+def test_no_method_of_the_programs_type_runs_when_dcp_loads_it(tmp_path):
+    code = [
+        "import dataclasses, os, sys, torch, ringstow",
+        "import torch.distributed.checkpoint as dcp",
+        "from ringstow.dcp import StorageReader",
+        "@dataclasses.dataclass",
+        "class Conf:",
+        "    name: str = ''",
+        "    def __reduce__(self): return os.getenv, (self.name,)",
+        f"path = {str(tmp_path / 'c')!r}",
+        "ringstow.save({'conf': Conf('HOME'), 't': torch.zeros(2)}, path)",
+        "state = {'conf': None, 't': torch.ones(2)}",
+        "dcp.load(state, checkpoint_id=path, storage_reader=StorageReader(), no_dist=True)",
+        "assert state['conf'] == Conf('HOME'), state",
+    ]
+    ran = python("\n".join(code))
+    assert ran.returncode == 0, ran.stderr
