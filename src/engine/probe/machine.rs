@@ -1,7 +1,7 @@
 //! The machine: kernel, io_uring.
 
 use super::{Check, gpu, memory};
-use crate::config::{Config, Switch};
+use crate::config::Config;
 use crate::engine::ladder::{self, Kind};
 use crate::error::Error;
 
@@ -51,7 +51,8 @@ fn ring(_: &Config) -> Vec<Check> {
 fn ring(config: &Config) -> Vec<Check> {
     use crate::config::EngineChoice::{TokioUring, Uring};
     use crate::engine::uring::setup;
-    let insisted = matches!(config.engine, Uring | TokioUring) || config.fixed == Switch::On;
+    let insisted =
+        matches!(config.engine, Uring | TokioUring) || config.fixed == crate::config::Switch::On;
     let sysctl = match ladder::uring_disabled() {
         Some(level) => format!("kernel.io_uring_disabled = {level}"),
         None => "no sysctl kernel.io_uring_disabled".to_string(),
