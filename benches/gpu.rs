@@ -12,9 +12,9 @@ mod gpu {
     use criterion::{Criterion, Throughput};
     use ringstow::device::Target;
     use ringstow::device::cuda::{Device, DeviceMemory, LargeCopy, Ready};
-    use ringstow::engine::file;
     use ringstow::engine::null::Null;
     use ringstow::store::save;
+    use ringstow::sys::file;
     use ringstow::{
         Checkpoint, Config, Dtype, LoadOptions, Result, Runtime, SaveReport, StateDict, TensorInfo,
     };

@@ -20,7 +20,7 @@ mod common;
 use common::{Args, Dice, Result, cpu_seconds, median, spread};
 use nowhere::Endless;
 use ringstow::device::Target;
-use ringstow::engine::file;
+use ringstow::sys::file;
 use ringstow::{Checkpoint, Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
 use std::fs;
 use std::path::{Path, PathBuf};

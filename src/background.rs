@@ -22,7 +22,7 @@ pub type Filled<M> = (Vec<(String, M)>, LoadReport);
 pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
     let config = Config::found()?;
     let runtime = Runtime::shared(&config)?;
-    let path = crate::local::absolute(path.as_ref())?;
+    let path = crate::sys::path::absolute(path.as_ref())?;
     Handle::start(Work::Load, path.clone(), Job::of(&config), move |job| {
         load_all(&path, &runtime, job)
     })

@@ -3,7 +3,7 @@
 mod found;
 
 use crate::error::{Error, Result};
-use crate::local;
+use crate::sys::path;
 use bytesize::ByteSize;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
@@ -175,7 +175,7 @@ impl Config {
             .map(|dir| ("stripe", dir))
             .chain(self.trace.iter().map(|file| ("trace", file)))
         {
-            local::check(path).map_err(|why| Error::invalid(format!("Config.{field}: {why}")))?;
+            path::check(path).map_err(|why| Error::invalid(format!("Config.{field}: {why}")))?;
         }
         self.check_stripe()
     }

@@ -36,18 +36,18 @@ mod background;
 pub mod cli;
 pub mod config;
 pub mod device;
+pub mod doctor;
 pub mod engine;
 mod error;
 pub mod format;
 mod handle;
-mod local;
 pub mod path_text;
 pub mod pipeline;
 pub mod plan;
 pub mod pool;
-mod process;
 mod state;
 pub mod store;
+pub mod sys;
 
 pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
@@ -110,7 +110,7 @@ pub fn save_async(
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
     state.tree()?; // what cannot be saved is refused here, rather than in the background
-    let path = local::absolute(path.as_ref())?;
+    let path = sys::path::absolute(path.as_ref())?;
     Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::save(&runtime, &state, &path, job)
     })
@@ -145,7 +145,7 @@ pub fn write_rank_async(
     config: &Config,
 ) -> Result<SaveHandle<(Receipt, SaveReport)>> {
     let runtime = Runtime::shared(config)?;
-    let path = local::absolute(path.as_ref())?;
+    let path = sys::path::absolute(path.as_ref())?;
     Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::write_rank(&runtime, &state, rank, &path, job)
     })
@@ -163,7 +163,7 @@ pub fn export_async(
     config: &Config,
 ) -> Result<SaveHandle> {
     let runtime = Runtime::shared(config)?;
-    let path = local::absolute(path.as_ref())?;
+    let path = sys::path::absolute(path.as_ref())?;
     Handle::start(Work::Save, path.clone(), Job::of(config), move |job| {
         store::export(&runtime, &state, &path, job)
     })

@@ -352,7 +352,7 @@ fn the_doctor_knows_what_direct_writes_of_btrfs_cost() {
         fs::create_dir(&usual).unwrap();
         fs::create_dir(&plain).unwrap();
         let remedy = |dir: &Path| {
-            let checks = ringstow::engine::probe::diagnose(dir, &Config::default()).checks;
+            let checks = ringstow::doctor::diagnose(dir, &Config::default()).checks;
             checks.into_iter().find(|check| check.name == "O_DIRECT").unwrap().remedy
         };
         assert!(remedy(&usual).is_some_and(|text| text.contains("chattr +C")));

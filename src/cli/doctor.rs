@@ -5,7 +5,7 @@ use super::output::Output;
 use super::place::place;
 use super::{Exit, table, text};
 use crate::config::Config;
-use crate::engine::probe::{Check, Diagnosis, Status, diagnose};
+use crate::doctor::{Check, Diagnosis, Status, diagnose};
 use crate::error::Result;
 use clap::Args;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Paths as they are given to the program: `~` is a home directory, also where no shell made it one
 //! (`--stripe=~/b`).
 
-use crate::local;
+use crate::sys::path;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use nix::unistd::{Uid, User};
 use std::ffi::{OsStr, OsString};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub fn place() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(|text: OsString| {
         let path = at_home(Path::new(&text), home_of)?;
-        local::check(&path).map_err(|why| why.to_string())?;
+        path::check(&path).map_err(|why| why.to_string())?;
         Ok::<_, String>(path)
     })
 }

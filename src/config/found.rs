@@ -2,7 +2,7 @@
 
 use super::{Config, FIELDS};
 use crate::error::{Error, Result};
-use crate::process::{GENERATIONS, PerProcess};
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,9 @@
 //! do but seldom does. The real engine underneath still moves the bytes.
 
 use super::ladder::Fallback;
-use super::{Action, Completion, Engine, FileId, Op, Waker, file};
+use super::{Action, Completion, Engine, FileId, Op, Waker};
 use crate::config::ALIGN;
+use crate::sys::file;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;

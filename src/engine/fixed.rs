@@ -3,7 +3,8 @@
 
 use super::ladder::{Fallback, Refusal};
 use crate::config::Switch;
-use crate::pool::{Buffer, Pool, memlock};
+use crate::pool::{Buffer, Pool};
+use crate::sys::memlock;
 use nix::libc::ENOMEM;
 use std::io;
 use std::ops::Range;

@@ -5,10 +5,10 @@ use super::Transfer;
 use super::queue::{Attached, Queue};
 use crate::config::{ALIGN, Config, EngineChoice, Switch};
 use crate::error::{Error, Result};
-use crate::pool::{Buffer, memlock};
+use crate::pool::Buffer;
+use crate::sys::memlock;
 use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 /// An engine by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -281,7 +281,7 @@ fn is(error: &io::Error, errno: i32) -> bool {
 
 /// `kernel.io_uring_disabled`: 0 allowed, 1 for privileged groups only, 2 for nobody. `None` on
 /// kernels without it (before 6.6).
-pub(super) fn uring_disabled() -> Option<u32> {
+pub(crate) fn uring_disabled() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
 }
 

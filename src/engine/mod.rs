@@ -7,15 +7,11 @@
 //! which engine to try first and what each step down means.
 
 pub mod faulty;
-pub mod file;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 mod fixed;
-pub(crate) mod inherited;
 pub mod ladder;
-pub mod lease;
 pub mod null;
 pub mod portable;
-pub mod probe;
 pub mod queue;
 mod retry;
 mod slots;

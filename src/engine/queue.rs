@@ -6,10 +6,10 @@
 
 mod actor;
 
-use super::inherited::Inherited;
 use super::ladder::Fallback;
 use super::{Action, Engine, FileId, Transfer, Waker};
 use crate::pool::Buffer;
+use crate::sys::inherited::Inherited;
 use actor::Actor;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use std::fs::File;

@@ -5,14 +5,14 @@
 #![allow(unsafe_code)]
 
 mod files;
-pub(super) mod setup;
+pub(crate) mod setup;
 
 use super::fixed::{Fixed, Step};
-use super::inherited::Inherited;
 use super::ladder::{Fallback, Refusal};
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Waker, not_attached};
 use crate::config::Switch;
 use crate::pool::{Buffer, Pool};
+use crate::sys::inherited::Inherited;
 use files::Files;
 use io_uring::{IoUring, opcode, squeue, types};
 use nix::libc::iovec;

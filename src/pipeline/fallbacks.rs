@@ -1,7 +1,7 @@
 //! Says what could not be had, once: a training saves a thousand times. The reports have it each time.
 
 use crate::engine::ladder::Fallback;
-use crate::process::{GENERATIONS, PerProcess};
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

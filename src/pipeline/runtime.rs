@@ -2,13 +2,14 @@
 
 use crate::config::{Config, Switch};
 use crate::engine::Engine;
-use crate::engine::inherited;
 use crate::engine::ladder::{Kind, Rung};
 use crate::engine::portable::Portable;
 use crate::engine::queue::Queue;
 use crate::error::Result;
 use crate::pool::Pool;
-use crate::process::{self, GENERATIONS, PerProcess};
+use crate::sys::fork;
+use crate::sys::fork::{GENERATIONS, PerProcess};
+use crate::sys::inherited;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -132,7 +133,7 @@ impl Runtime {
     /// that it inherited are to be forgotten, never dropped.
     pub fn forget_after_fork() {
         inherited::close();
-        process::forked();
+        fork::forked();
     }
 
     /// The configuration.

@@ -7,7 +7,6 @@
 
 mod buffer;
 mod mapping;
-pub mod memlock;
 mod staging;
 
 pub use buffer::{Buffer, Owner, Whole};

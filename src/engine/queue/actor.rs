@@ -3,7 +3,8 @@
 use super::{Account, Command, Life, Outcome, Reply, Request, cancelled};
 use crate::config::ALIGN;
 use crate::engine::retry::{Progress, Step};
-use crate::engine::{Action, Completion, Engine, FileId, Op, file, not_attached};
+use crate::engine::{Action, Completion, Engine, FileId, Op, not_attached};
+use crate::sys::file;
 use crossbeam_channel::Receiver;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;

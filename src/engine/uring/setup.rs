@@ -1,13 +1,12 @@
 //! Setting up a ring: the flags that this kernel takes, the operations that it knows.
 
 use io_uring::{IoUring, Probe, opcode};
-use std::io;
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
 /// How a ring runs its completions, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) enum Flags {
+pub(crate) enum Flags {
     /// `SINGLE_ISSUER | DEFER_TASKRUN` (Linux 6.1): completions run when the thread asks for them.
     Deferred,
     /// `COOP_TASKRUN` (Linux 5.19): completions run at the thread's next system call.
@@ -20,7 +19,7 @@ impl Flags {
     const LADDER: [Self; 3] = [Self::Deferred, Self::Cooperative, Self::Plain];
 
     /// As the kernel's headers call them.
-    pub(in crate::engine) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Deferred => "SINGLE_ISSUER | DEFER_TASKRUN",
             Self::Cooperative => "COOP_TASKRUN",
@@ -30,7 +29,7 @@ impl Flags {
 }
 
 /// A ring for `entries` submissions with the best flags that the kernel takes.
-pub(in crate::engine) fn ring(entries: u32) -> io::Result<(IoUring, Flags)> {
+pub(crate) fn ring(entries: u32) -> io::Result<(IoUring, Flags)> {
     // A ring is charged to the memory lock limit for some 20 ms after its end. Under a small limit
     // (64 KiB in many containers) that may be what the next one needs.
     for _ in 0..5 {
@@ -70,17 +69,17 @@ fn try_ring(entries: u32) -> io::Result<(IoUring, Flags)> {
 
 /// Which of the operations that we use the kernel knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) struct Operations {
-    pub(in crate::engine) read: bool,
-    pub(in crate::engine) write: bool,
-    pub(in crate::engine) read_fixed: bool,
-    pub(in crate::engine) write_fixed: bool,
-    pub(in crate::engine) sync: bool,
+pub(crate) struct Operations {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) read_fixed: bool,
+    pub(crate) write_fixed: bool,
+    pub(crate) sync: bool,
 }
 
 impl Operations {
     /// Asks the kernel. One that can't be asked (before 5.6) knows none.
-    pub(in crate::engine) fn probe(ring: &IoUring) -> io::Result<Self> {
+    pub(crate) fn probe(ring: &IoUring) -> io::Result<Self> {
         let mut probe = Probe::new();
         match ring.submitter().register_probe(&mut probe) {
             Err(error) if error.raw_os_error() != Some(nix::libc::EINVAL) => return Err(error),
@@ -96,12 +95,12 @@ impl Operations {
     }
 
     /// Whether the engine can work at all.
-    pub(in crate::engine) fn suffice(self) -> bool {
+    pub(crate) fn suffice(self) -> bool {
         self.read && self.write && self.sync
     }
 
     /// Whether fixed buffers are of use.
-    pub(in crate::engine) fn take_fixed(self) -> bool {
+    pub(crate) fn take_fixed(self) -> bool {
         self.read_fixed && self.write_fixed
     }
 }

@@ -1,0 +1,133 @@
+//! What this machine and a directory can do: the facts behind `ringstow doctor`. Looks and tries,
+//! and leaves nothing behind.
+
+mod directory;
+mod gpu;
+mod machine;
+mod memory;
+
+use crate::config::Config;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Works, but slower than it could or with less than was asked for.
+    Warn,
+    /// A save into this directory would fail.
+    Fail,
+}
+
+/// One fact.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What was looked at: `"io_uring"`, `"O_DIRECT"`.
+    pub name: String,
+    /// How it came out.
+    pub status: Status,
+    /// What was found, numbers with their units.
+    pub found: String,
+    /// What to do about it, where something is to be done.
+    pub remedy: Option<String>,
+}
+
+impl Check {
+    pub(crate) fn ok(name: &str, found: impl Into<String>) -> Self {
+        Self { name: name.into(), status: Status::Ok, found: found.into(), remedy: None }
+    }
+
+    pub(crate) fn warn(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        let remedy = Some(remedy.into());
+        Self { name: name.into(), status: Status::Warn, found: found.into(), remedy }
+    }
+
+    fn fail(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { status: Status::Fail, ..Self::warn(name, found, remedy) }
+    }
+}
+
+/// All facts about a machine and a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// The facts, in the order in which they are worth reading.
+    pub checks: Vec<Check>,
+}
+
+impl Diagnosis {
+    /// The worst of all.
+    pub fn status(&self) -> Status {
+        let any = |status| self.checks.iter().any(|check| check.status == status);
+        if any(Status::Fail) {
+            Status::Fail
+        } else if any(Status::Warn) {
+            Status::Warn
+        } else {
+            Status::Ok
+        }
+    }
+}
+
+/// Checks this machine, and the directory into which checkpoints are to go. Writes a trial file of
+/// 4096 bytes there and removes it. Starts CUDA where there are GPUs, and copies 256 MiB on each.
+pub fn diagnose(dir: &Path, config: &Config) -> Diagnosis {
+    let mut checks = machine::checks(config);
+    checks.extend(directory::checks(dir, config));
+    Diagnosis { checks }
+}
+
+/// A number of bytes as people say it.
+fn human(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit < UNITS.len() - 1 {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value.fract() != 0.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Switch;
+    use crate::doctor::*;
+
+    fn check<'a>(diagnosis: &'a Diagnosis, name: &str) -> &'a Check {
+        diagnosis.checks.iter().find(|check| check.name == name).unwrap()
+    }
+
+    #[test]
+    fn a_diagnosis_leaves_the_directory_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let diagnosis = diagnose(dir.path(), &Config::default());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert_eq!(check(&diagnosis, "directory").status, Status::Ok);
+        assert!(check(&diagnosis, "engines").found.contains("portable"));
+        assert!(diagnosis.checks.iter().all(|check| !check.found.is_empty()));
+    }
+
+    #[test]
+    fn every_shortfall_has_a_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        for config in [Config::default(), Config { direct: Switch::On, ..Config::default() }] {
+            let diagnosis = diagnose(&missing, &config);
+            assert_eq!(diagnosis.status(), Status::Fail);
+            for check in diagnosis.checks.iter().filter(|check| check.status != Status::Ok) {
+                assert!(check.remedy.is_some(), "{check:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_said_in_the_largest_unit() {
+        assert_eq!(human(512), "512 bytes");
+        assert_eq!(human(8 << 20), "8 MiB");
+        assert_eq!(human(3 << 29), "1.5 GiB");
+    }
+}

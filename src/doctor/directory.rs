@@ -1,0 +1,180 @@
+//! The directory: file system, free space, and what a trial file in it can do.
+
+use crate::config::{ALIGN, Config, Switch};
+use crate::doctor::{Check, human};
+use crate::pool::Buffer;
+use crate::sys::file;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let trial = match Trial::create(dir) {
+        Ok((trial, file)) => {
+            drop(file);
+            checks.push(Check::ok("directory", format!("{} can be written to", dir.display())));
+            trial
+        }
+        Err(error) => {
+            let found = format!("no file can be created in {}: {error}", dir.display());
+            let remedy = "create the directory, and check its owner and mode";
+            return vec![Check::fail("directory", found, remedy)];
+        }
+    };
+    checks.push(space(dir, config));
+    checks.push(direct(&trial, config));
+    checks.push(reserve(&trial));
+    checks
+}
+
+/// A file of our own, removed on drop.
+struct Trial(PathBuf);
+
+impl Trial {
+    fn create(dir: &Path) -> io::Result<(Self, File)> {
+        let mut number = 0;
+        loop {
+            let path = dir.join(format!(".ringstow-doctor-{}-{number}", std::process::id()));
+            // Only a new file: one that is there is not ours to overwrite or remove.
+            match File::create_new(&path) {
+                Ok(file) => return Ok((Self(path), file)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100 => {
+                    number += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn space(dir: &Path, config: &Config) -> Check {
+    let name = "file system";
+    match rustix::fs::statvfs(dir) {
+        Ok(vfs) => {
+            let free = vfs.f_bavail.saturating_mul(vfs.f_frsize);
+            let kind = kind_of(dir).unwrap_or_else(|| "of unknown type".into());
+            let found = format!("{kind}, {} free", human(free));
+            if kind == "tmpfs" || kind == "ramfs" {
+                let remedy = "a checkpoint in memory is lost at the next boot: save to a disk";
+                return Check::warn(name, found, remedy);
+            }
+            // Less than a pool cannot hold even a checkpoint that needs no streaming.
+            if free < config.pool_bytes {
+                return Check::warn(name, found, "free some space, or save elsewhere");
+            }
+            Check::ok(name, found)
+        }
+        Err(error) => Check::warn(name, format!("cannot be asked: {error}"), "see `df`"),
+    }
+}
+
+/// The type of the file system that holds a directory: that of the last mount on the way to it.
+fn kind_of(dir: &Path) -> Option<String> {
+    let dir = dir.canonicalize().ok()?;
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut best: Option<(usize, String)> = None;
+    for line in mounts.lines() {
+        let mut words = line.split(' ').skip(1);
+        let (Some(point), Some(kind)) = (words.next(), words.next()) else { continue };
+        let point = unescape(point);
+        let depth = Path::new(&point).components().count();
+        // A later mount on the same point hides the earlier one.
+        if dir.starts_with(&point) && best.as_ref().is_none_or(|(other, _)| depth >= *other) {
+            best = Some((depth, kind.to_string()));
+        }
+    }
+    best.map(|(_, kind)| kind)
+}
+
+/// Mount points are listed with space, tab and backslash as octal escapes.
+fn unescape(point: &str) -> String {
+    [(r"\040", " "), (r"\011", "\t"), (r"\134", "\\")]
+        .iter()
+        .fold(point.to_string(), |text, (escape, plain)| text.replace(escape, plain))
+}
+
+fn direct(trial: &Trial, config: &Config) -> Check {
+    let name = "O_DIRECT";
+    let align = match file::dio_align(&trial.0) {
+        Some(align) => format!("needs {} in memory, {} in the file", align.mem, align.offset),
+        None => "no alignment announced".to_string(),
+    };
+    match write_direct(&trial.0) {
+        Ok(()) => match file::dio_align(&trial.0) {
+            Some(align) if align.offset as usize > ALIGN || align.mem as usize > ALIGN => {
+                let found = format!(
+                    "works, though the file system asks for an alignment of {} in memory and {} in \
+                     the file, more than the {ALIGN} bytes that ringstow keeps",
+                    align.mem, align.offset
+                );
+                Check::warn(name, found, "set direct = off if transfers fail")
+            }
+            _ if copies_on_write(trial) => Check::warn(
+                name,
+                format!(
+                    "works; {align}; but btrfs takes checksums, for which newer kernels write through the page cache"
+                ),
+                "save into a directory without, made by `mkdir DIR && chattr +C DIR`: the blocks of a checkpoint \
+                 have checksums anyway",
+            ),
+            _ => Check::ok(name, format!("works; {align}")),
+        },
+        Err(error) => {
+            let found = format!("refused ({error}); {align}");
+            let remedy = "save to a file system with direct I/O (ext4, XFS, btrfs, NFS); \
+                          otherwise files are written through the page cache";
+            if config.direct == Switch::On {
+                Check::fail(name, found, remedy)
+            } else {
+                Check::warn(name, found, remedy)
+            }
+        }
+    }
+}
+
+/// Whether it is one of btrfs's usual files, with a checksum of every block. What is written to these
+/// directly goes through the page cache since Linux 6.14 (btrfs's documentation of checksumming), for
+/// ten times the CPU.
+#[cfg(target_os = "linux")]
+fn copies_on_write(trial: &Trial) -> bool {
+    use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
+    use rustix::fs::{IFlags, ioctl_getflags};
+    let Ok(file) = File::open(&trial.0) else { return false };
+    fstatfs(&file).is_ok_and(|of| of.filesystem_type() == BTRFS_SUPER_MAGIC)
+        && ioctl_getflags(&file).is_ok_and(|flags| !flags.contains(IFlags::NOCOW))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn copies_on_write(_: &Trial) -> bool {
+    false
+}
+
+/// Some file systems take O_DIRECT at open and refuse it at write.
+fn write_direct(path: &Path) -> io::Result<()> {
+    let file = file::create(path, true)?;
+    let block = Buffer::alone(ALIGN)?;
+    file.write_all_at(&block, 0)
+}
+
+fn reserve(trial: &Trial) -> Check {
+    let name = "preallocation";
+    let done =
+        file::create(&trial.0, false).and_then(|file| file::preallocate(&file, ALIGN as u64));
+    match done {
+        Ok(file::Preallocated::Allocated) => Check::ok(name, "works"),
+        Ok(file::Preallocated::SizeOnly) => Check::warn(
+            name,
+            "the file system cannot reserve space, writes are slower and may run out of it",
+            "save to a file system with fallocate (ext4, XFS, btrfs)",
+        ),
+        Err(error) => Check::fail(name, format!("failed: {error}"), "free some space"),
+    }
+}

@@ -1,0 +1,108 @@
+//! The machine: kernel, io_uring.
+
+use crate::config::Config;
+use crate::doctor::{Check, gpu, memory};
+use crate::engine::ladder::{self, Kind};
+use crate::error::Error;
+
+pub(crate) fn checks(config: &Config) -> Vec<Check> {
+    let mut checks = vec![kernel(), engines(config)];
+    checks.extend(ring(config));
+    checks.extend(memory::checks(config));
+    checks.extend(gpu::checks());
+    checks
+}
+
+fn kernel() -> Check {
+    let name = rustix::system::uname();
+    let found =
+        format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy());
+    if cfg!(target_os = "linux") {
+        Check::ok("kernel", found)
+    } else {
+        Check::warn(
+            "kernel",
+            found,
+            "io_uring and O_DIRECT need Linux; the portable engine is used",
+        )
+    }
+}
+
+/// The engines of this build, those of the ladder in its order.
+fn engines(config: &Config) -> Check {
+    let built: Vec<&str> =
+        Kind::ALL.into_iter().filter(|kind| kind.is_built()).map(Kind::name).collect();
+    let found = built.join(", ");
+    match ladder::rungs(config) {
+        Err(Error::Unsupported { what, remedy }) => {
+            Check::fail("engines", format!("{found}; {what}"), remedy)
+        }
+        _ => Check::ok("engines", found),
+    }
+}
+
+#[cfg(not(all(target_os = "linux", feature = "uring")))]
+fn ring(_: &Config) -> Vec<Check> {
+    let remedy = "build for Linux with the cargo feature `uring`; the portable engine is used";
+    vec![Check::warn("io_uring", "not part of this build", remedy)]
+}
+
+#[cfg(all(target_os = "linux", feature = "uring"))]
+fn ring(config: &Config) -> Vec<Check> {
+    use crate::config::EngineChoice::{TokioUring, Uring};
+    use crate::engine::uring::setup;
+    let insisted =
+        matches!(config.engine, Uring | TokioUring) || config.fixed == crate::config::Switch::On;
+    let sysctl = match ladder::uring_disabled() {
+        Some(level) => format!("kernel.io_uring_disabled = {level}"),
+        None => "no sysctl kernel.io_uring_disabled".to_string(),
+    };
+    match setup::ring(config.queue_depth + 1) {
+        Ok((ring, flags)) => {
+            let up = format!("works, with flags {}; {sysctl}", flags.name());
+            vec![Check::ok("io_uring", up), operations(&ring)]
+        }
+        Err(error) => {
+            let rung = ladder::Rung { engine: Kind::Uring, fixed: true, direct: true };
+            let why = ladder::refusal(&rung, ladder::Stage::Start, &error);
+            let (reason, remedy) =
+                why.map_or((error.to_string(), String::new()), |why| (why.reason, why.remedy));
+            let found =
+                if reason.contains(&sysctl) { reason } else { format!("{reason}; {sysctl}") };
+            vec![if insisted {
+                Check::fail("io_uring", found, remedy)
+            } else {
+                Check::warn("io_uring", found, remedy)
+            }]
+        }
+    }
+}
+
+#[cfg(all(target_os = "linux", feature = "uring"))]
+fn operations(ring: &io_uring::IoUring) -> Check {
+    use crate::engine::uring::setup::Operations;
+    let name = "io_uring operations";
+    let upgrade = "use Linux 5.6 or later";
+    match Operations::probe(ring) {
+        Ok(known) => {
+            let all = [
+                ("READ", known.read),
+                ("WRITE", known.write),
+                ("READ_FIXED", known.read_fixed),
+                ("WRITE_FIXED", known.write_fixed),
+                ("FSYNC", known.sync),
+            ];
+            let list = |wanted| {
+                let names = all.iter().filter(|(_, has)| *has == wanted).map(|(name, _)| *name);
+                names.collect::<Vec<_>>().join(", ")
+            };
+            let missing = list(false);
+            if missing.is_empty() {
+                Check::ok(name, list(true))
+            } else {
+                Check::warn(name, format!("missing: {missing}"), upgrade)
+            }
+        }
+        Err(error) => Check::warn(name, format!("the kernel does not tell: {error}"), upgrade),
+    }
+}

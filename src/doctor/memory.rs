@@ -1,0 +1,195 @@
+//! Memory: what may be locked, on which pages it comes, how soon.
+
+use crate::config::{Config, Switch};
+use crate::doctor::{Check, human};
+use crate::pool::Mapping;
+use crate::sys::memlock;
+use std::fs;
+use std::path::Path;
+
+/// Where the kernel lists the balloons of a virtual machine.
+const BALLOONS: &str = "/sys/bus/virtio/drivers/virtio_balloon";
+
+/// The bit of a balloon's features that stands for free page reporting (virtio 1.2, 5.5.3).
+const REPORTING: usize = 5;
+
+pub(crate) fn checks(config: &Config) -> Vec<Check> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limit = group_limit_bytes(&groups, Path::new("/sys/fs/cgroup"));
+    let mut checks: Vec<Check> = limit.map(|limit| group(config, limit)).into_iter().collect();
+    checks.extend([memory_lock(config), huge_pages(), free_memory(Path::new(BALLOONS))]);
+    checks
+}
+
+/// A container's memory, or a unit's. A pool that is larger is no error that a save could return: a large save
+/// comes to use all of it, and the kernel kills who goes beyond.
+fn group(config: &Config, limit: u64) -> Check {
+    let name = "memory limit";
+    let found = format!("{}, the pool has {}", human(limit), human(config.pool_bytes));
+    if limit > config.pool_bytes {
+        return Check::ok(name, found);
+    }
+    let found = format!("{found}: a save as large as that would be killed");
+    let remedy = "lower pool_bytes, or give the container (`--memory` of docker) or the unit \
+                  (`MemoryMax=` of systemd) more";
+    Check::fail(name, found, remedy)
+}
+
+/// The least that the control groups of a process and those above allow it, of either version.
+/// `of_process` is what `/proc/self/cgroup` says.
+fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
+    let limits = of_process.lines().filter_map(|line| {
+        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
+        let (root, file) = match controllers {
+            "" => (mounted.to_owned(), "memory.max"),
+            "memory" => (mounted.join("memory"), "memory.limit_in_bytes"),
+            _ => return None,
+        };
+        let above = Path::new(group.trim_start_matches('/')).ancestors();
+        // "max" is no number, and no limit.
+        let limit = |group: &Path| {
+            fs::read_to_string(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok()
+        };
+        above.filter_map(limit).min()
+    });
+    // Version 1 says this for none: as many pages as there are numbers for.
+    limits.min().filter(|&limit| limit < 1 << 62)
+}
+
+fn memory_lock(config: &Config) -> Check {
+    let name = "memory lock limit";
+    let pool = config.pool_bytes;
+    match memlock::limit_bytes() {
+        None => Check::ok(name, "unlimited"),
+        Some(limit) if limit >= pool + memlock::RING_BYTES => {
+            Check::ok(name, format!("{}, the pool has {}", human(limit), human(pool)))
+        }
+        Some(limit) => {
+            let (limit, pool) = (human(limit), human(pool));
+            let found = format!("{limit} of the pool's {pool} at most can be fixed buffers");
+            let remedy = memlock::remedy(config.pool_bytes);
+            if config.fixed == Switch::On {
+                Check::fail(name, found, remedy)
+            } else {
+                Check::warn(name, found, remedy)
+            }
+        }
+    }
+}
+
+/// Whether staging memory gets huge pages, told from a mapping made like the pool's.
+fn huge_pages() -> Check {
+    const TRIED: usize = 8 << 20;
+    let name = "transparent huge pages";
+    let remedy = "as root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, and leave \
+                  some memory free";
+    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = setting.map_or("no setting".into(), |text| format!("set to {}", text.trim()));
+    let got = Mapping::new(TRIED).ok().and_then(|mapping| {
+        mapping.prefault(0, TRIED);
+        huge_bytes_at(mapping.as_ptr() as u64)
+    });
+    match got {
+        Some(bytes) if bytes >= TRIED as u64 => {
+            Check::ok(name, format!("{setting}; staging memory gets them"))
+        }
+        Some(bytes) => {
+            let (bytes, tried) = (human(bytes), human(TRIED as u64));
+            Check::warn(name, format!("{setting}; {bytes} of {tried} tried got them"), remedy)
+        }
+        None => {
+            Check::warn(name, format!("{setting}; the kernel does not tell who gets them"), remedy)
+        }
+    }
+}
+
+/// `AnonHugePages` of the mapping that holds an address, in bytes.
+fn huge_bytes_at(address: u64) -> Option<u64> {
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut inside = false;
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next()?;
+        if let Some((start, end)) = first.split_once('-') {
+            let hex = |text| u64::from_str_radix(text, 16).ok();
+            inside = (hex(start)?..hex(end)?).contains(&address);
+        } else if inside && first == "AnonHugePages:" {
+            return words.next()?.parse::<u64>().ok()?.checked_mul(1024);
+        }
+    }
+    None
+}
+
+/// Whether a virtual machine's host takes free memory back.
+fn free_memory(balloons: &Path) -> Check {
+    let name = "free memory";
+    if !reports_free_pages(balloons) {
+        return Check::ok(name, "stays with this machine, as far as it can tell");
+    }
+    Check::warn(
+        name,
+        "this virtual machine's host takes it back (virtio balloon, free page reporting)",
+        "the first touch of it is slow, often slower than the disk, and so are loads into fresh memory; \
+         load_into, into tensors that are there, does not wait for any",
+    )
+}
+
+fn reports_free_pages(balloons: &Path) -> bool {
+    let devices = fs::read_dir(balloons).into_iter().flatten().flatten();
+    // One character a bit, from bit 0 on.
+    let features = devices.filter_map(|device| fs::read(device.path().join("features")).ok());
+    features.into_iter().any(|bits| bits.get(REPORTING) == Some(&b'1'))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::doctor::Status;
+    use crate::doctor::memory::*;
+
+    #[test]
+    fn the_least_limit_of_a_group_and_those_above_it_holds() {
+        let mounted = tempfile::tempdir().unwrap();
+        let say = |group: &str, file: &str, text: &str| {
+            let group = mounted.path().join(group);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join(file), text).unwrap();
+        };
+        let limit = |of_process| group_limit_bytes(of_process, mounted.path());
+        assert_eq!(limit("0::/\n"), None);
+        say("job", "memory.max", "1000000\n");
+        say("job/rank", "memory.max", "max\n");
+        assert_eq!(limit("0::/job/rank\n"), Some(1_000_000));
+        assert_eq!(limit("0::/\n"), None);
+        assert_eq!(limit("0::/../elsewhere\n"), None);
+        say("memory", "memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(limit("3:cpu,cpuacct:/\n2:memory:/\n0::/\n"), None);
+        say("memory/box", "memory.limit_in_bytes", "4096\n");
+        assert_eq!(limit("3:cpu,cpuacct:/\n2:memory:/box\n0::/\n"), Some(4096));
+        assert_eq!(limit("rubbish"), None);
+    }
+
+    #[test]
+    fn a_pool_that_no_group_has_room_for_is_a_failure_with_its_remedy() {
+        let config = Config::default();
+        assert_eq!(group(&config, config.pool_bytes + 1).status, Status::Ok);
+        let check = group(&config, config.pool_bytes);
+        assert_eq!(check.status, Status::Fail);
+        assert!(check.remedy.is_some_and(|remedy| remedy.contains("pool_bytes")));
+    }
+
+    #[test]
+    fn a_balloon_that_reports_free_pages_is_told_from_others() {
+        let balloons = tempfile::tempdir().unwrap();
+        let device = balloons.path().join("virtio3");
+        assert_eq!(free_memory(balloons.path()).status, Status::Ok);
+        fs::create_dir(&device).unwrap();
+        fs::write(balloons.path().join("uevent"), "").unwrap();
+        for (features, status) in
+            [("0110000000", Status::Ok), ("", Status::Ok), ("0110010100\n", Status::Warn)]
+        {
+            fs::write(device.join("features"), features).unwrap();
+            assert_eq!(free_memory(balloons.path()).status, status, "{features}");
+        }
+        assert_eq!(free_memory(&balloons.path().join("none")).status, Status::Ok);
+    }
+}

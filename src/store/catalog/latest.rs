@@ -1,0 +1,142 @@
+//! The newest checkpoint of a run that can be loaded.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format::StepPattern;
+use crate::pipeline::job::Job;
+use crate::pipeline::runtime::Runtime;
+use crate::store::catalog::list::{Found, Status};
+use crate::store::catalog::steps::{Before, steps_and_row};
+use crate::store::read::verify::verify;
+use nix::errno::Errno;
+use std::io::ErrorKind::NotFound;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The last of the [`steps`](crate::steps) in `dir` that can be loaded. `None` if there is none, or no such
+/// directory. One that was committed and cannot be loaded is passed over with a warning. Tensors' bytes are
+/// not checked: see [`latest_verified`].
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed; what [`Config::found`] gives.
+pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+    latest_with(dir, &Config::found()?)
+}
+
+/// [`latest`] with a configuration of the caller's.
+///
+/// # Errors
+/// As for [`latest`].
+pub fn latest_with(dir: impl AsRef<Path>, config: &Config) -> Result<Option<PathBuf>> {
+    latest_of(dir, &Wanted::default(), config, &Arc::default())
+}
+
+/// [`latest`] after every byte of it was read and checked: the way back from a damaged checkpoint. One whose
+/// bytes are not what was written is passed over with a warning.
+///
+/// # Errors
+/// As for [`latest`]; failures to read that are no damage.
+pub fn latest_verified(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+    let config = Config::found()?;
+    let wanted = Wanted { verify: true, ..Wanted::default() };
+    latest_of(dir, &wanted, &config, &Job::of(&config))
+}
+
+/// Which checkpoint [`latest_of`] is to find.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// Which names are steps; see [`steps_with`](crate::store::catalog::steps::steps_with).
+    pub pattern: Option<StepPattern>,
+    /// Only those that are older than this.
+    pub before: Option<Before>,
+    /// Whether every byte of it is read and checked.
+    pub verify: bool,
+}
+
+/// The newest checkpoint in `dir` that is wanted.
+///
+/// # Errors
+/// As for [`latest_verified`]; [`Error::Invalid`] for a [`Before`] that is not there.
+pub fn latest_of(
+    dir: impl AsRef<Path>,
+    wanted: &Wanted,
+    config: &Config,
+    job: &Arc<Job>,
+) -> Result<Option<PathBuf>> {
+    let dir = dir.as_ref();
+    let (mut steps, row) = steps_and_row(dir, wanted.pattern.as_ref(), config)?;
+    if let Some(newer) = row.newer() {
+        tracing::warn!(
+            "{} is newer than the steps in {} and not taken for one: no other name there is like it. If it is one, \
+             save with step=1000, or say pattern=",
+            newer.display(),
+            dir.display()
+        );
+    }
+    if let Some(before) = &wanted.before {
+        before.cut(&mut steps, dir)?;
+    }
+    for found in steps.into_iter().rev() {
+        if found.status != Status::Committed {
+            pass_over(&found);
+            continue;
+        }
+        match wanted.verify.then(|| damage(&found, config, job)).transpose()?.flatten() {
+            None => return Ok(Some(found.path)),
+            Some(damage) => {
+                tracing::warn!("{} is passed over, it is damaged: {damage}", found.path.display());
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Says why a checkpoint that cannot be loaded is not the one.
+fn pass_over(found: &Found) {
+    let (path, problem) = (found.path.display(), found.problem.as_deref().unwrap_or_default());
+    match found.created_unix_ms {
+        // What a killed save leaves, or one under way.
+        None if found.status == Status::Incomplete => {
+            tracing::info!("{path} is passed over, it was never committed: {problem}");
+        }
+        _ => tracing::warn!("{path} is passed over, it cannot be loaded: {problem}"),
+    }
+}
+
+/// What is wrong with the bytes of a checkpoint, if anything is.
+///
+/// # Errors
+/// What says nothing of the checkpoint.
+fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<String>> {
+    let runtime = Runtime::shared(config)?;
+    let itself = std::slice::from_ref(&found.path);
+    let parts = if found.parts.is_empty() { itself } else { &found.parts };
+    for part in parts {
+        match verify(&runtime, part, job) {
+            Ok(report) => {
+                if let [first, ..] = &report.damage[..] {
+                    let n = report.damage.len();
+                    let (file, offset) = (first.file.display(), first.offset);
+                    return Ok(Some(format!("{n} blocks, the first at offset {offset} of {file}")));
+                }
+            }
+            Err(error) if is_of_checkpoint(&error) => return Ok(Some(error.to_string())),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Whether an error tells of this checkpoint, so that another may be whole: damage, a sector that cannot be read, a
+/// removal meanwhile.
+fn is_of_checkpoint(error: &Error) -> bool {
+    match error {
+        Error::Corrupt { .. } | Error::Incomplete { .. } | Error::Format { .. } => true,
+        Error::Io { source, .. } => {
+            let bad = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG, Errno::ENODATA];
+            let number = source.raw_os_error();
+            source.kind() == NotFound || bad.iter().any(|bad| number == Some(*bad as i32))
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,194 @@
+//! Finding checkpoints in a directory.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format::{Manifest, PartOf, StepPattern, names};
+use crate::store::catalog::rank_dirs;
+use crate::store::catalog::steps::Row;
+use crate::store::layout::stripes::companion_of;
+use crate::store::read::checkpoint::{Checkpoint, read_manifest};
+use crate::sys::dir::{entries, file_names};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// A directory that is, or was to become, a checkpoint.
+#[derive(Debug, Serialize)]
+pub struct Found {
+    /// The directory.
+    #[serde(with = "crate::path_text")]
+    pub path: PathBuf,
+    /// Whether it can be loaded.
+    pub status: Status,
+    /// Why not, if not.
+    pub problem: Option<String>,
+    /// Which of the run's [`steps`](crate::steps) it is; `None` if it is none.
+    pub step: Option<u64>,
+    /// The step that its manifest notes.
+    #[serde(skip)]
+    pub(in crate::store) saved_step: Option<u64>,
+    /// When it was committed, in milliseconds since 1970-01-01 UTC.
+    pub created_unix_ms: Option<u64>,
+    /// Number of tensors.
+    pub tensors: Option<usize>,
+    /// Bytes of its shards.
+    pub file_bytes: Option<u64>,
+    /// Which rank's part of what it is, if ranks saved each by itself and this is not the whole.
+    pub part_of: Option<PartOf>,
+    /// The parts of a whole that ranks saved each by itself, by rank: each a checkpoint of its own. Empty
+    /// for any other.
+    #[serde(with = "crate::path_text::list")]
+    pub parts: Vec<PathBuf>,
+}
+
+/// Whether a checkpoint can be loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Committed, and all files are there with their full length.
+    Committed,
+    /// Never committed, or a file is missing, or a rank's part.
+    Incomplete,
+    /// Its manifest or a file's length is not what was written.
+    Damaged,
+}
+
+/// All checkpoints in `dir`: those directly under it, or itself, if it is one and there are none. First what is none of the
+/// [`steps`](crate::steps), by the time of its commit, then the steps.
+///
+/// A directory of the parts of ranks that saved each by itself is one checkpoint. It is committed if the
+/// part of each rank is, and all are of one save.
+///
+/// Directories in which nothing of ringstow's is, or that cannot be read, are left out. Tensors' bytes
+/// are not checked. Of striped checkpoints, files are looked for in the `stripe` of the configuration
+/// that is [found](Config::found).
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed; what [`Config::found`] gives.
+pub fn list(dir: &Path) -> Result<Vec<Found>> {
+    list_with(dir, &Config::found()?)
+}
+
+/// [`list`] with a configuration of the caller's.
+///
+/// # Errors
+/// As for [`list`].
+pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
+    Ok(survey(dir, None, config)?.1)
+}
+
+/// [`list_with`], with the steps numbered by what their row is known by, which comes along.
+pub(in crate::store) fn survey(
+    dir: &Path,
+    pattern: Option<&StepPattern>,
+    config: &Config,
+) -> Result<(Row, Vec<Found>)> {
+    let mut all = look_below(dir, config)?;
+    if let Some(own) = look(dir, config)? {
+        // A save into the run's directory itself, killed or not, hides none of the run's checkpoints.
+        let is_part = |found: &Found| rank_dirs::dir_rank(&found.path).is_some();
+        if all.iter().any(|found| found.status == Status::Committed && !is_part(found)) {
+            tracing::warn!(
+                "{} holds checkpoints and is {} itself, which is passed over: move its files, or `prune` it",
+                dir.display(),
+                if own.status == Status::Committed { "one" } else { "what a save left" },
+            );
+        } else {
+            all = vec![own];
+        }
+    }
+    let row = Row::of(&all, pattern);
+    for found in &mut all {
+        found.step = row.step(found);
+        if found.path == dir {
+            found.step = found.step.or(found.saved_step); // itself, which may be a link
+        }
+    }
+    all.sort_by(|a, b| {
+        (a.step, a.created_unix_ms, &a.path).cmp(&(b.step, b.created_unix_ms, &b.path))
+    });
+    Ok((row, all))
+}
+
+fn look_below(dir: &Path, config: &Config) -> Result<Vec<Found>> {
+    let mut all = Vec::new();
+    for entry in entries(dir)? {
+        let path = entry.path();
+        if path.is_dir() {
+            match look(&path, config) {
+                Ok(found) => all.extend(found.filter(|found| found.is_there())),
+                // Another process has just removed it.
+                Err(error) if error.is_not_found() && !path.exists() => {}
+                // Somebody else's (`lost+found`): no reason to find none of the others.
+                Err(error) => tracing::warn!("{} is left out: {error}", path.display()),
+            }
+        }
+    }
+    Ok(all)
+}
+
+impl Found {
+    /// False for what another process has removed while it was looked at.
+    fn is_there(&self) -> bool {
+        self.status == Status::Committed || self.path.exists()
+    }
+}
+
+fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
+    let parts = rank_dirs::parts(dir)?;
+    if parts.is_empty() {
+        look_at_one(dir, config)
+    } else {
+        look_at_parts(dir, parts, config).map(Some)
+    }
+}
+
+/// The whole that these parts are to make up.
+fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Found> {
+    let mut found = Vec::with_capacity(parts.len());
+    for part in &parts {
+        found.extend(look_at_one(part, config)?);
+    }
+    let (status, problem) = rank_dirs::judge(dir, &found);
+    Ok(Found {
+        path: dir.into(),
+        status,
+        problem,
+        step: None,
+        saved_step: found.iter().filter_map(|part| part.saved_step).max(),
+        created_unix_ms: found.iter().filter_map(|part| part.created_unix_ms).max(),
+        tensors: found.iter().filter_map(|part| part.tensors).reduce(|sum, n| sum + n),
+        file_bytes: found.iter().filter_map(|part| part.file_bytes).reduce(|sum, n| sum + n),
+        part_of: None,
+        parts,
+    })
+}
+
+/// What a directory holds by itself.
+fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
+    // What a checkpoint elsewhere has here is no checkpoint.
+    if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || companion_of(dir)?.is_some() {
+        return Ok(None);
+    }
+    let opened = Checkpoint::open_with(dir, config);
+    // One that cannot be loaded may still say what it was.
+    let readable = if opened.is_err() { read_manifest(dir).ok() } else { None };
+    let manifest = opened.as_ref().map(Checkpoint::manifest).ok().or(readable.as_ref());
+    let (status, problem) = match &opened {
+        Ok(_) => (Status::Committed, None),
+        Err(error @ Error::Incomplete { .. }) => (Status::Incomplete, Some(error.to_string())),
+        Err(error) => (Status::Damaged, Some(error.to_string())),
+    };
+    let of = |part: fn(&Manifest) -> u64| manifest.map(part);
+    Ok(Some(Found {
+        path: dir.into(),
+        status,
+        problem,
+        step: None,
+        saved_step: manifest.and_then(|m| m.step),
+        created_unix_ms: of(|m| m.created_unix_ms),
+        tensors: manifest.map(|m| m.tensors.len()),
+        file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
+        part_of: manifest.and_then(|m| m.part_of.clone()),
+        parts: Vec::new(),
+    }))
+}

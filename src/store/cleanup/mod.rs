@@ -1,0 +1,6 @@
+//! Which checkpoints go, and what killed saves left.
+
+pub(crate) mod prune;
+pub(crate) mod remove;
+pub(crate) mod retain;
+pub(crate) mod sweep;

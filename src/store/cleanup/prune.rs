@@ -1,0 +1,231 @@
+//! Goes over a directory of checkpoints and clears up after saves and removals that were killed. What is
+//! to be done in one checkpoint, [`sweep`](crate::store::cleanup::sweep) knows; here is where to look, and what to leave alone.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format::names;
+use crate::store::catalog::rank_dirs;
+use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remove_parts};
+use crate::store::cleanup::sweep::{Left, Swept, committed, plan_by};
+use crate::store::layout::stripes::{Places, companion_of};
+use crate::store::read::checkpoint::Checkpoint;
+use crate::sys::dir::{directories, file_names};
+use crate::sys::lock::DirLock;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Removes what killed saves left in `dir` and in the directories directly under it, and in the parts of
+/// those whose ranks saved each by itself; such a directory that holds nothing else goes too. Finishes
+/// removals that were killed. Directories being saved into, those that cannot be read, and those whose
+/// manifest is damaged, so that nobody can tell what is stale, are left alone. Companions are looked for in
+/// the `stripe` of the configuration that is [found](Config::found). What is left of a striped checkpoint whose removal
+/// was killed stays where not all directories are named over which it was striped.
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed or a file not be removed; what [`Config::found`] gives.
+pub fn prune(dir: &Path) -> Result<Swept> {
+    prune_with(dir, &Config::found()?)
+}
+
+/// [`prune`] with a configuration of the caller's, of which `stripe` counts.
+///
+/// # Errors
+/// As for [`prune`].
+pub fn prune_with(dir: &Path, config: &Config) -> Result<Swept> {
+    Pruning { stripe: &config.stripe, act: Act::CarryOut, asked: true }.all(dir)
+}
+
+/// What [`prune_with`] would do now. Changes nothing.
+///
+/// # Errors
+/// [`Error::Io`] if `dir` cannot be listed.
+pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
+    Pruning { stripe: &config.stripe, act: Act::Plan, asked: true }.all(dir)
+}
+
+impl Checkpoint {
+    /// Removes what a killed save left beside this checkpoint; see [`prune`].
+    ///
+    /// # Errors
+    /// As for [`prune`].
+    pub fn prune(&self) -> Result<Swept> {
+        Pruning { stripe: &Config::found()?.stripe, act: Act::CarryOut, asked: true }
+            .one(self.path())
+    }
+}
+
+/// What killed saves left in this directory, cleared away by who was not asked for that. It goes too if
+/// nothing else is in it.
+///
+/// # Errors
+/// As for [`prune`].
+pub(in crate::store) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
+    let pruning = Pruning { stripe, act, asked: false };
+    pruning.below(dir, Pruning::checkpoint)
+}
+
+/// Whether a clean-up is carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum Act {
+    CarryOut,
+    Plan,
+}
+
+/// A clean-up of several directories.
+#[derive(Clone, Copy)]
+struct Pruning<'a> {
+    stripe: &'a [PathBuf],
+    act: Act,
+    /// Whether somebody asked for it. If not, no directory is touched in which a save may be under way that
+    /// nobody can see.
+    asked: bool,
+}
+
+impl Pruning<'_> {
+    fn all(self, dir: &Path) -> Result<Swept> {
+        let mut all = self.checkpoint(dir)?;
+        if all.removed.iter().any(|path| path == dir) {
+            return Ok(all); // a whole: no other checkpoints are in it
+        }
+        for path in directories(dir)?.iter().filter(|path| rank_dirs::dir_rank(path).is_none()) {
+            all.add(self.below(path, Self::checkpoint)?);
+        }
+        Ok(all)
+    }
+
+    /// A directory, and those in it of ranks that saved each by itself.
+    fn checkpoint(self, dir: &Path) -> Result<Swept> {
+        let parts = rank_dirs::parts(dir)?;
+        // Before any part by itself: it takes away what says that the others were to go with it.
+        if rank_dirs::removal_was_interrupted(&parts) {
+            return self.interrupted(dir, &parts);
+        }
+        let mut all = self.one(dir)?;
+        for part in rank_dirs::dirs(dir)? {
+            all.add(self.below(&part, Self::one)?);
+        }
+        Ok(all)
+    }
+
+    /// A directory in another, which goes too if `prune` empties it.
+    fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Result<Swept> {
+        match prune(self, dir) {
+            // Another process has removed it in the meantime.
+            Err(error) if error.is_not_found() && !dir.exists() => Ok(Swept::default()),
+            // Not ours to look into (`lost+found`).
+            Err(Error::Io { doing: "listing", source, .. }) => {
+                Ok(left(dir, format!("it cannot be listed: {source}")))
+            }
+            Err(error) => Err(error),
+            Ok(mut swept) => {
+                if !swept.removed.is_empty() && self.remove_emptied(dir, &swept) {
+                    swept.removed.push(dir.into());
+                }
+                Ok(swept)
+            }
+        }
+    }
+
+    /// A whole whose removal was killed.
+    fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
+        let _locks = match lock_parts(parts) {
+            Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
+            locks => locks?,
+        };
+        // Asked again under the locks: a rank may have saved there in between.
+        if !rank_dirs::removal_was_interrupted(parts) {
+            return Ok(Swept::default());
+        }
+        if let Err(error @ Error::Incomplete { .. }) = check_parts(dir, parts, self.stripe) {
+            return Ok(left(dir, error.to_string()));
+        }
+        if self.act == Act::CarryOut {
+            remove_parts(dir, parts, self.stripe)?;
+        }
+        Ok(Swept { removed: vec![dir.into()], ..Swept::default() })
+    }
+
+    /// A directory by itself.
+    fn one(self, dir: &Path) -> Result<Swept> {
+        let places = Places::to_sweep(dir, self.stripe);
+        let ours =
+            |name: &String| names::is_part(name) || names::is_shard(name) || name == names::RETIRED;
+        if !file_names(dir)?.iter().any(ours) && places.companions().next().is_none() {
+            return Ok(Swept::default());
+        }
+        let checkpoint = match companion_of(dir) {
+            Err(error) => return Ok(left(dir, error.to_string())),
+            checkpoint => checkpoint?,
+        };
+        if let Some(checkpoint) = checkpoint {
+            let reason = format!("it holds shards of {checkpoint}, which are cleared up with that");
+            return Ok(left(dir, reason));
+        }
+        let lock = match DirLock::take(dir) {
+            Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
+            lock => lock?,
+        };
+        if !self.asked && !lock.is_held() {
+            return Ok(left(dir, NO_LOCKS));
+        }
+        if let Err(error) = check_remains(&places) {
+            return Ok(left(dir, error.to_string()));
+        }
+        let plan = match committed(&places).and_then(|listed| plan_by(&places, listed.as_ref())) {
+            Ok(plan) => plan,
+            Err(error @ Error::Io { .. }) if !error.is_damage() => return Err(error),
+            Err(error) => {
+                return Ok(left(dir, format!("nobody can tell what is stale there: {error}")));
+            }
+        };
+        match self.act {
+            Act::CarryOut => plan.carry_out(),
+            Act::Plan => Ok(plan.swept()),
+        }
+    }
+
+    /// Removes a directory that a clean-up emptied; false if something else is in it.
+    fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
+        match self.act {
+            // Under its lock: a save may have found it there meanwhile. Only an empty directory can be removed so.
+            Act::CarryOut => DirLock::take(dir).is_ok_and(|_lock| fs::remove_dir(dir).is_ok()),
+            Act::Plan => fs::read_dir(dir).is_ok_and(|mut entries| {
+                entries.all(|entry| entry.is_ok_and(|entry| swept.removed.contains(&entry.path())))
+            }),
+        }
+    }
+}
+
+const UNDER_WAY: &str = "a save into it is under way";
+const NO_LOCKS: &str = "its file system has no locks, which would tell of a save into it that is under way; \
+                        if there is none, `ringstow prune` clears it up";
+
+fn left(dir: &Path, reason: impl Into<String>) -> Swept {
+    let left = Left { path: dir.into(), reason: reason.into() };
+    Swept { left: vec![left], ..Swept::default() }
+}
+
+impl Swept {
+    fn add(&mut self, other: Self) {
+        self.removed.extend(other.removed);
+        self.renamed.extend(other.renamed);
+        self.left.extend(other.left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_a_save_has_locked_is_not_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("step");
+        fs::create_dir(&dir).unwrap();
+        let saver = DirLock::take(&dir).unwrap();
+        let pruning = Pruning { stripe: &[], act: Act::CarryOut, asked: true };
+        assert!(!pruning.remove_emptied(&dir, &Swept::default()));
+        drop(saver);
+        assert!(pruning.remove_emptied(&dir, &Swept::default()));
+    }
+}

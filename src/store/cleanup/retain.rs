@@ -1,0 +1,342 @@
+//! Removes old checkpoints: which of a row of them stay, which go, and what is left alone. How one is
+//! removed, [`retire`](crate::store::cleanup::remove::retire()) knows.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format::{StepPattern, names};
+use crate::store::catalog::list::{Found, Status, survey};
+use crate::store::catalog::rank_dirs;
+use crate::store::catalog::steps::{Links, Row};
+use crate::store::cleanup::prune::{self, Act};
+use crate::store::cleanup::remove::{
+    Disposal, check, check_free, is_gone, is_retired, retire_with,
+};
+use crate::store::cleanup::sweep::Left;
+use crate::store::layout::recycled;
+use crate::store::layout::recycled::beside_all;
+use serde::Serialize;
+use std::fs;
+use std::io::ErrorKind::NotFound;
+use std::path::{Path, PathBuf};
+
+/// Which checkpoints [`retain_with`] keeps, and what becomes of the files of the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retention {
+    /// How many of the newest steps stay, 1 at least.
+    pub keep: usize,
+    /// What becomes of the files of those that go.
+    pub disposal: Disposal,
+    /// Which names are steps; see [`steps_with`](crate::store::catalog::steps::steps_with).
+    pub pattern: Option<StepPattern>,
+}
+
+impl Retention {
+    /// Keeps so many, removes the files of the others, and goes by what [`steps`](crate::steps) says.
+    pub fn new(keep: usize) -> Self {
+        Self { keep, disposal: Disposal::Remove, pattern: None }
+    }
+}
+
+/// What [`retain`] did, or would do.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
+pub struct Retained {
+    /// What counted as a step, in words: `step-*`. `None` if nothing did.
+    pub counted: Option<String>,
+    /// Steps that stay, oldest first.
+    #[serde(with = "crate::path_text::list")]
+    pub kept: Vec<PathBuf>,
+    /// Steps that were removed, oldest first.
+    #[serde(with = "crate::path_text::list")]
+    pub retired: Vec<PathBuf>,
+    /// Directories of steps before the newest whose saves were killed before their commit: what those left
+    /// was removed, and the directory if nothing else was in it.
+    #[serde(with = "crate::path_text::list")]
+    pub cleared: Vec<PathBuf>,
+    /// What was left alone, and why.
+    pub left: Vec<Left>,
+    /// Recycled files of earlier calls that were removed, and their directory if nothing else was in it.
+    #[serde(with = "crate::path_text::list")]
+    pub spares: Vec<PathBuf>,
+    /// That nothing counted as a step, or that several kinds of names looked like steps; also logged.
+    pub warnings: Vec<String>,
+}
+
+/// Removes all [`steps`](crate::steps) directly under `root` but the newest `keep` that can be loaded. Whatever
+/// is no step is neither counted nor removed. Nor is what cannot be loaded, a link, and what a link in `root`
+/// leads to, nor what was saved last. What killed saves left in directories of steps before the newest goes too, except saves in
+/// progress, and, with [`Disposal::Remove`], recycled files of earlier calls.
+///
+/// # Errors
+/// [`Error::Invalid`] for a `keep` of 0; [`Error::Io`] if a directory cannot be listed or a file not be
+/// removed; what [`Config::found`] gives.
+pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
+    let retention = Retention { disposal, ..Retention::new(keep) };
+    retain_with(root, &retention, &Config::found()?)
+}
+
+/// [`retain`] with a configuration of the caller's, of which `stripe` counts.
+///
+/// # Errors
+/// As for [`retain`]; [`Error::Invalid`] for a pattern that is none.
+pub fn retain_with(
+    root: impl AsRef<Path>,
+    retention: &Retention,
+    config: &Config,
+) -> Result<Retained> {
+    let root = root.as_ref();
+    let plan = plan(root, retention, config, Act::CarryOut)?;
+    carry_out(plan, root, retention.disposal, config)
+}
+
+fn carry_out(
+    mut plan: Retained,
+    root: &Path,
+    disposal: Disposal,
+    config: &Config,
+) -> Result<Retained> {
+    for path in std::mem::take(&mut plan.retired) {
+        let done = retire_with(&path, disposal, config);
+        plan.note(path, done.map(drop))?;
+    }
+    for path in std::mem::take(&mut plan.cleared) {
+        plan.clear(path, config, Act::CarryOut, None);
+    }
+    if disposal == Disposal::Remove {
+        plan.spares = recycled::clear(&beside_all(root, config))?;
+    }
+    Ok(plan)
+}
+
+/// What [`retain_with`] would do now. Changes nothing.
+///
+/// # Errors
+/// As for [`retain`].
+pub fn retain_plan(
+    root: impl AsRef<Path>,
+    retention: &Retention,
+    config: &Config,
+) -> Result<Retained> {
+    plan(root.as_ref(), retention, config, Act::Plan)
+}
+
+fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result<Retained> {
+    let keep = retention.keep;
+    if keep == 0 {
+        return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
+    }
+    let (row, all) = survey(root, retention.pattern.as_ref(), config)?;
+    let (counted, warnings) = (row.counted(), row.warnings(root, &all));
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    let mut plan = Retained { counted, warnings, ..Retained::default() };
+    let links = Links::of(root)?;
+    let (mut steps, mut going) = (Vec::new(), Vec::new());
+    let is_step = |found: &&Found| matches!(fate(found, &row, None), Fate::Step);
+    let newest = all.iter().filter(is_step).filter_map(|found| found.step).max();
+    for found in all {
+        match fate(&found, &row, newest) {
+            Fate::Step => steps.push(found),
+            Fate::Interrupted => going.push(found),
+            Fate::Killed(problem) => match links.to(&found.path) {
+                Some(link) => plan.left.push(protected(found.path, link)),
+                None => plan.clear(found.path, config, Act::Plan, Some(problem)),
+            },
+            Fate::Left(reason) => plan.left.push(Left { path: found.path, reason }),
+        }
+    }
+    let old = steps.len().saturating_sub(keep);
+    // After going back to an earlier step this is not the highest one. Of the same millisecond it is.
+    let last =
+        steps.iter().max_by_key(|found| found.created_unix_ms).map(|found| found.path.clone());
+    for step in steps.drain(..old) {
+        match links.to(&step.path) {
+            Some(link) => plan.left.push(protected(step.path, link)),
+            None if Some(&step.path) == last.as_ref() => plan.leave_last(step.path),
+            None => going.push(step),
+        }
+    }
+    plan.kept = steps.into_iter().map(|found| found.path).collect();
+    for Found { path, parts, .. } in going {
+        let goes = check(&path, &parts, &config.stripe).and_then(|()| match act {
+            // A removal finds out by itself.
+            Act::CarryOut => Ok(()),
+            Act::Plan => check_free(&path, &parts),
+        });
+        plan.note(path, goes)?;
+    }
+    if retention.disposal == Disposal::Remove {
+        plan.spares = recycled::all_but_none(&beside_all(root, config))?;
+    }
+    Ok(plan)
+}
+
+fn protected(path: PathBuf, link: &Path) -> Left {
+    let reason = format!(
+        "the link {} leads to it; it counts as any other when that is gone",
+        link.display()
+    );
+    Left { path, reason }
+}
+
+impl Retained {
+    /// Leaves alone what was saved last, though higher steps are there.
+    fn leave_last(&mut self, path: PathBuf) {
+        let reason = "it was saved last, after the steps with higher numbers; if those are of a part of the run \
+                      that was given up, `retire` them";
+        let warning = format!("{} stays: {reason}", path.display());
+        tracing::warn!("{warning}");
+        self.warnings.push(warning);
+        self.left.push(Left { path, reason: reason.into() });
+    }
+
+    /// Notes what became of a checkpoint that was to go.
+    ///
+    /// # Errors
+    /// What is no reason to leave it alone.
+    fn note(&mut self, path: PathBuf, outcome: Result<()>) -> Result<()> {
+        let reason = match outcome {
+            Ok(()) => None,
+            Err(error) if !tells_of_another_call(&error) => return Err(error),
+            Err(_) if is_gone(&path) => None,
+            Err(Error::Busy { .. }) => Some(BUSY.into()),
+            Err(error) => Some(error.to_string()),
+        };
+        match reason {
+            None => self.retired.push(path),
+            Some(reason) => self.left.push(Left { path, reason }),
+        }
+        Ok(())
+    }
+
+    /// Clears away what a killed save left in a directory. Where there is nothing of that, `problem` is why it
+    /// is left alone; if there was, another call has done it.
+    fn clear(&mut self, path: PathBuf, config: &Config, act: Act, problem: Option<String>) {
+        let swept = match prune::clear(&path, &config.stripe, act) {
+            Ok(swept) => swept,
+            // No failure of what was asked for.
+            Err(error) => {
+                return self.left.push(Left { path, reason: error.to_string() });
+            }
+        };
+        let nothing = swept.removed.is_empty() && swept.left.is_empty();
+        match problem {
+            // Not killed: its removal by another call has ended in the meantime.
+            Some(_) if nothing && is_emptied(&path) => self.retired.push(path),
+            Some(reason) if nothing => self.left.push(Left { path, reason }),
+            _ if nothing || !swept.removed.is_empty() => self.cleared.push(path),
+            _ => {} // what was left says why
+        }
+        for left in swept.left {
+            // The plan may have said so already.
+            if !self.left.contains(&left) {
+                self.left.push(left);
+            }
+        }
+    }
+}
+
+/// Whether a directory is not there any more, or nothing is in it.
+fn is_emptied(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or_else(|e| e.kind() == NotFound, |mut entries| entries.next().is_none())
+}
+
+/// Whether this may be because another call has removed it, or is about to.
+fn tells_of_another_call(error: &Error) -> bool {
+    error.is_not_found() || matches!(error, Error::Busy { .. } | Error::Incomplete { .. })
+}
+
+const BUSY: &str = "a save into it, or its removal, is under way";
+
+/// What is to become of a directory.
+enum Fate {
+    /// It is one of the row: it stays while it is among the newest.
+    Step,
+    /// It was being removed, and what did that was killed.
+    Interrupted,
+    /// Nothing was ever committed there, for this reason, and training has got further since.
+    Killed(String),
+    /// It is left alone, for this reason.
+    Left(String),
+}
+
+/// By the number of the newest step, if that is known yet.
+fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
+    if let Some(reason) = none_of_the_row(&found.path) {
+        return Fate::Left(reason.into());
+    }
+    let problem = || found.problem.clone().unwrap_or_else(|| "it cannot be loaded".into());
+    // No manifest says that anything was there, nor, of a whole, in any part of it.
+    let is_killed = found.status == Status::Incomplete && found.created_unix_ms.is_none();
+    match (found.status, found.step) {
+        (Status::Committed, Some(_)) => Fate::Step,
+        (Status::Committed, None) => Fate::Left(row.why_not(found)),
+        _ if is_retired(&found.path) || rank_dirs::removal_was_interrupted(&found.parts) => {
+            Fate::Interrupted
+        }
+        (_, step) if is_killed && step.is_some() && step < newest => Fate::Killed(problem()),
+        _ => Fate::Left(problem()),
+    }
+}
+
+/// Why a directory is left alone, whatever lies in it; `None` if it may be one of a row of checkpoints.
+fn none_of_the_row(path: &Path) -> Option<&'static str> {
+    if fs::symlink_metadata(path).is_ok_and(|kind| kind.is_symlink()) {
+        return Some("it is a link; what it leads to is looked at where that lies");
+    }
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(names::is_rank_dir).then_some(
+        "it is one rank's part of a checkpoint that ranks saved each by itself; remove that whole, \
+         when a newer one is there",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, Session, StateDict};
+
+    fn root() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for step in 1..4 {
+            let mut state = StateDict::new();
+            state.bytes("a", Dtype::U8, &[4], &[1; 4]).unwrap();
+            crate::save(&state, root.path().join(format!("step-{step}")), &Config::default())
+                .unwrap();
+        }
+        root
+    }
+
+    /// What a call makes of it if somebody does this between its look and its work.
+    fn disturbed(root: &Path, disturb: impl FnOnce(&Path)) -> Retained {
+        let config = Config::default();
+        let plan = retain_plan(root, &Retention::new(1), &config).unwrap();
+        disturb(&plan.retired[0]);
+        carry_out(plan, root, Disposal::Remove, &config).unwrap()
+    }
+
+    #[test]
+    fn what_another_call_has_removed_in_the_meantime_counts_as_done() {
+        let config = Config::default();
+        let remove = |dir: &Path| drop(retire_with(dir, Disposal::Remove, &config).unwrap());
+        for notes in [false, true] {
+            let root = root();
+            let done = disturbed(root.path(), |dir| {
+                // With somebody's notes in it, the directory stays.
+                if notes {
+                    fs::write(dir.join("notes.txt"), "mine").unwrap();
+                }
+                remove(dir);
+            });
+            assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 2, 0));
+        }
+    }
+
+    #[test]
+    fn what_another_call_is_removing_is_left_to_that() {
+        let (root, mut other) = (root(), None);
+        let done = disturbed(root.path(), |dir| other = Some(Session::begin(dir, 1).unwrap()));
+        assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 1, 1));
+        assert!(done.left[0].reason.contains("or its removal, is under way"), "{done:?}");
+    }
+}

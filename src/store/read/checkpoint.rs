@@ -1,0 +1,375 @@
+//! Opening a checkpoint: its manifest, read and checked, and its files, all there.
+
+use crate::config::Config;
+use crate::error::{Error, Result, some_of};
+use crate::format::manifest::Listed;
+use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
+use crate::pipeline::load::{Origin, ShardFile};
+use crate::store::catalog::diagnose::{no_directory, no_manifest, not_there};
+use crate::store::layout::stripes::{Places, companion_of};
+use crate::store::read::fingerprint::{Stamp, while_replaced};
+use crate::store::read::foreign;
+use crate::store::read::index::Index;
+use crate::store::read::values::Values;
+use crate::sys::dir::{Call, fault};
+use nix::fcntl::OFlag;
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Who wrote a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// ringstow: committed by a manifest that has a checksum of every block.
+    Ringstow,
+    /// Others: safetensors files, without checksums.
+    Safetensors,
+}
+
+/// A committed checkpoint, opened.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    kind: Kind,
+    pub(in crate::store) manifest: Arc<Manifest>,
+    by_name: Index,
+    pub(in crate::store) files: Vec<ShardFile>,
+    pub(in crate::store) values: Arc<Values>,
+    config: Config,
+    /// Of the manifest that was read; others' directories have none.
+    stamp: Option<Stamp>,
+}
+
+impl Checkpoint {
+    /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with
+    /// their full length. Reads no tensor. Of a striped checkpoint, files are looked for in the `stripe`
+    /// of the configuration that is [found](Config::found).
+    ///
+    /// No file stays open: a save or a removal that comes between this and a load takes the files away, and
+    /// the load then says so ([`Error::Replaced`], [`Error::Incomplete`]). It never reads another checkpoint
+    /// in the place of this one.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if there is no such directory; [`Error::Incomplete`] if nothing was committed
+    /// there or a file is missing; [`Error::Corrupt`] if the manifest or a file's length is not what
+    /// was written; [`Error::Format`] for a manifest that is not ringstow's; [`Error::Unsupported`]
+    /// for one of a newer version; what [`Config::found`] gives.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &Config::found()?)
+    }
+
+    /// [`Checkpoint::open`] with a configuration of the caller's.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`].
+    pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
+        config.validate()?;
+        while_replaced(|| Self::open_once(path.as_ref(), config))
+    }
+
+    fn open_once(path: &Path, config: &Config) -> Result<Self> {
+        let bytes = read_text(path)?;
+        let stamp = Stamp::of(&bytes);
+        let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
+        match find_shards(path, &config.stripe, &manifest) {
+            Ok(files) => Ok(Self::new(path, Kind::Ringstow, (manifest, files), stamp, config)),
+            Err(error) => {
+                // A save that committed since the manifest was read has removed its shards.
+                stamp.map_or(Ok(()), |stamp| stamp.check(path, false))?;
+                Err(error)
+            }
+        }
+    }
+
+    /// As [`Checkpoint::open`], and where there is no manifest, opens a directory of safetensors
+    /// files: whole tensors, as Hugging Face's libraries write them, or chunks, as PyTorch's
+    /// `HuggingFaceStorageWriter` does. Those have no checksums: loads are not verified.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`]; [`Error::Incomplete`] also for shards of ringstow's without a
+    /// manifest, for files and tensors that an index lists but are not there, and for tensors whose
+    /// chunks are not all there; [`Error::Format`] for files that are not safetensors.
+    pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_foreign_with(path, &Config::found()?)
+    }
+
+    /// [`Checkpoint::open_foreign`] with a configuration of the caller's.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open_foreign`].
+    pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
+        let path = path.as_ref();
+        check_directory(path)?;
+        if fs::symlink_metadata(path.join(names::MANIFEST)).is_ok() {
+            return Self::open_with(path, config);
+        }
+        if companion_of(path)?.is_some() {
+            return Err(no_manifest(path));
+        }
+        Ok(Self::new(path, Kind::Safetensors, foreign::read(path)?, None, config))
+    }
+
+    fn new(
+        path: &Path,
+        kind: Kind,
+        (manifest, files): (Manifest, Vec<ShardFile>),
+        stamp: Option<Stamp>,
+        config: &Config,
+    ) -> Self {
+        let by_name = Index::new(manifest.tensors.iter().map(|tensor| tensor.name.as_str()));
+        let manifest = Arc::new(manifest);
+        let values = Arc::new(Values::new(path, &manifest));
+        let (path, config) = (path.into(), config.clone());
+        Self { path, kind, manifest, by_name, files, values, config, stamp }
+    }
+
+    /// Who wrote it.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// A text that is the same for whoever opens this very checkpoint, and another for one that has
+    /// replaced it at its path. `None` for files of others.
+    pub fn stamp(&self) -> Option<String> {
+        self.stamp.map(|stamp| stamp.to_string())
+    }
+
+    /// The checkpoint's directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its shards were found, in the order of the manifest's files.
+    pub fn shard_paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
+    }
+
+    /// All that is known of it but the tensors' bytes.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The tensors, in the order in which they were saved.
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.manifest.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        self.number(name).map(|number| &self.tensors()[number])
+    }
+
+    /// The number among [`Checkpoint::tensors`] of the one of this name.
+    pub(in crate::store) fn number(&self, name: &str) -> Option<usize> {
+        self.by_name.find(name, |number| &self.tensors()[number].name)
+    }
+
+    /// The values that are no tensors, and where among them the tensors belong.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if they cannot be read.
+    pub fn state(&self) -> Result<Value> {
+        self.values.tree().cloned()
+    }
+
+    /// The value of a name, such as the step; no tensor is read. A name is the path joined by dots, where
+    /// dictionaries and lists are nested: `optimizer.param_groups.0.lr`.
+    ///
+    /// # Errors
+    /// [`Error::Keys`] if nothing has that name; as for [`Checkpoint::state`].
+    pub fn value(&self, name: &str) -> Result<&Value> {
+        self.values.value(name)
+    }
+
+    /// The configuration with which it was opened.
+    pub(in crate::store) fn config(&self) -> &Config {
+        &self.config
+    }
+}
+
+impl Origin for Checkpoint {
+    /// Of others' directories nobody can tell.
+    fn check_same(&self, all_open: bool) -> Result<()> {
+        self.stamp.map_or(Ok(()), |stamp| stamp.check(&self.path, all_open))
+    }
+}
+
+pub(in crate::store) fn check_directory(dir: &Path) -> Result<()> {
+    match fs::metadata(dir) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(no_directory(dir)),
+        Err(error) => {
+            crate::sys::path::check(dir)?; // of what is there, nobody asks how it is called
+            Err(not_there(dir, error))
+        }
+    }
+}
+
+/// Reads and checks a directory's manifest.
+pub(in crate::store) fn read_manifest(dir: &Path) -> Result<Manifest> {
+    Manifest::decode(read_text(dir)?, &dir.join(names::MANIFEST))
+}
+
+/// The files that a directory's manifest lists.
+pub(in crate::store) fn read_files(dir: &Path) -> Result<Listed> {
+    Manifest::decode_files(read_text(dir)?, &dir.join(names::MANIFEST))
+}
+
+/// The bytes of a directory's manifest.
+pub(in crate::store) fn read_text(dir: &Path) -> Result<Vec<u8>> {
+    check_directory(dir)?;
+    let path = dir.join(names::MANIFEST);
+    match read_plain(&path) {
+        Ok(bytes) => Ok(bytes),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_manifest(dir)),
+        Err(e) if is_link(&e) => Err(Error::format(path, "is a symbolic link, which is refused")),
+        Err(e) => Err(Error::io("reading", path, e)),
+    }
+}
+
+/// Reads a regular file; a link is refused, and a pipe does not hang.
+pub(in crate::store) fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
+    fault(Call::Read, path)?;
+    let mut bytes = Vec::new();
+    open_plain(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// As [`read_plain`], `most` bytes at most.
+pub(in crate::store) fn read_start(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    fault(Call::Read, path)?;
+    let mut bytes = Vec::new();
+    open_plain(path)?.take(most as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn open_plain(path: &Path) -> io::Result<fs::File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    }
+}
+
+pub(in crate::store) fn is_link(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(nix::libc::ELOOP)
+}
+
+/// The ranks of a world that are not in `there`.
+pub(in crate::store) fn missing_ranks(world_size: u32, there: &HashSet<u32>) -> Vec<u32> {
+    (0..world_size).filter(|rank| !there.contains(rank)).collect()
+}
+
+/// `rank 3`, or `ranks 1, 3, 5`; twenty of them at most.
+pub(in crate::store) fn listed(one: &str, several: &str, numbers: &[u32]) -> String {
+    const SHOWN_MAX: usize = 20;
+    let shown: Vec<String> = numbers.iter().take(SHOWN_MAX).map(u32::to_string).collect();
+    let more = match numbers.len() {
+        n if n > SHOWN_MAX => format!(" and {} more", n - SHOWN_MAX),
+        _ => String::new(),
+    };
+    let title = if numbers.len() == 1 { one } else { several };
+    format!("{title} {}{more}", shown.join(", "))
+}
+
+/// All shards of a manifest, with their full length.
+fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Vec<ShardFile>> {
+    let places = Places::to_read(dir, stripe);
+    let (mut found, mut missing) = (Vec::with_capacity(manifest.files.len()), Vec::new());
+    for file in &manifest.files {
+        match find_shard(&places, file)? {
+            Some(shard) => found.push(shard),
+            None => missing.push(file.name.as_str()),
+        }
+    }
+    if missing.is_empty() { Ok(found) } else { Err(missing_shards(&places, manifest, &missing)) }
+}
+
+fn missing_shards(places: &Places, manifest: &Manifest, missing: &[&str]) -> Error {
+    let mut ranks: Vec<u32> = missing.iter().filter_map(|name| names::shard_rank(name)).collect();
+    ranks.dedup();
+    let of = match manifest.world_size {
+        1 => String::new(),
+        n => format!(" (of {}, {n} ranks in all)", listed("rank", "ranks", &ranks)),
+    };
+    let reason = format!(
+        "{} of {} files that its manifest lists are missing{of}: {}; {}",
+        missing.len(),
+        manifest.files.len(),
+        missing[..missing.len().min(20)].join(", "),
+        how_to_find(places, manifest)
+    );
+    Error::Incomplete { path: places.own().into(), reason }
+}
+
+/// What to do about missing shards.
+fn how_to_find(places: &Places, manifest: &Manifest) -> String {
+    const RESTORE: &str = "restore them, or go back to an earlier checkpoint: `latest(dir, verify=True)` \
+                           finds the newest whose bytes are whole";
+    if manifest.stripes.is_empty() {
+        return RESTORE.into();
+    }
+    let stripes: Vec<String> = manifest.stripes.iter().map(|dir| format!("{dir:?}")).collect();
+    let here = match (places.companions().next(), places.left_out()) {
+        (None, []) => "which is not configured here".to_owned(),
+        (_, []) => "and they are not where it is configured here".to_owned(),
+        (_, why) => format!("and here {}", why.join("; ")),
+    };
+    format!(
+        "it was striped over {}, {here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or ringstow.toml) \
+         to where these directories are now, or {RESTORE}",
+        some_of(&stripes)
+    )
+}
+
+/// Where a committed shard is, if it is there: under its own name, or, if the save that wrote it has not got to its
+/// last rename (and may have been killed before it), still under the uncommitted one.
+fn find_shard(places: &Places, file: &FileEntry) -> Result<Option<ShardFile>> {
+    for dir in places.dirs() {
+        if let Some(found) = find_shard_in(dir, file)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
+    let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
+    // Its own name twice, since it may be renamed between the looks.
+    for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
+        match fs::symlink_metadata(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(Error::io("opening", path, e)),
+            Ok(found) => {
+                check_shard(path, &found, file.bytes)?;
+                let (path, other_path) = (path.clone(), other_path.clone());
+                let (bytes, crc32) = (file.bytes, file.crc32.clone());
+                return Ok(Some(ShardFile { path, other_path, bytes, crc32 }));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// A shard is a regular file of its full length.
+fn check_shard(path: &Path, found: &fs::Metadata, bytes: u64) -> Result<()> {
+    if !found.is_file() {
+        let reason = "is no regular file: a shard that is a link or a device is refused";
+        return Err(Error::format(path, reason));
+    }
+    if found.len() == bytes {
+        return Ok(());
+    }
+    Err(Error::Corrupt {
+        path: path.into(),
+        offset: found.len().min(bytes),
+        what: "length in bytes".into(),
+        expected: bytes.to_string(),
+        got: found.len().to_string(),
+    })
+}

@@ -1,0 +1,49 @@
+//! Which tensors a checkpoint holds whole: all, but where it is one rank's part of what several saved
+//! each by itself. Nothing else hands out a tensor of which elements are missing.
+
+use crate::error::{Error, Result, some_of};
+use crate::format::TensorEntry;
+use crate::store::read::checkpoint::Checkpoint;
+
+impl Checkpoint {
+    /// Checks that these tensors are here whole. Names that are not here at all are passed over.
+    ///
+    /// # Errors
+    /// [`Error::Incomplete`] naming all of which this is one rank's part, and holds only some.
+    pub fn check_whole<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<()> {
+        match self.manifest().part_of {
+            Some(_) => {
+                let names: Vec<S> = names.into_iter().collect();
+                self.check_entries(names.iter().filter_map(|name| self.tensor(name.as_ref())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// [`Checkpoint::check_whole`] of entries.
+    pub(in crate::store) fn check_entries<'a>(
+        &self,
+        entries: impl IntoIterator<Item = &'a TensorEntry>,
+    ) -> Result<()> {
+        let Some(part_of) = &self.manifest().part_of else { return Ok(()) };
+        let lacking: Vec<String> = entries
+            .into_iter()
+            .map(|entry| (&entry.name, entry.held_bytes(), entry.nbytes()))
+            .filter(|(_, held, whole)| held != whole)
+            .map(|(name, held, whole)| format!("{held} of {whole} bytes of {name:?}"))
+            .collect();
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        let (rank, ranks, of) = (part_of.rank, part_of.ranks, some_of(&lacking));
+        Err(Error::Incomplete {
+            path: self.path().into(),
+            reason: format!(
+                "it is rank {rank}'s part of what {ranks} ranks saved each by itself (DCP's \
+                 use_collectives=False), and holds only {of}: load it with dcp.load on {ranks} ranks that \
+                 hold the same shards as those that saved, or save with collectives; what it holds whole \
+                 can be loaded by name"
+            ),
+        })
+    }
+}

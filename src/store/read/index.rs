@@ -1,0 +1,30 @@
+//! Finds tensors by name, without a copy of any name.
+
+use hashbrown::HashTable;
+use std::hash::{BuildHasher, RandomState};
+
+/// The numbers of tensors, by their names, which the caller keeps.
+#[derive(Debug)]
+pub(in crate::store) struct Index {
+    numbers: HashTable<u32>,
+    hasher: RandomState,
+}
+
+impl Index {
+    /// Of names that differ, numbered in their order.
+    pub fn new<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Self {
+        let hasher = RandomState::new();
+        let mut numbers = HashTable::with_capacity(names.len());
+        for (number, name) in (0..).zip(names) {
+            // Room for all was made: nothing is hashed a second time.
+            numbers.insert_unique(hasher.hash_one(name), number, |_| unreachable!("it has room"));
+        }
+        Self { numbers, hasher }
+    }
+
+    /// The number of a name, where `name_of` gives the name of each number.
+    pub fn find<'a>(&self, name: &str, name_of: impl Fn(usize) -> &'a str) -> Option<usize> {
+        let is_it = |&number: &u32| name_of(number as usize) == name;
+        self.numbers.find(self.hasher.hash_one(name), is_it).map(|&number| number as usize)
+    }
+}

@@ -1,0 +1,81 @@
+//! What a checkpoint's manifest says of the save.
+
+use crate::format::{PartOf, TensorEntry};
+use crate::store::read::checkpoint::{Checkpoint, Kind};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// What the manifest says of the save. For the files of others, what their headers say.
+#[derive(Debug, Clone, Serialize)]
+pub struct Info {
+    /// The checkpoint's directory.
+    #[serde(with = "crate::path_text")]
+    pub path: PathBuf,
+    /// Who wrote it.
+    pub kind: Kind,
+    /// Version of the format.
+    pub version: u32,
+    /// Version of the library that wrote it.
+    pub writer: String,
+    /// When it was committed, in milliseconds since 1970-01-01 UTC; 0 for the files of others.
+    pub created_unix_ms: u64,
+    /// How many times this directory had been saved into before.
+    pub generation: u64,
+    /// Ranks that wrote it.
+    pub world_size: u32,
+    /// Bytes that one checksum covers.
+    pub block_bytes: u64,
+    /// Number of tensors; those that share memory count once.
+    pub tensors: usize,
+    /// Bytes of their data.
+    pub tensor_bytes: u64,
+    /// Bytes of all shards, headers included.
+    pub file_bytes: u64,
+    /// The shards.
+    pub files: Vec<FileInfo>,
+    /// Other directories that the files were striped over, as the saver's configuration named them.
+    pub stripes: Vec<String>,
+    /// What it is a part of, where ranks saved each by itself.
+    pub part_of: Option<PartOf>,
+    /// The step of training that it was saved as, if one was given.
+    pub step: Option<u64>,
+}
+
+/// A shard.
+#[derive(Debug, Clone, Serialize)]
+pub struct FileInfo {
+    /// Its name in the checkpoint's directory.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+}
+
+impl Checkpoint {
+    /// What the manifest says of the save.
+    pub fn info(&self) -> Info {
+        let manifest = self.manifest();
+        let file = |file: &crate::format::FileEntry| FileInfo {
+            name: file.name.clone(),
+            bytes: file.bytes,
+        };
+        let files: Vec<FileInfo> = manifest.files.iter().map(file).collect();
+        let held = manifest.tensors.iter().map(TensorEntry::held_bytes);
+        Info {
+            path: self.path().into(),
+            kind: self.kind(),
+            version: manifest.version,
+            writer: manifest.writer.clone(),
+            created_unix_ms: manifest.created_unix_ms,
+            generation: manifest.generation,
+            world_size: manifest.world_size,
+            block_bytes: manifest.block_bytes,
+            tensors: manifest.tensors.len(),
+            tensor_bytes: held.fold(0, u64::saturating_add),
+            file_bytes: files.iter().map(|file| file.bytes).fold(0, u64::saturating_add),
+            files,
+            stripes: manifest.stripes.clone(),
+            part_of: manifest.part_of.clone(),
+            step: manifest.step,
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Loading tensors of a checkpoint: into fresh memory, or into memory that is there.
+
+use crate::config::ALIGN;
+use crate::device::Target;
+use crate::error::{Error, Result};
+use crate::format::{Chunk, TensorEntry};
+use crate::pipeline::job::Job;
+use crate::pipeline::load::{Read, Reads, Scatter, ShardFile, read_arenas, read_into};
+use crate::pipeline::report::LoadReport;
+use crate::pipeline::runtime::Runtime;
+use crate::plan::load::{BlockRead, Scattered, Unit, Want};
+use crate::plan::slab::{Dense, Place, Slab, dense_strides};
+use crate::pool::{Buffer, Mapping};
+use crate::store::read::checkpoint::{Checkpoint, Kind};
+use crate::store::read::loaded::{Loaded, LoadedTensor};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How to load.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadOptions {
+    /// Check every block against its checksum before any of it is handed out. Default true.
+    pub verify: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { verify: true }
+    }
+}
+
+/// A load under way: what it reads through, how, and since when.
+#[derive(Clone, Copy)]
+pub(in crate::store) struct Loading<'a> {
+    runtime: &'a Runtime,
+    job: &'a Arc<Job>,
+    verify: bool,
+    unit: Unit,
+    started: Instant,
+}
+
+/// What was read from disk, and what that took.
+pub(in crate::store) struct Fetched {
+    bytes: u64,
+    read: Read,
+}
+
+/// A tensor that is to be loaded.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    /// Its number in the manifest.
+    number: usize,
+    entry: &'a TensorEntry,
+}
+
+/// Chunks of whole tensors, and what to read for them.
+struct Chunks {
+    slabs: Vec<Slab>,
+    /// For each slab, the number of its tensor.
+    owners: Vec<usize>,
+    plan: Scattered,
+}
+
+impl Checkpoint {
+    /// Loads the tensors of these names into fresh memory, reading no more than the blocks in which
+    /// they lie. Those of one chunk are read straight into their place, the others put together.
+    ///
+    /// # Errors
+    /// [`Error::Keys`] naming all that are not in the checkpoint; [`Error::Incomplete`] naming all of
+    /// which it has only some, as one rank's part; [`Error::Corrupt`] for a damaged block; [`Error::Io`].
+    pub fn load_names<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+        options: LoadOptions,
+        runtime: &Runtime,
+        job: &Arc<Job>,
+    ) -> Result<Loaded> {
+        let loading = self.loading(options, runtime, job);
+        let wanted = self.find_whole(names)?;
+        let (whole, parted): (Vec<_>, Vec<_>) =
+            wanted.iter().copied().partition(|wanted| lies_straight(wanted.entry));
+        let straight = self.plan_straight(&whole, loading);
+        let chunks = self.plan_chunks(&parted, loading)?;
+        job.set_total(bytes_of(&straight) + bytes_of(&chunks.plan.reads));
+        let (mut fetches, mut read, mut assembled) = (Vec::new(), Vec::new(), Vec::new());
+        if !whole.is_empty() || parted.is_empty() {
+            let (tensors, fetched) = self.load_straight(&whole, &straight, loading)?;
+            read = tensors;
+            fetches.push(fetched);
+        }
+        if !parted.is_empty() {
+            let (tensors, fetched) = self.assemble(&parted, &chunks, loading)?;
+            assembled = tensors;
+            fetches.push(fetched);
+        }
+        let (mut read, mut assembled) = (read.into_iter(), assembled.into_iter());
+        let next = |wanted: &Wanted| match lies_straight(wanted.entry) {
+            true => read.next(),
+            false => assembled.next(),
+        };
+        let tensors = wanted.iter().filter_map(next).collect();
+        let report = self.report(wanted.len(), bytes_in(&wanted), fetches, loading);
+        Ok(Loaded::new(tensors, self.values.clone(), report))
+    }
+
+    /// Loads tensors into memory of the caller's, each of just the bytes that its tensor has.
+    ///
+    /// # Errors
+    /// [`Error::Keys`] naming all that are not in the checkpoint or of another size, and
+    /// [`Error::Incomplete`] all of which it has only some, as one rank's part, before a byte
+    /// is changed; [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before
+    /// it are in place already.
+    pub fn load_into<S: AsRef<str>>(
+        &self,
+        targets: &[(S, Target<'_>)],
+        options: LoadOptions,
+        runtime: &Runtime,
+        job: &Arc<Job>,
+    ) -> Result<LoadReport> {
+        let loading = self.loading(options, runtime, job);
+        let wanted = self.find_whole(targets.iter().map(|(name, _)| name))?;
+        self.check_sizes(&wanted, targets)?;
+        let chunks = self.plan_chunks(&wanted, loading)?;
+        job.set_total(bytes_of(&chunks.plan.reads));
+        let fetched = self.fill(&chunks, |tensor| &targets[tensor].1, loading)?;
+        Ok(self.report(wanted.len(), bytes_in(&wanted), vec![fetched], loading))
+    }
+
+    /// Starts a load. Where there are no checksums, or none are asked for, pages are read instead
+    /// of blocks.
+    pub(in crate::store) fn loading<'a>(
+        &self,
+        options: LoadOptions,
+        runtime: &'a Runtime,
+        job: &'a Arc<Job>,
+    ) -> Loading<'a> {
+        let verify = options.verify && self.kind() == Kind::Ringstow;
+        let unit = match verify {
+            true => self.checked_unit(runtime.config().block_bytes),
+            false => Unit::Pages(runtime.config().block_bytes),
+        };
+        Loading { runtime, job, verify, unit, started: Instant::now() }
+    }
+
+    /// Whole checksummed blocks, as many at once as a staging buffer holds.
+    pub(in crate::store) fn checked_unit(&self, most: u64) -> Unit {
+        Unit::Blocks { bytes: self.manifest().block_bytes, most }
+    }
+
+    /// The entries of these names, which are here whole.
+    fn find_whole<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+    ) -> Result<Vec<Wanted<'_>>> {
+        let wanted = self.find(names)?;
+        self.check_entries(wanted.iter().map(|wanted| wanted.entry))?;
+        Ok(wanted)
+    }
+
+    /// The entries of these names, each asked for once: two holders of one tensor's memory could
+    /// not both be its owner.
+    fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<Wanted<'_>>> {
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        let mut seen = vec![false; self.tensors().len()];
+        for name in names {
+            let name = name.as_ref();
+            match self.number(name) {
+                Some(number) if !std::mem::replace(&mut seen[number], true) => {
+                    found.push(Wanted { number, entry: &self.tensors()[number] });
+                }
+                Some(_) => {
+                    return Err(Error::invalid(format!("tensor {name:?} was asked for twice")));
+                }
+                None => missing.push(name.to_owned()),
+            }
+        }
+        if missing.is_empty() {
+            return Ok(found);
+        }
+        let path = self.path().into();
+        Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
+    }
+
+    fn check_sizes<S>(&self, wanted: &[Wanted], targets: &[(S, Target<'_>)]) -> Result<()> {
+        let mismatched: Vec<String> = wanted
+            .iter()
+            .zip(targets)
+            .map(|(wanted, (_, target))| (wanted.entry, target))
+            .filter(|(entry, target)| entry.nbytes() != target.nbytes())
+            .map(|(entry, target)| {
+                let (has, room) = (entry.nbytes(), target.nbytes());
+                format!("{:?} has {has} bytes in the checkpoint, {room} in memory", entry.name)
+            })
+            .collect();
+        if mismatched.is_empty() {
+            return Ok(());
+        }
+        let path = self.path().into();
+        Err(Error::Keys { path, missing: Vec::new(), unexpected: Vec::new(), mismatched })
+    }
+
+    fn file_bytes(&self) -> Vec<u64> {
+        self.files.iter().map(|file: &ShardFile| file.bytes).collect()
+    }
+
+    pub(in crate::store) fn reads<'a>(
+        &'a self,
+        blocks: &'a [BlockRead],
+        verify: bool,
+    ) -> Reads<'a> {
+        let block_bytes = self.manifest().block_bytes;
+        Reads { dir: self.path(), files: &self.files, blocks, block_bytes, verify, origin: self }
+    }
+
+    fn plan_straight(&self, wanted: &[Wanted], loading: Loading) -> Vec<BlockRead> {
+        let places: Vec<Want> = wanted.iter().map(|wanted| place(wanted.entry)).collect();
+        loading.unit.reads(&places, &self.file_bytes())
+    }
+
+    /// Reads tensors of one chunk straight into their memory.
+    fn load_straight(
+        &self,
+        wanted: &[Wanted],
+        reads: &[BlockRead],
+        loading: Loading,
+    ) -> Result<(Vec<LoadedTensor>, Fetched)> {
+        let reads_of = self.reads(reads, loading.verify);
+        let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job)?;
+        let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
+        let places: Vec<Want> = wanted.iter().map(|wanted| place(wanted.entry)).collect();
+        let ranges = arena_ranges(&places, reads);
+        let tensor = |(wanted, (place, range)): (&Wanted, (&Want, Range<usize>))| {
+            LoadedTensor::new((&self.manifest, wanted.number), (&arenas[place.file], range))
+        };
+        let tensors = wanted.iter().zip(places.iter().zip(ranges)).map(tensor).collect();
+        Ok((tensors, Fetched { bytes: bytes_of(reads), read }))
+    }
+
+    /// Reads tensors of several chunks into one fresh mapping.
+    fn assemble(
+        &self,
+        wanted: &[Wanted],
+        chunks: &Chunks,
+        loading: Loading,
+    ) -> Result<(Vec<LoadedTensor>, Fetched)> {
+        /// Suits every element type, and keeps tensors out of each other's cache lines.
+        const APART: usize = 64;
+        let lens =
+            wanted.iter().map(|wanted| (wanted.entry.nbytes() as usize).next_multiple_of(APART));
+        let memory = Mapping::new(lens.clone().sum())
+            .map_err(|e| Error::io("taking memory for", self.path(), e))?;
+        let (whole, mut buffers) = Buffer::cut(memory, lens.clone());
+        let targets: Vec<Target> =
+            buffers.iter_mut().map(|buffer| Target::new(&mut buffer[..])).collect();
+        let fetched = self.fill(chunks, |tensor| &targets[tensor], loading)?;
+        drop(buffers);
+        let arena = Arc::new(whole.rejoin());
+        let mut start = 0;
+        let tensor = |(wanted, len): (&Wanted, usize)| {
+            let range = start..start + wanted.entry.nbytes() as usize;
+            start += len;
+            LoadedTensor::new((&self.manifest, wanted.number), (&arena, range))
+        };
+        Ok((wanted.iter().zip(lens).map(tensor).collect(), fetched))
+    }
+
+    fn plan_chunks(&self, wanted: &[Wanted], loading: Loading) -> Result<Chunks> {
+        let (slabs, owners) = tensor_slabs(wanted)?;
+        let plan = self.plan_slabs(&slabs, loading);
+        Ok(Chunks { slabs, owners, plan })
+    }
+
+    /// Reads chunks into their tensors' memory.
+    fn fill<'a, 'm: 'a>(
+        &self,
+        chunks: &Chunks,
+        memory: impl Fn(usize) -> &'a Target<'m>,
+        loading: Loading,
+    ) -> Result<Fetched> {
+        let targets: Vec<&Target> = chunks.owners.iter().map(|&tensor| memory(tensor)).collect();
+        self.scatter(&chunks.slabs, &targets, &chunks.plan, loading)
+    }
+
+    pub(in crate::store) fn plan_slabs(&self, slabs: &[Slab], loading: Loading) -> Scattered {
+        Scattered::plan(slabs, &self.file_bytes(), loading.unit)
+    }
+
+    /// Reads what is planned, and copies each slab into its target.
+    pub(in crate::store) fn scatter(
+        &self,
+        slabs: &[Slab],
+        targets: &[&Target],
+        plan: &Scattered,
+        loading: Loading,
+    ) -> Result<Fetched> {
+        let reads = self.reads(&plan.reads, loading.verify);
+        let read =
+            read_into(loading.runtime, reads, Scatter { slabs, targets, plan }, loading.job)?;
+        Ok(Fetched { bytes: bytes_of(&plan.reads), read })
+    }
+
+    /// The report of one or more passes; how bytes were moved is told of the first.
+    pub(in crate::store) fn report(
+        &self,
+        tensors: usize,
+        tensor_bytes: u64,
+        fetches: Vec<Fetched>,
+        loading: Loading,
+    ) -> LoadReport {
+        let read_bytes = fetches.iter().map(|fetched| fetched.bytes).sum();
+        let mut reads = fetches.into_iter().map(|fetched| fetched.read);
+        let Read { moved, mut seconds } = reads.next().expect("there is a pass at least");
+        for Read { seconds: more, .. } in reads {
+            seconds.prepare += more.prepare;
+            seconds.read += more.read;
+            seconds.checksum_cpu += more.checksum_cpu;
+        }
+        seconds.total = loading.started.elapsed().as_secs_f64();
+        let (path, verified) = (self.path().into(), loading.verify);
+        LoadReport { path, tensors, tensor_bytes, read_bytes, verified, moved, seconds }
+    }
+}
+
+pub(in crate::store) fn bytes_of(reads: &[BlockRead]) -> u64 {
+    reads.iter().map(|read| read.len as u64).sum()
+}
+
+fn bytes_in(wanted: &[Wanted]) -> u64 {
+    wanted.iter().map(|wanted| wanted.entry.nbytes()).sum()
+}
+
+/// Whether a tensor can be used where it was read to: it is of one chunk, aligned to its type.
+/// (Ringstow's own always are; other writers' need not be.)
+fn lies_straight(entry: &TensorEntry) -> bool {
+    let item = entry.dtype.bits().div_ceil(8).next_power_of_two();
+    matches!(entry.chunks.as_slice(), [chunk] if chunk.begin.is_multiple_of(item))
+}
+
+/// Where a tensor lies that [`lies_straight`] and is whole.
+fn place(entry: &TensorEntry) -> Want {
+    let chunk = &entry.chunks[0];
+    Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + entry.nbytes() }
+}
+
+/// The chunks of whole tensors as slabs, each placed in its tensor's dense memory; and for each the
+/// number of its tensor.
+fn tensor_slabs(wanted: &[Wanted]) -> Result<(Vec<Slab>, Vec<usize>)> {
+    let mut slabs = Vec::with_capacity(wanted.len());
+    let mut owners = Vec::with_capacity(wanted.len());
+    for (owner, Wanted { entry, .. }) in wanted.iter().enumerate() {
+        for chunk in &entry.chunks {
+            let slab = chunk_slab(entry, chunk).map_err(|why| {
+                Error::invalid(format!("tensor {:?} cannot be put together: {why}", entry.name))
+            })?;
+            if let Some(slab) = slab {
+                slabs.push(slab);
+                owners.push(owner);
+            }
+        }
+    }
+    Ok((slabs, owners))
+}
+
+fn chunk_slab(entry: &TensorEntry, chunk: &Chunk) -> std::result::Result<Option<Slab>, String> {
+    let (Some(offsets), Some(sizes)) = (&chunk.offsets, &chunk.sizes) else {
+        let range = chunk.begin..chunk.begin + entry.nbytes();
+        return Ok(Slab::run(chunk.file as usize, &range));
+    };
+    let strides = dense_strides(entry.dtype, &entry.shape);
+    let at = offsets.iter().zip(&strides).map(|(&o, &s)| i128::from(o).saturating_mul(s)).sum();
+    let array = Dense { file: chunk.file as usize, begin: chunk.begin, dtype: entry.dtype, sizes };
+    Slab::new(array, &vec![0; sizes.len()], sizes, Place { at, strides: &strides })
+}
+
+/// Where in its file's arena each place lies, given the blocks that the arenas hold.
+fn arena_ranges(places: &[Want], reads: &[BlockRead]) -> Vec<Range<usize>> {
+    // (file, block's offset in the file, block's offset in the arena)
+    let mut starts: Vec<(usize, u64, usize)> = Vec::with_capacity(reads.len());
+    let mut at = 0;
+    for read in reads {
+        if starts.last().is_none_or(|&(file, ..)| file != read.file) {
+            at = 0;
+        }
+        starts.push((read.file, read.offset, at));
+        at += read.len.next_multiple_of(ALIGN);
+    }
+    let range = |place: &Want| {
+        let len = (place.range.end - place.range.start) as usize;
+        if len == 0 {
+            return 0..0;
+        }
+        let after = starts.partition_point(|&(file, offset, _)| {
+            (file, offset) <= (place.file, place.range.start)
+        });
+        let (_, offset, at) = starts[after - 1];
+        let start = at + (place.range.start - offset) as usize;
+        start..start + len
+    };
+    places.iter().map(range).collect()
+}

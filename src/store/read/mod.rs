@@ -1,0 +1,14 @@
+//! Opening a checkpoint, loading from it, checking it.
+
+pub(crate) mod checkpoint;
+pub(crate) mod coverage;
+pub(crate) mod fingerprint;
+pub(crate) mod foreign;
+pub(crate) mod index;
+pub(crate) mod info;
+pub(crate) mod load;
+pub(crate) mod loaded;
+pub(crate) mod part;
+pub(crate) mod slices;
+pub(crate) mod values;
+pub(crate) mod verify;

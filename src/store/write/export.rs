@@ -1,0 +1,356 @@
+//! Writes the weights of a model as Hugging Face's programs read them: plain safetensors files, and
+//! an index where there are several. Through the same pipeline as a save, but there is no manifest and
+//! no checksum; what makes the files a model is their names, and of several the index, which come last.
+
+use crate::error::{Error, Result};
+use crate::format::{Item, header, names};
+use crate::pipeline::job::Job;
+use crate::pipeline::report::SaveReport;
+use crate::pipeline::runtime::Runtime;
+use crate::pipeline::trace::What;
+use crate::plan::save::{SavePlan, plan_model};
+use crate::state::StateDict;
+use crate::store::read::checkpoint::read_plain;
+use crate::store::write::rollback::Parts;
+use crate::store::write::save::{Contents, create_files, report};
+use crate::sys::dir;
+use crate::sys::dir::{file_names, remove};
+use crate::sys::file::create;
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Writes the tensors of a state into the directory `path`, durably, as `model.safetensors` or, if
+/// they are more than the configuration's `shard_bytes`, as several files with an index.
+///
+/// No file ends in `.safetensors` before all have been written. A kill between the renames leaves
+/// numbered files beside `model.safetensors.index.json.part`: [`Checkpoint::open_foreign`] refuses such
+/// a directory, and the next export into it removes them first.
+///
+/// [`Checkpoint::open_foreign`]: crate::Checkpoint::open_foreign
+///
+/// # Errors
+/// [`Error::Invalid`] if there are model files already; [`Error::Unsupported`] for a tensor that
+/// safetensors has no word for; any other [`Error`]. Then what was written is removed.
+pub fn export(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<SaveReport> {
+    job.trace_to(runtime.config());
+    job.traced(|| export_all(runtime, state, path, job))
+}
+
+fn export_all(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<SaveReport> {
+    let started = Instant::now();
+    let contents = state.contents();
+    contents.check_sizes()?;
+    check_plain(contents.items)?;
+    let config = runtime.config();
+    let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;
+    let mut parts = Parts::begin(path)?;
+    make_room(path)?;
+    parts.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
+    let planned = started.elapsed().as_secs_f64();
+    job.note(What::Plan, started, None, 0);
+    create_files(parts.files.iter())?;
+    let written = contents.write(runtime, &plan, (path, &parts.files), job)?;
+
+    let committing = Instant::now();
+    publish(&plan, &contents, path, &mut parts)?;
+    job.note(What::Commit, committing, None, 0);
+    let mut report = report(runtime, path, 0, &plan, contents.items.len(), written);
+    report.seconds.plan = planned;
+    report.seconds.commit = committing.elapsed().as_secs_f64();
+    report.seconds.total = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+fn check_plain(items: &[Item]) -> Result<()> {
+    let Some(Item { info, .. }) = items.iter().find(|item| !header::is_plain(item)) else {
+        return Ok(());
+    };
+    Err(Error::Unsupported {
+        what: format!(
+            "safetensors has no word for {:?}, {} {:?}",
+            info.name, info.dtype, info.shape
+        ),
+        remedy: "leave it out, or save it under another name or as another dtype".into(),
+    })
+}
+
+/// Removes what a killed export left, and refuses to write beside other tensors.
+fn make_room(dir: &Path) -> Result<()> {
+    let present = file_names(dir)?;
+    let unfinished = unfinished(dir, &present)?;
+    let is_model = |name: &&String| {
+        let is_theirs = name.ends_with(".safetensors") && !unfinished.contains(name.as_str());
+        is_theirs || *name == names::MODEL_INDEX || *name == names::MANIFEST
+    };
+    if let Some(name) = present.iter().find(is_model) {
+        return Err(Error::invalid(format!(
+            "{} holds {name} already: programs would mix its tensors with those to be written; \
+             write to another directory, or remove it",
+            dir.display()
+        )));
+    }
+    // The list of them goes last: while it is there, the rest can be told from others' files.
+    let (list, parts): (Vec<&String>, Vec<&String>) = present
+        .iter()
+        .filter(|name| names::is_model_part(name))
+        .partition(|name| **name == names::part(names::MODEL_INDEX));
+    unfinished.iter().try_for_each(|name| remove(&dir.join(name)))?;
+    parts.into_iter().chain(list).try_for_each(|name| remove(&dir.join(name)))
+}
+
+/// The files that an export had given their names when it was killed. Its index, which is written before
+/// the first of them is renamed and is still a `.part`, lists them.
+fn unfinished(dir: &Path, present: &[String]) -> Result<BTreeSet<String>> {
+    let list = names::part(names::MODEL_INDEX);
+    if !present.contains(&list) || present.iter().any(|name| name == names::MODEL_INDEX) {
+        return Ok(BTreeSet::new());
+    }
+    let path = dir.join(list);
+    let text = read_plain(&path).map_err(|e| Error::io("reading", &path, e))?;
+    // A torn one was being written, and nothing was renamed yet.
+    let index: Index = serde_json::from_slice(&text).unwrap_or_default();
+    let listed = index.weight_map.into_values();
+    Ok(listed.filter(|name| names::numbered(name).is_some() && present.contains(name)).collect())
+}
+
+#[derive(Default, Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Gives the written files their names, the index last.
+fn publish(plan: &SavePlan, contents: &Contents<'_>, dir: &Path, parts: &mut Parts) -> Result<()> {
+    let several = plan.shards.len() > 1;
+    if several {
+        write_index(plan, contents.items, dir, parts)?;
+        // The list is there before any file that it lists.
+        dir::sync(dir)?;
+    }
+    let files = plan.shards.iter().map(|shard| shard.name.as_str());
+    for name in files.chain(several.then_some(names::MODEL_INDEX)) {
+        let (from, to) = (dir.join(names::part(name)), dir.join(name));
+        // Noted before: a directory that cannot be synced takes all of them back.
+        parts.files.push(to.clone());
+        fs::rename(&from, &to).map_err(|e| Error::io("renaming", from, e))?;
+    }
+    dir::sync(dir)?;
+    parts.sync_parents()?;
+    parts.keep();
+    Ok(())
+}
+
+fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, parts: &mut Parts) -> Result<()> {
+    let weight_map: BTreeMap<&str, &str> = plan
+        .shards
+        .iter()
+        .flat_map(|shard| shard.items.iter().map(|extent| (extent.item, shard.name.as_str())))
+        .map(|(item, file)| (items[item].info.name.as_str(), file))
+        .collect();
+    let index =
+        json!({ "metadata": { "total_size": plan.tensor_bytes }, "weight_map": weight_map });
+    let path = dir.join(names::part(names::MODEL_INDEX));
+    parts.files.push(path.clone());
+    let write = || {
+        let mut file = create(&path, false)?;
+        writeln!(file, "{index:#}")?;
+        file.sync_all()
+    };
+    write().map_err(|e| Error::io("writing", &path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Dtype;
+    use crate::{Config, Error};
+
+    fn runtime(shard_bytes: u64) -> Arc<Runtime> {
+        let config =
+            Config { block_bytes: 8192, pool_bytes: 65536, shard_bytes, ..Config::default() };
+        Runtime::new(config).unwrap().into()
+    }
+
+    fn weights(state: &mut StateDict<'static>) {
+        static BYTES: [u8; 40_000] = [7; 40_000];
+        for name in ["a", "b", "c"] {
+            state.bytes(name, Dtype::F32, &[100, 100], &BYTES).unwrap();
+        }
+    }
+
+    fn present(dir: &Path) -> Vec<String> {
+        file_names(dir).unwrap()
+    }
+
+    fn export_to(dir: &Path, shard_bytes: u64) -> Result<SaveReport> {
+        let mut state = StateDict::new();
+        weights(&mut state);
+        export(&runtime(shard_bytes), &state, dir, &Arc::default())
+    }
+
+    #[test]
+    fn a_small_model_is_one_file_that_any_reader_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let report = export_to(&dir.path().join("new"), 0).unwrap();
+        assert_eq!((report.files, report.tensors), (1, 3));
+        assert_eq!(present(&report.path), ["model.safetensors"]);
+        let bytes = fs::read(report.path.join("model.safetensors")).unwrap();
+        let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(read.tensor("b").unwrap().data(), [7; 40_000]);
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let metadata = metadata.metadata().as_ref().unwrap();
+        assert_eq!(metadata.len(), 1);
+        assert_eq!(metadata["format"], "pt");
+    }
+
+    #[test]
+    fn a_large_model_is_several_files_and_the_index_says_where_each_tensor_is() {
+        let dir = tempfile::tempdir().unwrap();
+        export_to(dir.path(), 90_000).unwrap();
+        let files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+        assert_eq!(present(dir.path()), [files[0], files[1], names::MODEL_INDEX]);
+        let index = fs::read(dir.path().join(names::MODEL_INDEX)).unwrap();
+        let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+        assert_eq!(index["metadata"]["total_size"], 120_000);
+        assert_eq!(index["weight_map"], json!({ "a": files[0], "b": files[0], "c": files[1] }));
+        for (name, file) in index["weight_map"].as_object().unwrap() {
+            let bytes = fs::read(dir.path().join(file.as_str().unwrap())).unwrap();
+            let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            assert_eq!(read.tensor(name).unwrap().shape(), [100, 100]);
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_beside_other_tensors() {
+        for name in ["model.safetensors", "other.safetensors", names::MODEL_INDEX, names::MANIFEST]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(name), "theirs").unwrap();
+            let error = export_to(dir.path(), 0).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+            assert_eq!(present(dir.path()), [name]);
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"theirs");
+        }
+    }
+
+    #[test]
+    fn what_a_killed_export_left_is_cleared_away_and_other_files_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["config.json", "model-00003-of-00009.safetensors.part"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        export_to(dir.path(), 0).unwrap();
+        assert_eq!(present(dir.path()), ["config.json", "model.safetensors"]);
+    }
+
+    /// The states that a kill during `publish` can leave: the first `renamed` files have their names.
+    fn killed_export(dir: &Path, renamed: usize) {
+        export_to(dir, 90_000).unwrap();
+        let files = present(dir);
+        for name in files.iter().skip(renamed) {
+            fs::rename(dir.join(name), dir.join(names::part(name))).unwrap();
+        }
+    }
+
+    #[test]
+    fn killed_export_is_refused_by_loads_and_cleared_by_the_next_export() {
+        for renamed in 0..=2 {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("config.json"), "{}").unwrap();
+            let to = dir.path().join("model");
+            killed_export(&to, renamed);
+            let error = crate::Checkpoint::open_foreign(&to).unwrap_err();
+            assert!(matches!(error, Error::Incomplete { .. }), "{renamed} renamed: {error}");
+            assert!(error.to_string().contains(".part"), "{error}");
+            export_to(&to, 0).unwrap();
+            assert_eq!(present(&to), ["model.safetensors"]);
+            crate::Checkpoint::open_foreign(&to).unwrap();
+        }
+    }
+
+    #[test]
+    fn numbered_files_without_their_unfinished_list_are_others() {
+        let dir = tempfile::tempdir().unwrap();
+        killed_export(dir.path(), 1);
+        remove(&dir.path().join(names::part(names::MODEL_INDEX))).unwrap();
+        let error = export_to(dir.path(), 0).unwrap_err();
+        assert!(error.to_string().contains("model-00001-of-00002.safetensors"), "{error}");
+    }
+
+    #[test]
+    fn what_safetensors_has_no_word_for_is_refused_by_name_before_anything_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("new");
+        for (name, dtype) in [("spectrum", Dtype::C128), ("__metadata__", Dtype::F64)] {
+            let mut state = StateDict::new();
+            state.bytes(name, dtype, &[0], &[]).unwrap();
+            let error = export(&runtime(0), &state, &to, &Arc::default()).unwrap_err();
+            assert!(matches!(error, Error::Unsupported { .. }));
+            assert!(error.to_string().contains(name), "{error}");
+            assert!(!to.exists());
+        }
+    }
+
+    /// Bytes that cannot be had.
+    struct Gone(u64);
+
+    impl crate::device::Source for Gone {
+        fn nbytes(&self) -> u64 {
+            self.0
+        }
+
+        fn read(&self, _: usize, _: &mut [u8]) {
+            unreachable!("a save asks `try_read`")
+        }
+
+        fn try_read(&self, _: usize, _: &mut [u8]) -> Result<()> {
+            Err(Error::invalid("the source is gone"))
+        }
+    }
+
+    #[test]
+    fn a_source_that_fails_fails_the_save_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let info = |name: &str| crate::TensorInfo {
+            name: name.into(),
+            dtype: Dtype::U8,
+            shape: vec![100_000],
+        };
+        for save in [export, crate::store::write::save::save] {
+            let to = dir.path().join("new");
+            let mut state = StateDict::new();
+            weights(&mut state);
+            state.source(info("gone"), Box::new(Gone(100_000)));
+            let error = save(&runtime(0), &state, &to, &Arc::default()).unwrap_err();
+            assert!(error.to_string().contains("the source is gone"), "{error}");
+            assert!(!to.exists());
+        }
+    }
+
+    #[test]
+    fn a_cancelled_export_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = StateDict::new();
+        weights(&mut state);
+        let job = Arc::<Job>::default();
+        job.cancel();
+        let error = export(&runtime(0), &state, &dir.path().join("new"), &job).unwrap_err();
+        assert!(matches!(error, Error::Cancelled { .. }));
+        assert!(!dir.path().join("new").exists());
+    }
+}

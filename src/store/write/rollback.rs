@@ -1,0 +1,194 @@
+//! What a save makes on disk before it is known to succeed, and takes back if it does not.
+
+use crate::error::{Error, Result};
+use crate::store::catalog::rank_dirs;
+use crate::sys::dir;
+use crate::sys::dir::remove;
+use crate::sys::lock::DirLock;
+use crate::sys::path;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// Files and directories that a save has made. Dropped, it removes them, unless they are kept.
+#[derive(Debug)]
+pub(in crate::store) struct Parts {
+    /// Files that are written, or about to be.
+    pub files: Vec<PathBuf>,
+    /// The checkpoint's own directory.
+    dir: PathBuf,
+    /// Directories that were not there before, outermost first.
+    made: Vec<PathBuf>,
+    kept: bool,
+    /// Let go of when everything has been removed.
+    lock: Option<DirLock>,
+}
+
+impl Parts {
+    /// Nothing yet, in a directory that somebody else has made.
+    pub fn new() -> Self {
+        Self { files: Vec::new(), dir: PathBuf::new(), made: Vec::new(), kept: false, lock: None }
+    }
+
+    /// Makes the directory and its parents, if need be, and locks it until these are dropped.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a URL; [`Error::Busy`] if another save holds the lock; [`Error::Io`]. Nothing is made
+    /// then.
+    pub fn begin(dir: &Path) -> Result<Self> {
+        /// So often may a clean-up remove the directory before it is locked.
+        const TRIES: usize = 100;
+        path::check(dir)?;
+        let mut tries = 0;
+        loop {
+            let mut parts = Self::new();
+            match parts.make(dir).and_then(|()| parts.lock(dir)) {
+                Err(error) if error.is_not_found() && tries < TRIES => tries += 1,
+                done => return done.map(|()| parts),
+            }
+        }
+    }
+
+    fn make(&mut self, dir: &Path) -> Result<()> {
+        self.dir = dir.into();
+        let missing: Vec<&Path> = dir
+            .ancestors()
+            .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())
+            .collect();
+        missing.into_iter().rev().try_for_each(|dir| self.make_dir(dir))?;
+        match fs::metadata(dir) {
+            Ok(kind) if kind.is_dir() => Ok(()),
+            Ok(_) => {
+                let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
+                Err(Error::io("saving to (a checkpoint is a directory)", dir, error))
+            }
+            Err(e) => Err(Error::io("opening", dir, e)),
+        }
+    }
+
+    /// Makes a directory, if need be, in one that is there.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn make_dir(&mut self, dir: &Path) -> Result<()> {
+        match fs::create_dir(dir) {
+            Ok(()) => self.made.push(dir.into()),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Error::io("creating", dir, e)),
+        }
+        Ok(())
+    }
+
+    fn lock(&mut self, dir: &Path) -> Result<()> {
+        self.lock = Some(DirLock::take(dir)?);
+        Ok(())
+    }
+
+    /// Leaves everything where it is, from now on.
+    pub fn keep(&mut self) {
+        self.kept = true;
+    }
+
+    /// Whether [`Parts::keep`] was called.
+    pub fn is_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// Makes the names of the directory, and of all that were made, durable. The directory's own also if it was
+    /// there: whoever made it may not have lived to do that.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync_parents(&self) -> Result<()> {
+        for parent in self.made.iter().filter_map(|dir| dir.parent()) {
+            dir::sync(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
+        }
+        // Its true parent: the path may be a link, or end in `..`.
+        let own = fs::canonicalize(&self.dir).map_err(|e| Error::io("opening", &self.dir, e))?;
+        // One that ranks saved each by itself is in another of ours.
+        let names = if rank_dirs::dir_rank(&own).is_some() { 2 } else { 1 };
+        for parent in own.ancestors().skip(1).take(names) {
+            match dir::sync(parent) {
+                // Nor was the directory made by who may not even list this one.
+                Err(Error::Io { source, .. })
+                    if source.kind() == io::ErrorKind::PermissionDenied => {}
+                synced => synced?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes an empty directory that was made. Only with its lock: another save may be about to write into it,
+    /// which has found it there.
+    fn remove_dir(&self, dir: &Path) {
+        let is_locked = self.lock.is_some() && dir == self.dir;
+        let _lock = match is_locked {
+            true => None,
+            false => match DirLock::take(dir) {
+                Ok(lock) => Some(lock),
+                Err(_) => return,
+            },
+        };
+        let _ = fs::remove_dir(dir); // only an empty one goes
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        for file in &self.files {
+            if let Err(error) = remove(file) {
+                tracing::warn!(%error, "could not remove what a failed save wrote");
+            }
+        }
+        for dir in self.made.iter().rev() {
+            self.remove_dir(dir);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::write::rollback::*;
+    use crate::sys::dir::{Call, faults};
+
+    #[test]
+    fn a_loser_removes_no_directory_that_the_winner_has_locked() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a/b");
+        let mut loser = Parts::new();
+        loser.make(&dir).unwrap();
+        let winner = Parts::begin(&dir).unwrap();
+        assert!(matches!(loser.lock(&dir), Err(Error::Busy { .. })));
+        drop(loser);
+        assert!(dir.exists());
+        drop(winner);
+        assert!(dir.exists(), "nor does the winner, who did not make it");
+    }
+
+    #[test]
+    fn the_name_of_a_directory_is_durable_whoever_made_it() {
+        let root = tempfile::tempdir_in(".").unwrap();
+        let there = root.path().join("there");
+        fs::create_dir(&there).unwrap();
+        let synced = |dir: &Path| {
+            let parts = Parts::begin(dir).unwrap();
+            faults::made(Call::Sync);
+            parts.sync_parents().unwrap();
+            faults::made(Call::Sync).into_iter().map(|dir| fs::canonicalize(dir).unwrap()).collect()
+        };
+        let [root, cwd] = [root.path(), Path::new(".")].map(|dir| fs::canonicalize(dir).unwrap());
+        let all: Vec<PathBuf> = synced(&there);
+        assert_eq!(all, [&*root]);
+        // A path without a parent, as `save("step-1")` has it.
+        let all: Vec<PathBuf> = synced(Path::new(root.file_name().unwrap()));
+        assert_eq!(all, [&*cwd]);
+        std::os::unix::fs::symlink(&there, root.join("link")).unwrap();
+        let all: Vec<PathBuf> = synced(&root.join("link"));
+        assert_eq!(all, [&*root]);
+        // A rank's own, in a whole that another rank has made.
+        let all: Vec<PathBuf> = synced(&there.join("rank00001"));
+        assert_eq!(all, [&*there, &*there, &*root]);
+    }
+}

@@ -1,0 +1,228 @@
+//! A save from beginning to end: lay out, write, commit. One rank's part of a save by several is written in
+//! [`write_rank`](crate::store::write::write_rank::write_rank()).
+
+use crate::device::Source;
+use crate::engine::ladder::Fallback;
+use crate::error::{Error, Result};
+use crate::format::{FileEntry, Item, Manifest, names};
+use crate::pipeline::fallbacks::warn_once_of;
+use crate::pipeline::job::Job;
+use crate::pipeline::report::SaveReport;
+use crate::pipeline::runtime::Runtime;
+use crate::pipeline::save as pipeline;
+use crate::pipeline::save::Written;
+use crate::pipeline::trace::What;
+use crate::plan::save::{Options, SavePlan, Shard, plan};
+use crate::state::{Check, StateDict};
+use crate::store::layout::recycled;
+use crate::store::layout::stripes::Places;
+use crate::store::write::transaction::Transaction;
+use crate::sys::file;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The tensors of a state: items and, one by one, where their bytes come from.
+pub(crate) struct Contents<'a> {
+    pub items: &'a [Item],
+    pub sources: &'a [Box<dyn Source + 'a>],
+    /// Called once all of these bytes have been copied.
+    pub check: Option<&'a Check<'a>>,
+}
+
+/// Saves tensors and values as the checkpoint at `path`, durably and whole or not at all.
+///
+/// An earlier checkpoint at `path` stands until the new one is committed.
+///
+/// # Errors
+/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was. But for
+/// [`Error::NotDurable`]: the new one is committed, and may not survive a crash.
+pub fn save(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<SaveReport> {
+    job.trace_to(runtime.config());
+    job.traced(|| save_all(runtime, state, path, job))
+}
+
+fn save_all(
+    runtime: &Runtime,
+    state: &StateDict<'_>,
+    path: &Path,
+    job: &Arc<Job>,
+) -> Result<SaveReport> {
+    let started = Instant::now();
+    let (contents, tree) = (state.contents(), state.tree()?);
+    contents.check_sizes()?;
+    let mut transaction = Transaction::begin(path, &runtime.config().stripe)?;
+    transaction.recycle(runtime.config().recycle);
+    let generation = transaction.generation();
+    let plan = contents.plan(runtime, transaction.places(), 0, generation)?;
+    let paths = paths(&plan, transaction.places(), 0, names::part);
+    transaction.begin_files(&paths);
+    let planned = started.elapsed().as_secs_f64();
+    job.note(What::Plan, started, None, 0);
+    let (written, recycled_bytes) =
+        contents.write_over_spares(runtime, &plan, (transaction.places(), &paths), job)?;
+
+    let committing = Instant::now();
+    let tensors = plan.entries(contents.items);
+    let files = file_entries(&plan, &written.crc32);
+    let block_bytes = runtime.config().checksum_bytes();
+    let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
+    manifest.step = state.saved_step();
+    manifest.stripes = transaction.places().noted(paths.iter().map(PathBuf::as_path));
+    transaction.commit(&manifest)?;
+    job.note(What::Commit, committing, None, 0);
+    let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    report.recycled_bytes = recycled_bytes;
+    report.seconds.plan = planned;
+    report.seconds.commit = committing.elapsed().as_secs_f64();
+    report.seconds.total = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+impl Contents<'_> {
+    pub(in crate::store) fn plan(
+        &self,
+        runtime: &Runtime,
+        places: &Places,
+        rank: u32,
+        generation: u64,
+    ) -> Result<SavePlan> {
+        let config = runtime.config();
+        let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
+        let lanes = places.lanes(config.files);
+        plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
+    }
+
+    /// Writes the planned shards to `parts`, over spare files where there are some; also returns the
+    /// bytes of those.
+    pub(in crate::store) fn write_over_spares(
+        &self,
+        runtime: &Runtime,
+        plan: &SavePlan,
+        (places, parts): (&Places, &[PathBuf]),
+        job: &Arc<Job>,
+    ) -> Result<(Written, u64)> {
+        let claimed = recycled::claim(places, &plan.shards, parts)?;
+        create_files(parts.iter().filter(|part| !claimed.files.contains(*part)))?;
+        let (mut written, gave_up) = match plan.shards.is_empty() {
+            true => (Written::nothing(), None),
+            false => self.write_for_spares(runtime, plan, (places, parts), job)?,
+        };
+        written.moved.fallbacks.extend(claimed.refused);
+        if let Some(gave_up) = gave_up {
+            warn_once_of(places.own(), &gave_up.wanted, &gave_up);
+            written.moved.fallbacks.push(gave_up);
+        }
+        if let Some(shared) = places.shared_disk() {
+            warn_once_of(places.own(), &shared.wanted, &shared);
+            written.moved.fallbacks.push(shared);
+        }
+        Ok((written, claimed.bytes))
+    }
+
+    /// Writes the planned shards. Where the disk has too little room for them, the recycled files that are left go,
+    /// and it tries again.
+    fn write_for_spares(
+        &self,
+        runtime: &Runtime,
+        plan: &SavePlan,
+        (places, parts): (&Places, &[PathBuf]),
+        job: &Arc<Job>,
+    ) -> Result<(Written, Option<Fallback>)> {
+        let write = || self.write(runtime, plan, (places.own(), parts), job);
+        let error = match write() {
+            // Not once bytes have been copied: their tensors may have changed since.
+            Err(error) if error.is_disk_full() && job.progress().staged == 0 && !job.stopped() => {
+                error
+            }
+            written => return Ok((written?, None)),
+        };
+        match recycled::give_up(places)? {
+            0 => Err(error),
+            bytes => Ok((write()?, Some(recycled::gave_up(bytes, &error)))),
+        }
+    }
+
+    /// Writes the planned shards to files that are there.
+    pub(in crate::store) fn write(
+        &self,
+        runtime: &Runtime,
+        plan: &SavePlan,
+        (path, parts): (&Path, &[PathBuf]),
+        job: &Arc<Job>,
+    ) -> Result<Written> {
+        job.set_total(plan.file_bytes());
+        let sources = (self.items, self.sources, self.check);
+        pipeline::write(runtime, plan, sources, (path, parts), job)
+    }
+
+    /// Each source has just the bytes that its dtype and shape say.
+    pub(in crate::store) fn check_sizes(&self) -> Result<()> {
+        if self.items.len() != self.sources.len() {
+            let (items, sources) = (self.items.len(), self.sources.len());
+            return Err(Error::invalid(format!(
+                "{items} tensors were named, {sources} handed over"
+            )));
+        }
+        for (Item { info, .. }, source) in self.items.iter().zip(self.sources) {
+            info.check_bytes(source.nbytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// Where each shard is written, under the name that `name` makes of its own.
+pub(in crate::store) fn paths(
+    plan: &SavePlan,
+    places: &Places,
+    rank: u32,
+    name: impl Fn(&str) -> String,
+) -> Vec<PathBuf> {
+    let path = |shard: &Shard| places.dir_of(shard, rank).join(name(&shard.name));
+    plan.shards.iter().map(path).collect()
+}
+
+/// Creates the files that a save writes. Each is new: another process may still write to one that is there.
+pub(in crate::store) fn create_files<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
+    for path in paths {
+        file::create(path, false).map_err(|e| Error::io("creating", path, e))?;
+    }
+    Ok(())
+}
+
+pub(in crate::store) fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {
+    let entry = |(shard, crc32): (&Shard, &Vec<u32>)| FileEntry {
+        name: shard.name.clone(),
+        bytes: shard.bytes,
+        crc32: crc32.clone(),
+    };
+    plan.shards.iter().zip(crc32).map(entry).collect()
+}
+
+pub(in crate::store) fn report(
+    runtime: &Runtime,
+    path: &Path,
+    generation: u64,
+    plan: &SavePlan,
+    tensors: usize,
+    written: Written,
+) -> SaveReport {
+    let config = runtime.config();
+    SaveReport {
+        path: path.into(),
+        generation,
+        tensors,
+        tensor_bytes: plan.tensor_bytes,
+        file_bytes: plan.file_bytes(),
+        files: plan.shards.len(),
+        recycled_bytes: 0,
+        pool_bytes: config.buffers() as u64 * config.block_bytes,
+        moved: written.moved,
+        seconds: written.seconds,
+    }
+}

@@ -1,0 +1,358 @@
+//! The coordinator's side of a save by several ranks.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format::{Manifest, PartOf, RANKS_MAX, Receipt, names, receipt};
+use crate::store::layout::unique::unique;
+use crate::store::read::checkpoint::{listed, missing_ranks, read_start};
+use crate::store::write::transaction::Transaction;
+use crate::sys::{dir, file};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// The coordinator's hold on a directory that several ranks save into: begun before any of them
+/// writes, ended by the commit. Dropped without one, it removes what they wrote; an earlier checkpoint
+/// stands.
+///
+/// How receipts come to the coordinator is the trainer's: MPI, `torch.distributed`, a file.
+///
+/// ```no_run
+/// # fn all_ranks<T>(_: T) -> Vec<T> { Vec::new() }
+/// # fn main() -> ringstow::Result<()> {
+/// # let (rank, world_size, state) = (0, 2, ringstow::StateDict::new());
+/// use ringstow::{Config, Session, Value, write_rank};
+/// let session = match rank {
+///     0 => Some(Session::begin("ckpt/step-7", world_size)?),
+///     _ => None,
+/// };
+/// // A barrier belongs here.
+/// let (receipt, _) = write_rank(&state, rank, "ckpt/step-7", &Config::default())?;
+/// let receipts = all_ranks(receipt); // gathered to the coordinator
+/// if let Some(session) = session {
+///     session.commit(receipts, Value::Dict(Vec::new()).to_json()?)?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Session {
+    transaction: Transaction,
+    /// What the receipts must name.
+    id: String,
+    world_size: u32,
+    part_of: Option<PartOf>,
+    step: Option<u64>,
+}
+
+/// What a commit did.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Committed {
+    /// Saves into this directory that came before.
+    pub generation: u64,
+    /// Shards of all ranks.
+    pub files: usize,
+    /// Their bytes, headers included.
+    pub file_bytes: u64,
+    /// Tensors and objects.
+    pub tensors: usize,
+    /// From the receipts to the last sync.
+    pub seconds: f64,
+}
+
+/// Who is to write: what `manifest.json.part` holds until the manifest itself is written there.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    /// Ranks that take part.
+    world_size: u32,
+    /// No other session's.
+    session: Option<String>,
+    /// Of the shards' names.
+    generation: Option<u64>,
+}
+
+/// Longer files are no notes.
+const NOTE_BYTES_MAX: usize = 1024;
+
+impl Note {
+    fn read(dir: &Path) -> io::Result<Option<Self>> {
+        let text = read_start(&dir.join(names::MANIFEST_PART), NOTE_BYTES_MAX)?;
+        Ok(serde_json::from_slice(&text).ok())
+    }
+}
+
+/// What a rank needs to know of the session that it writes for.
+#[derive(Debug)]
+pub(in crate::store) struct UnderWay {
+    /// Which one it is.
+    pub session: String,
+    /// Of the shards' names.
+    pub generation: u64,
+}
+
+/// The session that has begun in a directory.
+///
+/// # Errors
+/// [`Error::Invalid`] if none has; [`Error::Io`].
+pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
+    // Listed first: that makes a network file system look whether the note is there by now.
+    let note = match dir::entries(dir) {
+        Err(error) if error.is_not_found() => None,
+        Err(error) => return Err(error),
+        Ok(_) => match Note::read(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            note => note.map_err(|e| Error::io("reading", dir.join(names::MANIFEST_PART), e))?,
+        },
+    };
+    match note {
+        Some(Note { session: Some(session), generation: Some(generation), .. }) => {
+            Ok(UnderWay { session, generation })
+        }
+        _ => Err(Error::invalid(format!(
+            "no save by several ranks is under way in {}: the coordinator begins its Session there before \
+             any rank writes; do all ranks save to one path on one shared file system?",
+            dir.display()
+        ))),
+    }
+}
+
+impl Session {
+    /// Makes the directory if need be, locks it, cleans up after a killed save, and notes how many
+    /// ranks are to write.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
+    /// safetensors files of somebody else's, or for a world of no ranks; [`Error::Unsupported`] if it
+    /// holds a checkpoint of a newer version; [`Error::Io`]; what [`Config::found`] gives.
+    pub fn begin(dir: impl AsRef<Path>, world_size: u32) -> Result<Self> {
+        Self::begin_with(dir, world_size, &Config::found()?)
+    }
+
+    /// [`Session::begin`] with a configuration of the caller's, of which `stripe` and `recycle` count; the
+    /// first must be that of the ranks.
+    ///
+    /// # Errors
+    /// As for [`Session::begin`].
+    pub fn begin_with(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
+        config.validate()?;
+        if world_size == 0 {
+            return Err(Error::invalid("a save by no ranks: world_size is 0"));
+        }
+        let mut transaction = Transaction::begin(dir.as_ref(), &config.stripe)?;
+        transaction.recycle(config.recycle);
+        transaction.begin_ranks();
+        let path = dir.as_ref().join(names::MANIFEST_PART);
+        let (id, generation) = (unique(), transaction.generation());
+        let note = Note { world_size, session: Some(id.clone()), generation: Some(generation) };
+        file::create(&path, false)
+            .and_then(|mut file| file.write_all(serde_json::json!(note).to_string().as_bytes()))
+            .map_err(|e| Error::io("writing", &path, e))?;
+        Ok(Self { transaction, id, world_size, part_of: None, step: None })
+    }
+
+    /// Says that this checkpoint will be a part of a whole: a rank saves it by itself, into the directory
+    /// [`rank_dir`](names::rank_dir) below the whole's. The whole counts as committed once each rank's part
+    /// is, and all say the same of it.
+    pub fn part_of(self, part_of: PartOf) -> Self {
+        Self { part_of: Some(part_of), ..self }
+    }
+
+    /// Saves the checkpoint as a step of training; see [`StateDict::step`](crate::StateDict::step), which of the
+    /// ranks' states counts for nothing.
+    pub fn step(self, step: u64) -> Self {
+        Self { step: Some(step), ..self }
+    }
+
+    /// The checkpoint's directory.
+    pub fn path(&self) -> &Path {
+        self.transaction.dir()
+    }
+
+    /// Commits the parts of all ranks as one checkpoint, with `state` as its tree of values.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for receipts that are missing, of an earlier save, do not fit together or do
+    /// not cover a tensor; [`Error::Incomplete`] for a part that cannot be seen from here; [`Error::Io`]. In each
+    /// case nothing is committed, and what the ranks wrote is removed. [`Error::NotDurable`] if it is committed, and
+    /// may not survive a crash.
+    pub fn commit(self, receipts: Vec<Receipt>, state: Box<RawValue>) -> Result<Committed> {
+        self.commit_names(receipts, state, &[])
+    }
+
+    /// [`Session::commit`], refusing to commit a checkpoint that lacks one of `names`.
+    ///
+    /// # Errors
+    /// As for [`Session::commit`]; [`Error::Keys`] naming all that no rank has written.
+    pub fn commit_names(
+        self,
+        receipts: Vec<Receipt>,
+        state: Box<RawValue>,
+        names: &[String],
+    ) -> Result<Committed> {
+        let started = Instant::now();
+        self.check_ranks(&receipts)?;
+        let writes = Writes::of(&receipts);
+        let stale = receipts.iter().find(|receipt| receipt.session != self.id);
+        let stale = stale.map(|receipt| receipt.rank);
+        let parts = receipt::merge(receipts)?;
+        stale.map_or(Ok(()), |rank| Err(self.stale(rank)))?;
+        let mut manifest = Manifest::new(
+            self.transaction.generation(),
+            self.world_size,
+            parts.block_bytes,
+            parts.files,
+            parts.tensors,
+            state,
+        );
+        manifest.part_of.clone_from(&self.part_of);
+        manifest.step = self.step;
+        manifest.check().map_err(|reason| {
+            Error::invalid(format!("what the ranks wrote is no checkpoint: {reason}"))
+        })?;
+        self.check_names(&manifest, names)?;
+        self.check_marks(&writes)?;
+        let found = self.check_files(&manifest, &writes)?;
+        self.adopt(&manifest, &found)?;
+        manifest.stripes = self.transaction.places().noted(found.iter().map(PathBuf::as_path));
+        let committed = Committed {
+            generation: manifest.generation,
+            files: manifest.files.len(),
+            file_bytes: manifest.files.iter().map(|file| file.bytes).sum(),
+            tensors: manifest.tensors.len(),
+            seconds: 0.0,
+        };
+        self.transaction.commit(&manifest)?;
+        Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
+    }
+
+    /// As many receipts as ranks; that no two are of one rank is seen when they are put together.
+    fn check_ranks(&self, receipts: &[Receipt]) -> Result<()> {
+        if receipts.len() == self.world_size as usize {
+            return Ok(());
+        }
+        let mut ranks: Vec<u32> = receipts.iter().map(|receipt| receipt.rank).collect();
+        ranks.sort_unstable();
+        Err(Error::invalid(format!(
+            "{} ranks were to save into {}, receipts came from {} ({})",
+            self.world_size,
+            self.path().display(),
+            ranks.len(),
+            listed("rank", "ranks", &ranks)
+        )))
+    }
+
+    /// Every name that the checkpoint must hold is there.
+    fn check_names(&self, manifest: &Manifest, names: &[String]) -> Result<()> {
+        let there: HashSet<&str> = manifest.tensors.iter().map(|t| t.name.as_str()).collect();
+        let missing: Vec<String> =
+            names.iter().filter(|name| !there.contains(name.as_str())).cloned().collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let path = self.path().into();
+        Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
+    }
+
+    /// Where the parts are: the coordinator sees each of them, as the ranks write to the same file
+    /// systems.
+    fn check_files(&self, manifest: &Manifest, writes: &Writes) -> Result<Vec<PathBuf>> {
+        let mut parts = Vec::with_capacity(manifest.files.len());
+        for file in &manifest.files {
+            let name = names::written_part(&file.name, &writes.by_file[&file.name]);
+            let part = self.transaction.places().find(&name);
+            let part = part.unwrap_or_else(|| self.path().join(&name));
+            let found = fs::metadata(&part).map(|found| found.len());
+            let wrong = match found {
+                Ok(len) if len == file.bytes => {
+                    parts.push(part);
+                    continue;
+                }
+                Ok(len) => format!("has {len} bytes there, not {}", file.bytes),
+                Err(error) => error.to_string(),
+            };
+            let rank = names::shard_rank(&file.name);
+            return Err(Error::Incomplete {
+                path: self.path().into(),
+                reason: format!(
+                    "rank {} has written {}, but the coordinator does not see it ({wrong}): do all \
+                     ranks save to one path on one shared file system, with one Config.stripe?",
+                    rank.map_or("?".into(), |rank| rank.to_string()),
+                    part.display()
+                ),
+            });
+        }
+        Ok(parts)
+    }
+
+    /// Each receipt is of what its rank wrote last.
+    fn check_marks(&self, writes: &Writes) -> Result<()> {
+        let path = |rank| self.path().join(names::done(rank));
+        let stands = |(rank, mark): &(u32, String)| {
+            read_start(&path(*rank), mark.len() + 1).is_ok_and(|there| there == mark.as_bytes())
+        };
+        match writes.marks.iter().find(|write| !stands(write)) {
+            None => Ok(()),
+            Some((rank, _)) => Err(self.stale(*rank)),
+        }
+    }
+
+    fn stale(&self, rank: u32) -> Error {
+        Error::invalid(format!(
+            "the receipt of rank {rank} is not of what that rank has written into {} last: it is of an \
+             earlier save, or the rank has begun to write again",
+            self.path().display()
+        ))
+    }
+
+    /// Gives the ranks' files the names under which readers look for them once the manifest is there. Until
+    /// then only their rank's write used them; from here on only who holds the lock does.
+    fn adopt(&self, manifest: &Manifest, found: &[PathBuf]) -> Result<()> {
+        for (file, path) in manifest.files.iter().zip(found) {
+            dir::rename_new(path, &path.with_file_name(names::part(&file.name)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Which write of its rank each receipt is of.
+struct Writes {
+    by_file: HashMap<String, String>,
+    /// Ranks, and what each has left beside its files.
+    marks: Vec<(u32, String)>,
+}
+
+impl Writes {
+    fn of(receipts: &[Receipt]) -> Self {
+        let by_file = receipts.iter().flat_map(|receipt| {
+            receipt.files.iter().map(|file| (file.name.clone(), receipt.write.clone()))
+        });
+        let marks = receipts.iter().map(|receipt| (receipt.rank, receipt.mark()));
+        Self { by_file: by_file.collect(), marks: marks.collect() }
+    }
+}
+
+/// What is known of an unfinished save by several ranks: which of them had not finished, as a
+/// sentence. `None` for a save by one process.
+pub(in crate::store) fn unfinished(dir: &Path, names: &[String]) -> Option<String> {
+    let note = Note::read(dir).ok()??;
+    if note.world_size > RANKS_MAX {
+        return None; // no save of ours has written that
+    }
+    let done: HashSet<u32> = names.iter().filter_map(|name| names::done_rank(name)).collect();
+    let missing = missing_ranks(note.world_size, &done);
+    Some(match missing.len() {
+        0 => format!(
+            "all {} ranks had written their parts, the commit was not reached",
+            note.world_size
+        ),
+        _ => format!(
+            "of {} ranks, {} had not finished writing",
+            note.world_size,
+            listed("rank", "ranks", &missing)
+        ),
+    })
+}

@@ -1,0 +1,326 @@
+//! The moments of a commit, each as a kill or a failure leaves it.
+
+use crate::plan::save::Options;
+use crate::store::cleanup::prune::prune;
+use crate::store::cleanup::remove::{Disposal, retire};
+use crate::store::read::checkpoint::Checkpoint;
+use crate::store::write::transaction::*;
+use crate::sys::dir::{Call, faults};
+use nix::errno::Errno;
+
+/// A one-shard manifest whose only tensor is `mark`, and its shard under the uncommitted name.
+fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
+    use crate::format::{Dtype, TensorInfo};
+    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![1] };
+    let generation = tx.generation();
+    let (block_bytes, shard_bytes) = (4096, 0);
+    let options = Options { rank: 0, generation, block_bytes, shard_bytes, lanes: 1 };
+    let items = [info.into()];
+    let plan = crate::plan::save::plan(&items, options).unwrap();
+    let shard = &plan.shards[0];
+    let mut bytes = shard.header_bytes(&items);
+    bytes.push(mark);
+    let part = tx.places().dir_of(shard, 0).join(names::part(&shard.name));
+    tx.begin_files(std::slice::from_ref(&part));
+    fs::write(&part, &bytes).unwrap();
+    let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
+    let file = FileEntry { name: shard.name.clone(), bytes: bytes.len() as u64, crc32 };
+    let state = serde_json::value::to_raw_value(&()).unwrap();
+    Manifest::new(generation, 1, 4096, vec![file], plan.entries(&items).iter().collect(), state)
+}
+
+fn mark_at(dir: &Path) -> u8 {
+    let checkpoint = Checkpoint::open(dir).unwrap();
+    *fs::read(&checkpoint.files[0].path).unwrap().last().unwrap()
+}
+
+fn commit(dir: &Path, mark: u8) {
+    let mut tx = Transaction::begin(dir, &[]).unwrap();
+    let manifest = write_part(&mut tx, mark);
+    tx.commit(&manifest).unwrap();
+}
+
+/// A save that lacks only the commit itself.
+fn about_to_publish(dir: &Path, mark: u8) -> (Transaction, Manifest) {
+    let mut tx = Transaction::begin(dir, &[]).unwrap();
+    let manifest = write_part(&mut tx, mark);
+    tx.write_manifest(&manifest).unwrap();
+    (tx, manifest)
+}
+
+/// A save that is committed, and has cleared nothing away yet.
+fn published(dir: &Path, mark: u8) -> (Transaction, Manifest) {
+    let (mut tx, manifest) = about_to_publish(dir, mark);
+    tx.publish().unwrap();
+    (tx, manifest)
+}
+
+/// Dies without any clean-up, as if killed; only the lock goes, as the kernel would see to.
+fn die(mut tx: Transaction) {
+    tx.parts.keep();
+}
+
+fn safetensors_in(dir: &Path) -> Vec<String> {
+    file_names(dir).unwrap().into_iter().filter(|n| n.ends_with(".safetensors")).collect()
+}
+
+#[test]
+fn killed_before_the_rename_keeps_the_old_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    die(about_to_publish(dir.path(), 2).0);
+    assert_eq!(mark_at(dir.path()), 1);
+    assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
+    prune(dir.path()).unwrap();
+    assert_eq!(
+        file_names(dir.path()).unwrap(),
+        ["manifest.json", "rank00000-0.safetensors"],
+        "nothing of the killed save is left"
+    );
+    assert_eq!(mark_at(dir.path()), 1);
+}
+
+#[test]
+fn killed_right_after_the_rename_has_the_new_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    die(published(dir.path(), 2).0);
+    assert_eq!(mark_at(dir.path()), 2);
+    commit(dir.path(), 3);
+    assert_eq!(mark_at(dir.path()), 3);
+    assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g2.safetensors"]);
+}
+
+#[test]
+fn killed_between_commit_and_renames_is_finished_by_prune() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    die(published(dir.path(), 2).0);
+    let swept = prune(dir.path()).unwrap();
+    assert_eq!((swept.renamed.len(), swept.removed.len()), (1, 1));
+    assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
+    assert_eq!(mark_at(dir.path()), 2);
+}
+
+#[test]
+fn a_checkpoint_opened_right_after_its_commit_is_loaded_under_its_new_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut tx, manifest) = published(dir.path(), 7);
+    let opened = Checkpoint::open(dir.path()).unwrap();
+    tx.settle(&manifest.files).unwrap();
+    let runtime = crate::Runtime::new(crate::Config::default()).unwrap();
+    let loaded = opened
+        .load_names(["t"], crate::LoadOptions::default(), &runtime, &Default::default())
+        .unwrap();
+    assert_eq!(loaded.tensor("t").unwrap().data(), [7]);
+}
+
+#[test]
+fn a_failed_save_leaves_no_trace() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("a/b");
+    let mut tx = Transaction::begin(&dir, &[]).unwrap();
+    write_part(&mut tx, 1);
+    drop(tx);
+    assert!(!root.path().join("a").exists());
+}
+
+#[test]
+fn a_second_saver_is_told_and_does_no_harm() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("x");
+    let mut tx = Transaction::begin(&dir, &[]).unwrap();
+    let manifest = write_part(&mut tx, 1);
+    assert!(matches!(Transaction::begin(&dir, &[]), Err(Error::Busy { .. })));
+    tx.commit(&manifest).unwrap();
+    assert_eq!(mark_at(&dir), 1);
+}
+
+#[test]
+fn foreign_safetensors_files_are_neither_removed_nor_mixed_in() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("model.safetensors"), "theirs").unwrap();
+    let error = Transaction::begin(dir.path(), &[]).unwrap_err();
+    assert!(error.to_string().contains("model.safetensors"), "{error}");
+    assert!(dir.path().join("model.safetensors").exists());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_replaced_and_harmed_no_further_until_then() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    fs::write(dir.path().join(names::MANIFEST), "rubbish").unwrap();
+    drop(Transaction::begin(dir.path(), &[]).unwrap());
+    assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
+    commit(dir.path(), 2);
+    assert_eq!(mark_at(dir.path()), 2);
+    assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
+}
+
+/// A network file system may show a listing of a moment ago.
+#[test]
+fn a_generation_whose_files_a_listing_does_not_show_is_not_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    let shard = dir.path().join("rank00000-0.safetensors");
+    fs::rename(&shard, dir.path().join("hidden")).unwrap();
+    let mut tx = Transaction::begin(dir.path(), &[]).unwrap();
+    fs::rename(dir.path().join("hidden"), &shard).unwrap();
+    assert_eq!(tx.generation(), 1);
+    let manifest = write_part(&mut tx, 2);
+    tx.commit(&manifest).unwrap();
+    assert_eq!(mark_at(dir.path()), 2);
+}
+
+#[test]
+fn a_commit_whose_final_name_is_taken_is_refused_and_both_files_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    let mut tx = Transaction::begin(dir.path(), &[]).unwrap();
+    let manifest = write_part(&mut tx, 2);
+    let taken = dir.path().join("rank00000-0.g1.safetensors");
+    fs::write(&taken, "another saver's").unwrap();
+    let error = tx.commit(&manifest).unwrap_err().to_string();
+    assert!(
+        error.contains("rank00000-0.g1.safetensors") && error.contains("nothing was committed")
+    );
+    assert_eq!(mark_at(dir.path()), 1);
+    assert_eq!(fs::read(&taken).unwrap(), b"another saver's");
+}
+
+#[test]
+fn no_clean_up_removes_an_uncommitted_name_that_the_manifest_lists() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tx, _) = published(dir.path(), 7);
+    die(tx);
+    let [part, shard] = ["rank00000-0.safetensors.part", "rank00000-0.safetensors"];
+    let bytes = fs::read(dir.path().join(part)).unwrap();
+    fs::write(dir.path().join(shard), "of whom?").unwrap();
+    let swept = prune(dir.path()).unwrap();
+    assert_eq!((swept.removed.len(), swept.renamed.len(), swept.left.len()), (0, 0, 1));
+    assert!(swept.left[0].reason.contains(shard), "{swept:?}");
+    assert_eq!(fs::read(dir.path().join(part)).unwrap(), bytes);
+    // The next save has other names, and is in no doubt about either.
+    commit(dir.path(), 8);
+    assert_eq!(mark_at(dir.path()), 8);
+    assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
+}
+
+#[test]
+fn a_commit_that_may_not_survive_a_crash_is_an_error_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    let (mut tx, manifest) = about_to_publish(dir.path(), 2);
+    let failing = faults::fail(Call::Sync, dir.path(), Errno::EIO);
+    let error = tx.publish().unwrap_err();
+    assert!(matches!(error, Error::NotDurable { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("is committed") && text.contains("may not survive a crash"), "{text}");
+    drop((tx, manifest));
+    // Both checkpoints are whole, whichever a crash leaves.
+    assert_eq!(mark_at(dir.path()), 2);
+    assert!(dir.path().join("rank00000-0.safetensors").exists());
+    // Nobody removes the earlier one's files while that is so.
+    assert!(Transaction::begin(dir.path(), &[]).is_err());
+    assert!(prune(dir.path()).is_err());
+    assert!(retire(dir.path(), Disposal::Remove).is_err());
+    assert!(dir.path().join("rank00000-0.safetensors").exists());
+    drop(failing);
+    commit(dir.path(), 3);
+    assert_eq!(mark_at(dir.path()), 3);
+}
+
+#[test]
+fn a_manifest_that_another_process_renamed_is_synced_before_files_are_removed_by_it() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    die(published(dir.path(), 2).0);
+    faults::made(Call::Sync);
+    let plan = Transaction::begin(dir.path(), &[]).unwrap();
+    let synced = faults::made(Call::Sync);
+    assert_eq!(synced.iter().filter(|synced| *synced == dir.path()).count(), 2, "before and after");
+    drop(plan);
+    // Where there is nothing to remove, nothing is synced.
+    drop(Transaction::begin(dir.path(), &[]).unwrap());
+    assert!(faults::made(Call::Sync).is_empty());
+}
+
+#[test]
+fn a_removal_that_was_killed_is_durable_before_files_go() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    fs::rename(dir.path().join(names::MANIFEST), dir.path().join(names::RETIRED)).unwrap();
+    let failing = faults::fail(Call::Sync, dir.path(), Errno::EIO);
+    assert!(retire(dir.path(), Disposal::Remove).is_err());
+    assert!(prune(dir.path()).is_err());
+    assert!(dir.path().join("rank00000-0.safetensors").exists());
+    drop(failing);
+    prune(dir.path()).unwrap();
+    assert!(file_names(dir.path()).unwrap().is_empty());
+}
+
+#[test]
+fn a_manifest_on_a_bad_sector_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    let failing = faults::fail(Call::Read, &dir.path().join(names::MANIFEST), Errno::EIO);
+    // Until the commit, it and its files stay: the disk may be read again.
+    drop(Transaction::begin(dir.path(), &[]).unwrap());
+    assert_eq!(file_names(dir.path()).unwrap().len(), 2);
+    let swept = prune(dir.path()).unwrap();
+    assert!(swept.removed.is_empty() && swept.left.len() == usize::from(!swept.left.is_empty()));
+    commit(dir.path(), 2);
+    drop(failing);
+    assert_eq!(mark_at(dir.path()), 2);
+    assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
+    // A manifest that is there and cannot be reached is another matter.
+    let _failing = faults::fail(Call::Read, &dir.path().join(names::MANIFEST), Errno::ESTALE);
+    assert!(matches!(Transaction::begin(dir.path(), &[]), Err(Error::Io { .. })));
+}
+
+/// A checkpoint's path, and a directory that it is striped over.
+fn striped() -> (tempfile::TempDir, std::path::PathBuf, Vec<std::path::PathBuf>) {
+    let root = tempfile::tempdir().unwrap();
+    let stripe = root.path().join("disk");
+    fs::create_dir(&stripe).unwrap();
+    let dir = root.path().join("step");
+    (root, dir, vec![stripe])
+}
+
+#[test]
+fn a_companion_s_marker_is_durable_before_a_shard_is_written_beside_it() {
+    let (_root, dir, stripe) = striped();
+    faults::made(Call::Sync);
+    let mut tx = Transaction::begin(&dir, &stripe).unwrap();
+    let companion = stripe[0].join("step");
+    assert!(faults::made(Call::Sync).contains(&companion));
+    let manifest = write_part(&mut tx, 1);
+    tx.commit(&manifest).unwrap();
+    let synced = faults::made(Call::Sync);
+    assert!(synced.contains(&companion) && synced.contains(&stripe[0]), "{synced:?}");
+}
+
+#[test]
+fn a_companion_that_cannot_be_reached_is_not_taken_for_one_that_is_not_there() {
+    let (_root, dir, stripe) = striped();
+    let companion = stripe[0].join("step");
+    let begin = || Transaction::begin(&dir, &stripe);
+    let mut tx = begin().unwrap();
+    let manifest = write_part(&mut tx, 1);
+    tx.commit(&manifest).unwrap();
+    for errno in [Errno::EIO, Errno::ESTALE] {
+        let mut tx = begin().unwrap();
+        let failing = faults::fail(Call::Look, &companion, errno);
+        assert!(matches!(tx.places().there(), Err(Error::Io { .. })));
+        drop(failing);
+        let manifest = write_part(&mut tx, 2);
+        let failing = faults::fail(Call::Sync, &companion, errno);
+        assert!(matches!(tx.commit(&manifest), Err(Error::Io { .. })));
+        drop(failing);
+        // Nor is a marker that cannot be read taken for none: the shards beside it are somebody's.
+        let _failing = faults::fail(Call::Read, &companion.join(names::COMPANION), errno);
+        fs::create_dir_all(&companion).unwrap();
+        assert!(matches!(begin(), Err(Error::Io { .. })));
+    }
+    assert_eq!(mark_at(&dir), 1);
+}
