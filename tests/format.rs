@@ -1,9 +1,9 @@
 //! The bytes on disk stay what they were, and what was saved before still loads.
 //!
-//! `tests/format/v1-0.1.0` has a small checkpoint of every kind, as that version wrote it. Each is saved anew and compared
-//! byte by byte, but for time, writer and directory (see [`settled`]). A change that is meant goes there by
-//! `cargo test --test format -- --ignored`; the commit then says why old readers still understand it.
-//! `python/tests/test_format.py` does the same for what only Python writes.
+//! `tests/format/v1-0.1.0` has a small checkpoint of every kind, as that version wrote it. The tests save each
+//! anew and compare it byte by byte, except for time, writer and directory (see [`settled`]). To change the
+//! stored files on purpose, run `cargo test --test format -- --ignored`, and say in the commit why older
+//! readers still understand them. `python/tests/test_format.py` does the same for what only Python writes.
 #![cfg(unix)]
 
 mod common;
