@@ -16,6 +16,12 @@ pub const DCP_MARK: &str = ".metadata";
 /// In every [`DCP_MARK`] that is ringstow's.
 pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._mark";
 
+/// In every [`DCP_MARK`] that is PyTorch's own, near its beginning.
+pub const DCP_TORCH_WORDS: &[u8] = b"torch.distributed.checkpoint.metadata";
+
+/// What PyTorch's own writer calls rank 0's [`DCP_MARK`] where each rank saves by itself.
+pub const DCP_RANK_MARK: &str = "__0.metadata";
+
 /// Directory beside the checkpoints, for files of retired ones that are to be written over.
 pub const SPARES: &str = ".ringstow-spares";
 

@@ -1,7 +1,7 @@
-"""The file ``.metadata``, for programs that look whether it is there. It is never read here.
+"""The file ``.metadata``, for programs that look whether it is there.
 
-A checkpoint is what its ``manifest.json`` says; this file comes after it and means nothing. Torch's
-own reader, which unpickles it, is told whose checkpoint it has before it.
+``manifest.json`` is the commit of a checkpoint. This file is written after it and holds no data.
+Torch's own reader, which unpickles it, fails with an error that names ringstow.
 """
 
 from __future__ import annotations
@@ -11,39 +11,49 @@ import errno
 import logging
 import os
 import pickle
+import re
+import stat
 from typing import Any, NoReturn
 
 from ringstow._errors import UnsupportedError
 
 NAME = ".metadata"
 
+# Near the beginning of torch's own.
+_TORCHS = b"torch.distributed.checkpoint.metadata"
+_DATA_FILE = rb"__\d+_\d+\.distcp"
+
 _log = logging.getLogger("ringstow")
 
 
 class _Mark:
-    """Pickles to a call of `refuse`."""
+    """Pickles to a call of `refuse`. Files on disk name both: neither may move."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return refuse, ()
 
 
 def refuse() -> NoReturn:
-    """Tell torch's reader that it can't read this checkpoint.
+    """Fail in torch's reader, which can't read this checkpoint.
 
     Raises:
         UnsupportedError: always.
     """
     raise UnsupportedError(
-        "this is a checkpoint of ringstow's, which torch's FileSystemReader can't read: load it "
+        "this is a ringstow checkpoint, which torch's FileSystemReader can't read: load it "
         "with ringstow.dcp.StorageReader, or call ringstow.dcp.use_by_default() first"
     )
 
 
 def write(path: str) -> None:
-    """Write the mark of a checkpoint that is committed; a failure is logged only."""
+    """Write the mark of a committed checkpoint, and remove what it replaces; log a failure.
+
+    A checkpoint of torch's own writer ends with its ``.metadata``: the files that it lists go too.
+    """
     target = os.path.join(path, NAME)
     temporary = f"{target}.tmp"
     try:
+        dead = _listed_in(target)
         # A new file, whatever has the name: a link would lead elsewhere.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -58,6 +68,42 @@ def write(path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         _log.warning("%s is committed, but without %s: %s", path, NAME, error)
+    else:
+        _remove(path, dead)
+
+
+def _remove(path: str, dead: list[str]) -> None:
+    """Remove data files of the replaced checkpoint by torch; nothing refers to them any more."""
+    try:
+        for name in dead:
+            os.unlink(os.path.join(path, name))
+    except OSError as error:
+        _log.warning(
+            "%s is committed, but files of the checkpoint that it replaces are left: %s. Remove "
+            "its *.distcp files",
+            path,
+            error,
+        )
+
+
+def _listed_in(mark: str) -> list[str]:
+    """Return the files beside a mark of torch's that it lists; none if it is not torch's.
+
+    The pickle is searched for the names, not loaded: unpickling can run any code.
+    """
+    try:
+        with open(os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return []
+            start = file.read(256)
+            if _TORCHS not in start:
+                return []
+            text = start + file.read()
+    except OSError:  # not there, or a link
+        return []
+    named = set(re.findall(_DATA_FILE, text))
+    here = os.listdir(os.path.dirname(mark))
+    return [name for name in here if os.fsencode(name) in named]
 
 
 def _sync(directory: str) -> None:

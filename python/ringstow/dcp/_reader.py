@@ -141,11 +141,10 @@ class StorageReader(storage.StorageReader):
             contents = self._open(path) if rank is None else self._open_part(path, rank)
             return self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
         except Exception as error:
-            # DCP makes an AssertionError of it, and tries the rank's own checkpoint first.
-            is_next = rank is None and self._has_ranks()
-            _log.log(
-                logging.DEBUG if is_next else logging.ERROR, "nothing can be loaded: %s", error
-            )
+            # DCP turns both failures into one AssertionError, which an older torch leaves empty.
+            is_meant = (rank is not None) == self._has_ranks()
+            level = logging.ERROR if is_meant else logging.DEBUG
+            _log.log(level, "the checkpoint cannot be loaded: %s", error)
             raise
 
     def _with_ids(self, metadata: Metadata) -> Metadata:

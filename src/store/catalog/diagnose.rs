@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::format::names;
 use crate::store::catalog::rank_dirs;
 use crate::store::layout::stripes::companion_of;
+use crate::store::read::dcp_mark;
 use crate::store::write::session::unfinished;
 use crate::sys::dir::{directories, file_names};
 use nix::fcntl::OFlag;
@@ -93,7 +94,7 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
         return no_commit(shard);
     }
     if first(dcp).is_some()
-        || (first(|name| name == names::DCP_MARK).is_some() && !is_our_mark(dir))
+        || (first(|name| name == names::DCP_MARK).is_some() && !dcp_mark::is_ours(dir))
     {
         return "it is a checkpoint of torch.distributed.checkpoint's own format: load it with dcp.load without \
                 ringstow's reader, or convert it (`ringstow convert OLD NEW`)"
@@ -153,12 +154,6 @@ fn kind_of_file(path: &Path) -> String {
 
 fn is_torch_name(name: &str) -> bool {
     [".pt", ".pth", ".bin", ".ckpt", ".tar"].iter().any(|ending| name.ends_with(ending))
-}
-
-/// Whether the `.metadata` of a directory is the one that ringstow leaves beside its manifest.
-fn is_our_mark(dir: &Path) -> bool {
-    let text = first_bytes(&dir.join(names::DCP_MARK)).unwrap_or_default();
-    text.windows(names::DCP_MARK_WORDS.len()).any(|words| words == names::DCP_MARK_WORDS)
 }
 
 /// The first bytes of a regular file; a pipe does not hang.

@@ -12,7 +12,8 @@ use crate::store::catalog::rank_dirs;
 use crate::store::cleanup::sweep::{Swept, sweep, sweep_keeping};
 use crate::store::layout::recycled::Spares;
 use crate::store::layout::stripes::Places;
-use crate::store::read::checkpoint::{read_manifest, read_start};
+use crate::store::read::checkpoint::read_manifest;
+use crate::store::read::dcp_mark;
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::file::make_room_for;
@@ -272,16 +273,9 @@ fn take_down(dir: &Path) -> Result<()> {
     dir::sync(dir)
 }
 
-/// Ours is much shorter; somebody else's may be as long as a model.
-const MARK_BYTES_MAX: usize = 4096;
-
 /// Before the manifest: programs that go by the mark are to find no checkpoint that is none.
 fn remove_mark(dir: &Path) -> Result<()> {
-    let mark = dir.join(names::DCP_MARK);
-    let is_ours = read_start(&mark, MARK_BYTES_MAX).is_ok_and(|bytes| {
-        bytes.windows(names::DCP_MARK_WORDS.len()).any(|words| words == names::DCP_MARK_WORDS)
-    });
-    if is_ours { remove(&mark) } else { Ok(()) }
+    if dcp_mark::is_ours(dir) { remove(&dir.join(names::DCP_MARK)) } else { Ok(()) }
 }
 
 pub(in crate::store) fn is_retired(dir: &Path) -> bool {

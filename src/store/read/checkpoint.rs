@@ -7,6 +7,7 @@ use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{Origin, ShardFile};
 use crate::store::catalog::diagnose::{no_directory, no_manifest, not_there};
 use crate::store::layout::stripes::{Places, companion_of};
+use crate::store::read::dcp_mark;
 use crate::store::read::fingerprint::{Stamp, while_replaced};
 use crate::store::read::foreign;
 use crate::store::read::index::Index;
@@ -57,7 +58,8 @@ impl Checkpoint {
     /// [`Error::Io`] if there is no such directory; [`Error::Incomplete`] if nothing was committed
     /// there or a file is missing; [`Error::Corrupt`] if the manifest or a file's length is not what
     /// was written; [`Error::Format`] for a manifest that is not ringstow's; [`Error::Unsupported`]
-    /// for one of a newer version; what [`Config::found`] gives.
+    /// for one of a newer version; [`Error::Invalid`] if PyTorch's own DCP writer has saved over it; what
+    /// [`Config::found`] gives.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, &Config::found()?)
     }
@@ -73,6 +75,7 @@ impl Checkpoint {
 
     fn open_once(path: &Path, config: &Config) -> Result<Self> {
         let bytes = read_text(path)?;
+        dcp_mark::refuse_newer(path)?;
         let stamp = Stamp::of(&bytes);
         let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
         match find_shards(path, &config.stripe, &manifest) {

@@ -1,0 +1,71 @@
+//! The file `.metadata` of torch.distributed.checkpoint (DCP). PyTorch's own writer commits with it, and ringstow
+//! leaves one of that name beside its manifest, for programs that look whether it is there.
+
+use crate::error::{Error, Result};
+use crate::format::names;
+use nix::fcntl::OFlag;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Whether the mark in a directory is ringstow's.
+pub(in crate::store) fn is_ours(dir: &Path) -> bool {
+    starts_with(&dir.join(names::DCP_MARK), names::DCP_MARK_WORDS)
+}
+
+/// Refuses a checkpoint that PyTorch's own writer has saved over: it writes files of other names, so that the older
+/// checkpoint would still load. A mark that is older than the manifest is of a checkpoint that ringstow saved over,
+/// or of one that a program keeps in the same directory.
+///
+/// # Errors
+/// [`Error::Invalid`] names the files of both.
+pub(in crate::store) fn refuse_newer(dir: &Path) -> Result<()> {
+    let manifest = dir.join(names::MANIFEST);
+    match newer_than(&manifest, dir) {
+        None => Ok(()),
+        Some(mark) => Err(Error::invalid(format!(
+            "{} was saved over by PyTorch's own writer of torch.distributed.checkpoint: {} is newer than {}. Load \
+             the newer checkpoint with dcp.load without ringstow's reader, or convert it (`ringstow convert --from \
+             dcp OLD NEW`). To load ringstow's older one, move {} away",
+            dir.display(),
+            mark.display(),
+            manifest.display(),
+            mark.display(),
+        ))),
+    }
+}
+
+/// A mark of PyTorch's that was written after the manifest of the checkpoint in `dir`.
+fn newer_than(manifest: &Path, dir: &Path) -> Option<PathBuf> {
+    // Ranks that save each by itself have the directory above in common.
+    let is_rank = dir.file_name().and_then(|name| names::dir_rank(name.to_str()?)).is_some();
+    let above = if is_rank { dir.parent() } else { None };
+    let dirs = [Some(dir), above].into_iter().flatten();
+    let marks =
+        dirs.flat_map(|dir| [names::DCP_MARK, names::DCP_RANK_MARK].map(|name| dir.join(name)));
+    let mut newer =
+        marks.filter(|mark| changed(mark).is_some_and(|at| Some(at) > changed(manifest)));
+    newer.find(|mark| starts_with(mark, names::DCP_TORCH_WORDS))
+}
+
+fn changed(path: &Path) -> Option<SystemTime> {
+    fs::symlink_metadata(path).ok()?.modified().ok()
+}
+
+fn starts_with(path: &Path, words: &[u8]) -> bool {
+    start_of(path).is_ok_and(|start| start.windows(words.len()).any(|found| found == words))
+}
+
+/// The first bytes of a regular file; a link is refused, and a pipe does not hang.
+fn start_of(path: &Path) -> io::Result<Vec<u8>> {
+    const START_BYTES: u64 = 256; // ours is shorter, and PyTorch's says near its beginning what it is
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    let mut start = Vec::new();
+    if file.metadata()?.is_file() {
+        file.take(START_BYTES).read_to_end(&mut start)?;
+    }
+    Ok(start)
+}
