@@ -19,7 +19,8 @@
 mod common;
 
 use common::memory::{PageCache, line_of};
-use common::{Args, Dice, Result, bench_dir, cpu_seconds, is_in_memory, median, spread};
+use common::{Args, Result, bench_dir, cpu_seconds, is_in_memory, median, spread};
+use fastrand::Rng;
 use ringstow::device::Target;
 use ringstow::pool::Mapping;
 use ringstow::sys::file::drop_page_cache;
@@ -271,11 +272,7 @@ fn tensors(bytes: u64, small: bool) -> Vec<(String, Vec<u8>)> {
         left -= len;
         // Not zeros: nothing on the way may find them easy.
         let mut data = vec![0u8; len];
-        let mut x = number as u64 + 1;
-        for word in data.chunks_mut(8) {
-            x = x.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-            word.copy_from_slice(&x.to_le_bytes()[..word.len()]);
-        }
+        Rng::with_seed(number as u64).fill(&mut data);
         all.push((format!("layer.{}.part.{}", number / 5, number % 5), data));
     }
     all
@@ -303,11 +300,11 @@ fn clear(path: &Path) {
 type Figures = BTreeMap<Work, Vec<(f64, f64)>>;
 
 fn measure(lab: &mut Lab, rounds: usize) -> Result<Figures> {
-    let (mut figures, mut dice) = (Figures::new(), Dice(lab.bytes));
+    let (mut figures, mut random) = (Figures::new(), Rng::with_seed(lab.bytes));
     let gb = lab.bytes as f64 / 1e9;
     for round in 0..rounds {
         let mut works = Work::all();
-        dice.shuffle(&mut works);
+        random.shuffle(&mut works);
         for work in works {
             lab.settle()?;
             let before = cpu_seconds();

@@ -6,7 +6,7 @@
 //!                              [--rounds 15] [--only PART_OF_A_NAME ...]
 //! ```
 //!
-//! Without `--dir`, saves go to nowhere (`engine::null`): all of a save but its disk. Each variant has a
+//! Without `--dir`, saves go to nowhere (`fake_engines::Null`): all of a save but its disk. Each variant has a
 //! pool of its own. On a disk that others use too, CPU seconds say more than speed; "default, again" says
 //! how much to believe of either.
 //! To try what is no knob yet, make it one while it is tried, and add a line to [`variants`]; what came of
@@ -17,7 +17,8 @@ mod nowhere;
 
 mod common;
 
-use common::{Args, Dice, Result, cpu_seconds, median, spread};
+use common::{Args, Result, cpu_seconds, median, spread};
+use fastrand::Rng;
 use nowhere::Endless;
 use ringstow::device::Target;
 use ringstow::sys::file;
@@ -187,11 +188,11 @@ impl Bench<'_> {
 fn measure(bench: &mut Bench, all: &[Variant], rounds: usize) -> Result<Vec<Vec<Took>>> {
     let runtimes: Vec<Runtime> = all.iter().map(|v| bench.runtime(v.config.clone())).collect();
     let mut measured = vec![Vec::with_capacity(rounds); all.len()];
-    let mut dice = Dice(std::process::id().into());
+    let mut random = Rng::with_seed(std::process::id().into());
     // The first round takes pools and threads, and is not counted.
     for round in 0..=rounds {
         let mut order: Vec<usize> = (0..all.len()).collect();
-        dice.shuffle(&mut order);
+        random.shuffle(&mut order);
         for variant in order {
             let took = bench.run(&runtimes[variant], all[variant].options)?;
             if round > 0 {
@@ -232,13 +233,8 @@ fn print(all: &[Variant], measured: &[Vec<Took>], gb: f64) {
 fn tensors(bytes: u64, files: u64) -> Vec<(String, Vec<u8>)> {
     let count = files.max(16).next_multiple_of(files);
     let len = (bytes / count) as usize / 4096 * 4096;
-    let mut dice = Dice(7);
-    let mut filled = |len: usize| {
-        let mut data = vec![0; len];
-        data.iter_mut().for_each(|byte| *byte = dice.below(251) as u8);
-        data
-    };
-    let pattern = filled(len);
+    let mut pattern = vec![0; len];
+    Rng::with_seed(7).fill(&mut pattern);
     (0..count).map(|i| (format!("layer.{i}.weight"), pattern.clone())).collect()
 }
 

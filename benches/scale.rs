@@ -1,6 +1,6 @@
 //! Cost against size: what a tensor costs in each step of a save or load when there are more of
 //! them, and a block when a tensor has more of them. Everything goes to nowhere
-//! (`engine::null`), so that no disk is measured.
+//! (`fake_engines::Null`), so that no disk is measured.
 //!
 //! Figures are items a second: where there are ten times as many and each takes as long, the cost
 //! is linear. `RINGSTOW_BENCH_LARGE` (set: 1,000,000 tensors, 64 GB in one as well);

@@ -8,7 +8,8 @@
 
 mod common;
 
-use common::{Random, State, assert_no_litter_in, names_in, step_at, step_with};
+use common::{State, assert_no_litter_in, names_in, step_at, step_with};
+use fastrand::Rng;
 use ringstow::store::Status;
 use ringstow::{Config, Disposal, EngineChoice, Runtime};
 use std::io::{BufRead, BufReader};
@@ -171,17 +172,17 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
     let stripe = stripe.as_ref().map(|dir| dir.path());
     let runtime = Runtime::new(config(EngineChoice::Auto, stripe.map(Path::to_path_buf))).unwrap();
     State::new(0, &SIZES).save(&runtime, &dir).unwrap();
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let (mut last, mut of_the_killed_save) = (0, 0);
     for kill in 0..kills {
         let engine = ["auto", "recycle", "ranks", "recycle", "portable"][kill as usize % 5];
         let mut saver = Saver::start(&dir, engine, stripe, last);
-        saver.await_commits(random.below(3));
-        let seen = moment(random.below(6), &dir, random.below(200_000));
+        saver.await_commits(random.u64(..3));
+        let seen = moment(random.u64(..6), &dir, random.u64(..200_000));
         saver.await_moment(seen);
         // A moment later than that, from none to about a save's time.
-        let most = 1 << random.below(22);
-        (0..random.below(most)).for_each(|_| std::hint::spin_loop());
+        let most = 1 << random.u64(..22);
+        (0..random.u64(..most)).for_each(|_| std::hint::spin_loop());
         let reported = saver.kill();
 
         let found = step_with(runtime.config(), &dir);
@@ -231,13 +232,13 @@ fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_w
     let root = tempfile::tempdir().unwrap();
     let runtime = Runtime::new(config(EngineChoice::Auto, None)).unwrap();
     State::new(0, &SIZES).save(&runtime, &root.path().join("step-0")).unwrap();
-    let (mut random, mut last) = (Random::new(3), 0);
+    let (mut random, mut last) = (Rng::with_seed(3), 0);
     for kill in 0..20 {
         let child = "child_that_saves_and_retires_until_it_is_killed";
         let mut saver = Saver::run(child, root.path(), "auto", None, last);
-        saver.await_commits(random.below(4));
-        let most = 1 << random.below(22);
-        (0..random.below(most)).for_each(|_| std::hint::spin_loop());
+        saver.await_commits(random.u64(..4));
+        let most = 1 << random.u64(..22);
+        (0..random.u64(..most)).for_each(|_| std::hint::spin_loop());
         let reported = saver.kill();
         last = newest(root.path());
         assert!(

@@ -3,13 +3,12 @@
 
 mod common;
 
-use common::twisted::{Twist, Twisted};
 use common::{
     ENGINES, State, assert_no_litter, engine, errno, load_all, names_in, scratch, small_config,
     step_at,
 };
+use fake_engines::{Faults, Faulty, OpKind, Twist, Twisted};
 use nix::libc::{EINVAL, EIO, ENOSPC};
-use ringstow::engine::faulty::{Faults, Faulty, OpKind};
 use ringstow::engine::{Completion, Engine};
 use ringstow::{Config, Error, Runtime, Switch};
 use std::cell::RefCell;

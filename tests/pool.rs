@@ -2,10 +2,9 @@
 
 mod common;
 
-use common::twisted::{Twist, Twisted};
 use common::{State, engine, load_all, scratch, small_config};
+use fake_engines::{Null, Twist, Twisted};
 use ringstow::device::Source;
-use ringstow::engine::null::Null;
 use ringstow::engine::{Completion, Engine, Op};
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Switch, TensorInfo,

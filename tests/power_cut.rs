@@ -12,7 +12,8 @@
 mod common;
 
 use common::mounts::{EXT4, MIB, Mount, XFS, where_mounts_work};
-use common::{Random, State, step_at};
+use common::{State, step_at};
+use fastrand::Rng;
 use ringstow::store::Status;
 use ringstow::{Config, Disposal, EngineChoice, Runtime, latest, list, prune, retain};
 use std::path::Path;
@@ -86,12 +87,12 @@ fn look(root: &Path, told: &Told, cut: u64) {
 }
 
 fn cut_and_look(mount: &Mount, cuts: u64, seed: u64) -> Result<(), String> {
-    let (told, mut random) = (Told::default(), Random::new(seed));
+    let (told, mut random) = (Told::default(), Rng::with_seed(seed));
     std::fs::create_dir(mount.path().join("row")).unwrap();
     for cut in 0..cuts {
         let engine = [EngineChoice::Auto, EngineChoice::Portable][cut as usize % 2];
         let runtime = runtime(engine);
-        let (before, awaited) = (told.in_a_row.load(SeqCst), random.below(5) as i64);
+        let (before, awaited) = (told.in_a_row.load(SeqCst), random.u64(..5) as i64);
         std::thread::scope(|scope| {
             let saver = scope.spawn(|| save_until_it_fails(mount.path(), &runtime, &told));
             // The first time until there is something to lose; then any moment.
@@ -99,8 +100,8 @@ fn cut_and_look(mount: &Mount, cuts: u64, seed: u64) -> Result<(), String> {
             while told.in_a_row.load(SeqCst) < least && !saver.is_finished() {
                 std::hint::spin_loop();
             }
-            let most = 1 << random.below(23);
-            (0..random.below(most)).for_each(|_| std::hint::spin_loop());
+            let most = 1 << random.u64(..23);
+            (0..random.u64(..most)).for_each(|_| std::hint::spin_loop());
             let done = mount.cut_power();
             told.stop.store(true, SeqCst);
             done

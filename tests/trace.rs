@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::twisted::{Twist, Twisted};
 use common::{engine, noise, small_config};
+use fake_engines::{Twist, Twisted};
 use ringstow::device::Source;
 use ringstow::engine::{Engine, Op};
 use ringstow::{Checkpoint, Dtype, Job, LoadOptions, Runtime, StateDict, TensorInfo};

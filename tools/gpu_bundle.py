@@ -3,8 +3,8 @@
     python tools/gpu_bundle.py dist/gpu --python .venv/bin/python
 
 There neither Rust nor this repository is needed, and no network. In the folder: the release
-program `ringstow`, the tests that need a GPU (Rust's as `test-gpu`, Python's in `python/tests`),
-the wheel, and the report's own scripts.
+program `ringstow`, the bench `gpu` as `bench-gpu`, the tests that need a GPU (Rust's as `test-gpu`,
+Python's in `python/tests`), the wheel, and the report's own scripts.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TEST = "gpu"  # tests/gpu.rs
+GPU = "gpu"  # tests/gpu.rs and benches/gpu.rs
 SCRIPTS = ["gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py"]
 
 
-def cargo(*arguments: str) -> Iterator[dict[str, Any]]:
-    """Runs cargo, and yields its messages as JSON."""
+def cargo(*arguments: str) -> list[dict[str, Any]]:
+    """Run cargo, and return its messages, which are JSON."""
     command = ["cargo", *arguments, "--message-format=json-render-diagnostics"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def executable(messages: Iterator[dict[str, Any]], target: str) -> Path:
-    """The executable that cargo made of a target."""
+def executable(messages: list[dict[str, Any]], target: str) -> Path:
+    """Return the executable that cargo built for a target."""
     made = [
         message["executable"]
         for message in messages
@@ -77,10 +76,11 @@ def main() -> int:
     folder: Path = args.folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    program = executable(cargo("build", "--release", "--bin", "ringstow"), "ringstow")
-    put_stripped(program, folder / "ringstow")
-    tests = executable(cargo("test", "--no-run", "--test", TEST), TEST)
-    put_stripped(tests, folder / f"test-{TEST}")
+    built = cargo("build", "--release", "--bin", "ringstow", "--bench", GPU)
+    put_stripped(executable(built, "ringstow"), folder / "ringstow")
+    put_stripped(executable(built, GPU), folder / f"bench-{GPU}")
+    tests = executable(cargo("test", "--no-run", "--test", GPU), GPU)
+    put_stripped(tests, folder / f"test-{GPU}")
     put_wheel(Path(os.path.abspath(args.python)), folder)
     put_tests(folder)
     for name in SCRIPTS:

@@ -180,9 +180,9 @@ def no_cuda(found: dict[str, Any]) -> str:
 
 def pipeline(on: Run) -> Measured:
     """The figure that needs no torch."""
-    command = [str(on.bundle / "ringstow"), "bench", str(on.args.dir), "--gpu", "0"]
+    command = [str(on.bundle / "bench-gpu"), "--gpu", "0", "--dir", str(on.args.dir)]
     command += ["--copies-only", "--json", "--gb", str(on.args.gb), "--rounds", str(on.args.rounds)]
-    step = on.step("ringstow bench --gpu 0", command, FIGURE)
+    step = on.step("bench gpu --copies-only", command, FIGURE)
     if step.status != "passed":
         return not_measured(step)
     gpu = json_in(step.output)["gpu"]

@@ -1,43 +1,50 @@
-//! `ringstow bench`: how fast durable saves and cold loads are in a directory, on each rung of the
-//! ladder.
-
-#[cfg(feature = "cuda")]
-mod gpu;
-#[cfg(not(feature = "cuda"))]
-#[path = "bench/no_gpu.rs"]
-mod gpu;
-mod measure;
-mod render;
+//! `ringstow bench`: how fast durable saves and cold loads are in a directory, beside fio.
 
 use super::config::ConfigFlags;
 use super::output::Output;
 use super::place::place;
-use super::{Exit, text};
+use super::table::{Align, list, table};
+use super::{Exit, progress, text};
 use crate::config::{Config, EngineChoice, Switch};
-use crate::engine::ladder::{Kind, Rung, all_rungs};
+use crate::engine::ladder::{Fallback, Kind, Rung, all_rungs};
 use crate::error::{Error, Result};
+use crate::format::Dtype;
+use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
+use crate::state::StateDict;
+use crate::store::{Checkpoint, Disposal, LoadOptions, retire_with, save};
+use crate::sys::file::{drop_page_cache, free};
 use clap::Args;
-use gpu::{GpuFigures, GpuTensors};
-use measure::{Contender, Memory, Place};
-use serde::Serialize;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Instant;
 
-/// Room for headers, manifests and the file system's own, in bytes.
+/// Bytes of a tensor: a large layer's.
+const TENSOR_BYTES: usize = 64 << 20;
+
+/// Bytes of the first save of each way.
+const WARM_UP_BYTES: usize = 4096;
+
+/// Space for headers, manifests and the file system's own data, in bytes.
 const SLACK_BYTES: u64 = 64 << 20;
 
-/// Measures durable saves and cold loads in a directory
+/// Measure durable saves and cold loads in a directory, beside fio
 ///
-/// Saves random data and loads it again, on each way of doing I/O that this library has, taking
-/// turns. A save ends when everything is on disk; before each load the page cache is told to forget
-/// the files. Prints medians and ranges. What was written is removed. With --engine, --direct or
-/// --fixed only the ways that they allow are measured. Loads never need registered memory, so
-/// both uring ways load alike. With --gpu the same is saved from and loaded into a GPU's memory as
-/// well, right after host memory in each round, and the GPU's copies are measured by themselves.
+/// Saves random data and loads it again in each way of doing I/O that --engine, --direct and --fixed
+/// allow, by turns. A save ends when everything is on disk; a load begins with nothing in the page cache.
+/// Where fio is installed, it writes and reads as much with O_DIRECT, in transfers of the same size and
+/// as many at once. Prints medians and ranges. Removes what was written. Loads never need registered
+/// memory, so both uring ways load alike.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// A directory on the disk to be measured
+    /// A directory on the disk to measure
     #[arg(value_parser = place())]
     dir: PathBuf,
 
@@ -45,17 +52,9 @@ pub struct Bench {
     #[arg(long, default_value = "1", value_name = "GB", value_parser = parse_gb)]
     gb: f64,
 
-    /// How often each is measured
+    /// How often to measure each way
     #[arg(long, default_value = "3", value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-
-    /// Beside host memory, save from and load into that of the GPU of this number
-    #[arg(long, value_name = "N")]
-    gpu: Option<u32>,
-
-    /// Only the GPU's copies, and saves from it that write nothing
-    #[arg(long, requires = "gpu")]
-    copies_only: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -65,147 +64,276 @@ pub struct Bench {
     config: ConfigFlags,
 }
 
-/// All that was measured.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 struct Measured {
     #[serde(with = "crate::path_text")]
     dir: PathBuf,
     bytes: u64,
     rounds: u16,
     config: Config,
-    gpu: Option<GpuFigures>,
     ways: Vec<Way>,
+    fio: Way,
 }
 
-/// One rung, and where the tensors are.
-#[derive(Debug, Serialize)]
+/// A way of doing I/O, and one sample of each round.
+#[derive(Serialize)]
 struct Way {
     name: String,
     #[serde(flatten)]
-    rung: Rung,
-    place: Place,
-    /// Why it cannot be had here, and what to do about it.
+    rung: Option<Rung>,
+    /// Why it is not available here, and what to do about it.
     refused: Option<String>,
-    /// What it could not do as wanted, though it worked.
+    /// What it did otherwise than configured.
     notes: Vec<String>,
-    save: Option<Figures>,
-    load: Option<Figures>,
-    /// Of tensors on a GPU.
-    of_host: Option<OfHost>,
+    #[serde(serialize_with = "figures")]
+    save: Vec<Sample>,
+    #[serde(serialize_with = "figures")]
+    load: Vec<Sample>,
+    /// Kept over the rounds, as in a trainer: its pool is prefaulted and registered. `None`: fio.
+    #[serde(skip)]
+    runtime: Option<Runtime>,
 }
 
-/// Rates with tensors on a GPU, over those with tensors in host memory in the same round.
-#[derive(Debug, Serialize)]
-struct OfHost {
-    save: Spread,
-    load: Spread,
+/// One save or load.
+struct Sample {
+    gb_per_s: f64,
+    cpu_s_per_gb: f64,
 }
 
-/// Figures over the rounds.
-#[derive(Debug, Serialize)]
-struct Figures {
-    gb_per_s: Spread,
-    cpu_s_per_gb: Spread,
-    /// The GPU's copies, as it timed them.
-    copies_gb_per_s: Option<Spread>,
+pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
+    let config = args.config.config()?;
+    let bytes = (args.gb * 1e9) as u64;
+    let rungs = all_rungs(&config)?;
+    check_fits(&args.dir, bytes, rungs.len() as u64 * config.pool_bytes)?;
+    let measured = measure(args, config, &rungs, bytes)?;
+    out.print(args.json, &measured, || render(&measured))?;
+    let any = measured.ways.iter().any(|way| way.refused.is_none());
+    Ok(if any { Exit::Ok } else { Exit::Failed })
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+/// Measures in a directory of its own, and removes that.
+fn measure(args: &Bench, config: Config, rungs: &[Rung], bytes: u64) -> Result<Measured> {
+    let work = tempfile::Builder::new()
+        .prefix(".ringstow-bench-")
+        .tempdir_in(&args.dir)
+        .map_err(|e| Error::io("creating a directory in", &args.dir, e))?;
+    // Its name is unique: stripe directories, which others use as well, get a directory of that name.
+    let path = work.path().join(work.path().file_name().unwrap_or("checkpoint".as_ref()));
+    let ways = rungs.iter().map(|rung| Way::on(*rung, &config));
+    let mut ways = ways.chain([Ok(Way::fio())]).collect::<Result<Vec<Way>>>()?;
+    let mut data = vec![0; bytes as usize];
+    fastrand::fill(&mut data);
+    let done = rounds(&mut ways, &data, &path, &config, args.rounds);
+    // After an error, stripe directories may still hold files.
+    done.and(clear(&path, &config))?;
+    work.close().map_err(|e| Error::io("removing the bench's files in", &args.dir, e))?;
+    let fio = ways.pop().expect("it is the last");
+    Ok(Measured { dir: args.dir.clone(), bytes, rounds: args.rounds, config, ways, fio })
+}
+
+/// Measures all ways by turns, after a small save that shows whether a way is available.
+fn rounds(ways: &mut [Way], data: &[u8], path: &Path, config: &Config, rounds: u16) -> Result<()> {
+    for way in ways.iter_mut() {
+        let data = &data[..data.len().min(WARM_UP_BYTES)];
+        match progress::watch("warming up", true, |job| way.save(data, path, config, job)) {
+            Err(error @ Error::Unsupported { .. }) => way.refused = Some(error.to_string()),
+            done => _ = done?,
+        }
+        clear(path, config)?;
+    }
+    for round in 1..=rounds {
+        for way in ways.iter_mut().filter(|way| way.refused.is_none()) {
+            let label = |what| format!("{what} {round}/{rounds}: {}", way.name);
+            let (save, load) = (label("save"), label("load"));
+            let saved = progress::watch(&save, false, |job| way.save(data, path, config, job))?;
+            let loaded =
+                progress::watch(&load, false, |job| way.load(data.len(), path, config, job))?;
+            way.save.push(saved);
+            way.load.push(loaded);
+            clear(path, config)?;
+        }
+    }
+    Ok(())
+}
+
+impl Way {
+    /// Uses this rung alone.
+    fn on(rung: Rung, config: &Config) -> Result<Self> {
+        let switch = |on| if on { Switch::On } else { Switch::Off };
+        let engine = match rung.engine {
+            Kind::Uring => EngineChoice::Uring,
+            Kind::Portable => EngineChoice::Portable,
+            Kind::TokioUring => EngineChoice::TokioUring,
+        };
+        let (fixed, direct) = (switch(rung.fixed), switch(rung.direct));
+        let runtime = Runtime::new(Config { engine, fixed, direct, ..config.clone() })?;
+        let (name, rung) = (rung.to_string(), Some(rung));
+        Ok(Self { name, rung, runtime: Some(runtime), ..Self::fio() })
+    }
+
+    fn fio() -> Self {
+        let (notes, save, load) = (Vec::new(), Vec::new(), Vec::new());
+        let name = "fio, O_DIRECT".into();
+        Self { name, rung: None, refused: None, notes, save, load, runtime: None }
+    }
+
+    fn save(
+        &mut self,
+        data: &[u8],
+        path: &Path,
+        config: &Config,
+        job: &Arc<Job>,
+    ) -> Result<Sample> {
+        let Some(runtime) = &self.runtime else { return fio("write", data.len(), path, config) };
+        let mut state = StateDict::new();
+        for (number, data) in data.chunks(TENSOR_BYTES).enumerate() {
+            state.bytes(format!("tensor.{number}"), Dtype::U8, &[data.len() as u64], data)?;
+        }
+        let (report, sample) = timed(data.len(), || save(runtime, &state, path, job))?;
+        self.note(&report.moved.fallbacks);
+        Ok(sample)
+    }
+
+    fn load(
+        &mut self,
+        bytes: usize,
+        path: &Path,
+        config: &Config,
+        job: &Arc<Job>,
+    ) -> Result<Sample> {
+        let Some(runtime) = &self.runtime else { return fio("read", bytes, path, config) };
+        for path in Checkpoint::open_with(path, config)?.shard_paths() {
+            File::open(path)
+                .and_then(|file| drop_page_cache(&file))
+                .map_err(|e| Error::io("dropping from the page cache", path, e))?;
+        }
+        let (loaded, sample) = timed(bytes, || {
+            let checkpoint = Checkpoint::open_with(path, config)?;
+            let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
+            checkpoint.load_names(names, LoadOptions::default(), runtime, job)
+        })?;
+        self.note(&loaded.report.moved.fallbacks);
+        Ok(sample)
+    }
+
+    fn note(&mut self, fallbacks: &[Fallback]) {
+        for Fallback { wanted, got, reason, remedy } in fallbacks {
+            let note = format!("{got} instead of {wanted}: {reason}; {remedy}");
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+    }
+}
+
+/// One pass of fio over a file.
+///
+/// # Errors
+/// [`Error::Unsupported`] if fio is missing or fails, [`Error::Cancelled`].
+fn fio(mode: &str, bytes: usize, path: &Path, config: &Config) -> Result<Sample> {
+    let unsupported = |what, remedy: &str| Error::Unsupported { what, remedy: remedy.into() };
+    let Config { block_bytes, queue_depth, .. } = config;
+    let bytes = bytes.next_multiple_of(*block_bytes as usize);
+    let output = Command::new("fio")
+        .args(["--name=ringstow", "--ioengine=io_uring", "--direct=1", "--output-format=json"])
+        .args(["--fixedbufs=1", "--registerfiles=1", "--end_fsync=1", &format!("--rw={mode}")])
+        .args([format!("--bs={block_bytes}"), format!("--iodepth={queue_depth}")])
+        .args([format!("--size={bytes}"), format!("--filename={}", path.display())])
+        .output();
+    let output = output.map_err(|e| {
+        unsupported(format!("fio does not start: {e}"), "install it (`apt-get install fio`)")
+    })?;
+    if progress::is_interrupted() {
+        return Err(Error::Cancelled { path: path.into() });
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    let report = said.find('{').and_then(|at| serde_json::from_str(&said[at..]).ok());
+    let job = report.map_or(Value::Null, |mut report: Value| report["jobs"][0].take());
+    let figure = |value: &Value| value.as_f64().filter(|value| *value > 0.0);
+    let rate = figure(&job[mode]["bw_bytes"]).filter(|_| output.status.success());
+    let Some((rate, ms)) = rate.zip(figure(&job["job_runtime"])) else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let reason = format!("fio fails here: {}", said.lines().next().unwrap_or_default());
+        return Err(unsupported(reason, "run it there by hand"));
+    };
+    let cpu_percent =
+        [&job["usr_cpu"], &job["sys_cpu"]].into_iter().filter_map(figure).sum::<f64>();
+    let cpu_s_per_gb = cpu_percent / 100.0 * ms / 1e3 / (bytes as f64 / 1e9);
+    Ok(Sample { gb_per_s: rate / 1e9, cpu_s_per_gb })
+}
+
+/// Removes the checkpoint, or fio's file, if it exists.
+fn clear(path: &Path, config: &Config) -> Result<()> {
+    if path.is_dir() {
+        return match retire_with(path, Disposal::Remove, config) {
+            Ok(_) | Err(Error::Incomplete { .. }) => Ok(()),
+            Err(error) => Err(error),
+        };
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("removing", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Runs a save or load of so many bytes.
+fn timed<T>(bytes: usize, work: impl FnOnce() -> Result<T>) -> Result<(T, Sample)> {
+    let (cpu, started) = (cpu_s(), Instant::now());
+    let done = work()?;
+    let (gb, seconds) = (bytes as f64 / 1e9, started.elapsed().as_secs_f64());
+    let cpu_s_per_gb = (cpu_s() - cpu) / gb;
+    Ok((done, Sample { gb_per_s: gb / seconds.max(1e-9), cpu_s_per_gb }))
+}
+
+/// Processor seconds of this process so far, in user space and in the kernel.
+fn cpu_s() -> f64 {
+    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| {
+        (usage.user_time().num_microseconds() + usage.system_time().num_microseconds()) as f64 / 1e6
+    })
+}
+
+/// Writes `null` for a way that was refused.
+fn figures<S: Serializer>(samples: &[Sample], to: S) -> std::result::Result<S::Ok, S::Error> {
+    let [rate, cpu] = [spread(samples, |s| s.gb_per_s), spread(samples, |s| s.cpu_s_per_gb)];
+    rate.zip(cpu).map(|(rate, cpu)| json!({"gb_per_s": rate, "cpu_s_per_gb": cpu})).serialize(to)
+}
+
+#[derive(Serialize)]
 struct Spread {
     median: f64,
     min: f64,
     max: f64,
 }
 
-pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
-    let config = args.config.config()?;
-    let gpu = args.gpu.map(GpuTensors::on).transpose()?;
-    let bytes = (args.gb * 1e9) as u64;
-    let rungs = all_rungs(&config)?;
-    check_space(&args.dir, bytes)?;
-    check_memory(bytes, (rungs.len() as u64 + u64::from(gpu.is_some())) * config.pool_bytes)?;
-    let measured = measure(args, config, &rungs, bytes, gpu)?;
-    out.print(args.json, &measured, || render::text(&measured))?;
-    let some = args.copies_only || measured.ways.iter().any(|way| way.refused.is_none());
-    Ok(if some { Exit::Ok } else { Exit::Failed })
+/// `None` without samples.
+fn spread(samples: &[Sample], figure: impl Fn(&Sample) -> f64) -> Option<Spread> {
+    let mut values: Vec<f64> = samples.iter().map(figure).collect();
+    values.sort_by(f64::total_cmp);
+    let (min, max) = (*values.first()?, *values.last()?);
+    let median = (values[(values.len() - 1) / 2] + values[values.len() / 2]) / 2.0;
+    Some(Spread { median, min, max })
 }
 
-/// Works in a directory of its own, which is removed in the end, however that comes.
-fn measure(
-    args: &Bench,
-    config: Config,
-    rungs: &[Rung],
-    bytes: u64,
-    gpu: Option<GpuTensors>,
-) -> Result<Measured> {
-    let dir = &args.dir;
-    let work = tempfile::Builder::new()
-        .prefix(".ringstow-bench-")
-        .tempdir_in(dir)
-        .map_err(|e| Error::io("creating a directory in", dir, e))?;
-    let places: &[Place] = match gpu {
-        Some(_) if args.copies_only => &[],
-        Some(_) => &[Place::Host, Place::Gpu],
-        None => &[Place::Fresh],
-    };
-    let mut contenders = Vec::new();
-    for rung in rungs {
-        let runtime = Arc::new(Runtime::new(on_rung(&config, rung))?);
-        contenders.extend(places.iter().map(|&p| Contender::new(*rung, p, runtime.clone())));
+/// Refuses what the disk or the memory has no space for: the data, what is loaded, and the pools.
+fn check_fits(dir: &Path, bytes: u64, pools: u64) -> Result<()> {
+    let disk = File::open(dir).and_then(|dir| free(&dir));
+    let disk = disk.map_err(|e| Error::io("looking at", dir, e))?;
+    let memory = available_memory().unwrap_or(u64::MAX);
+    for (what, free, needed) in [
+        (format!("{} has", dir.display()), disk, bytes.saturating_add(SLACK_BYTES)),
+        ("the memory has".into(), memory, bytes.saturating_mul(2).saturating_add(pools)),
+    ] {
+        if free < needed {
+            let (free, needed) = (text::size(free), text::size(needed));
+            return Err(Error::invalid(format!(
+                "{what} {free} available, and this needs {needed}; measure less with --gb"
+            )));
+        }
     }
-    let mut memory = Memory::new(bytes, gpu)?;
-    let nowhere = work.path().join("nowhere");
-    let gpu = memory.gpu().map(|gpu| gpu.figures(&config, &nowhere, args.rounds)).transpose()?;
-    measure::rounds(&mut contenders, &mut memory, work.path(), args.rounds)?;
-    work.close().map_err(|e| Error::io("removing the bench's files in", dir, e))?;
-    let ways = measure::ways(contenders);
-    Ok(Measured { dir: dir.clone(), bytes, rounds: args.rounds, config, gpu, ways })
+    Ok(())
 }
 
-/// The configuration that allows this rung alone.
-fn on_rung(config: &Config, rung: &Rung) -> Config {
-    let switch = |on| if on { Switch::On } else { Switch::Off };
-    let engine = match rung.engine {
-        Kind::Uring => EngineChoice::Uring,
-        Kind::Portable => EngineChoice::Portable,
-        Kind::TokioUring => EngineChoice::TokioUring,
-    };
-    Config { engine, fixed: switch(rung.fixed), direct: switch(rung.direct), ..config.clone() }
-}
-
-fn check_space(dir: &Path, bytes: u64) -> Result<()> {
-    if !std::fs::metadata(dir).map_err(|e| Error::io("opening", dir, e))?.is_dir() {
-        return Err(Error::invalid(format!("{} is not a directory", dir.display())));
-    }
-    let disk = rustix::fs::statvfs(dir).map_err(|e| Error::io("looking at", dir, e.into()))?;
-    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    let needed = bytes.saturating_add(SLACK_BYTES);
-    // A file system that reports no size at all reports no free space either.
-    if disk.f_blocks == 0 || free >= needed {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "{} has {} free, this needs {}; free some space, or measure less with --gb",
-        dir.display(),
-        text::size(free),
-        text::size(needed)
-    )))
-}
-
-/// The data, what is loaded, and the pools have to fit. Unknown off Linux.
-fn check_memory(bytes: u64, pools: u64) -> Result<()> {
-    let needed = bytes.saturating_mul(2).saturating_add(pools);
-    match available_memory() {
-        Some(available) if available < needed => Err(Error::invalid(format!(
-            "{} of memory is available, this needs {}; measure less with --gb, or use a smaller \
-             --pool-bytes",
-            text::size(available),
-            text::size(needed)
-        ))),
-        _ => Ok(()),
-    }
-}
-
+/// Unknown off Linux.
 fn available_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -214,8 +342,65 @@ fn available_memory() -> Option<u64> {
 }
 
 fn parse_gb(text: &str) -> std::result::Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(gb) if (1e-6..=1e6).contains(&gb) => Ok(gb),
-        _ => Err("a number of gigabytes: 0.5, 4".into()),
+    let gb = text.parse().ok().filter(|gb| (1e-6..=1e6).contains(gb));
+    gb.ok_or_else(|| "a number of gigabytes: 0.5, 4".into())
+}
+
+fn render(measured: &Measured) -> String {
+    use Align::{Left, Right};
+    let Config { block_bytes, queue_depth, pool_bytes, .. } = measured.config;
+    let columns = [
+        ("", Left),
+        ("SAVE GB/s", Right),
+        ("CPU s/GB", Right),
+        ("LOAD GB/s", Right),
+        ("CPU s/GB", Right),
+    ];
+    let ways = || measured.ways.iter().chain([&measured.fio]);
+    let mut text = format!(
+        "{}: {}, median of {} (min–max)\nblocks of {}, queue depth {queue_depth}, pool {}\n\n{}",
+        text::path(&measured.dir),
+        text::size(measured.bytes),
+        text::count(measured.rounds.into(), "round"),
+        text::binary_size(block_bytes),
+        text::binary_size(pool_bytes),
+        table(columns, ways().map(row))
+    );
+    let notes: Vec<[String; 2]> = ways()
+        .flat_map(|way| way.refused.iter().chain(&way.notes).map(|note| (&way.name, note)))
+        .map(|(name, note)| [text::printable(name), text::printable(note)])
+        .collect();
+    if !notes.is_empty() {
+        text += &format!("\n\n{}", list(notes));
+    }
+    if cfg!(debug_assertions) {
+        text += "\n\nThis is a debug build; one with --release is many times faster.";
+    }
+    text
+}
+
+fn row(way: &Way) -> [String; 5] {
+    let cells =
+        |samples| match (spread(samples, |s| s.gb_per_s), spread(samples, |s| s.cpu_s_per_gb)) {
+            (Some(Spread { median, min, max }), Some(cpu)) => {
+                [format!("{median:.2} ({min:.2}–{max:.2})"), format!("{:.2}", cpu.median)]
+            }
+            _ => ["refused".into(), "-".into()],
+        };
+    let ([save, save_cpu], [load, load_cpu]) = (cells(&way.save), cells(&way.load));
+    [way.name.clone(), save, save_cpu, load, load_cpu]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_an_even_count_is_between_the_middle_two() {
+        let sample = |gb_per_s| Sample { gb_per_s, cpu_s_per_gb: 0.0 };
+        let Spread { median, min, max } =
+            spread(&[4.0, 1.0, 3.0, 2.0].map(sample), |s| s.gb_per_s).unwrap();
+        assert_eq!((median, min, max), (2.5, 1.0, 4.0));
+        assert!(spread(&[], |s| s.gb_per_s).is_none());
     }
 }

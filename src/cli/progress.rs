@@ -53,7 +53,12 @@ fn bar(label: &str, quiet: bool) -> ProgressBar {
         .with_message(short(label, 40))
 }
 
-/// Set by Ctrl-C and SIGTERM, which are listened to from the first call on.
+/// Whether Ctrl-C or SIGTERM came during a job.
+pub fn is_interrupted() -> bool {
+    interrupted().load(Relaxed)
+}
+
+/// Ctrl-C and SIGTERM set this flag, from the first call on.
 fn interrupted() -> &'static Arc<AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     FLAG.get_or_init(|| {

@@ -6,11 +6,9 @@
 //! transfers on to their end, and keeps no more in flight than the engine takes. [`ladder`] says
 //! which engine to try first and what each step down means.
 
-pub mod faulty;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 mod fixed;
 pub mod ladder;
-pub mod null;
 pub mod portable;
 pub mod queue;
 mod retry;

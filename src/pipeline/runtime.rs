@@ -76,8 +76,7 @@ impl Runtime {
         Self::over(config, None)
     }
 
-    /// A runtime over an engine of the caller's: one of its own making, or a
-    /// [`Faulty`](crate::engine::faulty::Faulty) one in tests. It serves every rung of the ladder.
+    /// Creates a runtime over the caller's engine, which serves every rung of the ladder.
     ///
     /// # Errors
     /// As for [`Runtime::new`].
@@ -278,7 +277,7 @@ static KEPT: PerProcess<Vec<Arc<Machine>>> =
 mod tests {
     use super::*;
     use crate::config::EngineChoice;
-    use crate::engine::null::Null;
+    use crate::engine::portable::Portable;
     use crate::engine::{Completion, FileId, Op, Waker};
     use crossbeam_channel::{Receiver, Sender, bounded};
     use std::fs::File;
@@ -318,7 +317,7 @@ mod tests {
 
     /// An engine that takes until it is told to go.
     struct Slow {
-        inner: Null,
+        inner: Portable,
         go: Receiver<()>,
         gone: Sender<()>,
     }
@@ -358,7 +357,7 @@ mod tests {
     fn whoever_drives_a_runtime_out_does_not_wait_for_its_threads() {
         let ((tell, go), (gone, ended)) = (bounded(1), bounded(1));
         let build: Build = Arc::new(move || {
-            let (inner, go, gone) = (Null::new(4), go.clone(), gone.clone());
+            let (inner, go, gone) = (Portable::new(1)?, go.clone(), gone.clone());
             Ok(Box::new(Slow { inner, go, gone }))
         });
         let machine = Arc::new(Machine::new(Needs::of(&config(1019)), Some(build)));

@@ -158,13 +158,24 @@ fn bench_measures_each_rung_and_leaves_nothing_behind() {
     assert!(ran.out.contains("portable, buffered"), "{}", ran.out);
     let ran = ringstow(&[&["bench", dir.path(), "--json"], &small[..]].concat());
     let json = ran.json();
-    for way in json["ways"].as_array().unwrap() {
+    for way in json["ways"].as_array().unwrap().iter().chain([&json["fio"]]) {
         let measured = way["save"]["gb_per_s"]["median"].as_f64().is_some_and(|x| x > 0.0);
         assert!(measured || way["refused"].is_string(), "{way}");
     }
     let ran = ringstow(&[&["bench", dir.path(), "--engine", "portable"], &small[..]].concat());
     assert!(!ran.out.contains("uring"), "{}", ran.out);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn bench_without_fio_measures_and_says_how_to_get_it() {
+    let dir = Checkpoints::new();
+    let bench = ["bench", dir.path(), "--gb", "0.001", "--rounds", "1", "--engine", "portable"];
+    let ran = command(&bench).env("PATH", "").output().unwrap();
+    let out = String::from_utf8(ran.stdout).unwrap();
+    assert_eq!(ran.status.code(), Some(0), "{out}");
+    let fio = out.lines().find(|line| line.starts_with("fio")).unwrap();
+    assert!(fio.contains("refused") && out.contains("apt-get"), "{out}");
 }
 
 #[test]
@@ -279,8 +290,7 @@ fn a_striped_bench_leaves_nothing_on_any_disk() {
     }
 }
 
-/// The signal that comes with it would end the program, and anybody's trainer, without a word.
-
+// The signal SIGXFSZ, which comes with the error, would end the program.
 #[test]
 fn a_limit_of_file_lengths_is_an_error_with_its_remedy_and_nothing_is_left() {
     let dir = tempfile::tempdir().unwrap();

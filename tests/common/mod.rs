@@ -3,7 +3,6 @@
 
 #[cfg(target_os = "linux")]
 pub mod mounts;
-pub mod twisted;
 
 use ringstow::engine::Engine;
 use ringstow::engine::portable::Portable;
@@ -18,34 +17,9 @@ use std::sync::Arc;
 
 /// Bytes that differ everywhere, the same for the same seed.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut random = Random::new(seed);
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        bytes.extend_from_slice(&random.next().to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
-}
-
-/// A small seeded generator of numbers (xorshift64).
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// From 0 to `bound - 1`.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 16) % bound
-    }
 }
 
 /// Small blocks and a small pool, so that little data makes many transfers.

@@ -2,8 +2,8 @@
 //! the engine to nowhere. Shared by the tests and benches of scale.
 #![allow(dead_code)] // each of them uses a part of it
 
+use fake_engines::Null;
 use ringstow::device::Source;
-use ringstow::engine::null::Null;
 use ringstow::format::{FileEntry, Manifest};
 use ringstow::plan::save::{Options, SavePlan, Shard, plan};
 use ringstow::{Config, Dtype, Item, Part, Runtime, StateDict, TensorInfo};

@@ -2,11 +2,15 @@
 #![cfg(all(target_os = "linux", feature = "cuda"))]
 #![allow(unsafe_code)] // device memory is addresses
 
+mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod failures;
 #[path = "../common/fake_cuda.rs"]
 mod fake_cuda;
+#[allow(dead_code)] // its `main` and what that prints
+#[path = "../../benches/gpu.rs"]
+mod gpu_bench;
 mod loads;
 mod ordering;
 mod saves;

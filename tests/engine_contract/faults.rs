@@ -2,8 +2,8 @@
 
 use crate::queue::write_blocks;
 use crate::setup::*;
+use fake_engines::{Faults, Faulty, OpKind};
 use nix::libc::{EIO, ENOSPC};
-use ringstow::engine::faulty::{Faults, Faulty, OpKind};
 use ringstow::engine::queue::{Queue, Syncing};
 use std::io;
 

@@ -6,8 +6,6 @@ mod queue;
 mod raw;
 mod setup;
 mod tokio_uring;
-#[path = "../common/twisted.rs"]
-mod twisted;
 mod uring;
 
 use setup::Setup;

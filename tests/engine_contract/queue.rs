@@ -1,8 +1,8 @@
 //! What the queue makes of an engine: requests carried to their end, each answered once.
 
 use crate::setup::*;
-use crate::twisted::{Twist, Twisted};
 use crossbeam_channel::{Receiver, unbounded};
+use fake_engines::{Twist, Twisted};
 use ringstow::engine::ladder::{trial_read, trial_write};
 use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing, is_cancelled};
 use ringstow::engine::{Action, Completion, Engine, Op, Transfer};

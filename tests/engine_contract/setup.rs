@@ -1,7 +1,7 @@
 //! The engines under test, and what the cases share.
 
+use fake_engines::Null;
 use ringstow::config::{ALIGN, Switch};
-use ringstow::engine::null::Null;
 use ringstow::engine::portable::Portable;
 use ringstow::engine::queue::Queue;
 use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer};

@@ -1,4 +1,4 @@
-//! An engine over another that does one thing differently, for tests.
+//! An engine over another that does one thing differently.
 
 use ringstow::engine::ladder::Fallback;
 use ringstow::engine::{Completion, Engine, FileId, Op, Waker};
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-/// What is done differently; the rest is left to the engine underneath.
+/// What is done differently. The default is to leave everything to the engine underneath.
 pub trait Twist {
     /// As [`Engine::submit`].
     fn submit(&mut self, inner: &mut dyn Engine, op: Op) {
@@ -14,12 +14,14 @@ pub trait Twist {
     }
 
     /// As [`Engine::wait`].
+    ///
+    /// # Errors
+    /// As [`Engine::wait`].
     fn wait(&mut self, inner: &mut dyn Engine, done: &mut Vec<Completion>) -> io::Result<()> {
         inner.wait(done)
     }
 }
-
-/// The engine with its twist.
+/// An engine with a twist.
 pub struct Twisted<T> {
     inner: Box<dyn Engine>,
     twist: T,

@@ -1,28 +1,30 @@
-//! A failing disk, for tests: wraps any engine and makes it do, from a seed, what the kernel may
-//! do but seldom does. The real engine underneath still moves the bytes.
+//! A failing disk: wraps any engine and, from a seed, does what a kernel may do but seldom does. The engine
+//! underneath still moves the bytes.
 
-use super::ladder::Fallback;
-use super::{Action, Completion, Engine, FileId, Op, Waker};
-use crate::config::ALIGN;
-use crate::sys::file;
+use fastrand::Rng;
+use nix::libc::{EAGAIN, EINTR};
+use ringstow::config::ALIGN;
+use ringstow::engine::ladder::Fallback;
+use ringstow::engine::{Action, Completion, Engine, FileId, Op, Waker};
+use ringstow::sys::file;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-/// Which faults, and how many. The default is none.
+/// Which faults to make, and how many. The default is none.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
-    /// Same seed, same operations, same faults (the order of completions apart, which is the
-    /// inner engine's).
+    /// The same seed and operations give the same faults, except for the order of completions, which
+    /// the inner engine decides.
     pub seed: u64,
-    /// Transfers in a hundred that move less than asked.
+    /// Percentage of transfers that move less than requested.
     pub short_percent: u8,
-    /// Operations in a hundred that are interrupted (`EINTR`) or put off (`EAGAIN`).
+    /// Percentage of operations that are interrupted (`EINTR`) or deferred (`EAGAIN`).
     pub interrupt_percent: u8,
-    /// Completions in a hundred that are held back until others have passed them.
+    /// Percentage of completions that are held back until others have passed them.
     pub reorder_percent: u8,
-    /// Operations that fail for good.
+    /// Operations that fail permanently.
     pub failures: Vec<Failure>,
     /// After this many completions [`Engine::wait`] fails: the engine is broken.
     pub break_after: Option<u64>,
@@ -31,16 +33,11 @@ pub struct Faults {
 impl Faults {
     /// Everything that a correct caller must survive without noticing.
     pub fn survivable(seed: u64) -> Self {
-        Self {
-            seed,
-            short_percent: 30,
-            interrupt_percent: 20,
-            reorder_percent: 40,
-            ..Self::default()
-        }
+        let (short_percent, interrupt_percent, reorder_percent) = (30, 20, 40);
+        Self { seed, short_percent, interrupt_percent, reorder_percent, ..Self::default() }
     }
 
-    /// One operation that fails for good.
+    /// One operation that fails permanently.
     pub fn failing(kind: OpKind, nth: u64, errno: i32) -> Self {
         Self { failures: vec![Failure { kind, nth, errno }], ..Self::default() }
     }
@@ -74,7 +71,7 @@ pub struct Failure {
     pub kind: OpKind,
     /// How many of them succeed first.
     pub nth: u64,
-    /// What the caller gets: `EIO`, `ENOSPC`.
+    /// The error that the caller gets: `EIO`, `ENOSPC`.
     pub errno: i32,
 }
 
@@ -82,11 +79,11 @@ pub struct Failure {
 pub struct Faulty {
     inner: Box<dyn Engine>,
     faults: Faults,
-    random: Random,
+    random: Rng,
     /// Operations seen, by kind.
     counts: HashMap<OpKind, u64>,
     direct: HashMap<FileId, bool>,
-    /// What the inner engine has been asked to move less of, or to report less of, by token.
+    /// Operations that were shortened, by token.
     shortened: HashMap<u64, Short>,
     inner_in_flight: usize,
     held: Vec<Completion>,
@@ -94,8 +91,8 @@ pub struct Faulty {
 }
 
 struct Short {
-    /// Bytes that the caller asked for.
-    asked: usize,
+    /// Bytes that the caller requested.
+    requested: usize,
     /// Bytes to report at most.
     report: usize,
 }
@@ -104,7 +101,7 @@ impl Faulty {
     /// Wraps an engine.
     pub fn new(inner: Box<dyn Engine>, faults: Faults) -> Self {
         Self {
-            random: Random(faults.seed),
+            random: Rng::with_seed(faults.seed),
             inner,
             faults,
             counts: HashMap::new(),
@@ -116,48 +113,52 @@ impl Faulty {
         }
     }
 
+    fn happens(&mut self, percent: u8) -> bool {
+        self.random.u8(..100) < percent
+    }
+
     /// The errno with which this operation fails, if it does.
     fn errno_for(&mut self, action: &Action) -> Option<i32> {
         let kind = OpKind::of(action);
         let count = self.counts.entry(kind).or_default();
         let nth = *count;
         *count += 1;
-        if let Some(failure) = self.faults.failures.iter().find(|f| f.kind == kind && f.nth == nth)
-        {
+        let failure = self.faults.failures.iter().find(|f| f.kind == kind && f.nth == nth);
+        if let Some(failure) = failure {
             return Some(failure.errno);
         }
-        self.random
-            .percent(self.faults.interrupt_percent)
-            .then(|| if self.random.percent(50) { nix::libc::EINTR } else { nix::libc::EAGAIN })
+        self.happens(self.faults.interrupt_percent)
+            .then(|| if self.random.bool() { EINTR } else { EAGAIN })
     }
 
-    /// Makes the transfer a short one. A read moves everything and reports less, a direct write
-    /// stays aligned and reports less: both as a kernel may.
+    /// Makes the transfer a short one. A read moves everything and reports less; a direct write stays
+    /// aligned and reports less. A kernel may do both.
     fn shorten(&mut self, op: &mut Op) {
-        let write = matches!(op.action, Action::Write(_));
-        let direct = self.direct.get(&op.file).copied().unwrap_or(false);
+        let is_write = matches!(op.action, Action::Write(_));
+        let is_direct = self.direct.get(&op.file).copied().unwrap_or(false);
         let Some(transfer) = op.action.transfer_mut() else { return };
-        if transfer.len < 2 || !self.random.percent(self.faults.short_percent) {
+        if transfer.len < 2 || !self.happens(self.faults.short_percent) {
             return;
         }
-        let asked = transfer.len;
-        let report = 1 + self.random.below(asked as u64 - 1) as usize;
-        if write {
-            transfer.len = if direct { report.next_multiple_of(ALIGN).min(asked) } else { report };
+        let requested = transfer.len;
+        let report = self.random.usize(1..requested);
+        if is_write {
+            transfer.len =
+                if is_direct { report.next_multiple_of(ALIGN).min(requested) } else { report };
         }
-        self.shortened.insert(op.token, Short { asked, report });
+        self.shortened.insert(op.token, Short { requested, report });
     }
 
-    /// Undoes what [`Faulty::shorten`] did to the operation, and reports what it decided.
+    /// Reverts what [`Faulty::shorten`] did to the operation, and reports fewer bytes.
     fn restore(&mut self, completion: &mut Completion) {
         let Some(short) = self.shortened.remove(&completion.op.token) else { return };
-        let read = matches!(completion.op.action, Action::Read(_));
+        let is_read = matches!(completion.op.action, Action::Read(_));
         let Some(transfer) = completion.op.action.transfer_mut() else { return };
-        transfer.len = short.asked;
+        transfer.len = short.requested;
         if let Ok(moved) = &mut completion.result {
             let reported = short.report.min(*moved);
-            if read {
-                // What is not reported was not read: make sure that nobody uses it.
+            if is_read {
+                // Overwrite what is not reported, so that a caller that uses it fails.
                 let start = transfer.start;
                 transfer.buffer[start + reported..start + *moved].fill(0xDB);
             }
@@ -165,24 +166,23 @@ impl Faulty {
         }
     }
 
-    /// Lets some of the held completions out, in any order: all but those held back, and at least
-    /// one if none could come otherwise.
+    /// Releases some of the held completions, in any order: each unless it is held back again, and at least
+    /// one if nothing else can complete.
     fn release(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         let mut kept = Vec::new();
         self.random.shuffle(&mut self.held);
         while let Some(completion) = self.held.pop() {
-            if self.random.percent(self.faults.reorder_percent) {
+            if self.happens(self.faults.reorder_percent) {
                 kept.push(completion);
             } else {
-                self.completed += 1;
                 done.push(completion);
             }
         }
         if done.len() == before && self.inner_in_flight == 0 {
-            self.completed += u64::from(!kept.is_empty());
             done.extend(kept.pop());
         }
+        self.completed += (done.len() - before) as u64;
         self.held = kept;
     }
 }
@@ -233,7 +233,7 @@ impl Engine for Faulty {
         let before = done.len();
         loop {
             let mut real = Vec::new();
-            // With nothing under way below, only what is held can be waited for.
+            // With nothing in flight below, there is nothing to wait for but the held completions.
             let block = self.inner_in_flight > 0 || self.held.is_empty();
             if block {
                 self.inner.wait(&mut real)?;
@@ -253,33 +253,5 @@ impl Engine for Faulty {
 
     fn waker(&self) -> Waker {
         self.inner.waker()
-    }
-}
-
-/// SplitMix64: small, seedable, good enough to choose faults with.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to `bound - 1`.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    fn percent(&mut self, percent: u8) -> bool {
-        self.below(100) < u64::from(percent)
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last as u64 + 1) as usize);
-        }
     }
 }
