@@ -15,10 +15,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes that differ everywhere, the same for the same seed.
+/// Bytes that differ everywhere, the same for the same seed. Stored files hold them (`tests/format`), so the
+/// generator (xorshift64) is written out: a crate's may change with its version.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        bytes.extend_from_slice(&x.to_le_bytes());
+    }
+    bytes.truncate(len);
     bytes
 }
 
