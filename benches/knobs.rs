@@ -10,7 +10,7 @@
 //! pool of its own. On a disk that others use too, CPU seconds say more than speed; "default, again" says
 //! how much to believe of either.
 //! To try what is no knob yet, make it one while it is tried, and add a line to [`variants`]; what came of
-//! earlier trials is in `docs/performance.md`.
+//! earlier trials is in `docs/internals/experiments.md`.
 
 #[path = "../tests/common/nowhere.rs"]
 mod nowhere;

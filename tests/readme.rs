@@ -1,8 +1,10 @@
-//! The Rust programs of README and docs are programs of `examples/`, which compile; the one of the README runs.
+//! The Rust programs of README and docs are programs of `examples/`, which compile; here they run.
 #![cfg(unix)]
 
 mod common;
 
+#[path = "../examples/load_part.rs"]
+mod load_part;
 #[path = "../examples/quickstart.rs"]
 mod quickstart;
 
@@ -25,7 +27,7 @@ fn files(dir: &str, ending: &str) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|found| found == ending)).collect()
 }
 
-/// An example without what a page has no use for: its first comment, and what makes `main` visible here.
+/// An example without what a page omits: its first comment, and what makes `main` visible here.
 fn program(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let text = text.replace("#[allow(missing_docs)]\npub fn main", "fn main");
@@ -41,7 +43,7 @@ fn rust_blocks_are_examples_word_for_word() {
         for block in rust_blocks(&page) {
             assert!(
                 examples.contains(&block),
-                "{}: this block is no file of examples/, so that nothing compiles it:\n{block}",
+                "{}: nothing compiles this block, because it is not a file of examples/:\n{block}",
                 page.display()
             );
         }
@@ -49,11 +51,12 @@ fn rust_blocks_are_examples_word_for_word() {
     assert_eq!(rust_blocks(&root().join("README.md")).len(), 1, "the README has one program");
 }
 
-/// This file has one more test, which does not go by the current directory.
+/// Changes the current directory; the other test of this file does not depend on it.
 #[test]
-fn the_readmes_program_runs() {
+fn the_pages_programs_run() {
     let dir = common::scratch();
     std::env::set_current_dir(dir.path()).unwrap();
     quickstart::main().unwrap();
     quickstart::main().unwrap();
+    load_part::main().unwrap();
 }

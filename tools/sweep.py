@@ -6,7 +6,7 @@
 
 Into --out (sweep-out/) go results.json, heatmap.png, report.html and ringstow.toml, which library,
 program and Python take when it lies in the working directory or RINGSTOW_CONFIG names it. Ctrl-C
-keeps what was measured. docs/performance.md says how to read it all.
+keeps what was measured. docs/tuning.md says how to read it all.
 """
 
 from __future__ import annotations

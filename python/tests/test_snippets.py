@@ -10,7 +10,7 @@ import snippets
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parents[2]
-PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if page.exists()]
+PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
 WITH_SNIPPETS = [page for page in PAGES if any(snippets.snippets(page))]
 NEED_A_GPU = {"gpu.md"}
 
