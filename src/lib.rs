@@ -24,6 +24,9 @@
 //! [`Checkpoint`] opens a checkpoint to look
 //! at it or to load a part. `docs/format.md` describes the files.
 
+// Every system call on a path goes through `sys`; clippy.toml lists what is refused elsewhere.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("ringstow maps whole checkpoints: it needs 64-bit addresses");
 #[cfg(not(unix))]

@@ -83,7 +83,7 @@ fn part_of(py: Python<'_>, path: PathBuf) -> PyResult<Option<(u32, u32, String)>
 /// Swaps what two paths name.
 #[pyfunction]
 fn swap_names(py: Python<'_>, one: PathBuf, other: PathBuf) -> PyResult<()> {
-    Ok(py.detach(|| ringstow::sys::file::exchange(&one, &other))?)
+    Ok(py.detach(|| ringstow::sys::dir::exchange(&one, &other))?)
 }
 
 #[pyfunction]

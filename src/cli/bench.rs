@@ -13,14 +13,13 @@ use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{Checkpoint, Disposal, LoadOptions, retire_with, save};
-use crate::sys::file::{drop_page_cache, free};
+use crate::sys::dir::{free, is_dir, remove};
+use crate::sys::file::{drop_page_cache, open_read, read_text};
 use clap::Args;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -203,7 +202,7 @@ impl Way {
     ) -> Result<Sample> {
         let Some(runtime) = &self.runtime else { return fio("read", bytes, path, config) };
         for path in Checkpoint::open_with(path, config)?.shard_paths() {
-            File::open(path)
+            open_read(path, false)
                 .and_then(|file| drop_page_cache(&file))
                 .map_err(|e| Error::io("dropping from the page cache", path, e))?;
         }
@@ -264,16 +263,13 @@ fn fio(mode: &str, bytes: usize, path: &Path, config: &Config) -> Result<Sample>
 
 /// Removes the checkpoint, or fio's file, if it exists.
 fn clear(path: &Path, config: &Config) -> Result<()> {
-    if path.is_dir() {
+    if is_dir(path) {
         return match retire_with(path, Disposal::Remove, config) {
             Ok(_) | Err(Error::Incomplete { .. }) => Ok(()),
             Err(error) => Err(error),
         };
     }
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("removing", path, e)),
-        _ => Ok(()),
-    }
+    remove(path)
 }
 
 /// Runs a save or load of so many bytes.
@@ -316,8 +312,8 @@ fn spread(samples: &[Sample], figure: impl Fn(&Sample) -> f64) -> Option<Spread>
 
 /// Refuses what the disk or the memory has no space for: the data, what is loaded, and the pools.
 fn check_fits(dir: &Path, bytes: u64, pools: u64) -> Result<()> {
-    let disk = File::open(dir).and_then(|dir| free(&dir));
-    let disk = disk.map_err(|e| Error::io("looking at", dir, e))?;
+    // A file system that reports no size reports no free space either.
+    let disk = free(dir).map_err(|e| Error::io("looking at", dir, e))?.unwrap_or(u64::MAX);
     let memory = available_memory().unwrap_or(u64::MAX);
     for (what, free, needed) in [
         (format!("{} has", dir.display()), disk, bytes.saturating_add(SLACK_BYTES)),
@@ -335,7 +331,7 @@ fn check_fits(dir: &Path, bytes: u64, pools: u64) -> Result<()> {
 
 /// Unknown off Linux.
 fn available_memory() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let meminfo = read_text("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kib * 1024)

@@ -10,6 +10,7 @@ use crate::format::{Manifest, TensorEntry, names};
 use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::store::{Checkpoint, list_with, verify};
+use crate::sys::dir::{has, is_dir};
 use clap::Args;
 use serde::Serialize;
 use std::collections::HashSet;
@@ -110,7 +111,7 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
 /// The checkpoints at or under a path, each part of one that ranks saved each by itself; the path itself where
 /// there are none, for its error.
 fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
-    let found = match path.is_dir() {
+    let found = match is_dir(path) {
         true => list_with(path, config).unwrap_or_default(),
         false => Vec::new(),
     };
@@ -159,7 +160,7 @@ fn check(runtime: &Runtime, path: &Path, quiet: bool) -> Result<Checked> {
 
 /// What a failure to open or read says of a checkpoint.
 fn verdict(path: &Path, error: &Error) -> Verdict {
-    let committed = || path.join(names::MANIFEST).exists();
+    let committed = || has(&path.join(names::MANIFEST));
     match error {
         Error::Corrupt { .. } | Error::Format { .. } => Verdict::Damaged,
         // It was committed once: a file has gone since.

@@ -2,6 +2,8 @@
 
 use super::{Config, FIELDS};
 use crate::error::{Error, Result};
+use crate::sys::dir::is_file;
+use crate::sys::file::read_text;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -54,7 +56,7 @@ impl Config {
     pub fn found_file() -> Option<(PathBuf, bool)> {
         match std::env::var_os(FILE_VARIABLE).filter(|value| !value.is_empty()) {
             Some(named) => Some((named.into(), true)),
-            None => Path::new(FILE_NAME).is_file().then(|| (absolute(FILE_NAME.as_ref()), false)),
+            None => is_file(FILE_NAME.as_ref()).then(|| (absolute(FILE_NAME.as_ref()), false)),
         }
     }
 }
@@ -205,7 +207,7 @@ fn paths(text: &str) -> Value {
 }
 
 fn read(path: &Path, must_be_there: bool) -> Result<Table> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match read_text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound && !must_be_there => {
             return Ok(Table::new());

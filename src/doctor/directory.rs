@@ -3,8 +3,7 @@
 use crate::config::{ALIGN, Config, Switch};
 use crate::doctor::{Check, human};
 use crate::pool::Buffer;
-use crate::sys::file;
-use std::fs::File;
+use crate::sys::{dir, file};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -12,8 +11,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     let mut checks = Vec::new();
     let trial = match Trial::create(dir) {
-        Ok((trial, file)) => {
-            drop(file);
+        Ok(trial) => {
             checks.push(Check::ok("directory", format!("{} can be written to", dir.display())));
             trial
         }
@@ -33,13 +31,13 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
 struct Trial(PathBuf);
 
 impl Trial {
-    fn create(dir: &Path) -> io::Result<(Self, File)> {
+    fn create(dir: &Path) -> io::Result<Self> {
         let mut number = 0;
         loop {
             let path = dir.join(format!(".ringstow-doctor-{}-{number}", std::process::id()));
             // Only a new file: one that is there is not ours to overwrite or remove.
-            match File::create_new(&path) {
-                Ok(file) => return Ok((Self(path), file)),
+            match file::create_new(&path, false) {
+                Ok(_) => return Ok(Self(path)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100 => {
                     number += 1;
                 }
@@ -51,15 +49,15 @@ impl Trial {
 
 impl Drop for Trial {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let _ = dir::remove(&self.0);
     }
 }
 
 fn space(dir: &Path, config: &Config) -> Check {
     let name = "file system";
-    match rustix::fs::statvfs(dir) {
-        Ok(vfs) => {
-            let free = vfs.f_bavail.saturating_mul(vfs.f_frsize);
+    match dir::free(dir) {
+        Ok(free) => {
+            let free = free.unwrap_or(0);
             let kind = kind_of(dir).unwrap_or_else(|| "of unknown type".into());
             let found = format!("{kind}, {} free", human(free));
             if kind == "tmpfs" || kind == "ramfs" {
@@ -78,8 +76,8 @@ fn space(dir: &Path, config: &Config) -> Check {
 
 /// The type of the file system that holds a directory: that of the last mount on the way to it.
 fn kind_of(dir: &Path) -> Option<String> {
-    let dir = dir.canonicalize().ok()?;
-    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let dir = dir::real(dir).ok()?;
+    let mounts = file::read_text("/proc/self/mounts").ok()?;
     let mut best: Option<(usize, String)> = None;
     for line in mounts.lines() {
         let mut words = line.split(' ').skip(1);
@@ -117,7 +115,7 @@ fn direct(trial: &Trial, config: &Config) -> Check {
                 );
                 Check::warn(name, found, "set direct = off if transfers fail")
             }
-            _ if copies_on_write(trial) => Check::warn(
+            _ if file::is_checksummed_by_btrfs(&trial.0) => Check::warn(
                 name,
                 format!(
                     "works; {align}; but btrfs takes checksums, for which newer kernels write through the page cache"
@@ -138,23 +136,6 @@ fn direct(trial: &Trial, config: &Config) -> Check {
             }
         }
     }
-}
-
-/// Whether it is one of btrfs's usual files, with a checksum of every block. What is written to these
-/// directly goes through the page cache since Linux 6.14 (btrfs's documentation of checksumming), for
-/// ten times the CPU.
-#[cfg(target_os = "linux")]
-fn copies_on_write(trial: &Trial) -> bool {
-    use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
-    use rustix::fs::{IFlags, ioctl_getflags};
-    let Ok(file) = File::open(&trial.0) else { return false };
-    fstatfs(&file).is_ok_and(|of| of.filesystem_type() == BTRFS_SUPER_MAGIC)
-        && ioctl_getflags(&file).is_ok_and(|flags| !flags.contains(IFlags::NOCOW))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn copies_on_write(_: &Trial) -> bool {
-    false
 }
 
 /// Some file systems take O_DIRECT at open and refuse it at write.

@@ -1,8 +1,8 @@
 //! GPUs: the driver, each GPU, whether host memory can be pinned for it, how fast it copies.
 
 use crate::doctor::Check;
-use std::fs::OpenOptions;
-use std::io::ErrorKind;
+use crate::sys::dir::try_entries;
+use crate::sys::file::is_denied;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "GPU";
@@ -52,21 +52,16 @@ struct Nodes {
 
 impl Nodes {
     fn of(dev: &Path) -> Self {
-        let mut names: Vec<String> = std::fs::read_dir(dev)
+        let mut names: Vec<String> = try_entries(dev)
+            .unwrap_or_default()
             .into_iter()
-            .flatten()
-            .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok())
             .filter(|name| is_gpu(name) || name == "nvidiactl" || name == "nvidia-uvm")
             .collect();
         names.sort();
-        let denied = |path: &PathBuf| {
-            let opened = OpenOptions::new().read(true).write(true).open(path);
-            opened.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
-        };
         Self {
             gpus: names.iter().filter(|name| is_gpu(name)).count(),
-            denied: names.iter().map(|name| dev.join(name)).find(denied),
+            denied: names.iter().map(|name| dev.join(name)).find(|path| is_denied(path)),
             uvm: names.iter().any(|name| name == "nvidia-uvm"),
         }
     }

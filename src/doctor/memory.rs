@@ -3,8 +3,9 @@
 use crate::config::{Config, Switch};
 use crate::doctor::{Check, human};
 use crate::pool::Mapping;
+use crate::sys::dir::try_entries;
+use crate::sys::file::read_text;
 use crate::sys::memlock;
-use std::fs;
 use std::path::Path;
 
 /// Where the kernel lists the balloons of a virtual machine.
@@ -14,7 +15,7 @@ const BALLOONS: &str = "/sys/bus/virtio/drivers/virtio_balloon";
 const REPORTING: usize = 5;
 
 pub(crate) fn checks(config: &Config) -> Vec<Check> {
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = read_text("/proc/self/cgroup").unwrap_or_default();
     let limit = group_limit_bytes(&groups, Path::new("/sys/fs/cgroup"));
     let mut checks: Vec<Check> = limit.map(|limit| group(config, limit)).into_iter().collect();
     checks.extend([memory_lock(config), huge_pages(), free_memory(Path::new(BALLOONS))]);
@@ -47,9 +48,8 @@ fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
         };
         let above = Path::new(group.trim_start_matches('/')).ancestors();
         // "max" is no number, and no limit.
-        let limit = |group: &Path| {
-            fs::read_to_string(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok()
-        };
+        let limit =
+            |group: &Path| read_text(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
         above.filter_map(limit).min()
     });
     // Version 1 says this for none: as many pages as there are numbers for.
@@ -83,7 +83,7 @@ fn huge_pages() -> Check {
     let name = "transparent huge pages";
     let remedy = "as root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, and leave \
                   some memory free";
-    let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = read_text("/sys/kernel/mm/transparent_hugepage/enabled");
     let setting = setting.map_or("no setting".into(), |text| format!("set to {}", text.trim()));
     let got = Mapping::new(TRIED).ok().and_then(|mapping| {
         mapping.prefault(0, TRIED);
@@ -105,7 +105,7 @@ fn huge_pages() -> Check {
 
 /// `AnonHugePages` of the mapping that holds an address, in bytes.
 fn huge_bytes_at(address: u64) -> Option<u64> {
-    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let smaps = read_text("/proc/self/smaps").ok()?;
     let mut inside = false;
     for line in smaps.lines() {
         let mut words = line.split_whitespace();
@@ -135,16 +135,18 @@ fn free_memory(balloons: &Path) -> Check {
 }
 
 fn reports_free_pages(balloons: &Path) -> bool {
-    let devices = fs::read_dir(balloons).into_iter().flatten().flatten();
-    // One character a bit, from bit 0 on.
-    let features = devices.filter_map(|device| fs::read(device.path().join("features")).ok());
-    features.into_iter().any(|bits| bits.get(REPORTING) == Some(&b'1'))
+    let devices = try_entries(balloons).unwrap_or_default();
+    // One character per bit, from bit 0 on.
+    let features =
+        devices.iter().filter_map(|device| read_text(device.path().join("features")).ok());
+    features.into_iter().any(|bits| bits.as_bytes().get(REPORTING) == Some(&b'1'))
 }
 
 #[cfg(test)]
 mod tests {
     use crate::doctor::Status;
     use crate::doctor::memory::*;
+    use std::fs;
 
     #[test]
     fn the_least_limit_of_a_group_and_those_above_it_holds() {

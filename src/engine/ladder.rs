@@ -6,6 +6,7 @@ use super::queue::{Attached, Queue};
 use crate::config::{ALIGN, Config, EngineChoice, Switch};
 use crate::error::{Error, Result};
 use crate::pool::Buffer;
+use crate::sys::file::read_text;
 use crate::sys::memlock;
 use serde::{Deserialize, Serialize};
 use std::{fmt, io};
@@ -282,7 +283,7 @@ fn is(error: &io::Error, errno: i32) -> bool {
 /// `kernel.io_uring_disabled`: 0 allowed, 1 for privileged groups only, 2 for nobody. `None` on
 /// kernels without it (before 6.6).
 pub(crate) fn uring_disabled() -> Option<u32> {
-    std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
+    read_text("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
 }
 
 /// The error when every rung failed: each reason with the rungs that it kept from working, and the

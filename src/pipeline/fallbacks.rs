@@ -1,8 +1,8 @@
 //! Says what could not be had, once: a training saves a thousand times. The reports have it each time.
 
 use crate::engine::ladder::Fallback;
+use crate::sys::dir::look;
 use crate::sys::fork::{GENERATIONS, PerProcess};
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
@@ -41,7 +41,7 @@ fn is_new(known: (u64, String)) -> bool {
 
 /// The number of the file system that a directory is on, or will be.
 fn file_system(dir: &Path) -> u64 {
-    let found = dir.ancestors().find_map(|dir| fs::metadata(dir).ok());
+    let found = dir.ancestors().find_map(|dir| look(dir).ok());
     found.map_or(0, |found| found.dev())
 }
 

@@ -4,8 +4,8 @@
 //! Format: the "Trace Event Format" document of the Chromium project. What a thread does is a row of
 //! complete events; what goes on meanwhile (a GPU's copies, transfers) are asynchronous ones.
 
+use crate::sys::file::create_or_empty;
 use serde::Serialize;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -125,7 +125,7 @@ impl Trace {
         let rows = (0..record.threads.len()).map(Event::name_of);
         let spans = record.spans.iter().enumerate().flat_map(|(id, span)| self.events(id, span));
         let events = Events { trace_events: rows.chain(spans).collect(), display_time_unit: "ms" };
-        let mut file = BufWriter::new(File::create(&self.path)?);
+        let mut file = BufWriter::new(create_or_empty(&self.path)?);
         serde_json::to_writer(&mut file, &events)?;
         file.flush()
     }

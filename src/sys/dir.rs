@@ -1,9 +1,10 @@
-//! What the store does to directories and the names in them, with errors that say where. Nothing here
-//! knows what a checkpoint is.
+//! Directories and the names in them: look, list, create, rename, remove, sync. Nothing here knows what a
+//! checkpoint is.
 
 use crate::error::{Error, Result};
-use crate::sys::file;
-use std::fs::{self, DirEntry};
+use crate::sys::seam::{Call, call};
+use rustix::fs::{Mode, OFlags};
+use std::fs::{self, DirEntry, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -12,13 +13,21 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn entries(dir: &Path) -> Result<Vec<DirEntry>> {
-    let entries = fs::read_dir(dir).and_then(Iterator::collect);
-    entries.map_err(|e| {
+    try_entries(dir).map_err(|e| {
         crate::sys::path::check(dir).err().unwrap_or_else(|| Error::io("listing", dir, e))
     })
 }
 
-/// Names of the files in a directory, sorted; those that are not Unicode are not ours.
+/// [`entries`], with the system's own error.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn try_entries(dir: &Path) -> io::Result<Vec<DirEntry>> {
+    call(Call::List, dir)?;
+    fs::read_dir(dir)?.collect()
+}
+
+/// Names of the files in a directory, sorted. A name that is not Unicode is not ringstow's, and left out.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -32,7 +41,7 @@ pub(crate) fn file_names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The directories in a directory, by name; links are not followed.
+/// The directories in a directory, sorted by path; links are not followed.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -44,27 +53,179 @@ pub(crate) fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// What the system knows about a path, or about what a link there leads to.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn look(path: &Path) -> io::Result<Metadata> {
+    call(Call::Look, path)?;
+    fs::metadata(path)
+}
+
+/// What the system knows about a path; a link is not followed.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn look_at(path: &Path) -> io::Result<Metadata> {
+    call(Call::Look, path)?;
+    fs::symlink_metadata(path)
+}
+
+/// Whether anything has this path, a broken link included.
+pub(crate) fn has(path: &Path) -> bool {
+    look_at(path).is_ok()
+}
+
+/// Whether this path is a symbolic link.
+pub(crate) fn is_link(path: &Path) -> bool {
+    look_at(path).is_ok_and(|found| found.is_symlink())
+}
+
+/// Whether a directory has this path, or a link that leads to one.
+pub(crate) fn is_dir(path: &Path) -> bool {
+    look(path).is_ok_and(|found| found.is_dir())
+}
+
+/// Whether a regular file has this path, or a link that leads to one.
+pub(crate) fn is_file(path: &Path) -> bool {
+    look(path).is_ok_and(|found| found.is_file())
+}
+
+/// Whether a path leads to anything.
+pub(crate) fn leads_somewhere(path: &Path) -> bool {
+    look(path).is_ok()
+}
+
+/// Whether a directory exists. If a disk fails, or a network file system has lost the directory, that is an
+/// error.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn is_there(dir: &Path) -> Result<bool> {
+    match look(dir) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(e) => Err(Error::io("opening", dir, e)),
+    }
+}
+
+/// A path from the root, with no link in it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn real(path: &Path) -> Result<PathBuf> {
+    try_real(path).map_err(|e| Error::io("opening", path, e))
+}
+
+/// [`real`], with the system's own error.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn try_real(path: &Path) -> io::Result<PathBuf> {
+    call(Call::Look, path)?;
+    fs::canonicalize(path)
+}
+
+/// Creates a directory in an existing one; says whether it did, and the directory was not there before.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn make(dir: &Path) -> Result<bool> {
+    match call(Call::MakeDir, dir).and_then(|()| fs::create_dir(dir)) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(e) => Err(Error::io("creating", dir, e)),
+    }
+}
+
 /// Removes a file; one that is gone already is no failure.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::io("removing", path, e)),
-        _ => Ok(()),
+    try_remove(path).map_err(|e| Error::io("removing", path, e))
+}
+
+/// [`remove`], with the system's own error.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn try_remove(path: &Path) -> io::Result<()> {
+    match call(Call::Remove, path).and_then(|()| fs::remove_file(path)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 
-/// Renames a file to a name that is free.
+/// Removes a directory if it is empty; says whether it did.
+pub(crate) fn remove_if_empty(dir: &Path) -> bool {
+    call(Call::RemoveDir, dir).and_then(|()| fs::remove_dir(dir)).is_ok()
+}
+
+/// Renames a file. What has the other name is replaced.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
+    try_rename(from, to).map_err(|e| Error::io("renaming", from, e))
+}
+
+fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
+    call(Call::Rename, from)?;
+    fs::rename(from, to)
+}
+
+/// Renames a file to a name that is free. A file system that cannot refuse a taken name by itself (`EINVAL`)
+/// is asked before, and another process may create the name in between.
 ///
 /// # Errors
 /// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.
 pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<()> {
-    match file::rename_new(from, to) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            Err(Error::io("renaming a file to", to, e))
+    let renamed = match rename_if_free(from, to) {
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput || is_unsupported(&e) => {
+            match look_at(to) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => try_rename(from, to),
+                Err(e) => Err(e),
+                Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+            }
         }
-        renamed => renamed.map_err(|e| Error::io("renaming", from, e)),
+        renamed => renamed,
+    };
+    renamed.map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => Error::io("renaming a file to", to, e),
+        _ => Error::io("renaming", from, e),
+    })
+}
+
+#[cfg(target_os = "linux")]
+fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    call(Call::Rename, from)?;
+    retry(|| renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn rename_if_free(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Swaps what two paths name, at once: nobody sees one of them missing.
+///
+/// # Errors
+/// The system's; `EINVAL`, `ENOSYS` or `ENOTSUP` where the file system cannot.
+pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    call(Call::Rename, one)?;
+    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        retry(|| renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE))
+    }
+    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+    {
+        let _ = other;
+        Err(io::ErrorKind::Unsupported.into())
     }
 }
 
@@ -76,88 +237,68 @@ pub(crate) fn sync(dir: &Path) -> Result<()> {
     try_sync(dir).map_err(|e| Error::io("syncing", dir, e))
 }
 
-/// [`sync`], with the system's own error.
+/// [`sync`], with the system's own error. A file system without this operation (`EINVAL`) needs none.
 ///
 /// # Errors
 /// The system's.
 pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
-    fault(Call::Sync, dir)?;
-    file::sync_dir(dir)
+    call(Call::Sync, dir)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = retry(|| rustix::fs::open(dir, flags, Mode::empty()))?;
+    match retry(|| rustix::fs::fsync(&dir)) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        result => result,
+    }
 }
 
-/// Whether a directory is there. A disk that fails, or a network file system that has lost it, is an error.
+/// Bytes that are free for this user on the file system of a path; `None` if it reports no size.
 ///
 /// # Errors
-/// [`Error::Io`].
-pub(crate) fn is_there(dir: &Path) -> Result<bool> {
-    match fault(Call::Look, dir).and_then(|()| fs::metadata(dir)) {
-        Ok(found) => Ok(found.is_dir()),
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(false)
+/// The system's.
+pub(crate) fn free(path: &Path) -> io::Result<Option<u64>> {
+    call(Call::Query, path)?;
+    Ok(free_of(&rustix::fs::statvfs(path)?))
+}
+
+pub(crate) fn free_of(vfs: &rustix::fs::StatVfs) -> Option<u64> {
+    (vfs.f_blocks > 0).then(|| vfs.f_bavail.saturating_mul(vfs.f_frsize))
+}
+
+/// Whether a path is on a file system of this machine's own, as [`is_sole_opener`] needs it, that writes to
+/// the blocks which a file has: one that copies on write gains nothing from recycled files.
+///
+/// [`is_sole_opener`]: crate::sys::lease::is_sole_opener
+#[cfg(target_os = "linux")]
+pub(crate) fn overwrites_in_place(path: &Path) -> bool {
+    use nix::sys::statfs::{
+        EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs,
+    };
+    let fit = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC];
+    call(Call::Query, path).is_ok()
+        && statfs(path).is_ok_and(|found| fit.contains(&found.filesystem_type()))
+}
+
+/// Off Linux nothing is recycled.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn overwrites_in_place(_: &Path) -> bool {
+    false
+}
+
+/// Whether the file system or the kernel lacks an operation.
+pub(crate) fn is_unsupported(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    error.kind() == io::ErrorKind::Unsupported
+        || [Errno::OPNOTSUPP, Errno::NOSYS]
+            .iter()
+            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// Repeats a call that a signal interrupted.
+pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => continue,
+            result => return result.map_err(Into::into),
         }
-        Err(e) => Err(Error::io("opening", dir, e)),
-    }
-}
-
-/// What a test can make fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Call {
-    /// Looking whether a directory is there.
-    Look,
-    /// Reading a small file.
-    Read,
-    /// Syncing a directory.
-    Sync,
-}
-
-/// The error that a test asks for, and none in a program.
-#[cfg(not(test))]
-#[inline]
-pub(crate) fn fault(_: Call, _: &Path) -> io::Result<()> {
-    Ok(())
-}
-
-#[cfg(test)]
-pub(crate) use faults::fault;
-
-/// Failures of the system's that no test can bring about: a directory that cannot be synced, a bad sector.
-#[cfg(test)]
-pub(crate) mod faults {
-    use crate::sys::dir::{Call, Path, PathBuf, io};
-    use std::cell::RefCell;
-
-    thread_local! {
-        static ASKED: RefCell<Vec<(Call, PathBuf, i32)>> = const { RefCell::new(Vec::new()) };
-        static MADE: RefCell<Vec<(Call, PathBuf)>> = const { RefCell::new(Vec::new()) };
-    }
-
-    /// Fails this call on this path, in this thread, until the returned guard goes.
-    pub fn fail(call: Call, path: &Path, errno: nix::errno::Errno) -> Failing {
-        ASKED.with_borrow_mut(|asked| asked.push((call, path.into(), errno as i32)));
-        Failing
-    }
-
-    /// Ends what [`fail`] began.
-    pub struct Failing;
-
-    impl Drop for Failing {
-        fn drop(&mut self) {
-            ASKED.with_borrow_mut(Vec::clear);
-        }
-    }
-
-    /// The paths on which this thread made this call since it was last asked.
-    pub fn made(call: Call) -> Vec<PathBuf> {
-        let all = MADE.take();
-        all.into_iter().filter(|(made, _)| *made == call).map(|(_, path)| path).collect()
-    }
-
-    pub fn fault(call: Call, path: &Path) -> io::Result<()> {
-        MADE.with_borrow_mut(|made| made.push((call, path.into())));
-        let is_asked = |(asked, of, _): &&(Call, PathBuf, i32)| *asked == call && of == path;
-        ASKED.with_borrow(|asked| match asked.iter().find(is_asked) {
-            Some((_, _, errno)) => Err(io::Error::from_raw_os_error(*errno)),
-            None => Ok(()),
-        })
     }
 }

@@ -1,87 +1,179 @@
-//! Opening, preallocating, cutting and syncing: what is done to a file besides moving its bytes.
-//! Plain system calls; nothing here knows of checkpoints.
+//! Files and what is in them: open, create, read, write, reserve, cut, sync. Nothing here knows what a
+//! checkpoint is; the engines transfer the bytes of shards.
 
+use crate::error::{Error, Result};
+use crate::sys::dir::{free_of, is_unsupported, retry, try_remove};
+use crate::sys::seam::{Call, call, call_on};
 use rustix::fs::{Mode, OFlags};
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Creates a new file for writing. What has the name already, a link too, loses that name and keeps its
 /// bytes: another process may still write to it, and it may have another name elsewhere.
 ///
-/// With `direct`, transfers go past the page cache and must keep to [`crate::config::ALIGN`].
+/// With `direct`, transfers bypass the page cache and must be aligned to [`crate::config::ALIGN`].
 ///
 /// # Errors
-/// The system's; a file system without O_DIRECT says `EINVAL`, here or only at the first write.
+/// The system's; a file system without O_DIRECT returns `EINVAL`, here or at the first write.
 /// [`io::ErrorKind::AlreadyExists`] if another process creates the same name at this moment.
 pub fn create(path: &Path, direct: bool) -> io::Result<File> {
-    let create = || open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, direct);
-    match create() {
+    match create_new(path, direct) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            create()
+            try_remove(path)?;
+            create_new(path, direct)
         }
         created => created,
     }
 }
 
-/// Opens a regular file that is there for writing, and leaves what is in it: its blocks on the disk are
-/// written over. Never follows a link.
+/// Creates a file whose name is free.
+///
+/// # Errors
+/// As [`create`]; [`io::ErrorKind::AlreadyExists`] if the name is taken.
+pub(crate) fn create_new(path: &Path, direct: bool) -> io::Result<File> {
+    call(Call::Create, path)?;
+    open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, direct)
+}
+
+/// Creates a file of an output that the user named, or empties the one that is there. Follows links.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn create_or_empty(path: &Path) -> io::Result<File> {
+    call(Call::Create, path)?;
+    File::create(path)
+}
+
+/// Writes a small file that is [created](create) anew, and does not sync it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_by(path, |mut file| file.write_all(bytes)).map(drop).map_err(writing(path))
+}
+
+/// Has `content` write a small file that is [created](create) anew, and syncs it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn write_durably(
+    path: &Path,
+    content: impl FnOnce(&File) -> io::Result<()>,
+) -> Result<()> {
+    write_by(path, content).and_then(|file| sync(&file)).map_err(writing(path))
+}
+
+fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
+    let file = create(path, false)?;
+    call(Call::Write, path)?;
+    content(&file)?;
+    Ok(file)
+}
+
+fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    move |error| Error::io("writing", path, error)
+}
+
+/// Opens an existing regular file for writing and keeps its content: its blocks on the disk are
+/// overwritten. Never follows a link.
 ///
 /// # Errors
 /// As [`create`].
 pub fn open_write(path: &Path, direct: bool) -> io::Result<File> {
+    call(Call::Open, path)?;
     open(path, OFlags::WRONLY, direct)
 }
 
 /// Opens a regular file for reading. Never follows a link.
 ///
 /// # Errors
-/// As [`create`].
+/// As [`create`]; see [`is_link`].
 pub fn open_read(path: &Path, direct: bool) -> io::Result<File> {
+    call(Call::Open, path)?;
     open(path, OFlags::RDONLY, direct)
 }
 
-/// Swaps what two paths name, at once: nobody sees one of them missing.
-///
-/// # Errors
-/// The system's; `EINVAL`, `ENOSYS` or `ENOTSUP` where the file system cannot.
-pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
-    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
-    {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        retry(|| renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE))
-    }
-    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
-    {
-        let _ = (one, other);
-        Err(io::ErrorKind::Unsupported.into())
-    }
+/// Whether a file was not opened because its path is a symbolic link.
+pub(crate) fn is_link(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 
-/// Raises this process' soft limit of open files if it is too low for `count` more: as far as the
-/// hard limit goes, and for good. A checkpoint of thousands of processes has as many files, and the
-/// soft limit is low only for the sake of `select`.
+/// Reads a regular file. Refuses a link, and does not wait for a pipe.
+///
+/// # Errors
+/// The system's; [`io::ErrorKind::InvalidInput`] for anything but a regular file.
+pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_start(path, u64::MAX)
+}
+
+/// As [`read`], `bytes_max` bytes at most.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_start(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let file = open_read(path, false)?;
+    call(Call::Read, path)?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A file's length in bytes, and the last `N` bytes; zeros before those of a shorter file.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])> {
+    let file = open_read(path, false)?;
+    call(Call::Read, path)?;
+    let (len, mut end) = (file.metadata()?.len(), [0; N]);
+    let there = N.min(len as usize);
+    file.read_exact_at(&mut end[N - there..], len - there as u64)?;
+    Ok((len, end))
+}
+
+/// Reads a text that the user or the kernel (`/proc`, `/sys`) wrote. Follows links.
+///
+/// # Errors
+/// The system's; [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8.
+pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
+    call(Call::Read, path.as_ref())?;
+    std::fs::read_to_string(path)
+}
+
+/// What the system knows about an open file: length, owner, mode.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn look(file: &File) -> io::Result<Metadata> {
+    call_on(Call::Look, file)?;
+    file.metadata()
+}
+
+/// Raises this process' soft limit of open files if it is too low for `count` more: at most to the hard
+/// limit, and for good. A checkpoint of thousands of processes has as many files, and the soft limit is low
+/// only for the sake of `select`.
 pub fn make_room_for(count: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    /// Files that the process has besides: more are no reason to raise the limit, but are allowed for.
-    const OTHERS: (u64, u64) = (256, 1024);
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return };
-    if soft < count as u64 + OTHERS.0 && soft < hard {
-        let wanted = hard.min(count as u64 + OTHERS.1);
-        // Where it fails, opening does so too, with a remedy.
-        if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) {
-            tracing::debug!(%error, wanted, "the limit of open files stays as it is");
+    /// Files that the process has open besides. The limit is raised only if fewer than this many fit.
+    const OTHERS_MIN: u64 = 256;
+    /// What a raised limit leaves for them.
+    const OTHERS_MAX: u64 = 1024;
+    let limit = Resource::RLIMIT_NOFILE;
+    let Ok(()) = call(Call::Limit, Path::new("RLIMIT_NOFILE")) else { return };
+    let Ok((soft, hard)) = getrlimit(limit) else { return };
+    if soft < count as u64 + OTHERS_MIN && soft < hard {
+        let wanted = hard.min(count as u64 + OTHERS_MAX);
+        // If it fails, opening the files does too, with a remedy.
+        if let Err(error) = setrlimit(limit, wanted, hard) {
+            tracing::debug!(%error, wanted, "cannot raise the limit of open files");
         }
     }
 }
 
 fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
-    // NONBLOCK, so that a FIFO in the place of the file cannot hold us in open().
+    // NONBLOCK: open() does not wait for the other end of a FIFO that has the file's name.
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let flags = if direct { flags | direct_flag()? } else { flags };
     let mode = Mode::from_raw_mode(0o666);
@@ -89,7 +181,7 @@ fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    // io_uring takes NONBLOCK for a wish to get EAGAIN.
+    // io_uring completes transfers of a NONBLOCK file with EAGAIN.
     let now = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, now - OFlags::NONBLOCK)?;
     Ok(file)
@@ -107,8 +199,8 @@ fn direct_flag() -> io::Result<OFlags> {
 
 /// Whether a file was opened with O_DIRECT.
 pub fn is_direct(file: &File) -> bool {
-    direct_flag()
-        .is_ok_and(|direct| rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(direct)))
+    let flags = || call_on(Call::Query, file).and_then(|()| Ok(rustix::fs::fcntl_getfl(file)?));
+    direct_flag().is_ok_and(|direct| flags().is_ok_and(|flags| flags.contains(direct)))
 }
 
 /// What [`preallocate`] could do.
@@ -130,10 +222,10 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
         return Ok(Preallocated::Allocated);
     }
     check_limit(len)?;
-    // A file that is to be written over. Looking through its blocks for holes takes a while (30 ms a
-    // GB in memory), and one that has as many as it needs has none to speak of.
+    // A recycled file. Searching its blocks for holes takes 30 ms per GB in memory, and a file with
+    // as many blocks as it needs has hardly any holes.
     if allocated(file)? >= len {
-        file.set_len(len)?;
+        finish(file, len)?;
         return Ok(Preallocated::Allocated);
     }
     match allocate(file, len) {
@@ -141,17 +233,18 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
             if free(file)? < len {
                 return Err(rustix::io::Errno::NOSPC.into());
             }
-            file.set_len(len)?;
+            finish(file, len)?;
             Ok(Preallocated::SizeOnly)
         }
         result => result.map(|()| Preallocated::Allocated),
     }
 }
 
-/// A file may be as long as that: what goes past RLIMIT_FSIZE gets a signal, SIGXFSZ, which ends a process
-/// that does not ignore it, as few but Python do.
+/// Checks RLIMIT_FSIZE. A write beyond it raises SIGXFSZ, which ends every process that does not ignore the
+/// signal, and few do except Python.
 fn check_limit(len: u64) -> io::Result<()> {
     use nix::sys::resource::{Resource, getrlimit};
+    call(Call::Limit, Path::new("RLIMIT_FSIZE"))?;
     match getrlimit(Resource::RLIMIT_FSIZE) {
         Ok((limit, _)) if limit < len => Err(rustix::io::Errno::FBIG.into()),
         _ => Ok(()),
@@ -163,7 +256,7 @@ fn check_limit(len: u64) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub fn allocated(file: &File) -> io::Result<u64> {
-    Ok(file.metadata()?.blocks().saturating_mul(512))
+    Ok(look(file)?.blocks().saturating_mul(512))
 }
 
 /// Bytes that are free, for this user, on the file system of a file.
@@ -171,13 +264,14 @@ pub fn allocated(file: &File) -> io::Result<u64> {
 /// # Errors
 /// The system's.
 pub fn free(file: &File) -> io::Result<u64> {
-    let vfs = rustix::fs::fstatvfs(file)?;
-    // A file system that reports no size at all reports no free space either.
-    Ok(if vfs.f_blocks > 0 { vfs.f_bavail.saturating_mul(vfs.f_frsize) } else { u64::MAX })
+    call_on(Call::Query, file)?;
+    // Without a size there is no telling: all there is.
+    Ok(free_of(&rustix::fs::fstatvfs(file)?).unwrap_or(u64::MAX))
 }
 
 #[cfg(target_os = "linux")]
 fn allocate(file: &File, len: u64) -> io::Result<()> {
+    call_on(Call::Allocate, file)?;
     retry(|| rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len))
 }
 
@@ -186,64 +280,52 @@ fn allocate(_: &File, _: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-fn is_unsupported(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    error.kind() == io::ErrorKind::Unsupported
-        || [Errno::OPNOTSUPP, Errno::NOSYS]
-            .iter()
-            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
-}
-
-/// Cuts a file to its length in bytes: the padding of a direct write's last block goes.
+/// Cuts a file to its length in bytes: removes the padding of a direct write's last block.
 ///
 /// # Errors
 /// The system's.
 pub fn finish(file: &File, len: u64) -> io::Result<()> {
+    call_on(Call::Cut, file)?;
     file.set_len(len)
 }
 
-/// Renames a file to a name that is free.
+/// Makes a file's content durable.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::AlreadyExists`] if the name is there. A file system that cannot refuse that by
-/// itself (`EINVAL`) is asked first, and another process may come in between.
-pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    match rename_if_free(from, to) {
-        Err(error) if cannot_refuse(&error) => match std::fs::symlink_metadata(to) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::rename(from, to),
-            Err(error) => Err(error),
-            Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
-        },
-        renamed => renamed,
-    }
+/// The system's.
+pub(crate) fn sync(file: &File) -> io::Result<()> {
+    call_on(Call::Sync, file)?;
+    file.sync_all()
 }
 
+/// A file's POSIX ACL as the kernel stores it; `None` if it has none.
+///
+/// # Errors
+/// The system's.
 #[cfg(target_os = "linux")]
-fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    retry(|| renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE))
+pub(crate) fn acl(file: &File) -> io::Result<Option<Vec<u8>>> {
+    use rustix::io::Errno;
+    /// The longest value that the kernel stores (XATTR_SIZE_MAX).
+    const BYTES_MAX: usize = 65_536;
+    call_on(Call::Query, file)?;
+    let mut acl = vec![0; BYTES_MAX];
+    match rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut acl[..]) {
+        Ok(len) => {
+            acl.truncate(len);
+            Ok(Some(acl))
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
-#[cfg(not(target_os = "linux"))]
-fn rename_if_free(_: &Path, _: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-fn cannot_refuse(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::InvalidInput || is_unsupported(error)
-}
-
-/// Makes the names in a directory durable: files created, renamed and removed.
+/// Off Linux, ACLs are not compared.
 ///
 /// # Errors
-/// The system's. A file system that has no such operation (`EINVAL`) is taken to need none.
-pub fn sync_dir(path: &Path) -> io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = retry(|| rustix::fs::open(path, flags, Mode::empty()))?;
-    match retry(|| rustix::fs::fsync(&dir)) {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-        result => result,
-    }
+/// None.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn acl(_: &File) -> io::Result<Option<Vec<u8>>> {
+    Ok(None)
 }
 
 /// The alignment that direct transfers of a file need, in bytes.
@@ -256,10 +338,11 @@ pub struct DioAlign {
 }
 
 /// What a file's system announces for direct I/O (`statx`, Linux 6.1). `None` where nothing is
-/// announced, though O_DIRECT may work all the same.
+/// announced; O_DIRECT may work all the same.
 #[cfg(target_os = "linux")]
 pub fn dio_align(path: &Path) -> Option<DioAlign> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    call(Call::Query, path).ok()?;
     let found = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::DIOALIGN).ok()?;
     let announced = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
     (announced && found.stx_dio_offset_align != 0)
@@ -272,26 +355,42 @@ pub fn dio_align(_: &Path) -> Option<DioAlign> {
     None
 }
 
-/// Asks the system to forget a file's cached pages, so that a benchmark reads from the disk. Pages
-/// not yet written stay: sync first. A no-op off Linux.
+/// Whether btrfs keeps checksums of a file's blocks and copies them on write. Since Linux 6.14, direct writes
+/// to such files go through the page cache (<https://btrfs.readthedocs.io/en/latest/Checksumming.html>), at
+/// ten times the CPU time.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_checksummed_by_btrfs(path: &Path) -> bool {
+    use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
+    use rustix::fs::{IFlags, ioctl_getflags};
+    let Ok(file) = open_read(path, false) else { return false };
+    call_on(Call::Query, &file).is_ok()
+        && fstatfs(&file).is_ok_and(|of| of.filesystem_type() == BTRFS_SUPER_MAGIC)
+        && ioctl_getflags(&file).is_ok_and(|flags| !flags.contains(IFlags::NOCOW))
+}
+
+/// Off Linux there is no btrfs.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_checksummed_by_btrfs(_: &Path) -> bool {
+    false
+}
+
+/// Whether this process may not open a device for reading and writing.
+pub(crate) fn is_denied(device: &Path) -> bool {
+    let open = || File::options().read(true).write(true).open(device);
+    let opened = call(Call::Open, device).and_then(|()| open());
+    opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+/// Drops a file's pages from the page cache, so that a benchmark reads from the disk. Pages
+/// not yet written stay: sync first. Does nothing off Linux.
 ///
 /// # Errors
 /// The system's.
 pub fn drop_page_cache(file: &File) -> io::Result<()> {
+    call_on(Call::Query, file)?;
     #[cfg(target_os = "linux")]
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
-    let _ = file;
     Ok(())
-}
-
-/// Repeats a call that a signal interrupted.
-fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(rustix::io::Errno::INTR) => continue,
-            result => return result.map_err(Into::into),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -343,7 +442,7 @@ mod tests {
         assert_eq!(path.metadata().unwrap().len(), 100_000);
         finish(&file, 12_345).unwrap();
         assert_eq!(path.metadata().unwrap().len(), 12_345);
-        sync_dir(dir.path()).unwrap();
+        crate::sys::dir::sync(dir.path()).unwrap();
         drop_page_cache(&file).unwrap();
     }
 

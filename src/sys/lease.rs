@@ -3,6 +3,7 @@
 //! closed; other hosts of a network file system may not.
 #![allow(unsafe_code)]
 
+use crate::sys::seam::{Call, call_on};
 use std::fs::File;
 use std::io;
 
@@ -12,7 +13,7 @@ use std::io;
 /// The system's: `EINVAL` on a file system without leases, `EACCES` for a file of another user's;
 /// [`io::ErrorKind::Unsupported`] off Linux.
 pub fn is_sole_opener(file: &File) -> io::Result<bool> {
-    match lease(file) {
+    match call_on(Call::Lease, file).and_then(|()| lease(file)) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         result => result.map(|()| true),
     }

@@ -1,10 +1,12 @@
-//! One saver a directory at a time.
+//! One saver per directory at a time.
 
 use crate::error::{Error, Result};
 use crate::sys::inherited::Inherited;
+use crate::sys::seam::{Call, call};
+use crate::sys::{dir, file};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -24,21 +26,23 @@ impl DirLock {
     /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is not there any more.
     pub fn take(dir: &Path) -> Result<Self> {
         loop {
-            let file = File::open(dir).map_err(|e| Error::io("opening", dir, e))?;
+            let opened = call(Call::Lock, dir).and_then(|()| File::open(dir));
+            let file = opened.map_err(|e| Error::io("opening", dir, e))?;
             if let Some(lock) = Self::of(file, dir)? {
                 return Ok(lock);
             }
         }
     }
 
-    /// Locks a directory that was opened by this path. `None` if another one has the path by now: a clean-up has
-    /// removed the opened one, and somebody else may hold the lock of the other.
+    /// Locks a directory that was opened by this path. `None` if another directory has the path by now: a
+    /// clean-up has removed the opened one, and another process may hold the lock of the new one.
     fn of(file: File, dir: &Path) -> Result<Option<Self>> {
+        // Flock unlocks when it is dropped. Closing alone would not, while a forked child has the descriptor.
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => {
                 let identity = |found: Metadata| (found.dev(), found.ino());
                 let [own, now] =
-                    [held.metadata(), fs::metadata(dir)].map(|found| found.map(identity));
+                    [file::look(&held), dir::look(dir)].map(|found| found.map(identity));
                 let io = |e| Error::io("opening", dir, e);
                 if own.map_err(io)? != now.map_err(io)? {
                     return Ok(None);
@@ -48,7 +52,7 @@ impl DirLock {
             }
             Err((_, Errno::EWOULDBLOCK)) => Err(Error::Busy { path: dir.into() }),
             Err((_, errno)) => {
-                tracing::warn!(dir = %dir.display(), %errno, "cannot lock the directory: two savers at once would not see each other");
+                tracing::warn!(dir = %dir.display(), %errno, "cannot lock the directory: concurrent saves will not be detected");
                 Ok(Some(Self { _inherited: None, held: None }))
             }
         }
@@ -63,6 +67,7 @@ impl DirLock {
 #[cfg(test)]
 mod tests {
     use crate::sys::lock::*;
+    use std::fs;
 
     #[test]
     fn a_directory_that_was_removed_and_made_anew_has_one_lock() {

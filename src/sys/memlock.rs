@@ -1,6 +1,13 @@
 //! RLIMIT_MEMLOCK: how much memory may be registered with io_uring. Asked before registering,
 //! because a registration over the limit pins for seconds before it fails.
 
+#[cfg(target_os = "linux")]
+use crate::sys::file::read_text;
+#[cfg(target_os = "linux")]
+use crate::sys::seam::{Call, call};
+#[cfg(target_os = "linux")]
+use std::path::Path;
+
 /// What the rings and tables of a ring itself are charged, at most (1024 operations in flight).
 pub const RING_BYTES: u64 = 256 << 10;
 
@@ -14,7 +21,8 @@ pub fn limit_bytes() -> Option<u64> {
     if may_lock_any() {
         return None;
     }
-    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+    let limit = || getrlimit(Resource::RLIMIT_MEMLOCK).map_err(Into::into);
+    match call(Call::Limit, Path::new("RLIMIT_MEMLOCK")).and_then(|()| limit()) {
         Ok((soft, _)) if soft == nix::libc::RLIM_INFINITY => None,
         Ok((soft, _)) => Some(soft),
         Err(_) => Some(0),
@@ -31,7 +39,7 @@ pub fn limit_bytes() -> Option<u64> {
 #[cfg(target_os = "linux")]
 fn may_lock_any() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
-    std::fs::read_to_string("/proc/self/status").ok().is_some_and(|status| {
+    read_text("/proc/self/status").ok().is_some_and(|status| {
         status
             .lines()
             .find_map(|line| line.strip_prefix("CapEff:"))

@@ -1,6 +1,12 @@
-//! System calls on paths, files and this process, a function each. Nothing here knows what a checkpoint is.
+//! The only room that makes system calls on paths and descriptors, a function each; the engines make those that
+//! transfer a shard's bytes. Nothing here knows what a checkpoint is. Each function passes the [`seam`],
+//! where a test can count, fail or kill at a call.
+//!
+//! Most functions return [`Error::Io`](crate::Error::Io) with the path. Those that return the system's own error
+//! have callers that decide by it.
+#![allow(clippy::disallowed_methods)] // the only place for them
 
-pub(crate) mod dir;
+pub mod dir;
 pub mod file;
 pub(crate) mod fork;
 pub(crate) mod inherited;
@@ -8,3 +14,4 @@ pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;
 pub(crate) mod path;
+pub mod seam;

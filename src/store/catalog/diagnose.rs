@@ -7,11 +7,9 @@ use crate::store::catalog::rank_dirs;
 use crate::store::layout::stripes::companion_of;
 use crate::store::read::dcp_mark;
 use crate::store::write::session::unfinished;
-use crate::sys::dir::{directories, file_names};
-use nix::fcntl::OFlag;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use crate::sys::dir::{self, directories, file_names};
+use crate::sys::file;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -112,7 +110,7 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
              them one by one (`ringstow convert OLD NEW`)"
         );
     }
-    let is_empty = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
+    let is_empty = dir::entries(dir).is_ok_and(|entries| entries.is_empty());
     match is_empty {
         true => format!("it is empty, so it has no {manifest}; nothing was saved here"),
         false => format!("it has no {manifest}; nothing was saved here, or another format was"),
@@ -131,10 +129,10 @@ pub(in crate::store) fn no_commit(shard: &str) -> String {
 /// What a file is, and what reads it.
 fn kind_of_file(path: &Path) -> String {
     let parent = path.parent().unwrap_or(path);
-    if fs::symlink_metadata(parent.join(names::MANIFEST)).is_ok() {
+    if dir::has(&parent.join(names::MANIFEST)) {
         return format!("it is a file of the checkpoint {}: open that", parent.display());
     }
-    let begin = first_bytes(path).unwrap_or_default();
+    let begin = first_bytes(path);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_zip = begin.starts_with(b"PK\x03\x04");
     if is_zip && name.ends_with(".npz") {
@@ -156,21 +154,17 @@ fn is_torch_name(name: &str) -> bool {
     [".pt", ".pth", ".bin", ".ckpt", ".tar"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// The first bytes of a regular file; a pipe does not hang.
-fn first_bytes(path: &Path) -> io::Result<Vec<u8>> {
-    const LEN: u64 = 256;
-    let mut bytes = Vec::new();
-    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
-    if file.metadata()?.is_file() {
-        file.take(LEN).read_to_end(&mut bytes)?;
-    }
-    Ok(bytes)
+/// The first bytes of a regular file, or of the one that a link leads to; none if it cannot be read.
+fn first_bytes(path: &Path) -> Vec<u8> {
+    const BYTES: u64 = 256;
+    let real = dir::real(path).unwrap_or_default();
+    file::read_start(&real, BYTES).unwrap_or_default()
 }
 
 /// The checkpoint directly in a directory that was committed last, going by its files' times.
 fn newest_in(dir: &Path) -> Option<PathBuf> {
     let committed = |path: &Path| -> Option<SystemTime> {
-        let at = |path: &Path| fs::metadata(path.join(names::MANIFEST)).ok()?.modified().ok();
+        let at = |path: &Path| dir::look(&path.join(names::MANIFEST)).ok()?.modified().ok();
         at(path).or_else(|| at(rank_dirs::parts(path).ok()?.first()?))
     };
     let found = directories(dir).ok()?.into_iter();

@@ -7,7 +7,7 @@ use crate::store::catalog::rank_dirs;
 use crate::store::catalog::steps::Row;
 use crate::store::layout::stripes::companion_of;
 use crate::store::read::checkpoint::{Checkpoint, read_manifest};
-use crate::sys::dir::{entries, file_names};
+use crate::sys::dir::{entries, file_names, is_dir, leads_somewhere};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -113,11 +113,11 @@ fn look_below(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     let mut all = Vec::new();
     for entry in entries(dir)? {
         let path = entry.path();
-        if path.is_dir() {
+        if is_dir(&path) {
             match look(&path, config) {
                 Ok(found) => all.extend(found.filter(|found| found.is_there())),
                 // Another process has just removed it.
-                Err(error) if error.is_not_found() && !path.exists() => {}
+                Err(error) if error.is_not_found() && !leads_somewhere(&path) => {}
                 // Somebody else's (`lost+found`): no reason to find none of the others.
                 Err(error) => tracing::warn!("{} is left out: {error}", path.display()),
             }
@@ -129,7 +129,7 @@ fn look_below(dir: &Path, config: &Config) -> Result<Vec<Found>> {
 impl Found {
     /// False for what another process has removed while it was looked at.
     fn is_there(&self) -> bool {
-        self.status == Status::Committed || self.path.exists()
+        self.status == Status::Committed || leads_somewhere(&self.path)
     }
 }
 

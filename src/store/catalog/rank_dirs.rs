@@ -6,10 +6,10 @@ use crate::error::{Error, Result, some_of};
 use crate::format::{Manifest, PartOf, names};
 use crate::store::catalog::list::{Found, Status};
 use crate::store::layout::stripes::{companion_of, same};
-use crate::store::read::checkpoint::{listed, missing_ranks, read_manifest, read_plain, read_text};
-use crate::sys::dir::{directories, entries, file_names};
+use crate::store::read::checkpoint::{listed, missing_ranks, read_manifest, read_text};
+use crate::sys::dir::{directories, entries, file_names, has, is_dir};
+use crate::sys::file;
 use std::collections::{BTreeMap, HashSet};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What the checkpoint at `dir` says that it is a part of: cheap, whatever it holds, since nothing else of its
@@ -44,12 +44,12 @@ pub(in crate::store) fn dirs(dir: &Path) -> Result<Vec<PathBuf>> {
 /// [`Error::Io`] if it cannot be listed.
 pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
     let itself = [names::MANIFEST, names::RETIRED, names::COMPANION];
-    if itself.iter().any(|name| fs::symlink_metadata(dir.join(name)).is_ok()) {
+    if itself.iter().any(|name| has(&dir.join(name))) {
         return Ok(Vec::new());
     }
     let paths = entries(dir)?.into_iter().map(|entry| entry.path());
     let (mut parts, others): (Vec<PathBuf>, Vec<PathBuf>) =
-        paths.filter(|path| path.is_dir()).partition(|path| dir_rank(path).is_some());
+        paths.filter(|path| is_dir(path)).partition(|path| dir_rank(path).is_some());
     parts.retain(|path| holds_trace(path));
     // A directory of checkpoints, into which somebody saved by ranks once, stays one.
     if !parts.is_empty() && others.iter().any(|path| is_checkpoint(path, dir)) {
@@ -192,7 +192,7 @@ fn surplus(saves: &Saves<'_>) -> Option<Vec<u32>> {
 /// Whether these parts are what the removal of a whole left that was killed. Parts of another save than those
 /// that were being removed are somebody's data.
 pub(in crate::store) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
-    if !parts.iter().any(|part| fs::symlink_metadata(part.join(names::RETIRED)).is_ok()) {
+    if !parts.iter().any(|part| has(&part.join(names::RETIRED))) {
         return false;
     }
     let (mut retired, mut stay) = (Vec::new(), Vec::new());
@@ -241,6 +241,5 @@ fn save_of(manifest: &Manifest) -> Option<(u32, String)> {
 /// What a checkpoint's manifest said that is being removed: `Some(None)` if it cannot be read.
 pub(in crate::store) fn retired_manifest(dir: &Path) -> Option<Option<Manifest>> {
     let path = dir.join(names::RETIRED);
-    fs::symlink_metadata(&path).ok()?;
-    Some(read_plain(&path).ok().and_then(|bytes| Manifest::decode(bytes, &path).ok()))
+    has(&path).then(|| file::read(&path).ok().and_then(|bytes| Manifest::decode(bytes, &path).ok()))
 }

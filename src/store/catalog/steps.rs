@@ -7,8 +7,8 @@ use crate::format::{NoStep, Stem, StepName, StepPattern};
 use crate::store::catalog::list::{Found, Status, survey};
 use crate::store::catalog::rank_dirs;
 use crate::store::layout::stripes::same;
+use crate::sys::dir;
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -49,7 +49,7 @@ pub(in crate::store) fn steps_and_row(
 ) -> Result<(Vec<Found>, Row)> {
     let (row, mut all) = match survey(dir, pattern, config) {
         // Nothing was saved there yet.
-        Err(error) if error.is_not_found() && fs::symlink_metadata(dir).is_err() => {
+        Err(error) if error.is_not_found() && !dir::has(dir) => {
             return Ok((Vec::new(), Row::default()));
         }
         surveyed => surveyed?,
@@ -252,14 +252,14 @@ pub(in crate::store) enum Link {
 
 impl Link {
     pub fn of(path: &Path) -> Self {
-        if !fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
+        if !dir::is_link(path) {
             return Self::None;
         }
-        let to = fs::canonicalize(path);
+        let to = dir::real(path);
         let above = path
             .parent()
             .map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
-        match (to, above.map(fs::canonicalize)) {
+        match (to, above.map(dir::real)) {
             (Ok(to), Some(Ok(above))) if to.starts_with(&above) => Self::Inside,
             _ => Self::Outside,
         }
@@ -277,9 +277,9 @@ impl Links {
     /// [`Error::Io`] if it cannot be listed.
     pub fn of(dir: &Path) -> Result<Self> {
         let mut links = Vec::new();
-        for entry in crate::sys::dir::entries(dir)? {
+        for entry in dir::entries(dir)? {
             let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
-            if is_link && let Ok(to) = fs::canonicalize(entry.path()) {
+            if is_link && let Ok(to) = dir::real(&entry.path()) {
                 links.push((entry.path(), to));
             }
         }
@@ -289,7 +289,7 @@ impl Links {
 
     /// A link to this checkpoint, or to something in it.
     pub fn to(&self, checkpoint: &Path) -> Option<&Path> {
-        let checkpoint = fs::canonicalize(checkpoint).ok()?;
+        let checkpoint = dir::real(checkpoint).ok()?;
         let found = self.0.iter().find(|(_, to)| to.starts_with(&checkpoint))?;
         Some(&found.0)
     }

@@ -9,9 +9,8 @@ use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remo
 use crate::store::cleanup::sweep::{Left, Swept, committed, plan_by};
 use crate::store::layout::stripes::{Places, companion_of};
 use crate::store::read::checkpoint::Checkpoint;
-use crate::sys::dir::{directories, file_names};
+use crate::sys::dir::{self, directories, file_names};
 use crate::sys::lock::DirLock;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Removes what killed saves left in `dir` and in the directories directly under it, and in the parts of
@@ -111,7 +110,9 @@ impl Pruning<'_> {
     fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Result<Swept> {
         match prune(self, dir) {
             // Another process has removed it in the meantime.
-            Err(error) if error.is_not_found() && !dir.exists() => Ok(Swept::default()),
+            Err(error) if error.is_not_found() && !dir::leads_somewhere(dir) => {
+                Ok(Swept::default())
+            }
             // Not ours to look into (`lost+found`).
             Err(Error::Io { doing: "listing", source, .. }) => {
                 Ok(left(dir, format!("it cannot be listed: {source}")))
@@ -188,9 +189,9 @@ impl Pruning<'_> {
     fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
         match self.act {
             // Under its lock: a save may have found it there meanwhile. Only an empty directory can be removed so.
-            Act::CarryOut => DirLock::take(dir).is_ok_and(|_lock| fs::remove_dir(dir).is_ok()),
-            Act::Plan => fs::read_dir(dir).is_ok_and(|mut entries| {
-                entries.all(|entry| entry.is_ok_and(|entry| swept.removed.contains(&entry.path())))
+            Act::CarryOut => DirLock::take(dir).is_ok_and(|_lock| dir::remove_if_empty(dir)),
+            Act::Plan => dir::entries(dir).is_ok_and(|entries| {
+                entries.iter().all(|entry| swept.removed.contains(&entry.path()))
             }),
         }
     }
@@ -221,7 +222,7 @@ mod tests {
     fn a_directory_that_a_save_has_locked_is_not_removed() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("step");
-        fs::create_dir(&dir).unwrap();
+        std::fs::create_dir(&dir).unwrap();
         let saver = DirLock::take(&dir).unwrap();
         let pruning = Pruning { stripe: &[], act: Act::CarryOut, asked: true };
         assert!(!pruning.remove_emptied(&dir, &Swept::default()));

@@ -19,7 +19,6 @@ use crate::sys::dir::remove;
 use crate::sys::file::make_room_for;
 use crate::sys::lock::DirLock;
 use serde::Serialize;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What becomes of the shards of a checkpoint that is removed.
@@ -83,10 +82,10 @@ pub fn retire_with(dir: &Path, disposal: Disposal, config: &Config) -> Result<Re
 /// A link may be what another program goes by: it would lead to a directory that is no checkpoint any more.
 fn refuse_link(dir: &Path) -> Result<()> {
     let itself: PathBuf = dir.components().collect(); // `latest/` would be where it leads to
-    if !fs::symlink_metadata(&itself).is_ok_and(|found| found.is_symlink()) {
+    if !dir::is_link(&itself) {
         return Ok(());
     }
-    let to = fs::canonicalize(&itself).map_err(|e| Error::io("following the link", &itself, e))?;
+    let to = dir::try_real(&itself).map_err(|e| Error::io("following the link", &itself, e))?;
     Err(Error::invalid(format!(
         "{} is a link to {}: name that, to remove that checkpoint; the link is yours to change or remove",
         itself.display(),
@@ -267,9 +266,7 @@ fn take_down(dir: &Path) -> Result<()> {
         manifest => drop(manifest?),
     }
     remove_mark(dir)?;
-    let manifest = dir.join(names::MANIFEST);
-    fs::rename(&manifest, dir.join(names::RETIRED))
-        .map_err(|e| Error::io("renaming", &manifest, e))?;
+    dir::rename(&dir.join(names::MANIFEST), &dir.join(names::RETIRED))?;
     dir::sync(dir)
 }
 
@@ -279,20 +276,20 @@ fn remove_mark(dir: &Path) -> Result<()> {
 }
 
 pub(in crate::store) fn is_retired(dir: &Path) -> bool {
-    fs::symlink_metadata(dir.join(names::RETIRED)).is_ok()
+    dir::has(&dir.join(names::RETIRED))
 }
 
 /// Whether nothing is left of a checkpoint, but others' files.
 pub(in crate::store) fn is_gone(dir: &Path) -> bool {
-    let is_there = |name| fs::symlink_metadata(dir.join(name)).is_ok();
+    let is_there = |name| dir::has(&dir.join(name));
     let parts = || rank_dirs::parts(dir).is_ok_and(|parts| !parts.is_empty());
     !is_there(names::MANIFEST) && !is_there(names::RETIRED) && !parts()
 }
 
 fn remove_if_empty(dir: &Path) -> Result<()> {
-    let parent = fs::canonicalize(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
-    match (fs::remove_dir(dir), parent) {
-        (Ok(()), Some(parent)) => dir::sync(&parent),
+    let parent = dir::real(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
+    match (dir::remove_if_empty(dir), parent) {
+        (true, Some(parent)) => dir::sync(&parent),
         // Others' files are in it.
         _ => Ok(()),
     }

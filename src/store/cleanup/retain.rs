@@ -14,9 +14,8 @@ use crate::store::cleanup::remove::{
 use crate::store::cleanup::sweep::Left;
 use crate::store::layout::recycled;
 use crate::store::layout::recycled::beside_all;
+use crate::sys::dir;
 use serde::Serialize;
-use std::fs;
-use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 
 /// Which checkpoints [`retain_with`] keeps, and what becomes of the files of the others.
@@ -238,7 +237,7 @@ impl Retained {
 
 /// Whether a directory is not there any more, or nothing is in it.
 fn is_emptied(dir: &Path) -> bool {
-    fs::read_dir(dir).map_or_else(|e| e.kind() == NotFound, |mut entries| entries.next().is_none())
+    dir::entries(dir).map_or_else(|error| error.is_not_found(), |entries| entries.is_empty())
 }
 
 /// Whether this may be because another call has removed it, or is about to.
@@ -281,7 +280,7 @@ fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
 
 /// Why a directory is left alone, whatever lies in it; `None` if it may be one of a row of checkpoints.
 fn none_of_the_row(path: &Path) -> Option<&'static str> {
-    if fs::symlink_metadata(path).is_ok_and(|kind| kind.is_symlink()) {
+    if dir::is_link(path) {
         return Some("it is a link; what it leads to is looked at where that lies");
     }
     let name = path.file_name().and_then(|name| name.to_str());
@@ -324,7 +323,7 @@ mod tests {
             let done = disturbed(root.path(), |dir| {
                 // With somebody's notes in it, the directory stays.
                 if notes {
-                    fs::write(dir.join("notes.txt"), "mine").unwrap();
+                    std::fs::write(dir.join("notes.txt"), "mine").unwrap();
                 }
                 remove(dir);
             });

@@ -14,7 +14,6 @@ use crate::sys::dir::{entries, file_names, remove};
 use crate::sys::lock::DirLock;
 use serde::Serialize;
 use std::collections::HashSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What a clean-up did to a directory, or would do.
@@ -125,7 +124,7 @@ fn plan(places: &Places, manifest: Option<&[FileEntry]>) -> Result<Plan> {
     let listed: HashSet<&str> = manifest
         .map_or_else(HashSet::new, |files| files.iter().map(|file| file.name.as_str()).collect());
     let mark = places.own().join(names::RETIRED);
-    let retired = fs::symlink_metadata(&mark).is_ok();
+    let retired = dir::has(&mark);
     let mut plan = Plan::default();
     for dir in places.there()? {
         plan.add(dir, &listed, manifest.is_some() || retired)?;
@@ -196,7 +195,7 @@ impl Plan {
             let lock = DirLock::take(dir);
             remove(&dir.join(names::COMPANION))?;
             if lock.is_ok() {
-                let _ = fs::remove_dir(dir); // only an empty one goes
+                dir::remove_if_empty(dir);
             }
         }
         if let Some(mark) = &self.mark {

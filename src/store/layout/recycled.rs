@@ -22,12 +22,12 @@ use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;
 use crate::store::layout::stripes::Places;
 use crate::sys::dir;
-use crate::sys::dir::{directories, entries, file_names, remove};
+use crate::sys::dir::{directories, entries, file_names, remove, remove_if_empty};
 use crate::sys::file;
 use crate::sys::lease::is_sole_opener;
 use serde::Serialize;
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl Spares {
     /// [`Error::Io`].
     pub fn beside(dir: &Path) -> Result<Self> {
         // Its true parent: `dir` may be a link, or end in `..`.
-        let dir = fs::canonicalize(dir).map_err(|e| Error::io("opening", dir, e))?;
+        let dir = dir::real(dir)?;
         Ok(Self::under(dir.parent().unwrap_or(&dir)))
     }
 
@@ -74,23 +74,19 @@ impl Spares {
         let Some(spare) = shard.file_name().and_then(|name| names::spare(name.to_str()?)) else {
             return Ok(false);
         };
-        let found = fs::symlink_metadata(shard).map_err(|e| Error::io("opening", shard, e))?;
-        if !found.is_file() || found.nlink() != 1 || !overwrites_in_place(shard) {
+        let found = dir::look_at(shard).map_err(|e| Error::io("opening", shard, e))?;
+        if !found.is_file() || found.nlink() != 1 || !dir::overwrites_in_place(shard) {
             return Ok(false);
         }
-        match fs::create_dir(&self.dir) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(Error::io("creating", &self.dir, e));
-            }
-            _ => {}
-        }
-        match fs::rename(shard, self.dir.join(spare)) {
+        dir::make(&self.dir)?;
+        match dir::rename(shard, &self.dir.join(spare)) {
             // The checkpoint is a file system of its own.
-            Err(e) if e.kind() == io::ErrorKind::CrossesDevices => Ok(false),
-            // Another retirement has cleared the directory away just now.
-            Err(e) if e.kind() == io::ErrorKind::NotFound && shard.exists() => Ok(false),
-            Err(e) => Err(Error::io("renaming", shard, e)),
-            Ok(()) => Ok(true),
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::CrossesDevices => {
+                Ok(false)
+            }
+            // Another removal has just cleared the directory away.
+            Err(error) if error.is_not_found() && dir::has(shard) => Ok(false),
+            renamed => renamed.map(|()| true),
         }
     }
 
@@ -114,13 +110,13 @@ impl Spares {
         let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else {
             return Ok(Taken::Nothing);
         };
-        if fs::symlink_metadata(&spare).is_err() {
+        if !dir::has(&spare) {
             return Ok(Taken::Nothing);
         }
         let new = file::create(part, false).and_then(|file| Access::of(&file));
         let new = new.map_err(|e| Error::io("creating", part, e))?;
         // Whoever moves it first has it. If it is missing or cannot be moved, the save creates a new file.
-        if fs::rename(&spare, part).is_err() {
+        if dir::rename(&spare, part).is_err() {
             return Ok(Taken::Nothing);
         }
         match check(part, &new) {
@@ -138,7 +134,7 @@ impl Spares {
     /// [`Error::Io`].
     pub fn all_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
         // A link leads to something of somebody else's.
-        if !fs::symlink_metadata(&self.dir).is_ok_and(|found| found.is_dir()) {
+        if !dir::look_at(&self.dir).is_ok_and(|found| found.is_dir()) {
             return Ok(Vec::new());
         }
         let present = match file_names(&self.dir) {
@@ -166,7 +162,7 @@ impl Spares {
             remove(path)?;
         }
         // Another retirement may have kept a file there in the meantime.
-        if removed.last() == Some(&self.dir) && fs::remove_dir(&self.dir).is_err() {
+        if removed.last() == Some(&self.dir) && !remove_if_empty(&self.dir) {
             removed.pop();
         }
         Ok(removed)
@@ -247,7 +243,7 @@ pub fn remove_recycled(root: impl AsRef<Path>, config: &Config) -> Result<Vec<Pa
 
 /// Bytes that a file takes of its disk; none if a save has just taken it.
 fn allocated(path: &Path) -> u64 {
-    let file = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
+    let file = dir::look_at(path).ok().filter(Metadata::is_file);
     file.map_or(0, |file| file.blocks() * 512)
 }
 
@@ -336,7 +332,7 @@ pub(in crate::store) fn gave_up(bytes: u64, error: &Error) -> Fallback {
 /// The length of a file that may be written over, or why it may not. `new` is what a new file would have.
 fn check(part: &Path, new: &Access) -> std::result::Result<u64, String> {
     let file = file::open_write(part, false).map_err(|error| error.to_string())?;
-    let found = file.metadata().map_err(|error| error.to_string())?;
+    let found = file::look(&file).map_err(|error| error.to_string())?;
     if found.nlink() != 1 {
         return Err("it has another name, a hard link".into());
     }
@@ -361,30 +357,10 @@ struct Access {
 
 impl Access {
     fn of(file: &File) -> io::Result<Self> {
-        let found = file.metadata()?;
+        let found = file::look(file)?;
         let (owner, mode) = ((found.uid(), found.gid()), found.mode());
-        Ok(Self { owner, mode, acl: acl_of(file)? })
+        Ok(Self { owner, mode, acl: file::acl(file)? })
     }
-}
-
-#[cfg(target_os = "linux")]
-fn acl_of(file: &File) -> io::Result<Option<Vec<u8>>> {
-    /// The longest value that the kernel stores.
-    const BYTES_MAX: usize = 65_536;
-    let mut acl = vec![0; BYTES_MAX];
-    match rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut acl[..]) {
-        Ok(len) => {
-            acl.truncate(len);
-            Ok(Some(acl))
-        }
-        Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn acl_of(_: &File) -> io::Result<Option<Vec<u8>>> {
-    Ok(None)
 }
 
 fn not_taken(spare: &Path, reason: &str) -> Fallback {
@@ -394,20 +370,4 @@ fn not_taken(spare: &Path, reason: &str) -> Fallback {
         reason: format!("{} cannot be written over: {reason}", spare.display()),
         remedy: "none needed: a new file is as safe, and takes the disk a little longer".into(),
     }
-}
-
-/// Whether this is a file system of this machine's own (see [`is_sole_opener`]) that writes to the
-/// blocks that a file has: one that copies on write gains nothing.
-#[cfg(target_os = "linux")]
-fn overwrites_in_place(path: &Path) -> bool {
-    use nix::sys::statfs::{
-        EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs,
-    };
-    let fit = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC];
-    statfs(path).is_ok_and(|found| fit.contains(&found.filesystem_type()))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn overwrites_in_place(_: &Path) -> bool {
-    false
 }

@@ -10,14 +10,12 @@ use crate::engine::ladder::Fallback;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::plan::save::Shard;
-use crate::store::read::checkpoint::{is_link, read_start};
 use crate::store::write::rollback::Parts;
 use crate::sys::dir;
-use crate::sys::file::create;
+use crate::sys::file;
 use crate::sys::lock::DirLock;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf, absolute};
@@ -132,7 +130,7 @@ impl Places {
         Self::filtered(dir, stripe, |holder, companion| match holder {
             // One that was moved or copied with its checkpoint is as good; checksums tell.
             Holder::Nobody | Holder::This | Holder::Other(_, false) => None,
-            Holder::Unknown(_) if !companion.join(names::MANIFEST).exists() => None,
+            Holder::Unknown(_) if !dir::has(&companion.join(names::MANIFEST)) => None,
             Holder::Unknown(_) => Some("is a checkpoint itself".into()),
             Holder::Other(checkpoint, true) => Some(format!("belongs to {checkpoint}")),
         })
@@ -186,7 +184,7 @@ impl Places {
         if stripe.is_empty() {
             return Ok(Self::alone(dir));
         }
-        let own = fs::canonicalize(dir).map_err(|e| Error::io("opening", dir, e))?;
+        let own = dir::real(dir)?;
         let name = companion_name(&own).ok_or_else(|| {
             Error::invalid(format!("{} has no name: it cannot be striped", own.display()))
         })?;
@@ -270,7 +268,7 @@ impl Places {
     /// The path in one of the places of a file of which just one has it.
     pub fn find(&self, name: &str) -> Option<PathBuf> {
         let paths = self.dirs().map(|dir| dir.join(name));
-        paths.into_iter().find(|path| fs::symlink_metadata(path).is_ok())
+        paths.into_iter().find(|path| dir::has(path))
     }
 
     /// What the manifest notes of the stripes: for messages.
@@ -332,13 +330,8 @@ impl Places {
         let (part, path) = (dir.join(names::COMPANION_PART), dir.join(names::COMPANION));
         let text = serde_json::json!(Marker { checkpoint: self.marked.clone() }).to_string();
         parts.files.extend([part.clone(), path.clone()]);
-        let write = || {
-            let mut file = create(&part, false)?;
-            writeln!(file, "{text}")?;
-            file.sync_all()?;
-            fs::rename(&part, &path)
-        };
-        write().map_err(|e| Error::io("writing", &path, e))?;
+        file::write_durably(&part, |mut file| writeln!(file, "{text}"))?;
+        dir::rename(&part, &path)?;
         // Before any shard: without the marker, nobody would know whose the shards are.
         dir::sync(dir)
     }
@@ -357,7 +350,7 @@ impl Places {
 
     /// What is to be said of directories that share a disk.
     pub fn shared_disk(&self) -> Option<Fallback> {
-        let device = |dir: &Path| fs::metadata(dir).ok().map(|found| found.dev());
+        let device = |dir: &Path| dir::look(dir).ok().map(|found| found.dev());
         let devices: Vec<(Option<u64>, &Path)> =
             self.dirs().map(|dir| (device(dir), dir)).collect();
         let (dir, other) = devices.iter().enumerate().find_map(|(index, (device, dir))| {
@@ -375,20 +368,19 @@ impl Places {
     }
 
     fn holder(&self, companion: &Path) -> Result<Holder> {
-        let mut entries = match fs::read_dir(companion) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Holder::Nobody),
-            Err(e) => return Err(Error::io("listing", companion, e)),
+        let entries = match dir::entries(companion) {
+            Err(error) if error.is_not_found() => return Ok(Holder::Nobody),
+            entries => entries?,
         };
         if let Some(checkpoint) = companion_of(companion)? {
             if checkpoint == self.marked {
                 return Ok(Holder::This);
             }
-            let is_there = Path::new(&checkpoint).is_dir();
+            let is_there = dir::is_dir(Path::new(&checkpoint));
             return Ok(Holder::Other(checkpoint, is_there));
         }
-        let other = entries.find_map(|entry| {
-            let name = entry.ok()?.file_name();
+        let other = entries.iter().find_map(|entry| {
+            let name = entry.file_name();
             (name != names::COMPANION_PART).then(|| name.to_string_lossy().into_owned())
         });
         Ok(other.map_or(Holder::Nobody, Holder::Unknown))
@@ -396,7 +388,7 @@ impl Places {
 }
 
 /// A path, and some words around it.
-const MARKER_BYTES_MAX: usize = 65_536;
+const MARKER_BYTES_MAX: u64 = 65_536;
 
 /// The checkpoint whose companion a directory says it is.
 ///
@@ -404,7 +396,7 @@ const MARKER_BYTES_MAX: usize = 65_536;
 /// [`Error::Io`] for a marker that is there and cannot be read: what lies beside it may be somebody's.
 pub(in crate::store) fn companion_of(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(names::COMPANION);
-    match read_start(&path, MARKER_BYTES_MAX) {
+    match file::read_start(&path, MARKER_BYTES_MAX) {
         Ok(text) => Ok(serde_json::from_slice(&text).ok().map(|marker: Marker| marker.checkpoint)),
         Err(e) if is_no_marker(&e) => Ok(None),
         Err(e) => Err(Error::io("reading", path, e)),
@@ -414,7 +406,7 @@ pub(in crate::store) fn companion_of(dir: &Path) -> Result<Option<String>> {
 /// It is not there, or a link, or no file.
 fn is_no_marker(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
-    [NotFound, NotADirectory, InvalidInput].contains(&error.kind()) || is_link(error)
+    [NotFound, NotADirectory, InvalidInput].contains(&error.kind()) || file::is_link(error)
 }
 
 /// The own directory's name; of the directory of a rank that saves by itself, which has the same name
@@ -430,7 +422,7 @@ fn companion_name(own: &Path) -> Option<OsString> {
 
 /// A stripe must be there: making it could fill the disk that its own is not mounted on.
 fn check_stripe(stripe: &Path) -> Result<()> {
-    match fs::metadata(stripe) {
+    match dir::look(stripe) {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => Err(Error::invalid(format!(
             "Config.stripe names {}, which is no directory",
@@ -447,7 +439,7 @@ fn check_stripe(stripe: &Path) -> Result<()> {
 
 /// Whether two paths are one directory.
 pub(in crate::store) fn same(one: &Path, other: &Path) -> bool {
-    match (fs::metadata(one), fs::metadata(other)) {
+    match (dir::look(one), dir::look(other)) {
         (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
         _ => one == other,
     }

@@ -12,12 +12,10 @@ use crate::store::read::fingerprint::{Stamp, while_replaced};
 use crate::store::read::foreign;
 use crate::store::read::index::Index;
 use crate::store::read::values::Values;
-use crate::sys::dir::{Call, fault};
-use nix::fcntl::OFlag;
+use crate::sys::{dir, file};
 use std::collections::HashSet;
-use std::fs;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::Metadata;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -107,7 +105,7 @@ impl Checkpoint {
     pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         let path = path.as_ref();
         check_directory(path)?;
-        if fs::symlink_metadata(path.join(names::MANIFEST)).is_ok() {
+        if dir::has(&path.join(names::MANIFEST)) {
             return Self::open_with(path, config);
         }
         if companion_of(path)?.is_some() {
@@ -202,7 +200,7 @@ impl Origin for Checkpoint {
 }
 
 pub(in crate::store) fn check_directory(dir: &Path) -> Result<()> {
-    match fs::metadata(dir) {
+    match dir::look(dir) {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => Err(no_directory(dir)),
         Err(error) => {
@@ -226,41 +224,14 @@ pub(in crate::store) fn read_files(dir: &Path) -> Result<Listed> {
 pub(in crate::store) fn read_text(dir: &Path) -> Result<Vec<u8>> {
     check_directory(dir)?;
     let path = dir.join(names::MANIFEST);
-    match read_plain(&path) {
+    match file::read(&path) {
         Ok(bytes) => Ok(bytes),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_manifest(dir)),
-        Err(e) if is_link(&e) => Err(Error::format(path, "is a symbolic link, which is refused")),
+        Err(e) if file::is_link(&e) => {
+            Err(Error::format(path, "is a symbolic link, which is refused"))
+        }
         Err(e) => Err(Error::io("reading", path, e)),
     }
-}
-
-/// Reads a regular file; a link is refused, and a pipe does not hang.
-pub(in crate::store) fn read_plain(path: &Path) -> io::Result<Vec<u8>> {
-    fault(Call::Read, path)?;
-    let mut bytes = Vec::new();
-    open_plain(path)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// As [`read_plain`], `most` bytes at most.
-pub(in crate::store) fn read_start(path: &Path, most: usize) -> io::Result<Vec<u8>> {
-    fault(Call::Read, path)?;
-    let mut bytes = Vec::new();
-    open_plain(path)?.take(most as u64).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn open_plain(path: &Path) -> io::Result<fs::File> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = fs::OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
-    }
-}
-
-pub(in crate::store) fn is_link(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 
 /// The ranks of a world that are not in `there`.
@@ -345,7 +316,7 @@ fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
     let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
     // Its own name twice, since it may be renamed between the looks.
     for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
-        match fs::symlink_metadata(path) {
+        match dir::look_at(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(Error::io("opening", path, e)),
             Ok(found) => {
@@ -360,7 +331,7 @@ fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
 }
 
 /// A shard is a regular file of its full length.
-fn check_shard(path: &Path, found: &fs::Metadata, bytes: u64) -> Result<()> {
+fn check_shard(path: &Path, found: &Metadata, bytes: u64) -> Result<()> {
     if !found.is_file() {
         let reason = "is no regular file: a shard that is a link or a device is refused";
         return Err(Error::format(path, reason));

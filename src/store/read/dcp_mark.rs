@@ -3,10 +3,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::names;
-use nix::fcntl::OFlag;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use crate::sys::dir::look_at;
+use crate::sys::file::read_start;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -51,21 +49,11 @@ fn newer_than(manifest: &Path, dir: &Path) -> Option<PathBuf> {
 }
 
 fn changed(path: &Path) -> Option<SystemTime> {
-    fs::symlink_metadata(path).ok()?.modified().ok()
+    look_at(path).ok()?.modified().ok()
 }
 
 fn starts_with(path: &Path, words: &[u8]) -> bool {
-    start_of(path).is_ok_and(|start| start.windows(words.len()).any(|found| found == words))
-}
-
-/// The first bytes of a regular file; a link is refused, and a pipe does not hang.
-fn start_of(path: &Path) -> io::Result<Vec<u8>> {
     const START_BYTES: u64 = 256; // ours is shorter, and PyTorch's says near its beginning what it is
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
-    let mut start = Vec::new();
-    if file.metadata()?.is_file() {
-        file.take(START_BYTES).read_to_end(&mut start)?;
-    }
-    Ok(start)
+    let start = read_start(path, START_BYTES);
+    start.is_ok_and(|start| start.windows(words.len()).any(|found| found == words))
 }

@@ -6,11 +6,9 @@
 use crate::error::{Error, Result};
 use crate::format::{SEAL_LEN, names};
 use crate::store::read::checkpoint::check_directory;
-use nix::fcntl::OFlag;
+use crate::sys::file;
 use std::fmt;
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Which manifest one is, of all that may come to lie in a directory: its length, and its end, which is the
@@ -35,16 +33,8 @@ impl Stamp {
 
     /// Of the manifest at `path`, of which no more than the end is read; `None` if none is there.
     fn at(path: &Path) -> Result<Option<Self>> {
-        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        let read = || -> io::Result<Self> {
-            let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
-            let (bytes, mut seal) = (file.metadata()?.len(), [0; SEAL_LEN]);
-            let len = SEAL_LEN.min(bytes as usize);
-            file.read_exact_at(&mut seal[..len], bytes - len as u64)?;
-            Ok(Self { bytes, seal })
-        };
-        match read() {
-            Ok(stamp) => Ok(Some(stamp)),
+        match file::read_end(path) {
+            Ok((bytes, seal)) => Ok(Some(Self { bytes, seal })),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(Error::io("reading", path, e)),
         }

@@ -11,14 +11,14 @@ use crate::format::names::MODEL_INDEX as INDEX;
 use crate::format::{Chunk, Dtype, FileEntry, Manifest, TensorEntry, names};
 use crate::pipeline::load::ShardFile;
 use crate::store::catalog::diagnose::{no_commit, no_manifest};
-use crate::sys::dir::file_names;
-use crate::sys::file::open_read;
+use crate::sys::dir::{self, file_names};
+use crate::sys::file;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use smallvec::{SmallVec, smallvec};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -152,14 +152,13 @@ fn unlisted(dir: &Path, what: &str, missing: &[String]) -> Error {
 /// Where a file of the directory really is. Links are followed: the hub's cache holds nothing else,
 /// and there is no manifest here whose word would have to be confined.
 fn resolve(dir: &Path, name: &str) -> Result<PathBuf> {
-    let path = dir.join(name);
-    fs::canonicalize(&path).map_err(|e| Error::io("opening", path, e))
+    dir::real(&dir.join(name))
 }
 
 /// Opens a regular file, and tells its length.
 fn open(path: &Path) -> Result<(File, u64)> {
-    let opened = open_read(path, false).and_then(|file| {
-        let bytes = file.metadata()?.len();
+    let opened = file::open_read(path, false).and_then(|file| {
+        let bytes = file::look(&file)?.len();
         Ok((file, bytes))
     });
     opened.map_err(|error| match error.kind() {

@@ -10,16 +10,14 @@ use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
 use crate::plan::save::{SavePlan, plan_model};
 use crate::state::StateDict;
-use crate::store::read::checkpoint::read_plain;
 use crate::store::write::rollback::Parts;
 use crate::store::write::save::{Contents, create_files, report};
 use crate::sys::dir;
 use crate::sys::dir::{file_names, remove};
-use crate::sys::file::create;
+use crate::sys::file;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -122,7 +120,7 @@ fn unfinished(dir: &Path, present: &[String]) -> Result<BTreeSet<String>> {
         return Ok(BTreeSet::new());
     }
     let path = dir.join(list);
-    let text = read_plain(&path).map_err(|e| Error::io("reading", &path, e))?;
+    let text = file::read(&path).map_err(|e| Error::io("reading", &path, e))?;
     // A torn one was being written, and nothing was renamed yet.
     let index: Index = serde_json::from_slice(&text).unwrap_or_default();
     let listed = index.weight_map.into_values();
@@ -147,7 +145,7 @@ fn publish(plan: &SavePlan, contents: &Contents<'_>, dir: &Path, parts: &mut Par
         let (from, to) = (dir.join(names::part(name)), dir.join(name));
         // Noted before: a directory that cannot be synced takes all of them back.
         parts.files.push(to.clone());
-        fs::rename(&from, &to).map_err(|e| Error::io("renaming", from, e))?;
+        dir::rename(&from, &to)?;
     }
     dir::sync(dir)?;
     parts.sync_parents()?;
@@ -166,12 +164,7 @@ fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, parts: &mut Parts) -
         json!({ "metadata": { "total_size": plan.tensor_bytes }, "weight_map": weight_map });
     let path = dir.join(names::part(names::MODEL_INDEX));
     parts.files.push(path.clone());
-    let write = || {
-        let mut file = create(&path, false)?;
-        writeln!(file, "{index:#}")?;
-        file.sync_all()
-    };
-    write().map_err(|e| Error::io("writing", &path, e))
+    file::write_durably(&path, |mut file| writeln!(file, "{index:#}"))
 }
 
 #[cfg(test)]
@@ -179,6 +172,7 @@ mod tests {
     use super::*;
     use crate::format::Dtype;
     use crate::{Config, Error};
+    use std::fs;
 
     fn runtime(shard_bytes: u64) -> Arc<Runtime> {
         let config =

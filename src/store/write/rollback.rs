@@ -6,8 +6,8 @@ use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::DirLock;
 use crate::sys::path;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 /// Files and directories that a save has made. Dropped, it removes them, unless they are kept.
 #[derive(Debug)]
@@ -50,12 +50,10 @@ impl Parts {
 
     fn make(&mut self, dir: &Path) -> Result<()> {
         self.dir = dir.into();
-        let missing: Vec<&Path> = dir
-            .ancestors()
-            .take_while(|d| !d.as_os_str().is_empty() && fs::symlink_metadata(d).is_err())
-            .collect();
+        let missing: Vec<&Path> =
+            dir.ancestors().take_while(|d| !d.as_os_str().is_empty() && !dir::has(d)).collect();
         missing.into_iter().rev().try_for_each(|dir| self.make_dir(dir))?;
-        match fs::metadata(dir) {
+        match dir::look(dir) {
             Ok(kind) if kind.is_dir() => Ok(()),
             Ok(_) => {
                 let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
@@ -70,10 +68,8 @@ impl Parts {
     /// # Errors
     /// [`Error::Io`].
     pub fn make_dir(&mut self, dir: &Path) -> Result<()> {
-        match fs::create_dir(dir) {
-            Ok(()) => self.made.push(dir.into()),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(Error::io("creating", dir, e)),
+        if dir::make(dir)? {
+            self.made.push(dir.into());
         }
         Ok(())
     }
@@ -103,7 +99,7 @@ impl Parts {
             dir::sync(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
         }
         // Its true parent: the path may be a link, or end in `..`.
-        let own = fs::canonicalize(&self.dir).map_err(|e| Error::io("opening", &self.dir, e))?;
+        let own = dir::real(&self.dir)?;
         // One that ranks saved each by itself is in another of ours.
         let names = if rank_dirs::dir_rank(&own).is_some() { 2 } else { 1 };
         for parent in own.ancestors().skip(1).take(names) {
@@ -128,7 +124,7 @@ impl Parts {
                 Err(_) => return,
             },
         };
-        let _ = fs::remove_dir(dir); // only an empty one goes
+        dir::remove_if_empty(dir);
     }
 }
 
@@ -151,7 +147,8 @@ impl Drop for Parts {
 #[cfg(test)]
 mod tests {
     use crate::store::write::rollback::*;
-    use crate::sys::dir::{Call, faults};
+    use crate::sys::seam::{Call, watch};
+    use std::fs;
 
     #[test]
     fn a_loser_removes_no_directory_that_the_winner_has_locked() {
@@ -174,9 +171,13 @@ mod tests {
         fs::create_dir(&there).unwrap();
         let synced = |dir: &Path| {
             let parts = Parts::begin(dir).unwrap();
-            faults::made(Call::Sync);
+            let watch = watch();
             parts.sync_parents().unwrap();
-            faults::made(Call::Sync).into_iter().map(|dir| fs::canonicalize(dir).unwrap()).collect()
+            watch
+                .take_paths(Call::Sync)
+                .into_iter()
+                .map(|dir| fs::canonicalize(dir).unwrap())
+                .collect()
         };
         let [root, cwd] = [root.path(), Path::new(".")].map(|dir| fs::canonicalize(dir).unwrap());
         let all: Vec<PathBuf> = synced(&there);

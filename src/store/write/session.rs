@@ -4,14 +4,13 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, PartOf, RANKS_MAX, Receipt, names, receipt};
 use crate::store::layout::unique::unique;
-use crate::store::read::checkpoint::{listed, missing_ranks, read_start};
+use crate::store::read::checkpoint::{listed, missing_ranks};
 use crate::store::write::transaction::Transaction;
 use crate::sys::{dir, file};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -76,11 +75,11 @@ struct Note {
 }
 
 /// Longer files are no notes.
-const NOTE_BYTES_MAX: usize = 1024;
+const NOTE_BYTES_MAX: u64 = 1024;
 
 impl Note {
     fn read(dir: &Path) -> io::Result<Option<Self>> {
-        let text = read_start(&dir.join(names::MANIFEST_PART), NOTE_BYTES_MAX)?;
+        let text = file::read_start(&dir.join(names::MANIFEST_PART), NOTE_BYTES_MAX)?;
         Ok(serde_json::from_slice(&text).ok())
     }
 }
@@ -148,9 +147,7 @@ impl Session {
         let path = dir.as_ref().join(names::MANIFEST_PART);
         let (id, generation) = (unique(), transaction.generation());
         let note = Note { world_size, session: Some(id.clone()), generation: Some(generation) };
-        file::create(&path, false)
-            .and_then(|mut file| file.write_all(serde_json::json!(note).to_string().as_bytes()))
-            .map_err(|e| Error::io("writing", &path, e))?;
+        file::write(&path, serde_json::json!(note).to_string().as_bytes())?;
         Ok(Self { transaction, id, world_size, part_of: None, step: None })
     }
 
@@ -265,7 +262,7 @@ impl Session {
             let name = names::written_part(&file.name, &writes.by_file[&file.name]);
             let part = self.transaction.places().find(&name);
             let part = part.unwrap_or_else(|| self.path().join(&name));
-            let found = fs::metadata(&part).map(|found| found.len());
+            let found = dir::look(&part).map(|found| found.len());
             let wrong = match found {
                 Ok(len) if len == file.bytes => {
                     parts.push(part);
@@ -292,7 +289,8 @@ impl Session {
     fn check_marks(&self, writes: &Writes) -> Result<()> {
         let path = |rank| self.path().join(names::done(rank));
         let stands = |(rank, mark): &(u32, String)| {
-            read_start(&path(*rank), mark.len() + 1).is_ok_and(|there| there == mark.as_bytes())
+            file::read_start(&path(*rank), mark.len() as u64 + 1)
+                .is_ok_and(|there| there == mark.as_bytes())
         };
         match writes.marks.iter().find(|write| !stands(write)) {
             None => Ok(()),

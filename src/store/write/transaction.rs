@@ -16,9 +16,10 @@ use crate::store::layout::stripes::Places;
 use crate::store::write::rollback::Parts;
 use crate::sys::dir;
 use crate::sys::dir::file_names;
+use crate::sys::file;
 use serde::Serialize;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 /// A save into a directory. Dropped without a commit, it removes what it made.
 #[derive(Debug)]
@@ -121,7 +122,7 @@ impl Transaction {
     fn check_free(&self, files: &[FileEntry]) -> Result<()> {
         for path in files.iter().flat_map(|file| self.places.dirs().map(|dir| dir.join(&file.name)))
         {
-            match fs::symlink_metadata(&path) {
+            match dir::look_at(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(Error::io("opening", path, e)),
                 Ok(_) => {
@@ -145,20 +146,14 @@ impl Transaction {
         self.parts.sync_parents()?;
         let path = self.dir().join(names::MANIFEST_PART);
         self.parts.files.push(path.clone());
-        let write = || {
-            let file = crate::sys::file::create(&path, false)?;
-            manifest.write(&file)?;
-            file.sync_all()
-        };
-        write().map_err(|e| Error::io("writing", &path, e))?;
+        file::write_durably(&path, |file| manifest.write(file))?;
         dir::sync(self.dir())
     }
 
     /// The commit.
     fn publish(&mut self) -> Result<()> {
-        let to = self.dir().join(names::MANIFEST);
-        fs::rename(self.dir().join(names::MANIFEST_PART), &to)
-            .map_err(|e| Error::io("renaming the manifest to", &to, e))?;
+        let [from, to] = [names::MANIFEST_PART, names::MANIFEST].map(|name| self.dir().join(name));
+        dir::rename(&from, &to)?;
         // From here on nothing may be taken back, even if the directory cannot be synced: the
         // manifest may or may not survive a crash, but its shards must if it does.
         self.parts.keep();

@@ -19,8 +19,6 @@ use crate::store::write::session::{UnderWay, under_way};
 use crate::sys::dir;
 use crate::sys::dir::file_names;
 use crate::sys::{file, path};
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -88,9 +86,7 @@ fn write_part(
         files: file_entries(&plan, &written.crc32),
         tensors: plan.entries(contents.items).iter().collect(),
     };
-    file::create(&done, false)
-        .and_then(|mut file| file.write_all(receipt.mark().as_bytes()))
-        .map_err(|e| Error::io("writing", &done, e))?;
+    file::write(&done, receipt.mark().as_bytes())?;
     parts.keep();
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.recycled_bytes = recycled_bytes;
@@ -115,7 +111,7 @@ fn take_over(places: &Places, rank: u32) -> Result<()> {
 
 /// Whether no other process has removed the files of this write.
 fn check_there(dir: &Path, rank: u32, files: &[PathBuf]) -> Result<()> {
-    if files.iter().all(|file| fs::symlink_metadata(file).is_ok()) {
+    if files.iter().all(|file| dir::has(file)) {
         return Ok(());
     }
     Err(Error::invalid(format!(

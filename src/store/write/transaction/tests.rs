@@ -5,8 +5,9 @@ use crate::store::cleanup::prune::prune;
 use crate::store::cleanup::remove::{Disposal, retire};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::transaction::*;
-use crate::sys::dir::{Call, faults};
+use crate::sys::seam::{Call, fail_call, watch};
 use nix::errno::Errno;
+use std::fs;
 
 /// A one-shard manifest whose only tensor is `mark`, and its shard under the uncommitted name.
 fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
@@ -211,7 +212,7 @@ fn a_commit_that_may_not_survive_a_crash_is_an_error_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     let (mut tx, manifest) = about_to_publish(dir.path(), 2);
-    let failing = faults::fail(Call::Sync, dir.path(), Errno::EIO);
+    let failing = fail_call(Call::Sync, dir.path(), Errno::EIO as i32);
     let error = tx.publish().unwrap_err();
     assert!(matches!(error, Error::NotDurable { .. }), "{error:?}");
     let text = error.to_string();
@@ -235,14 +236,15 @@ fn a_manifest_that_another_process_renamed_is_synced_before_files_are_removed_by
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     die(published(dir.path(), 2).0);
-    faults::made(Call::Sync);
+    let watch = watch();
     let plan = Transaction::begin(dir.path(), &[]).unwrap();
-    let synced = faults::made(Call::Sync);
+    let synced = watch.take_paths(Call::Sync);
     assert_eq!(synced.iter().filter(|synced| *synced == dir.path()).count(), 2, "before and after");
     drop(plan);
+    watch.take();
     // Where there is nothing to remove, nothing is synced.
     drop(Transaction::begin(dir.path(), &[]).unwrap());
-    assert!(faults::made(Call::Sync).is_empty());
+    assert!(watch.take_paths(Call::Sync).is_empty());
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn a_removal_that_was_killed_is_durable_before_files_go() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     fs::rename(dir.path().join(names::MANIFEST), dir.path().join(names::RETIRED)).unwrap();
-    let failing = faults::fail(Call::Sync, dir.path(), Errno::EIO);
+    let failing = fail_call(Call::Sync, dir.path(), Errno::EIO as i32);
     assert!(retire(dir.path(), Disposal::Remove).is_err());
     assert!(prune(dir.path()).is_err());
     assert!(dir.path().join("rank00000-0.safetensors").exists());
@@ -263,7 +265,7 @@ fn a_removal_that_was_killed_is_durable_before_files_go() {
 fn a_manifest_on_a_bad_sector_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
-    let failing = faults::fail(Call::Read, &dir.path().join(names::MANIFEST), Errno::EIO);
+    let failing = fail_call(Call::Read, &dir.path().join(names::MANIFEST), Errno::EIO as i32);
     // Until the commit, it and its files stay: the disk may be read again.
     drop(Transaction::begin(dir.path(), &[]).unwrap());
     assert_eq!(file_names(dir.path()).unwrap().len(), 2);
@@ -274,7 +276,7 @@ fn a_manifest_on_a_bad_sector_is_replaced() {
     assert_eq!(mark_at(dir.path()), 2);
     assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
     // A manifest that is there and cannot be reached is another matter.
-    let _failing = faults::fail(Call::Read, &dir.path().join(names::MANIFEST), Errno::ESTALE);
+    let _failing = fail_call(Call::Read, &dir.path().join(names::MANIFEST), Errno::ESTALE as i32);
     assert!(matches!(Transaction::begin(dir.path(), &[]), Err(Error::Io { .. })));
 }
 
@@ -290,13 +292,13 @@ fn striped() -> (tempfile::TempDir, std::path::PathBuf, Vec<std::path::PathBuf>)
 #[test]
 fn a_companion_s_marker_is_durable_before_a_shard_is_written_beside_it() {
     let (_root, dir, stripe) = striped();
-    faults::made(Call::Sync);
+    let watch = watch();
     let mut tx = Transaction::begin(&dir, &stripe).unwrap();
     let companion = stripe[0].join("step");
-    assert!(faults::made(Call::Sync).contains(&companion));
+    assert!(watch.take_paths(Call::Sync).contains(&companion));
     let manifest = write_part(&mut tx, 1);
     tx.commit(&manifest).unwrap();
-    let synced = faults::made(Call::Sync);
+    let synced = watch.take_paths(Call::Sync);
     assert!(synced.contains(&companion) && synced.contains(&stripe[0]), "{synced:?}");
 }
 
@@ -310,15 +312,15 @@ fn a_companion_that_cannot_be_reached_is_not_taken_for_one_that_is_not_there() {
     tx.commit(&manifest).unwrap();
     for errno in [Errno::EIO, Errno::ESTALE] {
         let mut tx = begin().unwrap();
-        let failing = faults::fail(Call::Look, &companion, errno);
+        let failing = fail_call(Call::Look, &companion, errno as i32);
         assert!(matches!(tx.places().there(), Err(Error::Io { .. })));
         drop(failing);
         let manifest = write_part(&mut tx, 2);
-        let failing = faults::fail(Call::Sync, &companion, errno);
+        let failing = fail_call(Call::Sync, &companion, errno as i32);
         assert!(matches!(tx.commit(&manifest), Err(Error::Io { .. })));
         drop(failing);
         // Nor is a marker that cannot be read taken for none: the shards beside it are somebody's.
-        let _failing = faults::fail(Call::Read, &companion.join(names::COMPANION), errno);
+        let _failing = fail_call(Call::Open, &companion.join(names::COMPANION), errno as i32);
         fs::create_dir_all(&companion).unwrap();
         assert!(matches!(begin(), Err(Error::Io { .. })));
     }

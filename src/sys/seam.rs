@@ -1,0 +1,249 @@
+//! The seam between ringstow and the operating system. Every function of [`sys`](crate::sys) calls [`call`] or
+//! [`call_on`] before it makes its system call, so that a test can count the calls, fail one of them or end
+//! the process just before one. The engines' transfers and syncs do not pass here.
+//!
+//! The seam exists in builds with debug assertions only. A release build has empty functions in its place.
+//!
+//! - On one thread, or in the whole process: [`on_thread`], [`in_process`].
+//! - In a child process, another program or Python: the variable `RINGSTOW_TEST_SEAM`. `kill:7` ends the
+//!   process before its 7th call, `fail:7:5` fails that call with error number 5, and `fail-from:7:5` also
+//!   fails all calls after it.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// The kinds of system calls that the seam tells apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    /// Looking at a path: stat, realpath.
+    Look,
+    /// Listing a directory.
+    List,
+    /// Opening a file that exists.
+    Open,
+    /// Creating a file.
+    Create,
+    /// Reading a small file.
+    Read,
+    /// Writing a small file.
+    Write,
+    /// Reserving blocks for a file.
+    Allocate,
+    /// Changing a file's length.
+    Cut,
+    /// Syncing a file or a directory.
+    Sync,
+    /// Renaming a file.
+    Rename,
+    /// Removing a file.
+    Remove,
+    /// Creating a directory.
+    MakeDir,
+    /// Removing a directory.
+    RemoveDir,
+    /// Locking a directory.
+    Lock,
+    /// Finding out whether another process has a file open.
+    Lease,
+    /// Reading what a file or file system is or has: free space, flags, attributes.
+    Query,
+    /// Reading or raising a limit of the process.
+    Limit,
+}
+
+/// Passes a call on a path.
+///
+/// # Errors
+/// The one that a test asks for.
+#[inline]
+pub(crate) fn call(call: Call, path: &Path) -> io::Result<()> {
+    #[cfg(debug_assertions)]
+    armed::pass(call, || path.into())?;
+    let _ = (call, path);
+    Ok(())
+}
+
+/// Passes a call on an open file.
+///
+/// # Errors
+/// The one that a test asks for.
+#[inline]
+pub(crate) fn call_on(call: Call, file: &File) -> io::Result<()> {
+    #[cfg(debug_assertions)]
+    armed::pass(call, || armed::path_of(file))?;
+    let _ = (call, file);
+    Ok(())
+}
+
+#[cfg(debug_assertions)]
+pub use armed::{Outcome, Watch, fail_call, from_nth, in_process, nth, on_thread, watch};
+
+#[cfg(debug_assertions)]
+mod armed {
+    use crate::sys::seam::{Call, File, Path, io};
+    use std::cell::RefCell;
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+    /// What becomes of a call.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Outcome {
+        /// The call is made.
+        Pass,
+        /// The call is not made, and fails with this error number.
+        Fail(i32),
+        /// The process ends before the call.
+        Kill,
+    }
+
+    /// Gets the number of the call, from 1 on, and what it does to which path.
+    type Decide = dyn FnMut(u64, Call, &Path) -> Outcome + Send;
+
+    struct Watcher {
+        /// Since the last [`Watch::take`].
+        seen: Vec<(Call, PathBuf)>,
+        count: u64,
+        decide: Box<Decide>,
+    }
+
+    type Shared = Arc<Mutex<Watcher>>;
+
+    thread_local! {
+        static THREAD: RefCell<Vec<Shared>> = const { RefCell::new(Vec::new()) };
+    }
+
+    static PROCESS: Mutex<Option<Shared>> = Mutex::new(None);
+    /// Held by the one [`in_process`] that is in force.
+    static ALONE: Mutex<()> = Mutex::new(());
+    /// How many watches are in force in all; with none, a call costs one load.
+    static IN_FORCE: AtomicUsize = AtomicUsize::new(0);
+
+    /// Watches calls until it is dropped.
+    #[must_use = "dropped, it watches nothing"]
+    pub struct Watch {
+        shared: Shared,
+        alone: Option<MutexGuard<'static, ()>>,
+    }
+
+    impl Watch {
+        /// All calls since the last time that this was called, in order.
+        pub fn take(&self) -> Vec<(Call, PathBuf)> {
+            std::mem::take(&mut lock(&self.shared).seen)
+        }
+
+        /// The paths of calls of one kind since the last [`Watch::take`], which this is as well.
+        pub fn take_paths(&self, of: Call) -> Vec<PathBuf> {
+            self.take().into_iter().filter(|(call, _)| *call == of).map(|(_, path)| path).collect()
+        }
+    }
+
+    impl Drop for Watch {
+        fn drop(&mut self) {
+            match self.alone {
+                Some(_) => *lock(&PROCESS) = None,
+                None => THREAD.with_borrow_mut(|all| {
+                    all.retain(|watcher| !Arc::ptr_eq(watcher, &self.shared));
+                }),
+            }
+            IN_FORCE.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Watches the calls of this thread. `decide` must not make any. Several watches may be in force: each sees
+    /// every call that those before it let pass.
+    pub fn on_thread(decide: impl FnMut(u64, Call, &Path) -> Outcome + Send + 'static) -> Watch {
+        let shared = watcher(decide);
+        THREAD.with_borrow_mut(|all| all.push(Arc::clone(&shared)));
+        IN_FORCE.fetch_add(1, SeqCst);
+        Watch { shared, alone: None }
+    }
+
+    /// Watches the calls of all threads. Waits until no other watch of the process is in force.
+    pub fn in_process(decide: impl FnMut(u64, Call, &Path) -> Outcome + Send + 'static) -> Watch {
+        let alone = Some(lock(&ALONE));
+        let shared = watcher(decide);
+        *lock(&PROCESS) = Some(Arc::clone(&shared));
+        IN_FORCE.fetch_add(1, SeqCst);
+        Watch { shared, alone }
+    }
+
+    /// Watches the calls of this thread and lets all of them pass.
+    pub fn watch() -> Watch {
+        on_thread(|_, _, _| Outcome::Pass)
+    }
+
+    /// Decides about the `n`th call alone; the first is number 1.
+    pub fn nth(n: u64, outcome: Outcome) -> impl FnMut(u64, Call, &Path) -> Outcome + Send {
+        move |number, _, _| if number == n { outcome } else { Outcome::Pass }
+    }
+
+    /// Decides about the `n`th call and all after it.
+    pub fn from_nth(n: u64, outcome: Outcome) -> impl FnMut(u64, Call, &Path) -> Outcome + Send {
+        move |number, _, _| if number >= n { outcome } else { Outcome::Pass }
+    }
+
+    /// Fails each call of one kind on this path, on this thread.
+    pub fn fail_call(of: Call, path: &Path, errno: i32) -> Watch {
+        let path = path.to_path_buf();
+        on_thread(move |_, call, on| match call == of && on == path {
+            true => Outcome::Fail(errno),
+            false => Outcome::Pass,
+        })
+    }
+
+    pub fn pass(call: Call, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
+        LazyLock::force(&FROM_ENVIRONMENT);
+        if IN_FORCE.load(SeqCst) == 0 {
+            return Ok(());
+        }
+        let path = path();
+        // The thread's own are gone while it ends.
+        let mut watchers = THREAD.try_with(|all| all.borrow().clone()).unwrap_or_default();
+        watchers.extend(lock(&PROCESS).clone());
+        for watcher in &watchers {
+            let mut watcher = lock(watcher);
+            watcher.seen.push((call, path.clone()));
+            watcher.count += 1;
+            let number = watcher.count;
+            match (watcher.decide)(number, call, &path) {
+                Outcome::Pass => {}
+                Outcome::Fail(errno) => return Err(io::Error::from_raw_os_error(errno)),
+                Outcome::Kill => std::process::abort(),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn path_of(file: &File) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        std::fs::read_link(&link).unwrap_or(link.into())
+    }
+
+    fn watcher(decide: impl FnMut(u64, Call, &Path) -> Outcome + Send + 'static) -> Shared {
+        Arc::new(Mutex::new(Watcher { seen: Vec::new(), count: 0, decide: Box::new(decide) }))
+    }
+
+    /// A test that failed with the lock in hand is no reason for others to fail.
+    fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    static FROM_ENVIRONMENT: LazyLock<()> = LazyLock::new(|| {
+        let Ok(asked) = std::env::var("RINGSTOW_TEST_SEAM") else { return };
+        let words: Vec<&str> = asked.split(':').collect();
+        let number = |at: usize| -> Option<u64> { words.get(at)?.parse().ok() };
+        let errno = || number(2).and_then(|errno| i32::try_from(errno).ok());
+        let watch = match (words[0], number(1), errno()) {
+            ("kill", Some(n), None) => in_process(nth(n, Outcome::Kill)),
+            ("fail", Some(n), Some(errno)) => in_process(nth(n, Outcome::Fail(errno))),
+            ("fail-from", Some(n), Some(errno)) => in_process(from_nth(n, Outcome::Fail(errno))),
+            _ => {
+                panic!("RINGSTOW_TEST_SEAM is {asked:?}: kill:N, fail:N:ERRNO or fail-from:N:ERRNO")
+            }
+        };
+        std::mem::forget(watch); // in force until the process ends
+    });
+}
