@@ -89,7 +89,7 @@ pub fn open_write(path: &Path, direct: bool) -> io::Result<File> {
 /// Opens a regular file for reading. Never follows a link.
 ///
 /// # Errors
-/// As [`create`]; see [`is_link`].
+/// As [`create`]; `ELOOP` for a link.
 pub fn open_read(path: &Path, direct: bool) -> io::Result<File> {
     call(Call::Open, path)?;
     open(path, OFlags::RDONLY, direct)

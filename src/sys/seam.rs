@@ -1,5 +1,5 @@
-//! The seam between ringstow and the operating system. Every function of [`sys`](crate::sys) calls [`call`] or
-//! [`call_on`] before it makes its system call, so that a test can count the calls, fail one of them or end
+//! The seam between ringstow and the operating system. Every function of [`sys`](crate::sys) calls `call` or
+//! `call_on` before it makes its system call, so that a test can count the calls, fail one of them or end
 //! the process just before one. The engines' transfers and syncs do not pass here.
 //!
 //! The seam exists in builds with debug assertions only. A release build has empty functions in its place.
