@@ -3,19 +3,13 @@
 mod found;
 
 use crate::error::{Error, Result};
+use crate::limits::{ALIGN, FIXED_BUFFERS_MAX};
 use crate::sys::path;
 use bytesize::ByteSize;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
-
-/// Alignment that every direct transfer keeps: file offset, memory address and length in bytes.
-/// 4096 satisfies every disk in use (512-byte and 4Kn) and file systems that announce nothing.
-pub const ALIGN: usize = 4096;
-
-/// io_uring takes at most this many fixed buffers (`IORING_MAX_REG_BUFFERS`).
-pub(crate) const BUFFERS_MAX: usize = 16384;
 
 /// Directories that a checkpoint can be striped over beside its own.
 const STRIPE_MAX: usize = 64;
@@ -150,8 +144,9 @@ impl Config {
         if self.pool_bytes > 1 << 44 {
             return bad("pool_bytes", self.pool_bytes, "at most 16 TiB");
         }
-        if self.buffers() > BUFFERS_MAX {
-            let most = format!("at most {} times block_bytes = {}", BUFFERS_MAX, self.block_bytes);
+        if self.buffers() > FIXED_BUFFERS_MAX {
+            let most =
+                format!("at most {} times block_bytes = {}", FIXED_BUFFERS_MAX, self.block_bytes);
             return bad("pool_bytes", self.pool_bytes, &most);
         }
         if self.queue_depth == 0 || self.queue_depth > 1024 {

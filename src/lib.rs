@@ -44,6 +44,7 @@ pub mod engine;
 mod error;
 pub mod format;
 mod handle;
+pub mod limits;
 pub mod path_text;
 pub mod pipeline;
 pub mod plan;
@@ -54,7 +55,7 @@ pub mod sys;
 
 pub use background::{Filled, load_async};
 pub use config::{Config, EngineChoice, Switch};
-pub use engine::ladder::Fallback;
+pub use engine::fallback::Fallback;
 pub use error::{Error, Result, Room};
 pub use format::{Dtype, Element, Item, Part, PartOf, Receipt, StepPattern, TensorInfo, Value};
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};

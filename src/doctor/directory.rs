@@ -1,7 +1,8 @@
 //! The directory: file system, free space, and what a trial file in it can do.
 
-use crate::config::{ALIGN, Config, Switch};
+use crate::config::{Config, Switch};
 use crate::doctor::{Check, human};
+use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::{dir, file};
 use std::io;

@@ -1,7 +1,7 @@
 //! Which of the pool's buffers an engine has registered with the kernel, and why not all of them.
 //! Registering itself is the engine's.
 
-use super::ladder::{Fallback, Refusal};
+use super::fallback::{Fallback, Refusal};
 use crate::config::Switch;
 use crate::pool::{Buffer, Pool};
 use crate::sys::memlock;
@@ -84,8 +84,8 @@ impl Fixed {
     }
 
     /// Why not all buffers are registered, or will not be.
-    pub(super) fn fallback(&self) -> Option<&Fallback> {
-        self.fallback.as_ref()
+    pub(super) fn fallbacks(&self) -> &[Fallback] {
+        self.fallback.as_slice()
     }
 
     /// The index under which the kernel knows a buffer.
@@ -172,10 +172,9 @@ fn register_most(
 }
 
 /// What becomes of a pool that is not registered as a whole.
-fn fewer(pool: &Pool, count: usize, Refusal { reason, remedy }: Refusal) -> Fallback {
-    let wanted = format!("{} fixed buffers", pool.count());
-    let got = format!("{count} fixed buffers, the others unregistered");
-    Fallback { wanted, got, reason, remedy }
+fn fewer(pool: &Pool, count: usize, why: Refusal) -> Fallback {
+    let wanted = format_args!("{} fixed buffers", pool.count());
+    why.fallback(wanted, format_args!("{count} fixed buffers, the others unregistered"))
 }
 
 /// The engine itself takes no more.
@@ -187,7 +186,7 @@ fn few(pool: &Pool, count: usize) -> Refusal {
 }
 
 fn refused(error: &io::Error) -> Refusal {
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<Refusal>()) {
+    match Refusal::in_error(error) {
         Some(known) => known.clone(),
         None => Refusal::new(
             format!("the kernel does not register this memory: {error}"),
@@ -225,7 +224,7 @@ mod tests {
     fn buffers_are_registered_as_they_are_used() {
         let pool = Pool::new(8, STEP_BYTES / 2).unwrap();
         let (mut fixed, mut register) = grown(&pool, u16::MAX);
-        let limited = fixed.fallback().is_some(); // by this machine's memory lock limit
+        let limited = !fixed.fallbacks().is_empty(); // by this machine's memory lock limit
         let held: Vec<Buffer> = (0..8).map(|_| pool.lease().unwrap()).collect();
         assert!(fixed.count() <= 2, "{}", fixed.count());
         assert!(limited || fixed.index_of(&held[5], &mut register) == Some(2));
@@ -238,7 +237,7 @@ mod tests {
     fn what_the_kernel_refuses_later_goes_unregistered_and_is_told_of() {
         let pool = Pool::new(8, STEP_BYTES).unwrap();
         let (mut fixed, mut register) = grown(&pool, 0);
-        assert!(fixed.fallback().is_some_and(|step| step.got.starts_with("0 fixed buffers")));
+        assert!(fixed.fallbacks()[0].got.starts_with("0 fixed buffers"));
         let buffer = pool.lease().unwrap();
         assert_eq!(fixed.index_of(&buffer, &mut register), None);
         assert_eq!(fixed.count(), 0);

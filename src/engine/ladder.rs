@@ -2,9 +2,11 @@
 //! it. Pure but for two small trial transfers and one look at a sysctl.
 
 use super::Transfer;
+use super::fallback::Refusal;
 use super::queue::{Attached, Queue};
-use crate::config::{ALIGN, Config, EngineChoice, Switch};
+use crate::config::{Config, EngineChoice, Switch};
 use crate::error::{Error, Result};
+use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::file::read_text;
 use crate::sys::memlock;
@@ -149,48 +151,6 @@ fn choices(switch: Switch) -> &'static [bool] {
     }
 }
 
-/// Something that was wanted and could not be had, though the work went on without it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fallback {
-    /// What was tried: `"uring, fixed buffers, O_DIRECT"`.
-    pub wanted: String,
-    /// What was used instead.
-    pub got: String,
-    /// Why it could not be had.
-    pub reason: String,
-    /// What to do about it.
-    pub remedy: String,
-}
-
-/// Why something cannot be had, and what to do about it. Travels inside an [`io::Error`] where an
-/// engine knows better than its errno.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}")]
-pub struct Refusal {
-    /// Why it cannot be had.
-    pub reason: String,
-    /// What to do about it.
-    pub remedy: String,
-}
-
-impl Refusal {
-    pub(super) fn new(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { reason: reason.into(), remedy: remedy.into() }
-    }
-
-    /// The step from one rung to the next.
-    pub fn fallback(self, wanted: &Rung, got: &Rung) -> Fallback {
-        let Self { reason, remedy } = self;
-        Fallback { wanted: wanted.to_string(), got: got.to_string(), reason, remedy }
-    }
-}
-
-impl From<Refusal> for io::Error {
-    fn from(refusal: Refusal) -> Self {
-        io::Error::new(io::ErrorKind::Unsupported, refusal)
-    }
-}
-
 /// At which point a rung failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
@@ -205,7 +165,7 @@ pub enum Stage {
 /// What an error says about a rung. `None`: it is not the rung's fault (no space, no permission, a
 /// failing disk), the next one would fail as well, and the error is to be reported as it is.
 pub fn refusal(rung: &Rung, stage: Stage, error: &io::Error) -> Option<Refusal> {
-    if let Some(known) = error.get_ref().and_then(|inner| inner.downcast_ref::<Refusal>()) {
+    if let Some(known) = Refusal::in_error(error) {
         return Some(known.clone());
     }
     match stage {

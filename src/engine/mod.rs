@@ -6,6 +6,7 @@
 //! transfers on to their end, and keeps no more in flight than the engine takes. [`ladder`] says
 //! which engine to try first and what each step down means.
 
+pub mod fallback;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 mod fixed;
 pub mod ladder;
@@ -18,8 +19,9 @@ pub mod tokio_uring;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 pub mod uring;
 
-use crate::config::ALIGN;
+use crate::limits::ALIGN;
 use crate::pool::Buffer;
+use fallback::Fallback;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -156,8 +158,8 @@ pub trait Engine {
     }
 
     /// What was wanted when the engine was built but could not be had, with reason and remedy.
-    fn fallbacks(&self) -> Vec<ladder::Fallback> {
-        Vec::new()
+    fn fallbacks(&self) -> &[Fallback] {
+        &[]
     }
 
     /// Makes a file known.

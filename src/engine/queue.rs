@@ -5,99 +5,29 @@
 //! write where, and what a failure means for the checkpoint, is not decided here.
 
 mod actor;
+mod channel;
+mod request;
 
-use super::ladder::Fallback;
-use super::{Action, Engine, FileId, Transfer, Waker};
+pub use request::{Outcome, Reply, Request, cancelled, is_cancelled};
+
+use super::fallback::Fallback;
+use super::{Action, Engine, FileId, Transfer};
 use crate::pool::Buffer;
 use crate::sys::inherited::Inherited;
 use actor::Actor;
-use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use channel::{AliveGuard, Command, CommandChannel, EngineStatus, PublishedStatus, channel};
+use crossbeam_channel::{Receiver, bounded};
+use request::gone;
 use std::fs::File;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
-
-/// One thing to be done with a file.
-pub struct Request {
-    /// The file, from [`Attached::id`]. Keep the [`Attached`] until the answer.
-    pub file: FileId,
-    /// What to do.
-    pub action: Action,
-    /// Bytes after which a transfer is complete, at most its length. A direct read of a file's
-    /// last block asks for a whole block and gets less. 0 for a sync.
-    pub needed: usize,
-    /// Once set, the request is answered with [`cancelled`] instead of being started or continued.
-    pub abort: Option<Arc<AtomicBool>>,
-    /// Where the answer goes.
-    pub reply: Reply,
-}
-
-/// The end of a request.
-#[derive(Debug)]
-pub struct Outcome {
-    /// [`io::ErrorKind::UnexpectedEof`] for a file that ends before the bytes needed, the system's
-    /// error as it came, or [`cancelled`].
-    pub result: io::Result<()>,
-    /// The buffer of a transfer. `None` for a sync, and when the engine died with it.
-    pub buffer: Option<Buffer>,
-    /// When the engine was given it; `None` if it never was.
-    pub started: Option<Instant>,
-}
-
-/// Takes the answer to one [`Request`], on the I/O thread: it must be quick, must not call the
-/// queue's blocking functions, and may submit more. Called exactly once, with an error if the
-/// engine dies first.
-pub struct Reply(Option<Box<dyn FnOnce(Outcome) + Send>>);
-
-impl Reply {
-    /// Answers by calling `take`.
-    pub fn new(take: impl FnOnce(Outcome) + Send + 'static) -> Self {
-        Self(Some(Box::new(take)))
-    }
-
-    fn send(mut self, outcome: Outcome) {
-        if let Some(take) = self.0.take() {
-            take(outcome);
-        }
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        if let Some(take) = self.0.take() {
-            // Possibly while the thread unwinds, when a second panic would end the process.
-            let outcome = Outcome { result: Err(gone()), buffer: None, started: None };
-            let _ = catch_unwind(AssertUnwindSafe(|| take(outcome)));
-        }
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("cancelled")]
-struct Cancelled;
-
-/// The answer to a request whose `abort` was set. Its kind is `Other`, so that nobody takes it for
-/// an interrupted system call and tries again.
-pub fn cancelled() -> io::Error {
-    io::Error::other(Cancelled)
-}
-
-/// Whether an error is [`cancelled`].
-pub fn is_cancelled(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<Cancelled>())
-}
-
-fn gone() -> io::Error {
-    io::Error::other("the I/O thread has ended before the request was done")
-}
 
 /// A handle on an engine that runs in a thread of its own. Dropping it finishes what was submitted
 /// and joins the thread.
 pub struct Queue {
-    line: Arc<Line>,
+    channel: Arc<CommandChannel>,
     about: About,
     thread: Option<JoinHandle<()>>,
 }
@@ -107,60 +37,7 @@ pub struct Queue {
 struct About {
     name: &'static str,
     depth: usize,
-    account: Arc<Mutex<Account>>,
-}
-
-/// What changes while it works: buffers are registered when they are first used.
-#[derive(Clone, PartialEq, Default)]
-struct Account {
-    registered: usize,
-    fallbacks: Vec<Fallback>,
-}
-
-impl Account {
-    fn of(engine: &dyn Engine) -> Self {
-        Self { registered: engine.registered(), fallbacks: engine.fallbacks() }
-    }
-}
-
-/// The way to the I/O thread.
-struct Line {
-    commands: Sender<Command>,
-    waker: Waker,
-    /// Set by who rings, cleared by the I/O thread before it looks at the commands: of many
-    /// commands in a row only the first costs a system call.
-    rung: Arc<AtomicBool>,
-    /// False from the moment at which the engine is given up, before anyone is told.
-    alive: Arc<AtomicBool>,
-}
-
-enum Command {
-    Attach(Arc<File>, Sender<io::Result<FileId>>),
-    Detach(FileId),
-    /// Answered when all commands before it have been carried out.
-    Settle(Sender<()>),
-    Submit(Request),
-    Stop,
-}
-
-impl Line {
-    /// Hands back the command if the I/O thread is gone.
-    fn send(&self, command: Command) -> Result<(), Command> {
-        self.commands.send(command).map_err(|refused| refused.0)?;
-        if !self.rung.swap(true, Ordering::AcqRel) {
-            (self.waker)();
-        }
-        Ok(())
-    }
-}
-
-/// Says, when dropped, that the engine is gone.
-struct Life(Arc<AtomicBool>);
-
-impl Drop for Life {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
-    }
+    status: PublishedStatus,
 }
 
 impl Queue {
@@ -173,25 +50,25 @@ impl Queue {
         name: &str,
         build: impl FnOnce() -> io::Result<Box<dyn Engine>> + Send + 'static,
     ) -> io::Result<Self> {
-        let (commands, receiver) = unbounded();
-        let (hello, first_word) = bounded(1);
-        let rung = Arc::new(AtomicBool::new(false));
+        let (sender, commands) = channel();
+        let wake_pending = commands.wake_pending.clone();
         let alive = Arc::new(AtomicBool::new(true));
-        let (seen, life) = (rung.clone(), Life(alive.clone()));
+        let guard = AliveGuard(alive.clone());
+        let (built, first_answer) = bounded(1);
         let thread = thread::Builder::new().name(name.into()).spawn(move || {
             let engine = match build() {
                 Ok(engine) => engine,
-                Err(error) => return drop(hello.send(Err(error))),
+                Err(error) => return drop(built.send(Err(error))),
             };
-            let account = Arc::new(Mutex::new(Account::of(&*engine)));
+            let status = PublishedStatus::new(EngineStatus::of(&*engine));
             let (name, depth) = (engine.name(), engine.depth());
-            let about = About { name, depth, account: account.clone() };
-            let _ = hello.send(Ok((about, engine.waker())));
-            Actor::new(engine, life, receiver, (seen, account)).run();
+            let about = About { name, depth, status: status.clone() };
+            let _ = built.send(Ok((about, engine.waker())));
+            Actor::new(engine, guard, commands, status).run();
         })?;
-        let (about, waker) = first_word.recv().unwrap_or_else(|_| Err(gone()))?;
-        let line = Arc::new(Line { commands, waker, rung, alive });
-        Ok(Self { line, about, thread: Some(thread) })
+        let (about, waker) = first_answer.recv().unwrap_or_else(|_| Err(gone()))?;
+        let channel = Arc::new(CommandChannel { commands: sender, waker, wake_pending, alive });
+        Ok(Self { channel, about, thread: Some(thread) })
     }
 
     /// The engine's name, for reports.
@@ -199,49 +76,45 @@ impl Queue {
         self.about.name
     }
 
-    /// Whether the engine still works. Who was told that it broke is told here as well: asking the
-    /// thread instead would find it running for a moment longer.
+    /// Whether the engine still works: false before any request is answered with the engine's
+    /// failure. Looking at the thread instead would find it running for a moment longer.
     pub fn is_alive(&self) -> bool {
-        self.line.alive.load(Ordering::Acquire)
+        self.channel.alive.load(Ordering::Acquire)
     }
 
-    /// How many operations are in flight at most; what is submitted beyond waits its turn.
+    /// How many operations are in flight at most; further requests wait their turn.
     pub fn depth(&self) -> usize {
         self.about.depth
     }
 
     /// How many of the pool's buffers are fixed buffers of this engine by now.
     pub fn registered(&self) -> usize {
-        self.account().registered
+        self.about.status.lock().registered
     }
 
-    /// What the engine wanted and could not have, so far.
+    /// The engine's fallbacks so far.
     pub fn fallbacks(&self) -> Vec<Fallback> {
-        self.account().fallbacks.clone()
+        self.about.status.lock().fallbacks.clone()
     }
 
-    fn account(&self) -> MutexGuard<'_, Account> {
-        self.about.account.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Makes a file known to the engine, until the guard is dropped, and noted to be closed in a forked child. Waits for
-    /// the I/O thread.
+    /// Attaches a file to the engine until the guard is dropped, and notes it to be closed in a forked child. Waits
+    /// for the I/O thread.
     ///
     /// # Errors
     /// The system's.
     pub fn attach(&self, file: Arc<File>) -> io::Result<Attached> {
         let noted = Noted { _inherited: Inherited::note(&file), _file: file.clone() };
         let (reply, answer) = bounded(1);
-        self.line.send(Command::Attach(file, reply)).map_err(|_| gone())?;
+        self.channel.send(Command::Attach(file, reply)).map_err(|_| gone())?;
         let id = answer.recv().unwrap_or_else(|_| Err(gone()))?;
-        Ok(Attached { noted: Some(noted), id, line: self.line.clone() })
+        Ok(Attached { noted: Some(noted), id, channel: self.channel.clone() })
     }
 
     /// Queues a request. Never blocks; the answer comes through its [`Reply`].
     pub fn submit(&self, request: Request) {
-        if let Err(Command::Submit(refused)) = self.line.send(Command::Submit(request)) {
+        if let Err(Command::Submit(refused)) = self.channel.send(Command::Submit(request)) {
             let buffer = refused.action.into_buffer();
-            refused.reply.send(Outcome { result: Err(gone()), buffer, started: None });
+            refused.reply.send(Outcome { buffer, ..Outcome::gone() });
         }
     }
 
@@ -272,7 +145,7 @@ impl Queue {
     /// Waits until files that were detached before, and have nothing in flight, are closed.
     pub fn settle(&self) {
         let (send, settled) = bounded(1);
-        if self.line.send(Command::Settle(send)).is_ok() {
+        if self.channel.send(Command::Settle(send)).is_ok() {
             let _ = settled.recv(); // an I/O thread that dies closes them all
         }
     }
@@ -296,11 +169,11 @@ impl Queue {
 }
 
 fn wait(answer: &Receiver<Outcome>) -> Outcome {
-    answer.recv().unwrap_or_else(|_| Outcome { result: Err(gone()), buffer: None, started: None })
+    answer.recv().unwrap_or_else(|_| Outcome::gone())
 }
 
 /// A sync that is under way.
-#[must_use = "a sync that fails says so only to who waits for it"]
+#[must_use = "only waiting for a sync shows whether it failed"]
 pub struct Syncing(Receiver<Outcome>);
 
 impl Syncing {
@@ -321,7 +194,7 @@ impl std::fmt::Debug for Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        let _ = self.line.send(Command::Stop);
+        let _ = self.channel.send(Command::Stop);
         if let Some(thread) = self.thread.take() {
             // The last handle may be dropped by a reply, on the I/O thread itself.
             if thread.thread().id() != thread::current().id() {
@@ -331,16 +204,17 @@ impl Drop for Queue {
     }
 }
 
-/// A file that the engine knows. Dropping it lets the engine close the file, after the requests
-/// already submitted.
+/// An attached file. Dropping this lets the engine close the file, after the requests already
+/// submitted.
 pub struct Attached {
     /// Dropped before the engine closes the file.
     noted: Option<Noted>,
     id: FileId,
-    line: Arc<Line>,
+    channel: Arc<CommandChannel>,
 }
 
-/// The note of an open file, and what keeps it open for as long, whatever becomes of the engine.
+/// The note of an open file for forked children. It keeps the file open for as long, whatever
+/// becomes of the engine: the descriptor's number must not be reused while it is noted.
 struct Noted {
     _inherited: Inherited,
     _file: Arc<File>,
@@ -356,6 +230,6 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         self.noted = None;
-        let _ = self.line.send(Command::Detach(self.id));
+        let _ = self.channel.send(Command::Detach(self.id));
     }
 }

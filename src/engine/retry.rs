@@ -1,7 +1,7 @@
 //! What to do after a transfer that came back short, interrupted or refused for now. Pure: takes
 //! results, returns steps, and never does I/O.
 
-use crate::config::ALIGN;
+use crate::limits::ALIGN;
 use std::io;
 
 /// How often a transfer may come back without having moved on before it is given up. Far beyond

@@ -6,8 +6,8 @@
 //! keep their own buffers, and a runtime is dropped after the last of them, or not at all.
 #![allow(unsafe_code)]
 
+use super::fallback::Fallback;
 use super::fixed::Fixed;
-use super::ladder::Fallback;
 use super::slots::Slots;
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Transfer, Waker, not_attached};
 use crate::config::Switch;
@@ -33,7 +33,7 @@ pub struct TokioUring {
     depth: usize,
     files: Slots<Rc<File>>,
     fixed: Fixed,
-    bell: Arc<Notify>,
+    wakeup: Arc<Notify>,
     /// The pools whose buffers may be in flight.
     owners: Vec<Owner>,
     /// Whether tokio-uring is at work. Seen in drop, it has panicked.
@@ -51,7 +51,7 @@ impl TokioUring {
     /// Sets up a runtime for `depth` operations in flight, and registers `pool` unless `fixed` is off.
     ///
     /// # Errors
-    /// The system's when it refuses a ring; a [`Refusal`](super::ladder::Refusal) inside the error when
+    /// The system's when it refuses a ring; a [`Refusal`](super::fallback::Refusal) inside the error when
     /// `fixed` is on and not all of the pool can be registered.
     pub fn new(depth: usize, pool: Option<&Pool>, fixed: Switch) -> io::Result<Self> {
         let depth = depth.max(1);
@@ -71,7 +71,7 @@ impl TokioUring {
             depth,
             files: Slots::new(),
             fixed,
-            bell: Arc::default(),
+            wakeup: Arc::default(),
             owners: Vec::new(),
             running: false,
             in_flight: ManuallyDrop::default(),
@@ -208,8 +208,8 @@ impl Engine for TokioUring {
         self.fixed.count()
     }
 
-    fn fallbacks(&self) -> Vec<Fallback> {
-        self.fixed.fallback().cloned().into_iter().collect()
+    fn fallbacks(&self) -> &[Fallback] {
+        self.fixed.fallbacks()
     }
 
     fn attach(&mut self, file: Arc<StdFile>) -> io::Result<FileId> {
@@ -234,13 +234,13 @@ impl Engine for TokioUring {
     }
 
     fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-        let (in_flight, bell, before) = (&mut *self.in_flight, &self.bell, done.len());
+        let (in_flight, wakeup, before) = (&mut *self.in_flight, &self.wakeup, done.len());
         self.running = true;
         self.runtime.block_on(async {
-            let mut rung = pin!(bell.notified());
+            let mut notified = pin!(wakeup.notified());
             poll_fn(|context| {
                 reap(in_flight, context, done);
-                let woken = rung.as_mut().poll(context).is_ready();
+                let woken = notified.as_mut().poll(context).is_ready();
                 if woken || done.len() > before { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
@@ -250,8 +250,8 @@ impl Engine for TokioUring {
     }
 
     fn waker(&self) -> Waker {
-        let bell = self.bell.clone();
-        Arc::new(move || bell.notify_one())
+        let wakeup = self.wakeup.clone();
+        Arc::new(move || wakeup.notify_one())
     }
 }
 

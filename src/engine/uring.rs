@@ -7,8 +7,8 @@
 mod files;
 pub(crate) mod setup;
 
+use super::fallback::{Fallback, Refusal};
 use super::fixed::{Fixed, Step};
-use super::ladder::{Fallback, Refusal};
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Waker, not_attached};
 use crate::config::Switch;
 use crate::pool::{Buffer, Pool};
@@ -17,6 +17,7 @@ use files::Files;
 use io_uring::{IoUring, opcode, squeue, types};
 use nix::libc::iovec;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use slab::Slab;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -24,8 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread;
 
-/// Marks the completion of the bell's read. Other completions carry an index of `in_flight`.
-const BELL: u64 = u64::MAX;
+/// Marks the completion of the wakeup's read. Other completions carry a key of `in_flight`.
+const WAKEUP: u64 = u64::MAX;
 
 /// One ring. Not to be moved to another thread: the kernel refuses any but the first.
 pub struct Uring {
@@ -35,17 +36,16 @@ pub struct Uring {
     depth: usize,
     files: Files,
     fixed: Fixed,
-    bell: Bell,
-    /// Operations that the kernel has, by index.
-    in_flight: Vec<Option<Op>>,
-    free: Vec<usize>,
+    wakeup: Wakeup,
+    /// Operations that the kernel has.
+    in_flight: Slab<Op>,
     /// Completed, not returned yet.
     done: Vec<Completion>,
 }
 
-/// An eventfd with a read always pending in the ring: writing to it from any thread makes the ring
-/// complete something.
-struct Bell {
+/// An eventfd with a read always pending in the ring: a write to it from any thread completes that
+/// read, and so wakes the I/O thread.
+struct Wakeup {
     fd: Arc<EventFd>,
     /// Where the kernel puts what it reads.
     count: Box<AtomicU64>,
@@ -76,9 +76,8 @@ impl Uring {
             ring,
             depth: depth.max(1),
             fixed,
-            bell: Bell { fd, count: Box::default(), armed: false },
-            in_flight: (0..depth.max(1)).map(|_| None).collect(),
-            free: (0..depth.max(1)).rev().collect(),
+            wakeup: Wakeup { fd, count: Box::default(), armed: false },
+            in_flight: Slab::with_capacity(depth.max(1)),
             done: Vec::new(),
         })
     }
@@ -89,12 +88,12 @@ impl Uring {
             Ok(entry) => entry,
             Err(error) => return self.done.push(Completion { op, result: Err(error) }),
         };
-        let Some(index) = self.free.pop() else {
+        if self.in_flight.len() == self.depth {
             let result = Err(io::Error::other("more operations than the engine's depth"));
             return self.done.push(Completion { op, result });
-        };
-        self.in_flight[index] = Some(op);
-        self.push(entry.user_data(index as u64));
+        }
+        let key = self.in_flight.insert(op);
+        self.push(entry.user_data(key as u64));
     }
 
     /// The submission for an operation, all addresses and lengths checked.
@@ -116,7 +115,7 @@ impl Uring {
     fn push(&mut self, entry: squeue::Entry) {
         loop {
             // SAFETY: a transfer's address and length were checked to lie in its buffer, which
-            // `in_flight` keeps until the completion, and which nobody touches meanwhile; the bell's
+            // `in_flight` keeps until the completion, and which nobody touches meanwhile; the wakeup's
             // count lives in its box until the drop has seen the last completion.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
@@ -132,8 +131,8 @@ impl Uring {
         }
     }
 
-    /// Submits what is queued, waits for `want` completions, and takes what has completed. Says
-    /// whether the bell rang.
+    /// Submits what is queued, waits for `want` completions, and takes what has completed. Returns
+    /// whether the waker was called.
     fn enter(&mut self, want: usize, done: &mut Vec<Completion>) -> io::Result<bool> {
         use nix::libc::{EAGAIN, EBUSY, EINTR};
         if let Err(error) = self.ring.submit_and_wait(want) {
@@ -148,41 +147,40 @@ impl Uring {
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
-        let mut rang = false;
+        let mut woken = false;
         for entry in self.ring.completion() {
-            if entry.user_data() == BELL {
-                self.bell.armed = false;
-                rang = true;
+            if entry.user_data() == WAKEUP {
+                self.wakeup.armed = false;
+                woken = true;
                 continue;
             }
-            let index = entry.user_data() as usize;
-            let op = self.in_flight[index].take().expect("completed once");
-            self.free.push(index);
+            // Panics at an operation that is not in flight: the kernel completes each once.
+            let op = self.in_flight.remove(entry.user_data() as usize);
             let result = match entry.result() {
                 bytes @ 0.. => Ok(bytes as usize),
                 errno => Err(io::Error::from_raw_os_error(-errno)),
             };
             done.push(Completion { op, result });
         }
-        rang
+        woken
     }
 
-    fn arm_bell(&mut self) {
-        if !self.bell.armed {
-            self.bell.armed = true;
-            let fd = types::Fd(self.bell.fd.as_fd().as_raw_fd());
-            let read = opcode::Read::new(fd, self.bell.count.as_ptr().cast(), 8);
-            self.push(read.build().user_data(BELL));
+    fn arm_wakeup(&mut self) {
+        if !self.wakeup.armed {
+            self.wakeup.armed = true;
+            let fd = types::Fd(self.wakeup.fd.as_fd().as_raw_fd());
+            let read = opcode::Read::new(fd, self.wakeup.count.as_ptr().cast(), 8);
+            self.push(read.build().user_data(WAKEUP));
         }
     }
 
     /// Waits until the kernel has nothing of ours any more.
     fn drain(&mut self) -> io::Result<()> {
-        if self.bell.armed {
-            self.bell.fd.write(1)?;
+        if self.wakeup.armed {
+            self.wakeup.fd.write(1)?;
         }
         let mut done = std::mem::take(&mut self.done);
-        while self.bell.armed || self.free.len() < self.depth {
+        while self.wakeup.armed || !self.in_flight.is_empty() {
             self.enter(1, &mut done)?;
         }
         Ok(())
@@ -285,8 +283,8 @@ impl Engine for Uring {
         self.fixed.count()
     }
 
-    fn fallbacks(&self) -> Vec<Fallback> {
-        self.fixed.fallback().cloned().into_iter().collect()
+    fn fallbacks(&self) -> &[Fallback] {
+        self.fixed.fallbacks()
     }
 
     fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
@@ -302,20 +300,20 @@ impl Engine for Uring {
     }
 
     fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-        self.arm_bell();
+        self.arm_wakeup();
         let before = done.len();
         done.append(&mut self.done);
         loop {
             let want = usize::from(done.len() == before);
-            let rang = self.enter(want, done)?;
-            if rang || done.len() > before {
+            let woken = self.enter(want, done)?;
+            if woken || done.len() > before {
                 return Ok(());
             }
         }
     }
 
     fn waker(&self) -> Waker {
-        let fd = self.bell.fd.clone();
+        let fd = self.wakeup.fd.clone();
         Arc::new(move || {
             // Cannot fail: the counter would have to overflow.
             let _ = fd.write(1);
@@ -328,9 +326,9 @@ impl Drop for Uring {
         if let Err(error) = self.drain() {
             // The kernel may still write to these buffers: they are never to be used again.
             tracing::error!(%error, "the ring could not be drained; its buffers are given up");
-            let given_up = std::mem::take(&mut self.in_flight).into_iter().flatten();
+            let given_up = self.in_flight.drain();
             given_up.filter_map(|op| op.action.into_buffer()).for_each(Buffer::give_up);
-            std::mem::forget(std::mem::take(&mut self.bell.count));
+            std::mem::forget(std::mem::take(&mut self.wakeup.count));
         }
         unregister(&self.ring);
     }

@@ -6,7 +6,7 @@
 
 use super::manifest::VERSION;
 use super::{Dtype, Item, TensorInfo, names};
-use crate::config::ALIGN;
+use crate::limits::ALIGN;
 use serde::Serialize;
 use std::borrow::Cow;
 

@@ -5,7 +5,8 @@ use super::fallbacks::warn_once;
 use super::report::Moved;
 use super::runtime::Runtime;
 use crate::config::Config;
-use crate::engine::ladder::{self, Fallback, Refusal, Rung, Stage};
+use crate::engine::fallback::{Fallback, Refusal};
+use crate::engine::ladder::{self, Rung, Stage};
 use crate::engine::queue::Queue;
 use crate::error::{Error, Result, Room};
 use std::io;
@@ -163,7 +164,7 @@ fn together(ways: Vec<(&Path, Moved)>) -> Moved {
 }
 
 fn moved(queue: &Queue, rung: &Rung, refused: Vec<(Rung, Refusal)>, notes: Vec<Fallback>) -> Moved {
-    let steps = refused.into_iter().map(|(tried, why)| why.fallback(&tried, rung));
+    let steps = refused.into_iter().map(|(tried, why)| why.fallback(tried, rung));
     let mut fallbacks: Vec<Fallback> = steps.collect();
     fallbacks.extend(queue.fallbacks());
     fallbacks.extend(notes);

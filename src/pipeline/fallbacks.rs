@@ -1,6 +1,6 @@
 //! Says what could not be had, once: a training saves a thousand times. The reports have it each time.
 
-use crate::engine::ladder::Fallback;
+use crate::engine::fallback::Fallback;
 use crate::sys::dir::look;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::os::unix::fs::MetadataExt;

@@ -1,10 +1,10 @@
 //! One block on its way from its tensors into a staging buffer.
 
 use super::report::SaveSeconds;
-use crate::config::ALIGN;
 use crate::device::{Landed, Source, Transit, on_gpu};
 use crate::error::{Error, Result, some_of};
 use crate::format::Item;
+use crate::limits::ALIGN;
 use crate::plan::save::{Block, From, Piece, SavePlan};
 use crate::pool::Buffer;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -2,7 +2,7 @@
 
 use super::fallbacks::warn_once;
 use crate::device::Pinning;
-use crate::engine::ladder::Fallback;
+use crate::engine::fallback::Fallback;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Turns the tensors and boxes that are wanted into reads: sorted, merged, each byte once.
 
 use super::slab::Slab;
-use crate::config::ALIGN;
+use crate::limits::ALIGN;
 use std::ops::Range;
 
 /// Bytes of a file that are wanted.

@@ -55,8 +55,8 @@ impl Home {
 }
 
 impl Pool {
-    /// io_uring takes at most this many fixed buffers (`IORING_MAX_REG_BUFFERS`).
-    pub const BUFFERS_MAX: usize = crate::config::BUFFERS_MAX;
+    /// Buffers of a pool at most.
+    pub const BUFFERS_MAX: usize = crate::limits::FIXED_BUFFERS_MAX;
 
     /// Reserves room for `count` buffers of `block_bytes` each.
     ///
@@ -187,7 +187,7 @@ mod tests {
         let pool = Pool::new(3, 8192).unwrap();
         let mut held: Vec<_> = (0..3).map(|_| pool.lease().unwrap()).collect();
         for (i, buffer) in held.iter_mut().enumerate() {
-            assert_eq!(buffer.as_mut_ptr() as usize % crate::config::ALIGN, 0);
+            assert_eq!(buffer.as_mut_ptr() as usize % crate::limits::ALIGN, 0);
             buffer.fill(i as u8 + 1);
         }
         for (i, buffer) in held.iter().enumerate() {

@@ -13,7 +13,7 @@ use std::path::Path;
 /// Creates a new file for writing. What has the name already, a link too, loses that name and keeps its
 /// bytes: another process may still write to it, and it may have another name elsewhere.
 ///
-/// With `direct`, transfers bypass the page cache and must be aligned to [`crate::config::ALIGN`].
+/// With `direct`, transfers bypass the page cache and must be aligned to [`crate::limits::ALIGN`].
 ///
 /// # Errors
 /// The system's; a file system without O_DIRECT returns `EINVAL`, here or at the first write.

@@ -1,10 +1,11 @@
 //! The engines under test, and what the cases share.
 
 use fake_engines::Null;
-use ringstow::config::{ALIGN, Switch};
+use ringstow::config::Switch;
 use ringstow::engine::portable::Portable;
 use ringstow::engine::queue::Queue;
 use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer};
+use ringstow::limits::ALIGN;
 use ringstow::pool::{Buffer, Pool};
 use ringstow::sys::file;
 use std::fs::File;

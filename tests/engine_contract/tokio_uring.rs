@@ -2,9 +2,10 @@
 #![cfg(all(target_os = "linux", feature = "tokio-uring"))]
 
 use crate::setup::*;
-use ringstow::config::{ALIGN, Switch};
+use ringstow::config::Switch;
 use ringstow::engine::tokio_uring::TokioUring;
 use ringstow::engine::{Action, Engine, Op, Transfer};
+use ringstow::limits::ALIGN;
 use ringstow::pool::Pool;
 use std::fs::File;
 use std::io::Write;

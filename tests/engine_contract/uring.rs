@@ -11,7 +11,7 @@ use ringstow::pool::Pool;
 fn all_of_the_pool_is_registered_or_a_fallback_says_why_not() {
     let Some(setup) = Setup::uring_fixed_buffered() else { return };
     let engine = setup.engine();
-    match engine.fallbacks().as_slice() {
+    match engine.fallbacks() {
         [] => assert_eq!(engine.registered(), BUFFERS),
         [fallback] => {
             assert!(engine.registered() < BUFFERS);

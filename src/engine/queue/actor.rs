@@ -1,36 +1,35 @@
 //! The I/O thread's loop: take commands, keep the engine full, carry transfers to their end.
 
-use super::{Account, Command, Life, Outcome, Reply, Request, cancelled};
-use crate::config::ALIGN;
+use super::channel::{AliveGuard, Command, Commands, EngineStatus, PublishedStatus};
+use super::request::{Outcome, Reply, Request, cancelled};
 use crate::engine::retry::{Progress, Step};
 use crate::engine::{Action, Completion, Engine, FileId, Op, not_attached};
+use crate::limits::ALIGN;
 use crate::sys::file;
-use crossbeam_channel::Receiver;
+use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-/// Everything that the I/O thread owns. The engine comes first, and so is dropped first: it gives
-/// up its buffers before the requests in flight are answered. So does the sign of life: who gets
-/// the answer does not come back with more.
+/// Everything that the I/O thread owns. The order of the first two fields matters: the engine is
+/// dropped first, so that it gives up its buffers before the requests in flight are answered; then
+/// the queue counts as dead, so that no thread that gets such an answer submits more.
 pub(super) struct Actor {
     engine: Box<dyn Engine>,
-    life: Life,
-    commands: Receiver<Command>,
-    rung: Arc<AtomicBool>,
-    /// What is known of the engine outside, and here: looked at often, and seldom another.
-    account: Arc<Mutex<Account>>,
-    told: Account,
+    alive: AliveGuard,
+    commands: Commands,
+    /// What other threads know of the engine, and a copy of it to compare with without a lock.
+    published: PublishedStatus,
+    status: EngineStatus,
     files: HashMap<FileId, Open>,
     /// Accepted, not started yet; first in, first out.
-    waiting: VecDeque<(Flight, Action)>,
-    /// Started, by token.
-    in_flight: HashMap<u64, Flight>,
-    token_next: u64,
+    waiting: VecDeque<(Pending, Action)>,
+    /// Started. The key is the operation's token.
+    in_flight: Slab<Pending>,
     stopping: bool,
 }
 
@@ -39,12 +38,12 @@ struct Open {
     direct: bool,
     /// Requests waiting and in flight.
     requests: usize,
-    /// To be detached when there are none left.
+    /// Detach it when there are none left.
     closing: bool,
 }
 
-/// A request under way, less its action, which the engine has.
-struct Flight {
+/// A request that waits or is in flight. The engine has its action.
+struct Pending {
     file: FileId,
     /// File offset, first byte of the buffer and length that were asked for.
     asked: (u64, usize, usize),
@@ -54,7 +53,7 @@ struct Flight {
     reply: Reply,
 }
 
-impl Flight {
+impl Pending {
     fn aborted(&self) -> bool {
         self.abort.as_ref().is_some_and(|abort| abort.load(Ordering::Relaxed))
     }
@@ -63,21 +62,19 @@ impl Flight {
 impl Actor {
     pub(super) fn new(
         engine: Box<dyn Engine>,
-        life: Life,
-        commands: Receiver<Command>,
-        (rung, account): (Arc<AtomicBool>, Arc<Mutex<Account>>),
+        alive: AliveGuard,
+        commands: Commands,
+        published: PublishedStatus,
     ) -> Self {
         Self {
-            told: Account::of(&*engine),
-            account,
+            status: EngineStatus::of(&*engine),
+            published,
             engine,
-            life,
+            alive,
             commands,
-            rung,
             files: HashMap::new(),
             waiting: VecDeque::new(),
-            in_flight: HashMap::new(),
-            token_next: 0,
+            in_flight: Slab::new(),
             stopping: false,
         }
     }
@@ -87,7 +84,7 @@ impl Actor {
         loop {
             self.take_commands();
             self.start_waiting();
-            self.tell();
+            self.publish_status();
             if self.stopping && self.in_flight.is_empty() && self.waiting.is_empty() {
                 return;
             }
@@ -100,19 +97,17 @@ impl Actor {
         }
     }
 
-    /// Tells what has changed about the engine, before anyone gets an answer that it came with.
-    fn tell(&mut self) {
-        let now = Account::of(&*self.engine);
-        if now != self.told {
-            self.told = now.clone();
-            *self.account.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = now;
+    /// Publishes what has changed about the engine, before any request that caused it is answered.
+    fn publish_status(&mut self) {
+        if !self.status.is_current(&*self.engine) {
+            self.status = EngineStatus::of(&*self.engine);
+            *self.published.lock() = self.status.clone();
         }
     }
 
     fn take_commands(&mut self) {
-        // Cleared before looking: a command that this look misses rings again.
-        self.rung.swap(false, Ordering::AcqRel);
-        while let Ok(command) = self.commands.try_recv() {
+        self.commands.acknowledge_wake();
+        while let Some(command) = self.commands.next() {
             match command {
                 Command::Attach(file, reply) => {
                     let _ = reply.send(self.attach(file));
@@ -157,56 +152,57 @@ impl Actor {
         };
         open.requests += 1;
         let started = None;
-        self.waiting.push_back((Flight { file, asked, progress, started, abort, reply }, action));
+        self.waiting.push_back((Pending { file, asked, progress, started, abort, reply }, action));
     }
 
     fn start_waiting(&mut self) {
         while self.in_flight.len() < self.engine.depth() {
-            let Some((flight, action)) = self.waiting.pop_front() else { return };
-            self.start(flight, action);
+            let Some((pending, action)) = self.waiting.pop_front() else { return };
+            self.start(pending, action);
         }
     }
 
-    fn start(&mut self, mut flight: Flight, action: Action) {
-        if flight.aborted() {
-            return self.finish(flight, Err(cancelled()), action);
+    fn start(&mut self, mut pending: Pending, action: Action) {
+        if pending.aborted() {
+            return self.finish(pending, Err(cancelled()), action);
         }
-        flight.started.get_or_insert_with(Instant::now);
-        let token = self.token_next;
-        self.token_next += 1;
-        self.engine.submit(Op { token, file: flight.file, action });
-        self.in_flight.insert(token, flight);
+        debug_assert!(self.in_flight.len() < self.engine.depth());
+        pending.started.get_or_insert_with(Instant::now);
+        let file = pending.file;
+        let token = self.in_flight.insert(pending) as u64;
+        self.engine.submit(Op { token, file, action });
     }
 
-    /// Takes a completion: the request's end, or the start of its rest.
+    /// Takes a completion: finishes the request, or starts the rest of it.
     fn settle(&mut self, completion: Completion) {
         let Completion { op: Op { token, mut action, .. }, result } = completion;
-        let mut flight = self.in_flight.remove(&token).expect("an engine returns its own tokens");
-        match flight.progress.next(result) {
-            Step::Done => self.finish(flight, Ok(()), action),
-            Step::Fail(error) => self.finish(flight, Err(error), action),
+        // Panics at a token that is not in flight: an engine returns each of its own once.
+        let mut pending = self.in_flight.remove(token as usize);
+        match pending.progress.next(result) {
+            Step::Done => self.finish(pending, Ok(()), action),
+            Step::Fail(error) => self.finish(pending, Err(error), action),
             Step::Continue { skip, pause } => {
                 if pause {
                     thread::yield_now();
                 }
                 if let Some(transfer) = action.transfer_mut() {
-                    let (offset, start, len) = flight.asked;
+                    let (offset, start, len) = pending.asked;
                     transfer.offset = offset + skip as u64;
                     transfer.start = start + skip;
                     transfer.len = len - skip;
                 }
-                self.start(flight, action);
+                self.start(pending, action);
             }
         }
     }
 
-    fn finish(&mut self, flight: Flight, result: io::Result<()>, action: Action) {
-        if let Some(open) = self.files.get_mut(&flight.file) {
+    fn finish(&mut self, pending: Pending, result: io::Result<()>, action: Action) {
+        if let Some(open) = self.files.get_mut(&pending.file) {
             open.requests -= 1;
-            self.close_if_unused(flight.file);
+            self.close_if_unused(pending.file);
         }
-        let (buffer, started) = (action.into_buffer(), flight.started);
-        flight.reply.send(Outcome { result, buffer, started });
+        let (buffer, started) = (action.into_buffer(), pending.started);
+        pending.reply.send(Outcome { result, buffer, started });
     }
 
     fn close_if_unused(&mut self, file: FileId) {
@@ -218,16 +214,16 @@ impl Actor {
 
     /// The engine is broken: everything outstanding fails with its error.
     fn give_up(self, error: &io::Error) {
-        let Self { engine, life, in_flight, waiting, .. } = self;
+        let Self { engine, alive, in_flight, waiting, .. } = self;
         drop(engine);
-        drop(life);
+        drop(alive);
         let broken = || io::Error::new(error.kind(), format!("the I/O engine broke: {error}"));
-        for flight in in_flight.into_values() {
-            let started = flight.started;
-            flight.reply.send(Outcome { result: Err(broken()), buffer: None, started });
+        for (_, pending) in in_flight {
+            let started = pending.started;
+            pending.reply.send(Outcome { result: Err(broken()), buffer: None, started });
         }
-        for (flight, action) in waiting {
-            answer(flight.reply, Err(broken()), action);
+        for (pending, action) in waiting {
+            answer(pending.reply, Err(broken()), action);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What every reader of a manifest relies on.
 
 use super::{FileEntry, Manifest, PartOf, TensorEntry};
-use crate::config::ALIGN;
 use crate::format::{Dtype, names};
+use crate::limits::ALIGN;
 use std::collections::HashSet;
 
 impl<T, S> Manifest<T, S> {

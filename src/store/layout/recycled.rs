@@ -16,7 +16,7 @@
 //! that a new one gets.
 
 use crate::config::Config;
-use crate::engine::ladder::Fallback;
+use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;

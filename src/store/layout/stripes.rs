@@ -6,7 +6,7 @@
 //! names the one directory that they belong to. Whoever holds the lock on that directory is therefore
 //! alone in its companions too.
 
-use crate::engine::ladder::Fallback;
+use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::plan::save::Shard;

@@ -1,9 +1,9 @@
 //! Loading tensors of a checkpoint: into fresh memory, or into memory that is there.
 
-use crate::config::ALIGN;
 use crate::device::Target;
 use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
+use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
 use crate::pipeline::load::{Read, Reads, Scatter, ShardFile, read_arenas, read_into};
 use crate::pipeline::report::LoadReport;

@@ -2,7 +2,7 @@
 //! [`write_rank`](crate::store::write::write_rank::write_rank()).
 
 use crate::device::Source;
-use crate::engine::ladder::Fallback;
+use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, names};
 use crate::pipeline::fallbacks::warn_once_of;

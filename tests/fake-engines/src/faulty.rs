@@ -3,8 +3,8 @@
 
 use fastrand::Rng;
 use nix::libc::{EAGAIN, EINTR};
-use ringstow::config::ALIGN;
-use ringstow::engine::ladder::Fallback;
+use ringstow::limits::ALIGN;
+use ringstow::engine::fallback::Fallback;
 use ringstow::engine::{Action, Completion, Engine, FileId, Op, Waker};
 use ringstow::sys::file;
 use std::collections::HashMap;
@@ -200,7 +200,7 @@ impl Engine for Faulty {
         self.inner.registered()
     }
 
-    fn fallbacks(&self) -> Vec<Fallback> {
+    fn fallbacks(&self) -> &[Fallback] {
         self.inner.fallbacks()
     }
 

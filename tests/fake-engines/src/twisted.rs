@@ -1,6 +1,6 @@
 //! An engine over another that does one thing differently.
 
-use ringstow::engine::ladder::Fallback;
+use ringstow::engine::fallback::Fallback;
 use ringstow::engine::{Completion, Engine, FileId, Op, Waker};
 use std::fs::File;
 use std::io;
@@ -47,7 +47,7 @@ impl<T: Twist> Engine for Twisted<T> {
         self.inner.registered()
     }
 
-    fn fallbacks(&self) -> Vec<Fallback> {
+    fn fallbacks(&self) -> &[Fallback] {
         self.inner.fallbacks()
     }
 
