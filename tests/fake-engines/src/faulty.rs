@@ -3,9 +3,9 @@
 
 use fastrand::Rng;
 use nix::libc::{EAGAIN, EINTR};
-use ringstow::limits::ALIGN;
 use ringstow::engine::fallback::Fallback;
 use ringstow::engine::{Action, Completion, Engine, FileId, Op, Waker};
+use ringstow::limits::ALIGN;
 use ringstow::sys::file;
 use std::collections::HashMap;
 use std::fs::File;
