@@ -247,3 +247,62 @@ mod armed {
         std::mem::forget(watch); // in force until the process ends
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::sys::dir;
+    use crate::sys::seam::*;
+
+    #[test]
+    fn thread_watch_sees_the_calls_of_its_thread_in_order() {
+        let root = tempfile::tempdir().unwrap();
+        let (path, other) = (root.path().join("a"), root.path().join("b"));
+        let watch = watch();
+        assert!(dir::make(&path).unwrap());
+        std::thread::scope(|scope| scope.spawn(|| dir::make(&other)).join().unwrap()).unwrap();
+        dir::sync(&path).unwrap();
+        assert!(dir::remove_if_empty(&path));
+        let all = [Call::MakeDir, Call::Sync, Call::RemoveDir].map(|call| (call, path.clone()));
+        assert_eq!(watch.take(), all);
+        assert!(watch.take().is_empty());
+    }
+
+    #[test]
+    fn nth_call_fails_alone_or_with_all_after_it() {
+        const EIO: i32 = 5;
+        let root = tempfile::tempdir().unwrap();
+        let failed = || [1, 2, 3].map(|_| dir::try_sync(root.path()).is_err());
+        let watch = on_thread(nth(2, Outcome::Fail(EIO)));
+        assert_eq!(failed(), [false, true, false]);
+        drop(watch);
+        let watch = on_thread(from_nth(2, Outcome::Fail(EIO)));
+        assert_eq!(failed(), [false, true, true]);
+        assert_eq!(dir::try_sync(root.path()).unwrap_err().raw_os_error(), Some(EIO));
+        drop(watch);
+        assert_eq!(failed(), [false; 3]);
+    }
+
+    #[test]
+    fn failed_call_is_not_made() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        let _failing = fail_call(Call::Remove, &file, 5);
+        let error = dir::remove(&file).unwrap_err();
+        assert!(error.to_string().contains("file") && file.exists(), "{error}");
+    }
+
+    #[test]
+    fn process_watch_sees_the_calls_of_all_threads_with_the_paths_of_open_files() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let path = root.join("file");
+        let watch = in_process(|_, _, _| Outcome::Pass);
+        let write = || crate::sys::file::write_durably(&path, |_| Ok(()));
+        std::thread::scope(|scope| scope.spawn(write).join().unwrap()).unwrap();
+        // Other tests run meanwhile.
+        let here = watch.take().into_iter().filter(|(_, on)| *on == path);
+        let calls: Vec<Call> = here.map(|(call, _)| call).collect();
+        assert_eq!(calls, [Call::Create, Call::Write, Call::Sync]);
+    }
+}
