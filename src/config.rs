@@ -17,6 +17,7 @@ const STRIPE_MAX: usize = 64;
 /// Which engine moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum EngineChoice {
     /// io_uring where it works, else the portable engine; the report says which and why.
     #[default]
@@ -34,6 +35,7 @@ pub enum EngineChoice {
 /// A feature that is used where it works, always, or never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Switch {
     /// Used where it works; the report says when it does not, and why.
     #[default]

@@ -7,6 +7,7 @@ mod machine;
 mod memory;
 
 use crate::config::Config;
+use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -79,17 +80,11 @@ pub fn diagnose(dir: &Path, config: &Config) -> Diagnosis {
     Diagnosis { checks }
 }
 
-/// A number of bytes as people say it.
-fn human(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit < UNITS.len() - 1 {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value.fract() != 0.0);
-    format!("{value:.digits$} {}", UNITS[unit])
+/// Formats a size in powers of two, as buffers have: `4 MiB`, `1.5 GiB`.
+pub(crate) fn binary_size(bytes: u64) -> String {
+    let unit = 1u64 << (bytes.max(1).ilog2() / 10 * 10);
+    let digits = usize::from(!bytes.is_multiple_of(unit));
+    format!("{:.digits$}", ByteSize(bytes).display().iec())
 }
 
 #[cfg(test)]
@@ -126,8 +121,9 @@ mod tests {
 
     #[test]
     fn bytes_are_said_in_the_largest_unit() {
-        assert_eq!(human(512), "512 bytes");
-        assert_eq!(human(8 << 20), "8 MiB");
-        assert_eq!(human(3 << 29), "1.5 GiB");
+        assert_eq!(binary_size(512), "512 B");
+        assert_eq!(binary_size(8 << 20), "8 MiB");
+        assert_eq!(binary_size(6144), "6 KiB");
+        assert_eq!(binary_size(3 << 29), "1.5 GiB");
     }
 }

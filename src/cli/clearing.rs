@@ -1,4 +1,4 @@
-//! What the commands that clear up share: their flags, and how they say what became of what.
+//! Flags and output that the commands which remove files share.
 
 use super::config::StripeFlags;
 use super::text;
@@ -6,10 +6,10 @@ use crate::store::Left;
 use clap::Args;
 use std::path::PathBuf;
 
-/// How a command clears up.
+/// Flags of a command that removes files.
 #[derive(Debug, Args)]
 pub struct ClearingFlags {
-    /// Say what would be done, and change nothing
+    /// Print what would be done, and change nothing
     #[arg(short = 'n', long)]
     pub dry_run: bool,
 
@@ -21,8 +21,7 @@ pub struct ClearingFlags {
     pub stripe: StripeFlags,
 }
 
-/// A line for each path, behind what became of it, and for what was left alone; `None` if there is
-/// nothing to say.
+/// Formats one line per path: what was done with it, or why it was left alone. `None` without paths.
 pub fn lines(done: &[(&str, &[PathBuf])], left: &[Left]) -> Option<String> {
     let done = done.iter().flat_map(|(what, paths)| {
         paths.iter().map(move |path| format!("{what}  {}", text::path(path)))

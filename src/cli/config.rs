@@ -4,18 +4,17 @@ use super::place::place;
 use crate::config::{Config, EngineChoice, Switch, parse_size};
 use crate::error::Result;
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::PathBuf;
 
-/// How bytes are moved. What is not said here, RINGSTOW_* in the environment and ringstow.toml say.
+/// How to move bytes. Unset options come from RINGSTOW_*, then ringstow.toml.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "How bytes are moved")]
+#[command(next_help_heading = "How to move bytes")]
 pub struct ConfigFlags {
     /// Staging memory (4M and 4MiB are 2^22 bytes, 4MB is 4·10^6) [default: 256M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pool_bytes: Option<u64>,
 
-    /// One staging buffer, which is also one transfer; a multiple of 4096 [default: 4M]
+    /// Size of a staging buffer and of a transfer; a multiple of 4096 [default: 4M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     block_bytes: Option<u64>,
 
@@ -23,20 +22,20 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "N")]
     queue_depth: Option<u32>,
 
-    /// Threads that copy and checksum; 0: one a core, at most four [default: 0]
+    /// Threads that copy and checksum; 0: one per core, at most four [default: 0]
     #[arg(long, value_name = "N")]
     fillers: Option<u32>,
 
-    /// Who moves the bytes: auto, uring, portable or, in builds that have it, tokio-uring [default: auto]
-    #[arg(long, value_name = "ENGINE", hide_possible_values = true, value_parser = engine())]
+    /// Engine that moves the bytes: auto, uring, portable or, in builds that have it, tokio-uring [default: auto]
+    #[arg(long, value_name = "ENGINE", hide_possible_values = true)]
     engine: Option<EngineChoice>,
 
-    /// O_DIRECT, past the page cache: auto, on or off [default: auto]
-    #[arg(long, value_name = "WHEN", hide_possible_values = true, value_parser = switch())]
+    /// Bypass the page cache with O_DIRECT: auto, on or off [default: auto]
+    #[arg(long, value_name = "WHEN", hide_possible_values = true)]
     direct: Option<Switch>,
 
-    /// Staging memory registered with io_uring: auto, on or off [default: auto]
-    #[arg(long, value_name = "WHEN", hide_possible_values = true, value_parser = switch())]
+    /// Register the staging memory with io_uring: auto, on or off [default: auto]
+    #[arg(long, value_name = "WHEN", hide_possible_values = true)]
     fixed: Option<Switch>,
 
     /// Files that a save writes at the same time in each directory, 1 to 64 [default: 1]
@@ -47,19 +46,19 @@ pub struct ConfigFlags {
     stripe: StripeFlags,
 }
 
-/// Where checkpoints are striped over, for commands that move no bytes.
+/// Directories that checkpoints are striped over.
 #[derive(Debug, Clone, Args)]
 pub struct StripeFlags {
-    /// A directory on another disk that checkpoints are striped over; once for each
+    /// A directory on another disk that checkpoints are striped over; repeat for each
     #[arg(long, value_name = "DIR", value_parser = place())]
     stripe: Vec<PathBuf>,
 }
 
 impl StripeFlags {
-    /// The configuration, with these directories where there are some.
+    /// Returns the configuration, with these directories if there are any.
     ///
     /// # Errors
-    /// What [`Config::found`] and [`Config::validate`] give.
+    /// As [`Config::found`] and [`Config::validate`].
     pub fn config(&self) -> Result<Config> {
         let mut config = Config::found()?;
         if !self.stripe.is_empty() {
@@ -71,10 +70,10 @@ impl StripeFlags {
 }
 
 impl ConfigFlags {
-    /// The configuration, checked.
+    /// Returns the configuration, validated.
     ///
     /// # Errors
-    /// What [`Config::found`] and [`Config::validate`] give.
+    /// As [`Config::found`] and [`Config::validate`].
     pub fn config(&self) -> Result<Config> {
         let found = self.stripe.config()?;
         let config = Config {
@@ -91,23 +90,4 @@ impl ConfigFlags {
         config.validate()?;
         Ok(config)
     }
-}
-
-fn engine() -> impl TypedValueParser<Value = EngineChoice> {
-    PossibleValuesParser::new(["auto", "uring", "portable", "tokio-uring"]).map(|name| {
-        match name.as_str() {
-            "uring" => EngineChoice::Uring,
-            "portable" => EngineChoice::Portable,
-            "tokio-uring" => EngineChoice::TokioUring,
-            _ => EngineChoice::Auto,
-        }
-    })
-}
-
-fn switch() -> impl TypedValueParser<Value = Switch> {
-    PossibleValuesParser::new(["auto", "on", "off"]).map(|name| match name.as_str() {
-        "on" => Switch::On,
-        "off" => Switch::Off,
-        _ => Switch::Auto,
-    })
 }

@@ -1,5 +1,5 @@
-//! `ringstow convert`: torch's formats are torch's to read and write, so that this command is the Python
-//! package's. Here it only says so.
+//! `ringstow convert`: only names the Python package, which has this command, since only torch reads and
+//! writes torch's formats.
 
 use super::Exit;
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct Convert {
-    /// What the Python package takes: SRC DST and options
+    /// Arguments of the Python package: SRC DST and options
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
@@ -20,7 +20,8 @@ pub fn run(convert: &Convert) -> Result<Exit> {
             "convert {} needs PyTorch to read and write its formats",
             convert.args.join(" ")
         ),
-        remedy: "install the Python package (pip install ringstow), whose `ringstow` does it"
-            .into(),
+        remedy:
+            "install the Python package (pip install ringstow), whose `ringstow` program converts"
+                .into(),
     })
 }

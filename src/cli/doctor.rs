@@ -1,4 +1,4 @@
-//! `ringstow doctor`: what this machine and a directory can do, and how to mend what they cannot.
+//! `ringstow doctor`: what this machine and a directory can do, and how to fix what they cannot.
 
 use super::config::ConfigFlags;
 use super::output::Output;
@@ -10,14 +10,14 @@ use crate::error::Result;
 use clap::Args;
 use std::path::PathBuf;
 
-/// Checks this machine and a directory, and says how to mend what is short
+/// Check this machine and a directory, and print how to fix each problem
 ///
-/// Looks at the kernel, io_uring, memory limits and huge pages, and tries O_DIRECT on the directory
-/// by writing a file of 4096 bytes, which is removed. Exits with 1 if a save would fail, not
-/// if it would only be slower than it could be.
+/// Checks the kernel, io_uring, memory limits, huge pages and GPUs. Tries O_DIRECT in the directory with a
+/// file of 4096 bytes, and removes that. Exits with 1 if a save would fail, and with 0 if it would only be
+/// slower than possible.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Where checkpoints are to go
+    /// The directory for checkpoints
     #[arg(default_value = ".", value_parser = place())]
     dir: PathBuf,
 
@@ -36,7 +36,7 @@ pub fn run(args: &Doctor, out: &mut Output) -> Result<Exit> {
     Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Ok })
 }
 
-/// Which file says how to save.
+/// Reports which configuration file is in force.
 fn configuration() -> Check {
     let name = "configuration";
     match Config::found_file() {
@@ -47,8 +47,8 @@ fn configuration() -> Check {
         Some((path, false)) => Check::ok(
             name,
             format!(
-                "{}, found in the current directory: what it says of stripe and trace is ignored unless \
-                 RINGSTOW_CONFIG names it",
+                "{}, found in the current directory: its stripe and trace are ignored unless \
+                 RINGSTOW_CONFIG names the file",
                 path.display()
             ),
         ),
@@ -58,13 +58,13 @@ fn configuration() -> Check {
 fn render(diagnosis: &Diagnosis) -> String {
     let summary = match diagnosis.status() {
         Status::Ok => "All is well.",
-        Status::Warn => "Saves work here; what is marked warn would make them faster or safer.",
-        Status::Fail => "Saves fail here until what is marked FAIL is mended.",
+        Status::Warn => "Saves work here. Fix each warn to make them faster or safer.",
+        Status::Fail => "Saves fail here. Fix each FAIL first.",
     };
     format!("{}\n\n{summary}", table::list(diagnosis.checks.iter().flat_map(rows)))
 }
 
-/// What was found, and below it what to do.
+/// Formats a finding, and below it the remedy.
 fn rows(check: &Check) -> Vec<[String; 3]> {
     let status = match check.status {
         Status::Ok => "ok",

@@ -11,11 +11,11 @@ use crate::store::{Found, Recycled, Status, list_with, recycled};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-/// Lists the checkpoints in a directory, the steps of the run last and by rising step
+/// List the checkpoints in a directory; those of a run come last, ordered by step
 ///
-/// A checkpoint is committed (it can be loaded), incomplete (its save was killed or is under way,
-/// or a file is gone) or damaged (its manifest or a file's length is not what was written). Bytes
-/// are not read; for that see `verify`.
+/// A checkpoint is committed (it can be loaded), incomplete (its save was killed or still runs, or a file
+/// is missing) or damaged (its manifest or the length of a file is wrong). To check all bytes, run
+/// `ringstow verify`.
 #[derive(Debug, Args)]
 pub struct Ls {
     /// A directory of checkpoints, or one checkpoint
@@ -42,7 +42,7 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// What recycled files take of the disk.
+/// Reports the disk space of recycled files.
 fn waiting(dir: &Path, recycled: &Recycled) -> Option<String> {
     (recycled.bytes > 0).then(|| {
         format!(
@@ -93,7 +93,7 @@ fn row(dir: &Path, found: &Found) -> [String; 6] {
     ]
 }
 
-/// A checkpoint's name in the directory that is listed.
+/// Returns a checkpoint's path relative to the listed directory.
 fn name(dir: &Path, path: &Path) -> String {
     match path.strip_prefix(dir) {
         Ok(name) if !name.as_os_str().is_empty() => text::path(name),

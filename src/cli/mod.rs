@@ -1,7 +1,7 @@
-//! The `ringstow` program: looks at checkpoints, checks them, clears up, and tells what a machine
-//! can do. It calls the library and prints; it knows nothing that the library does not.
+//! The `ringstow` program: inspects, verifies and cleans up checkpoints, and checks machines. It calls the
+//! library and prints the result; it can do nothing that the library cannot.
 //!
-//! One file a command: each gathers first, then prints a table or JSON.
+//! One file per command. Each gathers its facts first, then prints a table or JSON.
 
 mod bench;
 mod clearing;
@@ -28,20 +28,20 @@ use table::WIDTH_MAX;
 
 const EXAMPLES: &str = "\
 Examples:
-  ringstow ls checkpoints                 what is there, and what can be loaded
-  ringstow show checkpoints/step-1000     tensors and values of one checkpoint
-  ringstow verify checkpoints             read every byte, compare every checksum
-  ringstow retain checkpoints --keep 3    remove all but the newest three
-  ringstow doctor /mnt/nvme               what this machine and this directory can do
-  ringstow bench /mnt/nvme --gb 4         how fast saves and loads are there
-  ringstow convert run/step-1000 hf       to and from torch.save, DCP and Hugging Face
+  ringstow ls checkpoints                 list checkpoints and whether they can be loaded
+  ringstow show checkpoints/step-1000     show the tensors and values of one checkpoint
+  ringstow verify checkpoints             read every byte and compare every checksum
+  ringstow retain checkpoints --keep 3    remove all but the newest 3
+  ringstow doctor /mnt/nvme               check this machine and this directory
+  ringstow bench /mnt/nvme --gb 4         measure saves and loads there, beside fio
+  ringstow convert run/step-1000 hf       convert to and from torch.save, DCP, Hugging Face
 
 Exit codes:
-  0  all is well
+  0  success
   1  damage was found (verify), or a check failed (doctor)
-  2  it could not be done: no such path, no checkpoint there, wrong arguments";
+  2  failure: no such path, no checkpoint there, wrong arguments";
 
-/// Looks at, checks and clears up training checkpoints written by ringstow.
+/// Inspect, verify and clean up training checkpoints written by ringstow.
 #[derive(Debug, Parser)]
 #[command(name = "ringstow", bin_name = "ringstow", version, after_help = EXAMPLES)]
 #[command(max_term_width = WIDTH_MAX as usize)]
@@ -65,23 +65,23 @@ enum Command {
 /// How the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
-    /// All is well.
+    /// Success.
     Ok = 0,
-    /// What was looked at is not well.
+    /// The command found damage, or a failed check.
     Found = 1,
-    /// It could not be looked at.
+    /// The command failed.
     Failed = 2,
-    /// Stopped by Ctrl-C or SIGTERM.
+    /// Ctrl-C or SIGTERM stopped the command.
     Interrupted = 130,
 }
 
 /// Runs the program with these arguments, the first of which is its name, and returns its exit code.
-/// What the library warns of goes wherever the process has it go.
+/// The library's warnings go to the process's `tracing` subscriber.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(usage) => {
-            // Help goes to stdout, anything else to stderr; a closed pipe is nobody's problem.
+            // clap prints help to stdout and errors to stderr; a closed pipe does not matter.
             let _ = usage.print();
             return usage.exit_code() as u8;
         }
@@ -107,14 +107,14 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
     }
 }
 
-/// Says on stderr what went wrong: in one line, but for a file that shows the line in question.
+/// Prints an error on stderr: on one line, except an error in a file, which shows the line concerned.
 fn complain(error: &Error) -> Exit {
     match error {
         Error::Cancelled { .. } => {
             output::note("interrupted");
             return Exit::Interrupted;
         }
-        // A line break in the path is no line break of the message's.
+        // A line break in the path must not break the message.
         Error::Format { path, reason } => {
             output::say(&format!("{}: {}", text::path(path), text::lines(reason)));
         }

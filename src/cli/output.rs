@@ -1,4 +1,4 @@
-//! Standard output and standard error, for people and for programs. A reader that has seen enough
+//! Standard output and standard error, for people and for programs. A reader that closes the pipe early
 //! (`| head`) ends the output, not the program.
 
 use super::text::printable;
@@ -10,36 +10,36 @@ use std::io::{self, BufWriter, Stdout, Write};
 /// Standard output.
 pub struct Output {
     to: BufWriter<Stdout>,
-    /// The reader is gone: whatever else is said goes nowhere.
+    /// The reader has closed the pipe: further output is dropped.
     closed: bool,
 }
 
 impl Output {
-    /// That of this process.
+    /// Opens this process's standard output.
     pub fn stdout() -> Self {
         Self { to: BufWriter::new(io::stdout()), closed: false }
     }
 
-    /// Prints a line, or several.
+    /// Prints one or more lines.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what the system says, unless it is that the reader is gone.
+    /// [`Error::Invalid`] if the system fails to write, except to a closed pipe.
     pub fn line(&mut self, text: impl AsRef<str>) -> Result<()> {
         let text = text.as_ref();
         self.attempt(|to| writeln!(to, "{text}"))
     }
 
-    /// Prints a value as JSON. In paths, a byte that is no UTF-8 stands as U+0000 and two hex digits.
+    /// Prints a value as JSON. In paths, a byte that is not UTF-8 becomes U+0000 and two hex digits.
     ///
     /// # Errors
-    /// As [`Output::line`]; also for what JSON has no word for.
+    /// As [`Output::line`]; also for a value that JSON cannot express.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value)
-            .map_err(|e| Error::invalid(format!("this cannot be said in JSON: {e}")))?;
+            .map_err(|e| Error::invalid(format!("cannot write this as JSON: {e}")))?;
         self.line(escape_controls(&text))
     }
 
-    /// Prints a value as JSON where that was asked for, and in words elsewhere.
+    /// Prints a value as JSON, or as text.
     ///
     /// # Errors
     /// As [`Output::json`].
@@ -47,12 +47,12 @@ impl Output {
         &mut self,
         as_json: bool,
         value: &impl Serialize,
-        in_words: impl FnOnce() -> String,
+        text: impl FnOnce() -> String,
     ) -> Result<()> {
-        if as_json { self.json(value) } else { self.line(in_words()) }
+        if as_json { self.json(value) } else { self.line(text()) }
     }
 
-    /// Hands what was printed so far to the reader.
+    /// Flushes the output.
     ///
     /// # Errors
     /// As [`Output::line`].
@@ -72,25 +72,25 @@ impl Output {
                 self.closed = true;
                 Ok(())
             }
-            // No [`Error::Io`]: its remedies are those for a checkpoint's disk.
+            // Not `Error::Io`, whose remedies are those for a checkpoint's disk.
             result => {
-                result.map_err(|e| Error::invalid(format!("writing to the standard output: {e}")))
+                result.map_err(|e| Error::invalid(format!("writing to standard output: {e}")))
             }
         }
     }
 }
 
-/// Says something on stderr, in one line.
+/// Prints one line on stderr, escaped.
 pub fn note(text: &str) {
     say(&printable(text));
 }
 
-/// Says on stderr what is safe to show on a terminal already, in a line or several.
+/// Prints text on stderr that is already safe to show on a terminal, one or more lines.
 pub fn say(safe: &str) {
     let _ = writeln!(io::stderr(), "ringstow: {safe}");
 }
 
-/// JSON lets DEL and the C1 controls stand in a string as they are, and terminals act on them.
+/// Escapes DEL and the C1 controls, which JSON allows in strings and terminals act on.
 fn escape_controls(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {

@@ -1,5 +1,4 @@
-//! Paths as they are given to the program: `~` is a home directory, also where no shell made it one
-//! (`--stripe=~/b`).
+//! Paths as arguments: expands `~` where the shell does not (`--stripe=~/b`).
 
 use crate::sys::path;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -8,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Takes a path of this machine's.
+/// Parses a local path.
 pub fn place() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(|text: OsString| {
         let path = at_home(Path::new(&text), home_of)?;
@@ -17,7 +16,7 @@ pub fn place() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// The path with its `~` or `~user` replaced.
+/// Replaces a leading `~` or `~user`.
 fn at_home(path: &Path, home_of: impl Fn(&OsStr) -> Option<PathBuf>) -> Result<PathBuf, String> {
     let mut parts = path.components();
     let first = parts.next().map(|first| first.as_os_str().to_owned()).unwrap_or_default();
@@ -25,13 +24,13 @@ fn at_home(path: &Path, home_of: impl Fn(&OsStr) -> Option<PathBuf>) -> Result<P
     let Some(home) = home_of(OsStr::from_bytes(user)) else {
         let (path, first) = (path.display(), first.display());
         return Err(format!(
-            "nobody knows the home directory {first} (a directory of this name is ./{path})"
+            "no home directory is known for {first} (write ./{path} for a directory of this name)"
         ));
     };
     Ok(if parts.as_path().as_os_str().is_empty() { home } else { home.join(parts) })
 }
 
-/// The home directory of a user; of the one that runs this, if the name is empty.
+/// Looks up the home directory of a user, or of the current user if the name is empty.
 fn home_of(user: &OsStr) -> Option<PathBuf> {
     if !user.is_empty() {
         return User::from_name(user.to_str()?).ok().flatten().map(|user| user.dir);
@@ -45,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn homes_are_expanded_and_nothing_else_is() {
+    fn only_a_leading_tilde_is_expanded() {
         let home_of = |user: &OsStr| match user.as_bytes() {
             b"" => Some("/home/me".into()),
             b"you" => Some("/home/you".into()),

@@ -1,4 +1,4 @@
-//! Work with a bar on stderr, where that is a terminal, and an ear for Ctrl-C.
+//! Runs work with a progress bar on stderr, if that is a terminal, and cancels it on Ctrl-C.
 
 use super::text::short;
 use crate::pipeline::job::Job;
@@ -11,16 +11,16 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How often the bar moves, and how long Ctrl-C takes.
+/// How often the bar moves, and how long Ctrl-C takes at most.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Runs a job to its end, and shows how far it is. Ctrl-C and SIGTERM cancel it, so that it can
-/// clean up; a second one ends the program at once.
+/// Runs a job and shows its progress. Ctrl-C and SIGTERM cancel it, so that it can clean up; a second one
+/// ends the program immediately.
 pub fn watch<T: Send>(label: &str, quiet: bool, work: impl FnOnce(&Arc<Job>) -> T + Send) -> T {
     let job = Arc::<Job>::default();
     let bar = bar(label, quiet);
     let interrupted = interrupted();
-    // Nothing is sent: its end is dropped when the work is done.
+    // Carries no message: the worker drops its end when the work is done.
     let (working, done) = mpsc::channel::<()>();
     let result = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
@@ -64,7 +64,7 @@ fn interrupted() -> &'static Arc<AtomicBool> {
     FLAG.get_or_init(|| {
         let set = Arc::<AtomicBool>::default();
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the signal that sets the flag is not the one that ends the program.
+            // In this order, so that the first signal sets the flag and only the second ends the program.
             let _ = flag::register_conditional_shutdown(signal, 130, set.clone());
             let _ = flag::register(signal, set.clone());
         }

@@ -1,4 +1,4 @@
-//! `ringstow prune`: clears away what killed saves and removals left.
+//! `ringstow prune`: removes files that killed saves and removals left behind.
 
 use super::clearing::{self, ClearingFlags};
 use super::output::Output;
@@ -9,21 +9,19 @@ use crate::store::{Swept, prune_plan, prune_with, recycled, remove_recycled};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Removes what killed saves left behind
+/// Remove files that killed saves left behind
 ///
-/// Looks at a directory, at those directly under it, and at the parts of those whose ranks saved each by
-/// itself. Uncommitted files go, and so do shards that a later save replaced; a directory that held
-/// nothing else goes too. So does what is left of a checkpoint whose removal was killed. Committed
-/// checkpoints and files of other programs stay, and so does what is being saved at this moment. Who calls
-/// `retain` after each save hardly needs this: it does the same for steps before the newest, and a save does
-/// it for the directory that it saves into.
+/// Searches a directory, the directories in it, and in these the directories of ranks that save
+/// independently. Removes uncommitted files, shards that a later save replaced, what a killed removal left,
+/// and directories that are empty then. Keeps committed checkpoints, other programs' files and saves in
+/// progress. A save does the same for its own directory, and `retain` for steps before the newest.
 #[derive(Debug, Args)]
 pub struct Prune {
     /// A directory of checkpoints, or one checkpoint
     #[arg(value_parser = place())]
     dir: PathBuf,
 
-    /// Remove recycled files, too: those of removed checkpoints that wait for a save to write over them
+    /// Also remove recycled files: files of removed checkpoints that the next save would write over
     #[arg(short, long)]
     recycled: bool,
 

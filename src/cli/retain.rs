@@ -10,31 +10,31 @@ use crate::store::{Disposal, Retained, Retention, retain_plan, retain_with};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Removes all but the newest checkpoints
+/// Remove all but the newest checkpoints
 ///
-/// Of the steps directly under a directory, the newest stay, as many as asked for. A step is what was saved as one
-/// (step=1000) or, where nothing was, what has a name like the newest save's, but for the number at its end. All
-/// else (`best-7` beside `step-100` and `step-200`) is left alone, and so is what cannot be loaded, a link, and what a
-/// link leads to. One whose ranks saved each by itself counts once. A checkpoint is removed whole or not at all, however
-/// this ends, and a load that has begun ends well. What killed saves left in directories of steps before the
-/// newest is cleared away; what is being saved at this moment is not.
+/// Counts the steps directly under a directory: the checkpoints that were saved as a step (step=1000) or, if
+/// there are none, those named like the newest except for the number at the end. Leaves everything else
+/// alone: `best-7` beside `step-100` and `step-200`, what cannot be loaded, links and what they point to.
+/// Ranks that saved one step independently count as one checkpoint. Removes each checkpoint whole or not at
+/// all, even when killed; a load that has begun still succeeds. Also removes files that killed saves left
+/// in directories of steps before the newest.
 #[derive(Debug, Args)]
 pub struct Retain {
     /// A directory of checkpoints
     #[arg(value_parser = place())]
     dir: PathBuf,
 
-    /// How many stay
+    /// Number of newest checkpoints to keep
     #[arg(short, long, value_name = "N")]
     keep: usize,
 
-    /// Keep the files of the last one removed for the next save there to write over, which is faster than
-    /// new files (not those of ranks that saved each by itself); without this (or `recycle` in the
-    /// configuration), such files of earlier calls go too
+    /// Keep the files of the last checkpoint removed, so that the next save writes over them, which is
+    /// faster than new files (not for ranks that save independently). Without this flag or `recycle` in the
+    /// configuration, files kept earlier are removed as well
     #[arg(short, long)]
     recycle: bool,
 
-    /// Which names are steps: `step-*`, `ckpt_*.pt`, `epoch={step}-loss=*`
+    /// Names that count as steps: `step-*`, `ckpt_*.pt`, `epoch={step}-loss=*`
     #[arg(short, long)]
     pattern: Option<StepPattern>,
 

@@ -13,15 +13,15 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use std::path::{Path, PathBuf};
 
-/// Rows of a section, unless all are asked for.
+/// Rows per section without `--all`.
 const ROWS_MAX: usize = 24;
 
 /// Characters of a tensor's name.
 const NAME_MAX: usize = 120;
 
-/// Shows what is in a checkpoint: files, tensors, values
+/// Show the files, tensors and values of a checkpoint
 ///
-/// Sections are cut after 24 rows; `--all` prints them whole.
+/// Each section ends after 24 rows, unless `--all` is given.
 #[derive(Debug, Args)]
 pub struct Show {
     /// A checkpoint's directory
@@ -32,19 +32,19 @@ pub struct Show {
     #[arg(long)]
     json: bool,
 
-    /// Only the files
+    /// Show only the files
     #[arg(long)]
     files: bool,
 
-    /// Only the tensors
+    /// Show only the tensors
     #[arg(long)]
     tensors: bool,
 
-    /// Only the values
+    /// Show only the values
     #[arg(long)]
     values: bool,
 
-    /// Every row
+    /// Show every row
     #[arg(short, long)]
     all: bool,
 
@@ -77,7 +77,7 @@ pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// A checkpoint in JSON. Names and units are those of the manifest.
+/// A checkpoint as JSON, with the names and units of the manifest.
 #[derive(Serialize)]
 struct Shown<'a> {
     #[serde(with = "crate::path_text")]
@@ -95,7 +95,7 @@ struct Shown<'a> {
     tensors: Vec<ShownTensor<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     part_of: &'a Option<PartOf>,
-    /// In the manifest's own notation, which `docs/format.md` describes.
+    /// In the manifest's notation, see `docs/format.md`.
     values: &'a RawValue,
 }
 
@@ -109,10 +109,10 @@ struct ShownFile<'a> {
 #[derive(Serialize)]
 struct ShownTensor<'a> {
     bytes: u64,
-    /// Those that are here, where that is not all: in one rank's part.
+    /// Bytes stored here, if this rank has only a part of the tensor.
     #[serde(skip_serializing_if = "Option::is_none")]
     held_bytes: Option<u64>,
-    /// Name of the file in which each chunk lies.
+    /// Name of the file of each chunk.
     files: Vec<&'a str>,
     #[serde(flatten)]
     entry: &'a TensorEntry,
@@ -237,7 +237,7 @@ fn limit(all: bool) -> usize {
     if all { usize::MAX } else { ROWS_MAX }
 }
 
-/// Says how much was left out.
+/// Reports how many rows were left out.
 fn more(count: usize, all: bool) -> String {
     match count.saturating_sub(limit(all)) {
         0 => String::new(),

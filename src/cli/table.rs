@@ -1,12 +1,12 @@
-//! Text set in columns, without lines, no wider than a terminal. Cells must be
-//! [`printable`](super::text::printable) already.
+//! Aligned columns without borders, no wider than a terminal. Cells must already be
+//! [`printable`](super::text::printable).
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-/// Columns of characters at most; longer cells are wrapped.
+/// Maximum width in characters; longer cells wrap.
 pub const WIDTH_MAX: u16 = 100;
 
-/// How a column is set.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     /// Text.
@@ -15,7 +15,7 @@ pub enum Align {
     Right,
 }
 
-/// A table under a header.
+/// Formats a table with a header.
 pub fn table<const N: usize>(
     columns: [(&str, Align); N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -26,7 +26,7 @@ pub fn table<const N: usize>(
     set(table, columns.map(|(_, align)| align))
 }
 
-/// Rows without a header: names, and what is to be said of each.
+/// Formats rows without a header: names and descriptions.
 pub fn list<const N: usize>(rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = bare();
     table.add_rows(rows);

@@ -1,24 +1,27 @@
-//! Numbers, times and names as people read them.
+//! Formats sizes, times and names for people.
 
+pub(super) use crate::doctor::binary_size;
+
+use bytesize::ByteSize;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Text from a checkpoint or a path, safe to show on a terminal: control characters, escape
-/// sequences and what reorders text stand as escapes.
+/// Makes text from a checkpoint or a path safe to show on a terminal: escapes control characters, escape
+/// sequences and characters that reorder text.
 pub fn printable(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
             '\'' | '"' | '\\' => safe.push(c),
-            // Debug formatting knows what is printable. A combining mark is, behind a letter.
+            // `escape_debug` knows what is printable; a combining mark is only printable after a letter.
             _ => safe.extend(String::from_iter(['a', c]).escape_debug().skip(1)),
         }
     }
     safe
 }
 
-/// [`printable`], a line at a time. Those behind the first are indented: text of a file's that has
-/// line breaks of its own passes for no line that the program says.
+/// [`printable`], line by line. Indents every line after the first, so that a line break in a file's text
+/// cannot fake a line of the program.
 pub fn lines(text: &str) -> String {
     let lines: Vec<String> = text.trim_end().lines().map(printable).collect();
     lines.join("\n  ")
@@ -29,8 +32,7 @@ pub fn path(path: &Path) -> String {
     printable(&path.to_string_lossy())
 }
 
-/// [`printable`], with no more than `max` characters: the middle goes, beginnings and ends tell
-/// names apart.
+/// [`printable`], shortened to `max` characters in the middle, since beginnings and ends distinguish names.
 pub fn short(text: &str, max: usize) -> String {
     let count = text.chars().count();
     if count <= max {
@@ -42,32 +44,12 @@ pub fn short(text: &str, max: usize) -> String {
     format!("{}…{}", printable(&begin), printable(&end))
 }
 
-/// A size in powers of ten, as disks are sold: `4.19 MB`.
+/// A size in powers of ten with three digits, as disks are sold: `4.19 MB`.
 pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
-    if bytes < 1000 {
-        return format!("{bytes} B");
-    }
-    let mut value = bytes as f64 / 1000.0;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
-    format!("{value:.decimals$} {}", UNITS[unit])
-}
-
-/// A size that is a power of two, as buffers are: `4 MiB`.
-pub fn binary_size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
-    let mut value = bytes;
-    let mut unit = 0;
-    while value >= 1024 && value.is_multiple_of(1024) && unit + 1 < UNITS.len() {
-        value /= 1024;
-        unit += 1;
-    }
-    format!("{value} {}", UNITS[unit])
+    let last = 10u64.pow(bytes.max(1).ilog10().saturating_sub(2));
+    let rounded = (bytes.saturating_add(last / 2) / last).saturating_mul(last);
+    let decimals = 2 - rounded.max(1).ilog10() as usize % 3;
+    format!("{:.decimals$}", ByteSize(rounded).display().si())
 }
 
 /// `1 file`, `2 files`.
@@ -75,7 +57,7 @@ pub fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// A moment in UTC: `2026-05-01T12:00:00Z`. `None` beyond the year 9999.
+/// A time in UTC: `2026-05-01T12:00:00Z`. `None` after the year 9999.
 pub fn utc(unix_ms: u64) -> Option<String> {
     const YEAR_10000_MS: u64 = 253_402_300_800_000;
     (unix_ms < YEAR_10000_MS).then(|| {
@@ -84,7 +66,7 @@ pub fn utc(unix_ms: u64) -> Option<String> {
     })
 }
 
-/// Elements a dimension: `[32, 32]`.
+/// Elements per dimension: `[32, 32]`.
 pub fn shape(dims: &[u64]) -> String {
     const SHOWN_MAX: usize = 8;
     let mut shown: Vec<String> = dims.iter().take(SHOWN_MAX).map(u64::to_string).collect();
@@ -99,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_act_on_is_escaped() {
+    fn control_sequences_are_escaped() {
         assert_eq!(printable("a\x1b[2Jb\r\n\u{9b}31m"), r"a\u{1b}[2Jb\r\n\u{9b}31m");
         assert_eq!(printable("\u{202e}cod"), r"\u{202e}cod");
         assert_eq!(
@@ -109,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_stay_lines_and_nothing_else_does() {
+    fn only_line_breaks_stay_unescaped_and_are_indented() {
         assert_eq!(lines("at line 2\n  |\n2 | a\x1b\n"), "at line 2\n    |\n  2 | a\\u{1b}");
         assert_eq!(lines("one"), "one");
         assert_eq!(lines("a\r\nringstow: all is well\rb"), "a\n  ringstow: all is well\\rb");
     }
 
     #[test]
-    fn long_names_keep_their_ends() {
+    fn long_names_are_cut_in_the_middle() {
         assert_eq!(short("model.layers.0.weight", 9), "mode…ight");
         assert_eq!(short("ab", 2), "ab");
     }
@@ -126,14 +108,12 @@ mod tests {
         let said = [0, 999, 1000, 4_194_304, 99_960_000, 999_600_000, 1_073_741_824, u64::MAX];
         assert_eq!(
             said.map(size),
-            ["0 B", "999 B", "1.00 kB", "4.19 MB", "100 MB", "1.00 GB", "1.07 GB", "18447 PB"]
+            ["0 B", "999 B", "1.00 kB", "4.19 MB", "100 MB", "1.00 GB", "1.07 GB", "18.4 EB"]
         );
-        assert_eq!(binary_size(4 << 20), "4 MiB");
-        assert_eq!(binary_size(6144), "6 KiB");
     }
 
     #[test]
-    fn times_are_iso_and_no_time_panics() {
+    fn times_are_iso_and_never_panic() {
         assert_eq!(utc(0).as_deref(), Some("1970-01-01T00:00:00Z"));
         assert_eq!(utc(u64::MAX), None);
     }

@@ -1,18 +1,18 @@
-//! A checkpoint's values as an indented list. Tensors among them are counted, not listed.
+//! Formats a checkpoint's values as an indented list. Counts tensors without listing them.
 
 use super::text::{count, printable, short};
 use crate::format::Value;
 
-/// Characters of a value on one line.
+/// Maximum characters of a value on one line.
 const INLINE_MAX: usize = 64;
 
-/// Items of a list that are looked at to put it on one line.
+/// Maximum items of a list on one line.
 const ITEMS_MAX: usize = 16;
 
-/// Levels that are indented further.
+/// Maximum levels of indentation.
 const INDENT_MAX: usize = 16;
 
-/// The lines of a tree.
+/// Formats a tree, one line per element.
 pub fn lines(root: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     match is_container(root) {
@@ -22,7 +22,7 @@ pub fn lines(root: &Value) -> Vec<String> {
     lines
 }
 
-/// One line a child, tensors left out; then those of its own children.
+/// Appends one line per child that is not a tensor, each followed by its own children.
 fn children(parent: &Value, depth: usize, lines: &mut Vec<String>) {
     match parent.plain() {
         Value::Dict(items) => {
@@ -66,7 +66,7 @@ fn child(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Tensors directly in a container.
+/// Counts the tensors directly in a container.
 fn tensors(value: &Value) -> usize {
     let is_tensor = |value: &Value| matches!(value, Value::Tensor(_));
     match value.plain() {
@@ -76,7 +76,7 @@ fn tensors(value: &Value) -> usize {
     }
 }
 
-/// Whether a value goes on one line: a scalar, or a list of scalars.
+/// Whether a value fits on one line: a scalar or a list of scalars.
 fn is_flat(value: &Value) -> bool {
     let is_scalar = |value: &Value| !is_container(value) && !matches!(value, Value::Tensor(_));
     match value.plain() {
@@ -86,12 +86,12 @@ fn is_flat(value: &Value) -> bool {
     }
 }
 
-/// Whether it has children, whatever its type was in Python.
+/// Whether a value has children, whatever its Python type.
 fn is_container(value: &Value) -> bool {
     matches!(value.plain(), Value::Dict(_) | Value::List(_) | Value::Tuple(_))
 }
 
-/// A value on one line, shortened.
+/// Formats a value on one line, shortened.
 fn inline(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -113,7 +113,7 @@ fn inline(value: &Value) -> String {
     }
 }
 
-/// Items as far as a line takes them; the rest is counted.
+/// Formats as many items as fit on one line, and counts the rest.
 fn sequence(open: &str, items: impl Iterator<Item = String>, len: usize, close: &str) -> String {
     let mut shown: Vec<String> = Vec::new();
     let mut width = 0;
@@ -131,7 +131,7 @@ fn sequence(open: &str, items: impl Iterator<Item = String>, len: usize, close: 
     }
 }
 
-/// What type a value had in Python: `set`, `app.Config`, `datetime.date`.
+/// Returns the Python type of a value: `set`, `app.Config`, `datetime.date`.
 fn kind(fields: &[(String, Value)]) -> String {
     let Some((tag, first)) = fields.first() else { return String::new() };
     match (tag.as_str(), first) {
@@ -143,7 +143,7 @@ fn kind(fields: &[(String, Value)]) -> String {
     }
 }
 
-/// What another language wrote: its type and what it holds; else its tag, then its fields.
+/// Formats a value of another language: its type and content, or its tag and fields.
 fn other(fields: &[(String, Value)]) -> String {
     let Some(((tag, first), rest)) = fields.split_first() else { return "{}".into() };
     let field = |wanted: &str| rest.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn types_of_python_are_named() {
+    fn python_types_are_named() {
         let json = r#"{
             "config": {"$dataclass": "app:Config", "fields": {"lr": 0.1, "w": {"$tensor": "config.w"}}},
             "tags": {"$set": ["a", "b"]},

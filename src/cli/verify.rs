@@ -1,4 +1,4 @@
-//! `ringstow verify`: every byte against its checksum.
+//! `ringstow verify`: compares every byte with its checksum.
 
 use super::config::ConfigFlags;
 use super::output::{self, Output};
@@ -17,31 +17,31 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Damaged blocks that are described; the rest is counted.
+/// Maximum damaged blocks to describe; the rest is counted.
 const DAMAGE_SHOWN_MAX: usize = 10;
 
-/// Tensors in them that are named; the rest is counted.
+/// Maximum damaged tensors to name; the rest is counted.
 const TENSORS_SHOWN_MAX: usize = 8;
 
-/// Characters of a tensor's name.
+/// Maximum characters of a tensor's name.
 const TENSOR_NAME_MAX: usize = 90;
 
-/// Reads every byte of checkpoints and compares it with its checksum
+/// Read every byte of checkpoints and compare it with its checksum
 ///
-/// Exits with 1 if anything is damaged, and says in which file, at which offset, and which tensors
-/// it hits; with 2 if something could not be checked. In a directory of checkpoints, those that
-/// were never committed are passed over.
+/// Exits with 1 if anything is damaged, and prints the file, the offset and the tensors concerned; exits
+/// with 2 if something could not be checked. In a directory of checkpoints, skips those that were never
+/// committed.
 #[derive(Debug, Args)]
 pub struct Verify {
     /// Checkpoints, or directories of checkpoints
     #[arg(required = true, value_name = "PATH", value_parser = place())]
     paths: Vec<PathBuf>,
 
-    /// Print a JSON array, one object a checkpoint
+    /// Print a JSON array with an object per checkpoint
     #[arg(long)]
     json: bool,
 
-    /// Print only what is not well, and no progress
+    /// Print only problems, and no progress
     #[arg(short, long)]
     quiet: bool,
 
@@ -49,17 +49,17 @@ pub struct Verify {
     config: ConfigFlags,
 }
 
-/// What came of one checkpoint.
+/// Result for one checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
-    /// Every byte is what was written.
+    /// Every byte is as written.
     Ok,
-    /// Some are not, or are gone.
+    /// Some bytes differ or are missing.
     Damaged,
-    /// Never committed: there is nothing to check.
+    /// Never committed, so there is nothing to check.
     Incomplete,
-    /// It could not be read.
+    /// Could not be read.
     Unchecked,
 }
 
@@ -68,11 +68,11 @@ struct Checked {
     #[serde(with = "crate::path_text")]
     path: PathBuf,
     verdict: Verdict,
-    /// Why it is damaged as a whole, or could not be checked.
+    /// Why the whole checkpoint is damaged, or could not be checked.
     problem: Option<String>,
     /// Names of the tensors in damaged blocks.
     damaged_tensors: Vec<String>,
-    /// What was read, and each damaged block.
+    /// Bytes read, and each damaged block.
     report: Option<VerifyReport>,
 }
 
@@ -93,7 +93,7 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
                 || (checked.verdict == Verdict::Incomplete && !many);
             all.push(checked);
         }
-        // A directory in which nothing could be checked is not one in which all is well.
+        // A directory without a single committed checkpoint is a failure.
         failed |= all[from..].iter().all(|checked| checked.verdict == Verdict::Incomplete);
     }
     if args.json {
@@ -108,8 +108,8 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
     })
 }
 
-/// The checkpoints at or under a path, each part of one that ranks saved each by itself; the path itself where
-/// there are none, for its error.
+/// Finds the checkpoints at or under a path, including each rank's part if ranks saved independently. Returns
+/// the path itself if there are none, so that it is the one that fails.
 fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
     let found = match is_dir(path) {
         true => list_with(path, config).unwrap_or_default(),
@@ -127,10 +127,10 @@ fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
     }
 }
 
-/// Checks one.
+/// Checks one checkpoint.
 ///
 /// # Errors
-/// [`Error::Cancelled`]; all else is a verdict.
+/// [`Error::Cancelled`]; everything else becomes a verdict.
 fn check(runtime: &Runtime, path: &Path, quiet: bool) -> Result<Checked> {
     let label = path.to_string_lossy();
     let outcome = progress::watch(&label, quiet, |job| verify(runtime, path, job));
@@ -158,19 +158,19 @@ fn check(runtime: &Runtime, path: &Path, quiet: bool) -> Result<Checked> {
     Ok(checked)
 }
 
-/// What a failure to open or read says of a checkpoint.
+/// Maps an error to a verdict.
 fn verdict(path: &Path, error: &Error) -> Verdict {
     let committed = || has(&path.join(names::MANIFEST));
     match error {
         Error::Corrupt { .. } | Error::Format { .. } => Verdict::Damaged,
-        // It was committed once: a file has gone since.
+        // A file disappeared after the commit.
         Error::Incomplete { .. } if committed() => Verdict::Damaged,
         Error::Incomplete { .. } => Verdict::Incomplete,
         _ => Verdict::Unchecked,
     }
 }
 
-/// Names of the tensors that lie in damaged blocks.
+/// Names the tensors in damaged blocks.
 fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
     let Ok(checkpoint) = Checkpoint::open_with(path, config) else { return Vec::new() };
     let manifest = checkpoint.manifest();
@@ -178,7 +178,7 @@ fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
         .iter()
         .filter_map(|damage| {
             let name = damage.file.file_name()?.to_str()?;
-            // A shard whose last rename is missing still has its uncommitted name.
+            // Without its last rename, a shard still has its uncommitted name.
             let name = name.strip_suffix(names::PART_SUFFIX).unwrap_or(name);
             Some((name, damage.offset / manifest.block_bytes))
         })
@@ -190,7 +190,7 @@ fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
     manifest.tensors.iter().filter(is_hit).map(|tensor| tensor.name.clone()).collect()
 }
 
-/// The blocks in which a tensor lies, each run with its file.
+/// Returns the blocks of a tensor, as ranges per file.
 fn blocks<'a>(
     manifest: &'a Manifest,
     tensor: &'a TensorEntry,
@@ -204,7 +204,7 @@ fn blocks<'a>(
     })
 }
 
-/// Prints one result at once: the next one may take minutes.
+/// Prints one result immediately, since the next may take minutes.
 fn print(checked: &Checked, quiet: bool, out: &mut Output) -> Result<()> {
     match checked.verdict {
         Verdict::Ok if quiet => {}
@@ -226,7 +226,7 @@ fn render(checked: &Checked) -> String {
     }
 }
 
-/// A sentence, wrapped.
+/// Wraps and indents a sentence.
 fn indented(text: String) -> String {
     table::list([[String::new(), text]])
 }

@@ -1,7 +1,7 @@
 //! The directory: file system, free space, and what a trial file in it can do.
 
 use crate::config::{Config, Switch};
-use crate::doctor::{Check, human};
+use crate::doctor::{Check, binary_size};
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::{dir, file};
@@ -60,7 +60,7 @@ fn space(dir: &Path, config: &Config) -> Check {
         Ok(free) => {
             let free = free.unwrap_or(0);
             let kind = kind_of(dir).unwrap_or_else(|| "of unknown type".into());
-            let found = format!("{kind}, {} free", human(free));
+            let found = format!("{kind}, {} free", binary_size(free));
             if kind == "tmpfs" || kind == "ramfs" {
                 let remedy = "a checkpoint in memory is lost at the next boot: save to a disk";
                 return Check::warn(name, found, remedy);

@@ -119,7 +119,7 @@ fn absent(nodes: &Nodes, version: Option<(u32, u32)>, refused: Option<(String, S
 #[cfg(feature = "cuda")]
 mod present {
     use crate::device::cuda::{Device, Gpu, LargeCopy, Rates, measure};
-    use crate::doctor::{Check, human};
+    use crate::doctor::{Check, binary_size};
     use crate::error::{Error, Result};
     use std::sync::Arc;
 
@@ -144,7 +144,7 @@ mod present {
     }
 
     fn pinning(name: &str, device: &Arc<Device>) -> Result<Check> {
-        let tried = human(PINNED_BYTES as u64);
+        let tried = binary_size(PINNED_BYTES as u64);
         let pinned = LargeCopy::new(device, PINNED_BYTES)?.pin();
         Ok(match pinned {
             Ok(()) => Check::ok(name, format!("works, tried with {tried}")),

@@ -1,7 +1,7 @@
 //! Memory: what may be locked, on which pages it comes, how soon.
 
 use crate::config::{Config, Switch};
-use crate::doctor::{Check, human};
+use crate::doctor::{Check, binary_size};
 use crate::pool::Mapping;
 use crate::sys::dir::try_entries;
 use crate::sys::file::read_text;
@@ -26,7 +26,7 @@ pub(crate) fn checks(config: &Config) -> Vec<Check> {
 /// comes to use all of it, and the kernel kills who goes beyond.
 fn group(config: &Config, limit: u64) -> Check {
     let name = "memory limit";
-    let found = format!("{}, the pool has {}", human(limit), human(config.pool_bytes));
+    let found = format!("{}, the pool has {}", binary_size(limit), binary_size(config.pool_bytes));
     if limit > config.pool_bytes {
         return Check::ok(name, found);
     }
@@ -62,10 +62,10 @@ fn memory_lock(config: &Config) -> Check {
     match memlock::limit_bytes() {
         None => Check::ok(name, "unlimited"),
         Some(limit) if limit >= pool + memlock::RING_BYTES => {
-            Check::ok(name, format!("{}, the pool has {}", human(limit), human(pool)))
+            Check::ok(name, format!("{}, the pool has {}", binary_size(limit), binary_size(pool)))
         }
         Some(limit) => {
-            let (limit, pool) = (human(limit), human(pool));
+            let (limit, pool) = (binary_size(limit), binary_size(pool));
             let found = format!("{limit} of the pool's {pool} at most can be fixed buffers");
             let remedy = memlock::remedy(config.pool_bytes);
             if config.fixed == Switch::On {
@@ -94,7 +94,7 @@ fn huge_pages() -> Check {
             Check::ok(name, format!("{setting}; staging memory gets them"))
         }
         Some(bytes) => {
-            let (bytes, tried) = (human(bytes), human(TRIED as u64));
+            let (bytes, tried) = (binary_size(bytes), binary_size(TRIED as u64));
             Check::warn(name, format!("{setting}; {bytes} of {tried} tried got them"), remedy)
         }
         None => {
