@@ -1,6 +1,6 @@
-"""State dicts rebuilt: the same structure, with every value frozen and every tensor replaced.
+"""Copies of state dicts: the same structure, every value frozen, every tensor replaced.
 
-What is copied here are the containers and the small values. Tensors are the caller's business.
+This copies the containers and the small values; the caller copies the tensors.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.tensor import DTensor
 
 from ringstow import _cuda, _torch
 from ringstow._errors import InvalidStateError
 from ringstow._remedies import type_name
 from ringstow._state import Path, describe
+from ringstow.dcp import _private
+from ringstow.dcp._private import ShardedTensor
 
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes),
     *(torch.dtype, torch.Size, torch.device, torch.layout, torch.memory_format),
 )
 
-# Maps a tensor, and the path at which it stands, to what stands there in the copy.
+# Returns what replaces a tensor at a path in the copy.
 Replace = Callable[[torch.Tensor, Path], torch.Tensor]
 
 
 def rebuild(value: Any, replace: Replace, path: Path = ()) -> Any:
     """Return a frozen copy of a state with ``replace(tensor, path)`` in place of each tensor.
 
-    Dicts, lists and tuples are walked, as DCP walks them; any other value is deep-copied.
+    It walks dicts, lists and tuples, as DCP does, and deep-copies any other value.
 
     Raises:
-        InvalidStateError: a value that can't be copied, named by its key.
+        InvalidStateError: a value can't be copied; names its key.
     """
     kind = type(value)
     if isinstance(value, torch.Tensor):
@@ -70,7 +70,7 @@ def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
 
 def devices(state: Any) -> list[int]:
     """Return the indices of the GPUs that tensors of a state are on."""
-    if not _cuda.is_in_use():  # each part of a DTensor takes a while to be had
+    if not _cuda.is_in_use():  # to_local() of each DTensor takes a while
         return []
     plain = (part for _, tensor in tensors(state) for part in parts(tensor) or [])
     return _cuda.devices_of(plain)
@@ -91,15 +91,9 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
 def with_parts(tensor: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor:
     """Return a tensor of the same kind that consists of these copies of its `parts`."""
     if isinstance(tensor, ShardedTensor):
-        shards = [
-            Shard(part, shard.metadata)
-            for part, shard in zip(copies, tensor.local_shards(), strict=True)
-        ]
-        sharded = copy.copy(tensor)
-        sharded._local_shards = shards
-        return sharded
+        return _private.sharded_tensor_of(copies, tensor)
     if isinstance(tensor, DTensor):
-        return _dtensor(tensor, copies[0])
+        return _private.dtensor_of(copies[0], tensor)
     if not hasattr(tensor, "global_shape"):
         return copies[0]
     twin = copies[0].detach()  # a tensor of its own, over the same memory
@@ -109,15 +103,13 @@ def with_parts(tensor: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor
 
 
 def local_of(tensor: DTensor) -> torch.Tensor:
-    """Return this rank's part of a distributed tensor, once its collectives are done."""
+    """Return this rank's part of a distributed tensor, once its collectives have ended."""
     with torch.no_grad():
-        local = tensor.to_local()
-    wait = getattr(local, "wait", None)
-    return wait() if callable(wait) else local
+        return _private.waited_for(tensor.to_local())
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor's elements simply lie in memory."""
+    """Tell whether a tensor's elements are in memory, one after another by its strides."""
     return (
         type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and tensor.device.type != "meta"
@@ -128,34 +120,19 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _dtensor(tensor: DTensor, local: torch.Tensor) -> torch.Tensor:
-    if tensor.device_mesh.device_type != "cpu":
-        # from_local would move the copy to the mesh's device.
-        return DTensor(local, tensor._spec, requires_grad=False)
-    return DTensor.from_local(
-        local,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
-
-
 def clone(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-    """Return a copy of a tensor of a kind of its own, in host memory if it can be there.
+    """Return a copy of a tensor that computes its elements, in host memory if possible.
 
     Raises:
         InvalidStateError: it can't be copied; names its key.
     """
     try:
         with torch.no_grad():
-            wait = getattr(tensor, "wait", None)
-            value = wait() if callable(wait) else tensor
+            value = _private.waited_for(tensor)
             if value.device.type == "meta":
                 return value
             value = value.detach()
-            # From a device without a second copy there.
+            # No second copy on the device.
             return value.clone() if value.device.type == "cpu" else value.to("cpu")
     except Exception as error:
         raise InvalidStateError(
@@ -164,7 +141,7 @@ def clone(tensor: torch.Tensor, path: Path) -> torch.Tensor:
 
 
 def check(tensor: torch.Tensor, path: Path) -> None:
-    """Refuse a tensor whose memory a sharding library has taken away.
+    """Refuse a tensor whose memory a sharding library has freed.
 
     Raises:
         InvalidStateError: names its key.
@@ -174,4 +151,4 @@ def check(tensor: torch.Tensor, path: Path) -> None:
     try:
         _torch.check_storage(tensor, "")
     except InvalidStateError:
-        _torch.check_storage(tensor, describe(path))  # which takes longer than the check
+        _torch.check_storage(tensor, describe(path))  # describing takes longer than the check

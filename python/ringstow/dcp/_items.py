@@ -1,4 +1,4 @@
-"""What a rank is to write: a plan's items, each resolved to where its bytes lie. Does no I/O."""
+"""What a rank writes: the items of a plan, each resolved to where its bytes are. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from ringstow import _cuda, _torch
 from ringstow._errors import Error, InvalidStateError
 from ringstow._memory import ItemSpec, Memory
 from ringstow._remedies import Refusals
-from ringstow.dcp import _saved_objects
-
-Shape = tuple[int, ...]
+from ringstow.dcp import _objects, _private
+from ringstow.dcp._metadata import Shape, in_elements
 
 
 class Items(NamedTuple):
-    """A rank's part of a save. Keep ``owners`` until every byte has been read."""
+    """What a rank writes. Keep ``owners`` until every byte has been read."""
 
     specs: list[ItemSpec]
     owners: list[object]
@@ -28,8 +27,8 @@ class Items(NamedTuple):
 
 
 _PICKLE = (
-    "StorageWriter(allow_pickle=True) saves such a value as torch.save pickles it, for those who "
-    "then load it with StorageReader(allow_pickle=True), which can run any code"
+    "StorageWriter(allow_pickle=True) saves such a value as torch.save pickles it; loading it also "
+    "needs StorageReader(allow_pickle=True), which can run any code"
 )
 
 
@@ -39,15 +38,15 @@ def resolve(
     """Resolve every item of a final plan.
 
     Args:
-        plan: this rank's.
-        planner: that has the data.
-        alone: the rank saves by itself: a tensor is named even if the rank has nothing of it, since
-            nobody else names it.
+        plan: this rank's plan.
+        planner: the planner that has the data.
+        alone: the rank saves by itself. It also names tensors of which it has no element, since no
+            other rank does.
         allow_pickle: save objects that the default load would refuse.
 
     Raises:
-        UnsupportedError: names every item of a kind that can't be saved.
-        InvalidStateError: names every item that can't be saved, if any has another defect.
+        UnsupportedError: items can't be saved because of their kind; names them all.
+        InvalidStateError: items can't be saved, some for another reason; names them all.
     """
     items = Items([], [], 0)
     refusals = Refusals(_PICKLE)
@@ -78,12 +77,12 @@ def _describe(item: WriteItem) -> str:
 def _resolve(
     item: WriteItem, planner: SavePlanner, refusals: Refusals, *, allow_pickle: bool
 ) -> Memory | None:
-    """Return where an item's bytes lie; None for one that is refused."""
+    """Return where an item's bytes are; None if it is refused."""
     try:
         _check_name(item)
         if item.type != WriteItemType.BYTE_IO:
             return _tensor(planner.resolve_data(item), item)
-        data = _saved_objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
+        data = _objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
         return None if data is None else _blob(data, _describe(item))
     except Error as error:
         refusals.add(error)
@@ -103,7 +102,7 @@ def _check_name(item: WriteItem) -> None:
 
 
 def _blob(value: Any, key: str) -> Memory:
-    """Return where the bytes of an object lie: what a BytesIO holds, wherever it is positioned."""
+    """Return where the bytes of an object are: all of a BytesIO, wherever it is positioned."""
     if isinstance(value, io.BytesIO):
         view = value.getbuffer()
     elif isinstance(value, (bytes, bytearray, memoryview)):
@@ -133,13 +132,12 @@ def _tensor(value: Any, item: WriteItem) -> Memory:
 
 
 def reachable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose elements are where the native side can read them: itself, mostly.
+    """Return a tensor whose elements the native side can read: itself, mostly.
 
-    One that is still on its way from a collective is waited for (on a GPU, by the current stream);
-    one on a device that is neither the CPU nor CUDA's is copied to host memory.
+    This waits for a collective that still computes it (on a GPU the current stream waits), and
+    copies it to host memory from a device that is neither the CPU nor CUDA's.
     """
-    if type(tensor).__name__ == "AsyncCollectiveTensor":
-        tensor = tensor.wait()  # type: ignore[attr-defined]
+    tensor = _private.waited_for(tensor)
     if tensor.device.type != "meta" and not _cuda.is_addressable(tensor):
         tensor = tensor.detach().to("cpu")
     return tensor
@@ -150,18 +148,15 @@ def _chunk(item: WriteItem, dtype: str) -> tuple[Shape, Shape, Shape]:
     data = item.tensor_data
     if data is None or data.chunk is None:
         raise InvalidStateError(
-            f"{_describe(item)}: the plan does not say which part of it to save"
+            f"{_describe(item)}: the plan does not say which region of it to save"
         )
-    parts = (tuple(data.chunk.sizes), tuple(data.chunk.offsets), tuple(data.size))
-    if dtype != "F4":
-        return parts
-    # torch counts pairs of 4-bit numbers in the last dimension.
-    sizes, offsets, shape = ((*part[:-1], part[-1] * 2) for part in parts)
+    parts = (data.chunk.sizes, data.chunk.offsets, data.size)
+    sizes, offsets, shape = (in_elements(tuple(part), dtype) for part in parts)
     return sizes, offsets, shape
 
 
 def _spec(item: WriteItem, memory: Memory) -> ItemSpec | None:
-    """Return an item as the native side takes it; None for one that says nothing."""
+    """Return an item as the native side takes it; None if others write all of the tensor."""
     name, dtype, sizes, strides, address, nbytes = (item.index.fqn, *memory[:5])
     if item.type == WriteItemType.BYTE_IO:
         return (name, dtype, sizes, strides, address, nbytes, None, None, True)
@@ -169,8 +164,8 @@ def _spec(item: WriteItem, memory: Memory) -> ItemSpec | None:
     if sizes == shape:
         return (name, dtype, sizes, strides, address, nbytes, None, None, False)
     if nbytes == 0 and (0 not in shape or any(offsets)):
-        return None  # the others' chunks are all of the tensor
-    if nbytes == 0:  # of several empty chunks of an empty tensor, the first stands for all
+        return None
+    if nbytes == 0:  # the first of several empty chunks of an empty tensor stands for all
         return (name, dtype, shape, None, 0, 0, None, None, False)
     return (name, dtype, sizes, strides, address, nbytes, shape, offsets, False)
 

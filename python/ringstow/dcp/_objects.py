@@ -1,6 +1,8 @@
-"""Objects: byte strings that DCP made with ``torch.save``, or ringstow packed.
+"""Objects: byte strings that DCP's planner made with ``torch.save``, or that ringstow packed.
 
-Nothing of a pickle runs here unless torch's restricted unpickler, or the caller, allows it.
+A save stores what ``torch.load(weights_only=True)`` reads as it is. Of the rest it packs the types
+that ringstow knows, and refuses all others. A load runs nothing of a pickle unless torch's
+restricted unpickler or the caller allows it.
 """
 
 from __future__ import annotations
@@ -11,50 +13,54 @@ import io
 import itertools
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import ReadItem, SavePlanner, WriteItem
 
 from ringstow import _build, _packed
-from ringstow._errors import UnsupportedError
+from ringstow._errors import Error, UnsupportedError
+from ringstow._remedies import Refusals, Refused, remedy
+from ringstow.dcp import _private
 from ringstow.dcp._metadata import Entry
 from ringstow.dcp._targets import Slice
 
 
 @dataclasses.dataclass(eq=False)
 class Blob:
-    """An object's bytes, to be read into memory of their own; or made here, of a value."""
+    """An object's bytes: read into new memory, or made here from a value."""
 
     item: ReadItem
     stream: io.BytesIO
     entry: Entry | None
-    """None for what is made here."""
+    """None if it is made here."""
     value: object = None
-    """What the stream is unpickled to, where that was made here."""
+    """What DCP's planner gets for the stream, if it is made here."""
 
     @classmethod
     def of(cls, item: ReadItem, entry: Entry) -> Blob:
-        """Make room for an object."""
+        """Allocate memory for an object."""
         return cls(item, io.BytesIO(bytes(entry.shape[0])), entry)
 
     @classmethod
     def made(cls, item: ReadItem, value: object) -> Blob:
-        """Return what DCP would have made of a value that ``ringstow.save`` wrote."""
+        """Return what DCP would have made from a value that ``ringstow.save`` wrote."""
         blob = cls(item, io.BytesIO(), None)
         blob.hold(value)
         return blob
 
     def hold(self, value: object) -> None:
-        """Take what DCP's planner unpickles to this value, in this process and while this lives.
+        """Make a stream that DCP's planner unpickles to this value, while this object lives.
 
-        The value itself is not pickled: a type of the program's could run code of its own on what
-        a file said, and come back as something else.
+        The value itself is not pickled: a type of the program could run its own code on what a
+        file holds, and return something else.
         """
         self.stream, self.value = io.BytesIO(), value
         torch.save(_Held(self), self.stream)
 
     def slices(self) -> list[Slice]:
-        """Return what is to be read; good for as long as the stream is."""
+        """Return what to read; valid while the stream lives."""
         if self.entry is None or not self.entry.shape[0]:
             return []
         nbytes = self.entry.shape[0]
@@ -63,7 +69,7 @@ class Blob:
         return [(self.entry.name, 0, (0,), (nbytes,), address, (1,))]
 
 
-# Objects that planners unpickle, by the numbers in their streams: while the reader keeps them.
+# Objects that planners unpickle, by the numbers in their streams, while a reader keeps them.
 _held: weakref.WeakValueDictionary[int, Blob] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
@@ -83,7 +89,7 @@ def _take(number: int) -> object:
     """Return the value that a number stands for; torch.load calls this."""
     blob = _held.get(number)
     if blob is None:
-        raise UnsupportedError("this object was read by a load that has ended: load it again")
+        raise UnsupportedError("this object is from a load that has ended: load it again")
     return blob.value
 
 
@@ -119,21 +125,15 @@ def check(blobs: list[Blob], path: str, *, allow_pickle: bool) -> None:
 
 
 def refusal(stream: io.BytesIO) -> str | None:
-    """Return what an object needs and does not get; None if it is harmless."""
+    """Return what the restricted unpickler refuses of an object; None if it reads it."""
     stream.seek(0)
     try:
         torch.load(stream, map_location="cpu", weights_only=True)
         return None
     except Exception as error:
-        return _types(stream) or _reason(str(error))
+        return _types(stream) or f"what it can't get: {_private.refusal_of(error)}"
     finally:
         stream.seek(0)
-
-
-def _reason(said: str) -> str:
-    """Return what torch says of the object itself; the rest of its text is of files in general."""
-    lines = (said.partition("WeightsUnpickler error: ")[2] or said).strip().splitlines()
-    return f"what it can't get: {lines[0] if lines else 'torch does not say what'}"
 
 
 def _types(stream: io.BytesIO) -> str | None:
@@ -143,3 +143,88 @@ def _types(stream: io.BytesIO) -> str | None:
     except Exception:
         return None
     return ", ".join(sorted(names)) or None
+
+
+_UNKNOWN: Any = object()
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def loadable(
+    item: WriteItem, planner: SavePlanner, refusals: Refusals, *, allow_pickle: bool
+) -> Any:
+    """Return the bytes to save for an object, as the planner gives them or packed.
+
+    Args:
+        item: the object's item.
+        planner: the planner that has the object.
+        refusals: takes an object that can't be saved; the result is then None.
+        allow_pickle: save the planner's bytes instead of refusing.
+    """
+    value = _object_of(item, planner)
+    key = item.index.fqn
+    try:
+        data = planner.resolve_data(item)
+    except Exception as error:
+        if value is _UNKNOWN:
+            raise
+        if _packed.pack(key, value, refusals):
+            _refuse(key, value, f"which can't be pickled ({error})", refusals)
+        return None
+    if not isinstance(data, (io.BytesIO, bytes, bytearray)) or _is_plain(value):
+        return data
+    stream = data if isinstance(data, io.BytesIO) else io.BytesIO(data)
+    why = refusal(stream)
+    if why is None:
+        return data
+    try:
+        if value is _UNKNOWN:
+            value = _unpickled(stream, key, why)
+        packed = _packed.pack(key, value, Refusals() if allow_pickle else refusals)
+    except Error:
+        if not allow_pickle:
+            raise
+        packed = b""
+    if packed:
+        return io.BytesIO(packed)
+    return data if allow_pickle else None
+
+
+def _object_of(item: WriteItem, planner: SavePlanner) -> Any:
+    """Return the object itself, if the planner pickles it as torch's own planner does."""
+    if not isinstance(planner, DefaultSavePlanner):
+        return _UNKNOWN
+    kind = type(planner)
+    is_stock = (
+        kind.resolve_data is DefaultSavePlanner.resolve_data
+        and kind.transform_object is DefaultSavePlanner.transform_object
+    )
+    return planner.lookup_object(item.index) if is_stock else _UNKNOWN
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value needs no check of its pickle: most are numbers and text."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    return kind in _PLAIN
+
+
+def _refuse(key: str, value: Any, reason: str, refusals: Refusals) -> None:
+    refusals.add_value(key, value, Refused(remedy(value), reason), pickled=True)
+
+
+def _unpickled(stream: io.BytesIO, key: str, why: str) -> Any:
+    """Return the object that a planner of another kind has just pickled in this process.
+
+    Raises:
+        Error: torch.load can't read the bytes.
+    """
+    try:
+        return torch.load(stream, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise Error(
+            f"{key}: torch.load can't read the planner's bytes ({error}), which need {why}: give "
+            "StorageWriter(allow_pickle=True), and StorageReader(allow_pickle=True) to load them"
+        ) from None
+    finally:
+        stream.seek(0)

@@ -29,7 +29,7 @@ from ringstow._errors import (
     ReplacedCheckpointError,
 )
 from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _ids, _objects, _paths, _targets, _whole
+from ringstow.dcp import _broadcast, _ids, _objects, _paths, _private, _rank_parts, _targets
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry
@@ -153,7 +153,7 @@ class StorageReader(storage.StorageReader):
         meta.save_id, meta.load_id = _ids.of(stamp), self.load_id
         metadata.storage_meta = meta
         if stamp is not None:
-            _ids.set_version(metadata)
+            _private.set_version(metadata)
         return metadata
 
     def set_up_storage_reader(
@@ -176,7 +176,7 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         if not self._use_collectives and rank is not None:
             # Not in `read_metadata`: whatever that raises, DCP makes an AssertionError of it.
-            _whole.check(self._require_path(), rank)
+            _rank_parts.check(self._require_path(), rank)
         if self._contents is None:
             self._open(self._require_path())
 
@@ -385,7 +385,7 @@ class StorageReader(storage.StorageReader):
         try:
             return self._open(_paths.of_rank(path, rank))
         except (FileNotFoundError, IncompleteCheckpointError):
-            _whole.check(path, rank)  # says more, where rank 0's part is there
+            _rank_parts.check(path, rank)  # says more, where rank 0's part is there
             raise
 
     def _open(self, path: str) -> Contents:

@@ -1,10 +1,10 @@
 """Which saves of this process are under way: one save a writer at a time, one session a directory.
 
-DCP calls all hooks of a save in one thread, so each hook finds its `Save` by its thread. What DCP
-does not tell a writer is that a save has failed while it was planned, and that the collectives
-after `finish` have ended. Only for that, and only to decide whether another save has to wait,
-`is_saving` looks at the thread's stack. Under a torch whose functions have other names no save is
-recognised there: saves may then overlap, and never mix.
+DCP calls all hooks of a save in one thread, so a save belongs to its thread. A save has ended when
+its thread has ended, or uses a writer for anything else. DCP does not tell a writer that a save
+failed between two hooks, nor that the collectives after the last hook have ended. So other threads
+wait for the end of a thread that DCP started for one save. For any other thread they wait until
+the last hook, and no longer than `_UNSEEN_S` from one hook to the next.
 """
 
 from __future__ import annotations
@@ -12,54 +12,43 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from types import FrameType
 
 import torch.distributed as dist
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError
-
-_SAVER = "torch.distributed.checkpoint.state_dict_saver"
-_PROCESS = "torch.distributed.checkpoint._async_process_executor"
-# The functions of torch within which a thread is busy with a save.
-_FUNCTIONS = {(_SAVER, "save"), (_SAVER, "_save_state_dict"), (_PROCESS, "_execute_save_impl")}
+from ringstow.dcp import _private
+from ringstow.dcp._stream import StagingFuture
 
 _POLL_S = 0.005
-# How long another save waits for one that no stack shows, from its latest hook on. It may have
-# failed without a word.
 _UNSEEN_S = 10.0
 
 
-def is_saving(thread: threading.Thread) -> bool:
-    """Tell whether a thread is within a save of torch.distributed.checkpoint."""
-    if not thread.is_alive() or thread.ident is None:
-        return False
-    frame: FrameType | None = sys._current_frames().get(thread.ident)
-    while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _FUNCTIONS:
-            return True
-        frame = frame.f_back
-    return False
-
-
-class _Latest(threading.local):
-    """The save that a thread began last."""
-
+class _Here(threading.local):
     save: Save | None = None
 
 
-_latest = _Latest()
+# The save that a thread began last, if it may still be within it.
+_here = _Here()
+
+
+def end_here() -> None:
+    """Note that this thread's save has ended: the thread calls what DCP calls in no save."""
+    if _here.save is not None:
+        _here.save.is_over = True
+        _here.save = None
 
 
 class Save:
     """One save of a writer: what its hooks share."""
 
     def __init__(self, path: str) -> None:
+        end_here()
+        _here.save = self
         self.path = path
         """The directory that this process writes into."""
         self.rank: int | None = None
@@ -68,16 +57,15 @@ class Save:
         self.commits = True
         """Whether this rank's last hook is `finish`, not `write_data`."""
         self.part_of: tuple[int, int, str] | None = None
-        self.hold = Coordinator(self)
+        self.session = CommitSession(self)
+        self.stream: StagingFuture | None = None
+        """Of a background save that copies no tensor."""
         self.thread = threading.current_thread()
-        self._is_seen = is_saving(self.thread)
-        self._is_ended = False
+        self.is_over = False
+        """Whether DCP has returned from it, as far as this thread has shown."""
+        self._is_done = False
         self._is_in_hook = False
         self._touched = time.monotonic()
-        # A thread has one save at a time: the one before has ended, however that was.
-        if _latest.save is not None:
-            _latest.save.end()
-        _latest.save = self
 
     def own_rank(self) -> int:
         """Return this process's rank in the save."""
@@ -87,49 +75,44 @@ class Save:
 
     @contextlib.contextmanager
     def hook(self, *, is_last: bool = False) -> Iterator[None]:
-        """Note that DCP is within one of the writer's hooks, and that this one ends the save."""
+        """Note that DCP is within one of the writer's hooks, and whether it calls another."""
         self._is_in_hook = True
         try:
             yield
         except BaseException:
-            self._is_ended = True
+            self._is_done = True
             raise
         finally:
             self._touched = time.monotonic()
             self._is_in_hook = False
-        self._is_ended = self._is_ended or is_last
-
-    def end(self) -> None:
-        """Note that the save has ended, and so has all that DCP does after it."""
-        self._is_ended, self._is_seen = True, False
+        self._is_done = self._is_done or is_last
 
     def is_running(self) -> bool:
-        """Tell whether another thread's save has to wait for this one."""
-        if not self._may_run():
+        """Tell whether another save of the writer, in another thread, has to wait for this one."""
+        if self._has_ended():
             return False
-        return self._is_seen or self._is_in_hook or time.monotonic() < self._touched + _UNSEEN_S
+        if self._is_in_hook or _private.is_save_thread(self.thread):
+            return True
+        return not self._is_done and time.monotonic() < self._touched + _UNSEEN_S
 
-    def is_busy(self) -> bool:
+    def may_commit(self) -> bool:
         """Tell whether the save may still commit, as far as another thread can know."""
-        return self._may_run()
+        return not (self._is_done or self._has_ended())
 
-    def _may_run(self) -> bool:
-        if self.thread is threading.current_thread() or not self.thread.is_alive():
-            return False
-        if self._is_seen:  # up to the last collective, which no hook tells of
-            return is_saving(self.thread)
-        return not self._is_ended
+    def _has_ended(self) -> bool:
+        is_here = self.thread is threading.current_thread()
+        return is_here or self.is_over or not self.thread.is_alive()
 
 
 class Turn:
-    """Lets the saves of one writer go one after the other, whatever thread each runs in."""
+    """Makes the saves of one writer run one after the other, in whatever threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._save: Save | None = None
 
     def take(self, save: Save) -> None:
-        """Wait until no other thread's save runs; from then on it is this one's turn."""
+        """Wait until no other thread's save runs, then take the turn."""
         while True:
             with self._lock:
                 if self._save is None or not self._save.is_running():
@@ -138,11 +121,11 @@ class Turn:
             time.sleep(_POLL_S)
 
 
-class Coordinator:
-    """The coordinator's hold on a directory, from its plan to the commit; nothing in between saves.
+class CommitSession:
+    """The coordinator's lock on a directory, from its plan to the commit, and what goes with it.
 
-    There is one a save. It outlives a failed save, whose end nobody tells of, until the same
-    writer's next one, or another writer's in this process that wants the directory.
+    Each save has one. After a save that failed unseen it stays until the writer's next save, or
+    until another writer of this process saves into the directory.
     """
 
     def __init__(self, save: Save) -> None:
@@ -154,34 +137,34 @@ class Coordinator:
     def open(
         self, path: str, world_size: int, config: str, part_of: tuple[int, int, str] | None = None
     ) -> None:
-        """Take the directory for a save by ``world_size`` ranks, and those it is striped over.
+        """Lock the directory for a save by ``world_size`` ranks, and the stripe directories.
 
         Args:
             path: the directory.
-            world_size: how many ranks write into it.
-            config: the knobs, in JSON.
-            part_of: which rank's part of what is saved there, if each rank saves by itself.
+            world_size: the number of ranks that write into it.
+            config: the configuration, in JSON.
+            part_of: which rank's part it is, if each rank saves by itself.
 
         Raises:
-            BusyError: another save into it is under way.
-            InvalidStateError: the directory holds safetensors files of somebody else.
-            OSError: it can't be made or locked.
+            BusyError: another save into the directory is under way.
+            InvalidStateError: the directory holds another program's safetensors files.
+            OSError: the directory can't be made or locked.
         """
         self.abandon()
         with _lock:
-            other = _holders.get(path)
-        if other is not None and not other.is_busy():
+            other = _sessions.get(path)
+        if other is not None and not other.may_commit():
             other.abandon()
         self._session = _native.Session(path, world_size, config, part_of)
         self.path, self._pid = path, os.getpid()
         with _lock:
-            _holders[path] = self
+            _sessions[path] = self
 
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> dict[str, object]:
-        """Make what the ranks wrote the checkpoint; returns what the native side says of it.
+        """Commit what the ranks wrote, and return the native side's report.
 
         Raises:
-            InvalidStateError: there was no plan, or ranks or parts of tensors are missing.
+            InvalidStateError: there was no plan, or ranks or regions of tensors are missing.
             OSError: the system refused.
         """
         session = self._session
@@ -196,57 +179,57 @@ class Coordinator:
         return done
 
     def abandon(self) -> None:
-        """Remove what the ranks wrote, if there is a save that did not get to its commit."""
+        """Remove what the ranks wrote, unless it was committed."""
         session = self._let_go()
         if session is None:
             return
         if self._pid != os.getpid():
-            _inherited.append(session)  # the parent's: a forked child must not clean it up
+            _inherited.append(session)  # a forked child must not clean up its parent's save
         else:
             session.abandon()
 
-    def is_busy(self) -> bool:
+    def may_commit(self) -> bool:
         """Tell whether the save may still commit, in another thread than this one."""
         save = self._save()
-        return save is not None and save.is_busy()
+        return save is not None and save.may_commit()
 
     def _let_go(self) -> _native.Session | None:
         with _lock:
             session, self._session = self._session, None
-            if _holders.get(self.path) is self:
-                del _holders[self.path]
+            if _sessions.get(self.path) is self:
+                del _sessions[self.path]
         return session
 
 
-class Holds:
-    """The holds of one writer's saves: those that may still be needed, and those that failed."""
+class CommitSessions:
+    """The sessions of one writer's saves that run, or that failed."""
 
     def __init__(self) -> None:
-        self._holds: list[Coordinator] = []
+        self._open: list[CommitSession] = []
 
-    def add(self, hold: Coordinator) -> None:
-        """Take a new save's, and abandon those of saves that have ended."""
-        for other in list(self._holds):
-            if not other.is_busy():
-                self._holds.remove(other)
+    def add(self, session: CommitSession) -> None:
+        """Add a new save's, and abandon those of saves that have ended."""
+        for other in list(self._open):
+            if not other.may_commit():
+                self._open.remove(other)
                 other.abandon()
-        self._holds.append(hold)
+        self._open.append(session)
 
     def abandon(self) -> None:
         """Abandon them all."""
-        while self._holds:
-            self._holds.pop().abandon()
+        while self._open:
+            self._open.pop().abandon()
 
 
 # Re-entrant: the garbage collector may end a writer anywhere.
 _lock = threading.RLock()
-# By the directory that each holds.
-_holders: weakref.WeakValueDictionary[str, Coordinator] = weakref.WeakValueDictionary()
+# By the directory that each has locked.
+_sessions: weakref.WeakValueDictionary[str, CommitSession] = weakref.WeakValueDictionary()
 _inherited: list[_native.Session] = []
 
 
 def _after_fork() -> None:
-    """In a forked child: another thread may have had the lock, and holds are the parent's."""
+    """Make a new lock in a forked child: another thread of the parent may have held the old one."""
     global _lock
     _lock = threading.RLock()
 

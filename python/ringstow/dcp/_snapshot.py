@@ -5,13 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import functools
 import logging
 import mmap
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +21,8 @@ from ringstow import _cuda, _native, _torch
 from ringstow._collector import collector_paused
 from ringstow._errors import GpuError, UnsupportedError
 from ringstow._memory import Address
-from ringstow._report import Fallback
 from ringstow._state import Path
-from ringstow.dcp import _copies
-from ringstow.dcp._fallbacks import warn_once
-from ringstow.dcp._saves import is_saving
+from ringstow.dcp import _copies, _private
 
 _log = logging.getLogger("ringstow")
 
@@ -40,33 +38,33 @@ _THREADS_MAX = 4
 _Key = tuple[object, ...]
 
 _POLL_S = 0.002
-# How long a save may take from stage() to its first look at the snapshot. After that the snapshot
-# is left to it, and the next one gets memory of its own.
+# How long a save may take from stage() until it reads the snapshot, in a thread that may outlive
+# the save. After that the snapshot stays the save's, and the next one gets new memory.
 _UNCLAIMED_S = 10.0
 
 
 class Lease:
     """One save's use of a snapshot: it lasts until the save has read all of it, or has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, claim: Callable[[None], None]) -> None:
+        """Begin one; the thread that saves the snapshot calls ``claim(None)``."""
         self._over = threading.Event()
         self._since = time.monotonic()
         self._thread: threading.Thread | None = None
         self._stager = threading.current_thread()
-        self._is_seen = False
         self._is_held = False
+        self._claim = claim
 
     def hold(self) -> None:
-        """Note that the save reads the snapshot: it will say when it has."""
+        """Note that the save reads the snapshot, and calls `end` when it has."""
         self._is_held = True
 
     def claim(self) -> None:
-        """Note that this thread's save is the one."""
-        me = threading.current_thread()
-        if is_saving(me):
-            self._thread, self._is_seen = me, True
-        elif me is not self._stager:  # a background save, by functions that are not torch's
-            self._thread = me
+        """Note that this thread saves the snapshot, unless it is the one that took it."""
+        thread = threading.current_thread()
+        if thread not in (self._stager, self._thread):
+            self._thread = thread
+            self._claim(None)
 
     def end(self) -> None:
         """Note that the snapshot has been read."""
@@ -77,20 +75,19 @@ class Lease:
         return self._over.is_set()
 
     def wait(self) -> bool:
-        """Wait for the end; returns False if it can't be told whether there will be one."""
+        """Wait for the end; return False if the save may never say so."""
         while not self._over.wait(_POLL_S):
-            if self._thread is not None and not self._thread.is_alive():
-                return True
-            if self._is_seen and self._thread is not None:
-                if not is_saving(self._thread):  # it failed while it was planned
-                    return True
-            elif not self._is_held and time.monotonic() > self._since + _UNCLAIMED_S:
+            thread = self._thread
+            if thread is not None and not thread.is_alive():
+                return True  # it failed while DCP planned it
+            will_end = self._is_held or (thread is not None and _private.is_save_thread(thread))
+            if not will_end and time.monotonic() > self._since + _UNCLAIMED_S:
                 return False
         return True
 
 
 class Staged(dict[str, Any]):
-    """The snapshot of a state dict; DCP's save looks through it, and so claims its lease."""
+    """The snapshot of a state dict. DCP's save walks through it, and so claims its lease."""
 
     def __init__(self, state: dict[str, Any], lease: Lease) -> None:
         super().__init__(state)
@@ -102,7 +99,7 @@ class Staged(dict[str, Any]):
         return super().items()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self._lease.claim()  # to be saved by another process, at whose end this thread waits
+        self._lease.claim()  # this thread waits until another process has saved the pickle
         return dict, (list(super().items()),)
 
 
@@ -137,7 +134,7 @@ class Arena:
         except (UnsupportedError, GpuError) as error:
             # All or nothing: CUDA refuses a copy to memory of both kinds.
             self._pins.clear()
-            warn_once([_not_pinned(error)])
+            _log_not_pinned(str(error))
 
     def holds(self, addresses: Iterable[Address]) -> bool:
         """Tell whether one of the addresses lies within."""
@@ -214,17 +211,21 @@ class Snapshot:
         self._arena: Arena | None = None
         self._lease: Lease | None = None
 
-    def take(self, state: dict[str, Any]) -> Staged:
+    def take(self, state: dict[str, Any], claim: Callable[[None], None]) -> Staged:
         """Return a copy of a state dict, once the save of the previous copy has read that.
 
-        Raises:
-            InvalidStateError: a value that can't be copied, named by its key.
-        """
-        self._wait()  # with the collector: it may be that which ends the lease
-        with collector_paused():
-            return self._take(state)
+        Args:
+            state: the state dict.
+            claim: called in the thread that saves the copy, if that is another.
 
-    def _take(self, state: dict[str, Any]) -> Staged:
+        Raises:
+            InvalidStateError: a value can't be copied; names its key.
+        """
+        self._wait()  # not without the collector, which may end the lease
+        with collector_paused():
+            return self._take(state, Lease(claim))
+
+    def _take(self, state: dict[str, Any], lease: Lease) -> Staged:
         layout = _Layout(state)
         arena = self._memory(layout.nbytes)
         view = arena.view()
@@ -237,13 +238,12 @@ class Snapshot:
                 return _copies.clone(tensor, path)
             return _copies.with_parts(tensor, [copies[slot] for slot in slots])
 
-        lease = Lease()
         weakref.finalize(view, lease.end).atexit = False  # when the last of the copies is gone
         self._lease = lease
         return Staged(_copies.rebuild(state, replace), lease)
 
     def read(self, addresses: Iterable[Address]) -> Lease | None:
-        """Return the lease of the save that reads from these addresses, if it is of a snapshot."""
+        """Return the lease of the save that reads these addresses, if they are a snapshot's."""
         arena, lease = self._arena, self._lease
         if arena is None or lease is None or not arena.holds(addresses):
             return None
@@ -281,13 +281,13 @@ def _identity(tensor: torch.Tensor) -> _Key:
     return (*where, tensor.dtype, tensor.shape)
 
 
-def _not_pinned(error: Exception) -> Fallback:
-    return Fallback(
-        wanted="a snapshot in pinned memory",
-        got="one in pageable memory",
-        reason=str(error),
-        remedy="raise the memlock limit (ulimit -l unlimited), or stage with writer.stager(), "
-        "which needs no memory but Config(pool_bytes=...)",
+@functools.cache  # each reason once
+def _log_not_pinned(reason: str) -> None:
+    _log.warning(
+        "pageable memory instead of a snapshot in pinned memory: %s; raise the memlock limit "
+        "(ulimit -l unlimited), or stage with writer.stager(), which needs no memory but "
+        "Config(pool_bytes=...)",
+        reason,
     )
 
 

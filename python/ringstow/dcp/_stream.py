@@ -1,11 +1,12 @@
-"""The stager that copies next to nothing: the writer reads the tensors while training goes on."""
+"""The stager that copies almost nothing: the writer reads the tensors while training goes on."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -16,57 +17,60 @@ from ringstow._guard import SMALL, Hold
 from ringstow._state import Path, flat_name
 from ringstow.dcp import _copies
 
-if TYPE_CHECKING:
-    from ringstow.dcp._writer import StorageWriter
-
-
-# How long a save may take from stage() to its first look at the state. Later it finds no state, and
-# steps wait for it no more.
+# How long a save may take from stage() until it first reads the state. A later save fails, and
+# steps no longer wait for it.
 _UNCLAIMED_S = 10.0
+
+Claim = Callable[["StagingFuture"], None]
+"""Called in the thread of a save with the future of the state that it saves."""
 
 
 class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
-    """Done when the tensors may be changed; hands the live state to the save before that.
+    """Is done when the tensors may be changed; gives the live state to the save before that.
 
-    The first call of ``result()`` is the save's, from the thread that it runs in. From then on
-    the future is done at the latest when that thread ends, however the save fares.
+    The save calls ``result()`` first, in its own thread. The future is done when that thread ends
+    at the latest, whether the save succeeds or fails.
     """
 
-    def __init__(self, state: dict[str, Any], hold: Hold) -> None:
+    def __init__(self, state: dict[str, Any], hold: Hold, claim: Claim) -> None:
         super().__init__()
+        self._claim = claim
         guarded = _Guarded()
         self._live: dict[str, Any] | None = _copies.rebuild(state, guarded.replace)
         self.fence = _cuda.Fence(_copies.devices(self._live))
-        """The moment of the call: the GPUs' tensors are saved as they are then."""
+        """Tensors on GPUs are saved as they are at the call."""
         self.watched: _native.Watch | None = _native.Watch(guarded.streamed)
-        """The tensors that are not copied: the save fails if one is changed under it."""
+        """The tensors that are not copied: the save fails if one changes while it is read."""
         self._kept: list[torch.Tensor] | None = guarded.copied
         self._hold = hold
         self._since = time.monotonic()
-        self._takes = threading.Lock()
-        self.thread: threading.Thread | None = None
+        self._lock = threading.Lock()
         self.is_elsewhere = False
         """Whether another process saves it."""
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
-        """Return the live state to the save; to all others an empty dict, once it is staged.
+        """Return the live state to the save; to other callers an empty dict, once it is staged.
 
         Raises:
-            Exception: what the save failed of before everything was staged.
+            Exception: the save failed before everything was staged.
         """
-        with self._takes:
+        with self._lock:
             live, self._live = self._live, None
         if live is None:
             return super().result(timeout)
-        self.thread = threading.current_thread()
-        watch = threading.Thread(target=self._watch, name="ringstow-staging", daemon=True)
-        watch.start()
+        self._claim(self)
+        threading.Thread(
+            target=self._watch,
+            args=(threading.current_thread(),),
+            name="ringstow-staging",
+            daemon=True,
+        ).start()
         return live
 
     def done(self) -> bool:
-        """Tell whether it is staged. A failure is told by ``result()`` and by callbacks only.
+        """Tell whether it is staged; False after a failure, which ``result()`` raises.
 
-        ``async_save`` takes a future that is done when it returns for one that went well.
+        ``async_save`` takes a future that is done when it returns for a success.
         """
         return self.is_over() and self.exception() is None
 
@@ -75,8 +79,8 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         return super().done()
 
     def give_up_unclaimed(self) -> bool:
-        """Fail a save that was not begun; returns whether nothing reads the tensors any more."""
-        with self._takes:
+        """Fail a save that has not begun in time; return whether the tensors may be changed."""
+        with self._lock:
             is_late = self._live is not None and time.monotonic() > self._since + _UNCLAIMED_S
             if is_late:
                 self._live = None
@@ -91,7 +95,7 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
             self.set_result({})
 
     def fail(self, error: BaseException) -> None:
-        """Note that the save ended before that."""
+        """Note that the save ended before everything was staged."""
         if not self.is_over():
             self._let_go()
             self.set_exception(error)
@@ -100,9 +104,8 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         self.watched = self._kept = None
         self._hold.end()
 
-    def _watch(self) -> None:
-        assert self.thread is not None
-        self.thread.join()
+    def _watch(self, thread: threading.Thread) -> None:
+        thread.join()
         if self.is_elsewhere:
             self.staged()
         else:
@@ -115,15 +118,15 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
 
 
 class _Guarded:
-    """What a state consists of that is copied at the call, and what is streamed."""
+    """The tensors of a state: which are copied at the call, and which are streamed."""
 
     def __init__(self) -> None:
         self.streamed: list[tuple[str, torch.Tensor]] = []
         self.copied: list[torch.Tensor] = []
-        """The originals of what was copied."""
+        """The originals of the copied tensors."""
 
     def replace(self, tensor: torch.Tensor, path: Path) -> torch.Tensor:
-        """Return what stands for a tensor: itself, or one with copies of small parts."""
+        """Return a tensor itself, or one like it with copies of small parts."""
         parts = _copies.parts(tensor)
         if parts is None:
             return tensor
@@ -148,29 +151,31 @@ class _Guarded:
 class StreamingStager(AsyncStager):
     """For ``dcp.async_save(storage_writer=writer, async_stager=writer.stager())``.
 
-    Takes no copy of the tensors: the writer streams them out of the model while it writes. The next
-    ``step()`` of any torch optimizer waits until it has. What else changes them is to wait for
-    ``staging_completion`` of the `AsyncSaveResponse`: it is done, with the failure, for a save that
-    fails as well. A tensor that is seen to change before makes the save fail with `TornSaveError`.
+    Copies no large tensor: the writer streams them out of the model while it writes. The next
+    ``step()`` of any torch optimizer waits until the writer has read them. Any other code that
+    changes tensors must wait for ``staging_completion`` of the `AsyncSaveResponse`, which is also
+    done, with an error, if the save fails. A tensor that changes earlier makes the save fail with
+    `TornSaveError`.
 
     Tensors of up to 64 KiB, tensors without a version, and all other values are copied at the call.
-    The memory that a save needs is these copies and the writer's ``pool_bytes``, however large the
-    state.
+    A save needs memory for these copies and for the writer's ``pool_bytes``, however large the
+    state is.
     """
 
     _synchronize_after_execute = False
 
-    def __init__(self, writer: StorageWriter) -> None:
-        self._writer = writer
+    def __init__(self, begin: Callable[[], Claim]) -> None:
+        """Make a stager that calls ``begin`` for each save, and what that returns in its thread."""
+        self._begin = begin
 
     def stage(self, state_dict: dict[str, Any]) -> StagingFuture:
         """Return a future whose ``result()`` is the live state, and which is done when staged.
 
-        Of tensors on GPUs, what the work queued so far on this thread's current streams makes of
-        them is saved.
+        Tensors on GPUs are saved as the work queued so far on this thread's current streams leaves
+        them.
 
         Raises:
-            InvalidStateError: a value that can't be copied, named by its key.
+            InvalidStateError: a value can't be copied; names its key.
             UnsupportedError: a CUDA graph is being captured; or the call comes from within an
                 optimizer's step, which would change the tensors before they are read.
             TornSaveError: another thread is in an optimizer's step that does not end.
@@ -184,8 +189,7 @@ class StreamingStager(AsyncStager):
                     "writer takes a snapshot"
                 )
             hold.let_steps_end()
-            future = StagingFuture(state_dict, hold)
-            self._writer._expect(future)
+            future = StagingFuture(state_dict, hold, self._begin())
             hold.follow(future.give_up_unclaimed)
         except BaseException:
             hold.end()
@@ -193,7 +197,7 @@ class StreamingStager(AsyncStager):
         return future
 
     def synchronize_staging(self) -> None:
-        """Do nothing: ``staging_completion`` is what tells of the staging's end."""
+        """Do nothing: ``staging_completion`` says when staging ends."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing: the stager keeps nothing."""

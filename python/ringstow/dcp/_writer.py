@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.checkpoint import storage
@@ -27,10 +28,10 @@ from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
 from ringstow._select import listed
-from ringstow.dcp import _ids, _items, _mark, _metadata, _parts, _paths
+from ringstow.dcp import _ids, _items, _mark, _metadata, _paths, _private, _rank_parts
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._saves import Holds, Save, Turn
+from ringstow.dcp._saves import CommitSessions, Save, Turn, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
 
@@ -40,8 +41,15 @@ _log = logging.getLogger("ringstow")
 
 RECEIPT = "__ringstow__.receipt"
 
-# What a forked child has of its parent's writers. It must not end there what is the parent's.
+# A forked child keeps its parent's objects here for good: ending them would end the parent's saves.
 _inherited: list[object] = []
+
+
+class _Here(threading.local):
+    """What one thread saves with a writer."""
+
+    save: Save | None = None
+    stream: StagingFuture | None = None
 
 
 class StorageWriter(storage.StorageWriter, AsyncStager):
@@ -51,27 +59,27 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         dcp.save(state_dict, checkpoint_id="step-1000", storage_writer=ringstow.dcp.StorageWriter())
 
-    The checkpoint appears whole or not at all, and one that was at the path stays until then. A
-    rank that fails makes the save fail on every rank; the writer can be used again right away.
+    The checkpoint appears complete or not at all, and an earlier one at the path stays until then.
+    If a rank fails, the save fails on every rank; the writer can be used again right away.
 
-    Keep one writer for the whole training: its staging memory and its snapshot's are used again.
-    Its saves go one after the other, whatever thread they run in.
+    Keep one writer for the whole training: it reuses its staging memory and its snapshot's. Its
+    saves run one after the other, in whatever threads.
 
-    Given to ``dcp.async_save`` it is also the stager: `stage` takes a snapshot of the state, and
-    training goes on once that is made. `stager` needs no second copy of the state.
+    ``dcp.async_save`` also takes it as the stager: `stage` takes a snapshot of the state, and
+    training goes on once the snapshot is complete. `stager` needs no second copy of the state.
 
-    What is no tensor comes back equal from a load by default, or the save refuses it on all ranks,
-    with what to save instead: docs/values.md lists the types.
+    Values other than tensors come back equal from a default load, or all ranks refuse the save and
+    say what to save instead: docs/values.md lists the types.
 
-    It pickles, for ``AsyncCheckpointerType.PROCESS``, without memory and saves under way.
+    It pickles, for ``AsyncCheckpointerType.PROCESS``, without its memory and its running saves.
     """
 
-    # The snapshot is whole when stage() returns.
+    # The snapshot is complete when stage() returns.
     _synchronize_after_execute = False
 
-    # Whether a save that is given no path goes where the one before went.
+    # Whether a save without a path goes where the one before went.
     _keeps_id = False
-    # Whether a snapshot's memory is kept for the next one.
+    # Whether the next snapshot reuses the memory of the one before.
     _keeps_snapshot = True
 
     def __init__(
@@ -84,14 +92,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Make a writer.
 
         Args:
-            path: the checkpoint's directory, made if it is not there; None leaves it to each
-                save's ``checkpoint_id``.
-            config: the knobs; None means the defaults.
+            path: the checkpoint's directory, created if missing; None if each save has a
+                ``checkpoint_id``.
+            config: the configuration; None means the defaults.
             allow_pickle: save objects that a load refuses by default, as torch.save pickles them.
-                Loading these also needs ``StorageReader(allow_pickle=True)``.
+                Loading them also needs ``StorageReader(allow_pickle=True)``.
 
         Raises:
-            InvalidStateError: the path is none.
+            InvalidStateError: ``path`` is not a path in the file system.
         """
         self._allow_pickle = allow_pickle
         own = None if path is None else _paths.directory(path)
@@ -100,29 +108,29 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._start()
 
     def _start(self) -> None:
-        """Set up what does not go along into another process."""
+        """Set up what stays in this process: a pickle is without it."""
+        end_here()
         self._pid = os.getpid()
-        self._here = threading.local()
+        self._here = _Here()
         self._save: Save | None = None
         self._turn = Turn()
-        self._holds = Holds()
+        self._sessions = CommitSessions()
         self._snapshot = Snapshot()
-        self._streams: weakref.WeakSet[StagingFuture] = weakref.WeakSet()
         self.save_id = _ids.fresh()
-        """Which save it is, as in torch's StorageMeta: of a commit, the same for who loads it."""
+        """The save's id, as in torch's StorageMeta; from the commit on, loads have the same."""
         self.report: SaveReport | None = None
-        """What this rank's part of the latest save that got through was."""
-        weakref.finalize(self, self._holds.abandon)
+        """Report of this rank's last successful save."""
+        weakref.finalize(self, self._sessions.abandon)
 
     def _adopt(self) -> None:
-        """Begin anew in a forked child: memory, saves and locks are the parent's."""
+        """Start anew in a forked child: memory, saves and locks are the parent's."""
         if self._pid != os.getpid():
-            _inherited.append((self._snapshot, self._holds, self._streams))
+            _inherited.append((self._snapshot, self._sessions, self._here))
             self._start()
 
     def __getstate__(self) -> dict[str, Any]:
-        future = self._stream()
-        if future is not None:
+        future = self._here.stream
+        if future is not None and not future.is_over():
             _refuse_elsewhere(future)
             future.is_elsewhere = True
         return {
@@ -143,25 +151,26 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Set the directory of the next save, and of that one only; None leaves it as it is.
 
         Raises:
-            InvalidStateError: the id is no path.
+            InvalidStateError: the id is not a path in the file system.
         """
         self._adopt()
+        end_here()
         if checkpoint_id is not None:
             self._destination.give(_paths.directory(checkpoint_id))
         self.save_id = _ids.fresh()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Tell whether an id is a path; a URL is not."""
+        """Tell whether an id is a path in the file system; a URL is not."""
         return _paths.is_path(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The directory of the save to come, else of the latest; None if none was given yet."""
+        """The directory of the next save, or of the last one; None if none was given yet."""
         return self._destination.path()
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return what DCP notes of the storage: the directory, and which save it is."""
+        """Return the directory and the save's id, for DCP's metadata."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     # A save, in the order of the calls.
@@ -172,13 +181,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Args:
             is_coordinator: whether this rank commits.
-            args: nothing that is used.
+            args: ignored.
             kwargs: torch's ``rank`` and ``use_collectives``. Without collectives each rank saves
                 a checkpoint of its own, in ``rank00003`` below the path, with its own shards only.
 
         Raises:
-            InvalidStateError: the save was given no path, and the writer has none, or an earlier
-                save's id would be replaced.
+            InvalidStateError: neither the save nor the writer has a path, or the save would
+                replace the one before.
         """
         self._adopt()
         path = self._destination.take()
@@ -190,18 +199,19 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if save.is_alone:
             rank = save.own_rank()
             save.path = _paths.of_rank(path, rank)
-            save.part_of = _parts.part_of(save.path, rank)
+            save.part_of = _rank_parts.part_of(save.path, rank)
             save.rank = 0
-        self._holds.add(save.hold)
+        self._sessions.add(save.session)
+        save.stream, self._here.stream = self._here.stream, None
         self._here.save = self._save = save
 
     def _current(self) -> Save:
-        """Return the save that this thread began; for a program whose hooks change threads, any.
+        """Return the save that this thread began, or the latest if it began none.
 
         Raises:
-            InvalidStateError: there is none.
+            InvalidStateError: no save was begun.
         """
-        save: Save | None = getattr(self._here, "save", None) or self._save
+        save = self._here.save or self._save
         if save is None:
             raise InvalidStateError("a save's hook came without set_up_storage_writer() before it")
         return save
@@ -212,42 +222,43 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     @picklable
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Take hold of the directory, on the coordinator.
+        """Lock the directory, on the coordinator.
 
         Raises:
             BusyError: another save into the directory is under way.
-            InvalidStateError: it holds safetensors files that are not a checkpoint's.
+            InvalidStateError: it holds safetensors files of another program.
             OSError: it can't be made or locked.
         """
         save = self._current()
         with save.hook():
-            save.hold.open(save.path, len(plans), self._config.to_json(), save.part_of)
+            save.session.open(save.path, len(plans), self._config.to_json(), save.part_of)
         if save.rank is not None:
             return plans
-        # An older torch (2.6) does not tell a writer its rank in the process group.
+        # torch 2.6 does not pass a writer its rank in the process group.
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     @picklable
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part, and return when it is durable. Nothing is committed.
 
-        Ctrl-C ends it. Until it has returned the tensors must not be changed; with `stager`,
-        until they are staged.
+        Ctrl-C ends it. Do not change the tensors before it returns; with `stager`, not before they
+        are staged.
 
         Returns:
-            A future that is done, of one result that stands for all items: a receipt for `finish`.
+            A future that is done, of one result for all items: a receipt for `finish`.
 
         Raises:
-            UnsupportedError: items of a kind that can't be saved, all named.
-            InvalidStateError: items that can't be saved, all named; without collectives shards,
-                too, where it can't be noted which save they are of.
+            UnsupportedError: items of a kind that can't be saved; names them all.
+            InvalidStateError: items that can't be saved; names them all. Without collectives also
+                shards that cannot be noted as a part of one save.
             OSError: the system refused: no space, no permission, a failing disk.
         """
-        save, stream = self._current(), self._stream()
+        save = self._current()
+        stream = None if save.stream is None or save.stream.is_over() else save.stream
         if save.rank is None and type(plan.storage_data) is int:
             save.rank = plan.storage_data
         try:
-            # The copies of GPUs' tensors wait for the streams that are current here.
+            # Copies from GPUs wait for the streams that are current here.
             fence = contextlib.nullcontext() if stream is None else stream.fence.passed()
             with save.hook(is_last=not save.commits):
                 with collector_paused(), fence:
@@ -267,11 +278,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     @picklable
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit, on the coordinator: from then on the checkpoint is there.
+        """Commit the checkpoint, on the coordinator.
 
         Raises:
-            InvalidStateError: a rank's results, or a part of a tensor, are missing.
-            NotDurableError: it is there, but may not survive a crash.
+            InvalidStateError: results of a rank, or regions of a tensor, are missing.
+            NotDurableError: it is committed, but may not survive a crash.
             OSError: the system refused.
         """
         receipts = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
@@ -280,13 +291,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         with save.hook(is_last=True):
             with collector_paused():
                 tree = _metadata.tree_of(metadata)
-            done = save.hold.commit(receipts, tree, names)
+            done = save.session.commit(receipts, tree, names)
             _log.debug("committed %s: %s", save.path, done)
             self.save_id = _ids.committed(save.path) or self.save_id
-            # Torch broadcasts this to all ranks: nothing large belongs there.
+            # Torch broadcasts the metadata to all ranks: keep it small.
             metadata.storage_data = None
             metadata.storage_meta = self.storage_meta()
-            _ids.set_version(metadata)
+            _private.set_version(metadata)
             _mark.write(save.path)
             _others.saved(save.path)
 
@@ -295,7 +306,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     ) -> tuple[bytes, int]:
         lease = self._snapshot.read(spec[4] for spec in items.specs)
         job: _native.SaveJob | None = None
-        try:  # from here on: Ctrl-C is to find the job
+        try:  # Ctrl-C must find the job to end it
             job = _native.start_write(
                 items.specs,
                 save.path,
@@ -331,11 +342,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a snapshot of a state dict, in host memory.
 
-        Of tensors on GPUs, what the work queued so far on this thread's current streams makes of
-        them is in it; the memory is registered with CUDA once, so that the copies are fast.
+        Tensors on GPUs are copied as the work queued so far on this thread's current streams leaves
+        them. The memory is registered with CUDA once, so that the copies are fast.
 
-        The memory is as large as the state, allocated by the first call and used again: a call
-        waits until this writer's previous background save has read the snapshot before.
+        The first call allocates memory as large as the state, and later calls reuse it: a call
+        waits until this writer's previous background save has read its snapshot.
 
         Args:
             state_dict: nested dicts, lists and tuples with tensors of any kind that DCP takes, on
@@ -343,14 +354,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 deep-copied.
 
         Raises:
-            InvalidStateError: a value that can't be copied, named by its key.
+            InvalidStateError: a value can't be copied; names its key.
             UnsupportedError: a CUDA graph is being captured.
         """
-        self._adopt()
-        return self._snapshot.take(state_dict)
+        claim = self._begin_staging()  # first: in a forked child it makes a new snapshot
+        return self._snapshot.take(state_dict, claim)
 
     def synchronize_staging(self) -> None:
-        """Do nothing: the snapshot is whole when `stage` returns."""
+        """Do nothing: the snapshot is complete when `stage` returns."""
 
     def stager(self) -> AsyncStager:
         """Return a stager for this writer that copies no tensor.
@@ -363,32 +374,40 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Needs a torch whose ``async_save`` has ``async_stager`` (2.11 has, 2.6 has not).
         """
-        return StreamingStager(self)
+        return StreamingStager(self._begin_staging)
 
     def close(self) -> None:
-        """Let go of the snapshot's memory, and clean up after a save that failed.
+        """Free the snapshot's memory, and clean up after a save that failed.
 
-        Not to be called while a save is under way. The writer can be used again.
+        Do not call it during a save. The writer can be used again.
         """
         self._adopt()
+        end_here()
         self._snapshot.drop()
-        self._holds.abandon()
+        self._sessions.abandon()
 
-    def _expect(self, future: StagingFuture) -> None:
+    def _begin_staging(self) -> Callable[[StagingFuture | None], None]:
+        """Return what the thread that saves the staged state calls, with its stream if it has one.
+
+        DCP gives that thread neither the path that this one was given nor the stream.
+        """
         self._adopt()
-        self._streams.add(future)
+        end_here()
+        destination, here = self._destination, self._here
+        given = destination.hand_over()
 
-    def _stream(self) -> StagingFuture | None:
-        """Return the staging future of the save that runs in this thread, if it has one."""
-        me = threading.current_thread()
-        return next((f for f in self._streams if f.thread is me and not f.is_over()), None)
+        def claim(stream: StagingFuture | None) -> None:
+            destination.receive(given)
+            here.stream = stream
+
+        return claim
 
 
 def _refuse_elsewhere(future: StagingFuture) -> None:
-    """Refuse to have another process stream out of this one's GPUs.
+    """Refuse to let another process stream out of this one's GPUs.
 
-    It could map their memory, but it can't tell when it has read the last byte, nor what this
-    process' streams have still to do to it.
+    It could map their memory, but knows neither when it has read the last byte nor what this
+    process' streams still do to it.
     """
     if not future.fence:
         return
@@ -401,11 +420,11 @@ def _refuse_elsewhere(future: StagingFuture) -> None:
 
 
 def _refuse_shards(plan: SavePlan) -> None:
-    """Refuse to save shards that nobody could tell to be a part of something."""
+    """Refuse to save shards that could not be noted as a part of one save."""
     names = _items.sharded(plan)
     if names:
         raise InvalidStateError(
-            f"{listed('sharded tensors', names)}: saved with use_collectives=False, they are this "
-            "rank's part of a whole, and that can be noted only for ranks of the default process "
-            "group, with a store that answers: save without process_group=, or with collectives"
+            f"{listed('sharded tensors', names)}: with use_collectives=False a rank's shards can "
+            "be saved only by ranks of the default process group, with a store that answers. Save "
+            "without process_group=, or with collectives"
         )

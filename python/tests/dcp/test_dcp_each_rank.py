@@ -17,8 +17,8 @@ from torch_has import needs_use_collectives
 
 import ringstow
 from ringstow import _native
-from ringstow.dcp import StorageReader, StorageWriter, _whole
-from ringstow.dcp._whole import Note, Part
+from ringstow.dcp import StorageReader, StorageWriter, _rank_parts
+from ringstow.dcp._rank_parts import Note, Part
 
 pytestmark = needs_use_collectives
 
@@ -235,7 +235,7 @@ def test_a_path_that_lacks_a_part_is_refused_on_all_ranks(ranks, tmp_path, left,
         own.symlink_to(own.with_suffix(".away"))
     by_rank, same = ranks(2).run(refusals, path)
     assert by_rank == same
-    said = f"of 2 ranks that saved each by itself, no committed part is there of rank {victim}"
+    said = f"2 ranks saved it, each by itself, and no committed part is there of rank {victim}"
     assert victim in by_rank
     assert said in by_rank[1 - victim]
 
@@ -263,10 +263,10 @@ def test_all_missing_parts_are_named_up_to_a_limit(tmp_path):
     part.mkdir()
     (part / "manifest.json").write_text('{"part_of": {"rank": 0, "ranks": 3, "save": "a"}}')
     with pytest.raises(ringstow.IncompleteCheckpointError, match=r"ranks 1, 2 \(rank00001\)"):
-        _whole.check(str(tmp_path), 0)
+        _rank_parts.check(str(tmp_path), 0)
     (part / "manifest.json").write_text('{"part_of": {"rank": 0, "ranks": 16777216, "save": "a"}}')
     with pytest.raises(ringstow.IncompleteCheckpointError, match="19, 20 and more"):
-        _whole.check(str(tmp_path), 0)
+        _rank_parts.check(str(tmp_path), 0)
 
 
 def test_parts_that_do_not_say_what_they_are_parts_of_load_as_ever(tmp_path):
@@ -284,7 +284,7 @@ def test_a_part_is_held_against_that_of_rank_0():
     def part(*note):
         return Part(Note(*note) if note else None)
 
-    problem_of = _whole.problem_of
+    problem_of = _rank_parts.problem_of
     unknown, first = part(), part(0, 3, "a-1")
     for fine in [
         (1, part(1, 3, "a-1"), first),
@@ -305,5 +305,5 @@ def test_a_part_is_held_against_that_of_rank_0():
     )
     # Also where the process groups of two saves were of different ranks.
     assert "by 4 ranks" in problem_of(1, part(1, 4, "a-1"), first)
-    assert "rank00001 is of one that does not say" in problem_of(1, unknown, first)
+    assert "rank00001 is of a save without a note" in problem_of(1, unknown, first)
     assert "rank00000 of one that does not say" in problem_of(1, part(1, 3, "a-1"), unknown)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import inspect
 import pickle
 import threading
 
@@ -14,22 +14,21 @@ from states import load
 from support import assert_same, python
 from test_dcp_async import Held
 from test_dcp_writer import MOMENTS, Failing, cause
-from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch_has import needs_background_process
 
 import ringstow
-from ringstow.dcp import StorageWriter, _saves
+from ringstow.dcp import StorageWriter, _private, _saves
 
 SECONDS = 60
 
 
 @pytest.fixture(params=["torch's names", "other names"])
 def names(request, monkeypatch):
-    """Runs a test again as under a torch whose functions have other names."""
+    """Runs a test again as under a torch whose threads have other names."""
     if request.param == "other names":
-        monkeypatch.setattr(_saves, "_FUNCTIONS", set())
+        monkeypatch.setattr(_private, "is_save_thread", lambda thread: False)
         monkeypatch.setattr(_saves, "_UNSEEN_S", 0.1)
     return request.param
 
@@ -112,41 +111,55 @@ def test_after_a_failure_the_id_is_given_again(moment, tmp_path):
 
 
 @needs_background_process
-def test_torchs_functions_have_the_names_that_are_looked_for():
-    """Fails under a torch that has renamed them: then saves of one writer may overlap."""
-    from torch.distributed.checkpoint import _async_process_executor as process
+def test_a_background_save_runs_in_a_thread_of_the_name_that_is_looked_for(tmp_path):
+    """Fails under a torch that gives it another name: then a time limit decides in its place."""
+    threads = []
 
-    functions = (
-        state_dict_saver.save,
-        state_dict_saver._save_state_dict,
-        process._ProcessBasedAsyncCheckpointExecutor._execute_save_impl,
-    )
-    codes = [(f.__module__, inspect.unwrap(f).__code__.co_name) for f in functions]
-    assert set(codes) == _saves._FUNCTIONS
+    class Noting(DefaultSavePlanner):
+        def create_local_plan(self):
+            threads.append(threading.current_thread())
+            return super().create_local_plan()
+
+    dcp.async_save(
+        state_of(1), checkpoint_id=tmp_path, storage_writer=StorageWriter(), planner=Noting()
+    ).result(SECONDS)
+    assert [_private.is_save_thread(thread) for thread in threads] == [True]
+    assert not _private.is_save_thread(threading.current_thread())
 
 
-@pytest.mark.parametrize("how", ["save", "async_save"])
-def test_a_save_is_recognised_in_each_hook_and_not_after_it(how, tmp_path, monkeypatch):
-    writer = StorageWriter()
-    seen = {}
+@pytest.mark.parametrize("way", ["reset", "stage", "stager", "close", "another writer"])
+def test_a_thread_that_uses_a_writer_again_has_ended_its_save(way, tmp_path):
+    writer = StorageWriter(tmp_path)
+    with pytest.raises(CheckpointException):
+        dcp.save(state_of(1), storage_writer=writer, planner=Failing("create_local_plan"))
+    save = writer._save
+    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
+        assert elsewhere.submit(save.may_commit).result(SECONDS)
+        assert elsewhere.submit(save.is_running).result(SECONDS)
+        match way:
+            case "reset":
+                writer.reset()
+            case "stage":
+                writer.stage({})
+            case "stager":
+                writer.stager().stage({}).give_up_unclaimed()
+            case "close":
+                writer.close()
+            case _:
+                StorageWriter()
+        assert not elsewhere.submit(save.may_commit).result(SECONDS)
+        assert not elsewhere.submit(save.is_running).result(SECONDS)
 
-    def watch(name):
-        hook = getattr(writer, name)
 
-        def watched(*args, **kwargs):
-            seen[name] = _saves.is_saving(threading.current_thread())
-            return hook(*args, **kwargs)
-
-        return watched
-
-    hooks = ["reset", "set_up_storage_writer", "prepare_global_plan", "write_data", "finish"]
-    for name in hooks:
-        monkeypatch.setattr(writer, name, watch(name))
-    done = getattr(dcp, how)(state_of(1), checkpoint_id=tmp_path, storage_writer=writer)
-    if how == "async_save":
-        done.result(SECONDS)
-    assert seen == dict.fromkeys(hooks, True)
-    assert not _saves.is_saving(threading.current_thread())
+def test_a_background_save_takes_no_path_that_another_save_was_given(tmp_path):
+    writer = StorageWriter(tmp_path / "own")
+    staged = writer.stage(state_of(1))
+    writer.reset(tmp_path / "other")
+    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
+        elsewhere.submit(dcp.save, staged, storage_writer=writer).result(SECONDS)
+    assert_same(load(tmp_path / "own", state_of(1)), state_of(1))
+    dcp.save(state_of(2), storage_writer=writer)
+    assert_same(load(tmp_path / "other", state_of(2)), state_of(2))
 
 
 class Crossing(DefaultSavePlanner):
@@ -207,10 +220,8 @@ def test_a_save_that_failed_in_the_main_thread_holds_up_no_other(moment, names, 
         dcp.save(
             state_of(1), checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
         )
-    # What is not recognised may still be going on there.
-    path = tmp_path if names == "torch's names" else tmp_path / "2"
-    dcp.async_save(state_of(2), checkpoint_id=path, storage_writer=writer).result(SECONDS)
-    assert_same(load(path, state_of(2)), state_of(2))
+    dcp.async_save(state_of(2), checkpoint_id=tmp_path, storage_writer=writer).result(SECONDS)
+    assert_same(load(tmp_path, state_of(2)), state_of(2))
     assert kept.value.failures
 
 

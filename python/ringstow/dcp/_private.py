@@ -1,0 +1,102 @@
+"""What ringstow uses of torch that torch does not document. No other file of dcp or convert does.
+
+A new torch may rename any of it. Each function says what it then does instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor as ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.tensor import DTensor
+
+
+def is_save_thread(thread: threading.Thread) -> bool:
+    """Tell whether DCP started a thread for one background save, with which the thread ends.
+
+    False for every thread if the name is another: then a time limit decides (see `_saves`).
+    """
+    return thread.name.startswith("AsyncCheckpointExecutor")
+
+
+def group_text(key: str, text: str) -> str:
+    """Return the text that the first rank of the default process group has stored under a key.
+
+    Args:
+        key: the same on all ranks.
+        text: to be stored if this rank is the first.
+
+    Raises:
+        Exception: the store does not answer, or torch has no such functions.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    return store.compare_set(key, "", text).decode()
+
+
+def set_version(metadata: Metadata) -> None:
+    """Note the version of DCP's format, as torch's writer does; without a version, do nothing."""
+    version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+    if version is not None:
+        metadata.version = version
+
+
+def waited_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor once the collective that computes it has ended; on a GPU, its stream waits.
+
+    Only functional collectives return tensors with a ``wait``; any other is returned as it is.
+    """
+    wait = getattr(tensor, "wait", None)
+    return wait() if callable(wait) else tensor
+
+
+def dtensor_of(local: torch.Tensor, like: DTensor) -> DTensor:
+    """Return a distributed tensor laid out as another is, over a local tensor in host memory."""
+    if like.device_mesh.device_type != "cpu":
+        # from_local would move the copy to the mesh's device.
+        return DTensor(local, like._spec, requires_grad=False)
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def sharded_tensor_of(parts: list[torch.Tensor], like: ShardedTensor) -> ShardedTensor:
+    """Return a sharded tensor laid out as another is, over other local tensors."""
+    sharded = copy.copy(like)
+    shards = zip(parts, like.local_shards(), strict=True)
+    sharded._local_shards = [Shard(part, shard.metadata) for part, shard in shards]
+    return sharded
+
+
+# What torch.load(weights_only=True) says of a pickle stands after this, in a page of advice.
+_UNPICKLER = "WeightsUnpickler error: "
+
+
+def refusal_of(error: Exception) -> str:
+    """Return what torch.load(weights_only=True) says of a pickle, in one line.
+
+    The first line of all that it says if the text is laid out in another way.
+    """
+    text = str(error)
+    lines = (text.partition(_UNPICKLER)[2] or text).strip().splitlines()
+    return lines[0].partition(" Please use ")[0] if lines else "torch does not say what"
+
+
+def storage_info(name: str, offset: int, length: int) -> Any:
+    """Return where torch's own format keeps an item: a file, an offset and a length in bytes.
+
+    Raises:
+        AttributeError: torch has none; its own writer could not be extended then either.
+    """
+    return filesystem._StorageInfo(name, offset, length)
