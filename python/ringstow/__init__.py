@@ -26,12 +26,12 @@ from ringstow._errors import (
     TornSaveError,
     UnsupportedError,
 )
-from ringstow._handle import SaveHandle
 from ringstow._load import load, load_into
 from ringstow._open import Checkpoint, Entry, open
 from ringstow._save import save, save_async
 
 if TYPE_CHECKING:
+    from ringstow._handle import SaveHandle
     from ringstow._report import (
         CheckpointInfo,
         Damage,
@@ -110,12 +110,16 @@ _REPORTS = frozenset(
 
 
 def __getattr__(name: str) -> Any:
-    # What takes a while, and only if somebody asks: the reports' classes are made while the first
-    # save runs, the version is read from the installed package's metadata.
+    # What takes a while is made on first use: the classes of reports and handles, and the version,
+    # which the installed package's metadata has.
     if name in _REPORTS:
         from ringstow import _report
 
         return getattr(_report, name)
+    if name == "SaveHandle":
+        from ringstow._handle import SaveHandle
+
+        return SaveHandle
     if name == "__version__":
         from importlib.metadata import version
 

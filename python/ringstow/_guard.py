@@ -56,7 +56,7 @@ class _Wanted(NamedTuple):
     copy_gpu: Any
 
 
-def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int) -> bool:
+def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int = 0) -> bool:
     """Copy what has to be copied at the call; returns whether the call may return then.
 
     Raises:
@@ -102,6 +102,12 @@ class Hold:
         self._over = threading.Event()
         self._is_over: Callable[[], bool] = lambda: False
         self._caller: int | None = threading.get_ident()
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self, *, may_wait: bool = True) -> bool:
         """Begin, and return whether that is of use to the caller's next step.

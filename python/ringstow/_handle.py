@@ -1,87 +1,88 @@
-"""A save under way: the handle that the caller holds and the thread that watches over it.
-
-The thread keeps the tensors alive until they are staged, makes the interpreter's exit wait (it is
-no daemon), and sees to it that a failure nobody asked about is not lost.
-"""
+"""The handle of a background save: a future, with the moment from which tensors may be changed."""
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import sys
 import threading
-import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import Any
 
-from ringstow import _native, _others
+from ringstow import _jobs, _native
 from ringstow._errors import Error
-from ringstow._guard import Hold, forget_after_fork
-
-if TYPE_CHECKING:
-    from ringstow._report import Progress, SaveReport
-
-_log = logging.getLogger("ringstow")
-
-# Guards every flight's outcome. Re-entrant: the garbage collector may drop a handle anywhere, and a
-# signal's handler may save. For the same reason nothing is imported or logged while it is held: the
-# thread that has the lock for that may be the one that waits for this.
-_lock = threading.RLock()
-# Of the save of this process that is under way at a path.
-_at: weakref.WeakValueDictionary[str, _Claim] = weakref.WeakValueDictionary()
-# Saves in progress, and those that failed, as long as nobody has been told of the failure.
-_unreported: list[_Flight] = []
+from ringstow._guard import Hold
+from ringstow._report import Progress, SaveReport
 
 
-class SaveHandle:
-    """A save that runs in the background.
+class SaveHandle(Future[SaveReport]):
+    """A save in the background: a `concurrent.futures.Future` of its report.
 
     It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
     then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
 
-    A failure is raised by `result` (and by `wait_staged`, if it came before that moment). If
-    nobody asks, it is logged, to the logger ``ringstow``, when the next save starts, the handle is
-    dropped or the interpreter exits; and a process that would have exited with 0 exits with 1.
+    ``await handle``, ``asyncio.wrap_future`` and ``concurrent.futures.wait`` work. Cancelling the
+    task that awaits it cancels the save; ``asyncio.shield`` prevents that. A cancelled save has
+    failed with `SaveCancelledError`: `cancelled` returns False, and no task that awaits it is
+    cancelled. Callbacks run in the thread that watches over the save.
+
+    `result` raises a failure, `exception` returns it, and `wait_staged` raises one that came before
+    that moment. If you call none of them, the failure is logged, to the logger ``ringstow``, when
+    the next save starts, the handle is dropped or the interpreter exits; and a process that would
+    have exited with 0 exits with 1.
+
+    All methods raise `Error` in a process that inherited the handle over a fork.
     """
 
-    def __init__(self, flight: _Flight) -> None:
-        self._flight = flight
-        # Its thread holds the flight, not the handle: so the handle's end can be noticed.
-        # Weakly: `_unreported` keeps the flight while somebody is to be told. Once somebody was,
-        # its error knows the frames that it was raised through, which may know this handle.
-        weakref.finalize(self, _drop, weakref.ref(flight)).atexit = False
+    def __init__(
+        self, claim: _jobs.Claim, job: _native.SaveJob, path: str, owners: list[object], hold: Hold
+    ) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self._claim = claim
+        self._job = job
+        self._path = path
+        self._owners = owners
+        self._hold = hold
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may ask, too
+        # The interpreter's exit waits only for the threads that there are when it begins.
+        self._is_late = not threading.main_thread().is_alive()
+        self._is_asked = False
+        self._failure: _jobs.Failure | None = None
+        hold.follow(lambda: job.staged() or job.done())
 
     def __repr__(self) -> str:
-        flight = self._flight
-        if flight.pid != os.getpid():
+        if self._pid != os.getpid():
             state = "in another process"
-        elif flight.job.done():
+        elif self._job.done():
             state = "done"
         else:
-            state = "staged" if flight.job.staged() else "staging"
-        return f"<SaveHandle {flight.path!r} {state}>"
+            state = "staged" if self._job.staged() else "staging"
+        return f"<SaveHandle {self._path!r} {state}>"
+
+    def __await__(self) -> Generator[Any, None, SaveReport]:
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+    def __del__(self) -> None:
+        failure = getattr(self, "_failure", None)
+        if failure is not None and self._pid == os.getpid():
+            failure.log()
 
     @property
     def path(self) -> str:
         """The checkpoint's directory."""
-        return self._flight.path
+        return self._path
 
     def staged(self) -> bool:
-        """Tell whether every byte has left its tensor. A save that failed before never gets there.
-
-        Raises:
-            Error: the handle was inherited over a fork.
-        """
-        return self._mine().job.staged()
+        """Return whether every byte has left its tensor: False if the save failed before."""
+        return self._own_job().staged()
 
     def done(self) -> bool:
-        """Tell whether the save has ended, well or not.
-
-        Raises:
-            Error: the handle was inherited over a fork.
-        """
-        return self._mine().job.done()
+        """Return whether the save has ended, well or not."""
+        self._own_job()
+        return super().done()
 
     def wait_staged(self, timeout: float | None = None) -> bool:
         """Wait until the tensors may be changed.
@@ -95,18 +96,16 @@ class SaveHandle:
         Raises:
             Exception: what the save failed of, if it failed before everything was staged: there
                 will be no checkpoint of this moment. The tensors may then be changed as well.
-            Error: the handle was inherited over a fork.
         """
-        flight = self._mine()
-        if not flight.job.wait_staged(_seconds(timeout)):
+        job = self._own_job()
+        if not job.wait_staged(_seconds(timeout)):
             return False
-        if not flight.job.staged():  # it ended before
-            flight.job.wait()
-            flight.tell()
+        if not job.staged():  # it failed before
+            self.result()
         return True
 
     def result(self, timeout: float | None = None) -> SaveReport:
-        """Wait until the checkpoint is committed.
+        """Wait until the checkpoint is committed, and return the save's report.
 
         May be called again: it returns the same report, or raises the same error.
 
@@ -117,277 +116,158 @@ class SaveHandle:
             TimeoutError: the time ran out; the save goes on.
             SaveCancelledError: it was cancelled.
             OSError: the system refused: no space, no permission, a failing disk.
-            Error: any other failure of the save; or the handle was inherited over a fork.
+            Error: any other failure of the save.
         """
-        flight = self._mine()
-        if not flight.job.wait(_seconds(timeout)):
-            raise TimeoutError(f"the save to {flight.path} is not done after {timeout} s")
-        return flight.tell()
+        error = self.exception(timeout)
+        if error is not None:
+            raise error.with_traceback(None)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until the save has ended, and return what it failed of; None if it is committed.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: the time ran out; the save goes on.
+        """
+        self._own_job()
+        try:
+            error = super().exception(_seconds(timeout))
+        except TimeoutError:
+            raise TimeoutError(f"the save to {self._path} is not done after {timeout} s") from None
+        self._asked()
+        return error
 
     def progress(self) -> Progress:
-        """Return how far the save has come, in bytes.
+        """Return how far the save has come, in bytes."""
+        return Progress(*self._own_job().progress())
 
-        Raises:
-            Error: the handle was inherited over a fork.
-        """
-        from ringstow._report import Progress
-
-        return Progress(*self._mine().job.progress())
-
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
 
-        Returns at once: `result` raises SaveCancelledError when it has. Too late a call changes
-        nothing.
+        Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
+        once the checkpoint is committed.
 
-        Raises:
-            Error: the handle was inherited over a fork.
+        Returns:
+            Whether the save was still in progress.
         """
-        flight = self._mine()
-        if not flight.job.done():
-            flight.told()  # who cancels knows how it ends
-            flight.job.cancel()
+        job = self._own_job()
+        if job.done():
+            return False
+        self._asked()  # the caller knows how it ends
+        job.cancel()
+        return True
 
-    def _wait_copied(self) -> None:
-        """Wait until the tensors may be changed; a failure is for who asks."""
-        self._flight.job.wait_staged()
+    def add_done_callback(self, fn: Callable[[Future[SaveReport]], object]) -> None:
+        """Call a function with the handle once the save has ended, or now if it has."""
+        self._own_job()
+        super().add_done_callback(fn)
 
-    def _abandon(self) -> None:
-        self.cancel()
-        abandon(self._flight.job)
-
-    def _mine(self) -> _Flight:
-        flight = self._flight
-        if flight.pid != os.getpid():
+    def _own_job(self) -> _native.SaveJob:
+        if self._pid != os.getpid():
             raise Error(
-                f"the save to {flight.path} belongs to process {flight.pid}, which started it; "
+                f"the save to {self._path} belongs to process {self._pid}, which started it; "
                 "this process was forked from that one and cannot ask about it"
             )
-        return flight
+        return self._job
 
+    def _asked(self) -> None:
+        """Note that the caller learns of a failure: it is not reported in another way."""
+        with self._lock:
+            self._is_asked = True
+            failure, self._failure = self._failure, None
+        if failure in _jobs.unreported:
+            _jobs.unreported.remove(failure)
 
-class _Claim:
-    """A save's claim on its path, made before it begins: a signal's handler may come in between."""
+    def _watch(self) -> None:
+        """See the save through, in a thread of its own.
 
-    def __init__(self, path: str) -> None:
-        self.job: _native.SaveJob | None = None
-        self.met_own = False
-        """Whether another save of this process to the same path was under way meanwhile."""
-        other = _at.get(path)
-        if other is None or (other.job is not None and other.job.done()):
-            _at[path] = self
-        else:  # either of them may get the directory
-            self.met_own = other.met_own = True
+        The thread imports and logs nothing before the outcome is there: it may be awaited by a
+        signal handler that interrupted an import, or holds the lock of a logging handler.
+        """
+        try:
+            self._job.wait_staged(logs=False)
+            self._let_go()
+            self._job.wait(logs=False)
+        finally:
+            self._settle()
+        _native.deliver_log()
 
-
-class _Flight:
-    """What the thread, the handle and the module share of one save."""
-
-    def __init__(
-        self,
-        job: _native.SaveJob,
-        path: str,
-        owners: list[object],
-        hold: Hold | None,
-        claim: _Claim,
-        *,
-        is_told: bool,
-    ) -> None:
-        self.job = job
-        self._hold = hold
-        if hold is not None:
-            hold.follow(lambda: job.staged() or job.done())
-        self.path = path
-        self.pid = os.getpid()
-        self._claim = claim
-        claim.job = job
-        self.error: BaseException | None = None
-        self._done: str | None = None
-        self._report: SaveReport | None = None
-        # The interpreter waits for the threads that there are when its exit begins.
-        self.is_late = not threading.main_thread().is_alive()
-        self._owners = owners
-        self._is_told = is_told
-        self._is_dropped = False
-        self._is_logged = False
-
-    def watch(self) -> None:
-        """See the save through. The thread's whole life."""
-        self.job.wait_staged()
+    def _settle(self) -> None:
         self._let_go()
-        self.job.wait()
-        self.settle()
+        try:
+            report = SaveReport.from_json(self._claim.report())
+        except BaseException as error:
+            with self._lock:
+                if not self._is_asked:
+                    self._failure = _jobs.Failure(self._path, error)
+                    _jobs.unreported.append(self._failure)
+            # Without its frames, which know this handle: it could not be dropped.
+            self.set_exception(error.with_traceback(None))
+        else:
+            self.set_result(report)
+        _jobs.enders.discard(self._end_at_exit)
 
     def _let_go(self) -> None:
         """Let the tensors be changed, and freed."""
         self._owners.clear()
-        if self._hold is not None:
-            self._hold.end()
+        self._hold.end()
 
-    def settle(self) -> None:
-        """Take the outcome of a save that is done."""
-        self._let_go()
-        with _lock:
-            if self._done is not None or self.error is not None:
-                return
-            try:
-                self._done = self.job.result()
-            except BaseException as error:
-                self.error = _others.explained(error, is_own=self._claim.met_own)
-            if self.error is None:
-                _others.saved(self.path)
-                self.told()
-            is_lost = self._is_dropped and self.error is not None
-        if is_lost:
-            self.log()
+    def _wait_copied(self) -> None:
+        """Wait until the tensors may be changed, and leave a failure to `result`."""
+        self._job.wait_staged()
 
-    def told(self) -> None:
-        """Note that the save's failure, if there is one, is nobody's surprise any more."""
-        with _lock:
-            self._is_told = True
-            if self in _unreported:
-                _unreported.remove(self)
+    def _abandon(self) -> None:
+        """Cancel the save and wait for its end."""
+        self._asked()
+        _jobs.abandon(self._job)
 
-    def tell(self) -> SaveReport:
-        """Return the report of a save that is done, or raises its failure."""
-        from ringstow._report import SaveReport
-
-        self.settle()
-        self.told()
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        with _lock:
-            if self._report is None:
-                assert self._done is not None
-                self._report = SaveReport.from_json(self._done)
-        return self._report
-
-    def drop(self) -> None:
-        """Note that the handle is gone: nobody can ask any more."""
-        if self.pid != os.getpid():
-            return
-        with _lock:
-            self._is_dropped = True
-            is_lost = self.error is not None
-        if is_lost:
-            self.log()
-
-    def log(self) -> None:
-        """Log the failure, once, unless somebody has been told of it."""
-        with _lock:
-            if self._is_told or self._is_logged:
-                return
-            self._is_logged = True
-        _log.error("the save to %s failed: %s", self.path, self.error, exc_info=self.error)
-
-
-def _drop(flight: weakref.ref[_Flight]) -> None:
-    dropped = flight()
-    if dropped is not None:
-        dropped.drop()
+    def _end_at_exit(self) -> None:
+        """Wait for the save if it was started during the exit, cancel it otherwise."""
+        try:
+            if self._is_late:
+                self._job.wait()
+        finally:
+            _jobs.abandon(self._job)
+            super().exception()
 
 
 def start(
-    begin: Callable[[], _native.SaveJob],
-    path: str,
-    owners: list[object],
-    *,
-    hold: Hold | None = None,
-    is_awaited: bool = False,
+    begin: Callable[[], _native.SaveJob], path: str, owners: list[object], hold: Hold
 ) -> SaveHandle:
-    """Return a handle to the job that ``begin`` starts, and has a thread watch over it.
+    """Start a save in the background, and a thread that watches over it.
 
-    Who awaits the save is told of its failure by the handle, and nobody else is. Where this raises,
-    Ctrl-C included, the job has ended: nobody is there to wait before the tensors are changed.
+    The thread is not a daemon, so that the interpreter's exit waits for it. If this raises, Ctrl-C
+    included, the save has ended: nobody could wait for it before changing the tensors.
+
+    Args:
+        begin: starts the save.
+        path: the checkpoint's directory.
+        owners: what keeps the tensors' memory; emptied once every byte has left its tensor.
+        hold: ends then, too.
     """
-    # Takes a while, and is needed at the end. Not in a thread: a child forked meanwhile would wait
-    # for ever for the import to end.
-    from ringstow import _report  # noqa: F401
-
-    job: _native.SaveJob | None = None
-    flight: _Flight | None = None
-    claim = _Claim(path)
+    if _jobs.has_exited:
+        raise RuntimeError(
+            f"cannot save to {path} in the background: the interpreter is exiting and does not "
+            "wait for it any more. Use ringstow.save"
+        )
+    claim = _jobs.Claim(path)
+    handle: SaveHandle | None = None
     try:
-        job = begin()
-        flight = _Flight(job, path, owners, hold, claim, is_told=is_awaited)
-        handle = SaveHandle(flight)
-        thread = threading.Thread(target=flight.watch, name="ringstow-save", daemon=False)
-        if not is_awaited:
-            with _lock:
-                _unreported.append(flight)
-        try:
-            thread.start()
-        except RuntimeError:  # at the interpreter's exit, or too many threads
-            if not is_awaited:  # else who waits sees it through
-                raise
+        claim.job = begin()
+        handle = SaveHandle(claim, claim.job, path, owners, hold)
+        _jobs.enders.add(handle._end_at_exit)
+        threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
     except BaseException:  # Ctrl-C besides
-        if flight is not None:
-            flight.told()
-        if job is not None:
-            abandon(job)
+        if handle is not None:
+            handle._asked()
+            _jobs.enders.discard(handle._end_at_exit)
+        if claim.job is not None:
+            _jobs.abandon(claim.job)
         raise
     return handle
-
-
-def abandon(job: _native.SaveJob) -> None:
-    """Cancel a job and waits for its end, Ctrl-C or not: till then it reads the tensors."""
-    if not job.done():
-        job.cancel()
-    while not job.done():
-        try:
-            job.wait()
-        except KeyboardInterrupt:
-            continue
-
-
-def log_unreported() -> None:
-    """Log the failures of earlier saves that nobody has asked about. Their handles keep them."""
-    for flight in list(_unreported):
-        if flight.job.done():
-            flight.settle()
-        if flight.error is not None:
-            flight.log()
-
-
-@atexit.register
-def _at_exit() -> None:
-    """See to what is still under way, log what nobody asked about, and make the exit fail then.
-
-    Saves that other functions of `atexit` started are waited for. Of all others the exit has waited
-    for the threads, unless Ctrl-C cut that short.
-    """
-    for flight in list(_unreported):
-        try:
-            if flight.is_late:
-                flight.job.wait()
-        finally:
-            abandon(flight.job)
-            flight.settle()
-            if flight.error is not None:
-                flight.log()
-    failed = [flight for flight in _unreported if flight.error is not None]
-    if failed:
-        _native.fail_exit()
-        if sys.stderr is not None:  # besides the log, which may go elsewhere
-            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            print(
-                f"ringstow: exit code 1, since the background save to {failed[0].path}{more} "
-                f"failed and nobody asked for its result: {failed[0].error}",
-                file=sys.stderr,
-            )
-
-
-def _after_fork() -> None:
-    """In a forked child: the parent's saves are not the child's, nor are its threads there."""
-    global _lock
-    _lock = threading.RLock()
-    _unreported.clear()
-    forget_after_fork()
-    _at.clear()
-    _native.forget_after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _seconds(timeout: float | None) -> float | None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _calls, _guard, _handle, _native, _others, _state
-from ringstow._collector import collector_paused
+from ringstow import _calls, _guard, _jobs, _native, _others, _state
 from ringstow._config import Config, native_json
 from ringstow._guard import Staging
-from ringstow._handle import SaveHandle
 from ringstow._paths import StrPath, absolute
 from ringstow._steps import step_number
 
 if TYPE_CHECKING:
+    from ringstow._handle import SaveHandle
     from ringstow._report import SaveReport
 
 
@@ -61,14 +60,16 @@ def save(
         NotDurableError: the save is committed, but may not survive a crash.
         OSError: the system refused: no space, no permission, a path that is a file.
     """
-    handle = _start(
-        state_dict, path, config, "wait", step=step, allow_pickle=allow_pickle, is_awaited=True
-    )
-    try:
-        return handle.result()
-    except BaseException:
-        handle._abandon()  # Ctrl-C; a save that failed is done already
-        raise
+    where, number, knobs = _prepared(path, step, config)
+    with _guard.Hold() as hold:
+        hold.begin(may_wait=False)
+        encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
+        _guard.stage(encoded.tensors, "wait", where)
+        return _jobs.run(
+            lambda: _native.start_save(encoded.tensors, encoded.tree, where, knobs, number),
+            where,
+            hold=hold,
+        )
 
 
 @_calls.explained(_calls.SAVE_ARGUMENTS)
@@ -120,44 +121,24 @@ def save_async(
         TornSaveError: another thread changed a tensor while the call copied it, or is in the
             middle of an optimizer's step that does not end.
     """
+    from ringstow import _handle  # only a background save needs it, and futures
+
     _guard.check_staging(staging)
-    return _start(
-        state_dict, path, config, staging, step=step, allow_pickle=allow_pickle, is_awaited=False
-    )
-
-
-def _start(
-    state_dict: dict[Any, Any],
-    path: StrPath,
-    config: Config | None,
-    staging: Staging,
-    *,
-    step: int | None,
-    allow_pickle: bool,
-    is_awaited: bool,
-) -> SaveHandle:
-    where, number = absolute(path), step_number(step)
-    knobs = native_json(config)
-    _handle.log_unreported()
-    _others.refuse_other_ranks(where)
+    where, number, knobs = _prepared(path, step, config)
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:
-        may_return = staging == "unguarded" or hold.begin(may_wait=not is_awaited)
-        if not is_awaited and staging != "unguarded":  # nothing keeps an emergency's save waiting
+        may_return = True
+        if staging != "unguarded":
+            may_return = hold.begin()
             hold.let_steps_end()
-        with collector_paused():
-            encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
+        encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
         tensors, tree = encoded.tensors, encoded.tree
         is_copied = _guard.stage(tensors, staging, where, json.loads(knobs)["pool_bytes"])
         handle = _handle.start(
-            lambda: _native.start_save(tensors, tree, where, knobs, number),
-            where,
-            [tensors],
-            hold=hold,
-            is_awaited=is_awaited,
+            lambda: _native.start_save(tensors, tree, where, knobs, number), where, [tensors], hold
         )
-        if not is_awaited and not (may_return and is_copied):
+        if not (may_return and is_copied):
             handle._wait_copied()
     except BaseException:  # Ctrl-C besides
         try:
@@ -167,3 +148,13 @@ def _start(
             hold.end()
         raise
     return handle
+
+
+def _prepared(
+    path: StrPath, step: int | None, config: Config | None
+) -> tuple[str, int | None, str]:
+    """Return the absolute path, the step and the configuration's JSON of a save that may begin."""
+    where, number, knobs = absolute(path), step_number(step), native_json(config)
+    _jobs.log_unreported()
+    _others.refuse_other_ranks(where)
+    return where, number, knobs

@@ -11,6 +11,7 @@ mod exchange;
 mod exit;
 mod lazy;
 mod load;
+mod logging;
 mod place;
 mod save;
 mod session;
@@ -87,29 +88,24 @@ fn swap_names(py: Python<'_>, one: PathBuf, other: PathBuf) -> PyResult<()> {
 }
 
 #[pyfunction]
-fn cli(py: Python<'_>, argv: Vec<OsString>) -> u8 {
-    py.detach(|| ringstow::cli::run(argv))
+fn cli(py: Python<'_>, argv: Vec<OsString>) -> PyResult<u8> {
+    let code = py.detach(|| ringstow::cli::run(argv));
+    logging::deliver(py)?;
+    Ok(code)
 }
 
 #[pyfunction]
 fn forget_after_fork() {
     Runtime::forget_after_fork();
-}
-
-/// Has what the library warns of logged by Python's `logging`, under the logger `ringstow`.
-fn log_to_python(py: Python<'_>) -> PyResult<()> {
-    // Levels are asked for each time: they may be changed, and warnings are rare.
-    let logger = pyo3_log::Logger::new(py, pyo3_log::Caching::Loggers)?;
-    // There is one already where the module is loaded a second time.
-    drop(logger.filter(log::LevelFilter::Info).install());
-    Ok(())
+    exit::forget_after_fork();
+    logging::forget_after_fork();
 }
 
 // What `exchange` and `tensors` do with torch's memory relies on the GIL: until that is true no more, an
 // interpreter without one turns it on for this module.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    log_to_python(module.py())?;
+    logging::install(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("DEPTH_MAX", encode::DEPTH_MAX)?;
     module.add_class::<exchange::Exchange>()?;
@@ -140,6 +136,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(swap_names, module)?)?;
     module.add_function(wrap_pyfunction!(cli, module)?)?;
     module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(exit::end_jobs, module)?)?;
     module.add_function(wrap_pyfunction!(exit::fail_exit, module)?)?;
+    module.add_function(wrap_pyfunction!(logging::deliver, module)?)?;
     Ok(())
 }

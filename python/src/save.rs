@@ -1,6 +1,7 @@
 //! Saves: tensors as addresses, values as JSON.
 
 use crate::error::to_python;
+use crate::exit::{End, note, refuse_late};
 use crate::lazy::Raised;
 use crate::place::Address;
 use crate::tensors::{Data, Tensors, info, source, watch};
@@ -9,7 +10,7 @@ use crate::watch::Watch;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::device::cuda::Ready;
-use ringstow::{Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict};
+use ringstow::{Config, Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -48,9 +49,19 @@ enum Handle {
 }
 
 impl SaveJob {
-    fn new(handle: Handle, raised: Raised) -> Self {
-        let process = std::process::id();
-        Self { handle: Some(handle), receipt: OnceLock::new(), raised, process }
+    /// Starts a save, of tensors whose loading puts what it raises into the `Raised` that `start` gets.
+    fn start(
+        py: Python<'_>,
+        config: &str,
+        start: impl FnOnce(&Config, &Raised) -> Result<Handle>,
+    ) -> PyResult<Self> {
+        refuse_late("start a save")?;
+        let (config, raised) = (crate::config(config)?, Raised::default());
+        let handle = Some(start(&config, &raised).map_err(to_python)?);
+        let job =
+            Self { handle, receipt: OnceLock::new(), raised, process: std::process::id() };
+        note(py, job.job(), End::Wait);
+        Ok(job)
     }
 
     fn handle(&self) -> &Handle {
@@ -87,14 +98,14 @@ impl SaveJob {
         self.job().ended()
     }
 
-    #[pyo3(signature = (timeout=None))]
-    fn wait_staged(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        until(py, timeout, |slice| self.job().wait_staged(Some(slice)))
+    #[pyo3(signature = (timeout=None, *, logs=true))]
+    fn wait_staged(&self, py: Python<'_>, timeout: Option<f64>, logs: bool) -> PyResult<bool> {
+        until(py, timeout, logs, |slice| self.job().wait_staged(Some(slice)))
     }
 
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        until(py, timeout, |slice| self.job().wait_ended(Some(slice)))
+    #[pyo3(signature = (timeout=None, *, logs=true))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>, logs: bool) -> PyResult<bool> {
+        until(py, timeout, logs, |slice| self.job().wait_ended(Some(slice)))
     }
 
     fn result(&self) -> PyResult<String> {
@@ -149,19 +160,16 @@ pub(crate) fn start_save(
     config: &str,
     step: Option<u64>,
 ) -> PyResult<SaveJob> {
-    let (config, raised) = (crate::config(config)?, Raised::default());
-    let start = || -> Result<SaveHandle> {
-        let mut dict = tensors.borrow_mut().take(tensors.py(), &path, &raised)?;
+    SaveJob::start(tensors.py(), config, |config, raised| {
+        let mut dict = tensors.borrow_mut().take(tensors.py(), &path, raised)?;
         let tree = RawValue::from_string(state)
-            .map_err(|e| Error::invalid(format!("the state's tree is no JSON: {e}")))?;
+            .map_err(|e| Error::invalid(format!("the state's tree is not JSON: {e}")))?;
         dict.set_tree(tree);
         if let Some(step) = step {
             dict.step(step);
         }
-        ringstow::save_async(dict, path, &config)
-    };
-    let handle = start().map_err(to_python)?;
-    Ok(SaveJob::new(Handle::Save(handle), raised))
+        ringstow::save_async(dict, path, config).map(Handle::Save)
+    })
 }
 
 /// Starts writing the weights of a model as Hugging Face's programs read them, and returns at once.
@@ -171,32 +179,29 @@ pub(crate) fn start_export(
     path: PathBuf,
     config: &str,
 ) -> PyResult<SaveJob> {
-    let (config, raised) = (crate::config(config)?, Raised::default());
-    let start = || -> Result<SaveHandle> {
-        let dict = tensors.borrow_mut().take(tensors.py(), &path, &raised)?;
-        ringstow::export_async(dict, path, &config)
-    };
-    let handle = start().map_err(to_python)?;
-    Ok(SaveJob::new(Handle::Save(handle), raised))
+    SaveJob::start(tensors.py(), config, |config, raised| {
+        let dict = tensors.borrow_mut().take(tensors.py(), &path, raised)?;
+        ringstow::export_async(dict, path, config).map(Handle::Save)
+    })
 }
 
 /// Starts writing one rank's part of a checkpoint and returns at once.
 #[pyfunction]
 #[pyo3(signature = (items, path, rank, config, watched=None))]
 pub(crate) fn start_write(
+    py: Python<'_>,
     items: Vec<ItemSpec>,
     path: PathBuf,
     rank: u32,
     config: &str,
     watched: Option<&Bound<'_, Watch>>,
 ) -> PyResult<SaveJob> {
-    let (config, raised) = (crate::config(config)?, Raised::default());
-    let start = || -> Result<_> {
+    SaveJob::start(py, config, |config, raised| {
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
         for (name, dtype, sizes, strides, address, nbytes, shape, offsets, object) in items {
             let info = info(name, &dtype, sizes, nbytes)?;
             let data = Data::Address(address);
-            let source = source(&info, strides, data, &raised, &mut ready)?;
+            let source = source(&info, strides, data, raised, &mut ready)?;
             let part = match (shape, offsets) {
                 (Some(shape), Some(offsets)) => Some(Part { shape, offsets }),
                 _ => None,
@@ -204,10 +209,8 @@ pub(crate) fn start_write(
             dict.item(Item { info, part, object }, source);
         }
         if let Some(watched) = watched {
-            watch(&mut dict, watched.get().list.clone(), &path, &raised);
+            watch(&mut dict, watched.get().list.clone(), &path, raised);
         }
-        ringstow::write_rank_async(dict, rank, path, &config)
-    };
-    let handle = start().map_err(to_python)?;
-    Ok(SaveJob::new(Handle::Rank(handle), raised))
+        ringstow::write_rank_async(dict, rank, path, config).map(Handle::Rank)
+    })
 }

@@ -1,6 +1,8 @@
-//! Waiting without the GIL, in slices, so that Ctrl-C is seen.
+//! Waiting without the GIL, in slices, so that Ctrl-C is seen and log records are delivered.
 
 use crate::error::to_python;
+use crate::exit::{End, Waiting, note, refuse_late};
+use crate::logging;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringstow::{Job, Result};
@@ -11,16 +13,23 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Repeats `wait`, which waits for at most the time it is given and says whether what it waits for
-/// has come, until that is so or `timeout` seconds have passed.
+/// has come, until that is so or `timeout` seconds have passed. Delivers log records meanwhile, if `logs`.
 pub(crate) fn until(
     py: Python<'_>,
     timeout: Option<f64>,
+    logs: bool,
     wait: impl Fn(Duration) -> bool + Send + Sync,
 ) -> PyResult<bool> {
     let deadline = deadline(timeout)?;
     loop {
         let left = deadline.map_or(SLICE, |d| d.saturating_duration_since(Instant::now()));
-        if py.detach(|| wait(left.min(SLICE))) {
+        let waiting = Waiting::begin();
+        let has_come = py.detach(|| wait(left.min(SLICE)));
+        drop(waiting);
+        if logs {
+            logging::deliver(py)?;
+        }
+        if has_come {
             return Ok(true);
         }
         py.check_signals()?;
@@ -40,34 +49,40 @@ fn deadline(timeout: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(wait.and_then(|wait| Instant::now().checked_add(wait)))
 }
 
-/// Runs `work` on a thread of its own; Ctrl-C cancels its job, and is raised once it has stopped.
+/// Runs `work` on a thread of its own; Ctrl-C cancels its job, and is raised once it has stopped, and so does
+/// the interpreter's exit.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     job: &Arc<Job>,
     work: impl FnOnce(&Arc<Job>) -> Result<T> + Send,
 ) -> PyResult<T> {
+    refuse_late("read a checkpoint")?;
+    note(py, job, End::Cancel);
     let done = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             // Ends the job also if the work panics.
-            let _end = End(job);
+            let _ended = SetEnded(job);
             work(job)
         });
-        let waited = until(py, None, |slice| job.wait_ended(Some(slice)));
+        let waited = until(py, None, true, |slice| job.wait_ended(Some(slice)));
         if waited.is_err() {
             job.cancel();
         }
+        let waiting = Waiting::begin();
         let outcome = py.detach(|| worker.join());
+        drop(waiting);
         waited.map(|_| outcome)
     })?;
+    logging::deliver(py)?;
     match done {
         Ok(outcome) => outcome.map_err(to_python),
         Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
-struct End<'a>(&'a Job);
+struct SetEnded<'a>(&'a Job);
 
-impl Drop for End<'_> {
+impl Drop for SetEnded<'_> {
     fn drop(&mut self) {
         self.0.set_ended();
     }

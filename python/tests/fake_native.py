@@ -82,10 +82,10 @@ class SaveJob:
     def done(self):
         return self._done.is_set()
 
-    def wait_staged(self, timeout=None):
+    def wait_staged(self, timeout=None, *, logs=True):
         return self._may_go_on.wait(timeout)
 
-    def wait(self, timeout=None):
+    def wait(self, timeout=None, *, logs=True):
         return self._done.wait(timeout)
 
     def result(self):

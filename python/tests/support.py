@@ -107,10 +107,10 @@ def reseal(path, manifest):
     (pathlib.Path(path) / "manifest.json").write_bytes(sealed)
 
 
-def python(code, *args, **options):
+def python(code, *args, limit=120, **options):
     """Runs Python code in a process of its own; returns the completed process, with text."""
     command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)
 
 
 def python_start(code, *args, **options):

@@ -113,6 +113,32 @@ def test_the_exit_waits_for_a_save_that_it_started_itself(slow_bytes, tmp_path):
     assert ringstow.load(tmp_path / "c")["a"].sum() == slow_bytes
 
 
+LAST = """
+import atexit
+jobs = []
+atexit.register(lambda: print(jobs[0].done()))  # after ringstow's function, which is newer
+"""
+IN_A_DAEMON = """
+from ringstow import _native
+
+def write_rank():
+    item = ("a", "U8", [size], None, state["a"].ctypes.data, size, None, None, False)
+    jobs.append(_native.start_write([item], path, 0, slow.to_json()))
+    jobs[0].wait()
+
+session = _native.Session(path, 1, slow.to_json())
+threading.Thread(target=write_rank, daemon=True).start()
+while not any(name.startswith("rank") for name in os.listdir(path)):
+    pass
+"""
+
+
+def test_the_exit_waits_for_a_daemon_threads_save(slow_bytes, tmp_path):
+    """Else the thread takes the GIL during finalization, which may abort the process."""
+    done = python(LAST + SLOW_CODE + IN_A_DAEMON, tmp_path / "c", slow_bytes)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 ENDS = {"end": "", "exit": "sys.exit(0)", "other code": "sys.exit(3)", "raise": "raise ValueError"}
 
 

@@ -16,7 +16,7 @@ from support import litter, python
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import ringstow
-from ringstow import _guard, _handle
+from ringstow import _guard, _jobs
 from ringstow._memory import LazyTensor
 
 # One thread that copies: in the order of the state.
@@ -52,7 +52,7 @@ def held():
     for thread in threading.enumerate():
         if thread.name == "ringstow-save":
             thread.join(60)
-    _handle._unreported.clear()
+    _jobs.unreported.clear()
     assert _guard._holds == []
 
 

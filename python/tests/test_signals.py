@@ -1,6 +1,8 @@
-"""A signal's handler that saves: what is refused, and the recipes that work."""
+"""A signal handler that saves: what is refused, and what works."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 from support import python
@@ -80,3 +82,49 @@ def test_a_handler_may_save_to_another_path(how, tmp_path):
     assert done.returncode == 0, done.stderr
     assert ringstow.load(tmp_path / "c-last") == {"last": 1}
     assert list(ringstow.load(tmp_path / "c")) == ["a"]
+
+
+WARNS = """
+import logging
+
+class Handler(logging.Handler):
+    def emit(self, record):  # holds the handler's lock
+        print(record.getMessage())
+        if record.getMessage() == "interrupt me":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def save(signum, frame):
+    handle = ringstow.save_async({"a": 1}, path + "-first", config=cannot_trace)
+    ringstow.save({"a": 1}, path, config=cannot_trace)
+    handle.result()
+
+cannot_trace = ringstow.Config(trace=path + "/no/such/directory/trace.json")
+logging.getLogger().addHandler(Handler())
+signal.signal(signal.SIGTERM, save)
+logging.warning("interrupt me")
+"""
+
+
+def test_a_handler_that_interrupted_logging_may_save_with_warnings(tmp_path):
+    """The warnings are logged by the thread that waits for the save, which has the lock."""
+    done = python(START + WARNS, tmp_path / "c", limit=30)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the trace could not be written") == 2
+    assert ringstow.load(tmp_path / "c") == {"a": 1}
+
+
+STARTS_NO_THREAD = """
+def save(signum, frame):
+    ringstow.save({"a": 1}, path)
+
+signal.signal(signal.SIGTERM, save)
+with threading._shutdown_locks_lock:  # as while a thread starts
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.skipif(not hasattr(threading, "_shutdown_locks_lock"), reason="a lock of Python 3.11")
+def test_a_handler_that_interrupted_the_start_of_a_thread_may_save(tmp_path):
+    done = python(START + STARTS_NO_THREAD, tmp_path / "c", limit=30)
+    assert done.returncode == 0, done.stderr
+    assert ringstow.load(tmp_path / "c") == {"a": 1}

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _handle, _native, _save, _state, _torch, _tree
+from ringstow import _jobs, _native, _save, _state, _torch, _tree
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._handle import SaveHandle
@@ -142,13 +142,12 @@ def to_hf(
     """Write the tensors of a state as Hugging Face's programs read them."""
     model = _Model(state, prefix, dtype)
     sized = dataclasses.replace(config, shard_bytes=max_shard_bytes)
-    handle = _handle.start(
+    report = _jobs.run(
         lambda: _native.start_export(model.stored, path, sized.to_json()),
         path,
-        [model.stored],
-        is_awaited=True,
+        advance=lambda written, total: advance("writing", written, total),
     )
-    report = _follow(handle, advance)
+    advance("writing", report.file_bytes, report.file_bytes)
     return Written(
         expected=model.tensors,
         report=report,

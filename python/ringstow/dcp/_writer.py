@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _handle, _native, _others
+from ringstow import _jobs, _native, _others
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
@@ -322,7 +322,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             job.wait()
         except BaseException:  # Ctrl-C
             if job is not None:
-                _handle.abandon(job)
+                _jobs.abandon(job)
             raise
         finally:
             self._end(lease)

@@ -69,7 +69,7 @@ def test_the_tensors_are_held_until_they_are_staged_and_no_longer(gpu, on_gpu, a
         # With its copy: it is small. Freeing it now would be a violation, too.
         assert gpu.live("allocations") == 2
     handle.result(SECONDS)
-    handle._flight._owners.clear()
+    handle._owners.clear()
     gc.collect()
     assert gpu.live("allocations") == 0
     assert_same(ringstow.load(at / "c"), {"t": torch.arange(1000.0)})
