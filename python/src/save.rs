@@ -10,7 +10,9 @@ use crate::watch::Watch;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::device::cuda::Ready;
-use ringstow::{Config, Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict};
+use ringstow::{
+    Config, Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict,
+};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -58,8 +60,7 @@ impl SaveJob {
         refuse_late("start a save")?;
         let (config, raised) = (crate::config(config)?, Raised::default());
         let handle = Some(start(&config, &raised).map_err(to_python)?);
-        let job =
-            Self { handle, receipt: OnceLock::new(), raised, process: std::process::id() };
+        let job = Self { handle, receipt: OnceLock::new(), raised, process: std::process::id() };
         note(py, job.job(), End::Wait);
         Ok(job)
     }
