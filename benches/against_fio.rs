@@ -169,7 +169,7 @@ impl Lab {
             }
             Work::SaveOver => {
                 let started = Instant::now();
-                ringstow::retire(&self.kept(), Disposal::Recycle)?;
+                ringstow::remove(self.kept(), Disposal::Recycle)?;
                 self.save(&self.kept())?;
                 Ok(started.elapsed().as_secs_f64())
             }
@@ -192,7 +192,7 @@ impl Lab {
             state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
         }
         let started = Instant::now();
-        ringstow::save(&state, path, &self.config)?;
+        ringstow::Store::new(self.config.clone()).unwrap().save(&state, path)?;
         Ok(started.elapsed().as_secs_f64())
     }
 
@@ -204,7 +204,7 @@ impl Lab {
             targets.map(|((name, _), to)| (name.as_str(), Target::new(to))).collect();
         let started = Instant::now();
         let checkpoint = Checkpoint::open(path)?;
-        checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Default::default())?;
+        checkpoint.load_into(&targets, LoadOptions::default().on(&runtime, &Default::default()))?;
         Ok(started.elapsed().as_secs_f64())
     }
 

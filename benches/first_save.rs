@@ -10,7 +10,7 @@
 mod common;
 
 use common::{Args, Result, bench_dir, median, spread};
-use ringstow::{Config, Dtype, StateDict};
+use ringstow::{Dtype, StateDict};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -50,7 +50,7 @@ fn save_twice(dir: &Path, bytes: usize) -> Result<()> {
     for name in ["first", "second"] {
         let _ = Command::new("sync").status();
         let (resident, started) = (resident_mib()?, Instant::now());
-        let report = ringstow::save(&state, dir.join(name), &Config::default())?;
+        let report = ringstow::save(&state, dir.join(name))?;
         let seconds = started.elapsed().as_secs_f64();
         println!("{seconds} {} {}", report.seconds.prepare, resident_mib()? - resident);
         std::fs::remove_dir_all(dir.join(name))?;

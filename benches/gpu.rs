@@ -268,12 +268,8 @@ fn disk(tensors: &mut Tensors, options: &Options, path: &Path) -> Result<(Beside
             }
             let targets = tensors.targets(place)?;
             let started = Instant::now();
-            let report = checkpoint.load_into(
-                &targets,
-                LoadOptions::default(),
-                &runtime,
-                &Arc::default(),
-            )?;
+            let report = checkpoint
+                .load_into(&targets, LoadOptions::default().on(&runtime, &Arc::default()))?;
             let loaded = rate(report.tensor_bytes, started.elapsed().as_secs_f64());
             let copies = rate(report.moved.device_bytes, report.seconds.device_copy);
             loads.add(place, loaded, copies);

@@ -99,7 +99,7 @@ fn load(state: &StateDict) {
     let dir = save(state);
     let checkpoint = Checkpoint::open(dir.path().join("to")).expect("it was saved");
     let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
-    let options = LoadOptions { verify: false };
-    black_box(checkpoint.load_names(names, options, &runtime(config()), &Arc::default()))
+    let options = LoadOptions { verify: false, ..LoadOptions::default() };
+    black_box(checkpoint.load_names(names, options.on(&runtime(config()), &Arc::default())))
         .expect("the load works");
 }

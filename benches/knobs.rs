@@ -32,7 +32,7 @@ use std::time::Instant;
 struct Variant {
     name: String,
     config: Config,
-    options: LoadOptions,
+    options: LoadOptions<'static>,
 }
 
 /// The default, and what differs from it in one thing.
@@ -61,7 +61,7 @@ fn variants(base: &Config) -> Vec<Variant> {
     add("fixed off", &|c| c.fixed = Switch::Off);
     add("direct off", &|c| c.direct = Switch::Off);
     add("engine portable", &|c| c.engine = EngineChoice::Portable);
-    let options = LoadOptions { verify: false };
+    let options = LoadOptions { verify: false, ..LoadOptions::default() };
     all.push(Variant { name: "verify off".into(), config: base.clone(), options });
     all
 }
@@ -174,10 +174,10 @@ impl Bench<'_> {
                 .iter_mut()
                 .map(|(name, to)| (name.as_str(), Target::new(to)))
                 .collect();
-            checkpoint.load_into(&targets, options, runtime, &job)?;
+            checkpoint.load_into(&targets, options.on(runtime, &job))?;
         } else {
             let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
-            drop(checkpoint.load_names(names, options, runtime, &job)?);
+            drop(checkpoint.load_names(names, options.on(runtime, &job))?);
         }
         let took = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
         Ok(Took { seconds: took.0, cpu: took.1, prepare: 0.0, sync: 0.0 })

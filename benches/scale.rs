@@ -146,16 +146,18 @@ fn load(runtime: &Runtime, dir: &Path, every: usize) {
     let checkpoint = Checkpoint::open(dir).expect("it was saved");
     let names = checkpoint.tensors().iter().step_by(every).map(|tensor| tensor.name.as_str());
     // What is read from nowhere is not what was written.
-    let options = LoadOptions { verify: false };
-    black_box(checkpoint.load_names(names, options, runtime, &Arc::default()).expect("it works"));
+    let options = LoadOptions { verify: false, ..LoadOptions::default() };
+    black_box(
+        checkpoint.load_names(names, options.on(runtime, &Arc::default())).expect("it works"),
+    );
 }
 
 /// Loads all tensors, of 4 KiB each, into memory that is there.
 fn load_into(runtime: &Runtime, checkpoint: &Checkpoint, memory: &mut [u8]) {
     let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
     let targets: Vec<_> = names.zip(memory.chunks_mut(4096).map(Target::new)).collect();
-    let options = LoadOptions { verify: false };
-    checkpoint.load_into(&targets, options, runtime, &Arc::default()).expect("it works");
+    let options = LoadOptions { verify: false, ..LoadOptions::default() };
+    checkpoint.load_into(&targets, options.on(runtime, &Arc::default())).expect("it works");
 }
 
 /// A save and load from beginning to end, but for the disk.

@@ -21,9 +21,10 @@ use ringstow::engine::ladder::Kind;
 use ringstow::format::Manifest;
 use ringstow::plan::load::{Unit, Want};
 use ringstow::sys::file;
-use ringstow::{Config, Dtype, EngineChoice, Runtime, StateDict, Switch};
+use ringstow::{Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
 use std::hint::black_box;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn bench_bytes() -> usize {
@@ -89,7 +90,7 @@ fn time_saves(iterations: u64, state: &StateDict, dir: &Path, config: &Config) -
         .map(|_| {
             let _ = std::fs::remove_dir_all(dir);
             let started = Instant::now();
-            ringstow::save(state, dir, config).expect("the save works");
+            ringstow::Store::new(config.clone()).unwrap().save(state, dir).expect("the save works");
             started.elapsed()
         })
         .sum()
@@ -106,8 +107,8 @@ fn time_loads(iterations: u64, dir: &Path, runtime: &Runtime) -> Duration {
                 file::drop_page_cache(&shard).expect("the cache can be dropped");
             }
             let started = Instant::now();
-            let (options, job) = Default::default();
-            let loaded = checkpoint.load_names(&names, options, runtime, &job);
+            let (options, job) = (LoadOptions::default(), Arc::default());
+            let loaded = checkpoint.load_names(&names, options.on(runtime, &job));
             black_box(loaded.expect("the load works"));
             started.elapsed()
         })
@@ -121,7 +122,7 @@ fn save_and_load(criterion: &mut Criterion, place: &str, dir: &Path, all: Vec<(S
     let bytes = Throughput::BytesDecimal(tensors.iter().map(|(_, data)| data.len() as u64).sum());
     for (name, config) in all {
         let dir = dir.join("ringstow-bench");
-        if let Err(why) = ringstow::save(&state, &dir, &config) {
+        if let Err(why) = ringstow::Store::new(config.clone()).unwrap().save(&state, &dir) {
             println!("{place}: left out {name}: {why}");
             continue;
         }
@@ -131,7 +132,7 @@ fn save_and_load(criterion: &mut Criterion, place: &str, dir: &Path, all: Vec<(S
                 bencher.iter_custom(|iterations| time_saves(iterations, &state, &dir, &config));
             },
         );
-        ringstow::save(&state, &dir, &config).expect("it worked before");
+        ringstow::Store::new(config.clone()).unwrap().save(&state, &dir).expect("it worked before");
         let runtime = Runtime::new(config).expect("it was valid before");
         group(criterion, &format!("load/{place}"), bytes.clone()).bench_function(
             &name,

@@ -9,7 +9,7 @@
 //! functions do.
 
 use ringstow::device::Source;
-use ringstow::{Checkpoint, Config, Dtype, SaveHandle, StateDict, TensorInfo, Value};
+use ringstow::{Checkpoint, Dtype, SaveHandle, StateDict, TensorInfo, Value};
 use std::path::Path;
 use std::sync::{Arc, RwLock};
 
@@ -51,7 +51,7 @@ fn save(weights: &Weights, step: i64, run: &Path) -> ringstow::Result<SaveHandle
         TensorInfo { name: "weights".into(), dtype: Dtype::F32, shape: vec![WEIGHTS as u64] };
     let mut state = StateDict::new();
     state.source(info, Box::new(weights.clone())).value("step", step);
-    ringstow::save_async(state, run.join(format!("step-{step:08}")), &Config::default())
+    ringstow::save_async(state, run.join(format!("step-{step:08}")))
 }
 
 /// The weights and the step of the newest checkpoint, or those to begin with.

@@ -1,6 +1,6 @@
 //! The README's program: saves a state and loads it again.
 
-use ringstow::{Config, StateDict};
+use ringstow::StateDict;
 
 #[allow(missing_docs)]
 pub fn main() -> ringstow::Result<()> {
@@ -8,7 +8,7 @@ pub fn main() -> ringstow::Result<()> {
     let mut state = StateDict::new();
     state.slice("layer.weight", &[1024, 256], &weight)?;
     state.value("step", 1000);
-    ringstow::save(&state, "run/step-1000", &Config::default())?;
+    ringstow::save(&state, "run/step-1000")?;
     let newest = ringstow::latest("run")?.expect("a checkpoint was saved");
     let loaded = ringstow::load(&newest)?;
     let weight: &[f32] = loaded.tensor("layer.weight").expect("it was saved").as_slice()?;

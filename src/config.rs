@@ -82,7 +82,7 @@ pub struct Config {
     /// need them too. Default none.
     pub stripe: Vec<PathBuf>,
     /// Whether the files of a checkpoint that is replaced are kept for the next save to write over, as
-    /// [`retire`](crate::retire()) keeps those of one that is removed. Takes the room of one more
+    /// [`remove`](crate::remove()) keeps those of one that is removed. Takes the room of one more
     /// checkpoint. Default false.
     pub recycle: bool,
     /// A file to write what each block of a save or load went through, and when, in the trace format

@@ -87,7 +87,7 @@ impl<'a> StateDict<'a> {
     ///
     /// ```no_run
     /// use cudarc::driver::CudaContext;
-    /// use ringstow::{Config, Dtype, StateDict};
+    /// use ringstow::{Dtype, StateDict};
     /// use std::sync::Arc;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -95,7 +95,7 @@ impl<'a> StateDict<'a> {
     /// let weight = Arc::new(stream.alloc_zeros::<f32>(1024)?);
     /// let mut state = StateDict::new();
     /// state.cuda("layer.weight", Dtype::F32, &[32, 32], weight.clone())?;
-    /// let saving = ringstow::save_async(state, "run/step-1000", &Config::default())?;
+    /// let saving = ringstow::save_async(state, "run/step-1000")?;
     /// saving.wait_staged(None); // from now on the stream may have work that changes the weight
     /// saving.result()?;
     /// # Ok(())

@@ -7,8 +7,8 @@ mod common;
 use common::{noise, scratch, small_config, step_at};
 use ringstow::device::Source;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveHandle, StateDict, TensorInfo,
-    load_async, save_async,
+    Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveHandle, StateDict, Store,
+    TensorInfo, load_async,
 };
 use std::future::{Future, poll_fn};
 use std::path::Path;
@@ -17,6 +17,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+fn save_async(
+    state: StateDict<'static>,
+    path: impl AsRef<Path>,
+    config: &Config,
+) -> ringstow::Result<SaveHandle> {
+    Store::new(config.clone())?.save_async(state, path)
+}
 
 /// Runs each case under each executor.
 macro_rules! under_each_executor {
@@ -118,11 +126,11 @@ async fn some_tensors_are_loaded_by_name_and_into_memory_that_is_there() {
     save_async(state, root.path().join("ckpt"), &small_config()).unwrap().await.unwrap();
 
     let checkpoint = Arc::new(Checkpoint::open(root.path().join("ckpt")).unwrap());
-    let runtime = Runtime::shared(&small_config()).unwrap();
+    let _runtime = Runtime::shared(&small_config()).unwrap();
     let options = LoadOptions::default();
-    let named = checkpoint.load_names_async(["b"], options, &runtime).unwrap();
+    let named = checkpoint.load_names_async(["b"], options.verify).unwrap();
     let into = vec![("a".to_owned(), vec![0; BYTES])];
-    let filling = checkpoint.load_into_async(into, options, &runtime).unwrap();
+    let filling = checkpoint.load_into_async(into, options.verify).unwrap();
     let job = filling.job().clone();
     let (filled, report) = filling.await.unwrap();
     assert!(filled[0].1 == a);

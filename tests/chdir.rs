@@ -2,7 +2,7 @@
 //! is the process's.
 
 use ringstow::device::Source;
-use ringstow::{Config, Dtype, StateDict, TensorInfo};
+use ringstow::{Dtype, StateDict, TensorInfo};
 use std::sync::{Arc, Barrier};
 
 /// Bytes that are had once somebody has met it.
@@ -26,7 +26,7 @@ fn a_save_in_the_background_goes_where_its_path_led_when_it_was_begun() {
     let mut state = StateDict::new();
     let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![64] };
     state.source(info, Box::new(Waits(gate.clone())));
-    let saving = ringstow::save_async(state, "ckpt", &Config::default()).unwrap();
+    let saving = ringstow::save_async(state, "ckpt").unwrap();
     std::env::set_current_dir(there.path()).unwrap();
     gate.wait();
     saving.result().unwrap();

@@ -196,7 +196,7 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
         assert!(report.damage.is_empty(), "kill {kill} of seed {seed}: {:?}", report.damage);
         // Every other time, what was left is the next save's to clear away.
         if kill % 2 == 0 {
-            ringstow::prune_with(&dir, runtime.config()).unwrap();
+            ringstow::store::prune(&dir, runtime.config()).unwrap();
             assert_no_litter_in(runtime.config(), &dir);
             State::new(found, &SIZES).assert_at(&runtime, &dir);
         }

@@ -16,7 +16,7 @@ fn error_of(path: &Path) -> Error {
 fn save(path: PathBuf) -> PathBuf {
     let mut state = StateDict::new();
     state.value("step", 1);
-    ringstow::save(&state, &path, &small_config()).unwrap();
+    ringstow::Store::new(small_config()).unwrap().save(&state, &path).unwrap();
     path
 }
 

@@ -165,7 +165,7 @@ fn removal_with_a_failing_call_leaves_the_checkpoint_or_what_prune_clears() {
         let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
         let remove = |place: &Place| {
             let disposal = Disposal::of(place.config());
-            ringstow::retire_with(&place.dir(), disposal, place.config()).map(drop)
+            ringstow::store::retire(&place.dir(), disposal, place.config()).map(drop)
         };
         at_each_call(way, arm, remove, |place, n, done| {
             let (way, dir) = (place.way, place.dir());
@@ -175,7 +175,7 @@ fn removal_with_a_failing_call_leaves_the_checkpoint_or_what_prune_clears() {
                     place.assert_whole(1);
                 }
                 Err(Error::Incomplete { .. } | Error::Io { .. }) => {
-                    ringstow::prune_with(dir.parent().unwrap(), place.config()).unwrap();
+                    ringstow::store::prune(dir.parent().unwrap(), place.config()).unwrap();
                     // An empty directory may be anybody's.
                     let left = if dir.exists() { names_in(&dir) } else { Vec::new() };
                     assert!(left.is_empty(), "{way:?}, call {n}: {left:?}");

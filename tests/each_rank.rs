@@ -4,10 +4,10 @@ mod common;
 
 use common::{State, assert_says, names_in, runtime, scratch, step_at};
 use ringstow::format::names;
-use ringstow::store::{Found, Status, Swept, prune_plan, remove_recycled, retain_plan};
+use ringstow::store::{Found, Status, Swept, remove_recycled};
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, Error, PartOf, Retention, Session, StateDict, Value,
-    latest, list, prune, retain, retire, verify,
+    latest, list, prune, retain, verify,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -222,7 +222,7 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
         let root = root(&[1, 2, 3]);
         fs::write(part(&at(root.path(), 2), 1).join("notes.txt"), "mine").unwrap();
         save_part(&at(root.path(), 9), 0, 3, "half");
-        let plan = retain_plan(
+        let plan = ringstow::store::retain_plan(
             root.path(),
             &Retention { disposal, ..Retention::new(1) },
             &Config::default(),
@@ -266,7 +266,7 @@ fn no_shard_goes_before_every_part_is_taken_down() {
     let obstacle = part(&whole, 2).join(names::RETIRED).join("obstacle");
     fs::create_dir_all(&obstacle).unwrap();
     retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert!(matches!(retire(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
+    assert!(matches!(ringstow::remove(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
     for rank in 0..2 {
         let shards = ["manifest.json.retired", "rank00000-0.safetensors"];
         assert_eq!(names_in(&part(&whole, rank)), shards);
@@ -316,7 +316,7 @@ fn retain_leaves_alone_what_no_one_can_tell_to_be_a_whole() {
     assert!(done.left[0].reason.contains("not known"), "{:?}", done.left);
     // Asked for by name, it goes; also in a second call, after a kill.
     take_down(&unknown, 0);
-    retire(&unknown, Disposal::Recycle).unwrap();
+    ringstow::remove(&unknown, Disposal::Recycle).unwrap();
     assert_eq!(names_in(root.path()), ["step-7"]);
 }
 
@@ -325,18 +325,21 @@ fn what_cannot_be_removed_whole_is_not_touched() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
     let saving = Session::begin(part(&whole, 2), 1).unwrap();
-    let busy = retire(&whole, Disposal::Remove).unwrap_err();
+    let busy = ringstow::remove(&whole, Disposal::Remove).unwrap_err();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
     drop(saving);
     assert_eq!(latest(root.path()).unwrap(), Some(whole.clone()));
     flip_last_byte(&part(&whole, 2).join(names::MANIFEST));
-    assert!(matches!(retire(&whole, Disposal::Remove).unwrap_err(), Error::Corrupt { .. }));
+    assert!(matches!(
+        ringstow::remove(&whole, Disposal::Remove).unwrap_err(),
+        Error::Corrupt { .. }
+    ));
     assert_eq!(step_at(&part(&whole, 0)), 0);
     // Nor is there anything to remove where nobody has committed.
     let killed = at(root.path(), 8);
     fs::create_dir_all(part(&killed, 0)).unwrap();
     fs::write(part(&killed, 0).join("rank00000-0.safetensors.part"), "half").unwrap();
-    let error = retire(&killed, Disposal::Remove).unwrap_err();
+    let error = ringstow::remove(&killed, Disposal::Remove).unwrap_err();
     assert_says(&error, &["no rank's part is committed", "prune"]);
     assert_eq!(prune(&killed).unwrap().removed.len(), 2);
 }
@@ -352,7 +355,7 @@ fn retain_says_which_spare_files_it_removes() {
     let all = [spares.join("rank00000-0.spare"), spares.join("rank00001-0.spare"), spares.clone()];
     let config = Config::default();
     assert!(
-        retain_plan(
+        ringstow::store::retain_plan(
             root.path(),
             &Retention { disposal: Disposal::Recycle, ..Retention::new(1) },
             &config
@@ -361,7 +364,7 @@ fn retain_says_which_spare_files_it_removes() {
         .spares
         .is_empty()
     );
-    let plan = retain_plan(root.path(), &Retention::new(1), &config).unwrap();
+    let plan = ringstow::store::retain_plan(root.path(), &Retention::new(1), &config).unwrap();
     assert_eq!(plan.spares, all);
     assert!(all[0].exists(), "a plan changes nothing");
     assert_eq!(retain(root.path(), 1, Disposal::Remove).unwrap(), plan);
@@ -386,7 +389,7 @@ fn leave_half(whole: &Path, rank: u32) -> PathBuf {
 /// Prunes, after looking whether it says beforehand what it will do.
 fn prune_as_planned(dir: &Path) -> Swept {
     let config = Config::default();
-    let plan = prune_plan(dir, &config).unwrap();
+    let plan = ringstow::store::prune_plan(dir, &config).unwrap();
     let done = prune(dir).unwrap();
     assert_eq!(plan, done);
     done
@@ -483,7 +486,7 @@ fn nothing_of_a_whole_outlives_a_removal_that_was_killed_at_its_end() {
     for finish in [
         |whole: &Path| drop(prune(whole).unwrap()),
         |whole: &Path| {
-            drop(retire(whole, Disposal::Remove).unwrap());
+            drop(ringstow::remove(whole, Disposal::Remove).unwrap());
         },
     ] {
         let root = root(&[7, 8]);
@@ -507,7 +510,7 @@ fn spare_files_of_parts_go_while_a_part_tells_of_the_removal() {
     // The first part cannot be removed: whoever removes the whole ends there.
     fs::remove_file(part(&whole, 0).join(names::MANIFEST)).unwrap();
     fs::create_dir(part(&whole, 0).join(names::RETIRED)).unwrap();
-    assert!(matches!(retire(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
+    assert!(matches!(ringstow::remove(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
     assert!(!spares.exists());
     assert!(part(&whole, 2).join(names::RETIRED).exists());
 }

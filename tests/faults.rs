@@ -322,7 +322,7 @@ fn a_panicking_tensor_fails_its_save_alone() {
         let dtype = ringstow::Dtype::U8;
         let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
         state.source(info, Box::new(Torn(60_000)));
-        ringstow::save_async(state, path, &small_config()).unwrap()
+        ringstow::Store::new(small_config()).unwrap().save_async(state, path).unwrap()
     };
     for path in [&scene.old, &scene.fresh] {
         let handle = save(path);
@@ -380,7 +380,7 @@ fn a_panic_on_another_thread_ends_the_save_and_comes_to_the_caller_as_it_was() {
         let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
         let (saver, ended) = (thread::current().id(), Arc::default());
         state.source(info, Box::new(Elsewhere { saver, ended, reads: counted }));
-        let save = || ringstow::save(&state, &path, &small_config());
+        let save = || ringstow::Store::new(small_config()).unwrap().save(&state, &path);
         catch_unwind(AssertUnwindSafe(save)).unwrap_err()
     });
     assert_eq!(panic.downcast_ref(), Some(&"a panic elsewhere, on purpose"));
@@ -413,7 +413,7 @@ fn a_cancelled_save_leaves_the_old_checkpoint() {
         let dtype = ringstow::Dtype::U8;
         let info = ringstow::TensorInfo { name: "t".into(), dtype, shape: vec![200_000] };
         state.source(info, Box::new(Cancels(cell.clone())));
-        let handle = ringstow::save_async(state, path, &small_config()).unwrap();
+        let handle = ringstow::Store::new(small_config()).unwrap().save_async(state, path).unwrap();
         assert!(cell.set(handle).is_ok());
         let watched = cell.clone();
         must_end(move || watched.get().unwrap().wait(None));

@@ -68,7 +68,8 @@ fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
     let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
     assert_eq!(checkpoint.kind(), Kind::Safetensors);
     let options = LoadOptions::default();
-    let loaded = checkpoint.load_names(["b", "w"], options, &runtime(), &Arc::default()).unwrap();
+    let loaded =
+        checkpoint.load_names(["b", "w"], options.on(&runtime(), &Arc::default())).unwrap();
     assert_eq!(loaded.tensor("w").unwrap().shape(), [3, 3]);
     assert_eq!(loaded.tensor("w").unwrap().as_slice::<u16>().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(loaded.tensor("b").unwrap().as_slice::<u16>().unwrap(), [40, 41]);
@@ -77,7 +78,7 @@ fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
     let mut column = [0u8; 4];
     let to = StridedTarget::new(&mut column, 0, &[2, 2]);
     let slice = Slice { name: "w", chunk: 0, offsets: &[0, 1], lengths: &[2, 1], to };
-    let report = checkpoint.read(&[slice], options, &runtime(), &Arc::default()).unwrap();
+    let report = checkpoint.read(&[slice], options.on(&runtime(), &Arc::default())).unwrap();
     assert_eq!(column, [1, 0, 4, 0]);
     assert!(!report.verified);
     // Without being asked to, nothing foreign is opened.
@@ -92,7 +93,7 @@ fn data_that_is_not_aligned_to_its_type_is_handed_out_aligned() {
         fs::write(root.path().join("m.safetensors"), bytes).unwrap();
         let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
         let (options, job) = (LoadOptions::default(), Arc::default());
-        let loaded = checkpoint.load_names(["w"], options, &runtime(), &job).unwrap();
+        let loaded = checkpoint.load_names(["w"], options.on(&runtime(), &job)).unwrap();
         assert_eq!(loaded.tensor("w").unwrap().as_slice::<u16>().unwrap(), [1, 2, 3]);
     }
 }

@@ -8,10 +8,10 @@
 
 mod common;
 
-use common::{noise, scratch, small_config};
+use common::{scratch, small_config};
 use ringstow::{
     Checkpoint, Config, Dtype, Item, LoadOptions, Part, PartOf, Runtime, Session, StateDict,
-    TensorInfo, Value, write_rank,
+    TensorInfo, Value,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -58,7 +58,7 @@ impl Case {
     }
 
     fn save_as(&self, root: &Path, config: &Config) {
-        ringstow::save(&self.state(), root.join("c"), config).unwrap();
+        ringstow::Store::new(config.clone()).unwrap().save(&self.state(), root.join("c")).unwrap();
     }
 
     /// The tree that the coordinator of several ranks commits.
@@ -70,6 +70,18 @@ impl Case {
         let values = self.values.iter().map(|(name, value)| (Value::from(*name), value.clone()));
         Value::Dict(tensors.chain(values).collect()).to_json().unwrap()
     }
+}
+
+/// The bytes of the stored tensors: xorshift64, spelled out here, since no other generator may ever take its place.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        word.to_le_bytes()
+    };
+    (0..len.div_ceil(8)).flat_map(|_| next()).take(len).collect()
 }
 
 /// A tensor of noise; of zeros and ones if it is one of truths.
@@ -93,13 +105,16 @@ fn cases() -> Vec<Case> {
         }),
         Case::new("default-blocks", |case, root| case.save_as(root, &Config::default())),
         Case::new("saved-again", |case, root| {
-            ringstow::save(&StateDict::new(), root.join("c"), &small_config()).unwrap();
+            ringstow::Store::new(small_config())
+                .unwrap()
+                .save(&StateDict::new(), root.join("c"))
+                .unwrap();
             case.save_as(root, &small_config());
         }),
         Case::new("step", |case, root| {
             let mut state = case.state();
             state.step(12);
-            ringstow::save(&state, root.join("c"), &small_config()).unwrap();
+            ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
         }),
         dtypes(),
         values(),
@@ -116,7 +131,10 @@ fn cases() -> Vec<Case> {
             ..Case::new("striped", |case, root| {
                 let config = Config { files: 2, ..striped(root) };
                 fs::create_dir(root.join("disk0")).unwrap();
-                ringstow::save(&case.state(), root.join("run/step-1"), &config).unwrap();
+                ringstow::Store::new(config.clone())
+                    .unwrap()
+                    .save(&case.state(), root.join("run/step-1"))
+                    .unwrap();
             })
         },
         Case { path: None, ..Case::new("export", |case, root| export(case, root, 0)) },
@@ -175,7 +193,7 @@ fn save_object(case: &Case, root: &Path) {
     let info = TensorInfo { name: "opaque".into(), dtype: Dtype::U8, shape: vec![11] };
     let item = Item { info, part: None, object: true };
     state.item(item, Box::new(b"some object".to_vec()));
-    ringstow::save(&state, root.join("c"), &small_config()).unwrap();
+    ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
 }
 
 /// Two ranks: each has every other tensor and its rows of the last one.
@@ -190,7 +208,11 @@ fn save_ranks(case: &Case, root: &Path) {
             state.bytes(&tensor.name, tensor.dtype, &tensor.shape, &tensor.bytes).unwrap();
         }
         rows(&mut state, shared, half * rank, half);
-        write_rank(&state, rank as u32, &dir, &small_config()).unwrap().0
+        ringstow::Store::new(small_config())
+            .unwrap()
+            .write_rank(&state, rank as u32, &dir)
+            .unwrap()
+            .0
     };
     session.commit(vec![write(0), write(1)], case.tree()).unwrap();
 }
@@ -210,7 +232,8 @@ fn save_rank_share(case: &Case, root: &Path, rank: u32) {
     let session = Session::begin_with(&dir, 1, &small_config()).unwrap().part_of(part_of);
     let mut state = case.state();
     rows(&mut state, &tensor("shared", Dtype::U8, &[4000]), 2000 * rank as usize, 1500);
-    let (receipt, _) = write_rank(&state, 0, &dir, &small_config()).unwrap();
+    let (receipt, _) =
+        ringstow::Store::new(small_config()).unwrap().write_rank(&state, 0, &dir).unwrap();
     session.commit(vec![receipt], case.tree()).unwrap();
 }
 
@@ -225,7 +248,12 @@ fn export(case: &Case, root: &Path, shard_bytes: u64) {
         state.source(info, Box::new(bytes.clone()));
     }
     let config = Config { shard_bytes, ..small_config() };
-    ringstow::export_async(state, root.join("c"), &config).unwrap().result().unwrap();
+    ringstow::Store::new(config.clone())
+        .unwrap()
+        .export_async(state, root.join("c"))
+        .unwrap()
+        .result()
+        .unwrap();
 }
 
 /// Every file below a directory, by its path there.
@@ -301,7 +329,7 @@ fn stored_checkpoints_load_with_their_values() {
         let names = case.tensors.iter().map(|tensor| &tensor.name);
         let runtime = Runtime::new(config).unwrap();
         let loaded = checkpoint
-            .load_names(names, LoadOptions::default(), &runtime, &Arc::default())
+            .load_names(names, LoadOptions::default().on(&runtime, &Arc::default()))
             .unwrap();
         for tensor in &case.tensors {
             let view = loaded.tensor(&tensor.name).unwrap();

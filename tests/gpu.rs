@@ -76,7 +76,7 @@ fn what_a_gpu_has_is_saved_and_loaded_bit_for_bit() {
         let targets = [("split", Target::of_slice(&mut back).unwrap())];
         let checkpoint = Checkpoint::open(&path).unwrap();
         let report = checkpoint
-            .load_into(&targets, LoadOptions::default(), &runtime(), &Arc::default())
+            .load_into(&targets, LoadOptions::default().on(&runtime(), &Arc::default()))
             .unwrap();
         drop(targets);
         assert_eq!(report.moved.device_bytes, 9 << 20);
@@ -127,7 +127,7 @@ fn strided_tensors_come_and_go_as_the_host_would_gather_them() {
         let (offsets, lengths) = (&[0, 0], &[COLUMNS as u64, ROWS as u64]);
         let boxed = Slice { name: "transposed", chunk: 0, offsets, lengths, to: target };
         let checkpoint = Checkpoint::open(&path).unwrap();
-        checkpoint.read(&[boxed], LoadOptions::default(), &runtime(), &Arc::default()).unwrap();
+        checkpoint.read(&[boxed], LoadOptions::default().on(&runtime(), &Arc::default())).unwrap();
         assert_eq!(stream.clone_dtoh(&back).unwrap(), bytes, "transposed twice");
     }
 }
@@ -172,7 +172,8 @@ fn a_save_takes_what_its_streams_work_so_far_leaves_and_nothing_later() {
         let mut state = StateDict::new();
         state.cuda("weight", Dtype::U8, &[8 << 20], slice.clone()).unwrap();
         let config = Config { pool_bytes: 16 << 20, ..Config::default() };
-        let saving = ringstow::save_async(state, &path, &config).unwrap();
+        let saving =
+            ringstow::Store::new(config.clone()).unwrap().save_async(state, &path).unwrap();
         assert!(saving.wait_staged(None));
         set(9);
         saving.result().unwrap();

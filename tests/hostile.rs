@@ -54,7 +54,7 @@ fn a_directory_without_manifest_is_incomplete() {
 fn an_empty_state_dict_is_a_checkpoint_like_any_other() {
     let root = scratch();
     let dir = root.path().join("empty");
-    ringstow::save(&StateDict::new(), &dir, &small_config()).unwrap();
+    ringstow::Store::new(small_config()).unwrap().save(&StateDict::new(), &dir).unwrap();
     assert_eq!(load_all(&runtime(), &dir).unwrap().tensors().count(), 0);
     assert_eq!(Checkpoint::open(&dir).unwrap().state().unwrap(), Value::Dict(vec![]));
     assert!(ringstow::verify(&dir).unwrap().damage.is_empty());
@@ -67,7 +67,7 @@ fn two_tensors_of_one_name_are_refused_before_anything_is_made() {
     let dir = root.path().join("ckpt");
     let mut state = StateDict::new();
     state.bytes("w", Dtype::U8, &[1], &[1]).unwrap().bytes("w", Dtype::U8, &[1], &[2]).unwrap();
-    let error = ringstow::save(&state, &dir, &small_config()).unwrap_err();
+    let error = ringstow::Store::new(small_config()).unwrap().save(&state, &dir).unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
     assert_says(&error, &["\"w\""]);
     assert!(!dir.exists());
@@ -159,7 +159,7 @@ fn a_damaged_block_spoils_only_what_lies_in_it_and_never_reaches_the_caller() {
     let runtime = runtime();
     let load = |name: &str, to: &mut [u8]| {
         let targets = [(name, Target::new(to))];
-        checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Arc::default())
+        checkpoint.load_into(&targets, LoadOptions::default().on(&runtime, &Arc::default()))
     };
     let mut to = vec![0xAA; 12_288];
     assert!(matches!(load("layer.2.weight", &mut to), Err(Error::Corrupt { .. })));
@@ -167,9 +167,9 @@ fn a_damaged_block_spoils_only_what_lies_in_it_and_never_reaches_the_caller() {
     let mut to = vec![0; 20_001];
     load("layer.3.weight", &mut to).unwrap();
     assert_eq!(to, State::new(1, &SIZES).tensors[3].1);
-    let unchecked = LoadOptions { verify: false };
+    let unchecked = LoadOptions { verify: false, ..LoadOptions::default() };
     let loaded =
-        checkpoint.load_names(["layer.2.weight"], unchecked, &runtime, &Arc::default()).unwrap();
+        checkpoint.load_names(["layer.2.weight"], unchecked.on(&runtime, &Arc::default())).unwrap();
     assert_eq!(&loaded.tensor("layer.2.weight").unwrap().data()[5000..5003], b"rot");
 }
 
@@ -229,7 +229,7 @@ fn a_load_takes_blocks_larger_than_its_own_staging_buffers() {
     let checkpoint = Checkpoint::open(root.path()).unwrap();
     let mut to = vec![0; 3_000_000];
     let targets = [("layer.0.weight", Target::new(&mut to))];
-    checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Arc::default()).unwrap();
+    checkpoint.load_into(&targets, LoadOptions::default().on(&runtime, &Arc::default())).unwrap();
     assert_eq!(to, state.tensors[0].1);
 }
 
@@ -255,7 +255,7 @@ fn a_pipe_in_the_place_of_a_file_holds_nobody_up() {
     let (root, dir) = saved();
     let pipe = |path: &Path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     pipe(&dir.join(".metadata"));
-    ringstow::retire(&dir, ringstow::Disposal::Remove).unwrap();
+    ringstow::remove(&dir, ringstow::Disposal::Remove).unwrap();
     assert_eq!(names_in(&dir), [".metadata"], "it is somebody's");
     let model = root.path().join("model");
     fs::create_dir(&model).unwrap();

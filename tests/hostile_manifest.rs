@@ -216,8 +216,8 @@ fn assert_harmless(dir: &Path, runtime: &Runtime) {
     let on_disk = fs::metadata(shard_of(dir)).unwrap().len();
     for verify in [true, false] {
         let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-        let options = LoadOptions { verify };
-        let Ok(loaded) = checkpoint.load_names(names, options, runtime, &Arc::default()) else {
+        let options = LoadOptions { verify, ..LoadOptions::default() };
+        let Ok(loaded) = checkpoint.load_names(names, options.on(runtime, &Arc::default())) else {
             continue;
         };
         assert!(loaded.report.read_bytes <= file_bytes && file_bytes == on_disk);
@@ -233,7 +233,7 @@ fn assert_harmless(dir: &Path, runtime: &Runtime) {
     for entry in checkpoint.tensors().iter().filter(|entry| entry.nbytes() < 1 << 20) {
         let mut to = vec![0; entry.nbytes() as usize];
         let targets = [(entry.name.as_str(), Target::new(&mut to))];
-        let _ = checkpoint.load_into(&targets, LoadOptions::default(), runtime, &Arc::default());
+        let _ = checkpoint.load_into(&targets, LoadOptions::default().on(runtime, &Arc::default()));
     }
     let _ = ringstow::store::verify(runtime, dir, &Arc::default());
 }

@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use ringstow::format::names;
-use ringstow::{Config, Disposal, Runtime, retain, retire};
+use ringstow::{Config, Disposal, Runtime, remove, retain};
 use std::fs;
 use std::sync::{Mutex, PoisonError};
 
@@ -41,7 +41,7 @@ fn more_parts_than_the_soft_limit_allows_to_be_locked_are_removed() {
     }
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 60, hard).unwrap();
-    retire(&root.path().join("step-1"), Disposal::Remove).unwrap();
+    remove(root.path().join("step-1"), Disposal::Remove).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 60, hard).unwrap();
     retain(root.path(), 1, Disposal::Remove).unwrap();
     assert!(names_in(root.path()).is_empty());

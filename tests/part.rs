@@ -5,9 +5,7 @@
 mod common;
 
 use common::*;
-use ringstow::{
-    Checkpoint, Config, Dtype, Error, Kind, Part, Session, StateDict, TensorInfo, Value, write_rank,
-};
+use ringstow::{Checkpoint, Dtype, Error, Kind, Part, Session, StateDict, TensorInfo, Value};
 use std::path::Path;
 
 fn numbers(from: u32, len: u32) -> Vec<u32> {
@@ -21,7 +19,7 @@ fn saved(dir: &Path) {
     state.slice("m", &[6, 4], &matrix).unwrap();
     let group = Value::Dict(vec![("lr".into(), 0.1.into()), ("a.b".into(), 3.into())]);
     state.value("step", 1000).value("groups", vec![group]);
-    ringstow::save(&state, dir, &small_config()).unwrap();
+    ringstow::Store::new(small_config()).unwrap().save(&state, dir).unwrap();
 }
 
 #[test]
@@ -51,7 +49,7 @@ fn slices_are_saved_as_what_they_are() {
     let mut state = StateDict::new();
     state.slice("h", &[3], &halves).unwrap().slice("b", &[1, 2], &bytes).unwrap();
     assert!(matches!(state.slice("x", &[4], &halves), Err(Error::Invalid { .. })));
-    ringstow::save(&state, root.path(), &small_config()).unwrap();
+    ringstow::Store::new(small_config()).unwrap().save(&state, root.path()).unwrap();
     let checkpoint = Checkpoint::open(root.path()).unwrap();
     let loaded = checkpoint.load(["h"]).unwrap();
     assert_eq!(loaded.tensor("h").unwrap().as_slice::<half::bf16>().unwrap(), halves);
@@ -91,7 +89,11 @@ fn a_part_of_what_several_ranks_wrote_is_put_together() {
         let info = TensorInfo { name: "m".into(), dtype: Dtype::U32, shape: vec![3, 4] };
         let part = Part { shape: vec![6, 4], offsets: vec![u64::from(rank) * 3, 0] };
         state.part(info, part, Box::new(bytes));
-        write_rank(&state, rank, root.path(), &small_config()).unwrap().0
+        ringstow::Store::new(small_config())
+            .unwrap()
+            .write_rank(&state, rank, root.path())
+            .unwrap()
+            .0
     });
     let receipts = receipts.collect();
     session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap();
@@ -106,7 +108,7 @@ fn a_checkpoint_that_was_replaced_is_not_read_in_its_place() {
     let root = scratch();
     saved(root.path());
     let checkpoint = Checkpoint::open(root.path()).unwrap();
-    ringstow::save(&StateDict::new(), root.path(), &Config::default()).unwrap();
+    ringstow::save(&StateDict::new(), root.path()).unwrap();
     let error = checkpoint.load_part("m", &[0..1]).unwrap_err();
     assert!(matches!(error, Error::Replaced { .. }), "{error:?}");
     assert_says(&error, &["open it again"]);

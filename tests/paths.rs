@@ -6,7 +6,7 @@ mod common;
 use common::{SIZES, State, assert_no_litter, assert_says, runtime, scratch, small_config};
 use ringstow::{
     Checkpoint, Config, Disposal, LoadOptions, Runtime, SaveReport, StateDict, list, prune, retain,
-    retire, store,
+    store,
 };
 use serde_json::{json, to_value};
 use std::ffi::OsStr;
@@ -54,7 +54,7 @@ fn every_report_of_a_path_that_is_no_utf_8_can_be_told_in_json() {
     let retained = to_value(retain(&root, 1, Disposal::Recycle).unwrap()).unwrap();
     assert_eq!(retained["retired"], json!([format!("{told}/step-1")]));
     assert_eq!(retained["kept"], json!([format!("{told}/step-2")]));
-    let retired = to_value(retire(&second, Disposal::Remove).unwrap()).unwrap();
+    let retired = to_value(ringstow::remove(&second, Disposal::Remove).unwrap()).unwrap();
     assert_eq!(retired["path"], json!(format!("{told}/step-2")));
 }
 
@@ -91,10 +91,10 @@ fn a_checkpoint_that_no_marker_could_name_is_not_striped() {
     let marker = json!({ "checkpoint": dir.to_string_lossy() });
     fs::write(companion.join("companion.json"), marker.to_string()).unwrap();
     fs::write(companion.join("rank00000-7.safetensors"), "another's").unwrap();
-    ringstow::prune_with(&root, &config).unwrap();
+    ringstow::store::prune(&root, &config).unwrap();
     let opened = Checkpoint::open_with(&dir, &config).unwrap();
     let names = opened.tensors().iter().map(|tensor| tensor.name.as_str());
-    opened.load_names(names, LoadOptions::default(), &striped, &Default::default()).unwrap();
+    opened.load_names(names, LoadOptions::default().on(&striped, &Default::default())).unwrap();
     assert!(companion.join("rank00000-7.safetensors").exists());
 }
 
@@ -126,11 +126,23 @@ fn a_url_or_a_tilde_is_refused_and_nothing_is_made() {
     let config = ringstow::Config::default();
     for path in ["s3://bucket/x", "s3:/bucket/x", "~/x", "~"] {
         let refused = [
-            ringstow::save(&StateDict::new(), path, &config).map(drop),
-            ringstow::save_async(StateDict::new(), path, &config).map(drop),
-            ringstow::write_rank(&StateDict::new(), 0, path, &config).map(drop),
-            ringstow::write_rank_async(StateDict::new(), 0, path, &config).map(drop),
-            ringstow::export_async(StateDict::new(), path, &config).map(drop),
+            ringstow::Store::new(config.clone()).unwrap().save(&StateDict::new(), path).map(drop),
+            ringstow::Store::new(config.clone())
+                .unwrap()
+                .save_async(StateDict::new(), path)
+                .map(drop),
+            ringstow::Store::new(config.clone())
+                .unwrap()
+                .write_rank(&StateDict::new(), 0, path)
+                .map(drop),
+            ringstow::Store::new(config.clone())
+                .unwrap()
+                .write_rank_async(StateDict::new(), 0, path)
+                .map(drop),
+            ringstow::Store::new(config.clone())
+                .unwrap()
+                .export_async(StateDict::new(), path)
+                .map(drop),
             ringstow::Session::begin(path, 1).map(drop),
             ringstow::load(path).map(drop),
             ringstow::load_async(path).map(drop),

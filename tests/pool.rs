@@ -160,7 +160,7 @@ fn fixed_buffers_that_were_asked_for_by_name_serve_loads_too() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
     let options = LoadOptions::default();
-    let loaded = match checkpoint.load_names(names, options, &fixed, &Arc::default()) {
+    let loaded = match checkpoint.load_names(names, options.on(&fixed, &Arc::default())) {
         Err(Error::Unsupported { what, .. }) => return eprintln!("skipped: {what}"),
         loaded => loaded.unwrap(),
     };

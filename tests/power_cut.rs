@@ -79,7 +79,7 @@ fn look(root: &Path, told: &Told, cut: u64) {
     let newest = latest(root.join("row")).unwrap().expect("one was committed");
     told.in_a_row.store(check(&newest, told.in_a_row.load(SeqCst)), SeqCst);
     told.in_place.store(check(&root.join("last"), told.in_place.load(SeqCst)), SeqCst);
-    for found in list(&root.join("row")).unwrap() {
+    for found in list(root.join("row")).unwrap() {
         if found.status == Status::Committed {
             State::new(step_at(&found.path), &SIZES).assert_at(&runtime, &found.path);
         }
@@ -111,7 +111,7 @@ fn cut_and_look(mount: &Mount, cuts: u64, seed: u64) -> Result<(), String> {
         mount.mount_again();
         look(mount.path(), &told, cut);
         if cut % 3 == 0 {
-            prune(&mount.path().join("row")).unwrap();
+            prune(mount.path().join("row")).unwrap();
         }
     }
     println!(

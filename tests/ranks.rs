@@ -6,7 +6,7 @@ use common::{noise, small_config};
 use ringstow::device::Source;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, Part, Receipt, SaveReport, Session, StateDict, TensorInfo,
-    Value, write_rank,
+    Value,
 };
 use serde_json::value::RawValue;
 use std::fs;
@@ -25,7 +25,7 @@ fn write(dir: &Path, rank: u32, world: u32, seed: u64) -> ringstow::Result<(Rece
     let part = Part { shape: vec![SHARED as u64], offsets: vec![from as u64] };
     state.part(info, part, Box::new(shared[from..from + rows].to_vec()));
     state.bytes(format!("own.{rank}"), Dtype::U8, &[5000], &own)?;
-    write_rank(&state, rank, dir, &small_config())
+    ringstow::Store::new(small_config()).unwrap().write_rank(&state, rank, dir)
 }
 
 /// A tensor whose bytes cannot be had.
@@ -204,7 +204,9 @@ fn a_rank_that_writes_again_takes_back_its_word() {
     bad.bytes("x", Dtype::U8, &[3], b"abc").unwrap();
     // The second write fails before it has changed a byte.
     let config = Config { stripe: vec![root.path().join("no-such-disk")], ..small_config() };
-    assert!(write_rank(&bad, 0, root.path(), &config).is_err());
+    assert!(
+        ringstow::Store::new(config.clone()).unwrap().write_rank(&bad, 0, root.path()).is_err()
+    );
     let error = session.commit(vec![receipt], tree()).unwrap_err().to_string();
     assert!(error.contains("begun to write again"), "{error}");
 }
@@ -213,7 +215,10 @@ fn a_rank_that_writes_again_takes_back_its_word() {
 fn a_rank_without_tensors_writes_no_file() {
     let root = tempfile::tempdir().unwrap();
     let session = Session::begin(root.path(), 2).unwrap();
-    let idle = write_rank(&StateDict::new(), 1, root.path(), &small_config()).unwrap();
+    let idle = ringstow::Store::new(small_config())
+        .unwrap()
+        .write_rank(&StateDict::new(), 1, root.path())
+        .unwrap();
     assert_eq!((idle.0.files.len(), idle.1.file_bytes), (0, 0));
     let committed =
         session.commit(vec![idle.0, write(root.path(), 0, 1, 1).unwrap().0], tree()).unwrap();
@@ -229,7 +234,9 @@ fn a_rank_that_fails_removes_its_own_part_only() {
     let mut bad = StateDict::new();
     let info = TensorInfo { name: "x".into(), dtype: Dtype::U8, shape: vec![3] };
     bad.source(info, Box::new(Unreadable));
-    assert!(write_rank(&bad, 1, root.path(), &small_config()).is_err());
+    assert!(
+        ringstow::Store::new(small_config()).unwrap().write_rank(&bad, 1, root.path()).is_err()
+    );
     let shards = names_in(root.path()).into_iter().filter(|name| name.contains(".safetensors."));
     let shards: Vec<String> = shards.collect();
     assert!(shards.len() == 1 && shards[0].starts_with("rank00000-0."), "{shards:?}");

@@ -4,9 +4,9 @@
 mod common;
 
 use common::{State, assert_no_litter, assert_says, names_in, runtime, small_config, step_at};
-use ringstow::store::{Status, retain_plan};
+use ringstow::store::Status;
 use ringstow::{
-    Config, Disposal, EngineChoice, Error, Retention, Runtime, list, prune, retain, retire,
+    Config, Disposal, EngineChoice, Error, Retention, Runtime, list, prune, remove, retain,
 };
 use std::fs;
 use std::io::Read;
@@ -43,7 +43,7 @@ fn the_next_save_writes_over_the_files_of_a_retired_checkpoint() {
     let (root, runtime) = root(&[1]);
     let (first, second) = (at(root.path(), 1), at(root.path(), 2));
     let file = inode(&shard(&first));
-    let retired = retire(&first, Disposal::Recycle).unwrap();
+    let retired = ringstow::remove(&first, Disposal::Recycle).unwrap();
     assert_eq!((retired.recycled, first.exists()), (1, false));
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &second).unwrap();
@@ -62,7 +62,7 @@ fn the_next_save_writes_over_the_files_of_a_retired_checkpoint() {
 fn a_larger_and_a_smaller_state_fit_into_the_files_of_another() {
     let (root, runtime) = root(&[1]);
     for (step, sizes) in [(2, vec![200_000, 7]), (3, vec![11]), (4, vec![50_000; 4])] {
-        retire(&at(root.path(), step - 1), Disposal::Recycle).unwrap();
+        remove(at(root.path(), step - 1), Disposal::Recycle).unwrap();
         let (state, dir) = (State::new(step, &sizes), at(root.path(), step));
         let report = state.save(&runtime, &dir).unwrap();
         assert!(report.recycled_bytes > 0);
@@ -81,14 +81,14 @@ fn shards_and_ranks_take_the_files_of_their_own_number() {
         state.save_by_ranks(3, &runtime, &dir);
         state.assert_at(&runtime, &dir);
         let files = names_in(&dir).len() - 1;
-        assert_eq!(retire(&dir, Disposal::Recycle).unwrap().recycled, files);
+        assert_eq!(ringstow::remove(&dir, Disposal::Recycle).unwrap().recycled, files);
         assert_eq!(names_in(&root.path().join(SPARES)).len(), files);
     }
     // One rank, one shard: what five others left goes with the next retirement.
     let dir = at(root.path(), 9);
     let report = State::new(9, &[15_000]).save(&runtime, &dir).unwrap();
     assert!(report.recycled_bytes > 0);
-    retire(&dir, Disposal::Recycle).unwrap();
+    ringstow::remove(&dir, Disposal::Recycle).unwrap();
     assert_eq!(names_in(&root.path().join(SPARES)), ["rank00000-0.spare"]);
 }
 
@@ -113,7 +113,7 @@ fn what_somebody_reads_is_not_written_over() {
     let (root, runtime) = root(&[1]);
     let mut reader = fs::File::open(shard(&at(root.path(), 1))).unwrap();
     let before = fs::read(shard(&at(root.path(), 1))).unwrap();
-    retire(&at(root.path(), 1), Disposal::Recycle).unwrap();
+    remove(at(root.path(), 1), Disposal::Recycle).unwrap();
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &at(root.path(), 2)).unwrap();
     assert_eq!(report.recycled_bytes, 0);
@@ -133,9 +133,9 @@ fn a_hard_linked_copy_is_not_written_over() {
         (shard(&at(root.path(), 1)), root.path().join("early"), root.path().join("late"));
     fs::hard_link(&file, &early).unwrap();
     let before = fs::read(&early).unwrap();
-    assert_eq!(retire(&at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 0);
+    assert_eq!(remove(at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 0);
     let second = fs::read(shard(&at(root.path(), 2))).unwrap();
-    assert_eq!(retire(&at(root.path(), 2), Disposal::Recycle).unwrap().recycled, 1);
+    assert_eq!(remove(at(root.path(), 2), Disposal::Recycle).unwrap().recycled, 1);
     fs::hard_link(root.path().join(SPARES).join("rank00000-0.spare"), &late).unwrap();
     let report = State::new(3, &SIZES).save(&runtime, &at(root.path(), 3)).unwrap();
     assert_eq!(report.recycled_bytes, 0);
@@ -166,7 +166,7 @@ fn a_replaced_checkpoint_s_files_are_written_over_in_turn_where_that_is_asked_fo
 #[test]
 fn a_save_that_fails_over_a_spare_file_leaves_nothing_of_it() {
     let (root, runtime) = root(&[1, 2]);
-    retire(&at(root.path(), 1), Disposal::Recycle).unwrap();
+    remove(at(root.path(), 1), Disposal::Recycle).unwrap();
     let job = std::sync::Arc::new(ringstow::Job::default());
     job.cancel();
     let error = State::new(3, &SIZES).save_as(&runtime, &at(root.path(), 3), &job).unwrap_err();
@@ -184,7 +184,7 @@ fn retain_keeps_the_newest_and_only_removes_what_could_be_loaded() {
     fs::write(path.join("step-11/rank00000-0.safetensors.part"), "half").unwrap();
     fs::write(path.join("step-2/notes.txt"), "mine").unwrap();
     symlink("step-10", path.join("latest-99")).unwrap();
-    let plan = retain_plan(
+    let plan = ringstow::store::retain_plan(
         path,
         &Retention { disposal: Disposal::Recycle, ..Retention::new(2) },
         &small_config(),
@@ -225,7 +225,7 @@ fn a_removal_that_was_killed_is_no_checkpoint_and_is_finished() {
     let third = at(root.path(), 3);
     State::new(3, &SIZES).save(&runtime, &third).unwrap();
     assert_no_litter(&third);
-    assert_eq!(retire(&at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 1);
+    assert_eq!(remove(at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 1);
     let swept = prune(root.path()).unwrap();
     assert!(swept.removed.contains(&at(root.path(), 2)), "{swept:?}");
     assert_eq!(names_in(root.path()), [SPARES, "step-3", "step-4"]);
@@ -236,12 +236,12 @@ fn what_is_no_checkpoint_or_is_being_saved_is_not_retired() {
     let (root, _) = root(&[1]);
     let dir = at(root.path(), 1);
     let session = ringstow::Session::begin(&dir, 1).unwrap();
-    assert!(matches!(retire(&dir, Disposal::Remove), Err(Error::Busy { .. })));
+    assert!(matches!(ringstow::remove(&dir, Disposal::Remove), Err(Error::Busy { .. })));
     drop(session);
-    let error = retire(root.path(), Disposal::Remove).unwrap_err();
+    let error = remove(root.path(), Disposal::Remove).unwrap_err();
     assert!(matches!(error, Error::Incomplete { .. }), "{error}");
     fs::write(dir.join("manifest.json"), "rubbish").unwrap();
-    assert!(retire(&dir, Disposal::Remove).is_err());
+    assert!(ringstow::remove(&dir, Disposal::Remove).is_err());
     assert!(shard(&dir).exists());
 }
 
@@ -251,19 +251,19 @@ fn what_a_link_leads_to_is_not_removed_by_the_link_s_name() {
     let latest = root.path().join("latest");
     symlink("step-1", &latest).unwrap();
     for name in ["latest", "latest/", "latest/."] {
-        let error = retire(&root.path().join(name), Disposal::Remove).unwrap_err();
+        let error = remove(root.path().join(name), Disposal::Remove).unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "{error}");
         assert_says(&error, &["latest is a link to", "step-1: name that"]);
     }
     State::new(1, &SIZES).assert_at(&runtime, &latest);
     fs::remove_file(&latest).unwrap();
     symlink("nowhere", &latest).unwrap();
-    let error = retire(&latest, Disposal::Remove).unwrap_err();
+    let error = ringstow::remove(&latest, Disposal::Remove).unwrap_err();
     assert_says(&error, &["following the link", "latest"]);
     // Links above it are no matter.
     let above = root.path().join("above");
     symlink(root.path(), &above).unwrap();
-    retire(&above.join("step-1"), Disposal::Remove).unwrap();
+    remove(above.join("step-1"), Disposal::Remove).unwrap();
     assert!(!at(root.path(), 1).exists());
 }
 
@@ -314,7 +314,7 @@ fn files_of_another_mode_or_acl_are_not_written_over() {
         if !change(&shard(&first)) {
             continue;
         }
-        retire(&first, Disposal::Recycle).unwrap();
+        ringstow::remove(&first, Disposal::Recycle).unwrap();
         let state = State::new(2, &SIZES);
         let report = state.save(&runtime, &second).unwrap();
         assert_eq!(report.recycled_bytes, 0);

@@ -38,7 +38,11 @@ fn standing_save(path: &Path) -> (ringstow::SaveHandle, Receiver<()>, Sender<()>
     let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![10] };
     state.source(info, Box::new(Waits { started, go_on: Mutex::new(go_on) }));
     state.value("step", 7);
-    (ringstow::save_async(state, path, &small_config()).unwrap(), has_started, word)
+    (
+        ringstow::Store::new(small_config()).unwrap().save_async(state, path).unwrap(),
+        has_started,
+        word,
+    )
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn a_tensor_and_a_value_of_one_name_are_refused_at_the_call_and_write_nothing() 
     let mut state = StateDict::new();
     state.value("a", 1);
     state.bytes("a", Dtype::U8, &[1], &[7]).unwrap();
-    let error = ringstow::save_async(state, &path, &ringstow::Config::default()).unwrap_err();
+    let error = ringstow::save_async(state, &path).unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
     assert!(error.to_string().contains("\"a\""), "{error}");
     assert!(!path.exists());
@@ -188,7 +192,7 @@ fn a_save_whose_check_fails_commits_nothing_and_is_never_staged() {
     let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 << 20] };
     state.source(info, Box::new(vec![1u8; 3 << 20]));
     state.check_staged(|| Err(Error::invalid("the trainer changed t")));
-    let handle = ringstow::save_async(state, &dir, &small_config()).unwrap();
+    let handle = ringstow::Store::new(small_config()).unwrap().save_async(state, &dir).unwrap();
     assert!(handle.wait(None));
     assert!(!handle.staged());
     assert_says(&handle.result().unwrap_err(), &["the trainer changed t"]);
@@ -219,7 +223,7 @@ fn a_check_that_passes_is_called_once_after_the_last_byte_was_read() {
         checked.lock().unwrap().push("checked");
         Ok(())
     });
-    let handle = ringstow::save_async(state, &dir, &small_config()).unwrap();
+    let handle = ringstow::Store::new(small_config()).unwrap().save_async(state, &dir).unwrap();
     assert!(handle.wait_staged(None));
     assert!(handle.staged());
     handle.result().unwrap();

@@ -7,7 +7,7 @@ use common::{
     State, assert_says, load_all, names_in, runtime, saved, scratch, small_config, step_at,
 };
 use ringstow::device::Target;
-use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime, retire, store};
+use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime, store};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,10 @@ fn at(root: &tempfile::TempDir) -> PathBuf {
 /// Loads all of a checkpoint that was opened.
 fn load(opened: &Checkpoint, verify: bool, runtime: &Runtime) -> Result<Loaded> {
     let names = opened.tensors().iter().map(|tensor| tensor.name.as_str());
-    opened.load_names(names, LoadOptions { verify }, runtime, &Default::default())
+    opened.load_names(
+        names,
+        LoadOptions { verify, ..LoadOptions::default() }.on(runtime, &Default::default()),
+    )
 }
 
 #[track_caller]
@@ -47,7 +50,8 @@ fn a_checkpoint_that_a_save_replaced_after_it_was_opened_says_so() {
     }
     let mut memory = vec![7; SIZES[0]];
     let targets = [("layer.0.weight", Target::new(&mut memory))];
-    let filled = opened.load_into(&targets, LoadOptions::default(), &runtime, &Default::default());
+    let filled =
+        opened.load_into(&targets, LoadOptions::default().on(&runtime, &Default::default()));
     assert_replaced(filled, &dir);
     assert_eq!(memory, vec![7; SIZES[0]], "nothing of another checkpoint came in");
     state(2).assert_at(&runtime, &dir);
@@ -60,7 +64,7 @@ fn another_checkpoint_s_files_of_the_same_names_are_not_taken_for_its_own() {
         let dir = at(&root);
         state(1).save(&runtime, &dir).unwrap();
         let (opened, names) = (Checkpoint::open(&dir).unwrap(), names_in(&dir));
-        retire(&dir, Disposal::Recycle).unwrap();
+        ringstow::remove(&dir, Disposal::Recycle).unwrap();
         state(2).save(&runtime, &dir).unwrap();
         assert_eq!(names_in(&dir), names, "the case to be tested");
         assert_replaced(load(&opened, verify, &runtime), &dir);
@@ -73,7 +77,7 @@ fn a_save_under_way_where_it_was_removed_is_not_read_in_its_place() {
     let dir = at(&root);
     state(1).save(&runtime, &dir).unwrap();
     let opened = Checkpoint::open(&dir).unwrap();
-    retire(&dir, Disposal::Recycle).unwrap();
+    ringstow::remove(&dir, Disposal::Recycle).unwrap();
     // As it is just before the commit of the next one there.
     state(2).save(&runtime, &dir).unwrap();
     let shard = common::shard_of(&dir);
@@ -116,7 +120,7 @@ fn what_needs_no_file_is_had_of_a_checkpoint_that_was_replaced() {
     state(2).save(&runtime, &dir).unwrap();
     let none: [&str; 0] = [];
     let loaded =
-        opened.load_names(none, LoadOptions::default(), &runtime, &Default::default()).unwrap();
+        opened.load_names(none, LoadOptions::default().on(&runtime, &Default::default())).unwrap();
     assert_eq!(loaded.tensors().count(), 0);
     assert_eq!(opened.state().unwrap().get("step").unwrap().as_int(), Some(1));
     assert_eq!(step_at(&dir), 2);

@@ -44,7 +44,7 @@ fn every_tensor_comes_back_through_every_engine() {
             state.bytes(name, Dtype::U8, &[data.len() as u64], data).unwrap();
         }
         state.value("step", 7);
-        let report = ringstow::save(&state, &path, &config).unwrap();
+        let report = ringstow::Store::new(config.clone()).unwrap().save(&state, &path).unwrap();
         if config.engine != EngineChoice::Auto {
             let name = serde_json::to_value(config.engine).unwrap();
             assert_eq!(report.moved.engine, name, "what is asked for by name is used");
@@ -55,7 +55,7 @@ fn every_tensor_comes_back_through_every_engine() {
         let runtime = Runtime::new(config.clone()).unwrap();
         let names = tensors.iter().map(|(name, _)| name);
         let loaded = checkpoint
-            .load_names(names, LoadOptions::default(), &runtime, &Arc::default())
+            .load_names(names, LoadOptions::default().on(&runtime, &Arc::default()))
             .unwrap();
         for (name, data) in &tensors {
             assert_eq!(loaded.tensor(name).unwrap().data(), data, "{name} with {config:?}");
@@ -73,7 +73,7 @@ fn a_save_over_an_earlier_one_replaces_it_and_clears_it_away() {
         let data = vec![step; 100_000];
         let mut state = StateDict::new();
         state.bytes("w", Dtype::U8, &[100_000], &data).unwrap();
-        ringstow::save(&state, dir.path(), &config).unwrap();
+        ringstow::Store::new(config.clone()).unwrap().save(&state, dir.path()).unwrap();
         let loaded = ringstow::load(dir.path()).unwrap();
         assert_eq!(loaded.tensor("w").unwrap().data(), data);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "manifest and one shard");
@@ -83,7 +83,10 @@ fn a_save_over_an_earlier_one_replaces_it_and_clears_it_away() {
 #[test]
 fn an_empty_state_is_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
-    ringstow::save(&StateDict::new(), dir.path(), &configs()[0]).unwrap();
+    ringstow::Store::new(configs()[0].clone())
+        .unwrap()
+        .save(&StateDict::new(), dir.path())
+        .unwrap();
     assert_eq!(ringstow::load(dir.path()).unwrap().tensors().count(), 0);
 }
 
@@ -96,11 +99,11 @@ fn a_part_is_loaded_without_reading_the_rest() {
     for (i, bytes) in data.iter().enumerate() {
         state.bytes(format!("layer.{i}"), Dtype::F32, &[1 << 18], bytes).unwrap();
     }
-    ringstow::save(&state, dir.path(), &config).unwrap();
+    ringstow::Store::new(config.clone()).unwrap().save(&state, dir.path()).unwrap();
     let runtime = Runtime::new(config.clone()).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let loaded = checkpoint
-        .load_names(["layer.5"], LoadOptions::default(), &runtime, &Arc::default())
+        .load_names(["layer.5"], LoadOptions::default().on(&runtime, &Arc::default()))
         .unwrap();
     assert_eq!(loaded.tensor("layer.5").unwrap().data(), data[5]);
     assert!(loaded.report.read_bytes <= (1 << 20) + 2 * config.block_bytes);
@@ -127,7 +130,8 @@ fn a_save_in_the_background_can_be_awaited_without_any_runtime() {
         ringstow::TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![1 << 20] },
         Box::new(noise(1, 1 << 20)),
     );
-    let handle = ringstow::save_async(state, dir.path(), &configs()[0]).unwrap();
+    let handle =
+        ringstow::Store::new(configs()[0].clone()).unwrap().save_async(state, dir.path()).unwrap();
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut handle = std::pin::pin!(handle);
     let report = loop {

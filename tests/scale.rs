@@ -58,8 +58,8 @@ fn load(runtime: &Runtime, dir: &Path) {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
     // What is read from nowhere is not what was written.
-    let options = LoadOptions { verify: false };
-    checkpoint.load_names(names, options, runtime, &Arc::default()).unwrap();
+    let options = LoadOptions { verify: false, ..LoadOptions::default() };
+    checkpoint.load_names(names, options.on(runtime, &Arc::default())).unwrap();
 }
 
 #[test]

@@ -10,7 +10,7 @@ use ringstow::device::{StridedTarget, Target};
 use ringstow::format::names;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, PartOf, Receipt, Runtime,
-    Session, Slice, StateDict, TensorInfo, write_rank,
+    Session, Slice, StateDict, TensorInfo,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ fn write_part(dir: &Path, rank: usize, tensors: &[Parts]) -> Receipt {
         }
     }
     let config = Config { block_bytes: BLOCK, ..small_config() };
-    write_rank(&state, rank as u32, dir, &config).unwrap().0
+    ringstow::Store::new(config.clone()).unwrap().write_rank(&state, rank as u32, dir).unwrap().0
 }
 
 /// A matrix cut by rows over four ranks, one cut in a grid, and a small one that is whole.
@@ -136,7 +136,10 @@ fn runtime() -> Arc<Runtime> {
 
 fn read(dir: &Path, slices: &[Slice], verify: bool) -> ringstow::Result<LoadReport> {
     let checkpoint = Checkpoint::open(dir)?;
-    checkpoint.read(slices, LoadOptions { verify }, &runtime(), &Arc::default())
+    checkpoint.read(
+        slices,
+        LoadOptions { verify, ..LoadOptions::default() }.on(&runtime(), &Arc::default()),
+    )
 }
 
 #[test]
@@ -145,8 +148,9 @@ fn tensors_of_several_chunks_are_put_together() {
     for verify in [true, false] {
         let checkpoint = Checkpoint::open(&dir).unwrap();
         let names: Vec<&str> = tensors.iter().rev().map(|t| t.name).collect();
-        let options = LoadOptions { verify };
-        let loaded = checkpoint.load_names(&names, options, &runtime(), &Arc::default()).unwrap();
+        let options = LoadOptions { verify, ..LoadOptions::default() };
+        let loaded =
+            checkpoint.load_names(&names, options.on(&runtime(), &Arc::default())).unwrap();
         for tensor in &tensors {
             let view = loaded.tensor(tensor.name).unwrap();
             assert_eq!(view.shape(), tensor.shape);
@@ -162,7 +166,7 @@ fn tensors_of_several_chunks_are_put_together() {
             .zip(&mut memory)
             .map(|(t, memory)| (t.name, Target::new(memory)))
             .collect();
-        checkpoint.load_into(&targets, options, &runtime(), &Arc::default()).unwrap();
+        checkpoint.load_into(&targets, options.on(&runtime(), &Arc::default())).unwrap();
         drop(targets);
         for (tensor, memory) in tensors.iter().zip(memory) {
             assert_eq!(numbers(&memory), tensor.all(), "{}", tensor.name);
@@ -366,8 +370,8 @@ proptest! {
         };
         prop_assert_eq!(numbers(&memory), expected);
         let names = ["grid"];
-        let (options, job) = (LoadOptions { verify }, Arc::default());
-        let loaded = checkpoint.load_names(names, options, &runtime(), &job).unwrap();
+        let (options, job) = (LoadOptions { verify, ..LoadOptions::default() }, Arc::default());
+        let loaded = checkpoint.load_names(names, options.on(&runtime(), &job)).unwrap();
         let whole = loaded.tensor("grid").unwrap().as_slice::<u32>().unwrap();
         prop_assert_eq!(whole, grid.all());
     }
@@ -404,7 +408,7 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
     let data = noise(7, 5 * MIB + 123);
     let mut state = StateDict::new();
     state.bytes("w", Dtype::U8, &[data.len() as u64], &data).unwrap();
-    ringstow::save(&state, root.path(), &config).unwrap();
+    ringstow::Store::new(config.clone()).unwrap().save(&state, root.path()).unwrap();
 
     let checkpoint = Checkpoint::open(root.path()).unwrap();
     let manifest = checkpoint.manifest();
@@ -419,7 +423,7 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
     let slice =
         Slice { name: "w", chunk: 0, offsets: &[2 * MIB as u64], lengths: &[MIB as u64], to };
     let report =
-        checkpoint.read(&[slice], LoadOptions::default(), &runtime, &Arc::default()).unwrap();
+        checkpoint.read(&[slice], LoadOptions::default().on(&runtime, &Arc::default())).unwrap();
     assert_eq!(report.read_bytes, 2 * MIB as u64, "the header puts it across two blocks");
     assert_eq!(memory, data[2 * MIB..3 * MIB]);
 
@@ -429,7 +433,8 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
     let report = ringstow::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
     let damaged: Vec<u64> = report.damage.iter().map(|damage| damage.offset).collect();
     assert_eq!((damaged, report.blocks), (vec![3 * MIB as u64, 5 * MIB as u64], 6));
-    let load = |_| checkpoint.load_names(["w"], LoadOptions::default(), &runtime, &Arc::default());
+    let load =
+        |_| checkpoint.load_names(["w"], LoadOptions::default().on(&runtime, &Arc::default()));
     assert!(matches!(load(()), Err(Error::Corrupt { .. })));
 }
 
@@ -451,14 +456,14 @@ fn one_ranks_part_gives_what_it_holds_and_refuses_by_name_what_it_holds_some_of(
     refused(checkpoint.check_whole(["grid", "rows"]).unwrap_err(), &said);
     refused(checkpoint.check_whole(["grid"]).unwrap_err(), &["3840 of 15360 bytes of \"grid\""]);
     for verify in [true, false] {
-        let (options, job) = (LoadOptions { verify }, Arc::default());
-        let load = |names: &[&str]| checkpoint.load_names(names, options, &runtime(), &job);
+        let (options, job) = (LoadOptions { verify, ..LoadOptions::default() }, Arc::default());
+        let load = |names: &[&str]| checkpoint.load_names(names, options.on(&runtime(), &job));
         let loaded = load(&["whole"]).unwrap();
         assert_eq!(loaded.tensor("whole").unwrap().as_slice::<u32>().unwrap(), tensors[2].all());
         refused(load(&["whole", "rows"]).unwrap_err(), &said);
         let (mut whole, mut memory) = (vec![7; 28], vec![7; 256 * 128 * 4]);
         let targets = [("whole", Target::new(&mut whole)), ("rows", Target::new(&mut memory))];
-        refused(checkpoint.load_into(&targets, options, &runtime(), &job).unwrap_err(), &said);
+        refused(checkpoint.load_into(&targets, options.on(&runtime(), &job)).unwrap_err(), &said);
         drop(targets);
         assert!(whole.iter().chain(&memory).all(|&byte| byte == 7), "nothing was changed");
     }

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{SIZES, State, assert_says, names_in, runtime, scratch, shard_of, small_config};
-use ringstow::store::{Retained, Status, list, recycled, retain_plan};
+use ringstow::store::{Retained, Status, recycled};
 use ringstow::{
     Before, Config, Disposal, Dtype, Error, Retention, Runtime, Session, StateDict, Wanted, latest,
-    latest_of, latest_verified, retain, retain_with, steps,
+    latest_verified, retain, steps,
 };
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -54,8 +54,8 @@ fn newest(root: &Path) -> Option<String> {
 
 /// Retains so many, after checking that the plan says the same.
 fn retain_as_planned(root: &Path, retention: &Retention) -> Retained {
-    let plan = retain_plan(root, retention, &small_config()).unwrap();
-    let done = retain_with(root, retention, &small_config()).unwrap();
+    let plan = ringstow::store::retain_plan(root, retention, &small_config()).unwrap();
+    let done = ringstow::store::retain(root, retention, &small_config()).unwrap();
     assert_eq!(plan, done);
     done
 }
@@ -280,8 +280,7 @@ fn several_ranks_save_a_step() {
     for (name, step) in [("a", 2), ("b", 1)] {
         let dir = root.path().join(name);
         let session = Session::begin(&dir, 1).unwrap().step(step);
-        let (receipt, _) =
-            ringstow::write_rank(&StateDict::new(), 0, &dir, &Config::default()).unwrap();
+        let (receipt, _) = ringstow::write_rank(&StateDict::new(), 0, &dir).unwrap();
         let state = ringstow::Value::Dict(Vec::new()).to_json().unwrap();
         session.commit(vec![receipt], state).unwrap();
     }
@@ -310,7 +309,8 @@ fn steps_come_oldest_first_with_those_that_cannot_be_loaded() {
     assert_eq!(seen, expected);
     assert!(found[0].problem.is_some() && found[1].problem.is_none());
     // `ls` has them in this order, after what is no step.
-    let listed: Vec<String> = list(path).unwrap().iter().map(|f| named(&f.path)).collect();
+    let listed: Vec<String> =
+        ringstow::list(path).unwrap().iter().map(|f| named(&f.path)).collect();
     assert_eq!(listed, ["best", "step-9", "step-10", "step-100", "step-200"]);
 }
 
@@ -355,7 +355,7 @@ fn the_newest_before_a_step_or_a_checkpoint() {
     let root = root(&["step-10", "step-20", "step-30"]);
     let before = |before: Before| {
         let wanted = Wanted { before: Some(before), ..Wanted::default() };
-        latest_of(root.path(), &wanted, &small_config(), &Arc::default())
+        ringstow::store::latest(root.path(), &wanted, &small_config(), &Arc::default())
     };
     let name = |found: ringstow::Result<Option<PathBuf>>| found.unwrap().map(|path| named(&path));
     assert_eq!(name(before(Before::Step(30))).as_deref(), Some("step-20"));

@@ -7,7 +7,7 @@ use common::{assert_says, names_in, noise, small_config};
 use ringstow::device::Source;
 use ringstow::{
     Checkpoint, Dtype, Error, Receipt, SaveHandle, SaveReport, Session, StateDict, TensorInfo,
-    Value, write_rank, write_rank_async,
+    Value,
 };
 use serde_json::value::RawValue;
 use std::fs;
@@ -58,7 +58,8 @@ impl Straggler {
         let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![BYTES as u64] };
         let go_on = Mutex::new(go_on);
         state.source(info, Box::new(Held { byte: 1, started, go_on, fails }));
-        let handle = write_rank_async(state, 0, dir, &small_config()).unwrap();
+        let handle =
+            ringstow::Store::new(small_config()).unwrap().write_rank_async(state, 0, dir).unwrap();
         has_started.recv().unwrap();
         Self { handle, word }
     }
@@ -74,7 +75,7 @@ fn write(dir: &Path, rank: u32, seed: u64) -> Receipt {
     let (name, bytes) = (if rank == 0 { "t" } else { "u" }, noise(seed, BYTES));
     let mut state = StateDict::new();
     state.bytes(name, Dtype::U8, &[BYTES as u64], &bytes).unwrap();
-    write_rank(&state, rank, dir, &small_config()).unwrap().0
+    ringstow::Store::new(small_config()).unwrap().write_rank(&state, rank, dir).unwrap().0
 }
 
 fn tree() -> Box<RawValue> {
@@ -154,7 +155,8 @@ fn a_rank_writes_only_after_its_coordinator_has_begun() {
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[3], b"abc").unwrap();
     for dir in [root.path().to_path_buf(), root.path().join("not/there")] {
-        let error = write_rank(&state, 0, &dir, &small_config()).unwrap_err();
+        let error =
+            ringstow::Store::new(small_config()).unwrap().write_rank(&state, 0, &dir).unwrap_err();
         assert_says(&error, &["Session", "before any rank writes"]);
     }
     assert!(names_in(root.path()).is_empty(), "it leaves nothing");

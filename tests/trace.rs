@@ -137,7 +137,7 @@ fn a_load_says_what_it_read_checked_and_delivered() {
     ringstow::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let job = Arc::new(Job::tracing(&file));
-    checkpoint.load_names(["t"], LoadOptions::default(), &runtime, &job).unwrap();
+    checkpoint.load_names(["t"], LoadOptions::default().on(&runtime, &job)).unwrap();
     let trace = read(&file);
     let (reads, checks) = (spans(&trace, "read"), spans(&trace, "checksum"));
     assert_eq!((reads.len(), checks.len()), (9, 9));
@@ -191,6 +191,6 @@ fn a_trace_that_the_configuration_asks_for_is_written_for_any_job() {
     assert_eq!(spans(&read(&file), "plan").len(), 1);
     fs::remove_file(&file).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    checkpoint.load_names(["t"], LoadOptions::default(), &runtime, &Arc::default()).unwrap();
+    checkpoint.load_names(["t"], LoadOptions::default().on(&runtime, &Arc::default())).unwrap();
     assert!(!spans(&read(&file), "read").is_empty());
 }

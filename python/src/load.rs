@@ -218,12 +218,13 @@ impl Checkpoint {
         verify: bool,
         config: &str,
     ) -> PyResult<String> {
-        let ((runtime, job), options) = (runtime(config)?, LoadOptions { verify });
+        let ((runtime, job), options) =
+            (runtime(config)?, LoadOptions { verify, ..LoadOptions::default() });
         // On this thread: the stream that a GPU's tensor is ready on may be one of its own.
         let mut ready = Ready::default();
         let slices: Result<Vec<Slice>> = slices.iter().map(|spec| spec.slice(&mut ready)).collect();
         let slices = slices.map_err(to_python)?;
-        to_json(&wait::run(py, &job, |job| self.inner.read(&slices, options, &runtime, job))?)
+        to_json(&wait::run(py, &job, |job| self.inner.read(&slices, options.on(&runtime, job)))?)
     }
 
     fn load(
@@ -233,9 +234,10 @@ impl Checkpoint {
         verify: bool,
         config: &str,
     ) -> PyResult<(Vec<Block>, String)> {
-        let ((runtime, job), options) = (runtime(config)?, LoadOptions { verify });
+        let ((runtime, job), options) =
+            (runtime(config)?, LoadOptions { verify, ..LoadOptions::default() });
         let loaded =
-            wait::run(py, &job, |job| self.inner.load_names(&names, options, &runtime, job))?;
+            wait::run(py, &job, |job| self.inner.load_names(&names, options.on(&runtime, job)))?;
         let report = to_json(&loaded.report)?;
         let blocks = loaded.into_tensors().into_iter().map(Block::from);
         Ok((blocks.collect(), report))
@@ -248,7 +250,8 @@ impl Checkpoint {
         verify: bool,
         config: &str,
     ) -> PyResult<String> {
-        let ((runtime, job), options) = (runtime(config)?, LoadOptions { verify });
+        let ((runtime, job), options) =
+            (runtime(config)?, LoadOptions { verify, ..LoadOptions::default() });
         let mut ready = Ready::default();
         let place = |(name, address, nbytes): (String, Address, usize)| {
             // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor of
@@ -257,7 +260,7 @@ impl Checkpoint {
         };
         let targets: Result<Vec<(String, Target)>> = targets.into_iter().map(place).collect();
         let targets = targets.map_err(to_python)?;
-        let load = |job: &_| self.inner.load_into(&targets, options, &runtime, job);
+        let load = |job: &_| self.inner.load_into(&targets, options.on(&runtime, job));
         to_json(&wait::run(py, &job, load)?)
     }
 }

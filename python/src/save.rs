@@ -169,7 +169,7 @@ pub(crate) fn start_save(
         if let Some(step) = step {
             dict.step(step);
         }
-        ringstow::save_async(dict, path, config).map(Handle::Save)
+        ringstow::Store::new(config.clone())?.save_async(dict, path).map(Handle::Save)
     })
 }
 
@@ -182,7 +182,7 @@ pub(crate) fn start_export(
 ) -> PyResult<SaveJob> {
     SaveJob::start(tensors.py(), config, |config, raised| {
         let dict = tensors.borrow_mut().take(tensors.py(), &path, raised)?;
-        ringstow::export_async(dict, path, config).map(Handle::Save)
+        ringstow::Store::new(config.clone())?.export_async(dict, path).map(Handle::Save)
     })
 }
 
@@ -212,6 +212,6 @@ pub(crate) fn start_write(
         if let Some(watched) = watched {
             watch(&mut dict, watched.get().list.clone(), &path, raised);
         }
-        ringstow::write_rank_async(dict, rank, path, config).map(Handle::Rank)
+        ringstow::Store::new(config.clone())?.write_rank_async(dict, rank, path).map(Handle::Rank)
     })
 }

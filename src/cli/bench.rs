@@ -13,7 +13,7 @@ use crate::format::Dtype;
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
-use crate::store::{Checkpoint, Disposal, LoadOptions, retire_with, save};
+use crate::store::{Checkpoint, Disposal, LoadOptions, retire, save};
 use crate::sys::dir::{free, is_dir, remove};
 use crate::sys::file::{drop_page_cache, open_read, read_text};
 use clap::Args;
@@ -210,7 +210,7 @@ impl Way {
         let (loaded, sample) = timed(bytes, || {
             let checkpoint = Checkpoint::open_with(path, config)?;
             let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
-            checkpoint.load_names(names, LoadOptions::default(), runtime, job)
+            checkpoint.load_names(names, LoadOptions::default().on(runtime, job))
         })?;
         self.note(&loaded.report.moved.fallbacks);
         Ok(sample)
@@ -265,7 +265,7 @@ fn fio(mode: &str, bytes: usize, path: &Path, config: &Config) -> Result<Sample>
 /// Removes the checkpoint, or fio's file, if it exists.
 fn clear(path: &Path, config: &Config) -> Result<()> {
     if is_dir(path) {
-        return match retire_with(path, Disposal::Remove, config) {
+        return match retire(path, Disposal::Remove, config) {
             Ok(_) | Err(Error::Incomplete { .. }) => Ok(()),
             Err(error) => Err(error),
         };

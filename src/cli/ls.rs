@@ -7,7 +7,7 @@ use super::table::{Align, list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::names;
-use crate::store::{Found, Recycled, Status, list_with, recycled};
+use crate::store::{Found, Recycled, Status, list, recycled};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub struct Ls {
 
 pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
     let config = args.stripe.config()?;
-    let found = list_with(&args.dir, &config)?;
+    let found = list(&args.dir, &config)?;
     let recycled = recycled(&args.dir, &config)?;
     out.print(args.json, &found, || {
         let mut text = render(&args.dir, &found);

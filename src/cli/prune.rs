@@ -5,7 +5,7 @@ use super::output::Output;
 use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Swept, prune_plan, prune_with, recycled, remove_recycled};
+use crate::store::{Swept, prune, prune_plan, recycled, remove_recycled};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
     let mut swept = match args.clearing.dry_run {
         true => prune_plan(&args.dir, &config),
-        false => prune_with(&args.dir, &config),
+        false => prune(&args.dir, &config),
     }?;
     if args.recycled {
         swept.removed.extend(match args.clearing.dry_run {

@@ -6,7 +6,7 @@ use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::StepPattern;
-use crate::store::{Disposal, Retained, Retention, retain_plan, retain_with};
+use crate::store::{Disposal, Retained, Retention, retain, retain_plan};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let retention = Retention { keep: args.keep, disposal, pattern: args.pattern.clone() };
     let retained = match args.clearing.dry_run {
         true => retain_plan(&args.dir, &retention, &config),
-        false => retain_with(&args.dir, &retention, &config),
+        false => retain(&args.dir, &retention, &config),
     }?;
     out.print(args.clearing.json, &retained, || render(&retained, args))?;
     Ok(Exit::Ok)

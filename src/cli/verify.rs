@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::{Manifest, TensorEntry, names};
 use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
-use crate::store::{Checkpoint, list_with, verify};
+use crate::store::{Checkpoint, list, verify};
 use crate::sys::dir::{has, is_dir};
 use clap::Args;
 use serde::Serialize;
@@ -112,7 +112,7 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
 /// the path itself if there are none, so that it is the one that fails.
 fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
     let found = match is_dir(path) {
-        true => list_with(path, config).unwrap_or_default(),
+        true => list(path, config).unwrap_or_default(),
         false => Vec::new(),
     };
     match found.is_empty() {

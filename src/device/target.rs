@@ -88,15 +88,14 @@ impl<'a> Target<'a> {
     /// ```no_run
     /// use cudarc::driver::CudaContext;
     /// use ringstow::device::Target;
-    /// use ringstow::{Checkpoint, LoadOptions, Runtime};
+    /// use ringstow::{Checkpoint, LoadOptions};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let stream = CudaContext::new(0)?.new_stream()?;
     /// let mut weight = stream.alloc_zeros::<f32>(1024)?;
     /// let targets = [("layer.weight", Target::of_slice(&mut weight)?)];
-    /// let runtime = Runtime::shared(&ringstow::Config::default())?;
     /// let checkpoint = Checkpoint::open("run/step-1000")?;
-    /// checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Default::default())?;
+    /// checkpoint.load_into(&targets, LoadOptions::default())?;
     /// # Ok(())
     /// # }
     /// ```

@@ -97,7 +97,7 @@ impl Checkpoints {
 
 fn save(state: &StateDict, path: &Path) {
     let config = Config { block_bytes: BLOCK, pool_bytes: 4 * BLOCK, ..Config::default() };
-    ringstow::save(state, path, &config).unwrap();
+    ringstow::Store::new(config.clone()).unwrap().save(state, path).unwrap();
 }
 
 /// Flips a bit of a file.
@@ -248,7 +248,7 @@ fn striped_checkpoints_are_found_where_an_option_or_the_environment_says() {
     let stripes = vec![disk.path().to_path_buf()];
     let config =
         Config { block_bytes: BLOCK, pool_bytes: 4 * BLOCK, stripe: stripes, ..Config::default() };
-    ringstow::save(&state, &path, &config).unwrap();
+    ringstow::Store::new(config.clone()).unwrap().save(&state, &path).unwrap();
 
     let ls = ringstow(&["ls", dir.path()]);
     assert!(ls.out.contains("INCOMPLETE") && ls.out.contains("RINGSTOW_STRIPE"), "{}", ls.out);

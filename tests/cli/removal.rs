@@ -73,7 +73,7 @@ fn save_each(dir: &Checkpoints, step: u32, there: &[u32], ranks: u32) -> PathBuf
         let session = Session::begin(&part, 1).unwrap().part_of(part_of);
         let mut state = StateDict::new();
         state.bytes("w", Dtype::U8, &[500], &[1; 500]).unwrap();
-        let receipt = ringstow::write_rank(&state, 0, &part, &Config::default()).unwrap().0;
+        let receipt = ringstow::write_rank(&state, 0, &part).unwrap().0;
         session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
     }
     whole

@@ -124,7 +124,7 @@ pub fn step_with(config: &Config, path: &Path) -> i64 {
 pub fn load_all(runtime: &Runtime, path: &Path) -> ringstow::Result<Loaded> {
     let checkpoint = Checkpoint::open_with(path, runtime.config())?;
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-    checkpoint.load_names(names, LoadOptions::default(), runtime, &Arc::default())
+    checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))
 }
 
 /// Names in a directory, sorted.

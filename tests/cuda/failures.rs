@@ -106,7 +106,7 @@ fn a_load_that_fails_on_the_device_says_so() {
         fake.fail(function, after, ILLEGAL_ADDRESS);
         let targets = [("weight", target.unwrap())];
         let options = ringstow::LoadOptions::default();
-        let loaded = checkpoint.load_into(&targets, options, &runtime(), &Arc::default());
+        let loaded = checkpoint.load_into(&targets, options.on(&runtime(), &Arc::default()));
         let message = loaded.unwrap_err().to_string();
         assert!(message.contains("copying from the host to GPU 0"), "{message}");
         assert!(message.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{message}");

@@ -13,7 +13,10 @@ pub fn load_into(path: &Path, tensor: &Tensor, streams: &[Stream]) -> LoadReport
     let target = unsafe { Target::cuda(place, tensor.memory.len(), stream, &mut ready) }.unwrap();
     let checkpoint = Checkpoint::open(path).unwrap();
     checkpoint
-        .load_into(&[(&tensor.name, target)], LoadOptions::default(), &runtime(), &Arc::default())
+        .load_into(
+            &[(&tensor.name, target)],
+            LoadOptions::default().on(&runtime(), &Arc::default()),
+        )
         .unwrap()
 }
 
@@ -43,7 +46,7 @@ fn a_checkpoint_is_loaded_into_memory_of_both_devices() {
         .collect();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let options = LoadOptions::default();
-    let report = checkpoint.load_into(&targets, options, &runtime(), &Arc::default()).unwrap();
+    let report = checkpoint.load_into(&targets, options.on(&runtime(), &Arc::default())).unwrap();
     for (to, from) in to.iter().zip(&saved) {
         assert!(to.memory.read() == from.bytes, "{} came back changed", to.name);
     }
@@ -93,7 +96,7 @@ fn boxes_go_into_strided_device_memory() {
         let to_here = target.unwrap();
         let (name, offsets, lengths) = ("matrix", &[20, 10][..], &[100, 50][..]);
         let slice = Slice { name, chunk: 0, offsets, lengths, to: to_here };
-        checkpoint.read(&[slice], LoadOptions::default(), &runtime(), &Arc::default()).unwrap();
+        checkpoint.read(&[slice], LoadOptions::default().on(&runtime(), &Arc::default())).unwrap();
         let mut expected = vec![0xaa; to.memory.len()];
         for row in 0..100usize {
             for column in 0..50usize {

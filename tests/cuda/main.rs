@@ -139,7 +139,10 @@ fn assert_holds(loaded: &Loaded, tensors: &[Tensor]) {
 /// Saves tensors that are ready, and checks what is in the files.
 fn saved(path: &Path, tensors: &[Tensor], config: &Config) -> SaveReport {
     let streams = streams();
-    let report = ringstow::save(&state_of(tensors, &streams), path, config).unwrap();
+    let report = ringstow::Store::new(config.clone())
+        .unwrap()
+        .save(&state_of(tensors, &streams), path)
+        .unwrap();
     assert_holds(&ringstow::load(path).unwrap(), tensors);
     report
 }

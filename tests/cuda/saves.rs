@@ -94,7 +94,7 @@ fn a_block_takes_one_event_however_many_tensors_are_in_it() {
     let state = state_of(&tensors, &streams);
     let before = fake.calls("cuEventRecord");
     fake.hold();
-    let handle = ringstow::save_async(state, dir.path(), &config()).unwrap();
+    let handle = ringstow::Store::new(config()).unwrap().save_async(state, dir.path()).unwrap();
     while fake.calls("cuMemcpyDtoHAsync_v2") < count {
         std::thread::yield_now();
     }
@@ -153,7 +153,7 @@ fn a_slice_of_cudarcs_is_saved_borrowed_or_shared() {
     state.cuda("moments", Dtype::F32, &[1000], moments.clone()).unwrap();
     let short = state.cuda("short", Dtype::F32, &[1001], moments).err().unwrap().to_string();
     assert!(short.contains("\"short\"") && short.contains("4004 bytes"), "{short}");
-    ringstow::save(&state, dir.path(), &config()).unwrap();
+    ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
     let loaded = ringstow::load(dir.path()).unwrap();
     assert_eq!(loaded.tensor("weights").unwrap().as_slice::<f32>().unwrap(), numbers);
     assert_eq!(loaded.tensor("moments").unwrap().as_slice::<f32>().unwrap(), &numbers[..1000]);
@@ -171,7 +171,7 @@ fn slices_that_each_became_ready_by_themselves_share_their_blocks_event() {
         state.cuda(format!("t{i}"), Dtype::U8, &[100], slice.clone()).unwrap();
     }
     let before = fake.calls("cuEventRecord");
-    let report = ringstow::save(&state, dir.path(), &config()).unwrap();
+    let report = ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
     let recorded = fake.calls("cuEventRecord") - before;
     let blocks = report.file_bytes.div_ceil(64 << 10);
     assert!(recorded <= 2 * blocks, "{recorded} events for {blocks} blocks");
@@ -196,6 +196,6 @@ fn memory_of_our_own_is_saved_and_loaded() {
     assert_eq!(source.nbytes(), 100_000);
     let info = TensorInfo { name: "bytes".into(), dtype: Dtype::U8, shape: vec![100_000] };
     state.source(info, Box::new(source));
-    ringstow::save(&state, dir.path(), &config()).unwrap();
+    ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
     assert!(ringstow::load(dir.path()).unwrap().tensor("bytes").unwrap().data() == bytes);
 }

@@ -12,11 +12,9 @@ use common::{
 use ringstow::Retention;
 use ringstow::device::{Source, StridedTarget, Target};
 use ringstow::format::names;
-use ringstow::store::{prune_plan, retain_plan};
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, Error, LoadOptions, PartOf, Runtime, SaveReport, Session,
-    Slice, StateDict, TensorInfo, Value, latest_with, list_with, prune_with, retain_with,
-    retire_with,
+    Slice, StateDict, TensorInfo, Value,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -142,7 +140,7 @@ fn a_striped_checkpoint_lies_in_all_its_places_and_loads_from_them() {
     let targets: Vec<(&String, Target)> =
         memory.iter_mut().map(|(name, to)| (&*name, Target::new(to))).collect();
     let (options, runtime) = (LoadOptions::default(), disks.runtime());
-    let loaded = checkpoint.load_into(&targets, options, &runtime, &Arc::default()).unwrap();
+    let loaded = checkpoint.load_into(&targets, options.on(&runtime, &Arc::default())).unwrap();
     assert_eq!(loaded.tensors, SIZES.len());
     drop(targets);
     assert_eq!(memory, state.tensors);
@@ -167,8 +165,8 @@ fn slices_of_tensors_in_all_places_are_read_at_once() {
                 to: StridedTarget::new(to, 0, &[1]),
             })
             .collect();
-        let options = LoadOptions { verify };
-        checkpoint.read(&slices, options, &disks.runtime(), &Arc::default()).unwrap();
+        let options = LoadOptions { verify, ..LoadOptions::default() };
+        checkpoint.read(&slices, options.on(&disks.runtime(), &Arc::default())).unwrap();
         drop(slices);
         for ((_, data), read) in state.tensors[1..].iter().zip(memory) {
             assert_eq!(read, data[1000..2500]);
@@ -185,8 +183,11 @@ fn a_reader_without_the_stripes_is_told_which_they_were() {
     let (one, other) =
         (disks.stripe(0).display().to_string(), disks.stripe(1).display().to_string());
     assert_says(&error, &["2 of 3 files", &one, &other, "not configured here", "RINGSTOW_STRIPE"]);
-    assert_eq!(latest_with(disks.root.path().join("run"), &Config::default()).unwrap(), None);
-    let found = latest_with(disks.root.path().join("run"), &disks.config()).unwrap();
+    assert_eq!(ringstow::latest(disks.root.path().join("run")).unwrap(), None);
+    let found = ringstow::Store::new(disks.config())
+        .unwrap()
+        .latest(disks.root.path().join("run"), &Default::default())
+        .unwrap();
     assert_eq!(found, Some(disks.dir()));
 
     fs::rename(disks.stripe(1), disks.root.path().join("unmounted")).unwrap();
@@ -270,8 +271,8 @@ fn two_checkpoints_of_one_name_do_not_share_a_companion() {
     assert!(!other.exists());
     // Nor does clearing up after the one touch the other's files.
     state.save(&Runtime::new(small_config()).unwrap(), &other).unwrap();
-    prune_with(&other, &disks.config()).unwrap();
-    retire_with(&other, Disposal::Remove, &disks.config()).unwrap();
+    ringstow::store::prune(&other, &disks.config()).unwrap();
+    ringstow::store::retire(&other, Disposal::Remove, &disks.config()).unwrap();
     State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
     assert_no_litter_in(&disks.config(), &disks.dir());
 }
@@ -291,7 +292,7 @@ fn a_directory_that_is_nobodys_companion_is_left_alone() {
 fn a_companion_is_no_checkpoint_and_nothing_is_saved_into_it() {
     let disks = Disks::new(1);
     disks.save(1);
-    assert!(list_with(&disks.stripe(0), &disks.config()).unwrap().is_empty());
+    assert!(ringstow::store::list(&disks.stripe(0), &disks.config()).unwrap().is_empty());
     for error in [
         Checkpoint::open_with(disks.companion(0), &disks.config()).unwrap_err(),
         Checkpoint::open_foreign_with(disks.companion(0), &Config::default()).unwrap_err(),
@@ -346,7 +347,10 @@ fn write_one(disks: &Disks, rank: u32) -> ringstow::Result<ringstow::Receipt> {
     let bytes = noise(u64::from(rank), 9000);
     let mut state = StateDict::new();
     state.bytes(format!("of.{rank}"), Dtype::U8, &[9000], &bytes)?;
-    ringstow::write_rank(&state, rank, disks.dir(), &disks.config()).map(|(receipt, _)| receipt)
+    ringstow::Store::new(disks.config().clone())
+        .unwrap()
+        .write_rank(&state, rank, disks.dir())
+        .map(|(receipt, _)| receipt)
 }
 
 #[test]
@@ -391,7 +395,7 @@ fn a_rank_that_saves_by_itself_has_companions_of_its_own_in_each_checkpoint() {
     }
     assert_eq!(names_in(&disks.stripe(0)), ["step-1.rank00000", "step-2.rank00000"]);
     let first = disks.root.path().join("run/step-1");
-    retire_with(&first, Disposal::Recycle, &disks.config()).unwrap();
+    ringstow::store::retire(&first, Disposal::Recycle, &disks.config()).unwrap();
     assert!(!first.exists(), "the whole of one rank goes, and its companion");
     assert_eq!(names_in(&disks.stripe(0)), ["step-2.rank00000"]);
 }

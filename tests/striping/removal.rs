@@ -16,7 +16,7 @@ fn what_a_killed_save_left_is_cleared_up_in_all_places() {
     }
     State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
     let planned = ringstow::store::prune_plan(&disks.root.path().join("run"), &disks.config());
-    let swept = prune_with(&disks.root.path().join("run"), &disks.config()).unwrap();
+    let swept = ringstow::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     assert_eq!(planned.unwrap(), swept);
     assert_eq!(swept.renamed, [shard]);
     assert_eq!(swept.removed.len(), 2);
@@ -34,10 +34,10 @@ fn a_first_save_that_was_killed_is_cleared_up_with_its_companions() {
     }
     fs::remove_file(disks.dir().join("manifest.json")).unwrap();
     // From the side of the other disk, it is the checkpoint's to clear up.
-    let swept = prune_with(&disks.stripe(0), &disks.config()).unwrap();
+    let swept = ringstow::store::prune(&disks.stripe(0), &disks.config()).unwrap();
     assert_eq!((swept.removed.len(), swept.left.len()), (0, 1));
     assert!(swept.left[0].reason.contains("run/step-1"), "{swept:?}");
-    prune_with(&disks.root.path().join("run"), &disks.config()).unwrap();
+    ringstow::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -45,7 +45,7 @@ fn a_first_save_that_was_killed_is_cleared_up_with_its_companions() {
 fn deleting_a_checkpoint_frees_all_its_disks() {
     let disks = Disks::new(2);
     disks.save(1);
-    retire_with(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    ringstow::store::retire(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -55,7 +55,7 @@ fn a_checkpoint_whose_other_disks_are_not_named_is_not_removed() {
     disks.save(1);
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     for config in [small_config(), here_only] {
-        let error = retire_with(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        let error = ringstow::store::retire(&disks.dir(), Disposal::Remove, &config).unwrap_err();
         assert!(matches!(error, Error::Incomplete { .. }), "{error}");
         assert_says(
             &error,
@@ -65,7 +65,8 @@ fn a_checkpoint_whose_other_disks_are_not_named_is_not_removed() {
     }
     // Nor one of which files are lost.
     fs::remove_dir_all(disks.companion(1)).unwrap();
-    let error = retire_with(&disks.dir(), Disposal::Remove, &disks.config()).unwrap_err();
+    let error =
+        ringstow::store::retire(&disks.dir(), Disposal::Remove, &disks.config()).unwrap_err();
     assert_says(&error, &["disk1/step-1 is not there", "remove the directory yourself"]);
 }
 
@@ -80,26 +81,34 @@ fn no_part_of_a_striped_whole_goes_while_the_files_of_one_are_not_found() {
         for name in ["a", "b"] {
             state.bytes(name, Dtype::U8, &[500], &[7; 500]).unwrap();
         }
-        let receipt = ringstow::write_rank(&state, 0, &part, &disks.config()).unwrap().0;
+        let receipt = ringstow::Store::new(disks.config().clone())
+            .unwrap()
+            .write_rank(&state, 0, &part)
+            .unwrap()
+            .0;
         session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
     }
     let manifests =
         || ["rank00000", "rank00001"].map(|r| disks.dir().join(r).join(names::MANIFEST));
-    let error = retire_with(&disks.dir(), Disposal::Remove, &small_config()).unwrap_err();
+    let error =
+        ringstow::store::retire(&disks.dir(), Disposal::Remove, &small_config()).unwrap_err();
     assert_says(&error, &["1 of 2 files", "not found", "set `stripe`"]);
     assert!(manifests().iter().all(|manifest| manifest.exists()));
     // Nor does a clean-up finish a removal that was killed.
     fs::rename(&manifests()[0], manifests()[0].with_extension("json.retired")).unwrap();
     let run = disks.root.path().join("run");
-    for swept in [prune_plan(&run, &small_config()), prune_with(&run, &small_config())] {
+    for swept in [
+        ringstow::store::prune_plan(&run, &small_config()),
+        ringstow::store::prune(&run, &small_config()),
+    ] {
         assert!(swept.unwrap().left[0].reason.contains("set `stripe`"));
     }
     assert!(manifests()[1].exists());
     // Also when no part is committed any more.
     fs::rename(&manifests()[1], manifests()[1].with_extension("json.retired")).unwrap();
-    let swept = prune_with(&run, &small_config()).unwrap();
+    let swept = ringstow::store::prune(&run, &small_config()).unwrap();
     assert!(swept.left[0].reason.contains("may still lie in"), "{swept:?}");
-    prune_with(&run, &disks.config()).unwrap();
+    ringstow::store::prune(&run, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -112,12 +121,12 @@ fn a_killed_removal_is_finished_only_where_all_disks_are_named() {
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     let others = Disks::new(2);
     for config in [small_config(), here_only, others.config()] {
-        let planned = prune_plan(&run, &config).unwrap();
-        let swept = prune_with(&run, &config).unwrap();
+        let planned = ringstow::store::prune_plan(&run, &config).unwrap();
+        let swept = ringstow::store::prune(&run, &config).unwrap();
         assert_eq!(planned, swept);
         assert!(swept.removed.is_empty(), "{swept:?}");
-        let error = retire_with(&disks.dir(), Disposal::Remove, &config).unwrap_err();
-        let retained = retain_with(&run, &Retention::new(1), &config).unwrap();
+        let error = ringstow::store::retire(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        let retained = ringstow::store::retain(&run, &Retention::new(1), &config).unwrap();
         for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
             let words = ["its removal was killed", "may still lie in", "disk1", "set `stripe`"];
             assert!(words.iter().all(|words| said.contains(words)), "{said}");
@@ -126,7 +135,7 @@ fn a_killed_removal_is_finished_only_where_all_disks_are_named() {
     }
     // Before it was killed, it may have got so far.
     fs::remove_dir_all(disks.companion(0)).unwrap();
-    prune_with(&run, &disks.config()).unwrap();
+    ringstow::store::prune(&run, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -138,9 +147,10 @@ fn a_killed_removal_is_finished_on_disks_that_are_mounted_elsewhere_now() {
     let moved = disks.root.path().join("moved");
     fs::rename(disks.stripe(0), &moved).unwrap();
     let run = disks.root.path().join("run");
-    let swept = prune_with(&run, &disks.config()).unwrap();
+    let swept = ringstow::store::prune(&run, &disks.config()).unwrap();
     assert!(swept.left[0].reason.contains("is not there: mount its disk"), "{swept:?}");
-    prune_with(&run, &Config { stripe: vec![moved.clone()], ..small_config() }).unwrap();
+    ringstow::store::prune(&run, &Config { stripe: vec![moved.clone()], ..small_config() })
+        .unwrap();
     assert!(!disks.dir().exists());
     assert_eq!(names_in(&moved), Vec::<String>::new());
 }
@@ -155,8 +165,8 @@ fn retain_leaves_alone_what_would_not_go_from_all_disks() {
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
     // It loads, but its companion says that it is another's.
     State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
-    let plan = retain_plan(&run, &Retention::new(1), &disks.config()).unwrap();
-    let done = retain_with(&run, &Retention::new(1), &disks.config()).unwrap();
+    let plan = ringstow::store::retain_plan(&run, &Retention::new(1), &disks.config()).unwrap();
+    let done = ringstow::store::retain(&run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!(plan, done);
     assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 0, 1));
     for words in ["rank00000-1.safetensors", "if it was moved here", "companion.json"] {
@@ -177,7 +187,7 @@ fn retain_clears_away_on_all_disks_what_killed_saves_left() {
         fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
     }
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
-    let done = retain_with(run, &Retention::new(1), &disks.config()).unwrap();
+    let done = ringstow::store::retain(run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!((done.cleared, done.left), (vec![dir.clone()], vec![]));
     assert_eq!(names_in(run), ["step-2"]);
     assert_eq!(names_in(&disks.stripe(0)), ["step-2"]);
@@ -193,7 +203,8 @@ fn a_retired_checkpoint_is_written_over_on_each_of_its_disks() {
         shards.map(|shard| shard.metadata().unwrap().len()).sum()
     };
     assert!(file_bytes(&disks.companion(0)) > 0);
-    let retired = retire_with(&disks.dir(), Disposal::Recycle, &disks.config()).unwrap();
+    let retired =
+        ringstow::store::retire(&disks.dir(), Disposal::Recycle, &disks.config()).unwrap();
     assert_eq!(retired.recycled, 3);
     assert!(!disks.dir().exists() && !disks.companion(0).exists());
     let again = disks.dir().with_file_name("step-2");
@@ -219,8 +230,8 @@ fn what_killed_saves_left_in_parts_is_cleared_up_in_all_places() {
         }
     }
     let run = disks.root.path().join("run");
-    let planned = prune_plan(&run, &disks.config()).unwrap();
-    let swept = prune_with(&run, &disks.config()).unwrap();
+    let planned = ringstow::store::prune_plan(&run, &disks.config()).unwrap();
+    let swept = ringstow::store::prune(&run, &disks.config()).unwrap();
     assert_eq!(planned, swept);
     assert_eq!(swept.removed.last(), Some(&disks.dir()));
     disks.assert_empty();

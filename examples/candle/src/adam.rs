@@ -3,10 +3,9 @@
 
 use candle_core::{Device, Result as CandleResult, Tensor, Var};
 use candle_nn::VarMap;
-use ringstow::{Checkpoint, Config, LoadOptions, Runtime, SaveHandle, StateDict, Value};
+use ringstow::{Checkpoint, SaveHandle, StateDict, Value};
 use std::error::Error;
 use std::path::Path;
-use std::sync::Arc;
 
 /// Adam, with moments that can be saved.
 pub struct Adam {
@@ -69,16 +68,14 @@ impl Adam {
             state.tensor(name, var.as_tensor().clone())?;
         }
         state.value("step", self.step);
-        ringstow::save_async(state, dir.join(format!("step-{:08}", self.step)), &Config::default())
+        ringstow::save_async(state, dir.join(format!("step-{:08}", self.step)))
     }
 
     /// Takes the state of a checkpoint.
     pub fn resume(&mut self, path: &Path) -> Result<(), Box<dyn Error>> {
         let checkpoint = Checkpoint::open(path)?;
         let names: Vec<String> = self.tensors().map(|(name, _)| name).collect();
-        let runtime = Runtime::shared(&Config::default())?;
-        let options = LoadOptions::default();
-        let loaded = checkpoint.load_names(&names, options, &runtime, &Arc::default())?;
+        let loaded = checkpoint.load(&names)?;
         for (name, var) in self.tensors() {
             let values: &[f32] = loaded.tensor(&name).ok_or("asked for")?.as_slice()?;
             var.set(&Tensor::from_slice(values, var.shape(), &Device::Cpu)?)?;

@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DriverError, result};
 use ringstow::device::Target;
-use ringstow::{Checkpoint, Config, Dtype, LoadOptions, Runtime, SaveHandle, StateDict, Value};
+use ringstow::{Checkpoint, Dtype, LoadOptions, SaveHandle, StateDict, Value};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -80,19 +80,18 @@ impl Model {
             state.cuda(name, Dtype::F32, &shape, slice.clone())?;
         }
         state.value("step", self.step as i64);
-        ringstow::save_async(state, dir.join(format!("step-{:08}", self.step)), &Config::default())
+        ringstow::save_async(state, dir.join(format!("step-{:08}", self.step)))
     }
 
     /// Loads a checkpoint into the tensors' memory, and makes sure that it is there bit for bit.
     pub fn resume(&mut self, path: &Path) -> Result<(), Box<dyn Error>> {
         let checkpoint = Checkpoint::open(path)?;
-        let runtime = Runtime::shared(&Config::default())?;
         let targets = self.tensors.iter_mut().map(|Tensor { name, slice }| {
             let slice = Arc::get_mut(slice).expect("no save is under way");
             Ok((&*name, Target::of_slice(slice)?))
         });
         let targets = targets.collect::<ringstow::Result<Vec<_>>>()?;
-        checkpoint.load_into(&targets, LoadOptions::default(), &runtime, &Arc::default())?;
+        checkpoint.load_into(&targets, LoadOptions::default())?;
         drop(targets);
         self.step = match checkpoint.state()?.get("step") {
             Some(Value::Int(step)) => u64::try_from(*step)?,

@@ -13,39 +13,10 @@ use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The last of the [`steps`](crate::steps) in `dir` that can be loaded. `None` if there is none, or no such
-/// directory. One that was committed and cannot be loaded is passed over with a warning. Tensors' bytes are
-/// not checked: see [`latest_verified`].
-///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed; what [`Config::found`] gives.
-pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
-    latest_with(dir, &Config::found()?)
-}
-
-/// [`latest`] with a configuration of the caller's.
-///
-/// # Errors
-/// As for [`latest`].
-pub fn latest_with(dir: impl AsRef<Path>, config: &Config) -> Result<Option<PathBuf>> {
-    latest_of(dir, &Wanted::default(), config, &Arc::default())
-}
-
-/// [`latest`] after every byte of it was read and checked: the way back from a damaged checkpoint. One whose
-/// bytes are not what was written is passed over with a warning.
-///
-/// # Errors
-/// As for [`latest`]; failures to read that are no damage.
-pub fn latest_verified(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
-    let config = Config::found()?;
-    let wanted = Wanted { verify: true, ..Wanted::default() };
-    latest_of(dir, &wanted, &config, &Job::of(&config))
-}
-
-/// Which checkpoint [`latest_of`] is to find.
+/// Which checkpoint [`latest`] is to find.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// Which names are steps; see [`steps_with`](crate::store::catalog::steps::steps_with).
+    /// Which names are steps; see [`Store::steps`](crate::Store::steps).
     pub pattern: Option<StepPattern>,
     /// Only those that are older than this.
     pub before: Option<Before>,
@@ -53,11 +24,13 @@ pub struct Wanted {
     pub verify: bool,
 }
 
-/// The newest checkpoint in `dir` that is wanted.
+/// The newest checkpoint in `dir` that is wanted. `None` if there is none, or no such directory. A checkpoint that was
+/// committed and cannot be loaded is passed over with a warning.
 ///
 /// # Errors
-/// As for [`latest_verified`]; [`Error::Invalid`] for a [`Before`] that is not there.
-pub fn latest_of(
+/// [`Error::Io`] if `dir` cannot be listed, or on a failure to read that is not damage; [`Error::Invalid`] for a
+/// [`Before`] that is not there.
+pub fn latest(
     dir: impl AsRef<Path>,
     wanted: &Wanted,
     config: &Config,

@@ -59,24 +59,15 @@ pub enum Status {
 /// part of each rank is, and all are of one save.
 ///
 /// Directories in which nothing of ringstow's is, or that cannot be read, are left out. Tensors' bytes
-/// are not checked. Of striped checkpoints, files are looked for in the `stripe` of the configuration
-/// that is [found](Config::found).
+/// are not checked. Of striped checkpoints, files are looked for in the configuration's `stripe`.
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed; what [`Config::found`] gives.
-pub fn list(dir: &Path) -> Result<Vec<Found>> {
-    list_with(dir, &Config::found()?)
-}
-
-/// [`list`] with a configuration of the caller's.
-///
-/// # Errors
-/// As for [`list`].
-pub fn list_with(dir: &Path, config: &Config) -> Result<Vec<Found>> {
+/// [`Error::Io`] if `dir` cannot be listed.
+pub fn list(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     Ok(survey(dir, None, config)?.1)
 }
 
-/// [`list_with`], with the steps numbered by what their row is known by, which comes along.
+/// [`list`], with the steps numbered by what their row is known by, which comes along.
 pub(in crate::store) fn survey(
     dir: &Path,
     pattern: Option<&StepPattern>,

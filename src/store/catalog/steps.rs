@@ -22,18 +22,11 @@ use std::path::{Path, PathBuf};
 /// one that a single name has (`gpt2`). A number that is a fraction (`loss=0.2`), a value (`acc=95`) or part of a
 /// date is no step, nor is a link to something in `dir` itself.
 ///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed; what [`Config::found`] gives.
-pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
-    steps_with(dir, None, &Config::found()?)
-}
-
-/// [`steps`] with a configuration of the caller's. With a pattern, the steps are the names that fit it, and
-/// nothing else.
+/// With a pattern, the steps are the names that fit it, and nothing else.
 ///
 /// # Errors
-/// As for [`steps`].
-pub fn steps_with(
+/// [`Error::Io`] if `dir` cannot be listed.
+pub fn steps(
     dir: impl AsRef<Path>,
     pattern: Option<&StepPattern>,
     config: &Config,
@@ -41,7 +34,7 @@ pub fn steps_with(
     Ok(steps_and_row(dir.as_ref(), pattern, config)?.0)
 }
 
-/// [`steps_with`], and the row that they make up.
+/// [`steps`], and the row that they make up.
 pub(in crate::store) fn steps_and_row(
     dir: &Path,
     pattern: Option<&StepPattern>,

@@ -17,24 +17,16 @@ use std::path::{Path, PathBuf};
 /// those whose ranks saved each by itself; such a directory that holds nothing else goes too. Finishes
 /// removals that were killed. Directories being saved into, those that cannot be read, and those whose
 /// manifest is damaged, so that nobody can tell what is stale, are left alone. Companions are looked for in
-/// the `stripe` of the configuration that is [found](Config::found). What is left of a striped checkpoint whose removal
+/// the configuration's `stripe`. What is left of a striped checkpoint whose removal
 /// was killed stays where not all directories are named over which it was striped.
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed or a file not be removed; what [`Config::found`] gives.
-pub fn prune(dir: &Path) -> Result<Swept> {
-    prune_with(dir, &Config::found()?)
-}
-
-/// [`prune`] with a configuration of the caller's, of which `stripe` counts.
-///
-/// # Errors
-/// As for [`prune`].
-pub fn prune_with(dir: &Path, config: &Config) -> Result<Swept> {
+/// [`Error::Io`] if `dir` cannot be listed or a file not be removed.
+pub fn prune(dir: &Path, config: &Config) -> Result<Swept> {
     Pruning { stripe: &config.stripe, act: Act::CarryOut, asked: true }.all(dir)
 }
 
-/// What [`prune_with`] would do now. Changes nothing.
+/// What [`prune`] would do now. Changes nothing.
 ///
 /// # Errors
 /// [`Error::Io`] if `dir` cannot be listed.
@@ -48,8 +40,7 @@ impl Checkpoint {
     /// # Errors
     /// As for [`prune`].
     pub fn prune(&self) -> Result<Swept> {
-        Pruning { stripe: &Config::found()?.stripe, act: Act::CarryOut, asked: true }
-            .one(self.path())
+        Pruning { stripe: &self.config().stripe, act: Act::CarryOut, asked: true }.one(self.path())
     }
 }
 

@@ -55,23 +55,15 @@ pub struct Retired {
 
 /// Removes the checkpoint at `dir`: after a crash it is there as it was, or not at all. A load that has
 /// begun ends well. One whose ranks saved each by itself goes with all its parts: when the first of them has gone,
-/// it is incomplete, and another call finishes it. Companions of a striped one are looked for in the `stripe`
-/// of the configuration that is [found](Config::found).
+/// it is incomplete, and another call finishes it. Companions of a striped one are looked for in the configuration's
+/// `stripe`.
 ///
 /// # Errors
 /// [`Error::Incomplete`] if there is none, or files of a striped one are not found, or may not be, which would
 /// stay when it goes; [`Error::Busy`] if a save into the directory is under way; [`Error::Invalid`] for a link;
 /// those of [`Checkpoint::open`](crate::store::Checkpoint::open) for one whose manifest cannot be read, so that
-/// nobody can tell what belongs to it; [`Error::Io`]; what [`Config::found`] gives.
-pub fn retire(dir: &Path, disposal: Disposal) -> Result<Retired> {
-    retire_with(dir, disposal, &Config::found()?)
-}
-
-/// [`retire`] with a configuration of the caller's, of which `stripe` counts.
-///
-/// # Errors
-/// As for [`retire`].
-pub fn retire_with(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
+/// nobody can tell what belongs to it; [`Error::Io`].
+pub fn retire(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
     refuse_link(dir)?;
     match rank_dirs::parts(dir)? {
         parts if parts.is_empty() => retire_one(dir, disposal, config),

@@ -8,9 +8,7 @@ use crate::store::catalog::list::{Found, Status, survey};
 use crate::store::catalog::rank_dirs;
 use crate::store::catalog::steps::{Links, Row};
 use crate::store::cleanup::prune::{self, Act};
-use crate::store::cleanup::remove::{
-    Disposal, check, check_free, is_gone, is_retired, retire_with,
-};
+use crate::store::cleanup::remove::{Disposal, check, check_free, is_gone, is_retired, retire};
 use crate::store::cleanup::sweep::Left;
 use crate::store::layout::recycled;
 use crate::store::layout::recycled::beside_all;
@@ -18,14 +16,14 @@ use crate::sys::dir;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Which checkpoints [`retain_with`] keeps, and what becomes of the files of the others.
+/// Which checkpoints [`retain`] keeps, and what becomes of the files of the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retention {
     /// How many of the newest steps stay, 1 at least.
     pub keep: usize,
     /// What becomes of the files of those that go.
     pub disposal: Disposal,
-    /// Which names are steps; see [`steps_with`](crate::store::catalog::steps::steps_with).
+    /// Which names are steps; see [`Store::steps`](crate::Store::steps).
     pub pattern: Option<StepPattern>,
 }
 
@@ -66,22 +64,9 @@ pub struct Retained {
 /// progress, and, with [`Disposal::Remove`], recycled files of earlier calls.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a `keep` of 0; [`Error::Io`] if a directory cannot be listed or a file not be
-/// removed; what [`Config::found`] gives.
-pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
-    let retention = Retention { disposal, ..Retention::new(keep) };
-    retain_with(root, &retention, &Config::found()?)
-}
-
-/// [`retain`] with a configuration of the caller's, of which `stripe` counts.
-///
-/// # Errors
-/// As for [`retain`]; [`Error::Invalid`] for a pattern that is none.
-pub fn retain_with(
-    root: impl AsRef<Path>,
-    retention: &Retention,
-    config: &Config,
-) -> Result<Retained> {
+/// [`Error::Invalid`] for a `keep` of 0 or a pattern that is none; [`Error::Io`] if a directory cannot be listed or
+/// a file not be removed.
+pub fn retain(root: impl AsRef<Path>, retention: &Retention, config: &Config) -> Result<Retained> {
     let root = root.as_ref();
     let plan = plan(root, retention, config, Act::CarryOut)?;
     carry_out(plan, root, retention.disposal, config)
@@ -94,7 +79,7 @@ fn carry_out(
     config: &Config,
 ) -> Result<Retained> {
     for path in std::mem::take(&mut plan.retired) {
-        let done = retire_with(&path, disposal, config);
+        let done = retire(&path, disposal, config);
         plan.note(path, done.map(drop))?;
     }
     for path in std::mem::take(&mut plan.cleared) {
@@ -106,7 +91,7 @@ fn carry_out(
     Ok(plan)
 }
 
-/// What [`retain_with`] would do now. Changes nothing.
+/// What [`retain`] would do now. Changes nothing.
 ///
 /// # Errors
 /// As for [`retain`].
@@ -300,8 +285,7 @@ mod tests {
         for step in 1..4 {
             let mut state = StateDict::new();
             state.bytes("a", Dtype::U8, &[4], &[1; 4]).unwrap();
-            crate::save(&state, root.path().join(format!("step-{step}")), &Config::default())
-                .unwrap();
+            crate::save(&state, root.path().join(format!("step-{step}"))).unwrap();
         }
         root
     }
@@ -317,7 +301,7 @@ mod tests {
     #[test]
     fn what_another_call_has_removed_in_the_meantime_counts_as_done() {
         let config = Config::default();
-        let remove = |dir: &Path| drop(retire_with(dir, Disposal::Remove, &config).unwrap());
+        let remove = |dir: &Path| drop(retire(dir, Disposal::Remove, &config).unwrap());
         for notes in [false, true] {
             let root = root();
             let done = disturbed(root.path(), |dir| {

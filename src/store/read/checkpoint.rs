@@ -45,8 +45,8 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with
-    /// their full length. Reads no tensor. Of a striped checkpoint, files are looked for in the `stripe`
-    /// of the configuration that is [found](Config::found).
+    /// their full length. Reads no tensor. Of a striped checkpoint, files are looked for in the configuration's
+    /// `stripe`.
     ///
     /// No file stays open: a save or a removal that comes between this and a load takes the files away, and
     /// the load then says so ([`Error::Replaced`], [`Error::Incomplete`]). It never reads another checkpoint
@@ -56,16 +56,8 @@ impl Checkpoint {
     /// [`Error::Io`] if there is no such directory; [`Error::Incomplete`] if nothing was committed
     /// there or a file is missing; [`Error::Corrupt`] if the manifest or a file's length is not what
     /// was written; [`Error::Format`] for a manifest that is not ringstow's; [`Error::Unsupported`]
-    /// for one of a newer version; [`Error::Invalid`] if PyTorch's own DCP writer has saved over it; what
-    /// [`Config::found`] gives.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_with(path, &Config::found()?)
-    }
-
-    /// [`Checkpoint::open`] with a configuration of the caller's.
-    ///
-    /// # Errors
-    /// As for [`Checkpoint::open`].
+    /// for one of a newer version; [`Error::Invalid`] if PyTorch's own DCP writer has saved over it.
+    #[doc(hidden)]
     pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         config.validate()?;
         while_replaced(|| Self::open_once(path.as_ref(), config))
@@ -94,14 +86,7 @@ impl Checkpoint {
     /// Those of [`Checkpoint::open`]; [`Error::Incomplete`] also for shards of ringstow's without a
     /// manifest, for files and tensors that an index lists but are not there, and for tensors whose
     /// chunks are not all there; [`Error::Format`] for files that are not safetensors.
-    pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
-        Self::open_foreign_with(path, &Config::found()?)
-    }
-
-    /// [`Checkpoint::open_foreign`] with a configuration of the caller's.
-    ///
-    /// # Errors
-    /// As for [`Checkpoint::open_foreign`].
+    #[doc(hidden)]
     pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         let path = path.as_ref();
         check_directory(path)?;
@@ -187,7 +172,7 @@ impl Checkpoint {
     }
 
     /// The configuration with which it was opened.
-    pub(in crate::store) fn config(&self) -> &Config {
+    pub(crate) fn config(&self) -> &Config {
         &self.config
     }
 }

@@ -13,20 +13,49 @@ use crate::plan::slab::{Dense, Place, Slab, dense_strides};
 use crate::pool::{Buffer, Mapping};
 use crate::store::read::checkpoint::{Checkpoint, Kind};
 use crate::store::read::loaded::{Loaded, LoadedTensor};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// How to load.
 #[derive(Debug, Clone, Copy)]
-pub struct LoadOptions {
+pub struct LoadOptions<'a> {
     /// Check every block against its checksum before any of it is handed out. Default true.
     pub verify: bool,
+    /// The pool and engines to load through. Default: those that the process shares for the configuration with
+    /// which the checkpoint was opened.
+    pub runtime: Option<&'a Runtime>,
+    /// Shows how far the load is to other threads, and lets them stop it. Default none.
+    pub job: Option<&'a Arc<Job>>,
 }
 
-impl Default for LoadOptions {
+impl Default for LoadOptions<'_> {
     fn default() -> Self {
-        Self { verify: true }
+        Self { verify: true, runtime: None, job: None }
+    }
+}
+
+impl<'a> LoadOptions<'a> {
+    /// The same, through this runtime and as this job.
+    pub fn on(self, runtime: &'a Runtime, job: &'a Arc<Job>) -> Self {
+        Self { runtime: Some(runtime), job: Some(job), ..self }
+    }
+}
+
+/// A runtime of the caller's, or one that the process shares.
+pub(in crate::store) enum RuntimeRef<'a> {
+    Given(&'a Runtime),
+    Shared(Arc<Runtime>),
+}
+
+impl Deref for RuntimeRef<'_> {
+    type Target = Runtime;
+
+    fn deref(&self) -> &Runtime {
+        match self {
+            Self::Given(runtime) => runtime,
+            Self::Shared(runtime) => runtime,
+        }
     }
 }
 
@@ -72,11 +101,10 @@ impl Checkpoint {
     pub fn load_names<S: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = S>,
-        options: LoadOptions,
-        runtime: &Runtime,
-        job: &Arc<Job>,
+        options: LoadOptions<'_>,
     ) -> Result<Loaded> {
-        let loading = self.loading(options, runtime, job);
+        let (runtime, job) = self.resources(options)?;
+        let loading = self.loading(options.verify, &runtime, &job);
         let wanted = self.find_whole(names)?;
         let (whole, parted): (Vec<_>, Vec<_>) =
             wanted.iter().copied().partition(|wanted| lies_straight(wanted.entry));
@@ -114,11 +142,10 @@ impl Checkpoint {
     pub fn load_into<S: AsRef<str>>(
         &self,
         targets: &[(S, Target<'_>)],
-        options: LoadOptions,
-        runtime: &Runtime,
-        job: &Arc<Job>,
+        options: LoadOptions<'_>,
     ) -> Result<LoadReport> {
-        let loading = self.loading(options, runtime, job);
+        let (runtime, job) = self.resources(options)?;
+        let loading = self.loading(options.verify, &runtime, &job);
         let wanted = self.find_whole(targets.iter().map(|(name, _)| name))?;
         self.check_sizes(&wanted, targets)?;
         let chunks = self.plan_chunks(&wanted, loading)?;
@@ -127,15 +154,28 @@ impl Checkpoint {
         Ok(self.report(wanted.len(), bytes_in(&wanted), vec![fetched], loading))
     }
 
+    /// What a load goes through, and the account of it: the caller's, or the checkpoint's own.
+    pub(in crate::store) fn resources<'a>(
+        &self,
+        options: LoadOptions<'a>,
+    ) -> Result<(RuntimeRef<'a>, Arc<Job>)> {
+        let runtime = match options.runtime {
+            Some(runtime) => RuntimeRef::Given(runtime),
+            None => RuntimeRef::Shared(Runtime::shared(self.config())?),
+        };
+        let job = options.job.map_or_else(|| Job::of(runtime.config()), Arc::clone);
+        Ok((runtime, job))
+    }
+
     /// Starts a load. Where there are no checksums, or none are asked for, pages are read instead
     /// of blocks.
     pub(in crate::store) fn loading<'a>(
         &self,
-        options: LoadOptions,
+        verify: bool,
         runtime: &'a Runtime,
         job: &'a Arc<Job>,
     ) -> Loading<'a> {
-        let verify = options.verify && self.kind() == Kind::Ringstow;
+        let verify = verify && self.kind() == Kind::Ringstow;
         let unit = match verify {
             true => self.checked_unit(runtime.config().block_bytes),
             false => Unit::Pages(runtime.config().block_bytes),

@@ -2,8 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Chunk, Dtype, Element, TensorEntry};
-use crate::pipeline::job::Job;
-use crate::pipeline::runtime::Runtime;
 use crate::plan::slab::{Dense, Place, Slab, dense_strides};
 use crate::pool::{Buffer, Mapping};
 use crate::store::read::checkpoint::Checkpoint;
@@ -49,13 +47,12 @@ impl TensorPart {
 
 impl Checkpoint {
     /// Loads the tensors of these names into fresh memory, with the configuration with which the checkpoint was
-    /// opened and every block checked. [`Checkpoint::load_names`] has all choices.
+    /// opened and every block checked. [`Checkpoint::load_names`] takes options.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::load_names`]; what [`Runtime::shared`] gives.
+    /// Those of [`Checkpoint::load_names`].
     pub fn load<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Loaded> {
-        let runtime = Runtime::shared(self.config())?;
-        self.load_names(names, LoadOptions::default(), &runtime, &Job::of(self.config()))
+        self.load_names(names, LoadOptions::default())
     }
 
     /// Loads a part of a tensor: a range of each dimension, of those that are left out at the end all. Reads
@@ -101,15 +98,15 @@ impl Checkpoint {
 
     /// Reads slabs into fresh memory.
     fn fetch(&self, slabs: &[Slab], nbytes: usize) -> Result<Mapping> {
-        let runtime = Runtime::shared(self.config())?;
-        let job = Job::of(self.config());
+        let options = LoadOptions::default();
+        let (runtime, job) = self.resources(options)?;
         let memory = Mapping::new(nbytes.max(1))
             .map_err(|e| Error::io("taking memory for", self.path(), e))?;
         let (whole, mut buffers) = Buffer::cut(memory, std::iter::once(nbytes));
         {
             let target = crate::device::Target::new(&mut buffers[0][..]);
             let targets = vec![&target; slabs.len()];
-            let loading = self.loading(LoadOptions::default(), &runtime, &job);
+            let loading = self.loading(options.verify, &runtime, &job);
             let plan = self.plan_slabs(slabs, loading);
             self.scatter(slabs, &targets, &plan, loading)?;
         }

@@ -3,14 +3,11 @@
 use crate::device::{StridedTarget, Target};
 use crate::error::{Error, Result};
 use crate::format::{Dtype, TensorEntry};
-use crate::pipeline::job::Job;
 use crate::pipeline::report::LoadReport;
-use crate::pipeline::runtime::Runtime;
 use crate::plan::slab::{Dense, Place, Slab};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::load::{LoadOptions, bytes_of};
 use std::collections::HashSet;
-use std::sync::Arc;
 
 /// A box of one chunk of a tensor, and where its elements go.
 #[derive(Debug)]
@@ -39,14 +36,9 @@ impl Checkpoint {
     /// in the checkpoint, [`Error::Invalid`] for boxes that leave their chunk or their memory.
     /// [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before it are in
     /// place already.
-    pub fn read(
-        &self,
-        slices: &[Slice<'_>],
-        options: LoadOptions,
-        runtime: &Runtime,
-        job: &Arc<Job>,
-    ) -> Result<LoadReport> {
-        let loading = self.loading(options, runtime, job);
+    pub fn read(&self, slices: &[Slice<'_>], options: LoadOptions<'_>) -> Result<LoadReport> {
+        let (runtime, job) = self.resources(options)?;
+        let loading = self.loading(options.verify, &runtime, &job);
         let (slabs, targets) = self.slabs_of(slices)?;
         let plan = self.plan_slabs(&slabs, loading);
         job.set_total(bytes_of(&plan.reads));

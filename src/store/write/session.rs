@@ -24,13 +24,13 @@ use std::time::Instant;
 /// # fn all_ranks<T>(_: T) -> Vec<T> { Vec::new() }
 /// # fn main() -> ringstow::Result<()> {
 /// # let (rank, world_size, state) = (0, 2, ringstow::StateDict::new());
-/// use ringstow::{Config, Session, Value, write_rank};
+/// use ringstow::{Session, Value, write_rank};
 /// let session = match rank {
 ///     0 => Some(Session::begin("ckpt/step-7", world_size)?),
 ///     _ => None,
 /// };
 /// // A barrier belongs here.
-/// let (receipt, _) = write_rank(&state, rank, "ckpt/step-7", &Config::default())?;
+/// let (receipt, _) = write_rank(&state, rank, "ckpt/step-7")?;
 /// let receipts = all_ranks(receipt); // gathered to the coordinator
 /// if let Some(session) = session {
 ///     session.commit(receipts, Value::Dict(Vec::new()).to_json()?)?;
@@ -121,21 +121,13 @@ pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
 
 impl Session {
     /// Makes the directory if need be, locks it, cleans up after a killed save, and notes how many
-    /// ranks are to write.
+    /// ranks are to write. The ranks must write with the same `stripe`.
     ///
     /// # Errors
     /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
     /// safetensors files of somebody else's, or for a world of no ranks; [`Error::Unsupported`] if it
-    /// holds a checkpoint of a newer version; [`Error::Io`]; what [`Config::found`] gives.
-    pub fn begin(dir: impl AsRef<Path>, world_size: u32) -> Result<Self> {
-        Self::begin_with(dir, world_size, &Config::found()?)
-    }
-
-    /// [`Session::begin`] with a configuration of the caller's, of which `stripe` and `recycle` count; the
-    /// first must be that of the ranks.
-    ///
-    /// # Errors
-    /// As for [`Session::begin`].
+    /// holds a checkpoint of a newer version; [`Error::Io`].
+    #[doc(hidden)]
     pub fn begin_with(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
         config.validate()?;
         if world_size == 0 {

@@ -1,5 +1,6 @@
 //! The moments of a commit, each as a kill or a failure leaves it.
 
+use crate::config::Config;
 use crate::plan::save::Options;
 use crate::store::cleanup::prune::prune;
 use crate::store::cleanup::remove::{Disposal, retire};
@@ -72,7 +73,7 @@ fn killed_before_the_rename_keeps_the_old_checkpoint() {
     die(about_to_publish(dir.path(), 2).0);
     assert_eq!(mark_at(dir.path()), 1);
     assert_eq!(safetensors_in(dir.path()), ["rank00000-0.safetensors"]);
-    prune(dir.path()).unwrap();
+    prune(dir.path(), &Config::default()).unwrap();
     assert_eq!(
         file_names(dir.path()).unwrap(),
         ["manifest.json", "rank00000-0.safetensors"],
@@ -97,7 +98,7 @@ fn killed_between_commit_and_renames_is_finished_by_prune() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     die(published(dir.path(), 2).0);
-    let swept = prune(dir.path()).unwrap();
+    let swept = prune(dir.path(), &Config::default()).unwrap();
     assert_eq!((swept.renamed.len(), swept.removed.len()), (1, 1));
     assert_eq!(safetensors_in(dir.path()), ["rank00000-0.g1.safetensors"]);
     assert_eq!(mark_at(dir.path()), 2);
@@ -111,7 +112,7 @@ fn a_checkpoint_opened_right_after_its_commit_is_loaded_under_its_new_names() {
     tx.settle(&manifest.files).unwrap();
     let runtime = crate::Runtime::new(crate::Config::default()).unwrap();
     let loaded = opened
-        .load_names(["t"], crate::LoadOptions::default(), &runtime, &Default::default())
+        .load_names(["t"], crate::LoadOptions::default().on(&runtime, &Default::default()))
         .unwrap();
     assert_eq!(loaded.tensor("t").unwrap().data(), [7]);
 }
@@ -197,7 +198,7 @@ fn no_clean_up_removes_an_uncommitted_name_that_the_manifest_lists() {
     let [part, shard] = ["rank00000-0.safetensors.part", "rank00000-0.safetensors"];
     let bytes = fs::read(dir.path().join(part)).unwrap();
     fs::write(dir.path().join(shard), "of whom?").unwrap();
-    let swept = prune(dir.path()).unwrap();
+    let swept = prune(dir.path(), &Config::default()).unwrap();
     assert_eq!((swept.removed.len(), swept.renamed.len(), swept.left.len()), (0, 0, 1));
     assert!(swept.left[0].reason.contains(shard), "{swept:?}");
     assert_eq!(fs::read(dir.path().join(part)).unwrap(), bytes);
@@ -223,8 +224,8 @@ fn a_commit_that_may_not_survive_a_crash_is_an_error_of_its_own() {
     assert!(dir.path().join("rank00000-0.safetensors").exists());
     // Nobody removes the earlier one's files while that is so.
     assert!(Transaction::begin(dir.path(), &[]).is_err());
-    assert!(prune(dir.path()).is_err());
-    assert!(retire(dir.path(), Disposal::Remove).is_err());
+    assert!(prune(dir.path(), &Config::default()).is_err());
+    assert!(retire(dir.path(), Disposal::Remove, &Config::default()).is_err());
     assert!(dir.path().join("rank00000-0.safetensors").exists());
     drop(failing);
     commit(dir.path(), 3);
@@ -253,11 +254,11 @@ fn a_removal_that_was_killed_is_durable_before_files_go() {
     commit(dir.path(), 1);
     fs::rename(dir.path().join(names::MANIFEST), dir.path().join(names::RETIRED)).unwrap();
     let failing = fail_call(Call::Sync, dir.path(), Errno::EIO as i32);
-    assert!(retire(dir.path(), Disposal::Remove).is_err());
-    assert!(prune(dir.path()).is_err());
+    assert!(retire(dir.path(), Disposal::Remove, &Config::default()).is_err());
+    assert!(prune(dir.path(), &Config::default()).is_err());
     assert!(dir.path().join("rank00000-0.safetensors").exists());
     drop(failing);
-    prune(dir.path()).unwrap();
+    prune(dir.path(), &Config::default()).unwrap();
     assert!(file_names(dir.path()).unwrap().is_empty());
 }
 
@@ -269,7 +270,7 @@ fn a_manifest_on_a_bad_sector_is_replaced() {
     // Until the commit, it and its files stay: the disk may be read again.
     drop(Transaction::begin(dir.path(), &[]).unwrap());
     assert_eq!(file_names(dir.path()).unwrap().len(), 2);
-    let swept = prune(dir.path()).unwrap();
+    let swept = prune(dir.path(), &Config::default()).unwrap();
     assert!(swept.removed.is_empty() && swept.left.len() == usize::from(!swept.left.is_empty()));
     commit(dir.path(), 2);
     drop(failing);

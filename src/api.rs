@@ -1,0 +1,490 @@
+//! What a trainer calls: a [`Store`], and each of its functions in short, with the configuration that is
+//! [found](Config::found).
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::format::{Receipt, StepPattern};
+use crate::handle::{Handle, LoadHandle, SaveHandle, Work};
+use crate::pipeline::job::Job;
+use crate::pipeline::report::{SaveReport, VerifyReport};
+use crate::pipeline::runtime::Runtime;
+use crate::state::StateDict;
+use crate::store::{
+    self, Checkpoint, Disposal, Found, LoadOptions, Loaded, Retained, Retention, Retired, Session,
+    Swept, Wanted, while_replaced,
+};
+use crate::sys::path::absolute;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Saves, loads, lists and removes checkpoints with one configuration.
+///
+/// Stores whose configurations need the same pool and engines share them, however else they differ. A store takes
+/// nothing from the system until it saves or loads, and a clone of it costs nothing.
+#[derive(Debug, Clone)]
+pub struct Store {
+    config: Arc<Config>,
+}
+
+impl Store {
+    /// A store with this configuration.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) naming the field that cannot be.
+    pub fn new(config: Config) -> Result<Self> {
+        config.validate()?;
+        Ok(Self { config: Arc::new(config) })
+    }
+
+    /// A store with the configuration that is [found](Config::found): in the environment, in `ringstow.toml`, else the
+    /// defaults.
+    ///
+    /// # Errors
+    /// As for [`Config::found`].
+    pub fn found() -> Result<Self> {
+        Self::new(Config::found()?)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The shared runtime; looked up for each call, so that a forked child never gets its parent's.
+    fn runtime(&self) -> Result<Arc<Runtime>> {
+        Runtime::shared(&self.config)
+    }
+
+    /// Runs a save in the background.
+    fn start<T: Send + 'static>(
+        &self,
+        path: &Path,
+        work: impl FnOnce(&Runtime, &Path, &Arc<Job>) -> Result<T> + Send + 'static,
+    ) -> Result<SaveHandle<T>> {
+        let (runtime, path) = (self.runtime()?, absolute(path)?);
+        Handle::start(Work::Save, path.clone(), Job::of(&self.config), move |job| {
+            work(&runtime, &path, job)
+        })
+    }
+
+    /// See [`save`].
+    ///
+    /// # Errors
+    /// As for [`save`].
+    pub fn save(&self, state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
+        store::save(&*self.runtime()?, state, path.as_ref(), &Job::of(&self.config))
+    }
+
+    /// See [`save_async`].
+    ///
+    /// # Errors
+    /// As for [`save_async`].
+    pub fn save_async(
+        &self,
+        state: StateDict<'static>,
+        path: impl AsRef<Path>,
+    ) -> Result<SaveHandle> {
+        state.tree()?; // refuses here what cannot be saved, rather than in the background
+        self.start(path.as_ref(), move |runtime, path, job| store::save(runtime, &state, path, job))
+    }
+
+    /// See [`export`].
+    ///
+    /// # Errors
+    /// As for [`export`].
+    pub fn export(&self, state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
+        store::export(&*self.runtime()?, state, path.as_ref(), &Job::of(&self.config))
+    }
+
+    /// [`Store::export`] in the background.
+    ///
+    /// # Errors
+    /// As for [`save_async`].
+    pub fn export_async(
+        &self,
+        state: StateDict<'static>,
+        path: impl AsRef<Path>,
+    ) -> Result<SaveHandle> {
+        self.start(path.as_ref(), move |runtime, path, job| {
+            store::export(runtime, &state, path, job)
+        })
+    }
+
+    /// Begins a save by several ranks; see [`Session`].
+    ///
+    /// # Errors
+    /// As for [`Session::begin`].
+    pub fn begin(&self, path: impl AsRef<Path>, world_size: u32) -> Result<Session> {
+        Session::begin_with(path, world_size, &self.config)
+    }
+
+    /// See [`write_rank`].
+    ///
+    /// # Errors
+    /// As for [`write_rank`].
+    pub fn write_rank(
+        &self,
+        state: &StateDict<'_>,
+        rank: u32,
+        path: impl AsRef<Path>,
+    ) -> Result<(Receipt, SaveReport)> {
+        let job = Job::of(&self.config);
+        store::write_rank(&*self.runtime()?, state, rank, path.as_ref(), &job)
+    }
+
+    /// [`Store::write_rank`] in the background.
+    ///
+    /// # Errors
+    /// As for [`save_async`].
+    pub fn write_rank_async(
+        &self,
+        state: StateDict<'static>,
+        rank: u32,
+        path: impl AsRef<Path>,
+    ) -> Result<SaveHandle<(Receipt, SaveReport)>> {
+        self.start(path.as_ref(), move |runtime, path, job| {
+            store::write_rank(runtime, &state, rank, path, job)
+        })
+    }
+
+    /// See [`Checkpoint::open`].
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, &self.config)
+    }
+
+    /// See [`Checkpoint::open_foreign`].
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open_foreign`].
+    pub fn open_foreign(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
+        Checkpoint::open_foreign_with(path, &self.config)
+    }
+
+    /// See [`load`].
+    ///
+    /// # Errors
+    /// As for [`load`].
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
+        self.load_all(path.as_ref(), &Job::of(&self.config))
+    }
+
+    /// See [`load_async`].
+    ///
+    /// # Errors
+    /// As for [`load_async`].
+    pub fn load_async(&self, path: impl AsRef<Path>) -> Result<LoadHandle> {
+        let (store, path) = (self.clone(), absolute(path.as_ref())?);
+        Handle::start(Work::Load, path.clone(), Job::of(&self.config), move |job| {
+            store.load_all(&path, job)
+        })
+    }
+
+    fn load_all(&self, path: &Path, job: &Arc<Job>) -> Result<Loaded> {
+        let runtime = self.runtime()?;
+        while_replaced(|| {
+            let checkpoint = self.open(path)?;
+            let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
+            checkpoint.load_names(names, LoadOptions::default().on(&runtime, job))
+        })
+    }
+
+    /// See [`verify`].
+    ///
+    /// # Errors
+    /// As for [`verify`].
+    pub fn verify(&self, path: impl AsRef<Path>) -> Result<VerifyReport> {
+        store::verify(&*self.runtime()?, path.as_ref(), &Job::of(&self.config))
+    }
+
+    /// See [`list`].
+    ///
+    /// # Errors
+    /// As for [`list`].
+    pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<Found>> {
+        store::list(dir.as_ref(), &self.config)
+    }
+
+    /// See [`steps`]. With a pattern, the steps are the names that fit it, and nothing else.
+    ///
+    /// # Errors
+    /// As for [`steps`].
+    pub fn steps(
+        &self,
+        dir: impl AsRef<Path>,
+        pattern: Option<&StepPattern>,
+    ) -> Result<Vec<Found>> {
+        store::steps(dir, pattern, &self.config)
+    }
+
+    /// The newest of the steps in `dir` that is wanted; see [`latest`].
+    ///
+    /// # Errors
+    /// As for [`latest_verified`]; [`Error::Invalid`](crate::Error::Invalid) for a [`Before`](crate::Before) that is
+    /// not there.
+    pub fn latest(&self, dir: impl AsRef<Path>, wanted: &Wanted) -> Result<Option<PathBuf>> {
+        store::latest(dir, wanted, &self.config, &Job::of(&self.config))
+    }
+
+    /// See [`retain`].
+    ///
+    /// # Errors
+    /// As for [`retain`]; [`Error::Invalid`](crate::Error::Invalid) for a pattern that cannot be.
+    pub fn retain(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
+        store::retain(root, retention, &self.config)
+    }
+
+    /// What [`Store::retain`] would do now. Changes nothing.
+    ///
+    /// # Errors
+    /// As for [`Store::retain`].
+    pub fn retain_plan(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
+        store::retain_plan(root, retention, &self.config)
+    }
+
+    /// See [`remove`].
+    ///
+    /// # Errors
+    /// As for [`remove`].
+    pub fn remove(&self, path: impl AsRef<Path>, disposal: Disposal) -> Result<Retired> {
+        store::retire(path.as_ref(), disposal, &self.config)
+    }
+
+    /// See [`prune`].
+    ///
+    /// # Errors
+    /// As for [`prune`].
+    pub fn prune(&self, dir: impl AsRef<Path>) -> Result<Swept> {
+        store::prune(dir.as_ref(), &self.config)
+    }
+
+    /// What [`Store::prune`] would do now. Changes nothing.
+    ///
+    /// # Errors
+    /// As for [`Store::prune`].
+    pub fn prune_plan(&self, dir: impl AsRef<Path>) -> Result<Swept> {
+        store::prune_plan(dir.as_ref(), &self.config)
+    }
+}
+
+/// Saves a state as the checkpoint at `path`, a directory that is made if need be, and returns once it is durable. An
+/// earlier checkpoint there stands until then. A URL is refused, as is a path that begins with `~`.
+///
+/// # Errors
+/// Any [`Error`](crate::Error); then what was written is removed, and an earlier checkpoint is unchanged. Except for
+/// [`Error::NotDurable`](crate::Error::NotDurable): the new one is committed, and may not survive a crash.
+pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
+    Store::found()?.save(state, path)
+}
+
+/// Starts saving a state and returns at once. `path` is resolved now: a later change of directory does not move it.
+///
+/// Owned tensors are dropped at the end. Memory that is shared with the trainer must not change until
+/// [`Handle::wait_staged`] returns. Memory behind an `Arc` cannot, unless it is changed through a lock, a cell or a raw
+/// pointer. A trainer that can detect a change hands over a check, [`StateDict::check_staged`]: a save whose check
+/// fails commits nothing.
+///
+/// The handle is a future; any async runtime works:
+///
+/// ```no_run
+/// # async fn step(_: u32) {}
+/// # async fn train(state: ringstow::StateDict<'static>) -> ringstow::Result<()> {
+/// let saving = ringstow::save_async(state, "run/step-1000")?;
+/// saving.until_staged().await; // from here on the weights may change
+/// step(1001).await;
+/// let report = saving.await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Error::Invalid`](crate::Error::Invalid) for a configuration or values that cannot be; any other error comes
+/// through [`Handle::result`].
+pub fn save_async(state: StateDict<'static>, path: impl AsRef<Path>) -> Result<SaveHandle> {
+    Store::found()?.save_async(state, path)
+}
+
+/// Writes the tensors of a state as Hugging Face's programs read them: `model.safetensors`, or several files with an
+/// index where they exceed the configuration's `shard_bytes`. Values other than tensors are not written.
+///
+/// # Errors
+/// As for [`save`].
+pub fn export(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
+    Store::found()?.export(state, path)
+}
+
+/// [`export`] in the background.
+///
+/// # Errors
+/// As for [`save_async`].
+pub fn export_async(state: StateDict<'static>, path: impl AsRef<Path>) -> Result<SaveHandle> {
+    Store::found()?.export_async(state, path)
+}
+
+/// Writes one rank's shards of the checkpoint at `path`, durable but not committed: the coordinator's [`Session`],
+/// begun before any rank writes, makes a checkpoint of all ranks' receipts.
+///
+/// The coordinator commits the values other than tensors; here they are ignored. A state without tensors writes no
+/// file, and still returns a receipt.
+///
+/// # Errors
+/// Any [`Error`](crate::Error); then what was written is removed, and an earlier checkpoint is unchanged.
+pub fn write_rank(
+    state: &StateDict<'_>,
+    rank: u32,
+    path: impl AsRef<Path>,
+) -> Result<(Receipt, SaveReport)> {
+    Store::found()?.write_rank(state, rank, path)
+}
+
+/// [`write_rank`] in the background.
+///
+/// # Errors
+/// As for [`save_async`].
+pub fn write_rank_async(
+    state: StateDict<'static>,
+    rank: u32,
+    path: impl AsRef<Path>,
+) -> Result<SaveHandle<(Receipt, SaveReport)>> {
+    Store::found()?.write_rank_async(state, rank, path)
+}
+
+/// Loads all tensors of the checkpoint at `path`, and compares each block with its checksum. For some of the tensors,
+/// or for the values, see [`Checkpoint`]. If a save replaces the checkpoint meanwhile, the result is all of the one or
+/// all of the other.
+///
+/// # Errors
+/// As for [`Checkpoint::open`] and [`Checkpoint::load_names`].
+pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
+    Store::found()?.load(path)
+}
+
+/// [`load`] in the background.
+///
+/// # Errors
+/// As for [`Config::found`], or the system's when it has no more threads; any other error comes through the handle.
+pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
+    Store::found()?.load_async(path)
+}
+
+/// Reads every byte of the checkpoint at `path` and compares it with its checksums; the report lists what is damaged.
+///
+/// # Errors
+/// As for [`Checkpoint::open`], including a file of another length, and failures to read.
+pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
+    Store::found()?.verify(path)
+}
+
+/// All checkpoints in `dir`, and what killed saves left there; see [`Found`].
+///
+/// # Errors
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`].
+pub fn list(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
+    Store::found()?.list(dir)
+}
+
+/// The steps of training in `dir`, oldest first. `docs/retention.md` says which checkpoints count as steps.
+///
+/// # Errors
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`].
+pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
+    Store::found()?.steps(dir, None)
+}
+
+/// The last of the [`steps`] in `dir` that can be loaded. `None` if there is none, or no such directory. Skips a
+/// committed checkpoint that cannot be loaded, with a warning. Does not check the tensors' bytes: see
+/// [`latest_verified`].
+///
+/// # Errors
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`].
+pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+    Store::found()?.latest(dir, &Wanted::default())
+}
+
+/// [`latest`] that also reads and checks every byte of the checkpoint: the way back from a damaged one, which it skips
+/// with a warning.
+///
+/// # Errors
+/// As for [`latest`]; failures to read that are not damage.
+pub fn latest_verified(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
+    Store::found()?.latest(dir, &Wanted { verify: true, ..Wanted::default() })
+}
+
+/// Removes all [`steps`] directly under `root` except the newest `keep` that can be loaded. `docs/retention.md` lists
+/// what it never removes.
+///
+/// # Errors
+/// [`Error::Invalid`](crate::Error::Invalid) for a `keep` of 0; [`Error::Io`](crate::Error::Io) if a directory cannot be
+/// listed or a file not be removed; as for [`Config::found`].
+pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
+    Store::found()?.retain(root, &Retention { disposal, ..Retention::new(keep) })
+}
+
+/// Removes the checkpoint at `path`. A kill in between leaves it incomplete, and another call finishes it. With
+/// [`Disposal::Recycle`], the next saves write over its files.
+///
+/// # Errors
+/// [`Error::Incomplete`](crate::Error::Incomplete) if there is none, or some files of a striped one are not found;
+/// [`Error::Busy`](crate::Error::Busy) if a save into the directory is under way;
+/// [`Error::Invalid`](crate::Error::Invalid) for a link; as for [`Checkpoint::open`] for one whose manifest cannot be
+/// read; [`Error::Io`](crate::Error::Io); as for [`Config::found`].
+pub fn remove(path: impl AsRef<Path>, disposal: Disposal) -> Result<Retired> {
+    Store::found()?.remove(path, disposal)
+}
+
+/// Removes what killed saves left in `dir` and in the checkpoints in it, and finishes removals that were killed.
+/// `docs/retention.md` lists what it leaves alone.
+///
+/// # Errors
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed or a file not be removed; as for [`Config::found`].
+pub fn prune(dir: impl AsRef<Path>) -> Result<Swept> {
+    Store::found()?.prune(dir)
+}
+
+impl Checkpoint {
+    /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with their full length.
+    /// Reads no tensor. [`Store::open`] does the same with a configuration of the caller's, whose `stripe` says where
+    /// the files of a striped checkpoint are.
+    ///
+    /// No file stays open: a save or a removal between this and a load takes the files away, and the load then returns
+    /// [`Error::Replaced`](crate::Error::Replaced) or [`Error::Incomplete`](crate::Error::Incomplete). It never reads
+    /// another checkpoint in place of this one.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if there is no such directory; [`Error::Incomplete`](crate::Error::Incomplete) if
+    /// nothing was committed there or a file is missing; [`Error::Corrupt`](crate::Error::Corrupt) if the manifest or a
+    /// file's length is not what was written; [`Error::Format`](crate::Error::Format) for a manifest that is not
+    /// ringstow's; [`Error::Unsupported`](crate::Error::Unsupported) for one of a newer version;
+    /// [`Error::Invalid`](crate::Error::Invalid) if PyTorch's own DCP writer has saved over it; as for
+    /// [`Config::found`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Store::found()?.open(path)
+    }
+
+    /// [`Checkpoint::open`] that also opens a directory of safetensors files without a manifest: whole tensors, as
+    /// Hugging Face's libraries write them, or chunks, as PyTorch's `HuggingFaceStorageWriter` does. Those have no
+    /// checksums: loads are not verified.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`]; [`Error::Incomplete`](crate::Error::Incomplete) also for ringstow's shards without a
+    /// manifest, for files and tensors that an index lists and that are missing, and for tensors with missing chunks;
+    /// [`Error::Format`](crate::Error::Format) for files that are not safetensors.
+    pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
+        Store::found()?.open_foreign(path)
+    }
+}
+
+impl Session {
+    /// Makes the directory if need be, locks it, cleans up after a killed save, and notes how many ranks are to write.
+    ///
+    /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) if another save is under way there;
+    /// [`Error::Invalid`](crate::Error::Invalid) if it holds safetensors files that ringstow did not write, or for a
+    /// world of no ranks; [`Error::Unsupported`](crate::Error::Unsupported) if it holds a checkpoint of a newer version;
+    /// [`Error::Io`](crate::Error::Io); as for [`Config::found`].
+    pub fn begin(path: impl AsRef<Path>, world_size: u32) -> Result<Self> {
+        Store::found()?.begin(path, world_size)
+    }
+}
