@@ -30,8 +30,8 @@ from ringstow._select import listed
 from ringstow._sizes import in_bytes
 from ringstow.convert import _paths, _replace, _targets
 from ringstow.convert._check import Comparison
-from ringstow.convert._sources import Options, State, open_source
-from ringstow.convert._walk import stored, total_bytes
+from ringstow.convert._sources import Options, open_source
+from ringstow.convert._walk import State, stored, total_bytes
 
 __all__ = [
     "ConvertReport",

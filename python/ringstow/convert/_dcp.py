@@ -15,8 +15,6 @@ from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
@@ -26,7 +24,6 @@ from torch.distributed.checkpoint.planner import (
     SavePlanner,
     WriteItemType,
 )
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -34,10 +31,11 @@ from torch.futures import Future
 from ringstow import _torch
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow._memory import LazyTensor
-from ringstow.convert import _streams
+from ringstow.convert import _files
+from ringstow.convert._files import plain_numpy, reading, unreadable
 from ringstow.convert._paths import sync_dir
-from ringstow.convert._sources import State, plain_numpy, reading, unreadable
-from ringstow.convert._walk import is_tensor, loaded, replaced, spec_of
+from ringstow.convert._walk import State, is_tensor, loaded, replaced, spec_of
+from ringstow.dcp import _private
 
 _PACKAGE = "torch.distributed.checkpoint"
 # All that metadata is made of, beside dtypes. Two of them are as torch 2.0 called them.
@@ -82,7 +80,7 @@ def read(path: str, *, allow_pickle: bool) -> State:
     state: State = {}
     mappings = reader.metadata.planner_data or {}
     for name, entry in reader.metadata.state_dict_metadata.items():
-        set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
+        _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
     return state
 
 
@@ -129,7 +127,7 @@ class _Reader:
         if tensor.numel() == 0:
             return tensor
         whole = metadata.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
-        items = create_read_items_for_chunk_list(name, entry, [whole])
+        items = _private.read_items(name, entry, [whole])
         covered = sum(torch.Size(item.lengths).numel() for item in items)
         if covered != tensor.numel():
             raise FormatError(
@@ -184,14 +182,14 @@ def as_stored(state: State) -> State:
         InvalidStateError: two leaves have one dotted name.
     """
     try:
-        flat, mappings = flatten_state_dict(replaced(state, _shadow))
+        flat, mappings = _private.flattened(replaced(state, _shadow))
     except ValueError as error:
         raise InvalidStateError(
             f"torch.distributed.checkpoint joins keys by dots, and then two are one: {error}"
         ) from None
     nested: State = {}
     for name, value in flat.items():
-        set_element(nested, mappings[name], replaced(value, _of_shadow))
+        _private.set_element(nested, mappings[name], replaced(value, _of_shadow))
     return nested
 
 
@@ -266,7 +264,7 @@ class _Writer(filesystem.FileSystemWriter):
         name = f"{plan.storage_data.prefix}0{filesystem.DEFAULT_SUFFIX}"
         results = []
         path = os.path.join(self.path, name)
-        with _streams.naming(path), open(path, "xb") as stream:
+        with _files.naming(path), open(path, "xb") as stream:
             for item in plan.items:
                 begin = stream.tell()
                 if item.type == WriteItemType.BYTE_IO:
@@ -274,7 +272,7 @@ class _Writer(filesystem.FileSystemWriter):
                 else:
                     self._wrote(_append(planner.resolve_data(item), stream))
                 length = stream.tell() - begin
-                place = filesystem._StorageInfo(name, begin, length)
+                place = _private.storage_info(name, begin, length)
                 results.append(
                     WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
                 )
@@ -295,7 +293,7 @@ def _append(tensor: Any, stream: IO[bytes]) -> int:
     tensor = tensor.detach()
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
         tensor = tensor.clone()
-    _streams.save(tensor, stream)
+    _files.save(tensor, stream)
     return int(tensor.nbytes)
 
 

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import functools
 import os
-import pickle
 import warnings
 import zipfile
-from collections.abc import Iterator
 from typing import Any
 
 from ringstow import _build, _native, _tree
 from ringstow._config import Config
-from ringstow._errors import CorruptCheckpointError, Error, InvalidStateError, UnsupportedError
+from ringstow._errors import CorruptCheckpointError, InvalidStateError
 from ringstow._memory import LazyTensor
 from ringstow._state import Path
 from ringstow._tree import Leaf
-from ringstow.convert import _streams
 from ringstow.convert._ahead import ReadAhead
-
-State = dict[Any, Any]
+from ringstow.convert._files import REMEDY, plain_numpy, reading
+from ringstow.convert._walk import State
 
 # How torch.save's files begin: a zip archive's first entry; before torch 1.6 a pickled number.
 _ZIP = b"PK\x03\x04"
 _OLD = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _HEAD_BYTES = 512
-_REMEDY = "take another copy of it, or an earlier checkpoint"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,11 +54,8 @@ def open_source(path: str, kind: str, options: Options) -> State:
         CorruptCheckpointError: the file is damaged.
         OSError: the system refused.
     """
-    if kind == "dcp":
-        from ringstow.convert import _dcp
-
-        return _dcp.read(path, allow_pickle=options.allow_pickle)
-    return {"ringstow": _ringstow, "torch": _torch_file, "hf": _hf}[kind](path, options)
+    openers = {"ringstow": _ringstow, "dcp": _dcp, "torch": _torch_file, "hf": _hf}
+    return openers[kind](path, options)
 
 
 def _ringstow(path: str, options: Options) -> State:
@@ -90,6 +81,12 @@ def _ringstow(path: str, options: Options) -> State:
         return known.setdefault(leaf.body + leaf.dtype, lazy)
 
     return _tree.rebuild(skeleton, (), make)  # type: ignore[no-any-return]
+
+
+def _dcp(path: str, options: Options) -> State:
+    from ringstow.convert import _dcp
+
+    return _dcp.read(path, allow_pickle=options.allow_pickle)
 
 
 def _hf(path: str, options: Options) -> State:
@@ -159,7 +156,7 @@ def _check_beginning(path: str) -> bool:
 
 
 def _damaged(path: str, what: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{path} {what}; {_REMEDY}", file=path)
+    return CorruptCheckpointError(f"{path} {what}; {REMEDY}", file=path)
 
 
 def _check_zip(path: str) -> None:
@@ -172,70 +169,3 @@ def _check_zip(path: str) -> None:
             "copy, or pass verify=False (--no-verify) if it was written without checksums",
             file=path,
         )
-
-
-@contextlib.contextmanager
-def plain_numpy() -> Any:
-    """Let torch.load with ``weights_only`` read numpy's arrays and scalars of plain dtypes, too."""
-    import torch
-
-    try:
-        import numpy
-    except ImportError:
-        yield
-        return
-    core = numpy._core if hasattr(numpy, "_core") else numpy.core
-    kinds = [getattr(numpy.dtypes, name) for name in dir(numpy.dtypes) if name.endswith("DType")]
-    makers = [core.multiarray._reconstruct, core.multiarray.scalar]
-    with torch.serialization.safe_globals([*makers, numpy.ndarray, numpy.dtype, *kinds]):
-        yield
-
-
-def refused(what: str, error: Exception) -> UnsupportedError:
-    """Return the error for a pickle that could run any code."""
-    # Of torch's page of advice, the sentence that says what it met.
-    said = str(error).rpartition("WeightsUnpickler error: ")[2].strip().partition("\n")[0]
-    said = said.partition(" Please use ")[0]
-    return UnsupportedError(
-        f"{what} holds more than tensors and plain values, or is damaged, and is not unpickled "
-        "unless told: if you trust who wrote it, pass allow_pickle=True (--allow-pickle). torch "
-        f"said: {said}"
-    )
-
-
-def unreadable(path: str, what: str, error: Exception) -> CorruptCheckpointError:
-    """Return the error for a file that is not what it was written as."""
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return CorruptCheckpointError(
-        f"{path}: {what} cannot be read, and is damaged or cut short ({said}); {_REMEDY}", file=path
-    )
-
-
-@contextlib.contextmanager
-def reading(path: str, what: str) -> Iterator[None]:
-    """Take what unpickling and torch fail with for damage: a damaged pickle raises anything.
-
-    Raises:
-        UnsupportedError: a pickle that could run any code, or whose classes are not here.
-        CorruptCheckpointError: anything else that is not the system's.
-        OSError: the system refused; names the file.
-    """
-    try:
-        with _streams.naming(path):
-            yield
-    except (Error, MemoryError):
-        raise
-    except pickle.UnpicklingError as error:
-        raise refused(path if what == "it" else f"{path}: {what}", error) from error
-    except OSError as error:
-        # What a number out of a damaged file leads to, as a place before the file's beginning.
-        if error.errno == errno.EINVAL:
-            raise unreadable(path, what, error) from error
-        raise
-    except Exception as error:
-        if isinstance(error, ImportError) or str(error).startswith("Can't get attribute"):
-            raise UnsupportedError(
-                f"{path}: {what} has values of classes that are not here ({error}); install, or "
-                "put on PYTHONPATH, what it was saved with"
-            ) from error
-        raise unreadable(path, what, error) from error

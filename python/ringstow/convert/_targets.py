@@ -17,10 +17,9 @@ from ringstow._handle import SaveHandle
 from ringstow._memory import LazyTensor
 from ringstow._report import SaveReport
 from ringstow._state import describe, flat_name
-from ringstow.convert import _streams
+from ringstow.convert import _files
 from ringstow.convert._paths import sync_dir
-from ringstow.convert._sources import State
-from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes, replaced, stored
+from ringstow.convert._walk import State, is_stored, is_tensor, loaded, nbytes, replaced, stored
 
 Advance = Callable[[str, int, int], None]
 """Told of the phase, and of the bytes done and to do in it."""
@@ -73,11 +72,11 @@ def to_torch(state: State, path: str, advance: Advance) -> Written:
     """
     directory = os.path.dirname(path)
     part = f"{path}.part"
-    with _streams.naming(path), tempfile.TemporaryFile(dir=directory) as scratch:
+    with _files.naming(path), tempfile.TemporaryFile(dir=directory) as scratch:
         mapped = _Mapped(state, scratch.fileno(), advance)
         try:
             with open(part, "wb") as stream:
-                _streams.save(mapped.state, stream)
+                _files.save(mapped.state, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.rename(part, path)

@@ -11,6 +11,7 @@ from ringstow._memory import LazyTensor
 from ringstow._state import Attribute, Path, describe
 from ringstow._tree import METADATA, children, like, metadata_of
 
+State = dict[Any, Any]
 Make = Callable[[Any, Path], Any]
 
 

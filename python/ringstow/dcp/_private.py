@@ -93,10 +93,31 @@ def refusal_of(error: Exception) -> str:
     return lines[0].partition(" Please use ")[0] if lines else "torch does not say what"
 
 
-def storage_info(name: str, offset: int, length: int) -> Any:
-    """Return where torch's own format keeps an item: a file, an offset and a length in bytes.
+# What ringstow.convert needs of torch's own format. Without these names it can't read or write that
+# format: it raises ImportError or AttributeError, which name them.
 
-    Raises:
-        AttributeError: torch has none; its own writer could not be extended then either.
-    """
+
+def storage_info(name: str, offset: int, length: int) -> Any:
+    """Return where torch's own format keeps an item: a file, an offset and a length in bytes."""
     return filesystem._StorageInfo(name, offset, length)
+
+
+def flattened(state: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a state's values by flat name, and the path of each, as DCP's planner has them."""
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    return flatten_state_dict(state)
+
+
+def set_element(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+    """Put a value at a path of a nested state, as DCP's planner does."""
+    from torch.distributed.checkpoint import _traverse
+
+    _traverse.set_element(state, path, value)
+
+
+def read_items(name: str, stored: Any, chunks: list[Any]) -> list[Any]:
+    """Return what to read of a stored tensor to fill these chunks."""
+    from torch.distributed.checkpoint import planner_helpers
+
+    return planner_helpers.create_read_items_for_chunk_list(name, stored, chunks)

@@ -306,4 +306,4 @@ def test_a_part_is_held_against_that_of_rank_0():
     # Also where the process groups of two saves were of different ranks.
     assert "by 4 ranks" in problem_of(1, part(1, 4, "a-1"), first)
     assert "rank00001 is of a save without a note" in problem_of(1, unknown, first)
-    assert "rank00000 of one that does not say" in problem_of(1, part(1, 3, "a-1"), unknown)
+    assert "rank00000 of a save without a note" in problem_of(1, part(1, 3, "a-1"), unknown)
