@@ -135,7 +135,7 @@ impl Tensors {
             match place {
                 Place::Gpu => {
                     let info = TensorInfo { name, dtype: Dtype::U8, shape };
-                    state.source(info, Box::new(memory.source(&mut ready)?));
+                    state.source(info, memory.source(&mut ready)?);
                 }
                 Place::Host => drop(state.bytes(name, Dtype::U8, &shape, data)?),
             }

@@ -26,9 +26,10 @@ impl Source for Weights {
         (WEIGHTS * size_of::<f32>()) as u64
     }
 
-    fn read(&self, offset: usize, to: &mut [u8]) {
+    fn read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
         let weights = self.0.read().expect("no step panics");
         to.copy_from_slice(&bytemuck::cast_slice(&weights)[offset..offset + to.len()]);
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a Rust trainer hands over: tensors by name, and values beside them.
 
-use crate::device::Source;
+use crate::device::TensorSource;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
@@ -16,7 +16,7 @@ use std::collections::HashSet;
 #[derive(Default)]
 pub struct StateDict<'a> {
     items: Vec<Item>,
-    sources: Vec<Box<dyn Source + 'a>>,
+    sources: Vec<TensorSource<'a>>,
     values: Vec<(String, Value)>,
     step: Option<u64>,
     tree: Option<Box<RawValue>>,
@@ -115,11 +115,12 @@ impl<'a> StateDict<'a> {
     ) -> Result<&mut Self> {
         let info = TensorInfo { name: name.into(), dtype, shape: shape.to_vec() };
         info.check_bytes(slice.num_bytes() as u64)?;
-        Ok(self.source(info, Box::new(CudaSource::of_slice(slice)?)))
+        Ok(self.source(info, CudaSource::of_slice(slice)?))
     }
 
-    /// Adds a tensor that any [`Source`] gives the bytes of.
-    pub fn source(&mut self, info: TensorInfo, source: Box<dyn Source + 'a>) -> &mut Self {
+    /// Adds a tensor whose bytes come from a boxed [`Source`](crate::device::Source) or a
+    /// [`CudaSource`](crate::device::cuda::CudaSource).
+    pub fn source(&mut self, info: TensorInfo, source: impl Into<TensorSource<'a>>) -> &mut Self {
         self.item(info.into(), source)
     }
 
@@ -130,15 +131,15 @@ impl<'a> StateDict<'a> {
         &mut self,
         info: TensorInfo,
         part: Part,
-        source: Box<dyn Source + 'a>,
+        source: impl Into<TensorSource<'a>>,
     ) -> &mut Self {
         self.item(Item { info, part: Some(part), object: false }, source)
     }
 
     /// Adds an item of any kind.
-    pub fn item(&mut self, item: Item, source: Box<dyn Source + 'a>) -> &mut Self {
+    pub fn item(&mut self, item: Item, source: impl Into<TensorSource<'a>>) -> &mut Self {
         self.items.push(item);
-        self.sources.push(source);
+        self.sources.push(source.into());
         self
     }
 

@@ -79,10 +79,11 @@ impl Source for Held {
         BYTES as u64
     }
 
-    fn read(&self, _: usize, to: &mut [u8]) {
+    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
         let _ = self.asked.send(());
         let _ = self.word.lock().unwrap().recv();
         to.fill(7);
+        Ok(())
     }
 }
 
@@ -184,7 +185,7 @@ async fn a_save_that_fails_is_never_staged_and_gives_its_error() {
         fn nbytes(&self) -> u64 {
             10
         }
-        fn read(&self, _: usize, _: &mut [u8]) {
+        fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
             panic!("no such tensor");
         }
     }

@@ -12,9 +12,10 @@ impl Source for Waits {
     fn nbytes(&self) -> u64 {
         64
     }
-    fn read(&self, _: usize, to: &mut [u8]) {
+    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
         self.0.wait();
         to.fill(7);
+        Ok(())
     }
 }
 

@@ -308,9 +308,10 @@ impl ringstow::device::Source for Torn {
     fn nbytes(&self) -> u64 {
         200_000
     }
-    fn read(&self, offset: usize, to: &mut [u8]) {
+    fn read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
         assert!(offset < self.0, "a panic on purpose, which this test is about");
         to.fill(7);
+        Ok(())
     }
 }
 
@@ -358,7 +359,7 @@ impl ringstow::device::Source for Elsewhere {
     fn nbytes(&self) -> u64 {
         200_000
     }
-    fn read(&self, _: usize, to: &mut [u8]) {
+    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
         if thread::current().id() != self.saver {
             ENDS.set(Some(Ends(self.ended.clone())));
             panic!("a panic elsewhere, on purpose");
@@ -366,6 +367,7 @@ impl ringstow::device::Source for Elsewhere {
         self.ended.wait();
         self.reads.fetch_add(1, Relaxed);
         to.fill(7);
+        Ok(())
     }
 }
 
@@ -396,7 +398,7 @@ fn a_cancelled_save_leaves_the_old_checkpoint() {
         fn nbytes(&self) -> u64 {
             200_000
         }
-        fn read(&self, offset: usize, to: &mut [u8]) {
+        fn read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
             if offset > 100_000 {
                 while self.0.get().is_none() {
                     std::thread::yield_now();
@@ -404,6 +406,7 @@ fn a_cancelled_save_leaves_the_old_checkpoint() {
                 self.0.get().unwrap().cancel();
             }
             to.fill(7);
+            Ok(())
         }
     }
     let scene = Scene::new();

@@ -110,7 +110,7 @@ fn strided_tensors_come_and_go_as_the_host_would_gather_them() {
                 unsafe { CudaSource::new(place, layout, stream.cu_stream() as usize, &mut ready) };
             let shape = shape.iter().map(|&dim| dim as u64).collect();
             let info = TensorInfo { name: (*name).into(), dtype: Dtype::F32, shape };
-            state.source(info, Box::new(source.unwrap()));
+            state.source(info, source.unwrap());
         }
         save(&runtime(), &state, &path, &Arc::default()).unwrap();
 

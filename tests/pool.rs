@@ -46,10 +46,11 @@ impl Source for Together {
     fn nbytes(&self) -> u64 {
         3 * LARGE as u64 - 4096 // with the header
     }
-    fn read(&self, offset: usize, _: &mut [u8]) {
+    fn read(&self, offset: usize, _: &mut [u8]) -> ringstow::Result<()> {
         if offset == 0 || offset == LARGE - 4096 {
             self.0.wait();
         }
+        Ok(())
     }
 }
 

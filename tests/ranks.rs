@@ -35,8 +35,7 @@ impl Source for Unreadable {
     fn nbytes(&self) -> u64 {
         3
     }
-    fn read(&self, _: usize, _: &mut [u8]) {}
-    fn try_read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
+    fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
         Err(Error::Invalid { reason: "it cannot be read".into() })
     }
 }

@@ -24,10 +24,11 @@ impl Source for Waits {
     fn nbytes(&self) -> u64 {
         10
     }
-    fn read(&self, _: usize, to: &mut [u8]) {
+    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
         let _ = self.started.send(());
         let _ = self.go_on.lock().unwrap().recv();
         to.fill(7);
+        Ok(())
     }
 }
 
@@ -210,9 +211,10 @@ fn a_check_that_passes_is_called_once_after_the_last_byte_was_read() {
         fn nbytes(&self) -> u64 {
             3 << 20
         }
-        fn read(&self, _: usize, to: &mut [u8]) {
+        fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
             to.fill(7);
             self.0.lock().unwrap().push("read");
+            Ok(())
         }
     }
     let mut state = StateDict::new();

@@ -219,10 +219,11 @@ impl Source for Cancelling {
         self.bytes
     }
 
-    fn read(&self, _: usize, _: &mut [u8]) {
+    fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
         if self.read.fetch_add(1, Relaxed) + 1 == self.at {
             self.job.cancel();
         }
+        Ok(())
     }
 }
 

@@ -31,13 +31,10 @@ impl Source for Held {
     fn nbytes(&self) -> u64 {
         BYTES as u64
     }
-    fn read(&self, _: usize, to: &mut [u8]) {
+    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
         let _ = self.started.send(());
         let _ = self.go_on.lock().unwrap().recv();
         to.fill(self.byte);
-    }
-    fn try_read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        self.read(offset, to);
         match self.fails {
             true => Err(Error::Invalid { reason: "the tensor cannot be read".into() }),
             false => Ok(()),

@@ -89,11 +89,12 @@ impl Source for Awaits {
     fn nbytes(&self) -> u64 {
         self.bytes.len() as u64
     }
-    fn read(&self, offset: usize, to: &mut [u8]) {
+    fn read(&self, offset: usize, to: &mut [u8]) -> ringstow::Result<()> {
         to.copy_from_slice(&self.bytes[offset..offset + to.len()]);
         if offset + to.len() == self.bytes.len() {
             self.meeting.step(|steps| steps.1 = true, |steps| steps.0);
         }
+        Ok(())
     }
 }
 

@@ -87,15 +87,9 @@ impl Source for Lazy {
         self.nbytes as u64
     }
 
-    fn read(&self, offset: usize, to: &mut [u8]) {
-        if self.try_read(offset, to).is_err() {
-            to.fill(0);
-        }
-    }
-
-    fn try_read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let memory = self.memory()?;
-        memory.source.read(offset, to);
+        memory.source.copy(offset, to);
         drop(memory);
         self.used(to.len());
         Ok(())

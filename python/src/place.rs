@@ -1,10 +1,9 @@
 //! Where Python says that a tensor's memory is.
 
 use pyo3::prelude::*;
-use ringstow::device::Source;
 use ringstow::device::cuda::{self, CudaSource, Device, Ready};
 use ringstow::device::host::Strided;
-use ringstow::device::{StridedTarget, Target};
+use ringstow::device::{StridedTarget, Target, TensorSource};
 use ringstow::pool::Mapping;
 use ringstow::{Error, Result, TensorInfo};
 use smallvec::{SmallVec, smallvec};
@@ -25,15 +24,15 @@ pub(crate) unsafe fn source(
     strides: Option<Vec<isize>>,
     address: Address,
     ready: &mut Ready,
-) -> Result<Box<dyn Source>> {
+) -> Result<TensorSource<'static>> {
     match address {
         // SAFETY: the caller's promise.
-        Address::Host(address) => Ok(Box::new(unsafe { strided(info, strides, address)? })),
+        Address::Host(address) => Ok(Box::new(unsafe { strided(info, strides, address)? }).into()),
         Address::Cuda(base, gpu, stream) => {
             let (item, dims) = layout(info, strides.as_deref())?;
             let layout = (item, dims.as_slice(), strides.as_deref());
             // SAFETY: the caller's promise.
-            Ok(Box::new(unsafe { CudaSource::new((gpu, base), layout, stream, ready)? }))
+            Ok(unsafe { CudaSource::new((gpu, base), layout, stream, ready)? }.into())
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::tensors::{Data, Spec, Tensors};
 use crate::watch::{torn, version_of};
 use pyo3::prelude::*;
 use ringstow::device::Source;
-use ringstow::device::cuda::Ready;
+use ringstow::device::host::Strided;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -129,8 +129,7 @@ impl Tensors {
         let arena = Arena::new(nbytes)?;
         let (mut sources, mut offset) = (Vec::with_capacity(numbers.len()), 0);
         for &at in numbers {
-            let source = self.specs[at].source(&mut Ready::default());
-            let source = source.map_err(crate::error::to_python)?;
+            let source = self.specs[at].strided().map_err(crate::error::to_python)?;
             sources.push((source, offset));
             offset += (self.specs[at].nbytes() as usize).next_multiple_of(ALIGN);
         }
@@ -169,7 +168,7 @@ impl Tensors {
 }
 
 /// Copies all sources to their offsets, by several threads if it is much.
-fn copy(sources: &[(Box<dyn Source>, usize)], arena: &Arena) {
+fn copy(sources: &[(Strided, usize)], arena: &Arena) {
     let pieces: Vec<(usize, usize, usize)> = sources
         .iter()
         .enumerate()
@@ -183,7 +182,7 @@ fn copy(sources: &[(Box<dyn Source>, usize)], arena: &Arena) {
         while let Some(&(number, at, len)) = pieces.get(next.fetch_add(1, Relaxed)) {
             let (source, offset) = &sources[number];
             // SAFETY: a piece of the arena that no other piece overlaps, and nobody reads yet.
-            source.read(at, unsafe { arena.slice(offset + at, len) });
+            source.copy(at, unsafe { arena.slice(offset + at, len) });
         }
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

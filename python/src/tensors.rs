@@ -8,8 +8,9 @@ use crate::watch::{WatchList, Watched};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use ringstow::device::Source;
+use ringstow::device::TensorSource;
 use ringstow::device::cuda::Ready;
+use ringstow::device::host::Strided;
 use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
 use std::collections::HashSet;
 use std::hash::BuildHasher;
@@ -213,12 +214,15 @@ impl Spec {
         self.tensor.as_ref().unwrap_or(owner).clone_ref(py)
     }
 
-    /// Reads from where the tensor is, in host memory.
-    pub(crate) fn source(&self, ready: &mut Ready) -> Result<Box<dyn Source>> {
-        let Data::Address(address) = self.data else {
-            return Err(Error::invalid("a tensor that is not loaded yet has no memory"));
+    /// The tensor in host memory.
+    pub(crate) fn strided(&self) -> Result<Strided> {
+        let Data::Address(Address::Host(address)) = self.data else {
+            return Err(Error::invalid(
+                "a tensor that is not in host memory cannot be copied here",
+            ));
         };
-        source(&self.info, self.strides.clone(), Data::Address(address), &Raised::default(), ready)
+        // SAFETY: as in `source` below.
+        unsafe { place::strided(&self.info, self.strides.clone(), address) }
     }
 
     fn place(&self, owner: &Py<PyAny>) -> Place {
@@ -256,11 +260,13 @@ pub(crate) fn source(
     data: Data,
     raised: &Raised,
     ready: &mut Ready,
-) -> Result<Box<dyn Source>> {
+) -> Result<TensorSource<'static>> {
     Ok(match data {
         // SAFETY: the caller, `ringstow._state`, took the address from a live tensor with this shape
         // and these strides, and keeps the tensor alive until the save has staged it.
         Data::Address(address) => unsafe { place::source(info, strides, address, ready)? },
-        Data::Lazy(load) => Box::new(Lazy::new(info.clone(), info.nbytes()?, load, raised.clone())),
+        Data::Lazy(load) => {
+            Box::new(Lazy::new(info.clone(), info.nbytes()?, load, raised.clone())).into()
+        }
     })
 }

@@ -2,6 +2,7 @@
 
 use super::Source;
 use super::layout::Layout;
+use crate::error::Result;
 use std::borrow::Cow;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +12,9 @@ impl Source for &[u8] {
         self.len() as u64
     }
 
-    fn read(&self, offset: usize, to: &mut [u8]) {
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         to.copy_from_slice(&self[offset..offset + to.len()]);
+        Ok(())
     }
 }
 
@@ -21,8 +23,8 @@ impl Source for Vec<u8> {
         self.len() as u64
     }
 
-    fn read(&self, offset: usize, to: &mut [u8]) {
-        self.as_slice().read(offset, to);
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.as_slice().read(offset, to)
     }
 }
 
@@ -83,7 +85,7 @@ impl<V: safetensors::View + Send + Sync> Source for ViewSource<V> {
         self.nbytes as u64
     }
 
-    fn read(&self, offset: usize, to: &mut [u8]) {
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         match self.copied() {
             Some(bytes) => {
                 to.copy_from_slice(&bytes[offset..offset + to.len()]);
@@ -91,6 +93,7 @@ impl<V: safetensors::View + Send + Sync> Source for ViewSource<V> {
             }
             None => to.copy_from_slice(&self.view.data()[offset..offset + to.len()]),
         }
+        Ok(())
     }
 }
 
@@ -136,7 +139,15 @@ impl Source for Strided {
         self.layout.nbytes() as u64
     }
 
-    fn read(&self, offset: usize, to: &mut [u8]) {
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.copy(offset, to);
+        Ok(())
+    }
+}
+
+impl Strided {
+    /// [`Source::read`], which cannot fail here.
+    pub fn copy(&self, offset: usize, to: &mut [u8]) {
         let item = self.layout.item();
         let mut rest = to;
         self.layout.rows(offset, rest.len(), |row| {
@@ -249,8 +260,8 @@ mod tests {
             let cut = cut.index(dense.len() / item + 1) * item;
             let mut read = vec![0; dense.len()];
             let (head, tail) = read.split_at_mut(cut);
-            source.read(0, head);
-            source.read(cut, tail);
+            source.copy(0, head);
+            source.copy(cut, tail);
             prop_assert_eq!(read, dense);
         }
     }
@@ -261,7 +272,7 @@ mod tests {
         // SAFETY: starts at the last byte and steps back over all four.
         let source = unsafe { Strided::new(&data[3], 1, &[4], Some(&[-1])) };
         let mut read = [0; 4];
-        source.read(0, &mut read);
+        source.copy(0, &mut read);
         assert_eq!(read, [4, 3, 2, 1]);
     }
 
@@ -285,8 +296,8 @@ mod tests {
         }
         let source = ViewSource::new(Owned(0.into()));
         let mut read = [0; 4];
-        source.read(0, &mut read[..2]);
-        source.read(2, &mut read[2..]);
+        source.read(0, &mut read[..2]).unwrap();
+        source.read(2, &mut read[2..]).unwrap();
         assert_eq!(read, [1, 2, 3, 4]);
         assert_eq!(source.view.0.load(std::sync::atomic::Ordering::Relaxed), 1);
         assert!(source.copy.lock().unwrap().bytes.is_none());

@@ -1,10 +1,10 @@
 //! Memory to load into.
 
-use super::Runs;
 #[cfg(feature = "cuda")]
 use super::cuda::{Moment, Ready, StreamHandle};
 #[cfg(feature = "cuda")]
 use crate::error::Result;
+use crate::plan::slab::Runs;
 #[cfg(feature = "cuda")]
 use cudarc::driver::{CudaSlice, DevicePtrMut};
 use std::marker::PhantomData;

@@ -1,8 +1,13 @@
 //! A staging buffer while bytes get into it or out of it.
 
+#[cfg(feature = "cuda")]
 use super::cuda::Copies;
-use super::{Runs, Source, Target};
+#[cfg(not(feature = "cuda"))]
+use super::no_cuda::Copies;
+use super::source::TensorSource;
+use super::target::Target;
 use crate::error::Result;
+use crate::plan::slab::Runs;
 use crate::pool::{Buffer, Pool};
 use std::ops::Range;
 
@@ -52,18 +57,20 @@ impl Transit {
     /// Why the source has not got its bytes.
     pub fn gather(
         &mut self,
-        source: &dyn Source,
+        source: &TensorSource,
         offset: usize,
         range: Range<usize>,
     ) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        if let Some(tensor) = source.cuda() {
-            let (to, len) = (self.buffer[range.clone()].as_mut_ptr(), range.len());
-            // SAFETY: a range of our buffer, which nobody gets before the copies have ended.
-            unsafe { tensor.order(offset, to, len, &mut self.copies) };
-            return Ok(());
+        let to = &mut self.buffer[range];
+        match source {
+            TensorSource::Host(source) => source.read(offset, to),
+            #[cfg(feature = "cuda")]
+            TensorSource::Cuda(tensor) => {
+                // SAFETY: a range of our buffer, which nobody gets before the copies have ended.
+                unsafe { tensor.order(offset, to.as_mut_ptr(), to.len(), &mut self.copies) };
+                Ok(())
+            }
         }
-        source.try_read(offset, &mut self.buffer[range])
     }
 
     /// Copies runs of the buffer's first `filled` bytes into a target, or orders that they be.
@@ -120,7 +127,7 @@ pub(crate) struct Pinning {
 
 impl Pinning {
     /// Pins the pool if one of the sources is on a GPU.
-    pub fn for_sources(pool: &Pool, sources: &[Box<dyn Source + '_>]) -> Self {
+    pub fn for_sources(pool: &Pool, sources: &[TensorSource]) -> Self {
         #[cfg(feature = "cuda")]
         if let Some(tensor) = sources.iter().find_map(|source| source.cuda()) {
             return Self::of(pool, tensor.device());

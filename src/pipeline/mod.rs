@@ -1,13 +1,14 @@
 //! Joins plan, device, pool and engine: moves a laid-out state to files, and blocks of files back.
-//! Knows nothing of commits; that is the store's.
+//! Knows nothing of commits; those are the store's.
 
-mod climb;
-mod crew;
+mod clock;
 pub(crate) mod fallbacks;
-mod fill;
 pub mod job;
 pub(crate) mod load;
+mod open;
 pub mod report;
 pub mod runtime;
 pub(crate) mod save;
 pub(crate) mod trace;
+mod transfers;
+mod workers;

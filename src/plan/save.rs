@@ -87,14 +87,14 @@ pub struct Block {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Where it comes from.
-    pub from: From,
+    pub from: PieceSource,
     /// Which of that one's bytes.
     pub range: Range<usize>,
 }
 
 /// Where a [`Piece`] comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum From {
+pub enum PieceSource {
     /// The shard's header.
     Header,
     /// The item of this index.
@@ -376,9 +376,9 @@ impl SavePlan {
                 pieces.push(Piece { from, range });
             }
         };
-        add(From::Header, &(0..shard.header.bytes()));
+        add(PieceSource::Header, &(0..shard.header.bytes()));
         for extent in &shard.items[first..first + count] {
-            add(From::Item(extent.item), &extent.range);
+            add(PieceSource::Item(extent.item), &extent.range);
         }
         pieces
     }

@@ -49,7 +49,7 @@ proptest! {
             for block in plan.blocks.iter().filter(|b| b.shard == s) {
                 prop_assert_eq!(block.offset, at);
                 for piece in plan.pieces(block) {
-                    if let From::Item(t) = piece.from {
+                    if let PieceSource::Item(t) = piece.from {
                         let extent = shard.items.iter().find(|e| e.item == t).unwrap();
                         prop_assert_eq!(extent.range.start + piece.range.start as u64, at);
                         copied[t] += piece.range.len() as u64;

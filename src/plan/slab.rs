@@ -58,20 +58,20 @@ impl Dim {
     }
 }
 
-/// Runs of `len` bytes each, evenly apart in the file and in memory.
+/// Runs of bytes that lie evenly apart, in a block of the file and in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rows {
-    /// Offset of the first run from the start of the span that was asked about.
+pub struct Runs {
+    /// Bytes from the block's first to the first run.
     pub from: usize,
-    /// Bytes from one run to the next there.
+    /// Bytes from one run to the next in the block.
     pub from_step: usize,
-    /// Offset of the first run in memory.
+    /// Bytes from the memory's origin to the first run.
     pub to: isize,
-    /// Bytes from one run to the next there.
+    /// Bytes from one run to the next in memory.
     pub to_step: isize,
-    /// Bytes of a run.
+    /// Bytes of each run.
     pub len: usize,
-    /// Runs.
+    /// How many runs.
     pub count: usize,
 }
 
@@ -180,7 +180,7 @@ impl Slab {
     }
 
     /// What of it lies in `span` of the file, and where that goes.
-    pub fn rows(&self, span: &Range<u64>, emit: &mut impl FnMut(Rows)) {
+    pub fn runs(&self, span: &Range<u64>, emit: &mut impl FnMut(Runs)) {
         clip(&self.dims, self.run, (self.begin, self.at), span, emit);
     }
 }
@@ -262,13 +262,13 @@ fn clip(
     run: u64,
     (from, to): (u64, i64),
     span: &Range<u64>,
-    emit: &mut impl FnMut(Rows),
+    emit: &mut impl FnMut(Runs),
 ) {
     let Some((dim, inner)) = dims.split_first() else {
         let (start, end) = (from.max(span.start), (from + run).min(span.end));
         if start < end {
             let to = to + (start - from) as i64;
-            emit(rows(start - span.start, 0, to, 0, end - start, 1));
+            emit(runs(start - span.start, 0, to, 0, end - start, 1));
         }
         return;
     };
@@ -293,13 +293,13 @@ fn clip(
     }
     let ((from, to), count) = (place(first), end - first);
     match inner {
-        [] => emit(rows(from - span.start, dim.from, to, dim.to, run, count)),
+        [] => emit(runs(from - span.start, dim.from, to, dim.to, run, count)),
         // Turned in memory: what lies close together there is copied together. Reads that jump
         // about in a block, which is in the cache, cost less than writes that do.
         [across] if across.to.unsigned_abs() > dim.to.unsigned_abs() && count >= TURNED_MIN => {
             for j in 0..across.count {
                 let (from, to) = (from + j * across.from, to + j as i64 * across.to);
-                emit(rows(from - span.start, dim.from, to, dim.to, run, count));
+                emit(runs(from - span.start, dim.from, to, dim.to, run, count));
             }
         }
         _ => (first..end).for_each(|i| clip(inner, run, place(i), span, emit)),
@@ -309,8 +309,8 @@ fn clip(
 /// Runs that are worth emitting across the file's order.
 const TURNED_MIN: u64 = 8;
 
-fn rows(from: u64, from_step: u64, to: i64, to_step: i64, len: u64, count: u64) -> Rows {
-    Rows {
+fn runs(from: u64, from_step: u64, to: i64, to_step: i64, len: u64, count: u64) -> Runs {
+    Runs {
         from: from as usize,
         from_step: from_step as usize,
         to: to as isize,

@@ -98,12 +98,12 @@ proptest! {
             let span = read.offset..read.offset + read.len as u64;
             let block: Vec<u8> = span.clone().map(file_byte).collect();
             for slab in plan.slabs_of(number) {
-                slabs[slab].rows(&span, &mut |rows| for i in 0..rows.count {
-                    for j in 0..rows.len {
-                        let at = rows.to + i as isize * rows.to_step + j as isize;
+                slabs[slab].runs(&span, &mut |runs| for i in 0..runs.count {
+                    for j in 0..runs.len {
+                        let at = runs.to + i as isize * runs.to_step + j as isize;
                         let place = &mut memories[slab][at as usize];
                         assert!(place.is_none(), "written twice");
-                        *place = Some(block[rows.from + i * rows.from_step + j]);
+                        *place = Some(block[runs.from + i * runs.from_step + j]);
                     }
                 });
             }
@@ -165,7 +165,7 @@ fn a_column_of_a_billion_rows_is_one_span() {
     let plan = Scattered::plan(&[column_of(rows)], &[5000 + rows * 8], Unit::Pages(4 << 20));
     assert_eq!(plan.reads.len() as u64, (rows * 8).div_ceil(4 << 20));
     let mut emitted = Vec::new();
-    column_of(rows).rows(&(1 << 30..(1 << 30) + 4096), &mut |rows| emitted.push(rows));
+    column_of(rows).runs(&(1 << 30..(1 << 30) + 4096), &mut |runs| emitted.push(runs));
     assert_eq!(emitted.len(), 1);
     assert_eq!((emitted[0].len, emitted[0].count), (4, 512));
 }

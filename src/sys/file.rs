@@ -115,7 +115,9 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub(crate) fn read_start(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open_read(path, false)?;
     call(Call::Read, path)?;
+    // Reserved at once: growing step by step would take up to twice the memory.
     let mut bytes = Vec::new();
+    bytes.try_reserve_exact(file.metadata()?.len().min(bytes_max) as usize)?;
     file.take(bytes_max).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

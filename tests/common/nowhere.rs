@@ -71,7 +71,9 @@ impl Source for Sparse {
         self.0
     }
 
-    fn read(&self, _: usize, _: &mut [u8]) {}
+    fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
+        Ok(())
+    }
 }
 
 /// The layout of these tensors in blocks of 4 MiB.

@@ -115,7 +115,7 @@ fn state_of(tensors: &[Tensor], streams: &[Stream]) -> StateDict<'static> {
     let (mut state, mut ready) = (StateDict::new(), Ready::default());
     for tensor in tensors {
         let stream = streams[tensor.ordinal as usize].handle();
-        state.source(tensor.info(), Box::new(tensor.source(stream, &mut ready)));
+        state.source(tensor.info(), tensor.source(stream, &mut ready));
     }
     state
 }

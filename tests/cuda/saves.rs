@@ -1,7 +1,6 @@
 //! What is on a GPU comes to be in the files, and nothing else is left behind.
 
 use super::*;
-use ringstow::device::Source;
 
 /// Every layout that a trainer has, and sizes that fall across blocks.
 fn layouts(ordinal: u32) -> Vec<Tensor> {
@@ -73,7 +72,7 @@ fn blocks_of_gpu_and_host_tensors_are_put_together() {
     let mut ready = Ready::default();
     for (i, (tensor, bytes)) in tensors.iter().zip(&host).enumerate() {
         let stream = streams[tensor.ordinal as usize].handle();
-        state.source(tensor.info(), Box::new(tensor.source(stream, &mut ready)));
+        state.source(tensor.info(), tensor.source(stream, &mut ready));
         state.bytes(format!("host.{i}"), Dtype::U8, &[bytes.len() as u64], bytes).unwrap();
     }
     ringstow::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
@@ -195,7 +194,7 @@ fn memory_of_our_own_is_saved_and_loaded() {
     let source = memory.source(&mut Ready::default()).unwrap();
     assert_eq!(source.nbytes(), 100_000);
     let info = TensorInfo { name: "bytes".into(), dtype: Dtype::U8, shape: vec![100_000] };
-    state.source(info, Box::new(source));
+    state.source(info, source);
     ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
     assert!(ringstow::load(dir.path()).unwrap().tensor("bytes").unwrap().data() == bytes);
 }

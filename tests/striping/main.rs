@@ -77,11 +77,7 @@ impl Source for Gone {
         100_000
     }
 
-    fn read(&self, _: usize, _: &mut [u8]) {
-        unreachable!("a save asks `try_read`")
-    }
-
-    fn try_read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
+    fn read(&self, _: usize, _: &mut [u8]) -> ringstow::Result<()> {
         Err(Error::invalid("the source is gone"))
     }
 }

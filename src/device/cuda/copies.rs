@@ -5,8 +5,8 @@ use super::device::{Device, Event, Moment};
 use super::driver::{checked, failed};
 use super::pieces::Turn;
 use crate::device::host::Strided;
-use crate::device::{Runs, Source};
 use crate::error::Result;
+use crate::plan::slab::Runs;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUmemorytype, CUstream};
 use std::sync::Arc;
@@ -170,7 +170,7 @@ impl Copies {
             let bytes = unsafe { std::slice::from_raw_parts_mut(at, layout.nbytes()) };
             let landed = bytes.to_vec();
             // SAFETY: the layout is one of just these bytes.
-            unsafe { Strided::of_layout(landed.as_ptr(), layout) }.read(0, bytes);
+            unsafe { Strided::of_layout(landed.as_ptr(), layout) }.copy(0, bytes);
         }
         self.flights.drain(..).map(|flight| flight.seconds()).sum()
     }

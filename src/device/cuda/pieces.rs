@@ -136,7 +136,6 @@ fn in_order(item: usize, dims: &[Dim], order: &[usize]) -> Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Source;
     use crate::device::host::Strided;
     use proptest::prelude::*;
 
@@ -156,7 +155,7 @@ mod tests {
             let before = landed[start..start + nbytes].to_vec();
             // SAFETY: the layout is that of these bytes.
             let source = unsafe { Strided::of_layout(before.as_ptr(), layout) };
-            source.read(0, &mut landed[start..start + nbytes]);
+            source.copy(0, &mut landed[start..start + nbytes]);
         }
         landed
     }
@@ -181,7 +180,7 @@ mod tests {
             let mut expected = vec![0; len];
             // SAFETY: 3 dimensions * 4 steps * 6 items of 16 bytes lie within 4096 of `first`.
             let source = unsafe { Strided::of_layout(&memory[first], layout.clone()) };
-            source.read(offset, &mut expected);
+            source.copy(offset, &mut expected);
             prop_assert_eq!(brought(&memory, first, &layout, offset, len), expected);
         }
     }

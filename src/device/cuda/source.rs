@@ -3,7 +3,6 @@
 use super::copies::{Copies, Copy, Direction, split};
 use super::device::{Device, Moment, Ready, StreamHandle};
 use super::pieces::{Rows, pieces};
-use crate::device::Source;
 use crate::device::layout::Layout;
 use crate::error::{Error, Result};
 use cudarc::driver::{CudaSlice, DevicePtr};
@@ -73,6 +72,11 @@ impl<'a> CudaSource<'a> {
         Ok(Self { base, layout, moment, _owner: Box::new(slice) })
     }
 
+    /// Bytes of the dense data.
+    pub fn nbytes(&self) -> u64 {
+        self.layout.nbytes() as u64
+    }
+
     /// The GPU that has it.
     pub(crate) fn device(&self) -> &Arc<Device> {
         self.moment.device()
@@ -116,20 +120,6 @@ pub(crate) fn primary_ordinal<T>(slice: &CudaSlice<T>) -> Result<u32> {
         what: "the slice belongs to a CUDA context of its own".into(),
         remedy: "allocate it in the primary context: CudaContext::new".into(),
     })
-}
-
-impl Source for CudaSource<'_> {
-    fn nbytes(&self) -> u64 {
-        self.layout.nbytes() as u64
-    }
-
-    fn read(&self, _offset: usize, _to: &mut [u8]) {
-        unreachable!("a GPU's memory is copied by the GPU: see `Source::cuda`")
-    }
-
-    fn cuda(&self) -> Option<&CudaSource<'_>> {
-        Some(self)
-    }
 }
 
 impl std::fmt::Debug for CudaSource<'_> {

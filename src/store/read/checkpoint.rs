@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::error::{Error, Result, some_of};
 use crate::format::manifest::Listed;
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
-use crate::pipeline::load::{Origin, ShardFile};
+use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::catalog::diagnose::{no_directory, no_manifest, not_there};
 use crate::store::layout::stripes::{Places, companion_of};
 use crate::store::read::dcp_mark;
@@ -177,7 +177,7 @@ impl Checkpoint {
     }
 }
 
-impl Origin for Checkpoint {
+impl FileOwner for Checkpoint {
     /// Of others' directories nobody can tell.
     fn check_same(&self, all_open: bool) -> Result<()> {
         self.stamp.map_or(Ok(()), |stamp| stamp.check(&self.path, all_open))

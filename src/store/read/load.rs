@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
-use crate::pipeline::load::{Read, Reads, Scatter, ShardFile, read_arenas, read_into};
+use crate::pipeline::load::{ReadOutcome, Reads, Scatter, ShardFile, read_arenas, read_into};
 use crate::pipeline::report::LoadReport;
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::{BlockRead, Scattered, Unit, Want};
@@ -72,7 +72,7 @@ pub(in crate::store) struct Loading<'a> {
 /// What was read from disk, and what that took.
 pub(in crate::store) struct Fetched {
     bytes: u64,
-    read: Read,
+    read: ReadOutcome,
 }
 
 /// A tensor that is to be loaded.
@@ -249,8 +249,8 @@ impl Checkpoint {
         blocks: &'a [BlockRead],
         verify: bool,
     ) -> Reads<'a> {
-        let block_bytes = self.manifest().block_bytes;
-        Reads { dir: self.path(), files: &self.files, blocks, block_bytes, verify, origin: self }
+        let checksum_bytes = self.manifest().block_bytes;
+        Reads { dir: self.path(), files: &self.files, blocks, checksum_bytes, verify, owner: self }
     }
 
     fn plan_straight(&self, wanted: &[Wanted], loading: Loading) -> Vec<BlockRead> {
@@ -350,8 +350,8 @@ impl Checkpoint {
     ) -> LoadReport {
         let read_bytes = fetches.iter().map(|fetched| fetched.bytes).sum();
         let mut reads = fetches.into_iter().map(|fetched| fetched.read);
-        let Read { moved, mut seconds } = reads.next().expect("there is a pass at least");
-        for Read { seconds: more, .. } in reads {
+        let ReadOutcome { moved, mut seconds } = reads.next().expect("there is a pass at least");
+        for ReadOutcome { seconds: more, .. } in reads {
             seconds.prepare += more.prepare;
             seconds.read += more.read;
             seconds.checksum_cpu += more.checksum_cpu;

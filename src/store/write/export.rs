@@ -308,11 +308,7 @@ mod tests {
             self.0
         }
 
-        fn read(&self, _: usize, _: &mut [u8]) {
-            unreachable!("a save asks `try_read`")
-        }
-
-        fn try_read(&self, _: usize, _: &mut [u8]) -> Result<()> {
+        fn read(&self, _: usize, _: &mut [u8]) -> Result<()> {
             Err(Error::invalid("the source is gone"))
         }
     }

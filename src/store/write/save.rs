@@ -1,7 +1,7 @@
 //! A save from beginning to end: lay out, write, commit. One rank's part of a save by several is written in
 //! [`write_rank`](crate::store::write::write_rank::write_rank()).
 
-use crate::device::Source;
+use crate::device::TensorSource;
 use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, names};
@@ -25,7 +25,7 @@ use std::time::Instant;
 /// The tensors of a state: items and, one by one, where their bytes come from.
 pub(crate) struct Contents<'a> {
     pub items: &'a [Item],
-    pub sources: &'a [Box<dyn Source + 'a>],
+    pub sources: &'a [TensorSource<'a>],
     /// Called once all of these bytes have been copied.
     pub check: Option<&'a Check<'a>>,
 }

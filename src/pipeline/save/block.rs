@@ -1,11 +1,12 @@
 //! One block on its way from its tensors into a staging buffer.
 
-use super::report::SaveSeconds;
-use crate::device::{Landed, Source, Transit, on_gpu};
+use crate::device::{Landed, TensorSource, Transit};
 use crate::error::{Error, Result, some_of};
 use crate::format::Item;
 use crate::limits::ALIGN;
-use crate::plan::save::{Block, From, Piece, SavePlan};
+use crate::pipeline::clock::Clock;
+use crate::pipeline::report::SaveSeconds;
+use crate::plan::save::{Block, Piece, PieceSource, SavePlan};
 use crate::pool::Buffer;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -14,15 +15,15 @@ use std::time::Instant;
 const RUN_BYTES: usize = 256 << 10;
 
 /// Fails if a save must not be committed after all.
-pub(super) type Check<'a> = &'a (dyn Fn() -> Result<()> + Send + Sync + 'a);
+pub(crate) type Check<'a> = &'a (dyn Fn() -> Result<()> + Send + Sync + 'a);
 
 /// What the blocks of a save are filled from, and the time that this takes.
-pub(super) struct Origin<'a> {
+pub(super) struct Inputs<'a> {
     pub plan: &'a SavePlan,
     /// The items, and one by one where their bytes come from.
     pub items: &'a [Item],
-    pub sources: &'a [Box<dyn Source + 'a>],
-    /// Asked once all bytes have left their tensors whether the save may go on.
+    pub sources: &'a [TensorSource<'a>],
+    /// Called once all bytes have left their tensors.
     pub check: Option<Check<'a>>,
     /// Bytes that one checksum covers.
     pub checksum_bytes: usize,
@@ -31,14 +32,14 @@ pub(super) struct Origin<'a> {
     pub device_bytes: AtomicU64,
 }
 
-/// A block, and the buffer that its bytes are getting into.
+/// A block, and the buffer that its bytes are copied to.
 pub(super) struct Filling<'a> {
-    origin: &'a Origin<'a>,
+    inputs: &'a Inputs<'a>,
     block: &'a Block,
     transit: Transit,
-    /// None as long as a GPU may be copying.
+    /// `None` as long as a GPU may be copying.
     checksums: Option<Vec<u32>>,
-    /// When everything was ordered.
+    /// When the copies were started.
     begun: Instant,
 }
 
@@ -49,24 +50,25 @@ pub(super) struct Filled {
 }
 
 impl<'a> Filling<'a> {
-    /// Copies what is in host memory, and has GPUs begin to copy what is in theirs.
+    /// Copies the bytes in host memory, and starts the GPUs' copies of the bytes in theirs.
     ///
     /// # Errors
     /// A source's, or a GPU's.
-    pub fn begin(origin: &'a Origin<'a>, block: &'a Block, buffer: Buffer) -> Result<Self> {
+    pub fn begin(inputs: &'a Inputs<'a>, block: &'a Block, buffer: Buffer) -> Result<Self> {
         let begun = Instant::now();
         let mut filling =
-            Self { origin, block, transit: Transit::new(buffer), checksums: None, begun };
-        let gpu = |item: usize| on_gpu(&*origin.sources[item]);
-        let pieces = origin.plan.pieces(block);
-        match pieces.iter().any(|piece| matches!(piece.from, From::Item(item) if gpu(item))) {
-            true => filling.order(&pieces).map_err(|error| origin.naming(error, block))?,
+            Self { inputs, block, transit: Transit::new(buffer), checksums: None, begun };
+        let gpu = |item: usize| inputs.sources[item].is_on_gpu();
+        let pieces = inputs.plan.pieces(block);
+        match pieces.iter().any(|piece| matches!(piece.from, PieceSource::Item(item) if gpu(item)))
+        {
+            true => filling.order(&pieces).map_err(|error| inputs.naming(error, block))?,
             false => filling.checksums = Some(filling.copy(&pieces)?),
         }
         Ok(filling)
     }
 
-    /// Since when GPUs have been copying; `None` if they have nothing to copy.
+    /// Since when GPUs have been copying; `None` if they copy nothing.
     pub fn copying_since(&self) -> Option<Instant> {
         self.checksums.is_none().then_some(self.begun)
     }
@@ -75,28 +77,28 @@ impl<'a> Filling<'a> {
     ///
     /// # Errors
     /// A GPU's.
-    pub fn has_landed(&mut self) -> Result<bool> {
-        self.transit.has_landed().map_err(|error| self.origin.naming(error, self.block))
+    pub fn has_arrived(&mut self) -> Result<bool> {
+        self.transit.has_landed().map_err(|error| self.inputs.naming(error, self.block))
     }
 
-    /// Waits until all of its bytes have left their tensors.
+    /// Waits until all of its bytes have left their tensors, calls `staged`, and pads the block.
     ///
     /// # Errors
     /// A GPU's, and that of `staged`.
-    pub fn land(mut self, staged: impl FnOnce(&Block) -> Result<()>) -> Result<Filled> {
-        let (block, origin) = (self.block, self.origin);
+    pub fn finish(mut self, staged: impl FnOnce(&Block) -> Result<()>) -> Result<Filled> {
+        let (block, inputs) = (self.block, self.inputs);
         let checksums = self.checksums.take();
-        let landed = self.transit.land().map_err(|error| origin.naming(error, block))?;
+        let landed = self.transit.land().map_err(|error| inputs.naming(error, block))?;
         let Landed { mut buffer, device_bytes, device_seconds } = landed;
         staged(block)?;
-        origin.device_bytes.fetch_add(device_bytes, Relaxed);
-        origin.clocks.device.add_seconds(device_seconds);
+        inputs.device_bytes.fetch_add(device_bytes, Relaxed);
+        inputs.clocks.device.add_seconds(device_seconds);
         buffer[block.len..block.len.next_multiple_of(ALIGN)].fill(0);
-        let checksums = checksums.unwrap_or_else(|| origin.checksums(&buffer[..block.len]));
+        let checksums = checksums.unwrap_or_else(|| inputs.checksums(&buffer[..block.len]));
         Ok(Filled { buffer, checksums })
     }
 
-    /// Orders all pieces, and has GPUs begin.
+    /// Queues the copies of all pieces, and starts the GPUs'.
     fn order(&mut self, pieces: &[Piece]) -> Result<()> {
         let mut filled = 0;
         for piece in pieces {
@@ -109,27 +111,27 @@ impl<'a> Filling<'a> {
 
     /// Copies all pieces, and returns the checksums of what it copied.
     fn copy(&mut self, pieces: &[Piece]) -> Result<Vec<u32>> {
-        let (origin, block) = (self.origin, self.block);
-        let mut checksums = Vec::with_capacity(block.len.div_ceil(origin.checksum_bytes));
+        let (inputs, block) = (self.inputs, self.block);
+        let mut checksums = Vec::with_capacity(block.len.div_ceil(inputs.checksum_bytes));
         let mut hasher = crc32fast::Hasher::new();
         let (mut filled, mut hashed) = (0, 0);
-        // The clock is read at the ends of runs: at each of a thousand small pieces it would cost more
-        // than copying the smallest.
+        // The clock is read at the ends of runs: reading it at each of a thousand small pieces would cost
+        // more than copying the smallest.
         let mut copying = Instant::now();
         for piece in pieces {
             let mut offset = piece.range.start;
             while offset < piece.range.end {
-                let covered = origin.checksum_bytes - filled % origin.checksum_bytes;
+                let covered = inputs.checksum_bytes - filled % inputs.checksum_bytes;
                 let len = (piece.range.end - offset).min(RUN_BYTES).min(covered);
                 self.gather(piece.from, offset, filled..filled + len)?;
                 (offset, filled) = (offset + len, filled + len);
                 let ends = len == covered || filled == block.len;
                 if filled - hashed >= RUN_BYTES || ends {
                     let hashing = Instant::now();
-                    origin.clocks.copy.add_span(copying, hashing);
+                    inputs.clocks.copy.add_span(copying, hashing);
                     hasher.update(self.transit.bytes(hashed..filled));
                     copying = Instant::now();
-                    origin.clocks.checksum.add_span(hashing, copying);
+                    inputs.clocks.checksum.add_span(hashing, copying);
                     hashed = filled;
                 }
                 if ends {
@@ -141,19 +143,35 @@ impl<'a> Filling<'a> {
         Ok(checksums)
     }
 
-    fn gather(&mut self, from: From, offset: usize, to: std::ops::Range<usize>) -> Result<()> {
+    fn gather(
+        &mut self,
+        from: PieceSource,
+        offset: usize,
+        to: std::ops::Range<usize>,
+    ) -> Result<()> {
         match from {
-            From::Header => {
-                let shard = &self.origin.plan.shards[self.block.shard];
-                shard.write_header(self.origin.items, offset as u64, self.transit.bytes(to));
+            PieceSource::Header => {
+                let shard = &self.inputs.plan.shards[self.block.shard];
+                shard.write_header(self.inputs.items, offset as u64, self.transit.bytes(to));
                 Ok(())
             }
-            From::Item(item) => self.transit.gather(&*self.origin.sources[item], offset, to),
+            PieceSource::Item(item) => self.transit.gather(&self.inputs.sources[item], offset, to),
         }
     }
 }
 
-impl Origin<'_> {
+impl<'a> Inputs<'a> {
+    pub fn new(
+        plan: &'a SavePlan,
+        items: &'a [Item],
+        sources: &'a [TensorSource<'a>],
+        check: Option<Check<'a>>,
+        checksum_bytes: usize,
+    ) -> Self {
+        let (clocks, device_bytes) = (Clocks::default(), AtomicU64::new(0));
+        Self { plan, items, sources, check, checksum_bytes, clocks, device_bytes }
+    }
+
     fn checksums(&self, bytes: &[u8]) -> Vec<u32> {
         let hashing = Instant::now();
         let checksums = bytes.chunks(self.checksum_bytes).map(crc32fast::hash).collect();
@@ -161,11 +179,11 @@ impl Origin<'_> {
         checksums
     }
 
-    /// A GPU's error, with the names of the tensors that it was to copy for a block.
+    /// Adds to a GPU's error the names of the tensors that it was to copy for a block.
     fn naming(&self, error: Error, block: &Block) -> Error {
         let Error::Gpu { doing, device, reason, remedy } = error else { return error };
         let name = |piece: &Piece| match piece.from {
-            From::Item(item) if on_gpu(&*self.sources[item]) => {
+            PieceSource::Item(item) if self.sources[item].is_on_gpu() => {
                 Some(format!("{:?}", self.items[item].info.name))
             }
             _ => None,
@@ -192,27 +210,5 @@ impl Clocks {
         seconds.checksum_cpu = self.checksum.seconds();
         seconds.wait = self.wait.seconds();
         seconds.device_copy = self.device.seconds();
-    }
-}
-
-/// Nanoseconds that several threads spent on one thing.
-#[derive(Debug, Default)]
-pub(super) struct Clock(AtomicU64);
-
-impl Clock {
-    pub fn add(&self, since: Instant) {
-        self.add_span(since, Instant::now());
-    }
-
-    pub fn add_span(&self, from: Instant, to: Instant) {
-        self.0.fetch_add((to - from).as_nanos() as u64, Relaxed);
-    }
-
-    pub fn add_seconds(&self, seconds: f64) {
-        self.0.fetch_add((seconds * 1e9) as u64, Relaxed);
-    }
-
-    pub fn seconds(&self) -> f64 {
-        self.0.load(Relaxed) as f64 / 1e9
     }
 }

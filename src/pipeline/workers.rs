@@ -1,13 +1,14 @@
-//! Threads that do one piece of work side by side. Knows nothing of what they do.
+//! Scoped worker threads that do one piece of work side by side.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
-/// Has `work` done by so many threads, this one among them, and returns when all have ended. By fewer,
-/// where the system has no more threads: that is slower, and no reason to lose a checkpoint.
+/// Runs `work` on that many threads, this one among them, and returns when all have ended. If the
+/// system has no more threads, it goes on with fewer: slower beats losing a checkpoint.
 ///
-/// A panic of one calls `stop`, which is to make the others end, and then goes on in this thread.
-pub(super) fn work_together(threads: usize, work: impl Fn() + Sync, stop: impl Fn() + Sync) {
+/// When one panics, this calls `stop`, which must make the others end, and then resumes the panic in
+/// this thread.
+pub(super) fn scoped_workers(threads: usize, work: impl Fn() + Sync, stop: impl Fn() + Sync) {
     let work = || catch_unwind(AssertUnwindSafe(&work)).inspect_err(|_| stop());
     let ended = thread::scope(|scope| {
         let start = |_| match thread::Builder::new().spawn_scoped(scope, work) {

@@ -1,20 +1,22 @@
-//! Finds the first rung of the ladder that works here, and keeps account of those that do not. A
-//! checkpoint may lie in several directories, and on each of their file systems another rung may be it.
+//! Opens files with the first I/O mode that works, and reports the modes that do not. A checkpoint may
+//! lie in several directories, and each of their file systems may end up on a different mode.
 
 use super::fallbacks::warn_once;
 use super::report::Moved;
 use super::runtime::Runtime;
+use super::transfers::OpenFile;
 use crate::config::Config;
 use crate::engine::fallback::{Fallback, Refusal};
 use crate::engine::ladder::{self, Rung, Stage};
 use crate::engine::queue::Queue;
 use crate::error::{Error, Result, Room};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A step on a rung that failed: at which point, what was being done, and to which file.
-pub(super) struct Failed {
+/// What failed while files were opened: at which stage, what was being done, and to which file.
+pub(super) struct OpenFailure {
     pub stage: Stage,
     pub doing: &'static str,
     pub path: PathBuf,
@@ -22,32 +24,73 @@ pub(super) struct Failed {
     pub room: Option<Room>,
 }
 
-/// Tries `step` on each rung that `config` allows, best first, until one works. A failure that the
-/// rung is not to blame for ends the climb.
-pub(super) fn climb<T>(
+impl OpenFailure {
+    /// Makes failures of one step with one file, for `map_err`.
+    pub fn of(stage: Stage, doing: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |error| Self { stage, doing, path: path.into(), error, room: None }
+    }
+}
+
+type Opened = std::result::Result<(Vec<OpenFile>, Vec<Fallback>), OpenFailure>;
+
+/// Attaches a file that was just opened.
+pub(super) fn attach(
+    queue: &Arc<Queue>,
+    path: &Path,
+    file: File,
+) -> std::result::Result<OpenFile, OpenFailure> {
+    let file = Arc::new(file);
+    let attached = queue.attach(file.clone()).map_err(OpenFailure::of(
+        Stage::Open,
+        "attaching to the engine",
+        path,
+    ))?;
+    Ok(OpenFile { path: path.into(), file, attached, queue: queue.clone() })
+}
+
+/// Opens files, those of each directory with the first I/O mode that works there: `open` gets the
+/// numbers of a directory's paths, and returns a file for each. All files come back in the order of
+/// `paths`, `None` where the path is `None`.
+pub(super) fn open_each(
     runtime: &Runtime,
     config: &Config,
-    mut step: impl FnMut(&Arc<Queue>, &Rung) -> std::result::Result<(T, Vec<Fallback>), Failed>,
-) -> Result<(T, Arc<Queue>, Moved)> {
+    paths: &[Option<&Path>],
+    mut open: impl FnMut(&[usize], &Arc<Queue>, &Rung) -> Opened,
+) -> Result<(Vec<Option<OpenFile>>, Moved)> {
+    let mut files: Vec<Option<OpenFile>> = paths.iter().map(|_| None).collect();
+    let mut ways = Vec::new();
+    for (dir, numbers) in by_directory(paths) {
+        let (opened, moved) =
+            first_working(runtime, config, |queue, rung| open(&numbers, queue, rung))?;
+        debug_assert_eq!(opened.len(), numbers.len());
+        warn_once(dir, &moved.fallbacks);
+        numbers.into_iter().zip(opened).for_each(|(number, file)| files[number] = Some(file));
+        ways.push((dir, moved));
+    }
+    Ok((files, merge(ways)))
+}
+
+/// Tries `open` with each I/O mode that `config` allows, best first, until one works. A failure that
+/// is not the mode's fault is returned at once.
+fn first_working(
+    runtime: &Runtime,
+    config: &Config,
+    mut open: impl FnMut(&Arc<Queue>, &Rung) -> Opened,
+) -> Result<(Vec<OpenFile>, Moved)> {
     let mut refused: Vec<(Rung, Refusal)> = Vec::new();
     for rung in ladder::rungs(config)? {
         let queue = match runtime.queue(&rung) {
             Ok(queue) => queue,
             Err(error) => {
                 let why = ladder::refusal(&rung, Stage::Start, &error);
-                refused.push((
-                    rung,
-                    why.ok_or_else(|| Error::io("starting", rung.to_string(), error))?,
-                ));
+                let fatal = || Error::io("starting", rung.to_string(), error);
+                refused.push((rung, why.ok_or_else(fatal)?));
                 continue;
             }
         };
-        match step(&queue, &rung) {
-            Ok((done, notes)) => {
-                let moved = moved(&queue, &rung, refused, notes);
-                return Ok((done, queue, moved));
-            }
-            Err(Failed { stage, doing, path, error, room }) => {
+        match open(&queue, &rung) {
+            Ok((files, notes)) => return Ok((files, moved(&queue, &rung, refused, notes))),
+            Err(OpenFailure { stage, doing, path, error, room }) => {
                 let why = ladder::refusal(&rung, stage, &error);
                 let fatal = || {
                     let hint = String::new();
@@ -60,53 +103,13 @@ pub(super) fn climb<T>(
     Err(ladder::none_left(&refused))
 }
 
-/// Climbs once for each directory that files lie in: `step` gets the numbers of those in one, and gives
-/// something for each of them. What is `None` is left out. All come back in their own order.
-pub(super) fn climb_each<T>(
-    runtime: &Runtime,
-    config: &Config,
-    paths: &[Option<&Path>],
-    mut step: impl FnMut(
-        &[usize],
-        &Arc<Queue>,
-        &Rung,
-    ) -> std::result::Result<(Vec<T>, Vec<Fallback>), Failed>,
-) -> Result<(Vec<Option<T>>, Moved)> {
-    let mut all: Vec<Option<T>> = paths.iter().map(|_| None).collect();
-    let mut ways = Vec::new();
-    for (dir, numbers) in by_directory(paths) {
-        let (done, _, moved) = climb(runtime, config, |queue, rung| step(&numbers, queue, rung))?;
-        warn_once(dir, &moved.fallbacks);
-        numbers.into_iter().zip(done).for_each(|(number, one)| all[number] = Some(one));
-        ways.push((dir, moved));
-    }
-    Ok((all, together(ways)))
-}
-
-/// Lets go of files, and waits until they are closed: a file that is to be written over later must have
-/// nobody else who has it open, and engines close in their own time.
-pub(super) fn close<T>(files: &mut Vec<T>, queue_of: impl Fn(&T) -> Option<&Arc<Queue>>) {
-    let mut queues: Vec<Arc<Queue>> = Vec::new();
-    for queue in files.iter().filter_map(queue_of) {
-        if !queues.iter().any(|known| Arc::ptr_eq(known, queue)) {
-            queues.push(queue.clone());
-        }
-    }
-    files.clear();
-    queues.iter().for_each(|queue| queue.settle());
-}
-
-/// Brings an account up to what has become of the engines since: they register buffers when these are first used.
-/// `dir` is the checkpoint's.
-pub(super) fn update<'a>(
-    moved: &mut Moved,
-    dir: &Path,
-    queues: impl Iterator<Item = &'a Arc<Queue>>,
-) {
+/// Adds to `moved` what has changed about the engines since: they register buffers when these are
+/// first used. `dir` is the checkpoint's.
+pub(super) fn update(moved: &mut Moved, dir: &Path, queues: &[Arc<Queue>]) {
     for queue in queues {
         moved.fixed_buffers = moved.fixed_buffers.max(queue.registered());
         for step in queue.fallbacks() {
-            // The same shortfall may have been told of, with another number of buffers, or for a directory.
+            // The same shortfall may be there already, with another number of buffers or a directory's name.
             let same = |known: &&mut Fallback| {
                 known.wanted == step.wanted && known.reason.ends_with(&step.reason)
             };
@@ -121,7 +124,7 @@ pub(super) fn update<'a>(
     }
 }
 
-/// The directories, as they come first, with the numbers of the paths in each.
+/// The directories in the order of their first path, each with the numbers of its paths.
 pub(super) fn by_directory<'a>(paths: &[Option<&'a Path>]) -> Vec<(&'a Path, Vec<usize>)> {
     let mut dirs: Vec<(&Path, Vec<usize>)> = Vec::new();
     for (number, path) in paths.iter().enumerate() {
@@ -135,8 +138,8 @@ pub(super) fn by_directory<'a>(paths: &[Option<&'a Path>]) -> Vec<(&'a Path, Vec
     dirs
 }
 
-/// One account of all directories. A step down that not all of them had to take names its own.
-fn together(ways: Vec<(&Path, Moved)>) -> Moved {
+/// One account of all directories. A fallback that not all directories share names its directory.
+fn merge(ways: Vec<(&Path, Moved)>) -> Moved {
     let several = ways.len() > 1;
     let everywhere = |step: &Fallback| ways.iter().all(|(_, way)| way.fallbacks.contains(step));
     let mut fallbacks: Vec<Fallback> = Vec::new();
@@ -194,25 +197,25 @@ mod tests {
     }
 
     #[test]
-    fn a_step_down_names_its_directory_unless_all_took_it() {
+    fn a_fallback_names_its_directory_unless_all_share_it() {
         let (a, b) = (Path::new("/a"), Path::new("/b"));
         let ways = vec![
             (a, way("uring", true, &["memlock"])),
             (b, way("portable", false, &["memlock", "direct"])),
         ];
-        let all = together(ways);
+        let all = merge(ways);
         assert_eq!(
             (&*all.engine, all.direct, all.fixed_buffers),
             ("uring and portable", false, 64)
         );
         let reasons: Vec<&str> = all.fallbacks.iter().map(|step| &*step.reason).collect();
         assert_eq!(reasons, ["no O_DIRECT", "in /b: no O_DIRECT"]);
-        let alone = together(vec![(b, way("portable", false, &["direct"]))]);
+        let alone = merge(vec![(b, way("portable", false, &["direct"]))]);
         assert_eq!(alone, way("portable", false, &["direct"]));
     }
 
     #[test]
-    fn paths_are_gathered_by_directory_and_what_is_not_there_is_left_out() {
+    fn paths_are_grouped_by_directory_without_the_missing() {
         let paths = ["/a/1", "/b/1", "/a/2"].map(Path::new);
         let paths = [Some(paths[0]), None, Some(paths[1]), Some(paths[2])];
         let (a, b) = (Path::new("/a"), Path::new("/b"));

@@ -1,0 +1,81 @@
+//! Opens the files of a load, under whichever name each has now.
+
+use super::reads::{Reads, ShardFile};
+use crate::config::Config;
+use crate::engine::ladder::{self, Rung, Stage};
+use crate::engine::queue::Queue;
+use crate::error::Result;
+use crate::limits::ALIGN;
+use crate::pipeline::job::Job;
+use crate::pipeline::open::{OpenFailure, attach, open_each};
+use crate::pipeline::report::Moved;
+use crate::pipeline::runtime::Runtime;
+use crate::pipeline::transfers::{OpenFile, OpenFiles};
+use crate::pool::Buffer;
+use crate::sys::file;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens all files that are read, those of each directory with the first I/O mode that passes its trial
+/// there. From then on nobody can take them away.
+pub(super) fn open(
+    runtime: &Runtime,
+    config: &Config,
+    reads: Reads,
+    job: &Arc<Job>,
+) -> Result<(OpenFiles, Moved)> {
+    let paths: Vec<Option<&Path>> = reads
+        .files
+        .iter()
+        .zip(reads.by_file())
+        .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
+        .collect();
+    file::make_room_for(paths.iter().flatten().count());
+    let opened = open_each(runtime, config, &paths, |numbers, queue, rung| {
+        let shards = numbers.iter().map(|&number| &reads.files[number]);
+        Ok((open_in_directory(queue, rung, shards)?, Vec::new()))
+    });
+    let opened = opened.map(|(files, moved)| (OpenFiles::new(files, job), moved));
+    if !reads.blocks.is_empty() {
+        reads.owner.check_same(opened.is_ok())?;
+    }
+    opened
+}
+
+/// Opens files of one directory.
+fn open_in_directory<'a>(
+    queue: &Arc<Queue>,
+    rung: &Rung,
+    shards: impl Iterator<Item = &'a ShardFile>,
+) -> std::result::Result<Vec<OpenFile>, OpenFailure> {
+    let mut files = Vec::new();
+    for shard in shards {
+        let failed = |stage, doing| OpenFailure::of(stage, doing, &shard.path);
+        let file = open_shard(shard, rung.direct).map_err(failed(Stage::Open, "opening"))?;
+        let open = attach(queue, &shard.path, file)?;
+        if files.is_empty() {
+            // A page of its own is enough: the load may never need the pool.
+            let trial = |buffer| ladder::trial_read(queue, &open.attached, buffer).0;
+            Buffer::alone(ALIGN).and_then(trial).map_err(failed(Stage::Trial, "reading"))?;
+        }
+        files.push(open);
+    }
+    Ok(files)
+}
+
+/// Opens a shard under the name that it has now.
+fn open_shard(shard: &ShardFile, direct: bool) -> io::Result<File> {
+    // Three attempts: a save that commits renames it once, perhaps between the first two.
+    let mut opened = file::open_read(&shard.path, direct);
+    for path in [&shard.other_path, &shard.path] {
+        match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                opened = file::open_read(path, direct);
+            }
+            _ => break,
+        }
+    }
+    opened
+}

@@ -1,0 +1,307 @@
+//! The threads that read blocks, check them and deliver them.
+
+use super::reads::Reads;
+use crate::device::{Landed, Transit};
+use crate::engine::queue::Outcome;
+use crate::engine::{Action, Transfer};
+use crate::error::{Error, Result};
+use crate::limits::ALIGN;
+use crate::pipeline::clock::Clock;
+use crate::pipeline::job::Job;
+use crate::pipeline::open::by_directory;
+use crate::pipeline::report::{Damage, LoadSeconds, Moved};
+use crate::pipeline::trace::What;
+use crate::pipeline::transfers::{BlockTransfer, OpenFiles};
+use crate::plan::load::BlockRead;
+use crate::pool::{Buffer, Pool};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// The memory that blocks are read into.
+#[derive(Clone, Copy)]
+pub(super) enum Memory<'a> {
+    /// A place of its own for each block.
+    Arena(&'a [Mutex<Option<Buffer>>]),
+    /// Whatever staging buffer is free.
+    Pool(&'a Pool),
+}
+
+/// What to do about a block that is not what was written.
+#[derive(Clone, Copy)]
+pub(super) enum Damages<'a> {
+    Stop,
+    Collect(&'a Mutex<Vec<Damage>>),
+}
+
+/// The threads that read and check the blocks of one load.
+pub(super) struct Readers<'a, Deliver> {
+    reads: Reads<'a>,
+    files: &'a OpenFiles,
+    job: &'a Arc<Job>,
+    /// The next block to read: its number, or its index in `turns`.
+    next: AtomicUsize,
+    turns: Option<Vec<usize>>,
+    /// Reads that one worker keeps in flight.
+    share: usize,
+    memory: Memory<'a>,
+    deliver: Deliver,
+    damages: Damages<'a>,
+    checksum: Clock,
+    /// What GPUs spent on copies.
+    device: Clock,
+    /// Bytes that GPUs copied.
+    device_bytes: AtomicU64,
+}
+
+/// A read that came back: the block's number, and the read's outcome.
+type Done = (usize, Outcome);
+
+/// The blocks that one worker works on.
+#[derive(Default)]
+struct InHand {
+    /// The number of a block that no buffer was free for.
+    claimed: Option<usize>,
+    /// Reads that have not come back.
+    in_flight: usize,
+    /// Blocks that GPUs are copying from.
+    leaving: VecDeque<Transit>,
+}
+
+impl InHand {
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.leaving.is_empty()
+    }
+}
+
+impl<'a, Deliver: Fn(usize, &mut Transit)> Readers<'a, Deliver> {
+    pub fn new(
+        reads: Reads<'a>,
+        files: &'a OpenFiles,
+        job: &'a Arc<Job>,
+        share: usize,
+        memory: Memory<'a>,
+        deliver: Deliver,
+        damages: Damages<'a>,
+    ) -> Self {
+        Self {
+            turns: turns(reads),
+            reads,
+            files,
+            job,
+            share,
+            memory,
+            deliver,
+            damages,
+            next: AtomicUsize::new(0),
+            checksum: Clock::default(),
+            device: Clock::default(),
+            device_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// One worker: keeps its share of reads in flight, and checks what comes back. Returns only when
+    /// all of its reads have come back and all copies of GPUs have ended.
+    pub fn work(&self) {
+        let (send, receive): (Sender<Done>, Receiver<Done>) = unbounded();
+        let mut hand = InHand::default();
+        loop {
+            self.note(self.land(&mut hand.leaving, false));
+            while hand.in_flight < self.share && self.started_next(&send, &mut hand) {
+                hand.in_flight += 1;
+            }
+            if hand.in_flight > 0 {
+                let (number, outcome) = receive.recv().expect("`send` is alive");
+                hand.in_flight -= 1;
+                self.note(self.finish(number, outcome).map(|transit| hand.leaving.extend(transit)));
+            } else if !hand.leaving.is_empty() {
+                self.note(self.land(&mut hand.leaving, true));
+            } else if hand.claimed.is_none() || self.job.stopped() {
+                return;
+            }
+        }
+    }
+
+    fn started_next(&self, send: &Sender<Done>, hand: &mut InHand) -> bool {
+        let started = self.start_next(send, hand);
+        let is_started = matches!(started, Ok(true));
+        self.note(started.map(drop));
+        is_started
+    }
+
+    /// A failure ends the load.
+    fn note(&self, result: Result<()>) {
+        if let Err(error) = result {
+            self.files.fail(error);
+        }
+    }
+
+    /// Takes back the buffers that GPUs have copied everything from; with `wait`, waits for the first.
+    fn land(&self, leaving: &mut VecDeque<Transit>, wait: bool) -> Result<()> {
+        let mut wait = wait;
+        while let Some(first) = leaving.front_mut()
+            && (std::mem::take(&mut wait) || first.has_landed()?)
+        {
+            let Some(first) = leaving.pop_front() else { break };
+            let Landed { device_bytes, device_seconds, .. } = first.land()?;
+            self.device.add_seconds(device_seconds);
+            self.device_bytes.fetch_add(device_bytes, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Starts one more read; false if there is none left, or no memory for it now.
+    ///
+    /// # Errors
+    /// When there will never be memory for it.
+    fn start_next(&self, send: &Sender<Done>, hand: &mut InHand) -> Result<bool> {
+        if self.job.stopped() {
+            return Ok(false);
+        }
+        // The block comes first: a buffer without one would be memory that nobody needs.
+        let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return Ok(false) };
+        let block = &self.reads.blocks[number];
+        let leased = match self.memory {
+            Memory::Arena(_) => match self.arena_buffer(number) {
+                None => return Ok(false),
+                place => place,
+            },
+            // Only a worker with nothing in flight waits: others have blocks to check, which frees
+            // buffers.
+            Memory::Pool(pool) if hand.is_idle() => Some(pool.lease().map_err(|error| {
+                Error::io("taking staging memory for", &self.reads.files[block.file].path, error)
+            })?),
+            Memory::Pool(pool) => pool.try_lease(),
+        };
+        let Some(buffer) = leased else {
+            hand.claimed = Some(number);
+            return Ok(false);
+        };
+        let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
+        let action = Action::Read(Transfer { offset: block.offset, buffer, start: 0, len });
+        let transfer = BlockTransfer { what: What::Read, block: number, bytes: block.len as u64 };
+        let send = send.clone();
+        self.files.submit(block.file, transfer, (action, block.len), move |_, outcome| {
+            let _ = send.send((number, outcome)); // a worker that panicked receives nothing
+        });
+        Ok(true)
+    }
+
+    /// Adds what the threads measured.
+    pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) {
+        seconds.checksum_cpu = self.checksum.seconds();
+        seconds.device_copy = self.device.seconds();
+        moved.device_bytes = self.device_bytes.load(Relaxed);
+    }
+
+    /// The number of the next block in turn.
+    fn claim(&self) -> Option<usize> {
+        let turn = self.next.fetch_add(1, Relaxed);
+        let number = self.turns.as_ref().and_then(|turns| turns.get(turn).copied()).unwrap_or(turn);
+        (number < self.reads.blocks.len()).then_some(number)
+    }
+
+    /// The place of a block in its arena.
+    fn arena_buffer(&self, number: usize) -> Option<Buffer> {
+        let Memory::Arena(places) = self.memory else { return None };
+        let mut buffer = places[number].lock().expect("no panic while it is held").take()?;
+        // Page faults here, on this thread, instead of inside of the engine's submission.
+        buffer.prefault();
+        Some(buffer)
+    }
+
+    /// Checks a block that was read, and delivers it. Returns the buffer if GPUs still copy from it.
+    fn finish(&self, number: usize, outcome: Outcome) -> Result<Option<Transit>> {
+        let block = &self.reads.blocks[number];
+        if self.job.stopped() {
+            return Ok(None); // failed elsewhere, or cancelled: deliver nothing more
+        }
+        outcome.result.map_err(|error| self.read_failed(block, error))?;
+        let buffer = outcome.buffer.expect("a read that succeeds returns its buffer");
+        if self.reads.verify && !self.check(number, &buffer[..block.len])? {
+            return Ok(None);
+        }
+        self.job.add_written(block.len as u64);
+        let (mut transit, delivering) = (Transit::new(buffer), Instant::now());
+        (self.deliver)(number, &mut transit);
+        transit.start()?;
+        self.job.note(What::Deliver, delivering, Some(number), block.len as u64);
+        Ok(transit.is_airborne().then_some(transit))
+    }
+
+    /// Compares every checksum chunk of a read with its checksum; returns whether all are good.
+    fn check(&self, read_number: usize, bytes: &[u8]) -> Result<bool> {
+        let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
+        let shard = &self.reads.files[read.file];
+        let chunk_bytes = self.reads.checksum_bytes as usize;
+        let mut good = true;
+        for (bytes, number) in bytes.chunks(chunk_bytes).zip(read.block..) {
+            let crc32 = crc32fast::hash(bytes);
+            if crc32 != shard.crc32[number] {
+                good = false;
+                let offset = (number * chunk_bytes) as u64;
+                self.damaged(Damage {
+                    file: shard.path.clone(),
+                    offset,
+                    what: format!("crc32 of block {number} ({} bytes)", bytes.len()),
+                    expected: format!("{:08x}", shard.crc32[number]),
+                    got: format!("{crc32:08x}"),
+                })?;
+            }
+        }
+        self.checksum.add(hashing);
+        self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
+        Ok(good)
+    }
+
+    fn damaged(&self, damage: Damage) -> Result<()> {
+        match self.damages {
+            Damages::Stop => Err(damage.into()),
+            Damages::Collect(found) => {
+                found.lock().expect("no panic while it is held").push(damage);
+                Ok(())
+            }
+        }
+    }
+
+    fn read_failed(&self, block: &BlockRead, error: io::Error) -> Error {
+        let shard = &self.reads.files[block.file];
+        if error.kind() != io::ErrorKind::UnexpectedEof {
+            return Error::io_at("reading", &shard.path, block.offset, error);
+        }
+        Error::Corrupt {
+            path: shard.path.clone(),
+            offset: block.offset,
+            what: "length in bytes".into(),
+            expected: shard.bytes.to_string(),
+            got: "less: the file was cut while it was read".into(),
+        }
+    }
+}
+
+/// The blocks' numbers such that the directories they lie in take turns: these may be disks, each of
+/// which is to be busy from beginning to end. `None` if there is one directory.
+fn turns(reads: Reads) -> Option<Vec<usize>> {
+    let paths: Vec<Option<&Path>> = reads.files.iter().map(|f| Some(f.path.as_path())).collect();
+    let dirs = by_directory(&paths);
+    if dirs.len() < 2 {
+        return None;
+    }
+    let mut dir_of = vec![0; paths.len()];
+    for (dir, (_, files)) in dirs.iter().enumerate() {
+        files.iter().for_each(|&file| dir_of[file] = dir);
+    }
+    let mut taken = vec![0; dirs.len()];
+    let turn = |(number, block): (usize, &BlockRead)| {
+        let dir = dir_of[block.file];
+        taken[dir] += 1;
+        (taken[dir], number)
+    };
+    let mut turns: Vec<(usize, usize)> = reads.blocks.iter().enumerate().map(turn).collect();
+    turns.sort_unstable();
+    Some(turns.into_iter().map(|(_, number)| number).collect())
+}

@@ -1,0 +1,59 @@
+//! What a load reads: which blocks of which files, and how they are checked.
+
+use crate::error::Result;
+use crate::plan::load::BlockRead;
+use std::path::{Path, PathBuf};
+
+/// A shard to read from.
+#[derive(Debug, Clone)]
+pub(crate) struct ShardFile {
+    /// Where it was found.
+    pub path: PathBuf,
+    /// Its other name: a save that commits gives shards their final ones after the commit.
+    pub other_path: PathBuf,
+    /// Its length, which the file on disk has.
+    pub bytes: u64,
+    /// Checksum of each chunk; none at all in files that are not ringstow's.
+    pub crc32: Vec<u32>,
+}
+
+/// The owner of the files that a load reads. A trait here, which the store's checkpoint implements,
+/// because only the checkpoint can tell whether a save has replaced it, and the pipeline must not import
+/// the store.
+pub(crate) trait FileOwner: Sync {
+    /// Checks that the open files are the ones that the blocks were planned for. Called once all of them
+    /// are open (`true`), or one could not be (`false`).
+    ///
+    /// # Errors
+    /// What the load then fails with.
+    fn check_same(&self, all_open: bool) -> Result<()>;
+}
+
+/// What to read.
+#[derive(Clone, Copy)]
+pub(crate) struct Reads<'a> {
+    /// The checkpoint's directory, for messages.
+    pub dir: &'a Path,
+    /// The shards.
+    pub files: &'a [ShardFile],
+    /// The blocks, sorted.
+    pub blocks: &'a [BlockRead],
+    /// Bytes of a checksum chunk, of which a read may hold several.
+    pub checksum_bytes: u64,
+    /// Whether to check each against its checksum.
+    pub verify: bool,
+    /// The owner of the files.
+    pub owner: &'a dyn FileOwner,
+}
+
+impl<'a> Reads<'a> {
+    /// The blocks of each file, in order; empty for files of which nothing is read.
+    pub(super) fn by_file(self) -> impl Iterator<Item = &'a [BlockRead]> {
+        let mut rest = self.blocks;
+        (0..self.files.len()).map(move |file| {
+            let (blocks, others) = rest.split_at(rest.partition_point(|b| b.file <= file));
+            rest = others;
+            blocks
+        })
+    }
+}

@@ -1,0 +1,111 @@
+//! The files of a save: opened and preallocated before its first block, durable after its last.
+
+use crate::engine::fallback::Fallback;
+use crate::engine::ladder::{self, Rung, Stage};
+use crate::engine::queue::{Queue, Syncing};
+use crate::error::{Error, Result, Room};
+use crate::limits::ALIGN;
+use crate::pipeline::open::{OpenFailure, attach, open_each};
+use crate::pipeline::report::Moved;
+use crate::pipeline::runtime::Runtime;
+use crate::pipeline::transfers::{OpenFile, OpenFiles};
+use crate::plan::save::SavePlan;
+use crate::pool::Pool;
+use crate::sys::file::{self, Preallocated};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Opens and preallocates all files, those of each directory with the first I/O mode that passes its
+/// trial there.
+pub(super) fn open(
+    runtime: &Runtime,
+    pool: &Pool,
+    plan: &SavePlan,
+    paths: &[PathBuf],
+) -> Result<(Vec<Option<OpenFile>>, Moved)> {
+    let by_path: Vec<Option<&Path>> = paths.iter().map(|path| Some(path.as_path())).collect();
+    open_each(runtime, runtime.config(), &by_path, |numbers, queue, rung| {
+        let padded = |n: usize| plan.shards[n].bytes.next_multiple_of(ALIGN as u64);
+        let files: Vec<(&Path, u64)> =
+            numbers.iter().map(|&n| (paths[n].as_path(), padded(n))).collect();
+        open_in_directory(queue, rung, pool, &files)
+    })
+}
+
+/// Opens files of one directory, each of so many bytes, padded.
+fn open_in_directory(
+    queue: &Arc<Queue>,
+    rung: &Rung,
+    pool: &Pool,
+    paths: &[(&Path, u64)],
+) -> std::result::Result<(Vec<OpenFile>, Vec<Fallback>), OpenFailure> {
+    let (mut files, mut notes) = (Vec::with_capacity(paths.len()), Vec::new());
+    for &(path, bytes) in paths {
+        let failed = |stage, doing| OpenFailure::of(stage, doing, path);
+        // Not truncated: a recycled file is to be written over, every byte of it.
+        let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "opening"))?;
+        // Attached at once: a child that is forked before would keep it open.
+        let open = attach(queue, path, file)?;
+        let preallocated = file::preallocate(&open.file, bytes).map_err(|error| {
+            let room = too_little_room(&error, paths, &files, &open.file);
+            OpenFailure { room, ..failed(Stage::Open, "preallocating")(error) }
+        })?;
+        if preallocated == Preallocated::SizeOnly && notes.is_empty() {
+            notes.push(no_preallocation());
+        }
+        if files.is_empty() {
+            let buffer = pool.lease().map_err(failed(Stage::Open, "taking staging memory for"))?;
+            let (written, _) = ladder::trial_write(queue, &open.attached, buffer);
+            written.map_err(failed(Stage::Trial, "writing"))?;
+        }
+        files.push(open);
+    }
+    Ok((files, notes))
+}
+
+/// The bytes that a directory's files need and the bytes that their file system has for them, if it is
+/// full. Looks while the open files still hold what they got of it.
+fn too_little_room(
+    error: &io::Error,
+    paths: &[(&Path, u64)],
+    open: &[OpenFile],
+    last: &File,
+) -> Option<Room> {
+    if error.kind() != io::ErrorKind::StorageFull {
+        return None;
+    }
+    let needed = paths.iter().map(|(_, bytes)| bytes).sum();
+    let files = open.iter().map(|open| &*open.file).chain([last]);
+    let held: u64 = files.map(|file| file::allocated(file).unwrap_or_default()).sum();
+    let free = file::free(last).ok()?.saturating_add(held);
+    // Otherwise something else took the room: the file system's own needs, or other writers.
+    (free < needed).then_some(Room { needed, free })
+}
+
+fn no_preallocation() -> Fallback {
+    Fallback {
+        wanted: "preallocated files".into(),
+        got: "files that grow as they are written".into(),
+        reason: "the file system has no fallocate".into(),
+        remedy: "none needed; a disk that fills up is noticed later than it would be on ext4, XFS or btrfs"
+            .into(),
+    }
+}
+
+/// Cuts the padding off every file, then syncs them all at once: they may be on several disks.
+pub(super) fn make_durable(files: &OpenFiles, plan: &SavePlan) -> Result<()> {
+    for (open, shard) in files.iter().zip(&plan.shards) {
+        file::finish(&open.file, shard.bytes)
+            .map_err(|e| Error::io("cutting to length", &*open.path, e))?;
+    }
+    let begin = |open: &OpenFile| open.queue.start_sync(&open.attached);
+    let syncing: Vec<Syncing> = files.iter().map(begin).collect();
+    // Waits for each, also after a failure: nothing may be under way when the files are closed.
+    let mut outcome = Ok(());
+    for (open, sync) in files.iter().zip(syncing) {
+        outcome = outcome.and(sync.wait().map_err(|e| Error::io("syncing", &*open.path, e)));
+    }
+    outcome
+}

@@ -1,0 +1,211 @@
+//! The threads that fill blocks from tensors and submit them.
+
+use super::block::{Filled, Filling, Inputs};
+use crate::engine::{Action, Transfer};
+use crate::error::{Error, Result};
+use crate::limits::ALIGN;
+use crate::pipeline::job::Job;
+use crate::pipeline::trace::What;
+use crate::pipeline::transfers::{BlockTransfer, OpenFiles};
+use crate::pipeline::workers::scoped_workers;
+use crate::plan::save::Block;
+use crate::pool::{Buffer, Pool};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
+
+/// The threads that fill the blocks of one save.
+pub(super) struct Fillers<'a> {
+    inputs: &'a Inputs<'a>,
+    pool: &'a Pool,
+    files: &'a OpenFiles,
+    job: &'a Arc<Job>,
+    threads: usize,
+    /// The next block to fill.
+    next: AtomicUsize,
+    /// Blocks of which not all bytes have left their tensors.
+    unstaged: AtomicUsize,
+    staged_at: OnceLock<Instant>,
+    /// Checksums of each block of the plan.
+    crc32: Vec<Mutex<Vec<u32>>>,
+}
+
+/// The blocks that one filler works on.
+#[derive(Default)]
+struct InHand<'a> {
+    /// The number of a block that no buffer was free for.
+    claimed: Option<usize>,
+    /// Blocks whose bytes are on their way.
+    begun: VecDeque<(usize, Filling<'a>)>,
+}
+
+impl InHand<'_> {
+    fn is_empty(&self) -> bool {
+        self.claimed.is_none() && self.begun.is_empty()
+    }
+}
+
+impl<'a> Fillers<'a> {
+    pub fn new(
+        inputs: &'a Inputs<'a>,
+        pool: &'a Pool,
+        files: &'a OpenFiles,
+        threads: usize,
+        job: &'a Arc<Job>,
+    ) -> Self {
+        let blocks = &inputs.plan.blocks;
+        Self {
+            inputs,
+            pool,
+            files,
+            job,
+            threads: threads.min(blocks.len()).max(1),
+            next: AtomicUsize::new(0),
+            unstaged: AtomicUsize::new(blocks.len()),
+            staged_at: OnceLock::new(),
+            crc32: blocks.iter().map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// Fills and submits all blocks; when it returns, transfers may still be in flight.
+    pub fn fill(&self) {
+        scoped_workers(self.threads, || self.fill_blocks(), || self.job.cancel());
+    }
+
+    /// One filler: blocks are begun in order, and finished in the order in which they were begun.
+    fn fill_blocks(&self) {
+        let mut hand = InHand::default();
+        while !self.job.stopped() && (self.has_next() || !hand.is_empty()) {
+            if let Err(error) = self.fill_next(&mut hand) {
+                self.files.fail(error);
+            }
+        }
+    }
+
+    /// Finishes the block that was begun first if its bytes have arrived; otherwise begins one more, if
+    /// there is one and a buffer for it; otherwise waits for the first.
+    fn fill_next(&self, hand: &mut InHand<'a>) -> Result<()> {
+        let has_arrived = match hand.begun.front_mut() {
+            Some((_, first)) => first.has_arrived()?,
+            None => false,
+        };
+        // No more than its share of the pool: other fillers take checksums meanwhile.
+        let may_begin = !has_arrived && hand.begun.len() <= self.pool.count() / self.threads;
+        if may_begin && let Some((number, buffer)) = self.lease(hand)? {
+            hand.begun.push_back(self.begin(number, buffer)?);
+            return Ok(());
+        }
+        match hand.begun.pop_front() {
+            Some((number, first)) => self.finish(number, first),
+            None => Ok(()),
+        }
+    }
+
+    fn begin(&self, number: usize, buffer: Buffer) -> Result<(usize, Filling<'a>)> {
+        let (block, beginning) = (&self.inputs.plan.blocks[number], Instant::now());
+        let filling = Filling::begin(self.inputs, block, buffer)?;
+        self.job.note(What::Fill, beginning, Some(number), block.len as u64);
+        Ok((number, filling))
+    }
+
+    fn has_next(&self) -> bool {
+        self.next.load(Relaxed) < self.inputs.plan.blocks.len()
+    }
+
+    /// Takes the next block's number, and a buffer for it. The number comes first: a buffer without a block
+    /// would be memory that nobody needs. A filler waits for a buffer only if it has no block to finish:
+    /// finishing one frees a buffer.
+    fn lease(&self, hand: &mut InHand) -> Result<Option<(usize, Buffer)>> {
+        let next = || {
+            let number = self.has_next().then(|| self.next.fetch_add(1, Relaxed))?;
+            (number < self.inputs.plan.blocks.len()).then_some(number)
+        };
+        let Some(number) = hand.claimed.take().or_else(next) else { return Ok(None) };
+        let buffer = match self.pool.try_lease() {
+            None if hand.begun.is_empty() => Some(self.wait_for_buffer(number)?),
+            leased => leased,
+        };
+        if buffer.is_none() {
+            hand.claimed = Some(number);
+        }
+        Ok(buffer.map(|buffer| (number, buffer)))
+    }
+
+    fn wait_for_buffer(&self, number: usize) -> Result<Buffer> {
+        let waiting = Instant::now();
+        let buffer = self.pool.lease().map_err(|error| {
+            let shard = self.inputs.plan.blocks[number].shard;
+            Error::io("taking staging memory for", &*self.files.get(shard).path, error)
+        });
+        self.inputs.clocks.wait.add(waiting);
+        self.job.note(What::Wait, waiting, None, 0);
+        buffer
+    }
+
+    /// Waits for a block's bytes, and submits them.
+    fn finish(&self, number: usize, filling: Filling) -> Result<()> {
+        let (block, copying) = (&self.inputs.plan.blocks[number], filling.copying_since());
+        let mut arrived = Instant::now();
+        let staged = |block: &Block| {
+            arrived = Instant::now();
+            self.staged(block)
+        };
+        let Filled { buffer, checksums } = filling.finish(staged)?;
+        if let Some(began) = copying {
+            let bytes = block.len as u64;
+            self.job.note_span(What::Device, (began, arrived), Some(number), bytes);
+            self.job.note(What::Checksum, arrived, Some(number), bytes);
+        }
+        *self.crc32[number].lock().expect("no panic while it is held") = checksums;
+        self.write_block(number, block, buffer);
+        Ok(())
+    }
+
+    /// Notes that all bytes of a block have left their tensors, and calls the check after the last one.
+    ///
+    /// # Errors
+    /// The check's. The last block is then not written, so nothing is committed.
+    fn staged(&self, block: &Block) -> Result<()> {
+        self.job.add_staged(block.len as u64);
+        if self.unstaged.fetch_sub(1, AcqRel) == 1 && !self.job.stopped() {
+            self.inputs.check.map_or(Ok(()), |check| check())?;
+            let _ = self.staged_at.set(Instant::now()); // set once: only one block is the last
+            self.job.set_staged();
+        }
+        Ok(())
+    }
+
+    /// Submits a full buffer, which returns to the pool when it is written.
+    fn write_block(&self, number: usize, block: &Block, buffer: Buffer) {
+        let (offset, bytes) = (block.offset, block.len as u64);
+        let len = block.len.next_multiple_of(ALIGN);
+        let action = Action::Write(Transfer { offset, buffer, start: 0, len });
+        let transfer = BlockTransfer { what: What::Write, block: number, bytes };
+        let path = self.files.get(block.shard).path.clone();
+        self.files.submit(block.shard, transfer, (action, len), move |transfers, outcome| {
+            match outcome.result {
+                Ok(()) => transfers.job().add_written(bytes),
+                // After a failure, other transfers are cancelled, which says nothing new.
+                Err(_) if transfers.job().stopped() => {}
+                Err(error) => transfers.fail(Error::io_at("writing", &*path, offset, error)),
+            }
+        });
+    }
+
+    /// When all bytes had left their tensors, if they have.
+    pub fn staged_at(&self) -> Option<Instant> {
+        self.staged_at.get().copied()
+    }
+
+    /// Checksums by shard.
+    pub fn checksums(&self) -> Vec<Vec<u32>> {
+        let plan = self.inputs.plan;
+        let mut by_shard = vec![Vec::new(); plan.shards.len()];
+        for (block, crc32) in plan.blocks.iter().zip(&self.crc32) {
+            let crc32 = crc32.lock().expect("no panic while it is held");
+            by_shard[block.shard].extend_from_slice(&crc32);
+        }
+        by_shard
+    }
+}

@@ -1,0 +1,161 @@
+//! The transfers of one save or load: its threads submit them, the I/O thread ends each.
+
+use super::job::Job;
+use super::trace::What;
+use crate::engine::Action;
+use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Instant;
+
+/// A file while a save or load moves its blocks.
+pub(super) struct OpenFile {
+    pub path: Arc<Path>,
+    pub file: Arc<File>,
+    pub attached: Attached,
+    /// The queue that serves it: directories on unlike file systems may have queues of their own.
+    pub queue: Arc<Queue>,
+}
+
+/// The open files of a save or load, and the transfers to and from them.
+///
+/// Dropping it waits until no transfer is in flight and the engines have closed the files, which they
+/// do in their own time: a save that writes over a recycled file must be the only one to have it open.
+pub(super) struct OpenFiles {
+    /// `None` for a file of which nothing is read.
+    files: Vec<Option<OpenFile>>,
+    transfers: Arc<Transfers>,
+}
+
+impl OpenFiles {
+    pub fn new(files: Vec<Option<OpenFile>>, job: &Arc<Job>) -> Self {
+        Self { files, transfers: Arc::new(Transfers::new(job)) }
+    }
+
+    /// The open file of this number in the plan.
+    pub fn get(&self, number: usize) -> &OpenFile {
+        self.files[number].as_ref().expect("every file that a block lies in is open")
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &OpenFile> {
+        self.files.iter().flatten()
+    }
+
+    /// The queues that serve the files, each once.
+    pub fn queues(&self) -> Vec<Arc<Queue>> {
+        let mut queues: Vec<Arc<Queue>> = Vec::new();
+        for open in self.iter() {
+            if !queues.iter().any(|known| Arc::ptr_eq(known, &open.queue)) {
+                queues.push(open.queue.clone());
+            }
+        }
+        queues
+    }
+
+    /// Submits a transfer of which at least `needed` bytes must move. When it ends, the I/O thread
+    /// traces it and calls `end`.
+    pub fn submit(
+        &self,
+        file: usize,
+        transfer: BlockTransfer,
+        (action, needed): (Action, usize),
+        end: impl FnOnce(&Transfers, Outcome) + Send + 'static,
+    ) {
+        let (open, transfers) = (self.get(file), self.transfers.clone());
+        transfers.state().in_flight += 1;
+        let queued = Instant::now();
+        let abort = Some(transfers.job.stop_flag());
+        let reply = Reply::new(move |outcome: Outcome| {
+            let BlockTransfer { what, block, bytes } = transfer;
+            transfers.job.note_transfer(what, (queued, outcome.started), block, bytes);
+            end(&transfers, outcome);
+            transfers.finish();
+        });
+        open.queue.submit(Request { file: open.attached.id(), action, needed, abort, reply });
+    }
+
+    /// Stops the save or load with this error, unless another came first.
+    pub fn fail(&self, error: Error) {
+        self.transfers.fail(error);
+    }
+
+    /// Waits until no transfer is in flight. `dir` is the checkpoint's, for messages.
+    ///
+    /// # Errors
+    /// The first failure; [`Error::Cancelled`] if the job was cancelled.
+    pub fn settle(&self, dir: &Path) -> Result<()> {
+        match self.transfers.settle() {
+            Some(error) => Err(error),
+            None if self.transfers.job.stopped() => Err(Error::Cancelled { path: dir.into() }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for OpenFiles {
+    fn drop(&mut self) {
+        self.transfers.settle();
+        let queues = self.queues();
+        self.files.clear();
+        queues.iter().for_each(|queue| queue.settle());
+    }
+}
+
+/// A block's transfer: what it is called in the trace, the block's number and its bytes.
+#[derive(Clone, Copy)]
+pub(super) struct BlockTransfer {
+    pub what: What,
+    pub block: usize,
+    pub bytes: u64,
+}
+
+/// How many transfers of one save or load are in flight, and its first failure.
+#[derive(Debug)]
+pub(super) struct Transfers {
+    job: Arc<Job>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    in_flight: usize,
+    failure: Option<Error>,
+}
+
+impl Transfers {
+    fn new(job: &Arc<Job>) -> Self {
+        Self { job: job.clone(), state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// The save or load whose transfers these are.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Keeps the first failure, and stops the job.
+    pub fn fail(&self, error: Error) {
+        self.state().failure.get_or_insert(error);
+        self.job.cancel();
+    }
+
+    fn finish(&self) {
+        let mut state = self.state();
+        state.in_flight -= 1;
+        if state.in_flight == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until no transfer is in flight, and takes the first failure.
+    fn settle(&self) -> Option<Error> {
+        let state = self.changed.wait_while(self.state(), |state| state.in_flight > 0);
+        state.expect("no panic while it is held").failure.take()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while it is held")
+    }
+}
