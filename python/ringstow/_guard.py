@@ -15,10 +15,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from ringstow import _cuda, _native
+from ringstow import _native
 from ringstow._errors import InvalidStateError, TornSaveError
-from ringstow._memory import Address
-from ringstow._optional import imported
+from ringstow.tensors import _cuda
+from ringstow.tensors._memory import Address
+from ringstow.tensors._optional import imported
 
 if TYPE_CHECKING:
     import torch

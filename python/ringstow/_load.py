@@ -7,12 +7,14 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from ringstow import _again, _build, _calls, _cuda, _merge, _native, _select, _torch, _tree
+from ringstow import _again, _calls, _merge, _native
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError
-from ringstow._memory import Stored
 from ringstow._paths import StrPath, of_checkpoint
+from ringstow.tensors import _cuda, _torch
+from ringstow.tensors._memory import Stored
+from ringstow.tree import _build, _select, _skeleton
 
 if TYPE_CHECKING:
     import torch
@@ -133,9 +135,9 @@ def _load(
     checkpoint = _native.Checkpoint(where, config)
     if prefix or names is not None:
         skeleton = _selected(checkpoint, where, prefix, names)
-        rows = checkpoint.tensors_named(_tree.stored_in(skeleton))
+        rows = checkpoint.tensors_named(_skeleton.stored_in(skeleton))
     else:
-        skeleton, rows = _tree.parse(checkpoint.state, where), checkpoint.tensors
+        skeleton, rows = _skeleton.parse(checkpoint.state, where), checkpoint.tensors
     contents = _build.Contents(where, rows)
     survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
     survey.add(skeleton)
@@ -174,11 +176,11 @@ def _selected(
             return _select.by_prefix(skeleton, prefix or "", where)
         return _select.by_keys(skeleton, names, where)
 
-    part = _tree.parse(checkpoint.part_of_state(prefix, names), where)
+    part = _skeleton.parse(checkpoint.part_of_state(prefix, names), where)
     if part:
         with contextlib.suppress(KeyMismatchError):
             return select(part)
-    return select(_tree.parse(checkpoint.state, where))
+    return select(_skeleton.parse(checkpoint.state, where))
 
 
 def _load_to(

@@ -8,16 +8,18 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _cuda, _device_array, _native, _numpy, _program, _torch
-from ringstow._build import Builder, Contents, Survey
+from ringstow import _native
 from ringstow._collector import collector_paused
-from ringstow._device_array import DeviceArray
 from ringstow._errors import InvalidStateError, KeyMismatchError
-from ringstow._memory import Address, Stored, place_at, share_elements
-from ringstow._remedies import type_name
-from ringstow._select import listed
-from ringstow._state import Attribute, Path, describe, flat_name
-from ringstow._tree import METADATA, Box, Leaf, metadata_of, parse, rebuild_key
+from ringstow.tensors import _cuda, _device_array, _numpy, _torch
+from ringstow.tensors._device_array import DeviceArray
+from ringstow.tensors._memory import Address, Stored, place_at, share_elements
+from ringstow.tree import _program
+from ringstow.tree._build import Builder, Contents, Survey
+from ringstow.tree._encode import Attribute, Path, describe, flat_name
+from ringstow.tree._remedies import type_name
+from ringstow.tree._select import listed
+from ringstow.tree._skeleton import METADATA, Box, Leaf, metadata_of, parse, rebuild_key
 
 if TYPE_CHECKING:
     from ringstow._report import LoadReport

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, final
 
-from ringstow._memory import Address, ItemSpec, Placed, TensorSpec
+from ringstow.tensors._memory import Address, ItemSpec, Placed, TensorSpec
 
 __all__ = [
     "DEPTH_MAX",

@@ -8,14 +8,16 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ringstow import _build, _index, _native, _numpy, _torch, _tree
+from ringstow import _index, _native
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
 from ringstow._paths import StrPath, of_checkpoint
-from ringstow._select import missing_names
-from ringstow._state import Path, flat_name
-from ringstow._tree import Box, Leaf
+from ringstow.tensors import _numpy, _torch
+from ringstow.tree import _build, _skeleton
+from ringstow.tree._encode import Path, flat_name
+from ringstow.tree._select import missing_names
+from ringstow.tree._skeleton import Box, Leaf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +101,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         self._contents = _build.Contents(path, self._opened.tensors)
         state = self._opened.state
         is_tree = self._opened.kind == "ringstow" and state != "null"
-        self._skeleton: dict[Any, Any] = _tree.parse(state, path) if is_tree else {}
+        self._skeleton: dict[Any, Any] = _skeleton.parse(state, path) if is_tree else {}
         self._entries = self._all(self._opened)
 
     def __getitem__(self, name: str) -> Entry:
@@ -173,7 +175,7 @@ class Checkpoint(Mapping[str, "Entry"]):
             except UnsupportedError:
                 return Entry(self, flat_name(at), at, leaf)
 
-        return _tree.rebuild(self._skeleton, (), make)  # type: ignore[no-any-return]
+        return _skeleton.rebuild(self._skeleton, (), make)  # type: ignore[no-any-return]
 
     def value(self, name: str) -> Any:
         """Return the value at a name, or the dict or list of values; a tensor is an `Entry`.
@@ -190,7 +192,7 @@ class Checkpoint(Mapping[str, "Entry"]):
                 ``allow_pickle``.
         """
         self._alive()
-        found = _tree.find(self._skeleton, name)
+        found = _skeleton.find(self._skeleton, name)
         if found is None:
             raise self._unknown(name)
         path, node = found
@@ -210,7 +212,7 @@ class Checkpoint(Mapping[str, "Entry"]):
                 survey.add(leaf, at)
             return leaf
 
-        _tree.rebuild(node, path, note)
+        _skeleton.rebuild(node, path, note)
         objects = list(survey.objects)
         blocks = opened.load(objects, self._verify, self._config)[0] if objects else []
         builder = _build.Builder(
@@ -225,28 +227,28 @@ class Checkpoint(Mapping[str, "Entry"]):
                 return self._entry(leaf, at)
             return builder.value(leaf, at)
 
-        return _tree.rebuild(node, path, make)
+        return _skeleton.rebuild(node, path, make)
 
     def _entry(self, leaf: Leaf, path: Path) -> Entry:
-        name = _tree.leaf_name(path, leaf)
+        name = _skeleton.leaf_name(path, leaf)
         known = self._entries.get(name)
         return Entry(self, name, path, leaf) if known is None or known._leaf != leaf else known
 
     def _all(self, opened: _native.Checkpoint) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         unreferenced = {name: None for name, *_ in opened.tensors}
-        for path, leaf in _tree.leaves(self._skeleton):
-            if isinstance(leaf, Leaf) and leaf.tag in _tree.STORED:
+        for path, leaf in _skeleton.leaves(self._skeleton):
+            if isinstance(leaf, Leaf) and leaf.tag in _skeleton.STORED:
                 unreferenced.pop(leaf.body, None)
                 if leaf.tag != "$object":
-                    name = _tree.leaf_name(path, leaf)
+                    name = _skeleton.leaf_name(path, leaf)
                     entries.setdefault(name, Entry(self, name, path, leaf))
         for name in unreferenced:
             entries.setdefault(name, Entry(self, name, (name,), Leaf("$tensor", name)))
         return entries
 
     def _unknown(self, name: str) -> KeyMismatchError:
-        if _tree.find(self._skeleton, name) is not None:
+        if _skeleton.find(self._skeleton, name) is not None:
             text = f"{self.path}: {name!r} is no tensor: value({name!r}) returns what it is"
             return KeyMismatchError(text, path=self.path, missing=[name])
         return missing_names([name], [name], self._skeleton or dict(self._entries), self.path)

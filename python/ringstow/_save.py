@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _calls, _guard, _jobs, _native, _others, _state
+from ringstow import _calls, _guard, _jobs, _native, _others
 from ringstow._config import Config, native_json
 from ringstow._guard import Staging
 from ringstow._paths import StrPath, absolute
 from ringstow._steps import step_number
+from ringstow.tree import _encode
 
 if TYPE_CHECKING:
     from ringstow._handle import SaveHandle
@@ -63,7 +64,7 @@ def save(
     where, number, knobs = _prepared(path, step, config)
     with _guard.Hold() as hold:
         hold.begin(may_wait=False)
-        encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
+        encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
         _guard.stage(encoded.tensors, "wait", where)
         return _jobs.run(
             lambda: _native.start_save(encoded.tensors, encoded.tree, where, knobs, number),
@@ -132,7 +133,7 @@ def save_async(
         if staging != "unguarded":
             may_return = hold.begin()
             hold.let_steps_end()
-        encoded = _state.encode(state_dict, allow_pickle=allow_pickle)
+        encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
         tensors, tree = encoded.tensors, encoded.tree
         is_copied = _guard.stage(tensors, staging, where, json.loads(knobs)["pool_bytes"])
         handle = _handle.start(

@@ -2,7 +2,7 @@
 //!
 //! States have thousands of tensors, and training stands still while they are looked at: this takes a
 //! third of the time that asking from Python takes. It is for the usual tensors only; all others, and
-//! torch before 2.10, are for `ringstow._torch`.
+//! torch before 2.10, are for `ringstow.tensors._torch`.
 
 use crate::place::Address;
 use dlpack_ffi::{self as dl, DLDeviceType as Device};

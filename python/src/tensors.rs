@@ -262,7 +262,7 @@ pub(crate) fn source(
     ready: &mut Ready,
 ) -> Result<TensorSource<'static>> {
     Ok(match data {
-        // SAFETY: the caller, `ringstow._state`, took the address from a live tensor with this shape
+        // SAFETY: the caller, `ringstow.tree._encode`, took the address from a live tensor with this shape
         // and these strides, and keeps the tensor alive until the save has staged it.
         Data::Address(address) => unsafe { place::source(info, strides, address, ready)? },
         Data::Lazy(load) => {

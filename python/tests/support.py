@@ -19,7 +19,7 @@ import fake_native
 import numpy as np
 import torch
 
-from ringstow import _build, _state, _tree
+from ringstow.tree import _build, _encode, _skeleton
 
 
 def assert_same(a, b, at="root"):
@@ -74,11 +74,11 @@ def raw(tensor):
 
 def codec(state, **options):
     """Encodes and decodes a state without any file."""
-    encoded = _state.encode(state, **options)
+    encoded = _encode.encode(state, **options)
     table = [(name, dtype, shape, nbytes) for name, dtype, shape, _, _, nbytes in encoded.tensors]
     blocks = {spec[0]: bytearray(fake_native.gather(spec)) for spec in encoded.tensors}
     contents = _build.Contents("/ckpt", table)
-    skeleton = _tree.parse(encoded.tree, "/ckpt")
+    skeleton = _skeleton.parse(encoded.tree, "/ckpt")
     _build.Survey(contents, **{"allow_pickle": False, **options}).add(skeleton)
     return _build.Builder(contents, blocks).value(skeleton)
 

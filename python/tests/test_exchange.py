@@ -9,7 +9,8 @@ import pytest
 import torch
 from support import assert_same, codec
 
-from ringstow import InvalidStateError, _cuda, _native, _torch
+from ringstow import InvalidStateError, _native
+from ringstow.tensors import _cuda, _torch
 
 USUAL = [name for name in _torch.CODES if hasattr(torch, name)]
 for unusual in ("float4_e2m1fn_x2", "complex32", "complex64", "complex128"):

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import ringstow
 from ringstow import _guard, _jobs
-from ringstow._memory import LazyTensor
+from ringstow.tensors._memory import LazyTensor
 
 # One thread that copies: in the order of the state.
 ONE = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)

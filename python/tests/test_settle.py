@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ringstow
-from ringstow._memory import LazyTensor
+from ringstow.tensors._memory import LazyTensor
 
 ONE = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
 LONG = 1 << 24  # elements: tens of milliseconds to add to

@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import assert_same, codec, python
 
-from ringstow import FormatError, InvalidStateError, UnsupportedError, _state, _torch, _tree
+from ringstow import FormatError, InvalidStateError, UnsupportedError
+from ringstow.tensors import _torch
+from ringstow.tree import _encode, _skeleton
 
 TORCH_DTYPES = [getattr(torch, name) for name in _torch.CODES if hasattr(torch, name)]
 FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in every torch that is supported
@@ -85,7 +87,7 @@ def test_any_state_comes_back_equal(state):
 @given(st.dictionaries(keys, values, max_size=5))
 @settings(max_examples=100, deadline=None)
 def test_every_tensor_has_a_name_of_its_own_that_safetensors_allows(state):
-    names = [spec[0] for spec in _state.encode(state).tensors]
+    names = [spec[0] for spec in _encode.encode(state).tensors]
     assert len(set(names)) == len(names)
     assert "__metadata__" not in names
 
@@ -109,7 +111,7 @@ def test_the_tree_is_the_documented_one():
         "device": torch.device("cpu"),
     }
     metadata = {"_metadata": {"$odict": {"": {"version": 1}}}}
-    assert json.loads(_state.encode(state).tree) == {
+    assert json.loads(_encode.encode(state).tree) == {
         "step": 3,
         "big": {"$int": "1152921504606846976"},
         "lr": 1.0,
@@ -127,7 +129,7 @@ def test_the_tree_is_the_documented_one():
 
 
 def test_floats_are_never_mistaken_for_ints():
-    tree = _state.encode({"x": [1.0, 1e16, 1e300, -0.0]}).tree
+    tree = _encode.encode({"x": [1.0, 1e16, 1e300, -0.0]}).tree
     assert tree == '{"x":[1.0,1e+16,1e+300,-0.0]}'
 
 
@@ -140,7 +142,7 @@ def test_module_state_dict_keeps_its_metadata():
 
 def test_names_that_collide_get_a_suffix():
     a, b, c = torch.zeros(1), torch.ones(1), torch.ones(2)
-    encoded = _state.encode({"x": {"y": a}, "x.y": b, "x.y#2": c})
+    encoded = _encode.encode({"x": {"y": a}, "x.y": b, "x.y#2": c})
     assert [spec[0] for spec in encoded.tensors] == ["x.y", "x.y#2", "x.y#2#2"]
 
 
@@ -152,7 +154,7 @@ def test_int_and_str_keys_do_not_collide():
 def test_tied_tensors_are_stored_once_and_tied_again():
     weight = torch.arange(6.0).view(2, 3)
     state = {"a": weight, "b": [weight], "c": torch.nn.Parameter(weight), "view": weight[0]}
-    assert [spec[0] for spec in _state.encode(state).tensors] == ["a", "view"]
+    assert [spec[0] for spec in _encode.encode(state).tensors] == ["a", "view"]
     back = codec(state)
     assert back["a"] is not back["b"][0]
     back["a"][0, 0] = 7
@@ -163,13 +165,13 @@ def test_tied_tensors_are_stored_once_and_tied_again():
 def test_same_address_but_other_shape_is_not_tied():
     weight = torch.arange(6.0)
     state = {"flat": weight, "square": weight.view(2, 3), "bits": weight.view(torch.int32)}
-    assert len(_state.encode(state).tensors) == 3
+    assert len(_encode.encode(state).tensors) == 3
     assert_same(codec(state), state)
 
 
 def test_empty_tensors_are_not_tied():
     state = {"a": torch.empty(0), "b": torch.empty(0)}
-    assert len(_state.encode(state).tensors) == 2
+    assert len(_encode.encode(state).tensors) == 2
 
 
 def test_an_array_and_a_tensor_over_it_stay_tied():
@@ -209,7 +211,7 @@ def test_conjugated_and_negated_views_are_resolved():
 
 def test_a_swapped_out_parameter_stays_in_memory():
     parameter = torch.nn.Parameter(torch.full((1000,), 5.0))
-    encoded = _state.encode({"p": parameter})
+    encoded = _encode.encode({"p": parameter})
     address = parameter.data_ptr()
     parameter.data = torch.zeros(3)
     assert torch.full((1000,), 1.0).data_ptr() != address
@@ -245,7 +247,7 @@ class Settings(dict):
 def test_what_would_come_back_changed_needs_pickle_and_is_named(value):
     state = {"optimizer": {"state": [{"foo": value}]}}
     with pytest.raises(InvalidStateError) as caught:
-        _state.encode(state)
+        _encode.encode(state)
     message = str(caught.value)
     assert "optimizer['state'][0]['foo']" in message
     assert type(value).__name__ in message
@@ -256,21 +258,21 @@ def test_what_would_come_back_changed_needs_pickle_and_is_named(value):
 
 
 def test_pickle_needs_the_same_word_when_loading():
-    tree = _state.encode({"a": {"b": Settings(a=1)}}, allow_pickle=True).tree
+    tree = _encode.encode({"a": {"b": Settings(a=1)}}, allow_pickle=True).tree
     with pytest.raises(UnsupportedError, match=r"a\['b'\].*allow_pickle=True"):
         codec_of_tree(tree)
 
 
 def test_what_cannot_be_pickled_is_named():
     with pytest.raises(InvalidStateError, match=r"a\['f'\] is a function.*can't be pickled"):
-        _state.encode({"a": {"f": lambda: 1}}, allow_pickle=True)
+        _encode.encode({"a": {"f": lambda: 1}}, allow_pickle=True)
 
 
 def codec_of_tree(tree):
-    from ringstow import _build
+    from ringstow.tree import _build
 
     contents = _build.Contents("/ckpt", [])
-    skeleton = _tree.parse(tree, "/ckpt")
+    skeleton = _skeleton.parse(tree, "/ckpt")
     _build.Survey(contents, allow_pickle=False).add(skeleton)
     return _build.Builder(contents, {}).value(skeleton)
 
@@ -299,13 +301,13 @@ def nested_tensor():
 )
 def test_tensors_that_are_not_dense_are_named_with_a_remedy(make, remedy):
     with pytest.raises(UnsupportedError, match=rf"a\[0\].*{remedy}"):
-        _state.encode({"a": [make()]}, allow_pickle=True)
+        _encode.encode({"a": [make()]}, allow_pickle=True)
 
 
 @pytest.mark.skipif(FLOAT4 is None, reason="torch without 4-bit floats")
 def test_a_pair_of_4_bit_floats_without_a_dimension_is_named_with_a_remedy():
     with pytest.raises(UnsupportedError, match=r"a\[0\].*reshape"):
-        _state.encode({"a": [torch.empty((), dtype=FLOAT4)]}, allow_pickle=True)
+        _encode.encode({"a": [torch.empty((), dtype=FLOAT4)]}, allow_pickle=True)
 
 
 def test_dtensors_point_to_the_distributed_writer():
@@ -316,33 +318,33 @@ def test_dtensors_point_to_the_distributed_writer():
 
     tensor = torch.Tensor._make_wrapper_subclass(DTensor, (2,))
     with pytest.raises(UnsupportedError, match="ringstow.dcp.StorageWriter"):
-        _state.encode({"a": tensor})
+        _encode.encode({"a": tensor})
 
 
 def test_freed_storage_is_refused():
     tensor = torch.ones(4)
     tensor.untyped_storage().resize_(0)
     with pytest.raises(InvalidStateError, match=r"^a has no memory: it needs 16 bytes"):
-        _state.encode({"a": tensor})
+        _encode.encode({"a": tensor})
 
 
 def test_lazy_parameters_are_refused():
     layer = torch.nn.LazyLinear(3)
     with pytest.raises(InvalidStateError, match=r"^weight is not initialized"):
-        _state.encode({"weight": layer.weight})
+        _encode.encode({"weight": layer.weight})
 
 
 @pytest.mark.parametrize("wrap", [lambda key: key, lambda key: (1, ("x", key))])
 def test_a_tensor_as_a_key_is_refused(wrap):
     with pytest.raises(InvalidStateError, match="^a has a tensor as a key"):
-        _state.encode({"a": {wrap(torch.ones(1)): 1}})
+        _encode.encode({"a": {wrap(torch.ones(1)): 1}})
 
 
 def test_cycles_are_named():
     inner: dict[str, object] = {}
     inner["again"] = [inner]
     with pytest.raises(InvalidStateError, match=r"a\['again'\]\[0\] contains itself"):
-        _state.encode({"a": inner})
+        _encode.encode({"a": inner})
 
 
 def test_a_container_may_be_met_twice():
@@ -353,11 +355,11 @@ def test_a_container_may_be_met_twice():
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {0: v}])
 def test_nesting_up_to_the_limit_works_and_beyond_is_named(wrap):
     state = 1
-    for _ in range(_state.DEPTH_MAX - 1):
+    for _ in range(_encode.DEPTH_MAX - 1):
         state = wrap(state)
     assert_same(codec({"a": state}), {"a": state})
     with pytest.raises(InvalidStateError, match="^a.*200 levels"):
-        _state.encode({"a": wrap(state)})
+        _encode.encode({"a": wrap(state)})
 
 
 @pytest.mark.parametrize("wrap", ["[value]", "(value,)", "{'k': value}", "{1: value}"])
@@ -365,12 +367,12 @@ def test_nesting_up_to_the_limit_needs_no_large_stack(wrap):
     # In a process of its own, which it would take down.
     program = f"""
 import threading
-from ringstow import _state
+from ringstow.tree import _encode
 value = 1
-for _ in range(_state.DEPTH_MAX - 1):
+for _ in range(_encode.DEPTH_MAX - 1):
     value = {wrap}
 threading.stack_size(256 << 10)
-thread = threading.Thread(target=_state.encode, args=({{"a": value}},))
+thread = threading.Thread(target=_encode.encode, args=({{"a": value}},))
 thread.start()
 thread.join()
 """
@@ -382,20 +384,20 @@ thread.join()
 )
 def test_lone_surrogates_are_named(state):
     with pytest.raises(InvalidStateError, match="^a.*surrogate"):
-        _state.encode(state)
+        _encode.encode(state)
 
 
 def test_an_ordered_dict_with_attributes_of_its_own_is_refused():
     odict = collections.OrderedDict()
     odict.note = "lost?"
     with pytest.raises(InvalidStateError, match=r"^a is an OrderedDict.*'note'"):
-        _state.encode({"a": odict})
+        _encode.encode({"a": odict})
 
 
 @pytest.mark.parametrize("state", [[], None, torch.ones(1), collections.defaultdict(int)])
 def test_the_root_must_be_a_dict(state):
     with pytest.raises(InvalidStateError, match="must be a dict"):
-        _state.encode(state)
+        _encode.encode(state)
 
 
 def test_an_ordered_dict_keeps_an_order_that_was_changed():
@@ -411,7 +413,7 @@ def test_a_counter_of_large_and_endless_numbers_comes_back():
 
 def test_values_are_frozen_at_the_call():
     state = {"step": 1, "history": [1]}
-    encoded = _state.encode(state)
+    encoded = _encode.encode(state)
     state["step"] = 2
     state["history"].append(2)
     assert json.loads(encoded.tree) == {"step": 1, "history": [1]}

@@ -18,8 +18,9 @@ from support import assert_same, codec, manifest_of, python, reseal
 from value_list import EQUAL, REFUSED, Checked, Color, Config, Frozen, Point
 
 import ringstow
-from ringstow import InvalidStateError, UnsupportedError, _state
+from ringstow import InvalidStateError, UnsupportedError
 from ringstow.convert import convert
+from ringstow.tree import _encode
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -53,7 +54,7 @@ def test_is_frozen_at_the_call(name):
 def test_is_refused_with_a_remedy(name):
     make, remedy = REFUSED[name]
     with pytest.raises(ringstow.Error, match=r"^a\['b'\]") as caught:
-        _state.encode({"a": {"b": make()}})
+        _encode.encode({"a": {"b": make()}})
     assert remedy in str(caught.value)
 
 
@@ -61,7 +62,7 @@ def test_is_refused_with_a_remedy(name):
 def test_all_refused_values_are_in_one_error():
     state = {"step": 1, **{name: make() for name, (make, _) in list(REFUSED.items())[:10]}}
     with pytest.raises(InvalidStateError) as caught:
-        _state.encode({"config": state})
+        _encode.encode({"config": state})
     lines = str(caught.value).splitlines()
     assert lines[0] == "10 values can't be saved:"
     for line, (name, (_, remedy)) in zip(lines[1:11], REFUSED.items(), strict=False):
@@ -72,7 +73,7 @@ def test_all_refused_values_are_in_one_error():
 
 def test_a_long_list_of_refused_values_is_cut():
     with pytest.raises(InvalidStateError) as caught:
-        _state.encode({"locks": [object() for _ in range(1000)]})
+        _encode.encode({"locks": [object() for _ in range(1000)]})
     lines = str(caught.value).splitlines()
     assert lines[0] == "1000 values can't be saved:"
     assert "  and 980 more" in lines
@@ -90,12 +91,12 @@ def test_tensors_that_cannot_be_saved_are_in_the_same_error():
         "key": {torch.ones(1): 1},
     }
     with pytest.raises(InvalidStateError, match="^5 values") as caught:
-        _state.encode(state)
+        _encode.encode(state)
     for expected in ("to_dense", "materialize", "surrogate", "contains itself", "as a key"):
         assert expected in str(caught.value)
     only = {name: state[name] for name in ("sparse", "meta")}
     with pytest.raises(UnsupportedError, match="^2 values"):
-        _state.encode(only)
+        _encode.encode(only)
 
 
 class Holder:
@@ -115,7 +116,7 @@ HELD = {
 @pytest.mark.parametrize("name", HELD)
 def test_pickle_takes_no_tensor(name):
     with pytest.raises(InvalidStateError, match=r"a is a .*Holder, which holds a.*not pickled"):
-        _state.encode({"a": Holder(HELD[name]())}, allow_pickle=True)
+        _encode.encode({"a": Holder(HELD[name]())}, allow_pickle=True)
 
 
 def test_pickle_takes_what_holds_small_arrays():
@@ -323,19 +324,20 @@ def test_values_are_keys_too(tmp_path):
 
 def test_names_of_tensors_follow_the_fields():
     state = {"c": Config(nested=Point(torch.ones(1), torch.ones(2)))}
-    names = [spec[0] for spec in _state.encode(state).tensors]
+    names = [spec[0] for spec in _encode.encode(state).tensors]
     assert names == ["c.nested.x", "c.nested.y"]
-    assert "c.nested.x" in _state.describe(("c", _state.Attribute("nested"), _state.Attribute("x")))
+    path = ("c", _encode.Attribute("nested"), _encode.Attribute("x"))
+    assert "c.nested.x" in _encode.describe(path)
 
 
 def test_a_set_of_text_is_saved_in_one_order():
-    trees = {_state.encode({"a": set(names)}).tree for names in ("abcdefgh", "hgfedcba")}
+    trees = {_encode.encode({"a": set(names)}).tree for names in ("abcdefgh", "hgfedcba")}
     assert trees == {'{"a":{"$set":["a","b","c","d","e","f","g","h"]}}'}
 
 
 def test_a_bytes_io_is_a_copy():
     stream = io.BytesIO(b"abc")
-    encoded = _state.encode({"a": stream})
+    encoded = _encode.encode({"a": stream})
     stream.write(b"xyz")
     assert json.loads(encoded.tree)["a"]["args"] == [{"$bytes": "YWJj"}, 0]
 

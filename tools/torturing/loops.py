@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import ringstow
 import torch
-from ringstow._memory import LazyTensor
+from ringstow.tensors._memory import LazyTensor
 
 from .changes import ORDINARY, SEEN, TRAINING, Change
 from .trainer import Trainer, differences, frozen

@@ -26,12 +26,12 @@ from ringstow._config import Config
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
 from ringstow._paths import StrPath, absolute
 from ringstow._report import SaveReport
-from ringstow._select import listed
 from ringstow._sizes import in_bytes
 from ringstow.convert import _paths, _replace, _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source
 from ringstow.convert._walk import State, stored, total_bytes
+from ringstow.tree._select import listed
 
 __all__ = [
     "ConvertReport",

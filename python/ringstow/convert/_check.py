@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ringstow import _numpy, _program
 from ringstow._errors import CorruptCheckpointError
-from ringstow._memory import LazyTensor
-from ringstow._remedies import type_name
-from ringstow._state import Path, describe
-from ringstow._tree import METADATA, metadata_of
 from ringstow.convert._walk import children_of, is_stored, is_tensor, loaded, nbytes
+from ringstow.tensors import _numpy
+from ringstow.tensors._memory import LazyTensor
+from ringstow.tree import _program
+from ringstow.tree._encode import Path, describe
+from ringstow.tree._remedies import type_name
+from ringstow.tree._skeleton import METADATA, metadata_of
 
 # Types whose values are equal if they say so. Others, which were pickled, are compared by type.
 _PLAIN = (

@@ -28,14 +28,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _torch
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
-from ringstow._memory import LazyTensor
 from ringstow.convert import _files
 from ringstow.convert._files import plain_numpy, reading, unreadable
 from ringstow.convert._paths import sync_dir
 from ringstow.convert._walk import State, is_tensor, loaded, replaced, spec_of
 from ringstow.dcp import _private
+from ringstow.tensors import _torch
+from ringstow.tensors._memory import LazyTensor
 
 _PACKAGE = "torch.distributed.checkpoint"
 # All that metadata is made of, beside dtypes. Two of them are as torch 2.0 called them.

@@ -9,15 +9,16 @@ import warnings
 import zipfile
 from typing import Any
 
-from ringstow import _build, _native, _tree
+from ringstow import _native
 from ringstow._config import Config
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
-from ringstow._memory import LazyTensor
-from ringstow._state import Path
-from ringstow._tree import Leaf
 from ringstow.convert._ahead import ReadAhead
 from ringstow.convert._files import REMEDY, plain_numpy, reading
 from ringstow.convert._walk import State
+from ringstow.tensors._memory import LazyTensor
+from ringstow.tree import _build, _skeleton
+from ringstow.tree._encode import Path
+from ringstow.tree._skeleton import Leaf
 
 # How torch.save's files begin: a zip archive's first entry; before torch 1.6 a pickled number.
 _ZIP = b"PK\x03\x04"
@@ -62,14 +63,14 @@ def _ringstow(path: str, options: Options) -> State:
     checkpoint = _native.Checkpoint(path, options.reading.to_json())
     checkpoint.check_whole([name for name, *_ in checkpoint.tensors])
     contents = _build.Contents(path, checkpoint.tensors)
-    skeleton = _tree.parse(checkpoint.state, path)
+    skeleton = _skeleton.parse(checkpoint.state, path)
     _build.Survey(contents, allow_pickle=options.allow_pickle).add(skeleton)
     ahead = ReadAhead(checkpoint, verify=options.verify, config=options.reading.to_json())
     known: dict[str, LazyTensor] = {}
 
     def value(leaf: Leaf, at: Path) -> Any:
         blocks: dict[str, Any] = {}
-        if leaf.tag in _tree.STORED:
+        if leaf.tag in _skeleton.STORED:
             blocks[leaf.body] = ahead.take(leaf.body)
         return _build.Builder(contents, blocks, allow_pickle=options.allow_pickle).value(leaf, at)
 
@@ -80,7 +81,7 @@ def _ringstow(path: str, options: Options) -> State:
         lazy = LazyTensor(*stored, functools.partial(value, leaf, at), leaf.dtype)
         return known.setdefault(leaf.body + leaf.dtype, lazy)
 
-    return _tree.rebuild(skeleton, (), make)  # type: ignore[no-any-return]
+    return _skeleton.rebuild(skeleton, (), make)  # type: ignore[no-any-return]
 
 
 def _dcp(path: str, options: Options) -> State:

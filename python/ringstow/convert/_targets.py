@@ -10,16 +10,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _jobs, _native, _save, _state, _torch, _tree
+from ringstow import _jobs, _native, _save
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._handle import SaveHandle
-from ringstow._memory import LazyTensor
 from ringstow._report import SaveReport
-from ringstow._state import describe, flat_name
 from ringstow.convert import _files
 from ringstow.convert._paths import sync_dir
 from ringstow.convert._walk import State, is_stored, is_tensor, loaded, nbytes, replaced, stored
+from ringstow.tensors import _torch
+from ringstow.tensors._memory import LazyTensor
+from ringstow.tree import _encode, _skeleton
+from ringstow.tree._encode import describe, flat_name
 
 Advance = Callable[[str, int, int], None]
 """Told of the phase, and of the bytes done and to do in it."""
@@ -57,7 +59,9 @@ def to_dcp(state: State, path: str, advance: Advance) -> Written:
 
     expected = _dcp.as_stored(state)
     empty = {
-        flat_name(at) for at, value in _tree.leaves(state) if value == {} and not is_stored(value)
+        flat_name(at)
+        for at, value in _skeleton.leaves(state)
+        if value == {} and not is_stored(value)
     }
     with _counted(advance, sum(nbytes(v) for _, v in stored(expected))) as wrote:
         _dcp.write(state, path, wrote)
@@ -196,7 +200,7 @@ class _Model:
 
 def _memory(value: Any, key: str) -> Any:
     if type(value) is LazyTensor:
-        return _state.lazy_memory(value, key)
+        return _encode.lazy_memory(value, key)
     return _torch.memory_of(value, key)
 
 
@@ -221,7 +225,7 @@ def cast(value: Any, dtype: str | None, key: str) -> Any:
 
 def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
     """Yield all leaves but empty containers: nothing is lost with those."""
-    for at, value in _tree.leaves(state):
+    for at, value in _skeleton.leaves(state):
         if is_stored(value) or not (isinstance(value, (dict, list, tuple)) and not value):
             yield at, value
 

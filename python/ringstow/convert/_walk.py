@@ -6,10 +6,11 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _numpy, _program, _torch
-from ringstow._memory import LazyTensor
-from ringstow._state import Attribute, Path, describe
-from ringstow._tree import METADATA, children, like, metadata_of
+from ringstow.tensors import _numpy, _torch
+from ringstow.tensors._memory import LazyTensor
+from ringstow.tree import _program
+from ringstow.tree._encode import Attribute, Path, describe
+from ringstow.tree._skeleton import METADATA, children, like, metadata_of
 
 State = dict[Any, Any]
 Make = Callable[[Any, Path], Any]

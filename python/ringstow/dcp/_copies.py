@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ringstow import _cuda, _torch
 from ringstow._errors import InvalidStateError
-from ringstow._remedies import type_name
-from ringstow._state import Path, describe
 from ringstow.dcp import _private
 from ringstow.dcp._private import ShardedTensor
+from ringstow.tensors import _cuda, _torch
+from ringstow.tree._encode import Path, describe
+from ringstow.tree._remedies import type_name
 
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes),

@@ -13,9 +13,9 @@ from types import TracebackType
 import torch.distributed.checkpoint as dcp
 
 from ringstow._config import Config
-from ringstow._select import listed
 from ringstow.dcp import _stock
 from ringstow.dcp._stock import FileSystemReader, FileSystemWriter, StockReader, StockWriter
+from ringstow.tree._select import listed
 
 _log = logging.getLogger("ringstow")
 

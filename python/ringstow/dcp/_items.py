@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from ringstow import _cuda, _torch
 from ringstow._errors import Error, InvalidStateError
-from ringstow._memory import ItemSpec, Memory
-from ringstow._remedies import Refusals
 from ringstow.dcp import _objects, _private
 from ringstow.dcp._metadata import Shape, in_elements
+from ringstow.tensors import _cuda, _torch
+from ringstow.tensors._memory import ItemSpec, Memory
+from ringstow.tree._remedies import Refusals
 
 
 class Items(NamedTuple):

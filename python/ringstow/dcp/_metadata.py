@@ -24,9 +24,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from ringstow import _torch, _tree
 from ringstow._errors import FormatError, UnsupportedError
-from ringstow._state import DEPTH_MAX, Json
+from ringstow.tensors import _torch
+from ringstow.tree import _skeleton
+from ringstow.tree._encode import DEPTH_MAX, Json
 
 Shape = tuple[int, ...]
 Step = str | int
@@ -241,7 +242,7 @@ def _leaves(path: str, state: str | None) -> Iterator[tuple[Path, Any]]:
     """Yield the path and the skeleton of all that DCP takes for one value."""
     if state is None:
         return
-    yield from _walk(_tree.parse(state, path), ())
+    yield from _walk(_skeleton.parse(state, path), ())
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
@@ -266,12 +267,12 @@ def _is_walked(items: list[Any]) -> bool:
 
 def _is_item(node: Any) -> bool:
     """Tell whether a leaf is an item in DCP's sense too, which an array is not."""
-    return isinstance(node, _tree.Leaf) and node.tag in ("$tensor", "$object")
+    return isinstance(node, _skeleton.Leaf) and node.tag in ("$tensor", "$object")
 
 
-def _leaves_in(node: Any) -> Iterator[_tree.Leaf]:
-    return (leaf for _, leaf in _tree.leaves(node) if isinstance(leaf, _tree.Leaf))
+def _leaves_in(node: Any) -> Iterator[_skeleton.Leaf]:
+    return (leaf for _, leaf in _skeleton.leaves(node) if isinstance(leaf, _skeleton.Leaf))
 
 
-def _stored_in(node: Any) -> Iterator[_tree.Leaf]:
-    return (leaf for leaf in _leaves_in(node) if leaf.tag in _tree.STORED)
+def _stored_in(node: Any) -> Iterator[_skeleton.Leaf]:
+    return (leaf for leaf in _leaves_in(node) if leaf.tag in _skeleton.STORED)

@@ -19,12 +19,12 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, SavePlanner, WriteItem
 
-from ringstow import _build, _packed
 from ringstow._errors import Error, UnsupportedError
-from ringstow._remedies import Refusals, Refused, remedy
 from ringstow.dcp import _private
 from ringstow.dcp._metadata import Entry
 from ringstow.dcp._targets import Slice
+from ringstow.tree import _build, _packed
+from ringstow.tree._remedies import Refusals, Refused, remedy
 
 
 @dataclasses.dataclass(eq=False)

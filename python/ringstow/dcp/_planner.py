@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ringstow._errors import KeyMismatchError
-from ringstow._select import listed
+from ringstow.tree._select import listed
 
 
 class LoadPlanner(DefaultLoadPlanner):

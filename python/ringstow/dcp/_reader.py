@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _build, _native, _torch
+from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import (
@@ -35,6 +35,8 @@ from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
+from ringstow.tensors import _torch
+from ringstow.tree import _build
 
 StrPath = str | os.PathLike[str]
 Target = Fill | Blob

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringstow import _cuda, _native, _torch
+from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._errors import GpuError, UnsupportedError
-from ringstow._memory import Address
-from ringstow._state import Path
 from ringstow.dcp import _copies, _private
+from ringstow.tensors import _cuda, _torch
+from ringstow.tensors._memory import Address
+from ringstow.tree._encode import Path
 
 _log = logging.getLogger("ringstow")
 

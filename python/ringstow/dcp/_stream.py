@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from ringstow import _cuda, _native
+from ringstow import _native
 from ringstow._errors import Error, UnsupportedError
 from ringstow._guard import SMALL, Hold
-from ringstow._state import Path, flat_name
 from ringstow.dcp import _copies
+from ringstow.tensors import _cuda
+from ringstow.tree._encode import Path, flat_name
 
 # How long a save may take from stage() until it first reads the state. A later save fails, and
 # steps no longer wait for it.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
-from ringstow import _cuda, _torch
-from ringstow._memory import Address, share_elements
 from ringstow.dcp._metadata import Entry, Shape, in_elements
+from ringstow.tensors import _cuda, _torch
+from ringstow.tensors._memory import Address, share_elements
 
 Slice = tuple[str, int, Shape, Shape, Address, Shape]
 """The native side's: name, chunk's number, offsets in it, lengths, address, strides in bytes."""

@@ -27,13 +27,13 @@ from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
-from ringstow._select import listed
 from ringstow.dcp import _ids, _items, _mark, _metadata, _paths, _private, _rank_parts
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._saves import CommitSessions, Save, Turn, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
+from ringstow.tree._select import listed
 
 StrPath = str | os.PathLike[str]
 

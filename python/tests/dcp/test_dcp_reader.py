@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 import ringstow
 import ringstow.dcp
-from ringstow import _packed
 from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
+from ringstow.tree import _packed
 
 
 @pytest.fixture

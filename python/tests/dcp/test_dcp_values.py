@@ -23,9 +23,9 @@ from value_list import EQUAL, REFUSED, Config, Point
 
 import ringstow
 import ringstow.dcp
-from ringstow import _build, _packed
-from ringstow._remedies import Refusals
 from ringstow.dcp import StorageReader, StorageWriter
+from ringstow.tree import _build, _packed
+from ringstow.tree._remedies import Refusals
 
 # DCP itself makes text of these keys.
 LOST_BY_DCP = {"dict with other keys", "defaultdict without a factory"}

@@ -1,7 +1,7 @@
 """The fake CUDA driver (tests/fake-cuda) as the tests see it: its controls, and memory on its GPUs.
 
-`Driver` also stands in for ``torch.cuda`` and for the seams of `ringstow._cuda`: a torch tensor of
-the CPU over the driver's memory counts as one on a GPU.
+`Driver` also stands in for ``torch.cuda`` and for the seams of `ringstow.tensors._cuda`: a torch
+tensor of the CPU over the driver's memory counts as one on a GPU.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Driver:
             go.set()
             stream.synchronize()
 
-    # The seams of ringstow._cuda.
+    # The seams of ringstow.tensors._cuda.
 
     def place_of(self, tensor):
         return self.place(tensor.data_ptr())

@@ -10,7 +10,7 @@ import torch
 from support import assert_same
 
 import ringstow
-from ringstow import _torch
+from ringstow.tensors import _torch
 
 MIB = 1 << 20
 SECONDS = 60

@@ -10,10 +10,10 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ringstow import _numpy
 from ringstow._errors import UnsupportedError
-from ringstow._optional import imported, require
-from ringstow._remedies import Refused
+from ringstow.tensors import _numpy
+from ringstow.tensors._optional import imported, require
+from ringstow.tree._remedies import Refused
 
 Args = list[Any]
 _INT = (int, type(None))

@@ -11,12 +11,13 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-from ringstow import _fixed, _numpy, _packed, _program, _torch
 from ringstow._errors import FormatError, UnsupportedError
-from ringstow._memory import Stored
-from ringstow._optional import require
-from ringstow._state import Path, describe
-from ringstow._tree import STORED, Box, Leaf, parse, rebuild
+from ringstow.tensors import _numpy, _torch
+from ringstow.tensors._memory import Stored
+from ringstow.tensors._optional import require
+from ringstow.tree import _fixed, _packed, _program
+from ringstow.tree._encode import Path, describe
+from ringstow.tree._skeleton import STORED, Box, Leaf, parse, rebuild
 
 
 class Contents:

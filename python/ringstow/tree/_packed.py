@@ -12,9 +12,10 @@ import math
 import re
 from typing import Any, NamedTuple
 
-from ringstow import _numpy, _state, _torch
 from ringstow._errors import UnsupportedError
-from ringstow._remedies import Refusals
+from ringstow.tensors import _numpy, _torch
+from ringstow.tree import _encode
+from ringstow.tree._remedies import Refusals
 
 _LENGTH = 8
 _METADATA = "__metadata__"
@@ -38,7 +39,7 @@ def pack(key: str, value: object, refusals: Refusals) -> bytes:
         value: anything that a state dict may hold.
         refusals: where the values are noted that can't be saved.
     """
-    encoded = _state.encode({key: value}, refusals=refusals, fast=False)
+    encoded = _encode.encode({key: value}, refusals=refusals, fast=False)
     if refusals:
         return b""
     header: dict[str, Any] = {_METADATA: {"format": "ringstow", "state": encoded.tree}}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._memory import Address
+from ringstow.tensors._memory import Address
 
 if TYPE_CHECKING:
     import ctypes

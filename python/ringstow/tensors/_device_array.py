@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ringstow import _cuda, _numpy
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._memory import Memory, share_elements
+from ringstow.tensors import _cuda, _numpy
+from ringstow.tensors._memory import Memory, share_elements
 
 VERSION_MAX = 3
 # Handles that CUDA gives a meaning.

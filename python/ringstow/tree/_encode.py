@@ -1,6 +1,6 @@
 """A state dict to a JSON tree and a list of tensors. Pure: it reads the values, and does no I/O.
 
-The tree (``_tree`` reads it back):
+The tree (``_skeleton`` reads it back):
 
 =====================  ===========================================================================
 value                  JSON
@@ -63,12 +63,14 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from ringstow import _cuda, _device_array, _fixed, _native, _numpy, _program, _torch
+from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._memory import LazyMemory, LazyTensor, Memory, Placed
-from ringstow._optional import imported
-from ringstow._remedies import Refusals, Refused, remedy, type_name
+from ringstow.tensors import _cuda, _device_array, _numpy, _torch
+from ringstow.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
+from ringstow.tensors._optional import imported
+from ringstow.tree import _fixed, _program
+from ringstow.tree._remedies import Refusals, Refused, remedy, type_name
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Path = tuple[object, ...]
@@ -287,7 +289,7 @@ class _Others:
     def _pickle(self, value: object, path: Path) -> Json:
         if not self._allow_pickle:
             raise Refused(remedy(value))
-        from ringstow import _pickles  # takes a while, and is rarely wanted
+        from ringstow.tree import _pickles  # takes a while, and is rarely wanted
 
         try:
             return {"$pickle": _base64(_pickles.dumps(value))}

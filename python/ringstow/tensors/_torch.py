@@ -11,10 +11,11 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-from ringstow import _cuda, _native
+from ringstow import _native
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._memory import Memory, Stored
-from ringstow._optional import imported, require
+from ringstow.tensors import _cuda
+from ringstow.tensors._memory import Memory, Stored
+from ringstow.tensors._optional import imported, require
 
 if TYPE_CHECKING:
     import torch

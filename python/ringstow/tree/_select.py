@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringstow._errors import KeyMismatchError
-from ringstow._state import Path
-from ringstow._tree import children, leaf_name, leaves, like, metadata_of
+from ringstow.tree._encode import Path
+from ringstow.tree._skeleton import children, leaf_name, leaves, like, metadata_of
 
 # Close matches are looked for among so many names at most: it takes long.
 _CANDIDATES_MAX = 5_000

@@ -9,9 +9,9 @@ import io
 import pickle
 from typing import Any
 
-from ringstow import _device_array, _numpy, _torch
-from ringstow._optional import imported
-from ringstow._remedies import Refused
+from ringstow.tensors import _device_array, _numpy, _torch
+from ringstow.tensors._optional import imported
+from ringstow.tree._remedies import Refused
 
 _PROTOCOL = 4
 # Smaller arrays are a part of what objects are made of: a scaler's means, a table's bounds.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ringstow._errors import UnsupportedError
-from ringstow._remedies import Refused
+from ringstow.tree._remedies import Refused
 
 # What a defaultdict may make by itself, by name.
 FACTORIES: dict[str, Any] = {

@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ringstow._errors import UnsupportedError
-from ringstow._memory import Memory, Stored
-from ringstow._optional import imported, require
+from ringstow.tensors._memory import Memory, Stored
+from ringstow.tensors._optional import imported, require
 
 if TYPE_CHECKING:
     import numpy as np

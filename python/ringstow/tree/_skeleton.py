@@ -1,6 +1,6 @@
 """A checkpoint's JSON tree to a skeleton: the state dict with a `Leaf` for what is not read yet.
 
-Pure, like ``_state``, which describes the tree. The text may have been tampered with: whatever it
+Pure, like ``_encode``, which describes the tree. The text may have been tampered with: whatever it
 cannot be is a FormatError, and nothing is unpickled here.
 """
 
@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from ringstow import _fixed, _numpy
 from ringstow._errors import FormatError
-from ringstow._program import FACTORIES, NAMESPACES
-from ringstow._state import Attribute, Path, flat_name
+from ringstow.tensors import _numpy
+from ringstow.tree import _fixed
+from ringstow.tree._encode import Attribute, Path, flat_name
+from ringstow.tree._program import FACTORIES, NAMESPACES
 
 # The fields that a tagged object may have beside its tag.
 _FIELDS = {
