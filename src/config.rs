@@ -90,6 +90,15 @@ pub struct Config {
     pub trace: Option<PathBuf>,
 }
 
+/// What pool and engines are made for: configurations with equal ones share them ([`Config::machine`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MachineConfig {
+    pub buffers: usize,
+    pub block_bytes: u64,
+    pub queue_depth: u32,
+    pub fixed: Switch,
+}
+
 /// The fields' names, in order.
 const FIELDS: &[&str] = &[
     "pool_bytes",
@@ -199,6 +208,12 @@ impl Config {
     pub fn checksum_bytes(&self) -> u64 {
         const MIB: u64 = 1 << 20;
         if self.block_bytes.is_multiple_of(MIB) { MIB } else { self.block_bytes }
+    }
+
+    /// The part of the configuration that pool and engines depend on. The rest is given with each save or load.
+    pub(crate) fn machine(&self) -> MachineConfig {
+        let Self { block_bytes, queue_depth, fixed, .. } = *self;
+        MachineConfig { buffers: self.buffers(), block_bytes, queue_depth, fixed }
     }
 
     /// Buffers in the pool.

@@ -7,7 +7,6 @@ use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
 use crate::format::value::{Leaf, Named};
 use crate::format::{Dtype, Element, Item, Part, TensorInfo, Value};
-use crate::store::Contents;
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
@@ -208,6 +207,14 @@ impl<'a> StateDict<'a> {
         let values = self.values.iter().map(|(name, value)| (name.as_str(), Leaf::Value(value)));
         tensors.chain(values)
     }
+}
+
+/// The tensors of a state: items and, one by one, where their bytes come from.
+pub(crate) struct Contents<'a> {
+    pub items: &'a [Item],
+    pub sources: &'a [TensorSource<'a>],
+    /// Called once all of these bytes have been copied.
+    pub check: Option<&'a Check<'a>>,
 }
 
 /// The tree of values of a state: one dictionary of all tensors and values, unless it was set. Made

@@ -266,8 +266,7 @@ fn fio(mode: &str, bytes: usize, path: &Path, config: &Config) -> Result<Sample>
 fn clear(path: &Path, config: &Config) -> Result<()> {
     if is_dir(path) {
         return match retire(path, Disposal::Remove, config) {
-            Ok(_) => Ok(()),
-            Err(error) if error.is_incomplete() => Ok(()),
+            Ok(_) | Err(Error::Incomplete { .. }) => Ok(()),
             Err(error) => Err(error),
         };
     }

@@ -1,6 +1,6 @@
 //! What outlives a single save: the staging pool and the engines' threads.
 
-use crate::config::{Config, Switch};
+use crate::config::{Config, MachineConfig, Switch};
 use crate::engine::Engine;
 use crate::engine::ladder::{Kind, Rung};
 use crate::engine::portable::Portable;
@@ -36,27 +36,11 @@ pub type Build = Arc<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
 
 /// The pool and the engines.
 struct Machine {
-    made_for: Needs,
+    made_for: MachineConfig,
     /// Builds every engine, in place of ringstow's own.
     build: Option<Build>,
     pool: Mutex<Option<Pool>>,
     queues: Mutex<Vec<Running>>,
-}
-
-/// What of a configuration pool and engines depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Needs {
-    buffers: usize,
-    block_bytes: u64,
-    queue_depth: u32,
-    fixed: Switch,
-}
-
-impl Needs {
-    fn of(config: &Config) -> Self {
-        let Config { block_bytes, queue_depth, fixed, .. } = *config;
-        Self { buffers: config.buffers(), block_bytes, queue_depth, fixed }
-    }
 }
 
 /// A queue, and what it was made for.
@@ -86,7 +70,7 @@ impl Runtime {
 
     fn over(config: Config, build: Option<Build>) -> Result<Self> {
         config.validate()?;
-        let machine = Some(Arc::new(Machine::new(Needs::of(&config), build)));
+        let machine = Some(Arc::new(Machine::new(config.machine(), build)));
         Ok(Self { config, machine, is_shared: false })
     }
 
@@ -99,15 +83,15 @@ impl Runtime {
     /// As for [`Runtime::new`].
     pub fn shared(config: &Config) -> Result<Arc<Self>> {
         config.validate()?;
-        let needs = Needs::of(config);
+        let machine_config = config.machine();
         let mut let_go = Vec::new();
         let machine = match KEPT.lock() {
-            None => Arc::new(Machine::new(needs, None)),
+            None => Arc::new(Machine::new(machine_config, None)),
             Some(mut kept) => {
-                let known = kept.iter().position(|machine| machine.made_for == needs);
+                let known = kept.iter().position(|machine| machine.made_for == machine_config);
                 let machine = match known {
                     Some(index) => kept.remove(index),
-                    None => Arc::new(Machine::new(needs, None)),
+                    None => Arc::new(Machine::new(machine_config, None)),
                 };
                 kept.insert(0, machine.clone());
                 while kept.len() > KEPT_MAX {
@@ -179,7 +163,7 @@ fn let_go_elsewhere(machine: Arc<Machine>) {
 }
 
 impl Machine {
-    fn new(made_for: Needs, build: Option<Build>) -> Self {
+    fn new(made_for: MachineConfig, build: Option<Build>) -> Self {
         Self { made_for, build, pool: Mutex::new(None), queues: Mutex::new(Vec::new()) }
     }
 
@@ -360,7 +344,7 @@ mod tests {
             let (inner, go, gone) = (Portable::new(1)?, go.clone(), gone.clone());
             Ok(Box::new(Slow { inner, go, gone }))
         });
-        let machine = Arc::new(Machine::new(Needs::of(&config(1019)), Some(build)));
+        let machine = Arc::new(Machine::new(config(1019).machine(), Some(build)));
         machine.queue(&Rung { engine: Kind::Portable, fixed: false, direct: false }).unwrap();
         KEPT.lock().unwrap().insert(0, machine);
         for blocks in [1021, 1031, 1033] {

@@ -164,7 +164,10 @@ pub fn assert_no_litter_in(config: &Config, dir: &Path) {
 
 /// The system's error number, if it was the system that refused.
 pub fn errno(error: &Error) -> Option<i32> {
-    error.io_error()?.raw_os_error()
+    match error {
+        Error::Io { source, .. } => source.raw_os_error(),
+        _ => None,
+    }
 }
 
 /// Ringstow's own engines, by name.

@@ -1,9 +1,7 @@
-//! Which checkpoints a directory holds, and which is the newest.
+//! Which checkpoints a directory holds, which is the newest, and why one is not usable.
 
-pub(crate) mod found;
+pub(crate) mod diagnose;
 pub(crate) mod latest;
-pub(crate) mod links;
 pub(crate) mod list;
-pub(crate) mod row;
-pub(crate) mod shares;
+pub(crate) mod rank_dirs;
 pub(crate) mod steps;

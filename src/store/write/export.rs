@@ -9,9 +9,10 @@ use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
 use crate::plan::save::{SavePlan, plan_model};
+use crate::state::Contents;
 use crate::state::StateDict;
 use crate::store::write::rollback::Parts;
-use crate::store::write::save::{Contents, create_files, report};
+use crate::store::write::save::{create_files, report};
 use crate::sys::dir;
 use crate::sys::dir::{file_names, remove};
 use crate::sys::file;
@@ -269,10 +270,7 @@ mod tests {
             let to = dir.path().join("model");
             killed_export(&to, renamed);
             let error = crate::Checkpoint::open_foreign(&to).unwrap_err();
-            assert!(
-                matches!(error, Error::NotCommitted { .. } | Error::MissingFiles { .. }),
-                "{renamed} renamed: {error}"
-            );
+            assert!(matches!(error, Error::Incomplete { .. }), "{renamed} renamed: {error}");
             assert!(error.to_string().contains(".part"), "{error}");
             export_to(&to, 0).unwrap();
             assert_eq!(present(&to), ["model.safetensors"]);

@@ -1,7 +1,6 @@
 //! A save from beginning to end: lay out, write, commit. One rank's part of a save by several is written in
 //! [`write_rank`](crate::store::write::write_rank::write_rank()).
 
-use crate::device::TensorSource;
 use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, names};
@@ -13,7 +12,7 @@ use crate::pipeline::save as pipeline;
 use crate::pipeline::save::Written;
 use crate::pipeline::trace::What;
 use crate::plan::save::{Options, SavePlan, Shard, plan};
-use crate::state::{Check, StateDict};
+use crate::state::{Contents, StateDict};
 use crate::store::layout::recycled;
 use crate::store::layout::stripes::Places;
 use crate::store::write::transaction::Transaction;
@@ -21,14 +20,6 @@ use crate::sys::file;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The tensors of a state: items and, one by one, where their bytes come from.
-pub(crate) struct Contents<'a> {
-    pub items: &'a [Item],
-    pub sources: &'a [TensorSource<'a>],
-    /// Called once all of these bytes have been copied.
-    pub check: Option<&'a Check<'a>>,
-}
 
 /// Saves tensors and values as the checkpoint at `path`, durably and whole or not at all.
 ///
