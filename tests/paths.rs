@@ -37,10 +37,7 @@ fn every_report_of_a_path_that_is_no_utf_8_can_be_told_in_json() {
     let loaded = common::load_all(&runtime, &first).unwrap();
     assert_eq!(to_value(&loaded.report).unwrap()["path"], json!(format!("{told}/step-1")));
 
-    let shard = common::shard_of(&first);
-    let mut bytes = fs::read(&shard).unwrap();
-    bytes[5000] ^= 1;
-    fs::write(&shard, bytes).unwrap();
+    common::flip(&common::shard_of(&first), 5000);
     let checked = to_value(store::verify(&runtime, &first, &Default::default()).unwrap()).unwrap();
     let file = format!("{told}/step-1/rank00000-0.safetensors");
     assert_eq!(checked["damage"][0]["file"], json!(file));

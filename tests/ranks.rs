@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{noise, small_config};
+use common::{names_in, noise, small_config};
 use ringstow::device::Source;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, Part, Receipt, SaveReport, Session, StateDict, TensorInfo,
@@ -63,13 +63,6 @@ fn bytes_of(dir: &Path, name: &str) -> Vec<u8> {
         bytes[at..at + len].copy_from_slice(&file[chunk.begin as usize..][..len]);
     }
     bytes
-}
-
-fn names_in(dir: &Path) -> Vec<String> {
-    let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
-    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(|e| name(e.unwrap())).collect();
-    names.sort();
-    names
 }
 
 #[test]

@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{SIZES, State, assert_says, names_in, runtime, scratch, shard_of, small_config};
+use common::{SIZES, State, assert_says, flip, names_in, runtime, scratch, shard_of, small_config};
 use ringstow::store::{Retained, Status, recycled};
 use ringstow::{
     Before, Config, Disposal, Dtype, Error, Retention, Runtime, Session, StateDict, Wanted, latest,
     latest_verified, retain, steps,
 };
 use std::fs;
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -325,13 +325,6 @@ fn a_directory_that_is_not_there_has_no_steps_and_no_latest() {
     assert!(matches!(latest(root.path().join("file")), Err(Error::Io { .. })));
 }
 
-fn flip(shard: &Path) {
-    let file = fs::OpenOptions::new().read(true).write(true).open(shard).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, 4100).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], 4100).unwrap();
-}
-
 #[test]
 fn the_newest_whose_bytes_verify_is_the_way_back() {
     let (root, runtime) = (scratch(), runtime());
@@ -339,14 +332,14 @@ fn the_newest_whose_bytes_verify_is_the_way_back() {
     for step in 1..4 {
         State::new(step, &SIZES).save(&runtime, &at(step)).unwrap();
     }
-    flip(&shard_of(&at(3)));
-    flip(&shard_of(&at(2)));
+    flip(&shard_of(&at(3)), 4100);
+    flip(&shard_of(&at(2)), 4100);
     assert_eq!(latest(root.path()).unwrap(), Some(at(3)));
     assert_eq!(latest_verified(root.path()).unwrap(), Some(at(1)));
     let error = ringstow::load(at(3)).unwrap_err();
     assert_says(&error, &["is damaged at offset", "latest(dir, verify=True)"]);
     // All are damaged.
-    flip(&shard_of(&at(1)));
+    flip(&shard_of(&at(1)), 4100);
     assert_eq!(latest_verified(root.path()).unwrap(), None);
 }
 

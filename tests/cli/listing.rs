@@ -120,7 +120,7 @@ fn verify_names_file_block_and_tensors_of_damage_and_ends_with_1() {
     let dir = Checkpoints::new();
     dir.save(1);
     let bad = dir.save(2);
-    flip(&bad.join(SHARD), 2 * BLOCK + 5);
+    flip(&bad.join(SHARD), 2 * BLOCK as usize + 5);
     for flags in [&[][..], &["--engine", "portable", "--direct", "off"]] {
         let ran = ringstow(&[&["verify", dir.path()], flags].concat());
         assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);

@@ -2,13 +2,15 @@
 
 #![cfg(feature = "cli")]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod listing;
 mod removal;
 
+use common::flip;
 use ringstow::{Config, Dtype, PartOf, Session, StateDict, Value};
 use serde_json::{Value as Json, json};
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
@@ -98,14 +100,6 @@ impl Checkpoints {
 fn save(state: &StateDict, path: &Path) {
     let config = Config { block_bytes: BLOCK, pool_bytes: 4 * BLOCK, ..Config::default() };
     ringstow::Store::new(config.clone()).unwrap().save(state, path).unwrap();
-}
-
-/// Flips a bit of a file.
-fn flip(path: &Path, offset: u64) {
-    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
 }
 
 #[test]

@@ -220,6 +220,13 @@ pub fn shard_of(dir: &Path) -> PathBuf {
     dir.join("rank00000-0.safetensors")
 }
 
+/// Flips a bit of the byte at an offset of a file.
+pub fn flip(path: &Path, offset: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[offset] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
 /// Loading all of it fails, and so does opening, unless only the bytes are damaged.
 #[track_caller]
 pub fn load_error(dir: &Path) -> Error {
