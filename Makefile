@@ -12,6 +12,8 @@ OUT    ?= sweep-out
 # "2.11" has everything done with that PyTorch, in an environment of its own; empty: the newest.
 TORCH  ?=
 TESTS  ?= python/tests
+# Processes that run the Python tests, each of which has torch imported.
+WORKERS ?= 2
 
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -59,7 +61,7 @@ test-gpu: $(READY)
 	fi
 
 test-python: $(READY)
-	$(BIN)/python -m pytest -q $(TESTS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)

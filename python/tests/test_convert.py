@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import forked
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -115,12 +116,10 @@ os._exit(0)  # gloo's threads may outlive the group, and abort a process that en
 
 
 def test_tensors_that_two_ranks_wrote_are_put_together(at):
-    from support import python_start
-
-    ranks = [python_start(RANK, rank, at / "store", at / "stock") for rank in (0, 1)]
+    ranks = [forked.Program(RANK, rank, at / "store", at / "stock") for rank in (0, 1)]
     for rank in ranks:
-        _, err = rank.communicate(timeout=100)
-        assert rank.returncode == 0, err
+        done = rank.wait()
+        assert done.returncode == 0, done.stderr
     assert len(list((at / "stock").glob("*.distcp"))) == 2
     dcp_to_ringstow(at / "stock", at / "ckpt")
     rows = torch.arange(70.0).reshape(7, 10)

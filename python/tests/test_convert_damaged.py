@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+import forked
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from converted import saved
-from support import python
 
 import ringstow
 from ringstow.convert import convert, dcp_to_ringstow
@@ -122,13 +122,18 @@ def test_a_class_that_is_not_here_is_no_damage(at):
     assert "ringstow_config_" in str(error)
 
 
+PROGRAM = "from ringstow import _cli; _cli.main()"
+
+
 def test_the_programs_exit_code_tells_damage_from_what_is_no_checkpoint(at):
     data = saved(STATE, at / "a.pt").read_bytes()
     (at / "cut.pt").write_bytes(data[:20_000])
     (at / "empty.pt").write_bytes(b"")
     (at / "junk.pt").write_bytes(b"hello")
     for name, code in [("cut.pt", 1), ("empty.pt", 1), ("junk.pt", 2)]:
-        ran = python("from ringstow import _cli; _cli.main()", "convert", at / name, at / "ckpt")
+        ran = forked.python(
+            "from ringstow import _cli; _cli.main()", "convert", at / name, at / "ckpt"
+        )
         assert ran.returncode == code, ran.stderr
         assert ran.stderr.count("\n") == 1
         assert name in ran.stderr

@@ -8,11 +8,11 @@ import fcntl
 import os
 from types import SimpleNamespace
 
+import forked
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from converted import mild_load, read_hf, saved
-from support import python
 
 import ringstow
 from ringstow import _native
@@ -291,11 +291,11 @@ def test_the_program_refuses_and_replaces(at):
     ringstow.save({"old": 1}, at / "ckpt")
     saved({"new": 2}, at / "new.pt")
     run = "from ringstow import _cli; _cli.main()"
-    ran = python(run, "convert", at / "new.pt", at / "ckpt")
+    ran = forked.python(run, "convert", at / "new.pt", at / "ckpt")
     assert ran.returncode == 2, ran.stderr
     assert "manifest.json" in ran.stderr
     assert "--overwrite" in ran.stderr
     assert ringstow.load(at / "ckpt") == {"old": 1}
-    ran = python(run, "convert", at / "new.pt", at / "ckpt", "--overwrite")
+    ran = forked.python(run, "convert", at / "new.pt", at / "ckpt", "--overwrite")
     assert ran.returncode == 0, ran.stderr
     assert ringstow.load(at / "ckpt") == {"new": 2}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import forked
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -76,7 +77,7 @@ def test_memory_is_that_of_a_few_tensors(at, source, target):
             "hf": lambda state, path: _save_hf(state, path),
         }
         writers[source](state, at / name)
-    ran = python(BOUNDED, at / "small", at / "big", target, at / "to")
+    ran = forked.python(BOUNDED, at / "small", at / "big", target, at / "to")
     assert ran.returncode == 0, ran.stderr
     total, growth = map(int, ran.stdout.split())
     assert total == 200 << 20
@@ -95,7 +96,7 @@ def _save_hf(state, path):
 
 
 def program(*args):
-    return python("from ringstow import _cli; _cli.main()", "convert", *args)
+    return forked.python("from ringstow import _cli; _cli.main()", "convert", *args)
 
 
 def test_the_program_converts_and_says_what_it_did(at):

@@ -9,8 +9,8 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
+import forked
 import pytest
 import torch
 
@@ -50,13 +50,9 @@ def test_on_the_fake_driver(file, fake_cuda, tmp_path):
     clean = {name: text for name, text in os.environ.items() if not name.startswith("FAKE_CUDA")}
     settings = {"RINGSTOW_FAKE_CUDA_HERE": fake_cuda, "FAKE_CUDA_DEVICES": "2", **FILES[file]}
     options = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(HERE / "fake_gpu" / file)],
-        env={**clean, **settings},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    run = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    test = forked.Program(run, *options, HERE / "fake_gpu" / file, env={**clean, **settings})
+    done = test.wait(timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout

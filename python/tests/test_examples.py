@@ -1,10 +1,12 @@
-"""The examples for several ranks, run as a user runs them: by torchrun, on two gloo ranks."""
+"""The examples for several ranks, on two gloo ranks: all of them, and some by torchrun itself."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,6 +15,21 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = 2
 
 pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not here")
+
+
+def on_ranks(script: str, *arguments: str) -> str:
+    """Run an example on ranks as torchrun does, with its variables; return what they print."""
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    same = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(RANKS)}
+    same |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    started = []
+    for rank in map(str, range(RANKS)):
+        env = {**os.environ, **same, "RANK": rank, "LOCAL_RANK": rank}
+        started.append(forked.Program(forked.SCRIPT, *arguments, name=EXAMPLES / script, env=env))
+    ended = [program.wait() for program in started]
+    for done in ended:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return "".join(done.stdout for done in ended)
 
 
 def torchrun(script: str, *arguments: str) -> str:
@@ -35,16 +52,16 @@ RESUMED = r"\[rank (\d)\] resumed step (\d+) digest (\w+)"
 @pytest.mark.parametrize("script", ["async_save", "kept_writer", "overlap"])
 def test_what_is_resumed_is_what_the_call_saw(script: str, tmp_path: Path) -> None:
     """The digest is taken at the call of async_save; training goes on under the save."""
-    first = torchrun(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "5")
+    first = on_ranks(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "5")
     saved = [line for line in found(SAVING, first) if line[1] == "4"]
-    again = torchrun(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "4", "--resume")
+    again = on_ranks(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "4", "--resume")
     assert len(saved) == RANKS
     assert found(RESUMED, again) == saved
 
 
 @pytest.mark.parametrize("script", ["async_save", "overlap"])
 def test_the_same_script_runs_with_pytorchs_own_writer(script: str, tmp_path: Path) -> None:
-    output = torchrun(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "2", "--stock")
+    output = on_ranks(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "2", "--stock")
     assert len(found(SAVING, output)) == RANKS
 
 
@@ -52,12 +69,18 @@ def test_the_same_script_runs_with_pytorchs_own_writer(script: str, tmp_path: Pa
 def test_plain_saves_under_torchrun_go_on_where_they_stopped(
     how: tuple[str, ...], tmp_path: Path
 ) -> None:
-    torchrun("train_torchrun.py", "--out", str(tmp_path / "run"), "--steps", "4", *how)
-    resumed = torchrun(
+    on_ranks("train_torchrun.py", "--out", str(tmp_path / "run"), "--steps", "4", *how)
+    resumed = on_ranks(
         "train_torchrun.py", "--out", str(tmp_path / "run"), "--steps", "6", "--resume", *how
     )
     assert [line[1] for line in found(r"\[rank (\d)\] resumed step (\d+)", resumed)] == ["4", "4"]
     if "--each" in how:  # every rank has its own generator back: its losses are those of one run
-        whole = torchrun("train_torchrun.py", "--out", str(tmp_path / "whole"), "--steps", "6")
+        whole = on_ranks("train_torchrun.py", "--out", str(tmp_path / "whole"), "--steps", "6")
         losses = r"\[rank (\d)\] step ([56]) loss (\S+)"
         assert found(losses, resumed) == found(losses, whole)
+
+
+@pytest.mark.parametrize("script", ["dcp/kept_writer.py", "train_torchrun.py"])
+def test_examples_run_under_torchrun(script: str, tmp_path: Path) -> None:
+    output = torchrun(script, "--out", str(tmp_path), "--steps", "2")
+    assert {rank for (rank,) in found(r"\[rank (\d)\]", output)} == {"0", "1"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -492,7 +493,7 @@ for _ in range(3):
 saved[0].result()
 assert not ringstow.load(sys.argv[1])["w"].any()
 """
-    done = python(code, tmp_path / "c")
+    done = forked.python(code, tmp_path / "c")
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import json
 
+import forked
 import pytest
 import torch
 from converted import Evil, mild_load
-from support import assert_same, python
+from support import assert_same
 
 import ringstow
 from ringstow.convert import (
@@ -75,6 +76,6 @@ def test_objects_are_converted_as_values(at):
 
 def test_the_program_shows_objects(at):
     with_objects(at / "ckpt", {"step": 7})
-    ran = python("from ringstow import _cli; _cli.main()", "show", at / "ckpt")
+    ran = forked.python("from ringstow import _cli; _cli.main()", "show", at / "ckpt")
     assert ran.returncode == 0, ran.stderr
     assert "step: object step" in ran.stdout

@@ -1,9 +1,8 @@
 """Every Python snippet of README.md and docs/ runs as it stands."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import snippets
 
@@ -23,8 +22,7 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
         for line, code in snippets.snippets(page):
             compile(code, f"{page}:{line}", "exec")
         return
-    command = [sys.executable, snippets.__file__, str(page)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    done = forked.script(snippets.__file__, page, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

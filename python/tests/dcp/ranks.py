@@ -1,4 +1,4 @@
-"""A pool of gloo ranks: processes that stay alive over many tests, since importing torch is slow.
+"""A pool of gloo ranks: processes that stay alive over many tests.
 
 A test hands a function of a module to every rank::
 
@@ -14,7 +14,6 @@ function returns must pickle; what it raises is raised by `run`.
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing
 import multiprocessing.connection
 import os
 import shutil
@@ -24,6 +23,8 @@ import tempfile
 import time
 import traceback
 import warnings
+
+from forked import CONTEXT
 
 # How long a rank may wait for another one. Shorter than `run`'s limit, so that the ranks tell why.
 COLLECTIVE_S = 40
@@ -74,14 +75,13 @@ class Ranks:
             shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self):
-        context = multiprocessing.get_context("spawn")
         # A file to meet at: there is no port to collide on.
         self._meeting = tempfile.mkdtemp(prefix="ringstow-ranks-")
         meeting = os.path.join(self._meeting, "store")
         for rank in range(self.world_size):
-            ours, theirs = context.Pipe()
+            ours, theirs = CONTEXT.Pipe()
             # No daemon: those may not have children, and a test's rank may.
-            process = context.Process(target=_serve, args=(theirs, rank, self.world_size, meeting))
+            process = CONTEXT.Process(target=_serve, args=(theirs, rank, self.world_size, meeting))
             process.start()
             theirs.close()
             self._processes.append(process)

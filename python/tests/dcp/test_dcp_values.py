@@ -7,13 +7,14 @@ import io
 import json
 import pathlib
 
+import forked
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from states import blank
-from support import assert_same, codec, python
+from support import assert_same, codec
 from test_dcp_ranks import failure
 from test_dcp_writer import cause
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -220,7 +221,7 @@ else:
 """
     (tmp_path / "late.py").write_text("import dataclasses\n@dataclasses.dataclass\nclass A: x: int")
     for step in ("save", "load"):
-        ran = python(code, tmp_path, step)
+        ran = forked.python(code, tmp_path, step)
         assert ran.returncode == 0, ran.stderr
 
 
@@ -254,7 +255,7 @@ dcp.save(state, checkpoint_id=path + "-d")
 ringstow.convert.convert(path + "-d", path + "-e", target="ringstow")
 assert ringstow.load(path + "-e")["a"].sum() == 1000
 """
-    ran = python("import ringstow.convert\n" + code, tmp_path / "c")
+    ran = forked.python("import ringstow.convert\n" + code, tmp_path / "c")
     assert ran.returncode == 0, ran.stderr
 
 
@@ -350,5 +351,5 @@ def test_no_method_of_the_programs_type_runs_when_dcp_loads_it(tmp_path):
         "dcp.load(state, checkpoint_id=path, storage_reader=StorageReader(), no_dist=True)",
         "assert state['conf'] == Conf('HOME'), state",
     ]
-    ran = python("\n".join(code))
+    ran = forked.python("\n".join(code))
     assert ran.returncode == 0, ran.stderr

@@ -11,6 +11,7 @@ import pathlib
 import pickle
 import threading
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -200,7 +201,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 dcp.save({"a": torch.ones(1 << 20)}, storage_writer=writer)
 """
     code = code.replace("dcp.CheckpointException", "dcp.api.CheckpointException")
-    done = python(code, tmp_path / "c")
+    done = forked.python(code, tmp_path / "c")
     assert done.stdout.split() == [str(errno.EFBIG)], done.stderr
     assert_same(load(tmp_path / "c", {"a": torch.ones(1 << 20)}), {"a": torch.ones(1 << 20)})
 

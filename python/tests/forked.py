@@ -1,0 +1,76 @@
+"""Processes that have torch imported: importing it takes seconds, and many tests need a process.
+
+A server imports torch and ringstow once and forks a process for each program. Tests of an import or
+of the interpreter's exit start an interpreter instead: `support.python`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.reduction
+import os
+import subprocess
+import sys
+import tempfile
+import types
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch.distributed.checkpoint", "ringstow.dcp", "ringstow.convert"])
+
+SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+class Program:
+    """A program that runs in a forked process; its output is kept until it ends."""
+
+    def __init__(self, code, *args, name="-c", env=None, cwd=None):
+        self._args = [str(name), *map(str, args)]
+        self._output = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        handles = [multiprocessing.reduction.DupFd(file.fileno()) for file in self._output]
+        there = dict(env or os.environ), str(cwd or os.getcwd())
+        self._process = CONTEXT.Process(target=_run, args=(code, self._args, *there, *handles))
+        self._process.start()
+
+    def kill(self):
+        """Ends it by SIGKILL."""
+        self._process.kill()
+
+    def wait(self, timeout=110):
+        """Returns the completed process, with text; one that takes longer is killed."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+            raise subprocess.TimeoutExpired(self._args, timeout)
+        texts = []
+        for file in self._output:
+            file.seek(0)
+            texts.append(file.read().decode())
+            file.close()
+        return subprocess.CompletedProcess(self._args, self._process.exitcode, *texts)
+
+
+def python(code, *args, check=False, **options):
+    """Runs Python code; returns the completed process, with text."""
+    done = Program(code, *args, **options).wait()
+    if check:
+        done.check_returncode()
+    return done
+
+
+def script(path, *args, **options):
+    """Runs a Python file as a program; returns the completed process, with text."""
+    return python(SCRIPT, *args, name=path, **options)
+
+
+def _run(code, argv, env, cwd, *handles):
+    for number, handle in enumerate(handles, start=1):
+        os.dup2(handle.detach(), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = argv
+    if argv[0] != "-c":
+        sys.path.insert(0, os.path.dirname(argv[0]))
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(code, "<string>", "exec"), main.__dict__)
