@@ -185,7 +185,7 @@ impl Store {
     fn load_all(&self, path: &Path, job: &Arc<Job>) -> Result<Loaded> {
         let runtime = self.runtime()?;
         while_replaced(|| {
-            let checkpoint = self.open(path)?;
+            let checkpoint = Checkpoint::open_once(path, &self.config)?;
             let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
             checkpoint.load_names(names, LoadOptions::default().on(&runtime, job))
         })
@@ -426,7 +426,8 @@ pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result
 /// [`Disposal::Recycle`], the next saves write over its files.
 ///
 /// # Errors
-/// [`Error::Incomplete`](crate::Error::Incomplete) if there is none, or some files of a striped one are not found;
+/// [`Error::NoCheckpoint`](crate::Error::NoCheckpoint) or [`Error::NotCommitted`](crate::Error::NotCommitted) if there
+/// is none; [`Error::MissingFiles`](crate::Error::MissingFiles) if some files of a striped one are not found;
 /// [`Error::Busy`](crate::Error::Busy) if a save into the directory is under way;
 /// [`Error::Invalid`](crate::Error::Invalid) for a link; as for [`Checkpoint::open`] for one whose manifest cannot be
 /// read; [`Error::Io`](crate::Error::Io); as for [`Config::found`].
@@ -449,12 +450,13 @@ impl Checkpoint {
     /// the files of a striped checkpoint are.
     ///
     /// No file stays open: a save or a removal between this and a load takes the files away, and the load then returns
-    /// [`Error::Replaced`](crate::Error::Replaced) or [`Error::Incomplete`](crate::Error::Incomplete). It never reads
-    /// another checkpoint in place of this one.
+    /// [`Error::Replaced`](crate::Error::Replaced) or [`Error::NoCheckpoint`](crate::Error::NoCheckpoint). It never
+    /// reads another checkpoint in place of this one.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) if there is no such directory; [`Error::Incomplete`](crate::Error::Incomplete) if
-    /// nothing was committed there or a file is missing; [`Error::Corrupt`](crate::Error::Corrupt) if the manifest or a
+    /// [`Error::Io`](crate::Error::Io) if there is no such directory;
+    /// [`Error::NoCheckpoint`](crate::Error::NoCheckpoint) or [`Error::NotCommitted`](crate::Error::NotCommitted) if
+    /// nothing was committed there; [`Error::MissingFiles`](crate::Error::MissingFiles); [`Error::Corrupt`](crate::Error::Corrupt) if the manifest or a
     /// file's length is not what was written; [`Error::Format`](crate::Error::Format) for a manifest that is not
     /// ringstow's; [`Error::Unsupported`](crate::Error::Unsupported) for one of a newer version;
     /// [`Error::Invalid`](crate::Error::Invalid) if PyTorch's own DCP writer has saved over it; as for
@@ -468,8 +470,10 @@ impl Checkpoint {
     /// checksums: loads are not verified.
     ///
     /// # Errors
-    /// As for [`Checkpoint::open`]; [`Error::Incomplete`](crate::Error::Incomplete) also for ringstow's shards without a
-    /// manifest, for files and tensors that an index lists and that are missing, and for tensors with missing chunks;
+    /// As for [`Checkpoint::open`];
+    /// [`Error::NotCommitted`](crate::Error::NotCommitted) also for ringstow's shards without a manifest;
+    /// [`Error::MissingFiles`](crate::Error::MissingFiles) also for files and tensors that an index lists, and for chunks
+    /// of tensors;
     /// [`Error::Format`](crate::Error::Format) for files that are not safetensors.
     pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
         Store::found()?.open_foreign(path)

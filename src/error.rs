@@ -11,7 +11,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused: no space, no permission, no such file, a failing disk.
-    #[error("{doing} {}{}: {source}{}", path.display(), at(*offset), advice(source, *room, hint))]
+    ///
+    /// The message ends with the system's own, so [`source`](std::error::Error::source) is `None` and a printed
+    /// chain of sources says everything once.
+    #[error("{doing} {}{}: {cause}{}", path.display(), at(*offset), advice(cause, *room, hint))]
     Io {
         /// What was being done, as a verb phrase: `"writing"`, `"opening"`.
         doing: &'static str,
@@ -19,22 +22,50 @@ pub enum Error {
         path: PathBuf,
         /// Byte offset in that file, where one applies.
         offset: Option<u64>,
-        /// What the system said.
-        source: io::Error,
-        /// For a save that does not fit: how much room it needs, and how much there is.
+        /// The system's error; see also [`Error::io_error`].
+        cause: io::Error,
+        /// For a save that does not fit: the bytes that it needs, and those that are free.
         room: Option<Room>,
-        /// What is there instead, and what to do; empty where nothing more is known.
+        /// What is at the path instead, and what to do; empty if nothing more is known.
         hint: String,
     },
 
-    /// The directory holds no committed checkpoint: a save was killed before its commit, or a file
-    /// that the manifest names is gone. Or it holds one rank's part of what several saved each by
-    /// itself, and of a tensor that was asked for that has only some.
-    #[error("{} is not a complete checkpoint: {reason}", path.display())]
-    Incomplete {
+    /// The path holds no checkpoint: nothing was saved there, another program's files are there, or the
+    /// checkpoint was removed. [`Error::is_incomplete`] covers this variant and the next three.
+    #[error("{} is not a checkpoint: {reason}", path.display())]
+    NoCheckpoint {
+        /// The directory.
+        path: PathBuf,
+        /// What the directory holds, and what to do.
+        reason: String,
+    },
+
+    /// The directory holds files of a save that is under way or was killed before its commit, or of a removal
+    /// that was killed.
+    #[error("{} is not a committed checkpoint: {reason}", path.display())]
+    NotCommitted {
         /// The checkpoint's directory.
         path: PathBuf,
         /// What is missing, and what to do.
+        reason: String,
+    },
+
+    /// A rank's share is missing: the directory holds one rank's share of what several ranks saved each by
+    /// itself, with only some elements of a requested tensor, or the coordinator does not see what a rank wrote.
+    #[error("{} is not a complete checkpoint: {reason}", path.display())]
+    MissingShare {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// Which elements or which rank's files are missing, and what to do.
+        reason: String,
+    },
+
+    /// The checkpoint was committed, and files that it lists are missing.
+    #[error("{} is not a complete checkpoint: {reason}", path.display())]
+    MissingFiles {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// Which files are missing, and what to do.
         reason: String,
     },
 
@@ -88,6 +119,19 @@ pub enum Error {
         remedy: String,
     },
 
+    /// A thread that saved or loaded panicked: a bug, in ringstow or in a tensor view or check of the caller's. An
+    /// earlier checkpoint is untouched.
+    #[error(
+        "the {work} panicked: {message}; an earlier checkpoint is untouched. If the panic is not your code's, \
+             please report it, with RUST_BACKTRACE=1"
+    )]
+    Panicked {
+        /// `"save"` or `"load"`.
+        work: &'static str,
+        /// The panic's message; empty if it had none.
+        message: String,
+    },
+
     /// The caller handed over something that cannot be saved or loaded as it is.
     #[error("{reason}")]
     Invalid {
@@ -127,14 +171,14 @@ pub enum Error {
 
     /// A save is committed, and the last sync after that failed: readers see the new checkpoint, and a crash or power
     /// cut may bring the earlier one back. The files of both are there.
-    #[error("{} is committed, but may not survive a crash or power cut: syncing the directory failed: {source}; \
+    #[error("{} is committed, but may not survive a crash or power cut: syncing the directory failed: {cause}; \
              the earlier checkpoint's files are kept. See the kernel's log (dmesg), and save again, best to \
              another disk", path.display())]
     NotDurable {
         /// The checkpoint's directory.
         path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        /// The system's error; see also [`Error::io_error`].
+        cause: io::Error,
     },
 
     /// The caller cancelled the operation.
@@ -156,8 +200,8 @@ pub struct Room {
 
 impl Error {
     /// An [`Error::Io`] without an offset.
-    pub fn io(doing: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
-        Self::Io { doing, path: path.into(), offset: None, source, room: None, hint: String::new() }
+    pub fn io(doing: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
+        Self::Io { doing, path: path.into(), offset: None, cause, room: None, hint: String::new() }
     }
 
     /// An [`Error::Io`] at a byte offset of a file.
@@ -165,19 +209,33 @@ impl Error {
         doing: &'static str,
         path: impl Into<PathBuf>,
         offset: u64,
-        source: io::Error,
+        cause: io::Error,
     ) -> Self {
-        Self::Io {
-            doing,
-            path: path.into(),
-            offset: Some(offset),
-            source,
-            room: None,
-            hint: String::new(),
+        let offset = Some(offset);
+        Self::Io { doing, path: path.into(), offset, cause, room: None, hint: String::new() }
+    }
+
+    /// The system's error, if this is an [`Error::Io`] or [`Error::NotDurable`].
+    pub fn io_error(&self) -> Option<&io::Error> {
+        match self {
+            Self::Io { cause, .. } | Self::NotDurable { cause, .. } => Some(cause),
+            _ => None,
         }
     }
 
-    /// Adds to an [`Error::Io`] what is there instead, and what to do.
+    /// Whether the path holds no checkpoint that can be loaded, or only some of one: [`Error::NoCheckpoint`],
+    /// [`Error::NotCommitted`], [`Error::MissingShare`] or [`Error::MissingFiles`].
+    pub fn is_incomplete(&self) -> bool {
+        matches!(
+            self,
+            Self::NoCheckpoint { .. }
+                | Self::NotCommitted { .. }
+                | Self::MissingShare { .. }
+                | Self::MissingFiles { .. }
+        )
+    }
+
+    /// Adds to an [`Error::Io`] what is at the path instead, and what to do.
     pub(crate) fn hinted(mut self, text: String) -> Self {
         if let Self::Io { hint, .. } = &mut self {
             *hint = text;
@@ -188,16 +246,16 @@ impl Error {
     /// The message of an [`Error::Io`] without its path and error number, for languages whose own errors print
     /// these. `None` for any other error.
     pub fn without_path(&self) -> Option<String> {
-        let Self::Io { doing, offset, source, room, hint, .. } = self else { return None };
-        let said = source.to_string();
-        let number = source.raw_os_error().map(|errno| format!(" (os error {errno})"));
-        let said = number.and_then(|number| said.strip_suffix(&number)).unwrap_or(&said);
-        Some(format!("{doing}{}: {said}{}", at(*offset), advice(source, *room, hint)))
+        let Self::Io { doing, offset, cause, room, hint, .. } = self else { return None };
+        let text = cause.to_string();
+        let number = cause.raw_os_error().map(|errno| format!(" (os error {errno})"));
+        let text = number.and_then(|number| text.strip_suffix(&number)).unwrap_or(&text);
+        Some(format!("{doing}{}: {text}{}", at(*offset), advice(cause, *room, hint)))
     }
 
     /// Whether the system said that a file or directory is not there.
     pub(crate) fn is_not_found(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+        matches!(self, Self::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
     }
 
     /// Whether bytes were read that are not those that were written, or cannot be read: a bad sector, or what a
@@ -207,8 +265,8 @@ impl Error {
         let damaged = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG].map(|errno| errno as i32);
         match self {
             Self::Corrupt { .. } | Self::Format { .. } => true,
-            Self::Io { doing: "reading", source, .. } => {
-                source.raw_os_error().is_some_and(|errno| damaged.contains(&errno))
+            Self::Io { doing: "reading", cause, .. } => {
+                cause.raw_os_error().is_some_and(|errno| damaged.contains(&errno))
             }
             _ => false,
         }
@@ -217,7 +275,7 @@ impl Error {
     /// Whether the system said that the disk is full, or a quota used up.
     pub(crate) fn is_disk_full(&self) -> bool {
         use io::ErrorKind::{QuotaExceeded, StorageFull};
-        matches!(self, Self::Io { source, .. } if [StorageFull, QuotaExceeded].contains(&source.kind()))
+        matches!(self, Self::Io { cause, .. } if [StorageFull, QuotaExceeded].contains(&cause.kind()))
     }
 
     /// An [`Error::Format`].
@@ -235,19 +293,19 @@ fn at(offset: Option<u64>) -> String {
     offset.map(|o| format!(" at offset {o}")).unwrap_or_default()
 }
 
-/// What is known of a refusal of the system, and what to do about it.
-fn advice(source: &io::Error, room: Option<Room>, hint: &str) -> String {
+/// What follows the system's message: the space needed, what to do, what is at the path instead.
+fn advice(cause: &io::Error, room: Option<Room>, hint: &str) -> String {
     let room = room.map_or_else(String::new, |Room { needed, free }| {
         format!("; the save needs {needed} bytes on this file system, which has {free} free")
     });
     let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
-    format!("{room}{}{hint}", remedy_for(source))
+    format!("{room}{}{hint}", remedy_for(cause))
 }
 
-/// What to do about a refusal of the system, for the errnos that users meet.
-fn remedy_for(source: &io::Error) -> &'static str {
+/// What to do about a refusal of the system, for the errors that users meet.
+fn remedy_for(cause: &io::Error) -> &'static str {
     use io::ErrorKind::*;
-    match source.kind() {
+    match cause.kind() {
         StorageFull => {
             "; free some space or save elsewhere. What this save wrote has been removed, \
              an earlier checkpoint at this path is untouched"
@@ -256,10 +314,10 @@ fn remedy_for(source: &io::Error) -> &'static str {
         PermissionDenied => "; check the owner and mode of the file and of its directory",
         ReadOnlyFilesystem => "; the file system is mounted read-only: save elsewhere",
         FileTooLarge => "; raise `ulimit -f`, or set `shard_bytes` so that each file is smaller",
-        _ if source.raw_os_error() == Some(nix::errno::Errno::EIO as i32) => {
+        _ if cause.raw_os_error() == Some(nix::errno::Errno::EIO as i32) => {
             "; the device reports a hardware error: see the kernel's log (dmesg)"
         }
-        _ if source.raw_os_error() == Some(nix::errno::Errno::EMFILE as i32) => {
+        _ if cause.raw_os_error() == Some(nix::errno::Errno::EMFILE as i32) => {
             "; too many open files: raise `ulimit -n`"
         }
         _ => "",
@@ -284,12 +342,49 @@ fn key_mismatch(
     text
 }
 
-/// At most twenty of the names, so that a message stays readable.
+/// As many names or numbers as a message lists before it says how many more there are.
+const SHOWN_MAX: usize = 20;
+
+/// The first names, and how many more there are, so that a message stays readable.
 pub(crate) fn some_of(names: &[String]) -> String {
-    const SHOWN_MAX: usize = 20;
     let mut text = names.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
     if names.len() > SHOWN_MAX {
         text.push_str(&format!(", and {} more", names.len() - SHOWN_MAX));
     }
     text
+}
+
+/// `rank 3`, or `ranks 1, 3, 5`.
+pub(crate) fn numbered(noun: &str, numbers: &[u32]) -> String {
+    let shown: Vec<String> = numbers.iter().take(SHOWN_MAX).map(u32::to_string).collect();
+    let more = match numbers.len() {
+        n if n > SHOWN_MAX => format!(" and {} more", n - SHOWN_MAX),
+        _ => String::new(),
+    };
+    let plural = if numbers.len() == 1 { "" } else { "s" };
+    format!("{noun}{plural} {}{more}", shown.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    /// Prints an error as anyhow, eyre and others do.
+    fn chain(error: &dyn std::error::Error) -> String {
+        let rest = error.source().map(|source| format!(": {}", chain(source)));
+        format!("{error}{}", rest.unwrap_or_default())
+    }
+
+    #[test]
+    fn a_printed_chain_names_the_cause_once() {
+        let full = || io::Error::from_raw_os_error(nix::libc::ENOSPC);
+        let not_durable = Error::NotDurable { path: "a".into(), cause: full() };
+        for error in [Error::io("writing", "a", full()), not_durable] {
+            assert_eq!(chain(&error).matches("os error 28").count(), 1, "{}", chain(&error));
+            assert!(error.source().is_none());
+            let cause = error.io_error().expect("the cause is kept");
+            assert_eq!(cause.raw_os_error(), Some(nix::libc::ENOSPC));
+        }
+    }
 }

@@ -108,11 +108,11 @@ impl<T: Send + 'static> Handle<T> {
 }
 
 fn panicked(work: Work, panic: Box<dyn Any + Send>) -> Error {
-    let what = panic.downcast_ref::<&str>().map_or_else(
+    let message = panic.downcast_ref::<&str>().map_or_else(
         || panic.downcast_ref::<String>().cloned().unwrap_or_default(),
         |text| (*text).to_owned(),
     );
-    Error::invalid(format!("the {} panicked: {what}", work.name()))
+    Error::Panicked { work: work.name(), message }
 }
 
 impl<T> Handle<T> {

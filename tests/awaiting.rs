@@ -193,6 +193,7 @@ async fn a_save_that_fails_is_never_staged_and_gives_its_error() {
     let saving = save_async(bytes("t", Panics), root.path().join("ckpt"), &small_config()).unwrap();
     assert!(!saving.until_staged().await);
     let error = saving.await.unwrap_err();
+    assert!(matches!(error, Error::Panicked { .. }), "{error:?}");
     assert!(error.to_string().contains("panicked"), "{error}");
     let bad = Config { queue_depth: 0, ..Config::default() };
     let refused = save_async(StateDict::new(), root.path(), &bad);
@@ -230,7 +231,7 @@ async fn a_load_that_fails_gives_its_error() {
     let missing = load_async(root.path().join("missing")).unwrap();
     assert!(matches!(missing.await, Err(Error::Io { .. })));
     let nothing = load_async(root.path()).unwrap();
-    assert!(matches!(nothing.await, Err(Error::Incomplete { .. })));
+    assert!(matches!(nothing.await, Err(Error::NoCheckpoint { .. })));
 }
 
 #[test]

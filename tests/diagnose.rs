@@ -38,7 +38,7 @@ fn a_directory_of_checkpoints_names_one_and_how_to_find_the_newest() {
     save(root.path().join("step-1"));
     save(root.path().join("a-2"));
     let error = error_of(root.path());
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
     assert_says(&error, &["directory of checkpoints", "a-2", "`latest`", "`ringstow ls`"]);
     assert_says(&Checkpoint::open_foreign(root.path()).unwrap_err(), &["directory of checkpoints"]);
 }
@@ -70,7 +70,7 @@ fn directories_of_others_are_named_with_what_reads_them() {
     for (files, words) in cases {
         let root = directory(files);
         let error = error_of(root.path());
-        assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+        assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
         assert_says(&error, words);
     }
 }

@@ -174,7 +174,7 @@ fn removal_with_a_failing_call_leaves_the_checkpoint_or_what_prune_clears() {
                     assert!(done.is_err(), "{way:?}, call {n}: it is still there");
                     place.assert_whole(1);
                 }
-                Err(Error::Incomplete { .. } | Error::Io { .. }) => {
+                Err(Error::NotCommitted { .. } | Error::NoCheckpoint { .. } | Error::Io { .. }) => {
                     ringstow::store::prune(dir.parent().unwrap(), place.config()).unwrap();
                     // An empty directory may be anybody's.
                     let left = if dir.exists() { names_in(&dir) } else { Vec::new() };

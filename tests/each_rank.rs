@@ -106,7 +106,7 @@ fn a_whole_cannot_be_opened_and_says_what_can() {
         Checkpoint::open_foreign(&whole).unwrap_err(),
         verify(&whole).unwrap_err(),
     ] {
-        assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+        assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
         assert_says(&error, &["saved each by itself", "dcp.load", "step-7/rank00000"]);
     }
     assert_eq!(step_at(&part(&whole, 2)), 2);

@@ -328,6 +328,7 @@ fn a_panicking_tensor_fails_its_save_alone() {
     for path in [&scene.old, &scene.fresh] {
         let handle = save(path);
         let error = must_end(move || handle.result()).unwrap_err();
+        assert!(matches!(error, Error::Panicked { .. }), "{error:?}");
         assert!(error.to_string().contains("panicked"), "{error}");
         scene.assert_untouched();
     }

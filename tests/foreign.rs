@@ -82,7 +82,7 @@ fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
     assert_eq!(column, [1, 0, 4, 0]);
     assert!(!report.verified);
     // Without being asked to, nothing foreign is opened.
-    assert!(matches!(Checkpoint::open(root.path()), Err(Error::Incomplete { .. })));
+    assert!(matches!(Checkpoint::open(root.path()), Err(Error::NoCheckpoint { .. })));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn ringstows_own_checkpoints_are_opened_as_ever() {
     assert_eq!(Checkpoint::open_foreign(root.path()).unwrap().kind(), Kind::Ringstow);
     fs::remove_file(root.path().join("manifest.json")).unwrap();
     let error = refused(root.path());
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");
     assert_says(&error, &["rank00000-0.safetensors", "manifest.json"]);
     let (shard, other) = ("rank00000-0.safetensors", "model.safetensors");
     fs::rename(root.path().join(shard), root.path().join(other)).unwrap();
@@ -133,7 +133,7 @@ fn an_index_says_what_must_be_there_and_what_counts() {
 
     index(r#"{"a":"model-1.safetensors","b":"model-3.safetensors"}"#);
     let error = refused(root.path());
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
     assert_says(&error, &["model-3.safetensors"]);
     index(r#"{"a":"model-1.safetensors","c":"model-2.safetensors"}"#);
     assert_says(&refused(root.path()), &["1 tensor(s)", ": c; fetch"]);
@@ -150,7 +150,7 @@ fn a_tensor_of_which_a_part_is_missing_is_named() {
     fs::write(root.path().join("x-1.safetensors"), part(&[0, 0], &[1, 2, 3])).unwrap();
     fs::write(root.path().join("x-3.safetensors"), part(&[2, 0], &[7, 8, 9])).unwrap();
     let error = refused(root.path());
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
     assert_says(&error, &["\"w\"", "12 of 18 bytes", "[1, 3] at [1, 0]"]);
     fs::write(root.path().join("x-2.safetensors"), part(&[1, 0], &[4, 5, 6])).unwrap();
     assert!(Checkpoint::open_foreign(root.path()).is_ok());
@@ -194,12 +194,12 @@ fn files_that_are_no_safetensors_are_refused_with_the_reason() {
 #[test]
 fn empty_directories_are_refused() {
     let root = scratch();
-    assert!(matches!(refused(root.path()), Error::Incomplete { .. }));
+    assert!(matches!(refused(root.path()), Error::NoCheckpoint { .. }));
     assert!(matches!(refused(&root.path().join("absent")), Error::Io { .. }));
     let long = root.path().join(format!("{}.safetensors", "x".repeat(200)));
     fs::write(&long, file(&[("w", None, &[1], &[1])], &[])).unwrap();
     assert!(matches!(refused(root.path()), Error::Format { .. }));
     fs::remove_file(long).unwrap();
     fs::write(root.path().join("._hidden.safetensors"), "no safetensors").unwrap();
-    assert!(matches!(refused(root.path()), Error::Incomplete { .. }));
+    assert!(matches!(refused(root.path()), Error::NoCheckpoint { .. }));
 }

@@ -39,14 +39,14 @@ fn a_path_where_nothing_is_says_so() {
 fn a_directory_without_manifest_is_incomplete() {
     let root = scratch();
     let error = load_error(root.path());
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
     assert_says(&error, &["manifest.json", "nothing was saved here"]);
 
     let (_root, dir) = saved();
     fs::rename(shard_of(&dir), dir.join("rank00000-0.safetensors.part")).unwrap();
     fs::remove_file(dir.join("manifest.json")).unwrap();
     let error = load_error(&dir);
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");
     assert_says(&error, &["under way or was killed", "ringstow prune"]);
 }
 
@@ -116,7 +116,7 @@ fn a_missing_shard_is_incomplete_and_named() {
     let (_root, dir) = saved();
     fs::remove_file(shard_of(&dir)).unwrap();
     let error = load_error(&dir);
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
     assert_says(&error, &["rank00000-0.safetensors", "missing"]);
     assert_eq!(ringstow::latest(dir.parent().unwrap()).unwrap(), None);
 }
@@ -245,7 +245,7 @@ fn links_that_lead_back_are_not_followed_for_ever() {
         symlink(".", whole.join(format!("link-{number}"))).unwrap();
     }
     assert_eq!(ringstow::latest(root.path()).unwrap(), None);
-    assert!(matches!(load_error(&whole), Error::Incomplete { .. }));
+    assert!(matches!(load_error(&whole), Error::NotCommitted { .. }));
     ringstow::prune(root.path()).unwrap();
     assert_eq!(names_in(&whole).len(), 10, "the part is gone, the links are not ours");
 }

@@ -199,7 +199,7 @@ fn a_part_that_claims_to_hold_some_of_a_huge_tensor_takes_no_memory_for_it() {
     let body = manifest_body(&dir);
     reseal(&dir, as_a_part(&body, "1152921504606846976").as_bytes());
     let error = load_error(&dir);
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::MissingShare { .. }), "{error:?}");
     assert_says(&error, &["rank 0's part", "of 1152921504606846976 bytes", "layer.3.weight"]);
     reseal(&dir, as_a_part(&body, "18446744073709551616").as_bytes());
     assert_format_error(&load_error(&dir), &[]);

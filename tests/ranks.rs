@@ -105,7 +105,7 @@ fn a_note_of_ranks_that_no_save_has_is_not_believed() {
     let note = dir.path().join("manifest.json.part");
     std::fs::write(&note, r#"{"world_size":4294967295}"#).unwrap();
     let error = Checkpoint::open(dir.path()).unwrap_err();
-    assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+    assert!(matches!(error, Error::NotCommitted { .. }), "{error}");
     assert!(!error.to_string().contains("ranks"), "{error}");
 }
 
@@ -118,7 +118,7 @@ fn a_dead_rank_is_named_and_the_earlier_checkpoint_stands() {
         write(&fresh, rank, 4, 1).unwrap();
     }
     let error = Checkpoint::open(&fresh).unwrap_err();
-    assert!(matches!(error, Error::Incomplete { .. }));
+    assert!(matches!(error, Error::NotCommitted { .. }));
     assert!(error.to_string().contains("of 4 ranks, ranks 1, 3 had not finished"), "{error}");
     drop(session);
     assert!(!fresh.exists(), "a save that is given up leaves no trace");

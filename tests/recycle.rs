@@ -239,7 +239,7 @@ fn what_is_no_checkpoint_or_is_being_saved_is_not_retired() {
     assert!(matches!(ringstow::remove(&dir, Disposal::Remove), Err(Error::Busy { .. })));
     drop(session);
     let error = remove(root.path(), Disposal::Remove).unwrap_err();
-    assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+    assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
     fs::write(dir.join("manifest.json"), "rubbish").unwrap();
     assert!(ringstow::remove(&dir, Disposal::Remove).is_err());
     assert!(shard(&dir).exists());

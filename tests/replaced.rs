@@ -84,7 +84,7 @@ fn a_save_under_way_where_it_was_removed_is_not_read_in_its_place() {
     fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
     fs::rename(dir.join("manifest.json"), dir.join("manifest.json.part")).unwrap();
     let error = load(&opened, false, &runtime).unwrap_err();
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
     assert_says(&error, &["removed after it was opened"]);
 }
 
@@ -98,7 +98,7 @@ fn a_checkpoint_that_is_being_removed_is_loaded_while_its_files_are_there() {
     fs::remove_file(common::shard_of(&dir)).unwrap();
     let error = load(&opened, true, &runtime()).unwrap_err();
     assert_says(&error, &["removed after it was opened"]);
-    assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+    assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
 }
 
 #[test]

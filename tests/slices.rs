@@ -448,7 +448,7 @@ fn one_ranks_part_gives_what_it_holds_and_refuses_by_name_what_it_holds_some_of(
     checkpoint.check_whole(["whole", "no such tensor"]).unwrap();
     let said = ["rank 2's part", "4 ranks", "32768 of 131072 bytes of \"rows\"", "dcp.load"];
     let refused = |error: Error, words: &[&str]| {
-        assert!(matches!(error, Error::Incomplete { .. }), "{error:?}");
+        assert!(matches!(error, Error::MissingShare { .. }), "{error:?}");
         assert_says(&error, words);
     };
     refused(checkpoint.check_whole(["grid", "rows"]).unwrap_err(), &said);

@@ -20,16 +20,43 @@ class Error(Exception):
 
 
 class IncompleteCheckpointError(Error):
-    """The directory holds no committed checkpoint, or a file of it is gone.
+    """The path holds no checkpoint that can be loaded, or only some of one.
 
-    Or it is one rank's part of what ranks saved each by itself, and has only some of a tensor.
-
-    ``path`` is the checkpoint's directory.
+    The subclasses say which. ``path`` is the checkpoint's directory.
     """
 
     def __init__(self, message: str = "", *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class NoCheckpointError(IncompleteCheckpointError):
+    """The path holds no checkpoint: nothing was saved there, or the checkpoint was removed.
+
+    The message says what is there instead, such as another program's files, and what reads it.
+    """
+
+
+class NotCommittedError(IncompleteCheckpointError):
+    """The directory holds files of a save that is under way or was killed before its commit.
+
+    Or of a removal that was killed. Resume from an earlier checkpoint.
+    """
+
+
+class MissingShareError(IncompleteCheckpointError):
+    """A rank's share is missing of what several ranks saved each by itself.
+
+    Or the checkpoint is one rank's share, and has only some elements of a requested tensor. Load
+    on as many ranks as saved.
+    """
+
+
+class MissingFilesError(IncompleteCheckpointError):
+    """The checkpoint was committed, and files that it lists are missing.
+
+    Restore the files, or go back to an earlier checkpoint.
+    """
 
 
 class CorruptCheckpointError(Error):
@@ -69,6 +96,10 @@ class UnsupportedError(Error):
 
 class InvalidStateError(Error, ValueError):
     """What was handed over cannot be saved or loaded as it is. Names its key if it has one."""
+
+
+class PanickedError(Error):
+    """A thread that saved or loaded panicked: a bug. An earlier checkpoint is untouched."""
 
 
 class KeyMismatchError(Error, KeyError):

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 
-from ringstow._errors import IncompleteCheckpointError, InvalidStateError
+from ringstow._errors import InvalidStateError, NoCheckpointError
 
 StrPath = str | os.PathLike[str]
 
@@ -47,10 +47,10 @@ def of_checkpoint(path: StrPath) -> str:
     """Return the path of a checkpoint that is to be read, from the root.
 
     Raises:
-        IncompleteCheckpointError: there is none: what `latest` returned is None.
+        NoCheckpointError: there is none: what `latest` returned is None.
     """
     if path is None:
-        raise IncompleteCheckpointError(
+        raise NoCheckpointError(
             "there is no checkpoint: the path is None, as latest() returns it for a directory "
             "without one; start afresh, or look with ringstow.steps() why none can be loaded"
         )

@@ -15,12 +15,24 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     let message = error.to_string();
     let attributes = PyDict::new(py);
     let class = match error {
-        Error::Io { path, source, .. } => {
-            return Ok(os_error(path.clone().into_os_string(), source, error));
+        Error::Io { path, cause, .. } => {
+            return Ok(os_error(path.clone().into_os_string(), cause, error));
         }
-        Error::Incomplete { path, .. } => {
+        Error::NoCheckpoint { path, .. } => {
             attributes.set_item("path", path.as_os_str())?;
-            "IncompleteCheckpointError"
+            "NoCheckpointError"
+        }
+        Error::NotCommitted { path, .. } => {
+            attributes.set_item("path", path.as_os_str())?;
+            "NotCommittedError"
+        }
+        Error::MissingShare { path, .. } => {
+            attributes.set_item("path", path.as_os_str())?;
+            "MissingShareError"
+        }
+        Error::MissingFiles { path, .. } => {
+            attributes.set_item("path", path.as_os_str())?;
+            "MissingFilesError"
         }
         Error::Corrupt { path, offset, expected, got, .. } => {
             attributes.set_item("file", path.as_os_str())?;
@@ -48,9 +60,9 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             attributes.set_item("path", path.as_os_str())?;
             "ReplacedCheckpointError"
         }
-        Error::NotDurable { path, source } => {
+        Error::NotDurable { path, cause } => {
             attributes.set_item("path", path.as_os_str())?;
-            attributes.set_item("errno", source.raw_os_error())?;
+            attributes.set_item("errno", cause.raw_os_error())?;
             "NotDurableError"
         }
         Error::Cancelled { path } => {
@@ -61,6 +73,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             attributes.set_item("device", device)?;
             "GpuError"
         }
+        Error::Panicked { .. } => "PanickedError",
         Error::Unsupported { .. } => "UnsupportedError",
         Error::Invalid { .. } => "InvalidStateError",
         _ => "Error",
@@ -71,8 +84,8 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 
 /// OSError picks its sub-class (FileNotFoundError, PermissionError) by the errno, and prints errno and path
 /// itself: the message has neither.
-fn os_error(path: OsString, source: &std::io::Error, error: &Error) -> PyErr {
-    match (source.raw_os_error(), error.without_path()) {
+fn os_error(path: OsString, cause: &std::io::Error, error: &Error) -> PyErr {
+    match (cause.raw_os_error(), error.without_path()) {
         (Some(errno), Some(message)) => PyOSError::new_err((errno, message, path)),
         _ => PyOSError::new_err(error.to_string()),
     }

@@ -62,7 +62,7 @@ def test_errors_of_the_system_say_path_and_number_once(others):
     assert (error.errno, error.filename) == (errno.ENOENT, path)
     assert str(error).count(path) == 1
     assert str(error).count("No such file") == 1
-    assert str(error).count(str(errno.ENOENT)) == 1
+    assert str(error).replace(path, "").count(str(errno.ENOENT)) == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

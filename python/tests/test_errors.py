@@ -6,6 +6,7 @@ import copy
 import errno
 import pickle
 
+import numpy
 import pytest
 
 import ringstow
@@ -13,6 +14,11 @@ import ringstow
 CASES = [
     (ringstow.Error, {}),
     (ringstow.IncompleteCheckpointError, {"path": "/a"}),
+    (ringstow.NoCheckpointError, {"path": "/a"}),
+    (ringstow.NotCommittedError, {"path": "/a"}),
+    (ringstow.MissingShareError, {"path": "/a"}),
+    (ringstow.MissingFilesError, {"path": "/a"}),
+    (ringstow.PanickedError, {}),
     (
         ringstow.CorruptCheckpointError,
         {"file": "/a/b", "offset": 4096, "expected": "00", "got": "01"},
@@ -46,6 +52,27 @@ def test_errors_survive_copy_and_pickle(cls, attributes, again):
     assert str(error) == "what happened"
     for name, value in attributes.items():
         assert getattr(error, name) == value
+
+
+def test_the_errors_of_incomplete_checkpoints_say_what_is_missing(tmp_path):
+    path = tmp_path / "step-1"
+    ringstow.save({"a": numpy.zeros(100, numpy.uint8)}, path)
+    shard = next(path.glob("*.safetensors"))
+
+    def error():
+        with pytest.raises(ringstow.IncompleteCheckpointError) as caught:
+            ringstow.load(path)
+        assert caught.value.path == str(path)
+        return type(caught.value)
+
+    shard.rename(tmp_path / "elsewhere")
+    assert error() is ringstow.MissingFilesError
+    (path / "manifest.json").unlink()
+    assert error() is ringstow.NoCheckpointError
+    (tmp_path / "elsewhere").rename(f"{shard}.part")
+    assert error() is ringstow.NotCommittedError
+    with pytest.raises(ringstow.NoCheckpointError):
+        ringstow.load(ringstow.latest(tmp_path / "none"))
 
 
 def test_an_invalid_state_is_a_value_error():

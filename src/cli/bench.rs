@@ -266,7 +266,8 @@ fn fio(mode: &str, bytes: usize, path: &Path, config: &Config) -> Result<Sample>
 fn clear(path: &Path, config: &Config) -> Result<()> {
     if is_dir(path) {
         return match retire(path, Disposal::Remove, config) {
-            Ok(_) | Err(Error::Incomplete { .. }) => Ok(()),
+            Ok(_) => Ok(()),
+            Err(error) if error.is_incomplete() => Ok(()),
             Err(error) => Err(error),
         };
     }

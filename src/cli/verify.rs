@@ -164,8 +164,8 @@ fn verdict(path: &Path, error: &Error) -> Verdict {
     match error {
         Error::Corrupt { .. } | Error::Format { .. } => Verdict::Damaged,
         // A file disappeared after the commit.
-        Error::Incomplete { .. } if committed() => Verdict::Damaged,
-        Error::Incomplete { .. } => Verdict::Incomplete,
+        error if error.is_incomplete() && committed() => Verdict::Damaged,
+        error if error.is_incomplete() => Verdict::Incomplete,
         _ => Verdict::Unchecked,
     }
 }

@@ -94,7 +94,7 @@ fn first_working(
                 let why = ladder::refusal(&rung, stage, &error);
                 let fatal = || {
                     let hint = String::new();
-                    Error::Io { doing, path, offset: None, source: error, room, hint }
+                    Error::Io { doing, path, offset: None, cause: error, room, hint }
                 };
                 refused.push((rung, why.ok_or_else(fatal)?));
             }

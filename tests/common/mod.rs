@@ -164,10 +164,7 @@ pub fn assert_no_litter_in(config: &Config, dir: &Path) {
 
 /// The system's error number, if it was the system that refused.
 pub fn errno(error: &Error) -> Option<i32> {
-    match error {
-        Error::Io { source, .. } => source.raw_os_error(),
-        _ => None,
-    }
+    error.io_error()?.raw_os_error()
 }
 
 /// Ringstow's own engines, by name.

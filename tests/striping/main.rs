@@ -175,7 +175,7 @@ fn a_reader_without_the_stripes_is_told_which_they_were() {
     let disks = Disks::new(2);
     disks.save(1);
     let error = Checkpoint::open_with(disks.dir(), &Config::default()).unwrap_err();
-    assert!(matches!(error, Error::Incomplete { .. }));
+    assert!(matches!(error, Error::MissingFiles { .. }));
     let (one, other) =
         (disks.stripe(0).display().to_string(), disks.stripe(1).display().to_string());
     assert_says(&error, &["2 of 3 files", &one, &other, "not configured here", "RINGSTOW_STRIPE"]);

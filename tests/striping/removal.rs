@@ -56,7 +56,7 @@ fn a_checkpoint_whose_other_disks_are_not_named_is_not_removed() {
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     for config in [small_config(), here_only] {
         let error = ringstow::store::retire(&disks.dir(), Disposal::Remove, &config).unwrap_err();
-        assert!(matches!(error, Error::Incomplete { .. }), "{error}");
+        assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
         assert_says(
             &error,
             &["of 3 files", "rank00000-2.safetensors", "not found", "disk1", "set `stripe`"],

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from ringstow import _native
-from ringstow._errors import IncompleteCheckpointError
+from ringstow._errors import MissingShareError
 from ringstow.dcp import _paths, _private
 
 _log = logging.getLogger("ringstow")
@@ -93,7 +93,7 @@ def check(path: str, rank: int) -> None:
         rank: the rank that loads.
 
     Raises:
-        IncompleteCheckpointError: names the part.
+        MissingShareError: names the part.
         OSError: the system refused.
     """
     first = _part(path, 0)
@@ -102,9 +102,7 @@ def check(path: str, rank: int) -> None:
     if problem is None and rank == 0 and first is not None and first.note is not None:
         problem = _missing(_absent(path, first.note.ranks), first.note)
     if problem is not None:
-        raise IncompleteCheckpointError(
-            f"{path} is not a complete checkpoint: {problem}", path=path
-        )
+        raise MissingShareError(f"{path} is not a complete checkpoint: {problem}", path=path)
 
 
 def problem_of(rank: int, own: Part | None, first: Part | None) -> str | None:

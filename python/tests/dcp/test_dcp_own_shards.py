@@ -89,7 +89,7 @@ def test_another_layout_or_fewer_ranks_are_refused_by_name(ranks, tmp_path, layo
     for by_rank in ranks(world).run(refusals, layout, tmp_path, EVEN_HIDDEN):
         assert set(by_rank) == set(range(world))
         for rank, (kind, text) in by_rank.items():
-            assert kind == "IncompleteCheckpointError"
+            assert kind == "MissingShareError"
             whole = EVEN_HIDDEN * layouts.INPUT * 4
             # Of a matrix that is cut by columns there, of the other one in part.
             name = "model.second.weight" if layout == "tp" else WEIGHT

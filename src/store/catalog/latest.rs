@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::StepPattern;
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
-use crate::store::catalog::list::{Found, Status};
+use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::steps::{Before, steps_and_row};
 use crate::store::read::verify::verify;
 use nix::errno::Errno;
@@ -104,12 +104,12 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Strin
 /// removal meanwhile.
 fn is_of_checkpoint(error: &Error) -> bool {
     match error {
-        Error::Corrupt { .. } | Error::Incomplete { .. } | Error::Format { .. } => true,
-        Error::Io { source, .. } => {
+        Error::Corrupt { .. } | Error::Format { .. } => true,
+        Error::Io { cause, .. } => {
             let bad = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG, Errno::ENODATA];
-            let number = source.raw_os_error();
-            source.kind() == NotFound || bad.iter().any(|bad| number == Some(*bad as i32))
+            let number = cause.raw_os_error();
+            cause.kind() == NotFound || bad.iter().any(|bad| number == Some(*bad as i32))
         }
-        _ => false,
+        error => error.is_incomplete(),
     }
 }

@@ -1,56 +1,16 @@
 //! Finding checkpoints in a directory.
 
 use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::format::{Manifest, PartOf, StepPattern, names};
-use crate::store::catalog::rank_dirs;
-use crate::store::catalog::steps::Row;
+use crate::error::Result;
+use crate::format::{Manifest, StepPattern, names};
+use crate::store::catalog::found::{Found, Status};
+use crate::store::catalog::row::Row;
+use crate::store::catalog::shares;
 use crate::store::layout::stripes::companion_of;
-use crate::store::read::checkpoint::{Checkpoint, read_manifest};
+use crate::store::layout::{manifest, rank_dirs};
+use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir::{entries, file_names, is_dir, leads_somewhere};
-use serde::Serialize;
 use std::path::{Path, PathBuf};
-
-/// A directory that is, or was to become, a checkpoint.
-#[derive(Debug, Serialize)]
-pub struct Found {
-    /// The directory.
-    #[serde(with = "crate::path_text")]
-    pub path: PathBuf,
-    /// Whether it can be loaded.
-    pub status: Status,
-    /// Why not, if not.
-    pub problem: Option<String>,
-    /// Which of the run's [`steps`](crate::steps) it is; `None` if it is none.
-    pub step: Option<u64>,
-    /// The step that its manifest notes.
-    #[serde(skip)]
-    pub(in crate::store) saved_step: Option<u64>,
-    /// When it was committed, in milliseconds since 1970-01-01 UTC.
-    pub created_unix_ms: Option<u64>,
-    /// Number of tensors.
-    pub tensors: Option<usize>,
-    /// Bytes of its shards.
-    pub file_bytes: Option<u64>,
-    /// Which rank's part of what it is, if ranks saved each by itself and this is not the whole.
-    pub part_of: Option<PartOf>,
-    /// The parts of a whole that ranks saved each by itself, by rank: each a checkpoint of its own. Empty
-    /// for any other.
-    #[serde(with = "crate::path_text::list")]
-    pub parts: Vec<PathBuf>,
-}
-
-/// Whether a checkpoint can be loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// Committed, and all files are there with their full length.
-    Committed,
-    /// Never committed, or a file is missing, or a rank's part.
-    Incomplete,
-    /// Its manifest or a file's length is not what was written.
-    Damaged,
-}
 
 /// All checkpoints in `dir`: those directly under it, or itself, if it is one and there are none. First what is none of the
 /// [`steps`](crate::steps), by the time of its commit, then the steps.
@@ -62,7 +22,7 @@ pub enum Status {
 /// are not checked. Of striped checkpoints, files are looked for in the configuration's `stripe`.
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed.
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed.
 pub fn list(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     Ok(survey(dir, None, config)?.1)
 }
@@ -139,7 +99,7 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
     for part in &parts {
         found.extend(look_at_one(part, config)?);
     }
-    let (status, problem) = rank_dirs::judge(dir, &found);
+    let (status, problem) = shares::judge(dir, &found);
     Ok(Found {
         path: dir.into(),
         status,
@@ -162,11 +122,11 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     }
     let opened = Checkpoint::open_with(dir, config);
     // One that cannot be loaded may still say what it was.
-    let readable = if opened.is_err() { read_manifest(dir).ok() } else { None };
+    let readable = if opened.is_err() { manifest::read(dir).ok().flatten() } else { None };
     let manifest = opened.as_ref().map(Checkpoint::manifest).ok().or(readable.as_ref());
     let (status, problem) = match &opened {
         Ok(_) => (Status::Committed, None),
-        Err(error @ Error::Incomplete { .. }) => (Status::Incomplete, Some(error.to_string())),
+        Err(error) if error.is_incomplete() => (Status::Incomplete, Some(error.to_string())),
         Err(error) => (Status::Damaged, Some(error.to_string())),
     };
     let of = |part: fn(&Manifest) -> u64| manifest.map(part);

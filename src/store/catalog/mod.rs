@@ -1,7 +1,9 @@
-//! Which checkpoints a directory holds, which is the newest, and why one is not usable.
+//! Which checkpoints a directory holds, and which is the newest.
 
-pub(crate) mod diagnose;
+pub(crate) mod found;
 pub(crate) mod latest;
+pub(crate) mod links;
 pub(crate) mod list;
-pub(crate) mod rank_dirs;
+pub(crate) mod row;
+pub(crate) mod shares;
 pub(crate) mod steps;

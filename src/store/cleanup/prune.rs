@@ -4,9 +4,9 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::store::catalog::rank_dirs;
 use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remove_parts};
 use crate::store::cleanup::sweep::{Left, Swept, committed, plan_by};
+use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::{Places, companion_of};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir::{self, directories, file_names};
@@ -105,8 +105,8 @@ impl Pruning<'_> {
                 Ok(Swept::default())
             }
             // Not ours to look into (`lost+found`).
-            Err(Error::Io { doing: "listing", source, .. }) => {
-                Ok(left(dir, format!("it cannot be listed: {source}")))
+            Err(Error::Io { doing: "listing", cause, .. }) => {
+                Ok(left(dir, format!("it cannot be listed: {cause}")))
             }
             Err(error) => Err(error),
             Ok(mut swept) => {
@@ -128,8 +128,9 @@ impl Pruning<'_> {
         if !rank_dirs::removal_was_interrupted(parts) {
             return Ok(Swept::default());
         }
-        if let Err(error @ Error::Incomplete { .. }) = check_parts(dir, parts, self.stripe) {
-            return Ok(left(dir, error.to_string()));
+        match check_parts(dir, parts, self.stripe) {
+            Err(error) if error.is_incomplete() => return Ok(left(dir, error.to_string())),
+            _ => {}
         }
         if self.act == Act::CarryOut {
             remove_parts(dir, parts, self.stripe)?;

@@ -8,12 +8,11 @@
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
 use crate::format::{Manifest, names};
-use crate::store::catalog::rank_dirs;
 use crate::store::cleanup::sweep::{Swept, sweep, sweep_keeping};
 use crate::store::layout::recycled::Spares;
 use crate::store::layout::stripes::Places;
-use crate::store::read::checkpoint::read_manifest;
-use crate::store::read::dcp_mark;
+use crate::store::layout::{manifest, rank_dirs};
+use crate::store::read::{dcp_mark, diagnose};
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::file::make_room_for;
@@ -59,7 +58,7 @@ pub struct Retired {
 /// `stripe`.
 ///
 /// # Errors
-/// [`Error::Incomplete`] if there is none, or files of a striped one are not found, or may not be, which would
+/// [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if there is none; [`Error::MissingFiles`] if files of a striped one are not found, or may not be, which would
 /// stay when it goes; [`Error::Busy`] if a save into the directory is under way; [`Error::Invalid`] for a link;
 /// those of [`Checkpoint::open`](crate::store::Checkpoint::open) for one whose manifest cannot be read, so that
 /// nobody can tell what belongs to it; [`Error::Io`].
@@ -172,7 +171,7 @@ pub(in crate::store) fn check_free(dir: &Path, parts: &[PathBuf]) -> Result<()> 
 /// [`check`] of a whole; gives those of its parts that are committed.
 ///
 /// # Errors
-/// Those of [`rank_dirs::committed`]; [`Error::Incomplete`] if files are not found.
+/// Those of [`rank_dirs::committed`]; [`Error::MissingFiles`] if files are not found.
 pub(in crate::store) fn check_parts<'a>(
     dir: &Path,
     parts: &'a [PathBuf],
@@ -186,10 +185,7 @@ pub(in crate::store) fn check_parts<'a>(
 /// Whether all files of a striped checkpoint are found: without its manifest, nobody would know whose those
 /// are that stay on other disks. Of any other checkpoint, what is not here is nowhere.
 fn check_found(places: &Places) -> Result<()> {
-    let manifest = match read_manifest(places.own()) {
-        Err(Error::Incomplete { .. }) => return check_remains(places),
-        manifest => manifest?,
-    };
+    let Some(manifest) = manifest::read(places.own())? else { return check_remains(places) };
     let is_found = |name: &str| places.find(name).or_else(|| places.find(&names::part(name)));
     let files = manifest.files.iter().map(|file| &file.name);
     let missing: Vec<String> = files.filter(|name| is_found(name).is_none()).cloned().collect();
@@ -204,7 +200,7 @@ fn check_found(places: &Places) -> Result<()> {
         some_of(&missing),
         how_to_find(places, &manifest)
     );
-    Err(Error::Incomplete { path: places.own().into(), reason })
+    Err(Error::MissingFiles { path: places.own().into(), reason })
 }
 
 /// Whether all directories are known over which a checkpoint was striped whose removal was killed. Which files are
@@ -212,7 +208,7 @@ fn check_found(places: &Places) -> Result<()> {
 /// else, there is nothing to say.
 pub(in crate::store) fn check_remains(places: &Places) -> Result<()> {
     // One that is damaged leads nowhere.
-    let Some(Some(manifest)) = rank_dirs::retired_manifest(places.own()) else { return Ok(()) };
+    let Some(Some(manifest)) = manifest::read_retired(places.own()) else { return Ok(()) };
     let unseen = places.unseen(&manifest.stripes);
     if unseen.is_empty() {
         return Ok(());
@@ -222,7 +218,7 @@ pub(in crate::store) fn check_remains(places: &Places) -> Result<()> {
         some_of(&unseen),
         how_to_find(places, &manifest)
     );
-    Err(Error::Incomplete { path: places.own().into(), reason })
+    Err(Error::MissingFiles { path: places.own().into(), reason })
 }
 
 /// What to do about files on other disks.
@@ -252,10 +248,11 @@ fn recycle(places: &Places) -> Result<Swept> {
 
 /// Takes the manifest away, durably: the end of the checkpoint.
 fn take_down(dir: &Path) -> Result<()> {
-    match read_manifest(dir) {
+    match manifest::read(dir)? {
+        Some(_) => {}
         // An earlier call was killed, perhaps before this was durable.
-        Err(Error::Incomplete { .. }) if is_retired(dir) => return dir::sync(dir),
-        manifest => drop(manifest?),
+        None if is_retired(dir) => return dir::sync(dir),
+        None => return Err(diagnose::no_manifest(dir)),
     }
     remove_mark(dir)?;
     dir::rename(&dir.join(names::MANIFEST), &dir.join(names::RETIRED))?;

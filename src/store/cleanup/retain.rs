@@ -4,14 +4,15 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{StepPattern, names};
-use crate::store::catalog::list::{Found, Status, survey};
-use crate::store::catalog::rank_dirs;
-use crate::store::catalog::steps::{Links, Row};
+use crate::store::catalog::found::{Found, Status};
+use crate::store::catalog::links::Links;
+use crate::store::catalog::list::survey;
+use crate::store::catalog::row::Row;
 use crate::store::cleanup::prune::{self, Act};
 use crate::store::cleanup::remove::{Disposal, check, check_free, is_gone, is_retired, retire};
 use crate::store::cleanup::sweep::Left;
-use crate::store::layout::recycled;
 use crate::store::layout::recycled::beside_all;
+use crate::store::layout::{rank_dirs, recycled};
 use crate::sys::dir;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -227,7 +228,7 @@ fn is_emptied(dir: &Path) -> bool {
 
 /// Whether this may be because another call has removed it, or is about to.
 fn tells_of_another_call(error: &Error) -> bool {
-    error.is_not_found() || matches!(error, Error::Busy { .. } | Error::Incomplete { .. })
+    error.is_not_found() || error.is_incomplete() || matches!(error, Error::Busy { .. })
 }
 
 const BUSY: &str = "a save into it, or its removal, is under way";

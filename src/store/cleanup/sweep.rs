@@ -3,12 +3,12 @@
 //! in those on the disks it is striped over. Takes no locks; [`prune`](crate::store::cleanup::prune::prune()) goes over all
 //! checkpoints of a directory.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::manifest::Listed;
 use crate::format::{FileEntry, names};
+use crate::store::layout::manifest;
 use crate::store::layout::recycled::Spares;
 use crate::store::layout::stripes::Places;
-use crate::store::read::checkpoint::read_files;
 use crate::sys::dir;
 use crate::sys::dir::{entries, file_names, remove};
 use crate::sys::lock::DirLock;
@@ -75,11 +75,7 @@ pub(in crate::store) fn sweep_keeping(
 /// # Errors
 /// What reading it gives; [`Error::Io`].
 pub(in crate::store) fn committed(places: &Places) -> Result<Option<Listed>> {
-    match read_files(places.own()) {
-        Ok(listed) => Ok(Some(listed)),
-        Err(Error::Incomplete { .. }) => Ok(None),
-        Err(error) => Err(error),
-    }
+    manifest::read_files(places.own())
 }
 
 /// [`sweep`] by what [`committed`] gives.

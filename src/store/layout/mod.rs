@@ -1,5 +1,8 @@
 //! Where the files of a checkpoint are: its own directory, stripes on other disks, recycled files.
 
+pub(crate) mod manifest;
+pub(crate) mod rank_dirs;
 pub(crate) mod recycled;
+pub(crate) mod session_note;
 pub(crate) mod stripes;
 pub(crate) mod unique;

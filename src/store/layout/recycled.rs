@@ -81,7 +81,7 @@ impl Spares {
         dir::make(&self.dir)?;
         match dir::rename(shard, &self.dir.join(spare)) {
             // The checkpoint is a file system of its own.
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::CrossesDevices => {
+            Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::CrossesDevices => {
                 Ok(false)
             }
             // Another removal has just cleared the directory away.

@@ -1,19 +1,18 @@
 //! Opening a checkpoint: its manifest, read and checked, and its files, all there.
 
 use crate::config::Config;
-use crate::error::{Error, Result, some_of};
-use crate::format::manifest::Listed;
+use crate::error::{Error, Result, numbered, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{FileOwner, ShardFile};
-use crate::store::catalog::diagnose::{no_directory, no_manifest, not_there};
+use crate::store::layout::manifest;
 use crate::store::layout::stripes::{Places, companion_of};
 use crate::store::read::dcp_mark;
+use crate::store::read::diagnose::{explain, no_manifest};
 use crate::store::read::fingerprint::{Stamp, while_replaced};
 use crate::store::read::foreign;
 use crate::store::read::index::Index;
 use crate::store::read::values::Values;
-use crate::sys::{dir, file};
-use std::collections::HashSet;
+use crate::sys::dir;
 use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -49,22 +48,25 @@ impl Checkpoint {
     /// `stripe`.
     ///
     /// No file stays open: a save or a removal that comes between this and a load takes the files away, and
-    /// the load then says so ([`Error::Replaced`], [`Error::Incomplete`]). It never reads another checkpoint
+    /// the load then says so ([`Error::Replaced`], [`Error::NoCheckpoint`]). It never reads another checkpoint
     /// in the place of this one.
     ///
     /// # Errors
-    /// [`Error::Io`] if there is no such directory; [`Error::Incomplete`] if nothing was committed
-    /// there or a file is missing; [`Error::Corrupt`] if the manifest or a file's length is not what
+    /// [`Error::Io`] if there is no such directory; [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if nothing
+    /// was committed there; [`Error::MissingFiles`]; [`Error::Corrupt`] if the manifest or a file's length is not what
     /// was written; [`Error::Format`] for a manifest that is not ringstow's; [`Error::Unsupported`]
     /// for one of a newer version; [`Error::Invalid`] if PyTorch's own DCP writer has saved over it.
     #[doc(hidden)]
     pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
-        config.validate()?;
         while_replaced(|| Self::open_once(path.as_ref(), config))
     }
 
-    fn open_once(path: &Path, config: &Config) -> Result<Self> {
-        let bytes = read_text(path)?;
+    /// [`Checkpoint::open_with`] for callers that begin again themselves on [`Error::Replaced`], so that one loop
+    /// is not nested in another.
+    pub(crate) fn open_once(path: &Path, config: &Config) -> Result<Self> {
+        config.validate()?;
+        let bytes = manifest::read_bytes(path).map_err(|error| explain(path, error))?;
+        let bytes = bytes.ok_or_else(|| no_manifest(path))?;
         dcp_mark::refuse_newer(path)?;
         let stamp = Stamp::of(&bytes);
         let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
@@ -83,13 +85,13 @@ impl Checkpoint {
     /// `HuggingFaceStorageWriter` does. Those have no checksums: loads are not verified.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`]; [`Error::Incomplete`] also for shards of ringstow's without a
-    /// manifest, for files and tensors that an index lists but are not there, and for tensors whose
-    /// chunks are not all there; [`Error::Format`] for files that are not safetensors.
+    /// Those of [`Checkpoint::open`]; [`Error::NotCommitted`] also for shards of ringstow's without a
+    /// manifest; [`Error::MissingFiles`] also for files and tensors that an index lists and for chunks of
+    /// tensors; [`Error::Format`] for files that are not safetensors.
     #[doc(hidden)]
     pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         let path = path.as_ref();
-        check_directory(path)?;
+        manifest::check_directory(path).map_err(|error| explain(path, error))?;
         if dir::has(&path.join(names::MANIFEST)) {
             return Self::open_with(path, config);
         }
@@ -184,58 +186,6 @@ impl FileOwner for Checkpoint {
     }
 }
 
-pub(in crate::store) fn check_directory(dir: &Path) -> Result<()> {
-    match dir::look(dir) {
-        Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => Err(no_directory(dir)),
-        Err(error) => {
-            crate::sys::path::check(dir)?; // of what is there, nobody asks how it is called
-            Err(not_there(dir, error))
-        }
-    }
-}
-
-/// Reads and checks a directory's manifest.
-pub(in crate::store) fn read_manifest(dir: &Path) -> Result<Manifest> {
-    Manifest::decode(read_text(dir)?, &dir.join(names::MANIFEST))
-}
-
-/// The files that a directory's manifest lists.
-pub(in crate::store) fn read_files(dir: &Path) -> Result<Listed> {
-    Manifest::decode_files(read_text(dir)?, &dir.join(names::MANIFEST))
-}
-
-/// The bytes of a directory's manifest.
-pub(in crate::store) fn read_text(dir: &Path) -> Result<Vec<u8>> {
-    check_directory(dir)?;
-    let path = dir.join(names::MANIFEST);
-    match file::read(&path) {
-        Ok(bytes) => Ok(bytes),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_manifest(dir)),
-        Err(e) if file::is_link(&e) => {
-            Err(Error::format(path, "is a symbolic link, which is refused"))
-        }
-        Err(e) => Err(Error::io("reading", path, e)),
-    }
-}
-
-/// The ranks of a world that are not in `there`.
-pub(in crate::store) fn missing_ranks(world_size: u32, there: &HashSet<u32>) -> Vec<u32> {
-    (0..world_size).filter(|rank| !there.contains(rank)).collect()
-}
-
-/// `rank 3`, or `ranks 1, 3, 5`; twenty of them at most.
-pub(in crate::store) fn listed(one: &str, several: &str, numbers: &[u32]) -> String {
-    const SHOWN_MAX: usize = 20;
-    let shown: Vec<String> = numbers.iter().take(SHOWN_MAX).map(u32::to_string).collect();
-    let more = match numbers.len() {
-        n if n > SHOWN_MAX => format!(" and {} more", n - SHOWN_MAX),
-        _ => String::new(),
-    };
-    let title = if numbers.len() == 1 { one } else { several };
-    format!("{title} {}{more}", shown.join(", "))
-}
-
 /// All shards of a manifest, with their full length.
 fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Vec<ShardFile>> {
     let places = Places::to_read(dir, stripe);
@@ -254,7 +204,7 @@ fn missing_shards(places: &Places, manifest: &Manifest, missing: &[&str]) -> Err
     ranks.dedup();
     let of = match manifest.world_size {
         1 => String::new(),
-        n => format!(" (of {}, {n} ranks in all)", listed("rank", "ranks", &ranks)),
+        n => format!(" (of {}, {n} ranks in all)", numbered("rank", &ranks)),
     };
     let reason = format!(
         "{} of {} files that its manifest lists are missing{of}: {}; {}",
@@ -263,7 +213,7 @@ fn missing_shards(places: &Places, manifest: &Manifest, missing: &[&str]) -> Err
         missing[..missing.len().min(20)].join(", "),
         how_to_find(places, manifest)
     );
-    Error::Incomplete { path: places.own().into(), reason }
+    Error::MissingFiles { path: places.own().into(), reason }
 }
 
 /// What to do about missing shards.

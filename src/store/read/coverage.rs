@@ -2,14 +2,28 @@
 //! each by itself. Nothing else hands out a tensor of which elements are missing.
 
 use crate::error::{Error, Result, some_of};
-use crate::format::TensorEntry;
+use crate::format::{PartOf, TensorEntry};
+use crate::store::layout::manifest;
 use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::diagnose::{explain, no_manifest};
+use std::path::Path;
+
+/// What the checkpoint at `dir` says that it is a part of: cheap, whatever it holds, since nothing else of its
+/// manifest is kept. `None` for a whole checkpoint, and for a damaged manifest, which opening it reports.
+///
+/// # Errors
+/// [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if nothing is committed there; [`Error::Format`] for a
+/// manifest that is a link; [`Error::Io`].
+pub fn part_of(dir: &Path) -> Result<Option<PartOf>> {
+    let manifest = manifest::read_bytes(dir).map_err(|error| explain(dir, error))?;
+    Ok(PartOf::noted_in(&manifest.ok_or_else(|| no_manifest(dir))?))
+}
 
 impl Checkpoint {
     /// Checks that these tensors are here whole. Names that are not here at all are passed over.
     ///
     /// # Errors
-    /// [`Error::Incomplete`] naming all of which this is one rank's part, and holds only some.
+    /// [`Error::MissingShare`] naming all of which this is one rank's part, and holds only some.
     pub fn check_whole<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<()> {
         match self.manifest().part_of {
             Some(_) => {
@@ -36,7 +50,7 @@ impl Checkpoint {
             return Ok(());
         }
         let (rank, ranks, of) = (part_of.rank, part_of.ranks, some_of(&lacking));
-        Err(Error::Incomplete {
+        Err(Error::MissingShare {
             path: self.path().into(),
             reason: format!(
                 "it is rank {rank}'s part of what {ranks} ranks saved each by itself (DCP's \

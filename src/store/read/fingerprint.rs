@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{SEAL_LEN, names};
-use crate::store::read::checkpoint::check_directory;
+use crate::store::layout::manifest::check_directory;
 use crate::sys::file;
 use std::fmt;
 use std::io;
@@ -44,7 +44,7 @@ impl Stamp {
     /// they are those of this manifest, or that it is not for another one that they could not.
     ///
     /// # Errors
-    /// [`Error::Replaced`] by another checkpoint; [`Error::Incomplete`] if it is removed, and
+    /// [`Error::Replaced`] by another checkpoint; [`Error::NoCheckpoint`] if it is removed, and
     /// [`Error::Io`] if its directory is.
     pub fn check(&self, dir: &Path, all_open: bool) -> Result<()> {
         let now = Self::at(&dir.join(names::MANIFEST))?;
@@ -61,7 +61,7 @@ impl Stamp {
         }
         check_directory(dir)?;
         let reason = "it was removed after it was opened: load another one";
-        Err(Error::Incomplete { path, reason: reason.into() })
+        Err(Error::NoCheckpoint { path, reason: reason.into() })
     }
 }
 

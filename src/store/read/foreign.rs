@@ -10,7 +10,7 @@ use crate::format::cover::Extent;
 use crate::format::names::MODEL_INDEX as INDEX;
 use crate::format::{Chunk, Dtype, FileEntry, Manifest, TensorEntry, names};
 use crate::pipeline::load::ShardFile;
-use crate::store::catalog::diagnose::{no_commit, no_manifest};
+use crate::store::read::diagnose::{no_commit, no_manifest};
 use crate::sys::dir::{self, file_names};
 use crate::sys::file;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -64,8 +64,7 @@ pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
 }
 
 fn uncommitted(dir: &Path, shard: &str) -> Error {
-    let reason = no_commit(shard);
-    Error::Incomplete { path: dir.into(), reason }
+    Error::NotCommitted { path: dir.into(), reason: no_commit(shard) }
 }
 
 fn read_index(dir: &Path) -> Result<Index> {
@@ -104,7 +103,7 @@ fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
             "{part} is a file of an export or a download that has not ended; wait for it, or do it \
              again if it was killed"
         );
-        return Err(Error::Incomplete { path: dir.into(), reason });
+        return Err(Error::NotCommitted { path: dir.into(), reason });
     }
     let files = safetensors_files(dir, present)?;
     let missing = missing_numbers(&files);
@@ -114,7 +113,7 @@ fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
             let (n, some) = (missing.len(), some_of(&missing));
             let reason =
                 format!("{n} file(s) of a numbered set are missing: {some}; fetch them again");
-            Err(Error::Incomplete { path: dir.into(), reason })
+            Err(Error::MissingFiles { path: dir.into(), reason })
         }
     }
 }
@@ -146,7 +145,7 @@ fn safetensors_files(dir: &Path, mut present: Vec<String>) -> Result<Vec<String>
 fn unlisted(dir: &Path, what: &str, missing: &[String]) -> Error {
     let (n, some) = (missing.len(), some_of(missing));
     let reason = format!("{n} {what} that {INDEX} lists are missing: {some}; fetch them again");
-    Error::Incomplete { path: dir.into(), reason }
+    Error::MissingFiles { path: dir.into(), reason }
 }
 
 /// Where a file of the directory really is. Links are followed: the hub's cache holds nothing else,
@@ -348,5 +347,5 @@ fn check_whole(dir: &Path, tensor: &TensorEntry) -> Result<()> {
         "tensor {name:?} of {shape:?} has {held} of {whole} bytes{hole}; a file is missing, fetch \
          it again"
     );
-    Err(Error::Incomplete { path: dir.into(), reason })
+    Err(Error::MissingFiles { path: dir.into(), reason })
 }

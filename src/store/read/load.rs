@@ -96,7 +96,7 @@ impl Checkpoint {
     /// they lie. Those of one chunk are read straight into their place, the others put together.
     ///
     /// # Errors
-    /// [`Error::Keys`] naming all that are not in the checkpoint; [`Error::Incomplete`] naming all of
+    /// [`Error::Keys`] naming all that are not in the checkpoint; [`Error::MissingShare`] naming all of
     /// which it has only some, as one rank's part; [`Error::Corrupt`] for a damaged block; [`Error::Io`].
     pub fn load_names<S: AsRef<str>>(
         &self,
@@ -136,7 +136,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Keys`] naming all that are not in the checkpoint or of another size, and
-    /// [`Error::Incomplete`] all of which it has only some, as one rank's part, before a byte
+    /// [`Error::MissingShare`] all of which it has only some, as one rank's part, before a byte
     /// is changed; [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before
     /// it are in place already.
     pub fn load_into<S: AsRef<str>>(

@@ -3,6 +3,7 @@
 pub(crate) mod checkpoint;
 pub(crate) mod coverage;
 pub(crate) mod dcp_mark;
+pub(crate) mod diagnose;
 pub(crate) mod fingerprint;
 pub(crate) mod foreign;
 pub(crate) mod index;

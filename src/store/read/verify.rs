@@ -24,7 +24,7 @@ pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyRe
 
 fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let checkpoint = Checkpoint::open_once(path, runtime.config())?;
     let file_bytes: Vec<u64> = checkpoint.files.iter().map(|file| file.bytes).collect();
     let blocks = all_blocks(&file_bytes, checkpoint.checked_unit(runtime.config().block_bytes));
     job.set_total(file_bytes.iter().sum());

@@ -1,7 +1,7 @@
 //! What a save makes on disk before it is known to succeed, and takes back if it does not.
 
 use crate::error::{Error, Result};
-use crate::store::catalog::rank_dirs;
+use crate::store::layout::rank_dirs;
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::DirLock;
@@ -105,8 +105,8 @@ impl Parts {
         for parent in own.ancestors().skip(1).take(names) {
             match dir::sync(parent) {
                 // Nor was the directory made by who may not even list this one.
-                Err(Error::Io { source, .. })
-                    if source.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                }
                 synced => synced?,
             }
         }

@@ -1,16 +1,15 @@
 //! The coordinator's side of a save by several ranks.
 
 use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::format::{Manifest, PartOf, RANKS_MAX, Receipt, names, receipt};
+use crate::error::{Error, Result, numbered};
+use crate::format::{Manifest, PartOf, Receipt, names, receipt};
+use crate::store::layout::session_note::Note;
 use crate::store::layout::unique::unique;
-use crate::store::read::checkpoint::{listed, missing_ranks};
 use crate::store::write::transaction::Transaction;
 use crate::sys::{dir, file};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -63,27 +62,6 @@ pub struct Committed {
     pub seconds: f64,
 }
 
-/// Who is to write: what `manifest.json.part` holds until the manifest itself is written there.
-#[derive(Debug, Serialize, Deserialize)]
-struct Note {
-    /// Ranks that take part.
-    world_size: u32,
-    /// No other session's.
-    session: Option<String>,
-    /// Of the shards' names.
-    generation: Option<u64>,
-}
-
-/// Longer files are no notes.
-const NOTE_BYTES_MAX: u64 = 1024;
-
-impl Note {
-    fn read(dir: &Path) -> io::Result<Option<Self>> {
-        let text = file::read_start(&dir.join(names::MANIFEST_PART), NOTE_BYTES_MAX)?;
-        Ok(serde_json::from_slice(&text).ok())
-    }
-}
-
 /// What a rank needs to know of the session that it writes for.
 #[derive(Debug)]
 pub(in crate::store) struct UnderWay {
@@ -102,10 +80,7 @@ pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
     let note = match dir::entries(dir) {
         Err(error) if error.is_not_found() => None,
         Err(error) => return Err(error),
-        Ok(_) => match Note::read(dir) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            note => note.map_err(|e| Error::io("reading", dir.join(names::MANIFEST_PART), e))?,
-        },
+        Ok(_) => Note::read(dir)?,
     };
     match note {
         Some(Note { session: Some(session), generation: Some(generation), .. }) => {
@@ -165,7 +140,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Invalid`] for receipts that are missing, of an earlier save, do not fit together or do
-    /// not cover a tensor; [`Error::Incomplete`] for a part that cannot be seen from here; [`Error::Io`]. In each
+    /// not cover a tensor; [`Error::MissingShare`] for a part that cannot be seen from here; [`Error::Io`]. In each
     /// case nothing is committed, and what the ranks wrote is removed. [`Error::NotDurable`] if it is committed, and
     /// may not survive a crash.
     pub fn commit(self, receipts: Vec<Receipt>, state: Box<RawValue>) -> Result<Committed> {
@@ -230,7 +205,7 @@ impl Session {
             self.world_size,
             self.path().display(),
             ranks.len(),
-            listed("rank", "ranks", &ranks)
+            numbered("rank", &ranks)
         )))
     }
 
@@ -264,7 +239,7 @@ impl Session {
                 Err(error) => error.to_string(),
             };
             let rank = names::shard_rank(&file.name);
-            return Err(Error::Incomplete {
+            return Err(Error::MissingShare {
                 path: self.path().into(),
                 reason: format!(
                     "rank {} has written {}, but the coordinator does not see it ({wrong}): do all \
@@ -323,26 +298,4 @@ impl Writes {
         let marks = receipts.iter().map(|receipt| (receipt.rank, receipt.mark()));
         Self { by_file: by_file.collect(), marks: marks.collect() }
     }
-}
-
-/// What is known of an unfinished save by several ranks: which of them had not finished, as a
-/// sentence. `None` for a save by one process.
-pub(in crate::store) fn unfinished(dir: &Path, names: &[String]) -> Option<String> {
-    let note = Note::read(dir).ok()??;
-    if note.world_size > RANKS_MAX {
-        return None; // no save of ours has written that
-    }
-    let done: HashSet<u32> = names.iter().filter_map(|name| names::done_rank(name)).collect();
-    let missing = missing_ranks(note.world_size, &done);
-    Some(match missing.len() {
-        0 => format!(
-            "all {} ranks had written their parts, the commit was not reached",
-            note.world_size
-        ),
-        _ => format!(
-            "of {} ranks, {} had not finished writing",
-            note.world_size,
-            listed("rank", "ranks", &missing)
-        ),
-    })
 }

@@ -157,7 +157,7 @@ impl Transaction {
         // From here on nothing may be taken back, even if the directory cannot be synced: the
         // manifest may or may not survive a crash, but its shards must if it does.
         self.parts.keep();
-        let not_durable = |source| Error::NotDurable { path: self.dir().into(), source };
+        let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
         dir::try_sync(self.dir()).map_err(not_durable)
     }
 

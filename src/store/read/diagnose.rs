@@ -1,12 +1,12 @@
-//! What lies at a path that holds no committed checkpoint, and what reads it. Only failures ask: a successful open
-//! never comes here.
+//! Why a path holds no committed checkpoint: what is there instead, and what reads it. Runs only where an error is
+//! about to be shown, since it looks into many files.
 
 use crate::error::Error;
 use crate::format::names;
-use crate::store::catalog::rank_dirs;
+use crate::store::layout::rank_dirs;
+use crate::store::layout::session_note::unfinished_ranks;
 use crate::store::layout::stripes::companion_of;
 use crate::store::read::dcp_mark;
-use crate::store::write::session::unfinished;
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
 use std::io;
@@ -15,65 +15,86 @@ use std::time::SystemTime;
 
 const GO_BACK: &str = "Resume from an earlier checkpoint; `ringstow prune` removes what was left";
 
-/// The error for a path that is no directory, with what is there and what reads it.
-pub(in crate::store) fn no_directory(path: &Path) -> Error {
-    let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
-    Error::io("opening", path, error).hinted(kind_of_file(path))
+/// Adds to an error about a directory that is missing, or is not a directory, what is there and what reads it.
+/// Other errors pass unchanged.
+pub(in crate::store) fn explain(dir: &Path, error: Error) -> Error {
+    let kind = match &error {
+        Error::Io { path, cause, .. } if path == dir => cause.kind(),
+        _ => return error,
+    };
+    match kind {
+        io::ErrorKind::NotADirectory => error.hinted(kind_of_file(dir)),
+        io::ErrorKind::NotFound => error.hinted(nothing_saved(dir)),
+        _ => error,
+    }
 }
 
-/// The error for a path that cannot be looked at.
-pub(in crate::store) fn not_there(path: &Path, error: io::Error) -> Error {
-    let is_missing = error.kind() == io::ErrorKind::NotFound;
-    let error = Error::io("opening", path, error);
-    if !is_missing {
-        return error;
-    }
+fn nothing_saved(path: &Path) -> String {
     let parent = path.parent().unwrap_or(path);
     match newest_in(parent) {
-        Some(newest) => error.hinted(format!(
+        Some(newest) => format!(
             "no checkpoint was saved there, but {} holds others, such as {}",
             parent.display(),
             newest.display()
-        )),
-        None => error.hinted("no checkpoint was saved there".into()),
+        ),
+        None => "no checkpoint was saved there".into(),
     }
 }
 
-/// The error for a directory without a manifest, with what is in it and what reads that.
+/// The error for a directory without a manifest: says what is in the directory and what reads that.
 pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
     let path = dir.to_path_buf();
     if let Ok(Some(checkpoint)) = companion_of(dir) {
         let reason =
             format!("it holds shards of {checkpoint}, which is striped over it: open that");
-        return Error::Incomplete { path, reason };
+        return Error::NoCheckpoint { path, reason };
     }
-    if let Some(first) = rank_dirs::parts(dir).unwrap_or_default().first() {
+    let parts = rank_dirs::parts(dir).unwrap_or_default();
+    if let Some(first) = parts.first() {
+        let is_committed = |part: &PathBuf| dir::is_file(&part.join(names::MANIFEST));
+        let Some(first) = parts.iter().find(|part| is_committed(part)) else {
+            let reason = format!(
+                "it is of ranks that save each by itself, such as {}, and none has committed its part: a save is \
+                 under way or was killed. {GO_BACK}",
+                first.display()
+            );
+            return Error::NotCommitted { path, reason };
+        };
         let reason = format!(
             "it is of ranks that saved each by itself (DCP's use_collectives=False), and each rank's part \
              is a checkpoint of its own: load it with dcp.load on as many ranks, or open a part, such as {}",
             first.display()
         );
-        return Error::Incomplete { path, reason };
+        return Error::NoCheckpoint { path, reason };
     }
     let names = file_names(dir).unwrap_or_default();
-    let parts = names.iter().filter(|name| names::is_part(name)).count();
-    let manifest = names::MANIFEST;
-    let reason = if names.iter().any(|name| name == names::RETIRED) {
-        "it was being removed, and what did that was killed; `ringstow prune` finishes it".into()
-    } else if parts == 0 {
-        kind_of_directory(dir, &names)
-    } else {
-        match unfinished(dir, &names) {
-            Some(ranks) => format!(
-                "it has no {manifest}: a save is under way or was killed before its commit, and {ranks}. {GO_BACK}"
-            ),
-            None => format!(
-                "it has no {manifest} but {parts} uncommitted file(s): a save is under way or was killed before \
-                 its commit. {GO_BACK}"
-            ),
-        }
-    };
-    Error::Incomplete { path, reason }
+    let uncommitted = names.iter().filter(|name| names::is_part(name)).count();
+    if names.iter().any(|name| name == names::RETIRED) {
+        let reason =
+            "it was being removed, and the removal was killed; `ringstow prune` finishes it".into();
+        return Error::NotCommitted { path, reason };
+    }
+    if uncommitted > 0 {
+        let what = unfinished_ranks(dir, &names)
+            .unwrap_or_else(|| format!("it has {uncommitted} uncommitted file(s)"));
+        let reason = format!(
+            "it has no {}: a save is under way or was killed before its commit; {what}. {GO_BACK}",
+            names::MANIFEST
+        );
+        return Error::NotCommitted { path, reason };
+    }
+    if let Some(newest) = newest_in(dir) {
+        let newest = newest.display();
+        let reason = format!(
+            "it is a directory of checkpoints, such as {newest}: load one of these. `latest` gives the path of \
+             the newest, `ringstow ls` lists them"
+        );
+        return Error::NoCheckpoint { path, reason };
+    }
+    if let Some(shard) = names.iter().find(|name| names::is_shard(name)) {
+        return Error::NotCommitted { path, reason: no_commit(shard) };
+    }
+    Error::NoCheckpoint { path, reason: kind_of_directory(dir, &names) }
 }
 
 /// What a directory is in which nothing of an unfinished save is.
@@ -81,16 +102,6 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
     let manifest = names::MANIFEST;
     let first = |is_it: fn(&str) -> bool| names.iter().find(|name| is_it(name));
     let dcp = |name: &str| name.ends_with(".distcp");
-    if let Some(newest) = newest_in(dir) {
-        let newest = newest.display();
-        return format!(
-            "it is a directory of checkpoints, such as {newest}: load one of these. `latest` gives the path of \
-             the newest, `ringstow ls` lists them"
-        );
-    }
-    if let Some(shard) = first(names::is_shard) {
-        return no_commit(shard);
-    }
     if first(dcp).is_some()
         || (first(|name| name == names::DCP_MARK).is_some() && !dcp_mark::is_ours(dir))
     {

@@ -1,0 +1,46 @@
+//! What a look at a directory found: a checkpoint, whole or not.
+
+use crate::format::PartOf;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// A directory that is, or was to become, a checkpoint.
+#[derive(Debug, Serialize)]
+pub struct Found {
+    /// The directory.
+    #[serde(with = "crate::path_text")]
+    pub path: PathBuf,
+    /// Whether it can be loaded.
+    pub status: Status,
+    /// Why not, if not.
+    pub problem: Option<String>,
+    /// Which of the run's [`steps`](crate::steps) it is; `None` if it is none.
+    pub step: Option<u64>,
+    /// The step that its manifest notes.
+    #[serde(skip)]
+    pub(in crate::store) saved_step: Option<u64>,
+    /// When it was committed, in milliseconds since 1970-01-01 UTC.
+    pub created_unix_ms: Option<u64>,
+    /// Number of tensors.
+    pub tensors: Option<usize>,
+    /// Bytes of its shards.
+    pub file_bytes: Option<u64>,
+    /// Which rank's part of what it is, if ranks saved each by itself and this is not the whole.
+    pub part_of: Option<PartOf>,
+    /// The parts of a whole that ranks saved each by itself, by rank: each a checkpoint of its own. Empty
+    /// for any other.
+    #[serde(with = "crate::path_text::list")]
+    pub parts: Vec<PathBuf>,
+}
+
+/// Whether a checkpoint can be loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Committed, and all files are there with their full length.
+    Committed,
+    /// Never committed, or a file is missing, or a rank's part.
+    Incomplete,
+    /// Its manifest or a file's length is not what was written.
+    Damaged,
+}

@@ -1,0 +1,185 @@
+//! Which names make up the row of steps of a run. Decided over all of them, since a name by itself does not
+//! tell: `gpt2` beside `step-900` and `step-1000` is not step 2.
+
+use crate::error::some_of;
+use crate::format::{NoStep, Stem, StepName, StepPattern};
+use crate::store::catalog::found::{Found, Status};
+use crate::store::catalog::links::Link;
+use crate::store::layout::rank_dirs;
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// What the steps of a directory are known by.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Row {
+    pub rule: Rule,
+    /// Stems of other names that look like a row of steps.
+    rivals: Vec<Stem>,
+    /// What was saved after all steps and looks like one, but is the only name of its stem.
+    newer: Option<PathBuf>,
+}
+
+#[derive(Debug, Default)]
+pub(in crate::store) enum Rule {
+    /// Nothing there is a step.
+    #[default]
+    Nothing,
+    /// The caller's pattern.
+    Pattern(StepPattern),
+    /// They were saved as steps; others of the same stem are steps, too.
+    Saved(Option<Stem>),
+    /// Their names have this stem.
+    Named(Stem),
+}
+
+impl Row {
+    /// The row that these checkpoints of one directory make up.
+    pub fn of(all: &[Found], pattern: Option<&StepPattern>) -> Self {
+        let rule = |rule| Self { rule, ..Self::default() };
+        if let Some(pattern) = pattern {
+            return rule(Rule::Pattern(pattern.clone()));
+        }
+        let own: Vec<&Found> = all.iter().filter(|found| may_lead(found, Link::None)).collect();
+        let newest_saved =
+            own.iter().filter(|found| found.saved_step.is_some()).max_by_key(|found| age(found));
+        if let Some(newest) = newest_saved {
+            let named = name_of(&newest.path).ok();
+            let same_number = named.filter(|named| Some(named.step) == newest.saved_step);
+            return rule(Rule::Saved(same_number.map(|named| named.stem)));
+        }
+        match own.is_empty() {
+            false => Self::named(&own),
+            // A directory of links, to checkpoints on other disks.
+            true => {
+                Self::named(&all.iter().filter(|f| may_lead(f, Link::Outside)).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// The row of the newest save's stem: of those that say that they count steps, if there are any, else of those
+    /// that several names have.
+    fn named(all: &[&Found]) -> Self {
+        let mut by_stem: BTreeMap<Stem, Vec<&Found>> = BTreeMap::new();
+        for found in all {
+            if let Ok(name) = name_of(&found.path) {
+                by_stem.entry(name.stem).or_default().push(found);
+            }
+        }
+        // Where nothing was committed nothing can be taken for the newest.
+        by_stem.retain(|_, row| row.iter().any(|found| found.created_unix_ms.is_some()));
+        let newest = |row: &[&Found]| row.iter().map(|found| age(found)).max();
+        let Some(last) = by_stem.values().flatten().max_by_key(|found| age(found)).copied() else {
+            return Self::default();
+        };
+        let is_row = |row: &[&Found]| row.len() > 1;
+        if by_stem.keys().any(Stem::counts_steps) {
+            by_stem.retain(|stem, _| stem.counts_steps());
+        } else if by_stem.values().any(|row| is_row(row)) {
+            by_stem.retain(|_, row| is_row(row));
+        }
+        let (stem, row) = by_stem.iter().max_by_key(|(_, row)| newest(row)).expect("one at least");
+        let newer = (newest(row) < Some(age(last))).then(|| last.path.clone());
+        let rivals = by_stem.iter().filter(|(other, row)| *other != stem && is_row(row));
+        let rivals = rivals.map(|(other, _)| other.clone()).collect();
+        Self { rule: Rule::Named(stem.clone()), rivals, newer }
+    }
+
+    /// Which step a checkpoint is.
+    pub fn step(&self, found: &Found) -> Option<u64> {
+        let link = Link::of(&found.path);
+        if link == Link::Inside || rank_dirs::dir_rank(&found.path).is_some() {
+            return None;
+        }
+        let named = |stem: &Stem| {
+            let name = name_of(&found.path).ok()?;
+            (name.stem == *stem).then_some(name.step)
+        };
+        match &self.rule {
+            Rule::Nothing => None,
+            Rule::Pattern(pattern) => pattern.step_in(file_name(&found.path)),
+            Rule::Saved(stem) => found
+                .saved_step
+                .filter(|_| link == Link::None)
+                .or_else(|| stem.as_ref().and_then(named)),
+            Rule::Named(stem) => named(stem),
+        }
+    }
+
+    /// Why a checkpoint that can be loaded is no step.
+    pub fn why_not(&self, found: &Found) -> String {
+        let why = match (&self.rule, name_of(&found.path)) {
+            (Rule::Pattern(pattern), _) => format!("its name does not fit the pattern {pattern}"),
+            (_, Err(why @ NoStep::NoNumber)) => format!("{why}"),
+            (Rule::Saved(_), _) => "it was not saved with step=, as the steps here were".into(),
+            (Rule::Named(stem), Ok(_)) => format!("the steps here are {stem}"),
+            (_, Err(why)) => why.to_string(),
+            (Rule::Nothing, Ok(_)) => "nothing here counts as a step".into(),
+        };
+        format!("{why}, so that it is no step; `retire` it when it is no longer wanted")
+    }
+
+    /// What counts as a step, in words; `None` if nothing does.
+    pub fn counted(&self) -> Option<String> {
+        match &self.rule {
+            Rule::Nothing => None,
+            Rule::Pattern(pattern) => Some(pattern.to_string()),
+            Rule::Saved(None) => Some("saved with step=".into()),
+            Rule::Saved(Some(stem)) => Some(format!("saved with step=, and {stem}")),
+            Rule::Named(stem) => Some(stem.to_string()),
+        }
+    }
+
+    /// What was saved after all steps and could be one, by its name.
+    pub fn newer(&self) -> Option<&Path> {
+        self.newer.as_deref()
+    }
+
+    /// What the caller of a clean-up of `dir` should know: that nothing counted, or that it was a guess.
+    pub fn warnings(&self, dir: &Path, all: &[Found]) -> Vec<String> {
+        let is_whole = |found: &&Found| {
+            found.status == Status::Committed && rank_dirs::dir_rank(&found.path).is_none()
+        };
+        let wholes = all.iter().filter(is_whole).count();
+        let none = wholes > 0 && all.iter().all(|found| found.step.is_none());
+        let dir = dir.display();
+        let nothing = none.then(|| match &self.rule {
+            Rule::Pattern(pattern) => {
+                format!("no checkpoint in {dir} fits the pattern {pattern}: none is removed")
+            }
+            _ => format!(
+                "none of the {wholes} checkpoints in {dir} counts as a step: none is removed. {REMEDY}"
+            ),
+        });
+        let guess = (!self.rivals.is_empty()).then(|| {
+            let rivals: Vec<String> = self.rivals.iter().map(Stem::to_string).collect();
+            let taken = self.counted().unwrap_or_default();
+            format!(
+                "several kinds of names in {dir} look like steps: {taken}, the newest save's, is taken, {} left \
+                 alone. {REMEDY}",
+                some_of(&rivals)
+            )
+        });
+        nothing.into_iter().chain(guess).collect()
+    }
+}
+
+const REMEDY: &str = "Save with step=1000, or say which names are steps: pattern=\"step-*\"";
+
+/// What orders saves in time; of the same millisecond, the higher number is the later.
+fn age(found: &Found) -> (Option<u64>, Option<u64>) {
+    (found.created_unix_ms, found.saved_step.or_else(|| Some(name_of(&found.path).ok()?.step)))
+}
+
+/// Whether a directory can decide what the row is, if links of this kind may.
+fn may_lead(found: &Found, link: Link) -> bool {
+    rank_dirs::dir_rank(&found.path).is_none() && Link::of(&found.path) == link
+}
+
+fn file_name(path: &Path) -> &[u8] {
+    path.file_name().unwrap_or_default().as_bytes()
+}
+
+fn name_of(path: &Path) -> std::result::Result<StepName, NoStep> {
+    StepName::of(file_name(path))
+}

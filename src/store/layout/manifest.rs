@@ -1,0 +1,70 @@
+//! The manifest file of a directory. Most directories that the store looks into have none, so its absence is
+//! an answer here, not an error; [`diagnose`](crate::store::read::diagnose) finds out why there is none.
+
+use crate::error::{Error, Result};
+use crate::format::manifest::Listed;
+use crate::format::{Manifest, names};
+use crate::sys::dir::{has, look};
+use crate::sys::file;
+use std::io;
+use std::path::Path;
+
+/// Reads the bytes of the manifest in `dir`; `None` if there is no manifest.
+///
+/// # Errors
+/// [`Error::Io`], also if `dir` itself is missing or is not a directory; [`Error::Format`] for a link.
+pub(in crate::store) fn read_bytes(dir: &Path) -> Result<Option<Vec<u8>>> {
+    let path = dir.join(names::MANIFEST);
+    match file::read(&path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            check_directory(dir).map(|()| None)
+        }
+        Err(e) if file::is_link(&e) => {
+            Err(Error::format(path, "is a symbolic link, which is refused"))
+        }
+        Err(e) => Err(Error::io("reading", path, e)),
+    }
+}
+
+/// Reads and checks the manifest in `dir`; `None` if there is no manifest.
+///
+/// # Errors
+/// Those of [`read_bytes`] and [`Manifest::decode`].
+pub(in crate::store) fn read(dir: &Path) -> Result<Option<Manifest>> {
+    let bytes = read_bytes(dir)?;
+    bytes.map(|bytes| Manifest::decode(bytes, &dir.join(names::MANIFEST))).transpose()
+}
+
+/// Reads only which files the manifest in `dir` lists; `None` if there is no manifest.
+///
+/// # Errors
+/// Those of [`read_bytes`] and [`Manifest::decode_files`].
+pub(in crate::store) fn read_files(dir: &Path) -> Result<Option<Listed>> {
+    let bytes = read_bytes(dir)?;
+    bytes.map(|bytes| Manifest::decode_files(bytes, &dir.join(names::MANIFEST))).transpose()
+}
+
+/// What the manifest in `dir` said before a removal renamed it. `None` if there is no such manifest,
+/// `Some(None)` if it cannot be read.
+pub(in crate::store) fn read_retired(dir: &Path) -> Option<Option<Manifest>> {
+    let path = dir.join(names::RETIRED);
+    let read = || Manifest::decode(file::read(&path).ok()?, &path).ok();
+    has(&path).then(read)
+}
+
+/// Checks that `dir` is a directory.
+///
+/// # Errors
+/// [`Error::Io`] naming `dir`; [`Error::Invalid`] for a URL.
+pub(in crate::store) fn check_directory(dir: &Path) -> Result<()> {
+    let error = match look(dir) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => io::Error::from_raw_os_error(nix::libc::ENOTDIR),
+        Err(error) => {
+            crate::sys::path::check(dir)?; // a path that exists may have any name
+            error
+        }
+    };
+    Err(Error::io("opening", dir, error))
+}

@@ -1,0 +1,109 @@
+//! A checkpoint of ranks that saved each by itself, without a word between them: a directory in which
+//! each rank has one of its own, `rank00003`, that holds its part. No rename commits the whole. It is there
+//! if every rank's part is, and all are of the same save.
+
+use crate::error::{Error, Result};
+use crate::format::{Manifest, names};
+use crate::store::layout::manifest;
+use crate::store::layout::stripes::{companion_of, same};
+use crate::sys::dir::{directories, entries, file_names, has, is_dir};
+use std::path::{Path, PathBuf};
+
+/// The rank whose part a directory holds, going by its name.
+pub(in crate::store) fn dir_rank(path: &Path) -> Option<u32> {
+    names::dir_rank(path.file_name()?.to_str()?)
+}
+
+/// The directories in `dir` that are named after ranks, whatever is in them; links are not followed.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be listed.
+pub(in crate::store) fn dirs(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = directories(dir)?;
+    found.retain(|path| dir_rank(path).is_some());
+    Ok(found)
+}
+
+/// The directories in `dir` in which a rank's part is, or was to be, by rank. None if `dir` is a checkpoint
+/// itself, or holds others too.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be listed.
+pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
+    let itself = [names::MANIFEST, names::RETIRED, names::COMPANION];
+    if itself.iter().any(|name| has(&dir.join(name))) {
+        return Ok(Vec::new());
+    }
+    let paths = entries(dir)?.into_iter().map(|entry| entry.path());
+    let (mut parts, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        paths.filter(|path| is_dir(path)).partition(|path| dir_rank(path).is_some());
+    parts.retain(|path| holds_trace(path));
+    // A directory of checkpoints, into which somebody saved by ranks once, stays one.
+    if !parts.is_empty() && others.iter().any(|path| is_checkpoint(path, dir)) {
+        return Ok(Vec::new());
+    }
+    parts.sort_by_key(|path| dir_rank(path));
+    Ok(parts)
+}
+
+/// Whether what is in a directory is a checkpoint, or a whole. It looks no deeper, and not at a link back to the
+/// directory: links could lead around in circles.
+fn is_checkpoint(path: &Path, within: &Path) -> bool {
+    let holds_parts = || dirs(path).is_ok_and(|parts| parts.iter().any(|part| holds_trace(part)));
+    !same(path, within) && (holds_trace(path) || holds_parts())
+}
+
+/// Whether a directory of its own says that a checkpoint is, was or was to be there.
+fn holds_trace(dir: &Path) -> bool {
+    let found = file_names(dir).is_ok_and(|all| all.iter().any(|name| names::is_trace(name)));
+    found && !companion_of(dir).is_ok_and(|of| of.is_some())
+}
+
+/// Whether these parts are what the removal of a whole left that was killed. Parts of another save than those
+/// that were being removed are somebody's data.
+pub(in crate::store) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
+    if !parts.iter().any(|part| has(&part.join(names::RETIRED))) {
+        return false;
+    }
+    let (mut retired, mut stay) = (Vec::new(), Vec::new());
+    for part in parts {
+        match manifest::read(part) {
+            Ok(Some(manifest)) => stay.push(save_of(&manifest)),
+            Ok(None) => {
+                let read = manifest::read_retired(part);
+                retired.extend(read.map(|manifest| manifest.as_ref().and_then(save_of)));
+            }
+            // Which save it belongs to is unknown.
+            Err(_) => return false,
+        }
+    }
+    let first = retired.first();
+    first.is_some_and(|first| {
+        stay.is_empty()
+            || (first.is_some() && retired.iter().chain(&stay).all(|save| save == first))
+    })
+}
+
+/// Those of a whole's parts that are committed.
+///
+/// # Errors
+/// [`Error::NotCommitted`] if none is, nor being removed; those of [`manifest::read`] for a manifest that cannot
+/// be read, so that its files are unknown.
+pub(in crate::store) fn committed<'a>(dir: &Path, parts: &'a [PathBuf]) -> Result<Vec<&'a Path>> {
+    let mut committed = Vec::new();
+    for part in parts {
+        if manifest::read(part)?.is_some() {
+            committed.push(part.as_path());
+        }
+    }
+    if committed.is_empty() && !removal_was_interrupted(parts) {
+        let reason =
+            "no rank's part is committed; `ringstow prune` on it removes what was left".into();
+        return Err(Error::NotCommitted { path: dir.into(), reason });
+    }
+    Ok(committed)
+}
+
+fn save_of(manifest: &Manifest) -> Option<(u32, String)> {
+    manifest.part_of.as_ref().map(|of| (of.ranks, of.save.clone()))
+}

@@ -1,0 +1,60 @@
+//! The note that the coordinator of a save by several ranks leaves in the directory: `manifest.json.part` holds
+//! it until the manifest itself is written there.
+
+use crate::error::{Error, Result, numbered};
+use crate::format::{RANKS_MAX, names};
+use crate::sys::file::read_start;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+
+/// Who is to write.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::store) struct Note {
+    /// Ranks that take part.
+    pub world_size: u32,
+    /// The session's own id.
+    pub session: Option<String>,
+    /// The generation in the shards' names.
+    pub generation: Option<u64>,
+}
+
+/// Longer files are not notes.
+const NOTE_BYTES_MAX: u64 = 1024;
+
+impl Note {
+    /// Reads the note in `dir`; `None` if there is no note.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn read(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join(names::MANIFEST_PART);
+        match read_start(&path, NOTE_BYTES_MAX) {
+            Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io("reading", path, e)),
+        }
+    }
+}
+
+/// Says which ranks have not finished writing, for a directory whose files are `names`. `None` if no save by
+/// several ranks has begun there.
+pub(in crate::store) fn unfinished_ranks(dir: &Path, names: &[String]) -> Option<String> {
+    let note = Note::read(dir).ok()??;
+    let ranks = note.world_size;
+    if ranks > RANKS_MAX {
+        return None; // ringstow never writes such a note
+    }
+    let done: HashSet<u32> = names.iter().filter_map(|name| names::done_rank(name)).collect();
+    let missing = missing_ranks(ranks, &done);
+    Some(match missing.len() {
+        0 => format!("all {ranks} ranks had written their parts, the commit was not reached"),
+        _ => format!("of {ranks} ranks, {} had not finished writing", numbered("rank", &missing)),
+    })
+}
+
+/// The ranks of a world that are not in `present`.
+pub(in crate::store) fn missing_ranks(world_size: u32, present: &HashSet<u32>) -> Vec<u32> {
+    (0..world_size).filter(|rank| !present.contains(rank)).collect()
+}
