@@ -388,7 +388,8 @@ pub fn list(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
 /// The steps of training in `dir`, oldest first. `docs/retention.md` says which checkpoints count as steps.
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`].
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed, or the system refuses to read a directory that may be a step;
+/// as for [`Config::found`].
 pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
     Store::found()?.steps(dir, None)
 }
@@ -398,7 +399,8 @@ pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
 /// [`latest_verified`].
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`].
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed, or the system refuses to read a directory that may be the newest step;
+/// as for [`Config::found`].
 pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     Store::found()?.latest(dir, &Wanted::default())
 }

@@ -65,7 +65,7 @@ def steps(
 
     Raises:
         InvalidStateError: the pattern does not say where the step is.
-        OSError: the directory can't be read.
+        OSError: the directory, or one in it that may be a step, can't be read.
     """
     from ringstow._report import Step
 
@@ -99,7 +99,8 @@ def latest(
     Raises:
         InvalidStateError: the pattern does not say where the step is; or nothing in the directory
             is ``before``.
-        OSError: the directory can't be read.
+        OSError: the directory, or one in it that may be the newest step, can't be read. An
+            unreadable sector is damage with ``verify``, and passed over.
     """
     limit: int | str | None
     if isinstance(before, str | os.PathLike):

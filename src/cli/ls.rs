@@ -106,5 +106,6 @@ fn status(status: Status) -> &'static str {
         Status::Committed => "committed",
         Status::Incomplete => "INCOMPLETE",
         Status::Damaged => "DAMAGED",
+        Status::Unreadable => "UNREADABLE",
     }
 }

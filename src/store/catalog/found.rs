@@ -1,5 +1,6 @@
 //! What a look at a directory found: a checkpoint, whole or not.
 
+use crate::error::Error;
 use crate::format::PartOf;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -31,6 +32,28 @@ pub struct Found {
     /// for any other.
     #[serde(with = "crate::path_text::list")]
     pub parts: Vec<PathBuf>,
+    /// Why it is [`Status::Unreadable`].
+    #[serde(skip)]
+    pub(in crate::store) refusal: Option<Error>,
+}
+
+impl Found {
+    /// A directory that the system refused to read.
+    pub(in crate::store) fn unreadable(path: PathBuf, refusal: Error) -> Self {
+        Self {
+            path,
+            status: Status::Unreadable,
+            problem: Some(refusal.to_string()),
+            step: None,
+            saved_step: None,
+            created_unix_ms: None,
+            tensors: None,
+            file_bytes: None,
+            part_of: None,
+            parts: Vec::new(),
+            refusal: Some(refusal),
+        }
+    }
 }
 
 /// Whether a checkpoint can be loaded.
@@ -43,4 +66,6 @@ pub enum Status {
     Incomplete,
     /// Its manifest or a file's length is not what was written.
     Damaged,
+    /// The system refused to read it: it may be any of the others.
+    Unreadable,
 }

@@ -28,8 +28,8 @@ pub struct Wanted {
 /// committed and cannot be loaded is passed over with a warning.
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed, or on a failure to read that is not damage; [`Error::Invalid`] for a
-/// [`Before`] that is not there.
+/// [`Error::Io`] if `dir` cannot be listed, or the system refuses to read a directory that may be the newest step;
+/// [`Error::Invalid`] for a [`Before`] that is not there.
 pub fn latest(
     dir: impl AsRef<Path>,
     wanted: &Wanted,
@@ -46,13 +46,24 @@ pub fn latest(
             dir.display()
         );
     }
+    // One whose place in the row is unknown may be the newest.
+    for found in steps.extract_if(.., |found| found.step.is_none() && found.refusal.is_some()) {
+        pass_over_unreadable(found, wanted.verify)?;
+    }
     if let Some(before) = &wanted.before {
         before.cut(&mut steps, dir)?;
     }
     for found in steps.into_iter().rev() {
-        if found.status != Status::Committed {
-            pass_over(&found);
-            continue;
+        match found.status {
+            Status::Committed => {}
+            Status::Unreadable => {
+                pass_over_unreadable(found, wanted.verify)?;
+                continue;
+            }
+            Status::Incomplete | Status::Damaged => {
+                pass_over(&found);
+                continue;
+            }
         }
         match wanted.verify.then(|| damage(&found, config, job)).transpose()?.flatten() {
             None => return Ok(Some(found.path)),
@@ -73,6 +84,22 @@ fn pass_over(found: &Found) {
             tracing::info!("{path} is passed over, it was never committed: {problem}");
         }
         _ => tracing::warn!("{path} is passed over, it cannot be loaded: {problem}"),
+    }
+}
+
+/// With `verify`, an unreadable sector is damage to go back from. Without it, an older checkpoint in place of one that
+/// only this machine or this moment cannot read would be a step back that nobody notices.
+///
+/// # Errors
+/// Why the system refused.
+fn pass_over_unreadable(found: Found, verify: bool) -> Result<()> {
+    match found.refusal {
+        Some(refusal) if verify && is_of_checkpoint(&refusal) => {
+            tracing::warn!("{} is passed over, it cannot be read: {refusal}", found.path.display());
+            Ok(())
+        }
+        Some(refusal) => Err(refusal),
+        None => Ok(()),
     }
 }
 

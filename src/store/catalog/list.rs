@@ -1,15 +1,16 @@
 //! Finding checkpoints in a directory.
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{Manifest, StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
-use crate::store::catalog::row::Row;
+use crate::store::catalog::row::{Row, may_be_step};
 use crate::store::catalog::shares;
 use crate::store::layout::stripes::companion_of;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
-use crate::sys::dir::{entries, file_names, is_dir, leads_somewhere};
+use crate::sys::dir::{entries, file_names, is_there};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// All checkpoints in `dir`: those directly under it, or itself, if it is one and there are none. First what is none of the
@@ -18,8 +19,8 @@ use std::path::{Path, PathBuf};
 /// A directory of the parts of ranks that saved each by itself is one checkpoint. It is committed if the
 /// part of each rank is, and all are of one save.
 ///
-/// Directories in which nothing of ringstow's is, or that cannot be read, are left out. Tensors' bytes
-/// are not checked. Of striped checkpoints, files are looked for in the configuration's `stripe`.
+/// Directories in which nothing of ringstow's is are left out, and so are those that may not be listed and whose
+/// name is not a step's (`lost+found`). Tensors' bytes are not checked. Of striped checkpoints, files are looked for in the configuration's `stripe`.
 ///
 /// # Errors
 /// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed.
@@ -33,7 +34,7 @@ pub(in crate::store) fn survey(
     pattern: Option<&StepPattern>,
     config: &Config,
 ) -> Result<(Row, Vec<Found>)> {
-    let mut all = look_below(dir, config)?;
+    let mut all = look_below(dir, pattern, config)?;
     if let Some(own) = look(dir, config)? {
         // A save into the run's directory itself, killed or not, hides none of the run's checkpoints.
         let is_part = |found: &Found| rank_dirs::dir_rank(&found.path).is_some();
@@ -60,28 +61,31 @@ pub(in crate::store) fn survey(
     Ok((row, all))
 }
 
-fn look_below(dir: &Path, config: &Config) -> Result<Vec<Found>> {
+fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Result<Vec<Found>> {
     let mut all = Vec::new();
     for entry in entries(dir)? {
         let path = entry.path();
-        if is_dir(&path) {
-            match look(&path, config) {
-                Ok(found) => all.extend(found.filter(|found| found.is_there())),
-                // Another process has just removed it.
-                Err(error) if error.is_not_found() && !leads_somewhere(&path) => {}
-                // Somebody else's (`lost+found`): no reason to find none of the others.
-                Err(error) => tracing::warn!("{} is left out: {error}", path.display()),
+        let looked = match is_there(&path) {
+            Ok(true) => look(&path, config),
+            Ok(false) => continue,
+            Err(error) => Err(error),
+        };
+        match looked {
+            Ok(found) => all.extend(found),
+            // Another process has just removed it.
+            Err(error) if error.is_not_found() => {}
+            // Another program's (`lost+found`): no reason to find none of the others.
+            Err(error) if is_denied(&error) && !may_be_step(&path, pattern) => {
+                tracing::warn!("{} is left out: {error}", path.display());
             }
+            Err(error) => all.push(Found::unreadable(path, error)),
         }
     }
     Ok(all)
 }
 
-impl Found {
-    /// False for what another process has removed while it was looked at.
-    fn is_there(&self) -> bool {
-        self.status == Status::Committed || leads_somewhere(&self.path)
-    }
+fn is_denied(error: &Error) -> bool {
+    error.io_error().is_some_and(|cause| cause.kind() == io::ErrorKind::PermissionDenied)
 }
 
 fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
@@ -99,6 +103,9 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
     for part in &parts {
         found.extend(look_at_one(part, config)?);
     }
+    if let Some(refusal) = found.iter_mut().find_map(|part| part.refusal.take()) {
+        return Err(refusal);
+    }
     let (status, problem) = shares::judge(dir, &found);
     Ok(Found {
         path: dir.into(),
@@ -111,6 +118,7 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
         file_bytes: found.iter().filter_map(|part| part.file_bytes).reduce(|sum, n| sum + n),
         part_of: None,
         parts,
+        refusal: None,
     })
 }
 
@@ -120,7 +128,12 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || companion_of(dir)?.is_some() {
         return Ok(None);
     }
-    let opened = Checkpoint::open_with(dir, config);
+    let opened = match Checkpoint::open_with(dir, config) {
+        Err(error) if is_refusal(&error) => {
+            return Ok(Some(Found::unreadable(dir.into(), error)));
+        }
+        opened => opened,
+    };
     // One that cannot be loaded may still say what it was.
     let readable = if opened.is_err() { manifest::read(dir).ok().flatten() } else { None };
     let manifest = opened.as_ref().map(Checkpoint::manifest).ok().or(readable.as_ref());
@@ -141,5 +154,14 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
         file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
         part_of: manifest.and_then(|m| m.part_of.clone()),
         parts: Vec::new(),
+        refusal: None,
     }))
+}
+
+/// Whether the system refused to read what is there: no permission, a failing disk, too many open files.
+fn is_refusal(error: &Error) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    error.io_error().is_some_and(|cause| {
+        cause.raw_os_error().is_some() && ![NotFound, NotADirectory].contains(&cause.kind())
+    })
 }

@@ -166,6 +166,14 @@ impl Row {
 
 const REMEDY: &str = "Save with step=1000, or say which names are steps: pattern=\"step-*\"";
 
+/// Whether a directory may be a step by its name alone.
+pub(in crate::store) fn may_be_step(path: &Path, pattern: Option<&StepPattern>) -> bool {
+    match pattern {
+        Some(pattern) => pattern.step_in(file_name(path)).is_some(),
+        None => name_of(path).is_ok(),
+    }
+}
+
 /// What orders saves in time; of the same millisecond, the higher number is the later.
 fn age(found: &Found) -> (Option<u64>, Option<u64>) {
     (found.created_unix_ms, found.saved_step.or_else(|| Some(name_of(&found.path).ok()?.step)))

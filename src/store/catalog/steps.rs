@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::StepPattern;
-use crate::store::catalog::found::Found;
+use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Link;
 use crate::store::catalog::list::survey;
 use crate::store::catalog::row::{Row, Rule};
@@ -25,16 +25,21 @@ use std::path::{Path, PathBuf};
 /// With a pattern, the steps are the names that fit it, and nothing else.
 ///
 /// # Errors
-/// [`Error::Io`] if `dir` cannot be listed.
+/// [`Error::Io`] if `dir` cannot be listed, or the system refuses to read a directory that may be a step.
 pub fn steps(
     dir: impl AsRef<Path>,
     pattern: Option<&StepPattern>,
     config: &Config,
 ) -> Result<Vec<Found>> {
-    Ok(steps_and_row(dir.as_ref(), pattern, config)?.0)
+    let (mut steps, _) = steps_and_row(dir.as_ref(), pattern, config)?;
+    match steps.iter_mut().find_map(|found| found.refusal.take()) {
+        Some(refusal) => Err(refusal),
+        None => Ok(steps),
+    }
 }
 
-/// [`steps`], and the row that they make up.
+/// [`steps`], and the row that they make up. [Unreadable](Status::Unreadable) directories that may be steps are
+/// among them.
 pub(in crate::store) fn steps_and_row(
     dir: &Path,
     pattern: Option<&StepPattern>,
@@ -53,7 +58,11 @@ pub(in crate::store) fn steps_and_row(
     };
     all.retain(|found| found.path == dir || is_one(found));
     if matches!(row.rule, Rule::Pattern(_)) || all.iter().any(|found| found.step.is_some()) {
-        all.retain(|found| found.step.is_some());
+        // Whether an unreadable one was saved as a step, only its manifest says.
+        let is_unknown = |found: &Found| {
+            found.status == Status::Unreadable && matches!(row.rule, Rule::Saved(None))
+        };
+        all.retain(|found| found.step.is_some() || is_unknown(found));
     }
     Ok((all, row))
 }

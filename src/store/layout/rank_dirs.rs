@@ -37,7 +37,8 @@ pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
     let paths = entries(dir)?.into_iter().map(|entry| entry.path());
     let (mut parts, others): (Vec<PathBuf>, Vec<PathBuf>) =
         paths.filter(|path| is_dir(path)).partition(|path| dir_rank(path).is_some());
-    parts.retain(|path| holds_trace(path));
+    // One that cannot be listed stays, so that whoever reads it gets the error.
+    parts.retain(|path| holds_trace(path).unwrap_or(true));
     // A directory of checkpoints, into which somebody saved by ranks once, stays one.
     if !parts.is_empty() && others.iter().any(|path| is_checkpoint(path, dir)) {
         return Ok(Vec::new());
@@ -49,14 +50,19 @@ pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
 /// Whether what is in a directory is a checkpoint, or a whole. It looks no deeper, and not at a link back to the
 /// directory: links could lead around in circles.
 fn is_checkpoint(path: &Path, within: &Path) -> bool {
-    let holds_parts = || dirs(path).is_ok_and(|parts| parts.iter().any(|part| holds_trace(part)));
-    !same(path, within) && (holds_trace(path) || holds_parts())
+    let holds_parts = || dirs(path).is_ok_and(|parts| parts.iter().any(|part| found_trace(part)));
+    !same(path, within) && (found_trace(path) || holds_parts())
 }
 
 /// Whether a directory of its own says that a checkpoint is, was or was to be there.
-fn holds_trace(dir: &Path) -> bool {
-    let found = file_names(dir).is_ok_and(|all| all.iter().any(|name| names::is_trace(name)));
-    found && !companion_of(dir).is_ok_and(|of| of.is_some())
+fn holds_trace(dir: &Path) -> Result<bool> {
+    let has_trace = file_names(dir)?.iter().any(|name| names::is_trace(name));
+    Ok(has_trace && companion_of(dir)?.is_none())
+}
+
+/// [`holds_trace`], false for a directory that cannot be read.
+fn found_trace(dir: &Path) -> bool {
+    holds_trace(dir).unwrap_or(false)
 }
 
 /// Whether these parts are what the removal of a whole left that was killed. Parts of another save than those
