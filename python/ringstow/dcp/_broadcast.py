@@ -1,8 +1,8 @@
-"""Loads in which bytes that every rank needs are read by one rank and sent to the others.
+"""Loads in which one rank reads the bytes that every rank needs, and sends them to the others.
 
-Only the coordinator sees all plans. It picks what every rank asks for and notes it, in one order,
-in each plan. From that alone all ranks work out the same batches, and who reads which. Each rank
-reads one batch ahead while those of the others go over the wire.
+Only the coordinator sees all plans. It notes in each plan, in the same order, what every rank asks
+for. From these notes all ranks derive the same batches, and which rank reads which. Each rank reads
+its next batch while the others' are sent.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ringstow._report import LoadReport
 from ringstow.dcp import _targets
 from ringstow.dcp._targets import Fill, Slice
 
-# One batch is read while another is on the wire, and the native side has memory of its own.
+# One batch is read while another is sent, and the native side has its own memory.
 _BATCHES_A_POOL = 4
-# Every dtype may start there.
+# In bytes; enough for every dtype.
 _ALIGNMENT = 64
 
 Broadcast = bool | dist.ProcessGroup | None
@@ -35,22 +35,22 @@ class Note(NamedTuple):
 
     willing: bool
     """Whether this rank's reader broadcasts."""
-    stamp: str | None
-    """Which checkpoint it has opened."""
+    fingerprint: str | None
+    """Of the checkpoint that it has opened."""
 
 
 class Share(NamedTuple):
-    """What all ranks load together. Comes back from the coordinator as ``storage_data``."""
+    """What all ranks load together; the ``storage_data`` that the coordinator returns."""
 
     items: list[int]
     """Numbers of the items in this rank's plan, in the order that all ranks keep."""
     nbytes: int
-    """Of all of them."""
+    """Bytes of all of them."""
     batch_bytes: int
 
 
 class Batch(NamedTuple):
-    """What goes over the wire at once."""
+    """What one rank sends at once."""
 
     source: int
     """The rank, in the group, that reads it."""
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 def group_of(broadcast: Broadcast) -> dist.ProcessGroup | None:
-    """Return the group that a reader broadcasts in; None if this process is in none."""
+    """Return the group that a reader broadcasts in; None if this process is not in it."""
     if not broadcast or not dist.is_available() or not dist.is_initialized():
         return None
     group = dist.group.WORLD if broadcast is True else broadcast
@@ -68,44 +68,47 @@ def group_of(broadcast: Broadcast) -> dist.ProcessGroup | None:
 def plan(
     plans: list[LoadPlan], nbytes_of: Callable[[ReadItem], int], pool_bytes: int
 ) -> list[LoadPlan]:
-    """Note in each plan what all of them ask for; ``nbytes_of`` is 0 for what can't be shared."""
+    """Note in each plan what all of them ask for.
+
+    ``nbytes_of`` returns an item's bytes, or 0 if ranks can't share it.
+    """
     numbers: list[dict[object, int]] = []
     for each in plans:
         first: dict[object, int] = {}
         for number, item in enumerate(each.items):
-            first.setdefault(_box(item), number)
+            first.setdefault(_region(item), number)
         numbers.append(first)
     items = plans[0].items
     sizes = {
-        box: nbytes_of(items[number])
-        for box, number in numbers[0].items()
-        if all(box in other for other in numbers)
+        region: nbytes_of(items[number])
+        for region, number in numbers[0].items()
+        if all(region in other for other in numbers)
     }
-    boxes = [box for box, nbytes in sizes.items() if nbytes]
+    regions = [region for region, nbytes in sizes.items() if nbytes]
     nbytes = sum(sizes.values())
-    # Small enough that every rank has one.
+    # Small enough that every rank reads one.
     batch_bytes = max(min(pool_bytes // _BATCHES_A_POOL, -(-nbytes // len(plans))), 1)
     return [
         dataclasses.replace(
-            each, storage_data=Share([first[box] for box in boxes], nbytes, batch_bytes)
+            each, storage_data=Share([first[region] for region in regions], nbytes, batch_bytes)
         )
         for each, first in zip(plans, numbers, strict=True)
     ]
 
 
-def _box(item: ReadItem) -> object:
+def _region(item: ReadItem) -> object:
     where = item.storage_index
     return (where.fqn, where.offset, tuple(item.storage_offsets), tuple(item.lengths), item.type)
 
 
 class Exchange:
-    """A load's traffic with the other ranks. Each of them makes the same calls."""
+    """A load's communication with the other ranks, which all make the same calls."""
 
     def __init__(self, group: dist.ProcessGroup, read: Callable[[list[Slice]], LoadReport]) -> None:
         self._group = group
         self._read = read
         self._rank = dist.get_rank(group)
-        # Other back ends take what lies in host memory. NCCL's batches are read to the GPU at once.
+        # NCCL sends GPU memory, so its batches are read there; other back ends send host memory.
         self._device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
         self._free: list[torch.Tensor] = []
 
@@ -113,8 +116,8 @@ class Exchange:
         """Return if no rank has failed.
 
         Raises:
-            Error: another rank has.
-            Exception: what this one failed of.
+            Error: another rank has failed.
+            Exception: ``error``, if this rank has failed.
         """
         failed = torch.tensor(0 if error is None else self._rank + 1, device=self._device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, self._group)
@@ -122,15 +125,15 @@ class Exchange:
             raise error
         if failed:
             raise Error(
-                f"rank {int(failed) - 1} could not do its part of the load; its own error says why"
+                f"rank {int(failed) - 1} failed to read its share of the load; see its own error"
             )
 
     def run(self, fills: list[Fill], share: Share) -> list[LoadReport]:
-        """Fill the targets on all ranks, and return what this one read for it.
+        """Fill the targets on all ranks, and return the reports of this rank's reads.
 
         Raises:
             Error: another rank has failed.
-            Exception: what this one failed of.
+            Exception: this rank's own failure.
         """
         batches: list[Batch] = []
         error: BaseException | None = None
@@ -145,7 +148,7 @@ class Exchange:
             ahead = None
             try:
                 ahead = self._read_next(mine, thread)
-            except Exception as caught:  # no memory: told to the others when they next ask
+            except Exception as caught:  # no memory; the next `agree` passes it on
                 error = caught
             for batch in batches:
                 wire = None
@@ -171,14 +174,14 @@ class Exchange:
         if batch is None:
             return None
         wire = self._memory(batch)
-        # Not in the thread, which has a current stream of its own: on this one's the memory's
-        # earlier use comes to its end.
+        # Not in the thread: it has another current CUDA stream than this one, whose stream still
+        # runs the memory's earlier use.
         pairs = zip(batch.fills, _views(batch, wire), strict=True)
         slices = [fill.slice_to(view) for fill, view in pairs]
         return thread.submit(lambda: (wire, self._read(slices)))
 
     def _send(self, batch: Batch, wire: torch.Tensor) -> BaseException | None:
-        """Send or receive a batch; returns what went wrong with it here."""
+        """Send or receive a batch; return this rank's failure."""
         source = dist.get_global_rank(self._group, batch.source)
         used = wire[: _length(batch)]
         dist.broadcast(used, source, self._group)
@@ -187,7 +190,7 @@ class Exchange:
                 _targets.deliver(fill, view)
             self._free.append(wire)
         except BaseException as error:
-            return error  # told to the others when they next ask
+            return error  # the next `agree` passes it on
         return None
 
     def _memory(self, batch: Batch) -> torch.Tensor:
@@ -199,17 +202,17 @@ class Exchange:
 
 
 def _schedule(fills: list[Fill], share: Share, world_size: int) -> Iterator[Batch]:
-    """Yield the batches in the order in which they are sent: of every rank in turn."""
+    """Yield the batches in the order in which they are sent, one of each rank in turn."""
     nbytes = sum(fill.nbytes for fill in fills)
     if nbytes != share.nbytes:
         raise Error(
-            "the ranks do not see the same checkpoint: was it replaced while it was being loaded? "
-            "Load again"
+            "the ranks do not see the same checkpoint; a save may have replaced it during the "
+            "load: load again"
         )
     of_rank: list[list[list[Fill]]] = [[] for _ in range(world_size)]
     before = 0
     for batch in _targets.batches(fills, share.batch_bytes):
-        # Neighbours go to the same rank: they lie in the same blocks.
+        # Neighbours go to the same rank: they share checksum chunks on disk.
         of_rank[before * world_size // nbytes].append(batch)
         before += sum(fill.nbytes for fill in batch)
     for turn in range(max(map(len, of_rank), default=0)):
@@ -223,7 +226,7 @@ def _length(batch: Batch) -> int:
 
 
 def _views(batch: Batch, wire: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield each fill's place in a batch's memory, as a tensor of the stored dtype."""
+    """Yield each fill's share of a batch's memory, as a tensor of the stored dtype."""
     at = 0
     for fill in batch.fills:
         yield wire[at : at + fill.nbytes].view(fill.dtype).view(fill.target.shape)

@@ -1,14 +1,14 @@
-"""Putting ringstow in the place of torch's own file system storage, for programs that name that.
+"""Replaces torch's own file system storage by ringstow's, in programs that can't be changed.
 
-Some trainers pass no storage to DCP but a path only, or name ``FileSystemWriter`` when they save.
+Some trainers pass DCP only a path and no storage, or name ``FileSystemWriter`` when they save.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from types import TracebackType
+from collections.abc import Iterator
 
 import torch.distributed.checkpoint as dcp
 
@@ -24,43 +24,28 @@ _OURS: dict[type, type] = {StockWriter: FileSystemWriter, StockReader: FileSyste
 _STOCK = {ours: stock for stock, ours in _OURS.items()}
 
 
-class Swap:
-    """Torch's storage is ringstow's until this is called, or left as a context manager."""
-
-    def __init__(self, undo: Callable[[], None]) -> None:
-        self._undo = undo
+class Swap(contextlib.ExitStack):
+    """Torch's storage is ringstow's until this is called, or its ``with`` block ends."""
 
     def __call__(self) -> None:
         """Put torch's own classes back."""
-        self._undo()
-
-    def __enter__(self) -> Swap:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._undo()
+        self.close()
 
 
 _active: list[Swap] = []
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) -> Swap:
     """Make DCP save and load with ringstow where a program gives it a path only.
 
-    ``FileSystemWriter`` and ``FileSystemReader`` are ringstow's from then on in all of
-    ``torch.distributed.checkpoint``: for ``dcp.save(state, checkpoint_id=path)`` and its like, and
-    for programs that look these names up there when they save. Modules that imported the classes by
-    name before keep torch's: each of them is logged as a warning.
+    From then on ``FileSystemWriter`` and ``FileSystemReader`` are ringstow's in all of
+    ``torch.distributed.checkpoint``: for ``dcp.save(state, checkpoint_id=path)`` and similar calls,
+    and for programs that look up these names when they save. Modules that have imported the classes
+    by name keep torch's; a warning names each.
 
-    The classes take the arguments of torch's. What has no effect here is logged, once; with
-    ``_extensions``, torch's own writer saves. Checkpoints that torch's own writer wrote can still
-    be loaded.
+    The classes take the arguments of torch's. An argument without effect is logged once; with
+    ``_extensions``, torch's own writer saves. Checkpoints by torch's own writer still load.
 
     ::
 
@@ -70,23 +55,22 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
             trainer.fit()
 
     Args:
-        config: the knobs; None means the defaults.
+        config: the configuration; None means the defaults.
         allow_pickle: as in `StorageWriter` and `StorageReader`.
 
     Returns:
-        What undoes it: a context manager that may also be called.
+        A context manager that undoes it; calling it undoes it too.
     """
     before = (_stock.Settings.config, _stock.Settings.allow_pickle)
 
     def undo() -> None:
-        if swap not in _active:
-            return
         _active.remove(swap)
         _stock.Settings.config, _stock.Settings.allow_pickle = before
         if not _active:
             _replace(_STOCK)
 
-    swap = Swap(undo)
+    swap = Swap()
+    swap.callback(undo)
     _active.append(swap)
     _stock.Settings.config, _stock.Settings.allow_pickle = config, allow_pickle
     _replace(_OURS)
@@ -95,9 +79,9 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
 
 
 def _replace(names: dict[type, type]) -> None:
-    """Put one set of classes in the place of another, wherever torch's package names them.
+    """Replace each class by another wherever a module of torch's package names it.
 
-    A module of the package that is imported later takes them from there.
+    Modules of the package that are imported later take the names from there.
     """
     for module, name, value in _naming(names):
         if _is_dcp(module):
@@ -105,7 +89,7 @@ def _replace(names: dict[type, type]) -> None:
 
 
 def _warn_of_others() -> None:
-    """Tell which modules hold torch's classes under names of their own: they go on to use them."""
+    """Warn of modules that have imported torch's classes: they still use them."""
     holders = [
         f"{module}.{name}"
         for module, name, _ in _naming(_OURS)
@@ -113,20 +97,20 @@ def _warn_of_others() -> None:
     ]
     kinds: list[type] = [*StockWriter.__subclasses__(), *StockReader.__subclasses__()]
     derived = [f"{k.__module__}.{k.__qualname__}" for k in kinds if not _is_dcp(k.__module__)]
-    new = [name for name in dict.fromkeys(holders + derived) if name not in _told]
-    _told.update(new)
+    new = [name for name in dict.fromkeys(holders + derived) if name not in _warned]
+    _warned.update(new)
     if new:
         _log.warning(
-            "%s; what these save and load is not ringstow's. Call ringstow.dcp.use_by_default() "
-            "before they are imported",
+            "%s; these still save and load with torch's. Call ringstow.dcp.use_by_default() before "
+            "they are imported",
             listed("torch's storage was imported by name, or derived from, in", new),
         )
 
 
 def _naming(classes: dict[type, type]) -> Iterator[tuple[str, str, type]]:
-    """Yield the module and the name of every global variable that is one of some classes."""
+    """Yield the module, name and value of every global variable that is one of these classes."""
     for module, loaded in list(sys.modules.items()):
-        # Its dict: asking a lazy module for an attribute would load it.
+        # getattr would load a lazy module.
         for name, value in list(getattr(loaded, "__dict__", {}).items()):
             for kind in classes:
                 if value is kind:  # `==` and `isinstance` may run the value's own code

@@ -1,7 +1,7 @@
 """Errors that reach the other ranks.
 
-DCP pickles a rank's exception and gathers it. One that can't be pickled, or not be built again,
-would leave the other ranks waiting for it.
+DCP pickles a rank's exception and gathers it. The other ranks would wait forever for one that can't
+be pickled, or not be unpickled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def picklable(method: Callable[P, T]) -> Callable[P, T]:
-    """Make what a method raises fit to be sent to another rank."""
+    """Make a method raise only errors that can be sent to another rank."""
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:

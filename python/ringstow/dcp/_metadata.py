@@ -1,7 +1,7 @@
-"""A checkpoint's manifest as DCP's Metadata, and the other way round. Pure: no I/O.
+"""Converts a checkpoint's manifest to DCP's Metadata and back. Pure: no I/O.
 
-DCP names what it saves by flat names (``"optimizer.state.0.step"``) and keeps beside them, in
-``planner_data``, the path that each stands for. In the manifest that is the tree of values.
+DCP uses flat names (``"optimizer.state.0.step"``) and keeps the path of each in ``planner_data``.
+The manifest has a tree of values instead.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Path = tuple[Step, ...]
 
 _log = logging.getLogger("ringstow")
 
-# As far as a list's gaps are filled with None; a list that has more of them becomes a dict.
+# A list with up to this many gaps has None in them; with more it becomes a dict.
 _GAPS_MAX = 4096
 
 
 class _Branch(dict[Step, Any]):
-    """A container of the state: of str keys a dict, of int keys a list."""
+    """A container of the state: a dict if its keys are str, a list if they are int."""
 
 
 def tree_of(metadata: Metadata) -> str:
-    """Return the JSON tree of what a checkpoint holds.
+    """Return the JSON tree of a checkpoint's values.
 
-    Nested as the default planner's ``planner_data`` says; flat where that is something else, does
-    not cover every name, or contradicts itself.
+    It is nested by the default planner's ``planner_data``, or flat if that is something else, lacks
+    a name, or contradicts itself.
     """
     leaves: dict[str, Json] = {
         name: {"$object" if isinstance(stored, BytesStorageMetadata) else "$tensor": name}
@@ -92,7 +92,7 @@ def _json(node: Any) -> Json:
     if steps and len(steps) == len(node) and min(steps) >= 0:
         length = max(steps) + 1
         if length - len(node) <= _GAPS_MAX:
-            # An empty container has no leaf, so a list may have gaps; DCP fills them with None.
+            # Empty containers have no leaves, so a list may have gaps; DCP fills them with None.
             return [_json(node.get(index)) for index in range(length)]
     if not steps and not any(str(step).startswith("$") for step in node):
         return {str(step): _json(child) for step, child in node.items()}
@@ -100,22 +100,22 @@ def _json(node: Any) -> Json:
 
 
 class Entry(NamedTuple):
-    """What a checkpoint holds under one flat name."""
+    """One tensor or object of a checkpoint."""
 
     name: str
-    """The name in the manifest. Tied tensors have several flat names, and one here."""
+    """The name in the manifest. Tied tensors have one name here and several flat names."""
     dtype: str
     """safetensors' name of the element type."""
     shape: Shape
-    """Of the whole tensor, in elements of that type."""
+    """Shape of the complete tensor, in elements of that type."""
     is_object: bool
     chunks: list[tuple[Shape, Shape]]
     """Offsets and sizes, in elements of that type."""
     holes: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
-    """Boxes that fill what the chunks leave out, likewise: in one rank's part of a whole."""
+    """Offsets and sizes of the regions that one rank's part of a checkpoint leaves out."""
 
     def lacks(self, item: ReadItem) -> bool:
-        """Tell whether what a planner asks for is not in the chunk that it means."""
+        """Tell whether the chunk that a planner asks for lacks some of the elements."""
         chunk = self.chunk_of(item.storage_index)
         if chunk is None:
             return True
@@ -124,7 +124,7 @@ class Entry(NamedTuple):
         return any(e > n for e, n in zip(in_elements(tuple(ends), self.dtype), sizes, strict=True))
 
     def chunk_of(self, index: MetadataIndex) -> int | None:
-        """Return the number of the chunk that DCP means; None if there is none."""
+        """Return the number of the chunk that DCP means; None if it is missing."""
         offset = in_elements(tuple(index.offset or ()), self.dtype)
         hint = index.index
         if hint is not None and hint < len(self.chunks) and self.chunks[hint][0] == offset:
@@ -133,7 +133,7 @@ class Entry(NamedTuple):
 
 
 def in_elements(lengths: Shape, dtype: str) -> Shape:
-    """Return torch's sizes or offsets in elements of a dtype: of 4-bit ones it counts pairs."""
+    """Return torch's sizes or offsets in elements; torch counts 4-bit elements in pairs."""
     return (*lengths[:-1], lengths[-1] * 2) if dtype == "F4" and lengths else lengths
 
 
@@ -152,14 +152,14 @@ class Contents:
     entries: dict[str, Entry]
     paths: dict[str, Path]
     values: dict[str, Any]
-    """What DCP takes for an object and ``ringstow.save`` kept in the tree: skeletons of it."""
+    """Skeletons of values that are objects for DCP and that ``ringstow.save`` kept in the tree."""
 
     @classmethod
     def of(cls, path: str, rows: list[Any], state: str | None) -> Contents:
         """Build one from the native side's entries and the JSON tree, if it has one.
 
         Raises:
-            FormatError: the tree is none, or does not fit the entries.
+            FormatError: the tree is damaged, or does not fit the entries.
         """
         entries = {row[0]: Entry(*row) for row in rows}
         contents = cls(path, {}, {}, {})
@@ -169,7 +169,8 @@ class Contents:
             for name in names:
                 if name not in entries:
                     raise FormatError(
-                        f"{path}: the state names {name!r}, which is not there", path=path
+                        f"{path}: the state names {name!r}, which the manifest does not list",
+                        path=path,
                     )
             placed.update(names)
             contents._add(place, node, entries)
@@ -181,7 +182,7 @@ class Contents:
     def _add(self, place: Path, node: Any, entries: Mapping[str, Entry]) -> None:
         flat = ".".join(map(str, place))
         is_entry = _is_item(node)
-        if flat in self.paths:  # two paths that read the same: {"a.b"}, {"a": {"b"}}
+        if flat in self.paths:  # two paths with one flat name: {"a.b"}, {"a": {"b"}}
             if not is_entry:
                 return
             flat, place = node.body, (node.body,)
@@ -192,23 +193,23 @@ class Contents:
             self.values[flat] = node
 
     def metadata(self, *, allow_pickle: bool = False) -> Metadata:
-        """Return the same as DCP's planners want it; ``storage_data`` stays None."""
+        """Return DCP's metadata; ``storage_data`` stays None."""
         stored: dict[str, Any] = {}
         for name, node in self.values.items():
             if allow_pickle or not any(leaf.tag == "$pickle" for leaf in _leaves_in(node)):
                 stored[name] = BytesStorageMetadata()
             else:
                 _log.warning(
-                    "%s: %s was saved with pickle, which can run any code when it is loaded; it "
-                    "can't be loaded without StorageReader(allow_pickle=True)",
+                    "%s: %s was saved with pickle and is left out: loading it can run any code, "
+                    "and needs StorageReader(allow_pickle=True)",
                     self.path,
                     name,
                 )
         for name, entry in self.entries.items():
             try:
                 stored[name] = _stored(name, entry)
-            except UnsupportedError as error:  # whoever asks for it hears that it is missing
-                _log.warning("%s: %s; it can't be loaded", self.path, error)
+            except UnsupportedError as error:  # a load of it fails as missing
+                _log.warning("%s: %s; it is left out", self.path, error)
         return Metadata(
             stored,
             planner_data={name: self.paths[name] for name in stored},
@@ -223,14 +224,14 @@ def _stored(name: str, entry: Entry) -> BytesStorageMetadata | TensorStorageMeta
         ChunkStorageMetadata(_in_torch(offsets, entry.dtype), _in_torch(sizes, entry.dtype))
         for offsets, sizes in entry.chunks
     ]
-    # Holes are chunks, too: so that a planner asks for what is in them, and it can be refused.
+    # Holes are chunks too, so that a planner asks for them and the load can refuse.
     chunks.extend(_hole(offsets, sizes, entry.dtype) for offsets, sizes in entry.holes)
     properties = TensorProperties(dtype=_torch.dtype_of(entry.dtype, name))
     return TensorStorageMetadata(properties, _in_torch(entry.shape, entry.dtype), chunks)
 
 
 def _hole(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkStorageMetadata:
-    """Return a hole as a chunk of torch's; where that counts in pairs, no smaller than it is."""
+    """Return a hole as one of torch's chunks, rounded up to pairs of 4-bit elements."""
     first, ends = list(offsets), [o + n for o, n in zip(offsets, sizes, strict=True)]
     if dtype == "F4" and ends:
         first[-1], ends[-1] = first[-1] // 2, -(-ends[-1] // 2)
@@ -239,7 +240,7 @@ def _hole(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkStor
 
 
 def _leaves(path: str, state: str | None) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the skeleton of all that DCP takes for one value."""
+    """Yield the path and the skeleton of each value that DCP does not take apart."""
     if state is None:
         return
     yield from _walk(_skeleton.parse(state, path), ())
@@ -258,7 +259,7 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _is_walked(items: list[Any]) -> bool:
-    """Tell whether DCP looks into a list, which it does for tensors and dicts."""
+    """Tell whether DCP takes a list apart: one with tensors or dicts in it."""
     return any(
         isinstance(item, dict) or _is_item(item) or (isinstance(item, list) and _is_walked(item))
         for item in items
@@ -266,7 +267,7 @@ def _is_walked(items: list[Any]) -> bool:
 
 
 def _is_item(node: Any) -> bool:
-    """Tell whether a leaf is an item in DCP's sense too, which an array is not."""
+    """Tell whether a leaf is an item for DCP too; an array is not."""
     return isinstance(node, _skeleton.Leaf) and node.tag in ("$tensor", "$object")
 
 

@@ -1,4 +1,4 @@
-"""What is a path, and where a checkpoint's parts lie. No I/O."""
+"""Which ids are paths, and where a rank's part of a checkpoint is. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANIFEST = "manifest.json"
 
 
 def is_path(checkpoint_id: Any) -> bool:
-    """Tell whether a checkpoint's id is a path; a URL is not."""
+    """Tell whether a checkpoint's id is a path in the file system; a URL is not."""
     if not isinstance(checkpoint_id, (str, os.PathLike)):
         return False
     text = os.fspath(checkpoint_id)
@@ -20,19 +20,19 @@ def is_path(checkpoint_id: Any) -> bool:
 
 
 def directory(checkpoint_id: StrPath) -> str:
-    """Return the path from the root.
+    """Return the absolute path.
 
     Raises:
-        InvalidStateError: the id is no path.
+        InvalidStateError: the id is not a path in the file system.
     """
     if not is_path(checkpoint_id):
         raise InvalidStateError(
-            f"{checkpoint_id!r} is no path in the file system: checkpoints are saved to and loaded "
-            "from directories only"
+            f"{checkpoint_id!r} is not a path in the file system: give the directory to save to or "
+            "load from"
         )
     return absolute(checkpoint_id)
 
 
 def of_rank(path: str, rank: int) -> str:
-    """Return the directory of a rank that saves without collectives, as a checkpoint of its own."""
+    """Return the directory of a rank's part, of ranks that save each by itself."""
     return os.path.join(path, f"rank{rank:05}")

@@ -1,4 +1,4 @@
-"""A load planner that says everything that does not fit, before anything is loaded."""
+"""A load planner that names all differences before anything is loaded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ringstow.tree._select import listed
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """Torch's default planner, but it names all keys that do not fit, not the first one.
+    """Torch's default planner, except that it names all keys that do not fit, not only the first.
 
     ::
 
         dcp.load(state, storage_reader=reader, planner=ringstow.dcp.LoadPlanner())
 
-    The stock planner stops at the first key that is missing or of another shape, and does not
-    mind keys that only the checkpoint has.
+    Torch's planner stops at the first key that is missing or has another shape, and ignores keys
+    that only the checkpoint has.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LoadPlanner(DefaultLoadPlanner):
         """Make a planner.
 
         Args:
-            strict: the state dict and the checkpoint must hold the same keys. False loads what is
+            strict: the state dict and the checkpoint must hold the same keys. False loads the keys
                 in both; a tensor of another shape is still an error.
             flatten_state_dict: as in torch.
             flatten_sharded_tensors: as in torch.
@@ -75,7 +75,7 @@ class LoadPlanner(DefaultLoadPlanner):
             return
         parts = [listed(title, names) for title, names in lists.items() if names]
         if missing or unexpected:
-            parts.append("strict=False loads what is in both")
+            parts.append("strict=False loads the keys in both")
         path = str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint")
         raise KeyMismatchError(
             f"{path} does not fit the state dict; " + "; ".join(parts),
@@ -87,7 +87,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 def _difference(name: str, here: Any, there: Any) -> str | None:
-    """Return in what a value and a saved one differ that can't be loaded into each other."""
+    """Return the difference that keeps a saved value from being loaded into another; or None."""
     if isinstance(there, BytesStorageMetadata):
         if isinstance(here, torch.Tensor):
             return f"{name} is a tensor here and an object in the checkpoint"

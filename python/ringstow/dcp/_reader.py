@@ -1,7 +1,7 @@
 """The storage that torch.distributed.checkpoint loads from.
 
-A rank reads what its own tensors need, straight into their memory where they lie on the CPU, and
-checks every block of it. No pickle decides anything: the manifest is JSON.
+A rank reads only what its own tensors need, directly into their memory if they are on the CPU or a
+CUDA device, and verifies every checksum chunk of it. The manifest is JSON, not a pickle.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class StorageReader(storage.StorageReader):
 
         dcp.load(state_dict, checkpoint_id="step-1000", storage_reader=ringstow.dcp.StorageReader())
 
-    Reads whatever was saved by `StorageWriter` or by ``ringstow.save``, and plain
-    directories of safetensors files, those of torch's HuggingFaceStorageWriter among them.
+    It reads what `StorageWriter` or ``ringstow.save`` saved, and plain directories of safetensors
+    files, such as those of torch's HuggingFaceStorageWriter.
 
-    Objects (all that is no tensor) are pickles, or ringstow's own. DCP's planner unpickles them
-    without restriction. So each pickle first goes through ``torch.load(weights_only=True)``, and
-    what that refuses is an error, unless ``allow_pickle`` is given. Nothing else here unpickles
+    Objects (all values but tensors) are pickles, or packed by ringstow. DCP's planner unpickles
+    them without restriction, so each pickle first goes through ``torch.load(weights_only=True)``.
+    What that refuses is an error, unless ``allow_pickle`` is given. Nothing else here unpickles
     anything. All objects are checked before any tensor is changed.
     """
 
@@ -72,16 +72,16 @@ class StorageReader(storage.StorageReader):
         """Make a reader.
 
         Args:
-            path: the checkpoint's directory; None leaves it to each load's ``checkpoint_id``.
-            config: the knobs; None means the defaults.
-            verify: compare every block that is read with its checksum before any of it is used.
-            allow_pickle: unpickle whatever an object is made of; it can run any code.
-            broadcast: read what every rank asks for once, and send it to the others: in this
-                process group, which must be the load's own; True means the default group. To be
-                given on every rank. Without effect where the ranks load independently.
+            path: the checkpoint's directory; None if each load has a ``checkpoint_id``.
+            config: the configuration; None means the defaults.
+            verify: compare every checksum chunk that is read with its checksum before use.
+            allow_pickle: unpickle any object, which can run any code.
+            broadcast: read once what every rank asks for, and send it to the others in this process
+                group, which must be the load's own; True means the default group. Give it on every
+                rank. It has no effect if the ranks load independently.
 
         Raises:
-            InvalidStateError: the path is none.
+            InvalidStateError: ``path`` is not a path in the file system.
         """
         self._path = None if path is None else _paths.directory(path)
         self._config = config or Config()
@@ -92,15 +92,15 @@ class StorageReader(storage.StorageReader):
         self._checkpoint: _native.Checkpoint | None = None
         self._contents: Contents | None = None
         self.load_id = _ids.fresh()
-        """Which load it is, as in torch's StorageMeta."""
+        """The load's id, as in torch's StorageMeta."""
         self.report: LoadReport | None = None
-        """What this rank's latest load that got through did."""
+        """Report of this rank's last successful load."""
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
-        """Set the directory of the loads to come; None leaves it as it is.
+        """Set the directory of later loads; None leaves it as it is.
 
         Raises:
-            InvalidStateError: the id is no path.
+            InvalidStateError: the id is not a path in the file system.
         """
         self._checkpoint = self._contents = None
         if checkpoint_id is not None:
@@ -109,12 +109,12 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Tell whether an id is a path; a URL is not."""
+        """Tell whether an id is a path in the file system; a URL is not."""
         return _paths.is_path(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | None:
-        """The directory of the loads to come, from the root; None if none was given yet."""
+        """The absolute path of the directory of later loads; None if none was given yet."""
         return self._path
 
     # A load, in the order of the calls.
@@ -125,16 +125,17 @@ class StorageReader(storage.StorageReader):
         """Open the checkpoint and return its table of contents.
 
         Args:
-            args: nothing that is used.
-            kwargs: torch's ``rank``, where the checkpoint was saved without collectives: each
-                rank then has one of its own, in ``rank00003`` below the path.
+            args: ignored.
+            kwargs: torch's ``rank``, if the checkpoint was saved without collectives: then each
+                rank has its own, in ``rank00003`` below the path.
 
         Raises:
-            IncompleteCheckpointError: the directory holds no committed checkpoint, or not the part
-                of this rank.
+            IncompleteCheckpointError: the directory holds no committed checkpoint, or not this
+                rank's part.
             CorruptCheckpointError: the manifest is damaged.
-            FormatError: the manifest is not one of ringstow's, or a newer version's.
-            InvalidStateError: the reader has no path.
+            FormatError: the manifest is not ringstow's, or a newer version's.
+            InvalidStateError: the reader has no path; or torch's own writer has saved over the
+                checkpoint.
             OSError: the system refused: no such directory, no permission, a failing disk.
         """
         rank = kwargs.get("rank")
@@ -165,19 +166,19 @@ class StorageReader(storage.StorageReader):
 
         Args:
             metadata: what `read_metadata` returned.
-            is_coordinator: nothing that is used.
-            args: nothing that is used.
+            is_coordinator: ignored.
+            args: ignored.
             kwargs: torch's ``use_collectives`` and ``rank``.
 
         Raises:
             IncompleteCheckpointError: ranks saved each by itself, and a part is missing, or this
-                rank's and rank 0's are not of one save. DCP has all ranks fail of it.
+                rank's and rank 0's are not of one save. DCP makes all ranks fail.
             OSError: the system refused.
         """
         self._use_collectives = kwargs.get("use_collectives", True)
         rank = kwargs.get("rank")
         if not self._use_collectives and rank is not None:
-            # Not in `read_metadata`: whatever that raises, DCP makes an AssertionError of it.
+            # Not in `read_metadata`, whose errors DCP turns into an AssertionError.
             _rank_parts.check(self._require_path(), rank)
         if self._contents is None:
             self._open(self._require_path())
@@ -187,8 +188,8 @@ class StorageReader(storage.StorageReader):
         """Return the plan, with a note for the coordinator.
 
         Raises:
-            IncompleteCheckpointError: the checkpoint is one rank's part of what ranks saved each by
-                itself, and the plan asks for elements that it does not hold; names the tensors.
+            IncompleteCheckpointError: the checkpoint is the part of a rank that saved by itself,
+                and the plan asks for elements that it does not hold; names the tensors.
         """
         self._check_held(plan)
         if not self._use_collectives or self._checkpoint is None:
@@ -199,19 +200,21 @@ class StorageReader(storage.StorageReader):
 
     @picklable
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans, with a note of what is read once for all ranks if they broadcast.
+        """Return the plans, with a note of what one rank reads for all if they broadcast.
 
         Raises:
-            ReplacedCheckpointError: another save came between the ranks' opening it.
-            InvalidStateError: the load has another number of ranks than the group to broadcast in.
+            ReplacedCheckpointError: the ranks have opened different checkpoints, as a save replaced
+                the first meanwhile.
+            InvalidStateError: the load and the group to broadcast in have different numbers of
+                ranks.
         """
         given = (plan.storage_data for plan in plans)
         notes = [note for note in given if isinstance(note, _broadcast.Note)]
-        if len({note.stamp for note in notes}) > 1:
+        if len({note.fingerprint for note in notes}) > 1:
             path = self._require_path()
             raise ReplacedCheckpointError(
-                f"{path} was replaced by another save while the ranks opened it, and not all of "
-                "them have the same one: load it again",
+                f"another save replaced {path} while the ranks opened it, and not all of them have "
+                "the same checkpoint: load it again",
                 path=path,
             )
         if not self._broadcast:
@@ -219,7 +222,7 @@ class StorageReader(storage.StorageReader):
         group = _broadcast.group_of(self._broadcast)
         willing = len(notes) == len(plans) and all(note.willing for note in notes)
         if group is None or len(plans) == 1 or not willing:
-            _log.debug("each rank reads for itself: it is alone, or not every rank broadcasts")
+            _log.debug("no broadcast: there is one rank, or not every rank broadcasts")
             return plans
         if len(plans) != dist.get_world_size(group):
             raise InvalidStateError(
@@ -233,14 +236,14 @@ class StorageReader(storage.StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all that the plan asks for, and return when it is in place.
 
-        Nothing is changed unless everything fits and every object can be loaded. If damage or a
-        failing disk is met while reading, the elements of the tensors are undefined.
+        Nothing changes unless everything fits and every object can be loaded. If reading then meets
+        damage or a failing disk, the elements of the tensors are undefined.
 
         Raises:
-            KeyMismatchError: tensors of another shape than planned, or chunks that the checkpoint
-                does not have; names them all.
-            UnsupportedError: objects that can't be loaded without ``allow_pickle``, all named.
-            ReplacedCheckpointError: another save replaced it after it was opened.
+            KeyMismatchError: tensors have another shape than planned, or the checkpoint lacks
+                chunks; names them all.
+            UnsupportedError: objects can't be loaded without ``allow_pickle``; names them all.
+            ReplacedCheckpointError: another save replaced the checkpoint after it was opened.
             CorruptCheckpointError: the bytes on disk are not those that were written.
             OSError: the system refused.
         """
@@ -259,7 +262,7 @@ class StorageReader(storage.StorageReader):
         return done
 
     def _resolve(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
-        """Return where each item goes."""
+        """Return the target of each item."""
         values = self._values(plan)
         targets: list[Target] = []
         wrong: list[str] = []
@@ -268,7 +271,7 @@ class StorageReader(storage.StorageReader):
             if item.storage_index.fqn in values:
                 targets.append(Blob.made(item, values[item.storage_index.fqn]))
             elif entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
-                wrong.append(f"{item.storage_index.fqn} is not what was planned")
+                wrong.append(f"{item.storage_index.fqn} is missing, or not of the planned type")
             elif entry.is_object:
                 targets.append(Blob.of(item, entry))
             else:
@@ -285,7 +288,7 @@ class StorageReader(storage.StorageReader):
 
     def _read_own(self, targets: list[Target]) -> LoadReport:
         """Read everything that these targets need."""
-        # Objects first: where one is refused, no tensor has changed.
+        # Objects first: if one is refused, no tensor has changed.
         blobs = [target for target in targets if isinstance(target, Blob)]
         pieces = [piece for blob in blobs for piece in blob.slices()]
         read = self._read(pieces) if pieces else None
@@ -301,7 +304,7 @@ class StorageReader(storage.StorageReader):
     def _fill_together(
         self, plan: LoadPlan, planner: LoadPlanner, share: Share, group: dist.ProcessGroup
     ) -> tuple[list[Target], LoadReport]:
-        """Read what is this rank's alone, then with the others what all ranks need."""
+        """Read what only this rank needs, then together with the others what all ranks need."""
         exchange = Exchange(group, self._read)
         shared = set(share.items)
         try:
@@ -309,14 +312,14 @@ class StorageReader(storage.StorageReader):
             fills = [t for n in share.items if isinstance(t := targets[n], Fill)]
             report = self._read_own([t for n, t in enumerate(targets) if n not in shared])
         except BaseException as error:
-            exchange.agree(error)  # which raises it: the others must not wait for this rank
+            exchange.agree(error)  # raises it; the others must not wait for this rank
             raise
         for part in exchange.run(fills, share):
             report = report.followed_by(part)
         return targets, report
 
     def _hand_over(self, targets: list[Target], planner: LoadPlanner) -> None:
-        """Tell the planner that everything is there."""
+        """Give the planner what was read."""
         for target in targets:
             if isinstance(target, Fill):
                 planner.commit_tensor(target.item, target.target)
@@ -326,14 +329,14 @@ class StorageReader(storage.StorageReader):
                 planner.load_bytes(target.item, target.stream)
 
     def _shareable(self, item: ReadItem) -> int:
-        """Return the bytes that ranks which need an item can share; 0 if there are none."""
+        """Return the bytes of an item that ranks can share; 0 if they can't."""
         entry = self._entry(item)
         if entry is None or entry.is_object:
             return 0  # a rank checks its objects before it changes a tensor
         return math.prod(item.lengths) * _torch.dtype_of(entry.dtype, entry.name).itemsize
 
     def _values(self, plan: LoadPlan) -> dict[str, Any]:
-        """Return the values in the plan that ``ringstow.save`` wrote and DCP takes for objects."""
+        """Return the planned values that ``ringstow.save`` wrote and that are objects for DCP."""
         if self._contents is None or self._checkpoint is None or not self._contents.values:
             return {}
         nodes = self._contents.values
@@ -354,7 +357,7 @@ class StorageReader(storage.StorageReader):
         return self._contents.entries.get(item.storage_index.fqn)
 
     def _check_held(self, plan: LoadPlan) -> None:
-        """Refuse a plan for elements that a rank's part leaves out."""
+        """Refuse a plan that asks for elements that a rank's part leaves out."""
         checkpoint = self._checkpoint
         if checkpoint is None:
             return
@@ -376,7 +379,7 @@ class StorageReader(storage.StorageReader):
         return report
 
     def _has_ranks(self) -> bool:
-        """Tell whether the ranks have checkpoints of their own, saved without collectives."""
+        """Tell whether the checkpoint was saved without collectives, in a part for each rank."""
         path = self._path
         return path is not None and os.path.exists(
             os.path.join(_paths.of_rank(path, 0), _paths.MANIFEST)
@@ -387,7 +390,7 @@ class StorageReader(storage.StorageReader):
         try:
             return self._open(_paths.of_rank(path, rank))
         except (FileNotFoundError, IncompleteCheckpointError):
-            _rank_parts.check(path, rank)  # says more, where rank 0's part is there
+            _rank_parts.check(path, rank)  # says more, if rank 0's part is there
             raise
 
     def _open(self, path: str) -> Contents:
@@ -401,14 +404,13 @@ class StorageReader(storage.StorageReader):
     def _require_path(self) -> str:
         if self._path is None:
             raise InvalidStateError(
-                "there is no path to load from: give StorageReader one, or a checkpoint_id to the "
-                "load"
+                "there is no path to load from: give StorageReader one, or the load a checkpoint_id"
             )
         return self._path
 
 
 def _fill(item: ReadItem, entry: Entry, target: torch.Tensor) -> Fill | str:
-    """Return what an item needs, or what is wrong with it."""
+    """Return how to fill an item's target, or what is wrong with it."""
     name = item.storage_index.fqn
     chunk = entry.chunk_of(item.storage_index)
     if chunk is None:

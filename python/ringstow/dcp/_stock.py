@@ -1,6 +1,6 @@
 """`StorageWriter` and `StorageReader` with the arguments of torch's file system storage.
 
-Each argument has its effect, or is refused or warned of by name.
+Each argument has its effect, is refused, or is named in a warning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ StockReader = filesystem.FileSystemReader
 
 _SIGNATURE = inspect.signature(StockWriter)
 _HONOURED = {"path", "overwrite", "cache_staged_state_dict", "_extensions"}
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 class Settings:
@@ -47,14 +47,14 @@ class Settings:
 class FileSystemWriter(StorageWriter):
     """`StorageWriter` with the arguments of torch's FileSystemWriter.
 
-    With ``_extensions``, which transform what is written (they encrypt or compress it), it makes
+    With ``_extensions``, which transform what is written (to encrypt or compress it), it returns
     torch's own writer, whose checkpoints torch's own reader loads.
     """
 
     _keeps_id = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a writer, or torch's own where the bytes are to be transformed."""
+        """Make a writer, or torch's own if it has to transform the bytes."""
         given = _SIGNATURE.bind(*args, **kwargs).arguments if args or kwargs else {}
         if not given.get("_extensions"):
             return super().__new__(cls)
@@ -63,7 +63,7 @@ class FileSystemWriter(StorageWriter):
                 f"{cls.__name__}(_extensions=...): ringstow does not transform what it writes; "
                 "derive the class from torch's FileSystemWriter, imported before use_by_default()"
             )
-        _tell(
+        _warn_once(
             "_extensions",
             "FileSystemWriter(_extensions=...): torch's own writer saves these checkpoints, since "
             "ringstow does not transform what it writes",
@@ -75,14 +75,14 @@ class FileSystemWriter(StorageWriter):
 
         Args:
             path: the checkpoint's directory.
-            args: what else torch's writer takes. ``overwrite=False`` refuses to replace a
-                checkpoint; ``cache_staged_state_dict=False`` lets go of a snapshot's memory
-                once it has been saved. What has no effect here is warned of, once.
+            args: the other arguments of torch's writer. ``overwrite=False`` refuses to replace a
+                checkpoint; ``cache_staged_state_dict=False`` frees a snapshot's memory once it is
+                saved. A warning names, once, each argument that has no effect here.
             kwargs: as args.
 
         Raises:
             TypeError: torch's writer does not take the argument either.
-            UnsupportedError: an argument of a newer torch, whose effect is not known here.
+            UnsupportedError: an argument of a newer torch that ringstow does not know.
         """
         given = _SIGNATURE.bind(path, *args, **kwargs)
         _check(given.arguments)
@@ -106,14 +106,14 @@ class FileSystemWriter(StorageWriter):
 
     @property
     def path(self) -> pathlib.Path:
-        """The directory, as torch's writer has it."""
+        """The directory, as in torch's writer."""
         return pathlib.Path(self.checkpoint_id or "")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Return the plan as it is.
 
         Raises:
-            InvalidStateError: there is a checkpoint, and it is not to be replaced.
+            InvalidStateError: there is a checkpoint, and ``overwrite=False`` was given.
         """
         save = self._current()
         if _holds_checkpoint(save):
@@ -130,14 +130,14 @@ class FileSystemWriter(StorageWriter):
         return super().prepare_local_plan(plan)
 
 
-# So that `isinstance(writer, FileSystemWriter)` is true of all that it is true of with torch's.
+# So that `isinstance(writer, FileSystemWriter)` is true of torch's own writers too.
 FileSystemWriter.register(StockWriter)
 
 
 class FileSystemReader(StorageReader):
-    """`StorageReader` with the arguments of torch's FileSystemReader, which it calls if need be.
+    """`StorageReader` with the arguments of torch's FileSystemReader.
 
-    A checkpoint that torch's FileSystemWriter wrote is loaded by torch's own reader.
+    It loads a checkpoint by torch's FileSystemWriter with torch's own reader.
     """
 
     def __init__(self, path: StrPath, *args: Any, **kwargs: Any) -> None:
@@ -145,8 +145,8 @@ class FileSystemReader(StorageReader):
 
         Args:
             path: the checkpoint's directory.
-            args: whatever else torch's reader takes, for a checkpoint of torch's: ringstow writes
-                none that an ``_extension_registry`` has to undo.
+            args: the other arguments of torch's reader, for a checkpoint by torch. ringstow's own
+                need no ``_extension_registry``.
             kwargs: as args.
         """
         super().__init__(path, Settings.config, allow_pickle=Settings.allow_pickle)
@@ -155,11 +155,11 @@ class FileSystemReader(StorageReader):
 
     @property
     def path(self) -> pathlib.Path:
-        """The directory, as torch's reader has it."""
+        """The directory, as in torch's reader."""
         return pathlib.Path(self.checkpoint_id or "")
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
-        """Set the directory of the loads to come; None leaves it as it is."""
+        """Set the directory of later loads; None leaves it as it is."""
         super().reset(checkpoint_id)
         self._stock.reset(checkpoint_id)
 
@@ -212,7 +212,7 @@ def _serialization(value: Any) -> str | None:
     return None if getattr(value, "name", "") == "SAFETENSORS" else "the files are safetensors"
 
 
-# By argument: what holds instead, if the value has another meaning for torch's writer.
+# For each argument without effect: a function that says what ringstow does instead.
 _INSTEAD: dict[str, Callable[[Any], str | None]] = {
     "single_file_per_rank": _single_file,
     "sync_files": _sync,
@@ -223,30 +223,32 @@ _INSTEAD: dict[str, Callable[[Any], str | None]] = {
 
 
 def _check(given: dict[str, Any]) -> None:
-    """Warn of arguments that have no effect; refuse those whose effect is not known."""
+    """Warn of arguments that have no effect; refuse unknown ones."""
     unknown = []
     for name, value in given.items():
         if name in _INSTEAD:
             why = _INSTEAD[name](value)
             if why is not None:
-                _tell(name, f"FileSystemWriter({name}={value!r}) has no effect in ringstow: {why}")
+                _warn_once(
+                    name, f"FileSystemWriter({name}={value!r}) has no effect in ringstow: {why}"
+                )
         elif name not in _HONOURED and value != _SIGNATURE.parameters[name].default:
             unknown.append(f"{name}={value!r}")
     if unknown:
         raise UnsupportedError(
-            f"FileSystemWriter({', '.join(unknown)}): this version of ringstow does not know what "
-            "that asks for; leave it out, or save with torch's own writer"
+            f"FileSystemWriter({', '.join(unknown)}): this version of ringstow does not know the "
+            "argument; leave it out, or save with torch's own writer"
         )
 
 
-def _tell(name: str, text: str) -> None:
-    if name not in _told:
-        _told.add(name)
+def _warn_once(name: str, text: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
         _log.warning("%s", text)
 
 
 def _holds_checkpoint(save: Save) -> bool:
-    """Tell whether there is a checkpoint of either kind where a save goes."""
+    """Tell whether a save would replace a checkpoint, ringstow's or torch's."""
     path = save.path
     if save.is_alone:
         files = [
@@ -267,7 +269,7 @@ def _holds_checkpoint(save: Save) -> bool:
 
 
 def _is_stock(path: str) -> bool:
-    """Tell whether a directory holds a checkpoint of torch's FileSystemWriter, and none of ours."""
+    """Tell whether a directory holds a checkpoint by torch's own writer, and none by ringstow."""
     ours = (path, _paths.of_rank(path, 0))
     if any(os.path.exists(os.path.join(place, _paths.MANIFEST)) for place in ours):
         return False

@@ -1,4 +1,4 @@
-"""Where what is read goes: straight into a tensor's memory, or through a copy. Does no I/O."""
+"""Targets of reads: a tensor's memory, or a copy where that can't take the bytes. Does no I/O."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Address, share_elements
 
 Slice = tuple[str, int, Shape, Shape, Address, Shape]
-"""The native side's: name, chunk's number, offsets in it, lengths, address, strides in bytes."""
+"""As the native side takes it: the name, the chunk's number, the region's offsets in it and its
+lengths in elements, the address, and the strides in bytes."""
 
 
 class Fill(NamedTuple):
-    """A box of a stored chunk, and the tensor of the same shape that it goes to."""
+    """A region of a stored chunk, and the tensor of the same shape that it is read into."""
 
     item: ReadItem
     entry: Entry
     chunk: int
     offsets: Shape
-    """Of the box in the chunk, in torch's elements."""
+    """The region's offsets in the chunk, in torch's elements."""
     target: torch.Tensor
     dtype: torch.dtype
-    """As stored."""
+    """The stored dtype."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the box, as stored."""
+        """Bytes of the region, as stored."""
         return self.target.numel() * self.dtype.itemsize
 
     def slice_to(self, memory: torch.Tensor) -> Slice:
-        """Return the box on its way into a tensor of the stored dtype, on the CPU or a GPU."""
+        """Return how to read the region into a tensor of the stored dtype, on the CPU or a GPU."""
         code = self.entry.dtype
         address, strides = _cuda.address_of(memory), _torch.strides_of(memory)
         offsets, lengths = in_elements(self.offsets, code), in_elements(tuple(memory.shape), code)
         return (self.entry.name, self.chunk, offsets, lengths, address, strides)
 
     def halves(self) -> list[Fill]:
-        """Return the box cut in two, so that the two are no wider apart on disk than need be."""
+        """Return the region cut in two along its slowest dimension, so that both stay compact."""
         dim = next(dim for dim, n in enumerate(self.target.shape) if n > 1)
         at = self.target.shape[dim] // 2
         first, second = self.target.tensor_split((at,), dim)
@@ -50,20 +51,20 @@ class Fill(NamedTuple):
 
 
 def split(fills: list[Fill]) -> tuple[list[Fill], list[Fill]]:
-    """Return what can be read straight into place, and what has to be copied there.
+    """Return the fills that are read into their targets directly, and those that need a copy.
 
-    What is read straight shares no memory with anything else that is read straight.
+    No two targets of direct fills share memory.
     """
     fills = [fill for fill in fills if fill.target.numel()]
     numbers = [number for number, fill in enumerate(fills) if _is_direct(fill)]
-    straight = {number for group in _apart(fills, numbers) for number in _first_of(fills, group)}
-    direct = [fill for number, fill in enumerate(fills) if number in straight]
-    copied = [fill for number, fill in enumerate(fills) if number not in straight]
+    chosen = {number for group in _apart(fills, numbers) for number in _first_of(fills, group)}
+    direct = [fill for number, fill in enumerate(fills) if number in chosen]
+    copied = [fill for number, fill in enumerate(fills) if number not in chosen]
     return direct, copied
 
 
 def _apart(fills: list[Fill], numbers: list[int]) -> Iterator[list[int]]:
-    """Yield the numbers of fills in groups whose targets lie apart from all other groups'."""
+    """Yield the numbers of fills in groups; targets of two groups do not overlap."""
     stretches = sorted((*_stretch(fills[number].target), number) for number in numbers)
     group: list[int] = []
     reach = 0
@@ -78,23 +79,23 @@ def _apart(fills: list[Fill], numbers: list[int]) -> Iterator[list[int]]:
 
 
 def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of a tensor's first byte and of the one after its last."""
+    """Return the addresses of a tensor's first byte and of the byte after its last."""
     start = tensor.data_ptr()
     span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (span + 1) * tensor.element_size()
 
 
 def _first_of(fills: list[Fill], group: list[int]) -> list[int]:
-    """Return those of a group that go to the same destination as its first, each box once.
+    """Return the fills of a group with the same destination as its first, each region once.
 
-    Boxes of one destination never overlap, as the chunks they come from don't; their stretches
-    may, where they are columns.
+    Regions of one destination never overlap, since the chunks they come from don't. Their
+    stretches of memory may, if they are columns.
     """
     if len(group) == 1:
         return group
-    boxes = {_box(fills[number]): number for number in sorted(group, reverse=True)}
+    regions = {_region(fills[number]): number for number in sorted(group, reverse=True)}
     owner = _owner(fills[min(group)])
-    return [number for number in boxes.values() if _owner(fills[number]) == owner]
+    return [number for number in regions.values() if _owner(fills[number]) == owner]
 
 
 def _owner(fill: Fill) -> tuple[object, ...]:
@@ -102,7 +103,7 @@ def _owner(fill: Fill) -> tuple[object, ...]:
     return index.fqn, index.offset, fill.target.untyped_storage().data_ptr()
 
 
-def _box(fill: Fill) -> tuple[object, ...]:
+def _region(fill: Fill) -> tuple[object, ...]:
     return *_owner(fill), tuple(fill.item.dest_offsets), tuple(fill.item.lengths)
 
 
@@ -114,13 +115,13 @@ def _is_direct(fill: Fill) -> bool:
         and target.layout == torch.strided
         and _torch.in_reach(target)
         and not share_elements(target.shape, target.stride())
-        # Half a byte an element has no stride in bytes.
+        # Elements of half a byte have no stride in bytes.
         and (fill.entry.dtype != "F4" or target.is_contiguous())
     )
 
 
 def batches(fills: list[Fill], nbytes_max: int) -> Iterator[list[Fill]]:
-    """Yield fills in groups of at most so many bytes; larger ones are cut up."""
+    """Yield fills in groups of at most this many bytes, cutting larger fills."""
     batch: list[Fill] = []
     room = nbytes_max
     queue = fills[::-1]
@@ -139,11 +140,11 @@ def batches(fills: list[Fill], nbytes_max: int) -> Iterator[list[Fill]]:
 
 
 def staging_for(fill: Fill) -> torch.Tensor:
-    """Return dense host memory of the stored dtype for a fill that has to be copied."""
-    # Named, as torch.set_default_device("meta") would have it elsewhere, without memory.
+    """Return dense host memory of the stored dtype for a fill that needs a copy."""
+    # torch.set_default_device("meta") would otherwise make a tensor without memory.
     return torch.empty(fill.target.shape, dtype=fill.dtype, device="cpu")
 
 
 def deliver(fill: Fill, staged: torch.Tensor) -> None:
-    """Copy what was read to where it belongs, across dtypes and devices."""
+    """Copy what was read into the target, converting dtype and device."""
     _torch.copy_into(fill.target, staged)

@@ -109,7 +109,7 @@ def test_paths_that_read_the_same_keep_the_manifests_names():
 
 
 def test_a_tree_that_names_what_is_not_there_is_refused():
-    with pytest.raises(ringstow.FormatError, match="'z', which is not there"):
+    with pytest.raises(ringstow.FormatError, match="'z', which the manifest does not list"):
         contents(["a"], json.dumps({"a": {"$tensor": "z"}}))
 
 

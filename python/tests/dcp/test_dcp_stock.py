@@ -32,7 +32,7 @@ SECRET = torch.full((1000,), 3.0)
 def swapped():
     with ringstow.dcp.use_by_default():
         yield
-    _stock._told.clear()
+    _stock._warned.clear()
 
 
 class Flipped(StreamTransformExtension):
