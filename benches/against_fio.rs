@@ -1,20 +1,20 @@
-//! Ringstow against what fio reaches on the same disk in the same run: durable saves into new files and
-//! over those of a retired checkpoint, and cold loads into fresh memory and into tensors that are there.
-//! fio writes and reads as much through io_uring (fixed buffers, registered file, O_DIRECT, fsync at the end),
-//! with several block sizes and depths; the one with the best median is what ringstow is held against.
+//! Compares ringstow with fio on the same disk in the same run: durable saves into new files and over those
+//! of a removed checkpoint, and cold loads into fresh memory and into existing tensors. fio writes and reads
+//! as much through io_uring (fixed buffers, registered file, O_DIRECT, fsync at the end), with several block
+//! sizes and depths; the setting with the best median is the one to compare with.
 //!
 //! ```text
 //! cargo bench --bench against_fio -- [--rounds 7] [--gb 3] [--dir DIR] [--small] [--used-memory]
 //! ```
 //!
-//! `--small`: tensors of 4 KiB, and nothing else. `--used-memory`: before each measurement the page cache is
-//! filled, so that no memory is free, as on a machine that has been in use (`common::memory`). Everything
-//! is measured once a round, in random order; only the ratios of one round mean anything on a disk that others use as well. Printed are their median
-//! and its 95 % interval.
+//! `--small` uses only tensors of 4 KiB. `--used-memory` fills the page cache before each measurement, so that
+//! no memory is free, as on a machine that has been in use (`common::memory`). Each round measures everything
+//! once, in random order. Prints the median of the ratios within a round, and its 95 % interval: on a shared
+//! disk nothing else is comparable.
 //!
-//! A load into fresh memory can be no faster than the system finds that memory, which fio, with its
-//! few buffers, never asks for; on a virtual machine whose host takes free memory back that can be
-//! slower than the disk. So memory alone is measured, too, and `--used-memory` takes the host out of it.
+//! A load into fresh memory is never faster than the system provides that memory, which fio with its few
+//! buffers does not need. On a virtual machine whose host reclaims free memory, this can be slower than the
+//! disk. So the bench also measures memory alone, and `--used-memory` removes the host's influence.
 
 mod common;
 
@@ -32,7 +32,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
-/// Bytes of a transfer and transfers in flight: fio's own winners on disks of different kinds.
+/// Bytes of a transfer and transfers in flight: fio's best settings on different kinds of disk.
 const FIO: [(&str, &str); 3] = [("1M", "32"), ("4M", "8"), ("16M", "4")];
 
 struct Options {
@@ -43,7 +43,7 @@ struct Options {
     used_memory: bool,
 }
 
-/// What was asked for; `None` for the smoke test, which has no use for a disk's limit.
+/// Reads the command line. `None` in the smoke test, which does not measure disks.
 fn options() -> Result<Option<Options>> {
     let Some(mut args) = Args::unless_smoke_test("against_fio") else { return Ok(None) };
     Ok(Some(Options {
@@ -55,23 +55,23 @@ fn options() -> Result<Option<Options>> {
     }))
 }
 
-/// What is measured, each once a round.
+/// What each round measures once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Work {
-    /// By the setting of this number: a new file, flushed.
+    /// fio with the setting of this index writes a new file and flushes it.
     FioWrite(usize),
-    /// The same over a file that is there.
+    /// The same over an existing file.
     FioWriteOver(usize),
-    /// Cold.
+    /// fio reads, with a cold cache.
     FioRead(usize),
     Save,
-    /// Over the files of a checkpoint, retiring it included.
+    /// Over the files of a checkpoint, including its removal.
     SaveOver,
     /// Into fresh memory.
     Load,
-    /// Into memory that is there.
+    /// Into existing memory.
     LoadInto,
-    /// Fresh memory, and nothing read into it.
+    /// Fresh memory without reading anything.
     Memory,
 }
 
@@ -90,14 +90,14 @@ impl Work {
             Self::FioWriteOver(n) => fio(n, "write over a file"),
             Self::FioRead(n) => fio(n, "read"),
             Self::Save => "save, new files".into(),
-            Self::SaveOver => "save over a retired checkpoint".into(),
+            Self::SaveOver => "save over a removed checkpoint".into(),
             Self::Load => "load into fresh memory".into(),
-            Self::LoadInto => "load into tensors that are there".into(),
+            Self::LoadInto => "load into existing tensors".into(),
             Self::Memory => "fresh memory alone".into(),
         }
     }
 
-    /// What it is held against.
+    /// The fio measurement to compare with.
     fn fio(self) -> Option<fn(usize) -> Self> {
         match self {
             Self::Save => Some(Self::FioWrite),
@@ -108,16 +108,16 @@ impl Work {
     }
 }
 
-/// Tensors, where they are saved and loaded, and a file of fio's of the same size.
+/// Tensors, the directory, and fio's file of the same size.
 struct Lab {
     dir: PathBuf,
     bytes: u64,
     config: Config,
     tensors: Vec<(String, Vec<u8>)>,
     targets: Vec<Vec<u8>>,
-    /// Filled before each measurement, if memory is to be in use.
+    /// Filled before each measurement with `--used-memory`.
     page_cache: Option<PageCache>,
-    /// Memory that a save took beyond its pool, at most.
+    /// The most memory that a save took beyond its pool.
     extra: u64,
 }
 
@@ -132,25 +132,25 @@ impl Lab {
         let page_cache = options.used_memory.then(|| PageCache::new(&dir)).transpose()?;
         let bytes = options.bytes;
         let lab = Self { dir, bytes, config, tensors, targets, page_cache, extra: 0 };
-        // What is there from the first round on: a pool, a checkpoint, a file to write over.
+        // The first round already needs a pool, a checkpoint, and a file to write over.
         lab.save(&lab.kept())?;
         lab.fio("write", 0, &lab.dir.join("over.bin"))?;
         drop(ringstow::load(lab.kept())?);
         Ok(lab)
     }
 
-    /// The checkpoint that is retired, saved over and loaded.
+    /// The checkpoint that is removed, saved over and loaded.
     fn kept(&self) -> PathBuf {
         self.dir.join("over").join("ckpt")
     }
 
-    /// Has disk and memory in the same state before each measurement.
+    /// Brings disk and memory into the same state before each measurement.
     fn settle(&mut self) -> Result<()> {
         let _ = Command::new("sync").status();
         self.page_cache.as_mut().map_or(Ok(()), PageCache::fill)
     }
 
-    /// Does it, and returns its seconds.
+    /// Runs it, and returns the seconds.
     fn time(&mut self, work: Work) -> Result<f64> {
         let (new, over) = (self.dir.join("new"), self.dir.join("over.bin"));
         match work {
@@ -208,7 +208,7 @@ impl Lab {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Has the system forget what it has read of the checkpoint.
+    /// Drops the checkpoint from the page cache.
     fn forget(&self) -> Result<()> {
         for entry in fs::read_dir(self.kept())? {
             drop_page_cache(&File::open(entry?.path())?)?;
@@ -216,13 +216,13 @@ impl Lab {
         Ok(())
     }
 
-    /// Seconds that fio takes for as many bytes.
+    /// Runs fio on as many bytes, and returns its seconds.
     fn fio(&self, mode: &str, setting: usize, file: &Path) -> Result<f64> {
         let (block, depth) = FIO[setting];
         let output = Command::new("fio")
             .args(["--name=limit", "--ioengine=io_uring", "--direct=1", "--fixedbufs=1"])
             .args(["--registerfiles=1", "--output-format=json"])
-            // What it takes to allocate a file fio does not count; in memory that is all of the work.
+            // fio does not count the time to allocate a file, which is most of the work in memory.
             .args(is_in_memory(&self.dir).then_some("--fallocate=none"))
             .args([format!("--bs={block}"), format!("--iodepth={depth}"), format!("--rw={mode}")])
             .args([format!("--size={}", self.bytes.next_multiple_of(16 << 20))])
@@ -230,7 +230,7 @@ impl Lab {
             .arg(format!("--filename={}", file.display()))
             .output()
             .map_err(|error| {
-                format!("fio cannot be run ({error}); install it to compare with it")
+                format!("fio does not start: {error}; install it (`apt-get install fio`)")
             })?;
         let text = String::from_utf8_lossy(&output.stdout);
         let json = text.find('{').map(|at| &text[at..]).ok_or("fio said nothing")?;
@@ -246,20 +246,20 @@ impl Drop for Lab {
     }
 }
 
-/// Memory that this process took at most while `work` ran, beyond what it had before.
+/// Returns the most memory that this process took while `work` ran, beyond what it had before.
 fn extra_memory<T>(work: impl FnOnce() -> T) -> (T, u64) {
-    let _ = fs::write("/proc/self/clear_refs", "5"); // starts the high-water mark anew
+    let _ = fs::write("/proc/self/clear_refs", "5"); // resets the high-water mark
     let before = memory("VmRSS");
     let done = work();
     (done, memory("VmHWM").saturating_sub(before))
 }
 
-/// A line of /proc/self/status, in bytes: `VmRSS`, `VmHWM`.
+/// Reads a line of /proc/self/status, in bytes: `VmRSS`, `VmHWM`.
 fn memory(line: &str) -> u64 {
     line_of("/proc/self/status", line).unwrap_or(0)
 }
 
-/// Tensors as a transformer has them, a few sizes, repeated, or all small; all memory touched.
+/// Tensors of a transformer's sizes, or only small ones. All memory is touched.
 fn tensors(bytes: u64, small: bool) -> Vec<(String, Vec<u8>)> {
     let sizes = if small { [4096; 5] } else { [67_108_864, 16_777_216, 16_777_216, 16_384, 4096] };
     let mut left = bytes as usize;
@@ -270,7 +270,7 @@ fn tensors(bytes: u64, small: bool) -> Vec<(String, Vec<u8>)> {
             return all;
         }
         left -= len;
-        // Not zeros: nothing on the way may find them easy.
+        // Not zeros, which a disk or file system may handle faster.
         let mut data = vec![0u8; len];
         Rng::with_seed(number as u64).fill(&mut data);
         all.push((format!("layer.{}.part.{}", number / 5, number % 5), data));
@@ -278,7 +278,7 @@ fn tensors(bytes: u64, small: bool) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Seconds in which the system gives this process memory, as a load takes it.
+/// Measures in seconds how fast the system provides memory in the way a load takes it.
 fn fresh_memory(bytes: u64) -> Result<f64> {
     let started = Instant::now();
     let mapping = Mapping::new(bytes as usize)?;
@@ -290,13 +290,13 @@ fn fresh_memory(bytes: u64) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Removes something, and waits until the disk has settled.
+/// Removes a file or directory, and waits until the disk has settled.
 fn clear(path: &Path) {
     let _ = fs::remove_dir_all(path).or_else(|_| fs::remove_file(path));
     let _ = Command::new("sync").status();
 }
 
-/// Seconds, and CPU seconds, of each round.
+/// Seconds and CPU seconds of each round.
 type Figures = BTreeMap<Work, Vec<(f64, f64)>>;
 
 fn measure(lab: &mut Lab, rounds: usize) -> Result<Figures> {
@@ -317,7 +317,7 @@ fn measure(lab: &mut Lab, rounds: usize) -> Result<Figures> {
     Ok(figures)
 }
 
-/// The column of speeds, in GB/s, or of ratios to it of what took these seconds.
+/// The speed of each round in GB/s.
 fn speeds(figures: &Figures, work: Work, gb: f64) -> Vec<f64> {
     figures[&work].iter().map(|(seconds, _)| gb / seconds).collect()
 }

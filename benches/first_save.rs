@@ -1,11 +1,11 @@
-//! What the first save of a process costs beside the second, in time and memory: the pool, its registration, the threads. Each
-//! measurement is a process of its own (this program again), which saves twice into new directories.
+//! Compares the first save of a process with the second, in time and memory: the pool, its registration, the
+//! threads. Each measurement runs this program in a new process, which saves twice into new directories.
 //!
 //! ```text
 //! cargo bench --bench first_save -- [--processes 12] [--gb 1] [--dir DIR]
 //! ```
 //!
-//! `--dir /dev/shm` takes the disk's noise away; `--gb 0.0016` is a small state.
+//! `--dir /dev/shm` removes the disk's noise; `--gb 0.0016` is a small state.
 
 mod common;
 
@@ -27,7 +27,7 @@ struct Options {
     dir: PathBuf,
 }
 
-/// What was asked for; `None` for the smoke test.
+/// Reads the command line. `None` in the smoke test.
 fn options() -> Result<Option<Options>> {
     let Some(mut args) = Args::unless_smoke_test("first_save") else { return Ok(None) };
     Ok(Some(Options {
@@ -37,8 +37,8 @@ fn options() -> Result<Option<Options>> {
     }))
 }
 
-/// The child: saves twice, and tells of each the seconds, how long memory and engine took, and the MiB
-/// that the process has more than before.
+/// The child process: saves twice, and prints for each the seconds, the seconds to prepare memory and engine,
+/// and the MiB that the process grew by.
 fn save_twice(dir: &Path, bytes: usize) -> Result<()> {
     let tensor = TENSOR.min(bytes);
     let tensors: Vec<Vec<u8>> =
@@ -58,7 +58,7 @@ fn save_twice(dir: &Path, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Memory of this process.
+/// Resident memory of this process.
 fn resident_mib() -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -66,7 +66,7 @@ fn resident_mib() -> Result<f64> {
     Ok(kib / 1024.0)
 }
 
-/// Of the first and the second save: seconds, of these the ones to get ready, and MiB.
+/// Returns seconds, seconds to prepare, and MiB, of the first save and of the second.
 fn measure(options: &Options, dir: &Path) -> Result<[f64; 6]> {
     let output = Command::new(std::env::current_exe()?)
         .args(["--gb", &(options.bytes as f64 / 1e9).to_string()])
@@ -93,7 +93,7 @@ fn main() -> Result<()> {
     let ratios: Vec<f64> = told.iter().map(|row| row[0] / row[3]).collect();
     for (name, at) in [("first save", 0), ("second    ", 3)] {
         let [seconds, ready, mib] = [at, at + 1, at + 2].map(|at| median(column(at)));
-        println!("{name} {seconds:.4} s, of it {ready:.4} s to get ready; {mib:.1} MiB more");
+        println!("{name} {seconds:.4} s, including {ready:.4} s to prepare; {mib:.1} MiB more");
     }
     println!("first / second, median and its 95 % interval: {}", spread(&ratios));
     Ok(())

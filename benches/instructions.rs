@@ -1,8 +1,8 @@
-//! Work to be counted, one case a run: `instructions CASE SIZE`. For `tools/bench_check.py`, which
-//! runs each case in two sizes under callgrind; the difference is what an item costs.
+//! Runs one case: `instructions CASE SIZE`. `tools/bench_check.py` runs each case in two sizes under callgrind;
+//! the difference is the cost of an item.
 //!
-//! Everything goes to nowhere, by one filler. What is measured is inside of `measured`, by whose
-//! name callgrind knows when to count; what several threads do is counted from beginning to end.
+//! Everything goes to nowhere, with one filler. Callgrind counts inside the function `measured`, which it
+//! finds by name; it counts cases with several threads from beginning to end.
 
 #[path = "../tests/common/nowhere.rs"]
 mod nowhere;
@@ -19,10 +19,10 @@ fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.as_slice() {
         [case, size] if size.parse::<usize>().is_ok() => {
-            run(case, size.parse().expect("it was looked at"));
+            run(case, size.parse().expect("checked above"));
         }
-        // `cargo bench` runs this too.
-        _ => println!("usage: instructions CASE SIZE; `make bench-check` counts them all"),
+        // `cargo bench` runs this program as well.
+        _ => println!("usage: instructions CASE SIZE; `make bench-check` counts all cases"),
     }
 }
 
@@ -35,7 +35,7 @@ fn run(case: &str, size: usize) {
         "pieces of a block" => {
             let plan = layout(&items(size * 1024, |_| 4096));
             let pieces = || plan.blocks.iter().map(|b| plan.pieces(b).len()).sum::<usize>();
-            pieces(); // the first to want much memory tidies up what the layout let go of
+            pieces(); // the first large allocation also cleans up what the layout freed
             measured(pieces);
         }
         "manifest's entry written" => {
@@ -80,7 +80,7 @@ fn manifest(tensors: usize) -> Manifest {
     nowhere::manifest(&items, &layout(&items))
 }
 
-/// Small, so that what is done once a block stands out from what is done to its bytes.
+/// Small blocks, so that the cost per block stands out from the cost per byte.
 const BLOCK: u64 = 64 << 10;
 
 fn config() -> Config {
@@ -94,7 +94,7 @@ fn save(state: &StateDict) -> tempfile::TempDir {
     dir
 }
 
-/// Saves and loads: a load is the difference to a save.
+/// Saves, and loads if asked; the cost of a load is the difference to a save.
 fn load(state: &StateDict) {
     let dir = save(state);
     let checkpoint = Checkpoint::open(dir.path().join("to")).expect("it was saved");

@@ -1,16 +1,16 @@
-//! The lab: what each knob is worth here. Variants of the default, in turns with it: how fast they
-//! save or load, and the CPU seconds they take, as ratios to the default's in the same round.
+//! Measures what each knob is worth on this machine. Each round runs the default and its variants by turns, and
+//! compares speed and CPU seconds with those of the default.
 //!
 //! ```text
 //! cargo bench --bench knobs -- [--dir DIR] [--load | --load-into] [--gb 1] [--files 1]
 //!                              [--rounds 15] [--only PART_OF_A_NAME ...]
 //! ```
 //!
-//! Without `--dir`, saves go to nowhere (`fake_engines::Null`): all of a save but its disk. Each variant has a
-//! pool of its own. On a disk that others use too, CPU seconds say more than speed; "default, again" says
-//! how much to believe of either.
-//! To try what is no knob yet, make it one while it is tried, and add a line to [`variants`]; what came of
-//! earlier trials is in `docs/internals/experiments.md`.
+//! Without `--dir`, saves go to nowhere (`fake_engines::Null`), which measures all of a save except its disk.
+//! Each variant has its own pool. On a shared disk, CPU seconds are more reliable than speed; the row
+//! "default, again" shows the noise of both.
+//! To try something new, make it a knob for the trial and add a line to [`variants`]. Results of earlier
+//! trials are in `docs/internals/experiments.md`.
 
 #[path = "../tests/common/nowhere.rs"]
 mod nowhere;
@@ -35,7 +35,7 @@ struct Variant {
     options: LoadOptions<'static>,
 }
 
-/// The default, and what differs from it in one thing.
+/// The default, and variants that differ in one setting.
 fn variants(base: &Config) -> Vec<Variant> {
     let mut all = Vec::new();
     let mut add = |name: &str, change: &dyn Fn(&mut Config)| {
@@ -66,13 +66,13 @@ fn variants(base: &Config) -> Vec<Variant> {
     all
 }
 
-/// What is measured.
+/// What to measure.
 #[derive(Clone, Copy, PartialEq)]
 enum Work {
     Save,
     /// Into fresh memory.
     Load,
-    /// Into memory that is there.
+    /// Into existing memory.
     LoadInto,
 }
 
@@ -86,7 +86,7 @@ struct Options {
 }
 
 impl Options {
-    /// What was asked for; `None` for the smoke test.
+    /// Reads the command line. `None` in the smoke test.
     fn parse() -> Result<Option<Self>> {
         let Some(mut args) = Args::unless_smoke_test("knobs") else { return Ok(None) };
         let options = Self {
@@ -102,29 +102,29 @@ impl Options {
             only: args.values("--only")?,
         };
         if let Some(other) = args.rest().first() {
-            return Err(format!("no option {other:?}; benches/knobs.rs has them").into());
+            return Err(format!("no option {other:?}; see benches/knobs.rs").into());
         }
         match (&options.dir, options.work) {
             (None, Work::Load | Work::LoadInto) => {
-                Err("--load needs --dir: nowhere gives nothing back".into())
+                Err("--load needs --dir: nothing can be loaded from nowhere".into())
             }
             _ => Ok(Some(options)),
         }
     }
 }
 
-/// What one save or load took.
+/// The cost of one save or load.
 #[derive(Clone, Copy)]
 struct Took {
     seconds: f64,
     cpu: f64,
-    /// Of a save: preparing files.
+    /// Seconds to prepare files, in a save.
     prepare: f64,
-    /// Of a save: syncing them.
+    /// Seconds to sync files, in a save.
     sync: f64,
 }
 
-/// Where things are saved to and loaded from.
+/// Where to save and load.
 struct Bench<'a> {
     dir: PathBuf,
     /// Saves go to nowhere.
@@ -184,12 +184,12 @@ impl Bench<'_> {
     }
 }
 
-/// Every variant in every round, in random order: `measured[variant][round]`.
+/// Measures every variant in every round, in random order: `measured[variant][round]`.
 fn measure(bench: &mut Bench, all: &[Variant], rounds: usize) -> Result<Vec<Vec<Took>>> {
     let runtimes: Vec<Runtime> = all.iter().map(|v| bench.runtime(v.config.clone())).collect();
     let mut measured = vec![Vec::with_capacity(rounds); all.len()];
     let mut random = Rng::with_seed(std::process::id().into());
-    // The first round takes pools and threads, and is not counted.
+    // The first round creates pools and threads, and does not count.
     for round in 0..=rounds {
         let mut order: Vec<usize> = (0..all.len()).collect();
         random.shuffle(&mut order);
@@ -229,7 +229,7 @@ fn print(all: &[Variant], measured: &[Vec<Took>], gb: f64) {
     }
 }
 
-/// Equal tensors, all memory touched, that divide evenly among the files.
+/// Equal tensors that divide evenly among the files. All memory is touched.
 fn tensors(bytes: u64, files: u64) -> Vec<(String, Vec<u8>)> {
     let count = files.max(16).next_multiple_of(files);
     let len = (bytes / count) as usize / 4096 * 4096;
@@ -242,7 +242,7 @@ fn load_average() -> String {
     fs::read_to_string("/proc/loadavg").unwrap_or_default()
 }
 
-/// The variants that were asked for, the default first.
+/// The requested variants, the default first.
 fn chosen(options: &Options, base: &Config) -> Vec<Variant> {
     let asked = |v: &Variant| options.only.iter().any(|part| v.name.contains(part.as_str()));
     let mut all = variants(base);
@@ -251,7 +251,7 @@ fn chosen(options: &Options, base: &Config) -> Vec<Variant> {
     all
 }
 
-/// Saves once, to have something to load, then measures.
+/// Saves once so that there is something to load, then measures.
 fn compare(options: &Options, dir: PathBuf) -> Result<()> {
     let tensors = tensors(options.bytes, options.files);
     let bytes: u64 = tensors.iter().map(|(_, data)| data.len() as u64).sum();
@@ -265,7 +265,7 @@ fn compare(options: &Options, dir: PathBuf) -> Result<()> {
         }
         _ => Vec::new(),
     };
-    // With room for a header, and for no further tensor.
+    // Space for a header, but not for another tensor.
     let shard_bytes = if options.files > 1 { bytes / options.files + (1 << 19) } else { 0 };
     let base = Config { shard_bytes, ..Config::default() };
     let all = chosen(options, &base);
@@ -282,7 +282,7 @@ fn compare(options: &Options, dir: PathBuf) -> Result<()> {
 
 fn main() -> Result<()> {
     let Some(options) = Options::parse()? else { return Ok(()) };
-    // Before any thread is started: it is mounted for this thread and those to come.
+    // Before any thread starts: the mount is visible to this thread and to those it starts later.
     let endless = if options.dir.is_none() { Endless::new().ok() } else { None };
     let temporary = tempfile::tempdir()?;
     let place = match (&options.dir, &endless) {

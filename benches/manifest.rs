@@ -1,7 +1,7 @@
-//! The manifest of a very large distributed save, and what a rank plans to read by it: 4,096 ranks,
-//! each with its part of 244 tensors, which makes a million chunks.
+//! The manifest of a very large distributed save, and the plan of one rank's reads: 4,096 ranks, each with a
+//! part of 244 tensors, make a million chunks.
 //!
-//! `cargo bench --bench manifest -- --test` runs everything once, small.
+//! `cargo bench --bench manifest -- --test` runs everything once, in small.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const BLOCK: u64 = 1 << 20;
 const TENSORS: u64 = 244;
-/// Elements of a row, and rows that a rank has of each tensor.
+/// Elements per row, and rows of each tensor per rank.
 const WIDTH: u64 = 8192;
 const ROWS: u64 = 4;
 
@@ -24,7 +24,7 @@ fn ranks() -> u64 {
     if is_smoke_test() { 16 } else { 4096 }
 }
 
-/// Tensors cut along their first dimension, one chunk a rank, one file a rank.
+/// Tensors cut along their first dimension, with one chunk and one file per rank.
 fn manifest(ranks: u64) -> Manifest {
     let chunk_bytes = ROWS * WIDTH * 2;
     let bytes = (1 << 16) + TENSORS * chunk_bytes;
@@ -52,7 +52,7 @@ fn manifest(ranks: u64) -> Manifest {
     Manifest::new(0, 4096, BLOCK, files, (0..TENSORS).map(tensor).collect(), state)
 }
 
-/// What one rank of as many as before reads of every tensor.
+/// The reads of one rank, when as many ranks load as saved.
 fn slabs(manifest: &Manifest, rank: usize) -> Vec<Slab> {
     let slab = |tensor: &TensorEntry| {
         let chunk = &tensor.chunks[rank];
@@ -65,7 +65,7 @@ fn slabs(manifest: &Manifest, rank: usize) -> Vec<Slab> {
     manifest.tensors.iter().map(slab).collect()
 }
 
-/// What each rank sends to the coordinator of that save.
+/// The receipt that each rank sends to the coordinator of that save.
 fn receipts(manifest: &Manifest) -> Vec<Vec<u8>> {
     let of = |(rank, file): (usize, &FileEntry)| {
         let part = |tensor: &TensorEntry| {

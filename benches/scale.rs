@@ -1,10 +1,10 @@
-//! Cost against size: what a tensor costs in each step of a save or load when there are more of
-//! them, and a block when a tensor has more of them. Everything goes to nowhere
-//! (`fake_engines::Null`), so that no disk is measured.
+//! Measures how cost grows: the cost of a tensor in each step of a save or load with the number of tensors, and
+//! the cost of a block with the number of blocks. Everything goes to nowhere (`fake_engines::Null`), so no disk
+//! is involved.
 //!
-//! Figures are items a second: where there are ten times as many and each takes as long, the cost
-//! is linear. `RINGSTOW_BENCH_LARGE` (set: 1,000,000 tensors, 64 GB in one as well);
-//! `cargo bench --bench scale -- --test` runs everything once, small.
+//! Figures are items per second: if ten times as many items take as long each, the cost is linear. With
+//! `RINGSTOW_BENCH_LARGE` also measures 1,000,000 tensors, and 64 GB in one. `cargo bench --bench scale -- --test`
+//! runs everything once, in small.
 
 #[path = "../tests/common/nowhere.rs"]
 mod nowhere;
@@ -28,7 +28,7 @@ fn large() -> bool {
     std::env::var_os("RINGSTOW_BENCH_LARGE").is_some()
 }
 
-/// Numbers of tensors, each ten times the one before.
+/// Numbers of tensors, each ten times the previous one.
 fn counts() -> Vec<usize> {
     match (is_smoke_test(), large()) {
         (true, _) => vec![100],
@@ -37,7 +37,7 @@ fn counts() -> Vec<usize> {
     }
 }
 
-/// Benches `work` on each of `sizes`, told per item. `prepare` is not timed.
+/// Benches `work` on each of `sizes`, per item. Does not time `prepare`.
 fn each<T>(
     criterion: &mut Criterion,
     name: &str,
@@ -66,7 +66,7 @@ fn headers((items, plan): &(Vec<Item>, SavePlan)) -> usize {
     plan.shards.iter().map(|shard| shard.header_bytes(items).len()).sum()
 }
 
-/// What saving plans and writes down, without any I/O.
+/// Plans and encodes a save, without any I/O.
 fn planning(criterion: &mut Criterion) {
     let counts = counts();
     each(criterion, "state", &counts, |n| n, |&n| drop(black_box(state(n, mixed))));
@@ -90,7 +90,7 @@ fn planning(criterion: &mut Criterion) {
     });
 }
 
-/// Which reads a load makes of all tensors, of each tenth, of one; per tensor of the checkpoint.
+/// Plans the reads of all tensors, of every tenth, and of one; per tensor of the checkpoint.
 fn reads(criterion: &mut Criterion) {
     for (part, every) in [("all", 1), ("a tenth", 10), ("one", usize::MAX)] {
         let wants = |n| {
@@ -118,15 +118,15 @@ fn reads(criterion: &mut Criterion) {
     }
 }
 
-/// Where checkpoints to nowhere are: their files have their length all the same, so it is a place
-/// where that takes no space, if there is one.
+/// The directory of checkpoints to nowhere. Their files have their full length, so it is one in which that
+/// takes no space, if possible.
 struct Place(Option<Endless>);
 
 impl Place {
     fn new() -> Self {
         let endless = Endless::new();
         if let Err(why) = &endless {
-            println!("no place for 64 GB, which needs root: {why}");
+            println!("left out 64 GB, which need root: {why}");
         }
         Self(endless.ok())
     }
@@ -145,14 +145,14 @@ fn save(runtime: &Runtime, state: &StateDict, dir: &Path) {
 fn load(runtime: &Runtime, dir: &Path, every: usize) {
     let checkpoint = Checkpoint::open(dir).expect("it was saved");
     let names = checkpoint.tensors().iter().step_by(every).map(|tensor| tensor.name.as_str());
-    // What is read from nowhere is not what was written.
+    // Nowhere returns zeros, which do not match the checksums.
     let options = LoadOptions { verify: false, ..LoadOptions::default() };
     black_box(
         checkpoint.load_names(names, options.on(runtime, &Arc::default())).expect("it works"),
     );
 }
 
-/// Loads all tensors, of 4 KiB each, into memory that is there.
+/// Loads all tensors, of 4 KiB each, into existing memory.
 fn load_into(runtime: &Runtime, checkpoint: &Checkpoint, memory: &mut [u8]) {
     let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
     let targets: Vec<_> = names.zip(memory.chunks_mut(4096).map(Target::new)).collect();
@@ -160,7 +160,7 @@ fn load_into(runtime: &Runtime, checkpoint: &Checkpoint, memory: &mut [u8]) {
     checkpoint.load_into(&targets, options.on(runtime, &Arc::default())).expect("it works");
 }
 
-/// A save and load from beginning to end, but for the disk.
+/// A whole save and load, except for the disk.
 fn pipeline(criterion: &mut Criterion) {
     let (place, runtime, counts) = (Place::new(), runtime(Config::default()), counts());
     let dir = place.path();
@@ -192,7 +192,7 @@ fn pipeline(criterion: &mut Criterion) {
     let _ = std::fs::remove_dir_all(&dir);
 }
 
-/// What as many ranks wrote, a tensor each: their receipts, files of the right length and marks.
+/// The result of as many ranks that write a tensor each: receipts, files of the right length, and marks.
 fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
     let note = std::fs::read(dir.join(names::MANIFEST_PART)).expect("the session has begun");
     let note: serde_json::Value = serde_json::from_slice(&note).expect("it is JSON");
@@ -231,7 +231,7 @@ fn commit(ranks: usize, dir: &Path) -> Duration {
     started.elapsed()
 }
 
-/// From the ranks' receipts to the last of their files' names.
+/// Commits a session, from the ranks' receipts to the last rename.
 fn ranks(criterion: &mut Criterion) {
     let place = Place::new();
     let mut group = criterion.benchmark_group("commit of ranks");

@@ -1,12 +1,12 @@
-//! How fast each part is, in bytes a second: saving and loading on every rung of the ladder, on
-//! this disk and in memory; checksums; the planner; the manifest.
+//! Measures each part in bytes per second: saves and loads in every I/O mode, on this disk and in memory;
+//! checksums; the planner; the manifest.
 //!
-//! Knobs, all from the environment: `RINGSTOW_BENCH_DIR` (where to save; a directory under
-//! `target/` otherwise), `RINGSTOW_BENCH_MB` (how much, 256 otherwise), `RINGSTOW_BENCH_LARGE` (set:
-//! manifests of 1,000,000 tensors as well). `cargo bench -- --test` runs everything once, small.
+//! Environment variables: `RINGSTOW_BENCH_DIR` (the directory, by default under `target/`), `RINGSTOW_BENCH_MB`
+//! (the size, by default 256), `RINGSTOW_BENCH_LARGE` (if set, also manifests of 1,000,000 tensors).
+//! `cargo bench -- --test` runs everything once, in small.
 //!
-//! A disk that others use too gives numbers that only mean something within one run; to compare
-//! with what the disk can do, see the bench `against_fio`.
+//! On a shared disk, figures are comparable only within one run. The bench `against_fio` compares with what the
+//! disk can do.
 
 #[path = "../tests/common/nowhere.rs"]
 mod nowhere;
@@ -32,7 +32,7 @@ fn bench_bytes() -> usize {
     asked.unwrap_or(if is_smoke_test() { 8 } else { 256 }) << 20
 }
 
-/// A tensor of each size that a model has: most bytes in large ones.
+/// Tensors of the sizes that a model has, with most bytes in large ones.
 fn tensors(bytes: usize) -> Vec<(String, Vec<u8>)> {
     let sizes = [bytes / 2, bytes / 4, bytes / 8, bytes / 16];
     let small = (0..64).map(|_| bytes / 1024);
@@ -48,7 +48,7 @@ fn state(tensors: &[(String, Vec<u8>)]) -> StateDict<'_> {
     state
 }
 
-/// The rungs of the ladder, each insisted on, by name.
+/// Each I/O mode, by name, with the configuration that allows it alone.
 fn rungs() -> Vec<(String, Config)> {
     let rings = [
         (EngineChoice::Uring, Kind::Uring.is_built()),
@@ -73,7 +73,7 @@ fn rungs() -> Vec<(String, Config)> {
     all.into_iter().map(|config| (name(&config), config)).collect()
 }
 
-/// A bench of one size that is large enough not to need many samples.
+/// A group of benches on so much data that a few samples suffice.
 fn group<'a>(
     criterion: &'a mut Criterion,
     name: &str,
@@ -84,7 +84,7 @@ fn group<'a>(
     group
 }
 
-/// Time of durable saves into new directories; removing them is not counted.
+/// Times durable saves into new directories, without removing these.
 fn time_saves(iterations: u64, state: &StateDict, dir: &Path, config: &Config) -> Duration {
     (0..iterations)
         .map(|_| {
@@ -96,7 +96,7 @@ fn time_saves(iterations: u64, state: &StateDict, dir: &Path, config: &Config) -
         .sum()
 }
 
-/// Time of loads that find nothing in the page cache.
+/// Times loads with a cold page cache.
 fn time_loads(iterations: u64, dir: &Path, runtime: &Runtime) -> Duration {
     let checkpoint = ringstow::Checkpoint::open(dir).expect("it was just saved");
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
@@ -115,7 +115,7 @@ fn time_loads(iterations: u64, dir: &Path, runtime: &Runtime) -> Duration {
         .sum()
 }
 
-/// Saves and loads on each rung that `dir` takes.
+/// Saves and loads in each I/O mode that `dir` supports.
 fn save_and_load(criterion: &mut Criterion, place: &str, dir: &Path, all: Vec<(String, Config)>) {
     let tensors = tensors(bench_bytes());
     let state = state(&tensors);
@@ -151,7 +151,7 @@ fn disk(criterion: &mut Criterion) {
     save_and_load(criterion, "disk", &dir, rungs());
 }
 
-/// What the software itself can do: a file system in memory stands for a disk without limit.
+/// Measures the software alone, with a file system in memory in place of a disk.
 fn memory(criterion: &mut Criterion) {
     let dir = Path::new("/dev/shm");
     if dir.is_dir() {

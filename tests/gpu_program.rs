@@ -1,4 +1,4 @@
-//! What the program says of GPUs, over the fake driver: a GPU that works, drivers that do not.
+//! The program's doctor over the fake driver: a working GPU, and drivers that fail.
 
 #![cfg(all(feature = "cli", feature = "cuda"))]
 
@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// The fake driver under NVIDIA's names, and a directory to work in.
+/// The fake driver under NVIDIA's file names, and a working directory.
 struct Machine {
     driver: TempDir,
     dir: TempDir,
@@ -27,7 +27,7 @@ impl Machine {
         machine
     }
 
-    /// Runs the program on its directory, with what the fake driver is told.
+    /// Runs the program on the directory, with environment variables for the fake driver.
     fn run(&self, fake: &[(&str, &str)], args: &[&str]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_ringstow"))
             .arg(args[0])
@@ -40,7 +40,7 @@ impl Machine {
             .unwrap()
     }
 
-    /// What the doctor finds out about GPUs, by the checks' names.
+    /// Returns the doctor's checks of GPUs.
     fn gpu_checks(&self, fake: &[(&str, &str)]) -> Vec<Json> {
         let output = self.run(fake, &["doctor", "--json"]);
         assert_eq!(output.status.code(), Some(0), "a GPU keeps no save from working");
@@ -67,7 +67,7 @@ fn doctor_names_each_gpu_and_measures_its_copies() {
         .collect();
     assert_says(of_first[0], "ok", "Fake GPU 0");
     assert_says(of_first[1], "ok", "64 MiB");
-    // How fast is another matter.
+    // The rates themselves depend on the machine.
     for check in &of_first[2..] {
         assert!(check["found"].as_str().unwrap().contains("GB/s pinned"), "{check}");
     }
@@ -76,7 +76,7 @@ fn doctor_names_each_gpu_and_measures_its_copies() {
 }
 
 #[test]
-fn doctor_says_why_a_driver_cannot_be_used() {
+fn doctor_explains_an_unusable_driver() {
     let machine = Machine::new();
     let old = machine.gpu_checks(&[("FAKE_CUDA_DRIVER_VERSION", "11080")]);
     assert_says(&old[0], "warn", "CUDA 11.8, 12.0 is needed");
@@ -86,7 +86,7 @@ fn doctor_says_why_a_driver_cannot_be_used() {
 }
 
 #[test]
-fn doctor_tells_that_pinning_is_refused_and_measures_without_it() {
+fn doctor_reports_refused_pinning_and_measures_without() {
     let refusals: Vec<String> =
         (0..8).map(|after| format!("cuMemHostRegister_v2:{after}:304")).collect();
     let checks = Machine::new().gpu_checks(&[("FAKE_CUDA_FAIL", &refusals.join(","))]);
@@ -97,7 +97,7 @@ fn doctor_tells_that_pinning_is_refused_and_measures_without_it() {
 }
 
 #[test]
-fn a_gpu_that_fails_is_the_doctors_finding_and_not_its_failure() {
+fn failing_gpu_is_a_finding_not_a_failure() {
     let checks = Machine::new().gpu_checks(&[("FAKE_CUDA_FAIL", "cuMemAlloc_v2:0:2")]);
     assert_says(checks.last().unwrap(), "warn", "OUT_OF_MEMORY");
 }

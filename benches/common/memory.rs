@@ -1,4 +1,4 @@
-//! Memory as a machine has it that has been in use for a while.
+//! Fills the page cache, as on a machine that has been in use for a while.
 
 use super::Result;
 use std::fs::{self, File};
@@ -6,38 +6,39 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// What is read at once, and how often between two looks at how much is free.
+/// Bytes per read, and reads between two checks of how much memory is free.
 const READ_BYTES: usize = 1 << 20;
 const READS: u64 = 128;
-/// As much as memory once may not do: near its end the kernel reclaims as well as it takes.
+/// How many times the size of memory to read at most: when little is free, the kernel also reclaims.
 const TIMES_MAX: u64 = 8;
 
-/// A file without blocks, twice as long as memory, to fill the page cache with.
+/// A sparse file, twice as long as memory, to fill the page cache with.
 ///
-/// Memory that nothing uses is at hand on a machine of one's own, while a virtual machine's host may have
-/// taken it back, and gives it again slowly, at the first touch. Which peer waits for that depends on
-/// what ran before it. On a machine that reads its training data the page cache has all memory, and
-/// whoever asks for some gets what the kernel lets go of there: the same for all.
+/// The host of a virtual machine may have reclaimed unused memory, and returns it slowly, at the first touch.
+/// Which peer waits for that depends on what ran before it. On a machine that reads training data, the page
+/// cache holds all memory, and every allocation takes pages from there: the same cost for all.
 pub struct PageCache {
     path: PathBuf,
     file: File,
     bytes: u64,
-    /// Where to read on: what the kernel let go of first.
+    /// Where to read next: the pages that the kernel evicts first.
     at: u64,
 }
 
 impl PageCache {
-    /// Makes the file; of a file system that has memory only, an error.
+    /// Creates the file. Fails on a file system in memory.
     pub fn new(dir: &Path) -> Result<Self> {
         if super::is_in_memory(dir) {
-            return Err(format!("{}: what is in memory has no page cache", dir.display()).into());
+            return Err(
+                format!("{}: a file system in memory has no page cache", dir.display()).into()
+            );
         }
         let (path, bytes) = (dir.join("page-cache.sparse"), 2 * memory("MemTotal")?);
         File::create(&path)?.set_len(bytes)?;
         Ok(Self { file: File::open(&path)?, path, bytes, at: 0 })
     }
 
-    /// Reads until hardly any memory is free, about twice what the kernel keeps, since the cache has it.
+    /// Reads until the cache has nearly all memory, and about twice what the kernel reserves is free.
     pub fn fill(&mut self) -> Result<()> {
         let total = memory("MemTotal")?;
         for _ in 0..TIMES_MAX * total / (READS * READ_BYTES as u64) {
@@ -46,11 +47,12 @@ impl PageCache {
                 return Ok(());
             }
         }
-        let (free, why) = (memory("MemFree")? >> 20, "is it limited, by a cgroup?");
-        Err(format!("the page cache leaves {free} MiB free; {why} Leave --used-memory out").into())
+        let (free, why) = (memory("MemFree")? >> 20, "does a cgroup limit it?");
+        Err(format!("the page cache leaves {free} MiB free; {why} Run without --used-memory")
+            .into())
     }
 
-    /// On all cores: while the kernel keeps up with one reader, a small zone of memory stays free.
+    /// Reads on all cores: with a single reader, the kernel keeps a small zone of memory free.
     fn read(&mut self) -> Result<()> {
         let offsets: Vec<u64> =
             (0..READS).map(|n| (self.at + n * READ_BYTES as u64) % self.bytes).collect();
@@ -80,7 +82,7 @@ fn memory(line: &str) -> Result<u64> {
     Ok(found.ok_or_else(|| format!("/proc/meminfo has no {line}"))?)
 }
 
-/// A line of /proc/meminfo (`MemFree`) or /proc/self/status (`VmRSS`), in bytes.
+/// Reads a line of /proc/meminfo (`MemFree`) or /proc/self/status (`VmRSS`), in bytes.
 pub fn line_of(file: &str, line: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let found = text.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':'))?;

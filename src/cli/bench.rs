@@ -111,46 +111,54 @@ pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     Ok(if any { Exit::Ok } else { Exit::Failed })
 }
 
+/// What is saved, and where.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    data: &'a [u8],
+    path: &'a Path,
+    config: &'a Config,
+}
+
 /// Measures in a directory of its own, and removes that.
 fn measure(args: &Bench, config: Config, rungs: &[Rung], bytes: u64) -> Result<Measured> {
-    let work = tempfile::Builder::new()
+    let mut data = vec![0; bytes as usize];
+    fastrand::fill(&mut data);
+    let dir = tempfile::Builder::new()
         .prefix(".ringstow-bench-")
         .tempdir_in(&args.dir)
         .map_err(|e| Error::io("creating a directory in", &args.dir, e))?;
     // Its name is unique: stripe directories, which others use as well, get a directory of that name.
-    let path = work.path().join(work.path().file_name().unwrap_or("checkpoint".as_ref()));
+    let path = dir.path().join(dir.path().file_name().unwrap_or("checkpoint".as_ref()));
+    let work = Work { data: &data, path: &path, config: &config };
     let ways = rungs.iter().map(|rung| Way::on(*rung, &config));
     let mut ways = ways.chain([Ok(Way::fio())]).collect::<Result<Vec<Way>>>()?;
-    let mut data = vec![0; bytes as usize];
-    fastrand::fill(&mut data);
-    let done = rounds(&mut ways, &data, &path, &config, args.rounds);
+    let done = rounds(&mut ways, work, args.rounds);
     // After an error, stripe directories may still hold files.
     done.and(clear(&path, &config))?;
-    work.close().map_err(|e| Error::io("removing the bench's files in", &args.dir, e))?;
+    dir.close().map_err(|e| Error::io("removing the bench's files in", &args.dir, e))?;
     let fio = ways.pop().expect("it is the last");
     Ok(Measured { dir: args.dir.clone(), bytes, rounds: args.rounds, config, ways, fio })
 }
 
 /// Measures all ways by turns, after a small save that shows whether a way is available.
-fn rounds(ways: &mut [Way], data: &[u8], path: &Path, config: &Config, rounds: u16) -> Result<()> {
+fn rounds(ways: &mut [Way], work: Work, rounds: u16) -> Result<()> {
+    let small = Work { data: &work.data[..work.data.len().min(WARM_UP_BYTES)], ..work };
     for way in ways.iter_mut() {
-        let data = &data[..data.len().min(WARM_UP_BYTES)];
-        match progress::watch("warming up", true, |job| way.save(data, path, config, job)) {
+        match progress::watch("warming up", true, |job| way.save(small, job)) {
             Err(error @ Error::Unsupported { .. }) => way.refused = Some(error.to_string()),
             done => _ = done?,
         }
-        clear(path, config)?;
+        clear(work.path, work.config)?;
     }
     for round in 1..=rounds {
         for way in ways.iter_mut().filter(|way| way.refused.is_none()) {
             let label = |what| format!("{what} {round}/{rounds}: {}", way.name);
             let (save, load) = (label("save"), label("load"));
-            let saved = progress::watch(&save, false, |job| way.save(data, path, config, job))?;
-            let loaded =
-                progress::watch(&load, false, |job| way.load(data.len(), path, config, job))?;
+            let saved = progress::watch(&save, false, |job| way.save(work, job))?;
+            let loaded = progress::watch(&load, false, |job| way.load(work, job))?;
             way.save.push(saved);
             way.load.push(loaded);
-            clear(path, config)?;
+            clear(work.path, work.config)?;
         }
     }
     Ok(())
@@ -177,38 +185,26 @@ impl Way {
         Self { name, rung: None, refused: None, notes, save, load, runtime: None }
     }
 
-    fn save(
-        &mut self,
-        data: &[u8],
-        path: &Path,
-        config: &Config,
-        job: &Arc<Job>,
-    ) -> Result<Sample> {
-        let Some(runtime) = &self.runtime else { return fio("write", data.len(), path, config) };
+    fn save(&mut self, work: Work, job: &Arc<Job>) -> Result<Sample> {
+        let Some(runtime) = &self.runtime else { return fio("write", work) };
         let mut state = StateDict::new();
-        for (number, data) in data.chunks(TENSOR_BYTES).enumerate() {
+        for (number, data) in work.data.chunks(TENSOR_BYTES).enumerate() {
             state.bytes(format!("tensor.{number}"), Dtype::U8, &[data.len() as u64], data)?;
         }
-        let (report, sample) = timed(data.len(), || save(runtime, &state, path, job))?;
+        let (report, sample) = timed(work, || save(runtime, &state, work.path, job))?;
         self.note(&report.moved.fallbacks);
         Ok(sample)
     }
 
-    fn load(
-        &mut self,
-        bytes: usize,
-        path: &Path,
-        config: &Config,
-        job: &Arc<Job>,
-    ) -> Result<Sample> {
-        let Some(runtime) = &self.runtime else { return fio("read", bytes, path, config) };
-        for path in Checkpoint::open_with(path, config)?.shard_paths() {
+    fn load(&mut self, work: Work, job: &Arc<Job>) -> Result<Sample> {
+        let Some(runtime) = &self.runtime else { return fio("read", work) };
+        for path in Checkpoint::open_with(work.path, work.config)?.shard_paths() {
             open_read(path, false)
                 .and_then(|file| drop_page_cache(&file))
                 .map_err(|e| Error::io("dropping from the page cache", path, e))?;
         }
-        let (loaded, sample) = timed(bytes, || {
-            let checkpoint = Checkpoint::open_with(path, config)?;
+        let (loaded, sample) = timed(work, || {
+            let checkpoint = Checkpoint::open_with(work.path, work.config)?;
             let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
             checkpoint.load_names(names, LoadOptions::default().on(runtime, job))
         })?;
@@ -230,21 +226,21 @@ impl Way {
 ///
 /// # Errors
 /// [`Error::Unsupported`] if fio is missing or fails, [`Error::Cancelled`].
-fn fio(mode: &str, bytes: usize, path: &Path, config: &Config) -> Result<Sample> {
+fn fio(mode: &str, work: Work) -> Result<Sample> {
     let unsupported = |what, remedy: &str| Error::Unsupported { what, remedy: remedy.into() };
-    let Config { block_bytes, queue_depth, .. } = config;
-    let bytes = bytes.next_multiple_of(*block_bytes as usize);
+    let Config { block_bytes, queue_depth, .. } = work.config;
+    let bytes = work.data.len().next_multiple_of(*block_bytes as usize);
     let output = Command::new("fio")
         .args(["--name=ringstow", "--ioengine=io_uring", "--direct=1", "--output-format=json"])
         .args(["--fixedbufs=1", "--registerfiles=1", "--end_fsync=1", &format!("--rw={mode}")])
         .args([format!("--bs={block_bytes}"), format!("--iodepth={queue_depth}")])
-        .args([format!("--size={bytes}"), format!("--filename={}", path.display())])
+        .args([format!("--size={bytes}"), format!("--filename={}", work.path.display())])
         .output();
     let output = output.map_err(|e| {
         unsupported(format!("fio does not start: {e}"), "install it (`apt-get install fio`)")
     })?;
     if progress::is_interrupted() {
-        return Err(Error::Cancelled { path: path.into() });
+        return Err(Error::Cancelled { path: work.path.into() });
     }
     let said = String::from_utf8_lossy(&output.stdout);
     let report = said.find('{').and_then(|at| serde_json::from_str(&said[at..]).ok());
@@ -257,7 +253,7 @@ fn fio(mode: &str, bytes: usize, path: &Path, config: &Config) -> Result<Sample>
         return Err(unsupported(reason, "run it there by hand"));
     };
     let cpu_percent =
-        [&job["usr_cpu"], &job["sys_cpu"]].into_iter().filter_map(figure).sum::<f64>();
+        job["usr_cpu"].as_f64().unwrap_or(0.0) + job["sys_cpu"].as_f64().unwrap_or(0.0);
     let cpu_s_per_gb = cpu_percent / 100.0 * ms / 1e3 / (bytes as f64 / 1e9);
     Ok(Sample { gb_per_s: rate / 1e9, cpu_s_per_gb })
 }
@@ -274,11 +270,11 @@ fn clear(path: &Path, config: &Config) -> Result<()> {
     remove(path)
 }
 
-/// Runs a save or load of so many bytes.
-fn timed<T>(bytes: usize, work: impl FnOnce() -> Result<T>) -> Result<(T, Sample)> {
+/// Times a save or load.
+fn timed<T>(work: Work, act: impl FnOnce() -> Result<T>) -> Result<(T, Sample)> {
     let (cpu, started) = (cpu_s(), Instant::now());
-    let done = work()?;
-    let (gb, seconds) = (bytes as f64 / 1e9, started.elapsed().as_secs_f64());
+    let done = act()?;
+    let (gb, seconds) = (work.data.len() as f64 / 1e9, started.elapsed().as_secs_f64());
     let cpu_s_per_gb = (cpu_s() - cpu) / gb;
     Ok((done, Sample { gb_per_s: gb / seconds.max(1e-9), cpu_s_per_gb }))
 }

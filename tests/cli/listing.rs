@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn ls_lists_committed_and_incomplete_and_damaged_ones_by_step() {
+fn ls_lists_committed_incomplete_and_damaged_by_step() {
     let dir = Checkpoints::new();
     dir.save(20);
     dir.save(3);
@@ -28,7 +28,7 @@ fn ls_lists_committed_and_incomplete_and_damaged_ones_by_step() {
 }
 
 #[test]
-fn ls_of_nothing_is_no_error_and_ls_of_nowhere_is() {
+fn ls_accepts_an_empty_directory_but_not_a_missing_one() {
     let dir = Checkpoints::new();
     let ran = ringstow(&["ls", dir.path()]);
     assert_eq!(ran.code, Some(0));
@@ -40,7 +40,7 @@ fn ls_of_nothing_is_no_error_and_ls_of_nowhere_is() {
 }
 
 #[test]
-fn show_tells_tensors_files_and_values() {
+fn show_prints_tensors_files_and_values() {
     let dir = Checkpoints::new();
     dir.save(7);
     let ran = ringstow(&["show", &dir.step(7)]);
@@ -60,7 +60,7 @@ fn show_tells_tensors_files_and_values() {
 }
 
 #[test]
-fn show_cuts_long_tables_unless_all_is_asked_for() {
+fn show_cuts_long_tables_without_all() {
     let dir = Checkpoints::new();
     let mut state = StateDict::new();
     for number in 0..100 {
@@ -84,7 +84,7 @@ fn show_of_a_directory_of_checkpoints_names_the_newest() {
 }
 
 #[test]
-fn hostile_names_reach_no_terminal_as_they_are() {
+fn hostile_names_are_escaped_on_terminals() {
     let dir = Checkpoints::new();
     let mut state = StateDict::new();
     state.bytes("evil\x1b]0;owned\x07\r\n\u{9b}2J\u{202e}", Dtype::U8, &[1], b"x").unwrap();
@@ -139,7 +139,7 @@ fn verify_names_file_block_and_tensors_of_damage_and_ends_with_1() {
 }
 
 #[test]
-fn verify_takes_a_missing_file_and_a_flipped_manifest_for_damage() {
+fn verify_reports_missing_file_and_flipped_manifest_as_damage() {
     let dir = Checkpoints::new();
     let missing = dir.save(1);
     fs::remove_file(missing.join(SHARD)).unwrap();
@@ -170,7 +170,7 @@ fn verify_of_what_is_no_checkpoint_ends_with_2() {
 }
 
 #[test]
-fn a_url_is_refused_and_a_home_is_one() {
+fn url_is_refused_and_tilde_is_expanded() {
     let ran = ringstow(&["ls", "s3://bucket/run"]);
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("s3://bucket/run is a URL"), "{}", ran.err);
@@ -184,7 +184,7 @@ fn a_url_is_refused_and_a_home_is_one() {
 }
 
 #[test]
-fn the_doctor_names_the_file_that_is_in_force() {
+fn doctor_names_the_configuration_file_in_force() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("ringstow.toml"), "queue_depth = 3").unwrap();
     let said = command(&["doctor", "--json"]).current_dir(dir.path()).output().unwrap();

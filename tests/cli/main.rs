@@ -20,7 +20,7 @@ const BLOCK: u64 = 65536;
 
 const SHARD: &str = "rank00000-0.safetensors";
 
-/// What the program said, and how it ended.
+/// Output and exit code of the program.
 struct Ran {
     code: Option<i32>,
     out: String,
@@ -29,7 +29,7 @@ struct Ran {
 
 impl Ran {
     fn json(&self) -> Json {
-        assert!(!self.out.contains('\x1b'), "JSON goes to a terminal as well: {}", self.out);
+        assert!(!self.out.contains('\x1b'), "a terminal acts on this JSON: {}", self.out);
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {}", self.out))
     }
 }
@@ -83,7 +83,7 @@ impl Checkpoints {
         path
     }
 
-    /// What a save that was killed before its commit leaves.
+    /// Leaves what a save leaves that is killed before its commit.
     fn killed(&self, step: u32) -> PathBuf {
         let path = PathBuf::from(self.step(step));
         fs::create_dir(&path).unwrap();
@@ -91,7 +91,7 @@ impl Checkpoints {
         path
     }
 
-    /// Has the program retain some of them.
+    /// Runs `ringstow retain`.
     fn retain(&self, flags: &[&str]) -> Ran {
         ringstow(&[&["retain", self.path()], flags].concat())
     }
@@ -103,7 +103,7 @@ fn save(state: &StateDict, path: &Path) {
 }
 
 #[test]
-fn a_bad_configuration_file_is_shown_in_lines_and_its_name_in_one() {
+fn bad_configuration_file_is_shown_by_line_with_escaped_name() {
     let dir = Checkpoints::new();
     let file = dir.0.path().join("my\n\x1b.toml");
     fs::write(&file, "queue_depth = 8\npool_byte = 1\n").unwrap();
@@ -118,7 +118,7 @@ fn a_bad_configuration_file_is_shown_in_lines_and_its_name_in_one() {
 }
 
 #[test]
-fn a_variable_that_is_no_setting_is_warned_of_once() {
+fn unknown_variable_is_warned_of_once() {
     let dir = Checkpoints::new();
     dir.save(1);
     let ran = command(&["ls", dir.path()]).env("RINGSTOW_POOL_BYTE", "1G").output().unwrap();
@@ -132,7 +132,7 @@ fn a_variable_that_is_no_setting_is_warned_of_once() {
 }
 
 #[test]
-fn doctor_finds_a_directory_and_leaves_nothing_there() {
+fn doctor_checks_a_directory_and_leaves_nothing_there() {
     let dir = Checkpoints::new();
     let ran = ringstow(&["doctor", dir.path()]);
     assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
@@ -144,7 +144,7 @@ fn doctor_finds_a_directory_and_leaves_nothing_there() {
 }
 
 #[test]
-fn bench_measures_each_rung_and_leaves_nothing_behind() {
+fn bench_measures_each_way_and_fio_and_leaves_nothing() {
     let dir = Checkpoints::new();
     let small = ["--gb", "0.01", "--rounds", "2", "--pool-bytes", "1M", "--block-bytes", "64KiB"];
     let ran = ringstow(&[&["bench", dir.path()], &small[..]].concat());
@@ -173,7 +173,7 @@ fn bench_without_fio_measures_and_says_how_to_get_it() {
 }
 
 #[test]
-fn bench_refuses_what_does_not_fit_before_it_writes_a_byte() {
+fn bench_refuses_too_much_data_before_writing() {
     let dir = Checkpoints::new();
     let ran = ringstow(&["bench", dir.path(), "--gb", "1000000"]);
     assert_eq!(ran.code, Some(2));
@@ -209,7 +209,7 @@ fn help_and_version_end_with_0() {
 }
 
 #[test]
-fn a_reader_that_is_gone_is_no_error() {
+fn closed_pipe_is_not_an_error() {
     let dir = Checkpoints::new();
     dir.save(1);
     let mut child = command(&["show", &dir.step(1), "--json"])
@@ -224,7 +224,7 @@ fn a_reader_that_is_gone_is_no_error() {
 }
 
 #[test]
-fn convert_is_the_python_packages_and_says_so() {
+fn convert_names_the_python_package() {
     let ran = ringstow(&["convert", "ckpt", "hf", "--to", "hf", "--prefix", "model."]);
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("pip install ringstow"), "{}", ran.err);
@@ -232,7 +232,7 @@ fn convert_is_the_python_packages_and_says_so() {
 }
 
 #[test]
-fn striped_checkpoints_are_found_where_an_option_or_the_environment_says() {
+fn stripe_directories_come_from_option_or_environment() {
     let (dir, disk) = (Checkpoints::new(), tempfile::tempdir().unwrap());
     let (path, stripe) = (dir.step(7), disk.path().to_str().unwrap());
     let [a, b] = [vec![1; 100_000], vec![2; 100_000]];
@@ -271,7 +271,7 @@ fn striped_checkpoints_are_found_where_an_option_or_the_environment_says() {
 }
 
 #[test]
-fn a_striped_bench_leaves_nothing_on_any_disk() {
+fn striped_bench_leaves_nothing_on_any_disk() {
     let [dir, disk] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let text = |dir: &TempDir| dir.path().to_str().unwrap().to_owned();
     let (dir, disk) = ((text(&dir), dir), (text(&disk), disk));
@@ -286,7 +286,7 @@ fn a_striped_bench_leaves_nothing_on_any_disk() {
 
 // The signal SIGXFSZ, which comes with the error, would end the program.
 #[test]
-fn a_limit_of_file_lengths_is_an_error_with_its_remedy_and_nothing_is_left() {
+fn file_size_limit_is_an_error_with_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -f 100 && exec \"$0\" bench \"$1\" --gb 0.001 --rounds 1"]);
@@ -299,7 +299,7 @@ fn a_limit_of_file_lengths_is_an_error_with_its_remedy_and_nothing_is_left() {
 }
 
 #[test]
-fn a_full_disk_behind_the_output_is_not_said_to_be_a_saves() {
+fn full_disk_behind_stdout_is_not_reported_as_a_saves() {
     let dir = Checkpoints::new();
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let ran = command(&["ls", dir.path()]).stdout(full).output().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn prune_says_what_it_would_do_then_does_it() {
+fn prune_removes_what_its_dry_run_lists() {
     let dir = Checkpoints::new();
     let whole = dir.save(1);
     let killed = dir.killed(2);
@@ -31,7 +31,7 @@ fn prune_says_what_it_would_do_then_does_it() {
 }
 
 #[test]
-fn retain_says_what_it_would_do_then_does_it() {
+fn retain_removes_what_its_dry_run_lists() {
     let dir = Checkpoints::new();
     let [oldest, older, newer, newest] = [1, 2, 3, 10].map(|step| dir.save(step));
     let retain = |flags: &[&str]| dir.retain(&[&["--keep", "2"], flags].concat());
@@ -64,7 +64,7 @@ fn retain_says_what_it_would_do_then_does_it() {
     assert_eq!((last.code, last.out), (Some(0), lines));
 }
 
-/// Has each of these ranks save its part of a step by itself, of `ranks` in all.
+/// Saves these ranks' parts of a step independently, of `ranks` in total.
 fn save_each(dir: &Checkpoints, step: u32, there: &[u32], ranks: u32) -> PathBuf {
     let whole = PathBuf::from(dir.step(step));
     for &rank in there {
@@ -80,7 +80,7 @@ fn save_each(dir: &Checkpoints, step: u32, there: &[u32], ranks: u32) -> PathBuf
 }
 
 #[test]
-fn what_ranks_saved_each_by_itself_is_listed_verified_and_removed_as_one() {
+fn independent_ranks_count_as_one_checkpoint() {
     let dir = Checkpoints::new();
     let whole = save_each(&dir, 1, &[0, 1], 2);
     let newer = save_each(&dir, 2, &[0, 1], 2);
@@ -111,7 +111,7 @@ fn what_ranks_saved_each_by_itself_is_listed_verified_and_removed_as_one() {
 }
 
 #[test]
-fn retain_of_no_more_than_stay_removes_nothing() {
+fn retain_removes_nothing_up_to_keep() {
     let dir = Checkpoints::new();
     let none = dir.retain(&["--keep", "3"]);
     assert_eq!(none.code, Some(0), "{}", none.err);
@@ -129,7 +129,7 @@ fn retain_of_no_more_than_stay_removes_nothing() {
 }
 
 #[test]
-fn retain_neither_counts_nor_removes_what_cannot_be_loaded() {
+fn retain_ignores_what_cannot_be_loaded() {
     let dir = Checkpoints::new();
     let [oldest, older, damaged] = [1, 2, 3].map(|step| dir.save(step));
     flip(&damaged.join("manifest.json"), 20);
@@ -148,7 +148,7 @@ fn retain_neither_counts_nor_removes_what_cannot_be_loaded() {
 }
 
 #[test]
-fn retain_leaves_alone_what_has_no_number_at_the_end_of_its_name() {
+fn retain_ignores_names_without_a_number_at_the_end() {
     let dir = Checkpoints::new();
     let [oldest, newest, last] = [1, 2, 3].map(|step| dir.save(step));
     let best = PathBuf::from(format!("{}/best", dir.path()));
@@ -164,7 +164,7 @@ fn retain_leaves_alone_what_has_no_number_at_the_end_of_its_name() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn retain_keeps_files_for_the_next_save_only_if_asked_to() {
+fn retain_recycles_files_only_on_request() {
     let dir = Checkpoints::new();
     let [_, _, newest] = [1, 2, 3].map(|step| dir.save(step));
     let spares = dir.0.path().join(".ringstow-spares");
@@ -193,7 +193,7 @@ fn retain_keeps_files_for_the_next_save_only_if_asked_to() {
 }
 
 #[test]
-fn retain_of_nowhere_or_of_none_says_what_to_do() {
+fn retain_names_the_fix_for_bad_arguments() {
     let dir = Checkpoints::new();
     let whole = dir.save(1);
     let none = dir.retain(&["--keep", "0"]);
@@ -213,7 +213,7 @@ fn recycled_files_are_listed_and_pruned() {
     let dir = Checkpoints::new();
     [1, 2].into_iter().for_each(|step| drop(dir.save(step)));
     assert!(!ringstow(&["ls", dir.path()]).out.contains("--recycled"));
-    // What a configuration asks for counts where no flag does.
+    // Without a flag, the configuration decides.
     let ran = command(&["retain", dir.path(), "-k", "1"]).env("RINGSTOW_RECYCLE", "true").output();
     assert!(ran.unwrap().status.success());
     let spare = dir.0.path().join(".ringstow-spares/rank00000-0.spare");
@@ -231,7 +231,7 @@ fn recycled_files_are_listed_and_pruned() {
 }
 
 #[test]
-fn retain_takes_a_pattern_and_warns_where_nothing_counts() {
+fn retain_takes_a_pattern_and_warns_if_nothing_matches() {
     let dir = Checkpoints::new();
     for (number, name) in ["epoch=1-loss=0.3", "epoch=2-loss=0.2"].into_iter().enumerate() {
         fs::rename(dir.save(number as u32), dir.0.path().join(name)).unwrap();

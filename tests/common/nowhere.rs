@@ -1,6 +1,6 @@
-//! States of very many or very large tensors that take no memory of their own, saved and loaded over
-//! the engine to nowhere. Shared by the tests and benches of scale.
-#![allow(dead_code)] // each of them uses a part of it
+//! States of very many or very large tensors that share their memory, saved and loaded over the engine to
+//! nowhere. For the tests and benches of scale.
+#![allow(dead_code)] // each user needs a part of this module
 
 use fake_engines::Null;
 use ringstow::device::Source;
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-/// Sizes in bytes that follow one another in a state of mixed ones: 4 KiB on average.
+/// The sizes in bytes of a mixed state, in turn: 4 KiB on average.
 const MIXED: [u64; 8] = [64, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10];
 
-/// What the tensors of [`state`] are copied from, all of them.
+/// The source of all tensors of [`state`].
 static BYTES: [u8; 16 << 10] = [7; 16 << 10];
 
-/// Bytes of the `i`th tensor of a state of mixed sizes.
+/// Bytes of the `i`th tensor of a mixed state.
 pub fn mixed(i: usize) -> u64 {
     MIXED[i % MIXED.len()]
 }
 
-/// The name of the `i`th tensor, as long as models have them.
+/// The name of the `i`th tensor, as long as in real models.
 pub fn name(i: usize) -> String {
     format!("model.layers.{}.block.{}.weight", i / 10, i % 10)
 }
@@ -31,7 +31,7 @@ fn info(name: String, bytes: u64) -> TensorInfo {
     TensorInfo { name, dtype: Dtype::F32, shape: vec![bytes / 64, 16] }
 }
 
-/// As many tensors, of the sizes that `bytes` says.
+/// So many tensors, each of `bytes(i)` bytes.
 pub fn items(count: usize, bytes: impl Fn(usize) -> u64) -> Vec<Item> {
     (0..count).map(|i| info(name(i), bytes(i)).into()).collect()
 }
@@ -45,7 +45,7 @@ pub fn boxes(count: usize) -> Vec<Item> {
     (0..count).map(row).collect()
 }
 
-/// As many tensors, with bytes that they share.
+/// So many tensors, which share their bytes.
 pub fn state(count: usize, bytes: impl Fn(usize) -> u64) -> StateDict<'static> {
     let mut state = StateDict::new();
     for i in 0..count {
@@ -62,8 +62,7 @@ pub fn vast(source: Box<dyn Source>) -> StateDict<'static> {
     state
 }
 
-/// A tensor of this many bytes that nobody wrote: reading it costs nothing, and leaves what is in
-/// the buffer.
+/// A tensor of so many bytes without content: a read costs nothing and leaves the buffer unchanged.
 pub struct Sparse(pub u64);
 
 impl Source for Sparse {
@@ -83,7 +82,7 @@ pub fn layout(items: &[Item]) -> SavePlan {
     plan(items, options).expect("the tensors are valid")
 }
 
-/// The manifest of tensors in this layout, with checksums of nothing.
+/// The manifest of tensors in this layout, with checksums of 0.
 pub fn manifest(items: &[Item], plan: &SavePlan) -> Manifest {
     let file = |shard: &Shard| FileEntry {
         name: shard.name.clone(),
@@ -96,15 +95,15 @@ pub fn manifest(items: &[Item], plan: &SavePlan) -> Manifest {
     Manifest::new(0, 1, 1 << 20, files, tensors, state)
 }
 
-/// A runtime that writes to nowhere, and reads zeros.
+/// A runtime that writes to nowhere and reads zeros.
 pub fn runtime(config: Config) -> Runtime {
     let depth = config.queue_depth as usize;
     Runtime::with_engine(config, Arc::new(move || Ok(Box::new(Null::new(depth)))))
         .expect("the configuration is valid")
 }
 
-/// A directory whose files take no space, however long they are: of a file system without a device,
-/// mounted in a mount namespace of this thread and those that it starts from then on.
+/// A directory whose files take no space, whatever their length: a file system without a device, mounted in a
+/// mount namespace of this thread and of the threads that it starts later.
 pub struct Endless {
     root: tempfile::TempDir,
     point: PathBuf,
@@ -114,7 +113,7 @@ impl Endless {
     /// Needs root.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// Why it is unavailable.
     #[cfg(target_os = "linux")]
     pub fn new() -> Result<Self, String> {
         use nix::sched::{CloneFlags, unshare};
