@@ -33,7 +33,7 @@ help:
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
-	@echo "make lint     formatting, clippy, ruff, mypy, documentation, type stubs"
+	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
 	@echo "make compare  ringstow beside its peers and fio (GB=$(GB) ROUNDS=$(ROUNDS)); installs peers in .peers"
@@ -75,6 +75,7 @@ lint: $(READY) doc
 	$(BIN)/ruff check .
 	$(BIN)/mypy tools examples
 	cd python && ../$(BIN)/mypy --strict ringstow
+	cd python && PYTHONPATH=. ../$(BIN)/lint-imports --no-cache
 	$(BIN)/stubtest --ignore-disjoint-bases --allowlist python/stubtest-allowlist.txt ringstow._native
 
 doc:

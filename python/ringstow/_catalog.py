@@ -6,9 +6,8 @@ import os
 from typing import TYPE_CHECKING, SupportsIndex
 
 from ringstow import _native
+from ringstow._arguments import StrPath, absolute, of_checkpoint, step_number
 from ringstow._config import Config, native_json
-from ringstow._paths import StrPath, absolute, of_checkpoint
-from ringstow._steps import step_number
 
 if TYPE_CHECKING:
     from ringstow._report import Retained, Step, Swept, VerifyReport

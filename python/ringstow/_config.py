@@ -6,18 +6,17 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ringstow import _native
+from ringstow._arguments import StrPath, absolute
 from ringstow._errors import InvalidStateError
-from ringstow._paths import StrPath, absolute
-from ringstow._sizes import in_bytes
 
 Switch = Literal["auto", "on", "off"]
 Engine = Literal["auto", "uring", "portable", "tokio-uring"]
 
+_UNSET: Any = object()
+"""Stands for a field that is not given."""
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
 
@@ -26,11 +25,6 @@ def _listed(words: tuple[str, ...]) -> str:
     """Return ``'a', 'b' or 'c'``."""
     quoted = [repr(word) for word in words]
     return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
-
-
-def _found(name: str) -> Any:
-    """Return what the environment, ``ringstow.toml`` or else ringstow says of a field."""
-    return json.loads(_native.found_config())[name]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,52 +46,52 @@ class Config:
         OSError: the file can't be read.
     """
 
-    pool_bytes: int = field(default_factory=partial(_found, "pool_bytes"))
+    pool_bytes: int = _UNSET
     """Bytes of staging memory at most: the only memory a save needs, however large the checkpoint.
     It is taken as it is needed. As large as the checkpoint makes a save a snapshot; smaller
     streams. Default 256 MiB."""
 
-    block_bytes: int = field(default_factory=partial(_found, "block_bytes"))
+    block_bytes: int = _UNSET
     """Bytes of one staging buffer, which is also one transfer; a multiple of 4096. A checksum
     covers 1 MiB of them, or all where they are no multiple of that. Default 4 MiB."""
 
-    queue_depth: int = field(default_factory=partial(_found, "queue_depth"))
+    queue_depth: int = _UNSET
     """Transfers in flight at once. Default 8."""
 
-    fillers: int = field(default_factory=partial(_found, "fillers"))
+    fillers: int = _UNSET
     """Threads that copy and checksum; 0, the default, means one a core, at most four."""
 
-    engine: Engine = field(default_factory=partial(_found, "engine"))
+    engine: Engine = _UNSET
     """What moves the bytes. One asked for by name is never silently replaced. "tokio-uring" is part
     of Rust builds that ask for it, not of the wheel. Default auto."""
 
-    direct: Switch = field(default_factory=partial(_found, "direct"))
+    direct: Switch = _UNSET
     """O_DIRECT: past the page cache. Default auto."""
 
-    fixed: Switch = field(default_factory=partial(_found, "fixed"))
+    fixed: Switch = _UNSET
     """Staging memory registered with io_uring once, not pinned at every transfer. "on": all of it
     is taken and registered at once, and loads go through it too, or fail. Default auto."""
 
-    shard_bytes: int = field(default_factory=partial(_found, "shard_bytes"))
+    shard_bytes: int = _UNSET
     """Largest shard file in bytes, as far as whole tensors allow; 0, the default, is no limit."""
 
-    files: int = field(default_factory=partial(_found, "files"))
+    files: int = _UNSET
     """Shard files that a save writes at the same time in each directory, of about as many bytes
     each; of whole tensors, so that one larger than its fair share makes its file larger. From 1,
     the default, to 64."""
 
-    stripe: Sequence[StrPath] = field(default_factory=partial(_found, "stripe"))
+    stripe: Sequence[StrPath] = _UNSET
     """Directories on other disks, over which checkpoints are striped: ``parent/name`` has a
     companion directory ``stripe/name`` in each, and a save writes ``files`` files into each and
     into its own. They must exist, and loads need them too. Kept as a tuple of paths from the root.
     Default none."""
 
-    recycle: bool = field(default_factory=partial(_found, "recycle"))
+    recycle: bool = _UNSET
     """Whether the files of a checkpoint that is replaced are kept for the next save to write over,
     as `retire` keeps those of one that is removed. Takes the room of one more checkpoint. Default
     False."""
 
-    trace: StrPath | None = field(default_factory=partial(_found, "trace"))
+    trace: StrPath | None = _UNSET
     """A file to write what each block of a save or load went through, and when, in the trace format
     of Chrome and Perfetto. Default none. One that is there is replaced; where it can't be written,
     that is logged. Kept as a path from the root."""
@@ -122,10 +116,15 @@ class Config:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        """Check every field; the native side checks what the numbers may be.
+        """Fill in the fields that are not given, and check all; the native side checks numbers.
 
         Paths are kept as they are now: a later chdir must not move a save in the background.
         """
+        unset = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) is _UNSET]
+        if unset:
+            found = json.loads(_native.found_config())
+            for name in unset:
+                object.__setattr__(self, name, found[name])
         for name in ("pool_bytes", "block_bytes", "shard_bytes"):
             self._check_size(name)
         for name in ("queue_depth", "fillers", "files"):
@@ -175,3 +174,17 @@ def native_json(config: Config | None) -> str:
     if not isinstance(config, Config):
         raise TypeError(f"config is a ringstow.Config, not a {type(config).__name__}")
     return config.to_json()
+
+
+def in_bytes(size: int | str) -> int:
+    """Return a size in bytes: ``"4M"`` and ``"4MiB"`` are 4 * 2^20, ``"4MB"`` is 4 * 10^6.
+
+    Raises:
+        InvalidStateError: the text is no size.
+    """
+    if isinstance(size, int):
+        return size
+    try:
+        return _native.parse_size(size)
+    except ValueError as why:
+        raise InvalidStateError(f"{size!r}: {why}") from None

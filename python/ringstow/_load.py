@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ringstow import _again, _calls, _merge, _native
+from ringstow import _arguments, _merge, _native
+from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
-from ringstow._errors import KeyMismatchError
-from ringstow._paths import StrPath, of_checkpoint
+from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
 from ringstow.tree import _build, _select, _skeleton
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
     from ringstow._report import LoadReport
 
+_T = TypeVar("_T")
+# Attempts at a checkpoint that is replaced meanwhile; each time a whole save has come in between.
+_ATTEMPTS = 100
+
 _log = logging.getLogger("ringstow")
 
 
-@_calls.explained(_calls.LOAD_ARGUMENTS)
+@_arguments.explained(_arguments.LOAD_ARGUMENTS)
 def load(
     path: StrPath,
     *,
@@ -93,7 +97,7 @@ def load(
     where = of_checkpoint(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
-    return _again.while_replaced(
+    return _while_replaced(
         lambda: _load(
             where,
             prefix,
@@ -202,7 +206,7 @@ def _load_to(
     return flat
 
 
-@_calls.explained(_calls.LOAD_INTO_ARGUMENTS)
+@_arguments.explained(_arguments.LOAD_INTO_ARGUMENTS)
 def load_into(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -256,7 +260,7 @@ def load_into(
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     where = of_checkpoint(path)
-    return _again.while_replaced(
+    return _while_replaced(
         lambda: _merge.load_into(
             state_dict,
             where,
@@ -268,3 +272,17 @@ def load_into(
             config=native_json(config),
         )
     )
+
+
+def _while_replaced(attempt: Callable[[], _T]) -> _T:
+    """Open and load a checkpoint; start again if a save replaced it meanwhile.
+
+    Raises:
+        ReplacedCheckpointError: a save replaced it every time.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return attempt()
+        except ReplacedCheckpointError as error:
+            _log.debug("beginning again: %s", error)
+    return attempt()

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ringstow import _index, _native
+from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
-from ringstow._paths import StrPath, of_checkpoint
 from ringstow.tensors import _numpy, _torch
 from ringstow.tree import _build, _skeleton
 from ringstow.tree._encode import Path, flat_name

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _calls, _guard, _jobs, _native, _others
+from ringstow import _arguments, _guard, _jobs, _native, _others
+from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, native_json
 from ringstow._guard import Staging
-from ringstow._paths import StrPath, absolute
-from ringstow._steps import step_number
 from ringstow.tree import _encode
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from ringstow._report import SaveReport
 
 
-@_calls.explained(_calls.SAVE_ARGUMENTS)
+@_arguments.explained(_arguments.SAVE_ARGUMENTS)
 def save(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -73,7 +72,7 @@ def save(
         )
 
 
-@_calls.explained(_calls.SAVE_ARGUMENTS)
+@_arguments.explained(_arguments.SAVE_ARGUMENTS)
 def save_async(
     state_dict: dict[Any, Any],
     path: StrPath,

@@ -22,11 +22,10 @@ from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack
 
 from ringstow import _catalog
-from ringstow._config import Config
+from ringstow._arguments import StrPath, absolute
+from ringstow._config import Config, in_bytes
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
-from ringstow._paths import StrPath, absolute
 from ringstow._report import SaveReport
-from ringstow._sizes import in_bytes
 from ringstow.convert import _paths, _replace, _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source

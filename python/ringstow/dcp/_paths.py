@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ringstow._arguments import StrPath, absolute
 from ringstow._errors import InvalidStateError
-from ringstow._paths import StrPath, absolute
 
 MANIFEST = "manifest.json"
 
