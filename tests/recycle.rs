@@ -48,7 +48,7 @@ fn the_next_save_writes_over_the_files_of_a_retired_checkpoint() {
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &second).unwrap();
     assert_eq!(report.recycled_bytes, report.file_bytes);
-    assert!(report.moved.fallbacks.iter().all(|f| !f.wanted.contains("retired")));
+    assert!(report.moved.fallbacks.iter().all(|f| !f.wanted.contains("recycled")));
     assert_eq!(inode(&shard(&second)), file);
     state.assert_at(&runtime, &second);
     assert_no_litter(&second);
@@ -117,7 +117,7 @@ fn what_somebody_reads_is_not_written_over() {
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &at(root.path(), 2)).unwrap();
     assert_eq!(report.recycled_bytes, 0);
-    let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("retired")).unwrap();
+    let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("recycled")).unwrap();
     assert!(told.reason.contains("open"), "{}", told.reason);
     let mut after = Vec::new();
     reader.read_to_end(&mut after).unwrap();

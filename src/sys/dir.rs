@@ -6,6 +6,7 @@ use crate::sys::seam::{Call, call};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, DirEntry, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// All that is in a directory, in no order.
@@ -94,6 +95,14 @@ pub(crate) fn is_file(path: &Path) -> bool {
 /// Whether a path leads to anything.
 pub(crate) fn leads_somewhere(path: &Path) -> bool {
     look(path).is_ok()
+}
+
+/// Whether two paths lead to the same file or directory.
+pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
+    match (look(one), look(other)) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => one == other,
+    }
 }
 
 /// Whether a directory exists. If a disk fails, or a network file system has lost the directory, that is an

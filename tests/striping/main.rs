@@ -279,7 +279,7 @@ fn a_directory_that_is_nobodys_companion_is_left_alone() {
     fs::create_dir(disks.companion(0)).unwrap();
     fs::write(disks.companion(0).join("rank00000-0.safetensors.part"), "theirs").unwrap();
     let error = State::new(1, &SIZES).save(&disks.runtime(), &disks.dir()).unwrap_err();
-    assert_says(&error, &["disk0/step-1", "nobody's companion"]);
+    assert_says(&error, &["disk0/step-1", "nobody's stripe directory"]);
     assert_eq!(names_in(&disks.companion(0)), ["rank00000-0.safetensors.part"]);
     assert!(!disks.dir().exists());
 }
@@ -310,7 +310,7 @@ fn a_checkpoint_that_was_moved_with_its_stripes_loads_and_is_not_written_over_un
     fs::rename(disks.dir(), &moved).unwrap();
     State::new(1, &SIZES).assert_at(&disks.runtime(), &moved);
     let error = State::new(2, &SIZES).save(&disks.runtime(), &moved).unwrap_err();
-    assert_says(&error, &["which is not there", "if it was moved here", "companion.json"]);
+    assert_says(&error, &["which is not there", "if you moved it to", "companion.json"]);
     State::new(1, &SIZES).assert_at(&disks.runtime(), &moved);
 }
 

@@ -163,13 +163,13 @@ fn retain_leaves_alone_what_would_not_go_from_all_disks() {
     fs::create_dir(&run).unwrap();
     fs::rename(disks.dir(), run.join("step-1")).unwrap();
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
-    // It loads, but its companion says that it is another's.
+    // It loads, but the marker of its stripe directory names another checkpoint.
     State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
     let plan = ringstow::store::retain_plan(&run, &Retention::new(1), &disks.config()).unwrap();
     let done = ringstow::store::retain(&run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!(plan, done);
     assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 0, 1));
-    for words in ["rank00000-1.safetensors", "if it was moved here", "companion.json"] {
+    for words in ["rank00000-1.safetensors", "if you moved that to", "companion.json"] {
         assert!(done.left[0].reason.contains(words), "{done:?}");
     }
     State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));

@@ -6,7 +6,7 @@ use crate::format::{Manifest, StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::row::{Row, may_be_step};
 use crate::store::catalog::shares;
-use crate::store::layout::stripes::companion_of;
+use crate::store::layout::stripes::stripe_owner;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir::{entries, file_names, is_there};
@@ -125,7 +125,7 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
 /// What a directory holds by itself.
 fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     // What a checkpoint elsewhere has here is no checkpoint.
-    if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || companion_of(dir)?.is_some() {
+    if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || stripe_owner(dir)?.is_some() {
         return Ok(None);
     }
     let opened = match Checkpoint::open_with(dir, config) {

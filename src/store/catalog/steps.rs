@@ -8,7 +8,6 @@ use crate::store::catalog::links::Link;
 use crate::store::catalog::list::survey;
 use crate::store::catalog::row::{Row, Rule};
 use crate::store::layout::rank_dirs;
-use crate::store::layout::stripes::same;
 use crate::sys::dir;
 use std::path::{Path, PathBuf};
 
@@ -94,8 +93,10 @@ impl Before {
                 steps.retain(|found| found.step < Some(*step));
             }
             Self::Path(path) => {
-                let at =
-                    steps.iter().position(|found| same(&found.path, path)).ok_or_else(|| {
+                let at = steps
+                    .iter()
+                    .position(|found| dir::is_same(&found.path, path))
+                    .ok_or_else(|| {
                         Error::invalid(format!(
                             "{} is none of the {} steps in {}, so that none is before it",
                             path.display(),

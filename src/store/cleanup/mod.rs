@@ -1,6 +1,5 @@
-//! Which checkpoints go, and what killed saves left.
+//! Removing checkpoints, and what killed saves left.
 
 pub(crate) mod prune;
 pub(crate) mod remove;
 pub(crate) mod retain;
-pub(crate) mod sweep;

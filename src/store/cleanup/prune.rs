@@ -1,24 +1,23 @@
-//! Goes over a directory of checkpoints and clears up after saves and removals that were killed. What is
-//! to be done in one checkpoint, [`sweep`](crate::store::cleanup::sweep) knows; here is where to look, and what to leave alone.
+//! Clears up after killed saves and removals in a directory of checkpoints: where to look, and what to leave alone.
+//! [`Leftovers`] clears up one checkpoint.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remove_parts};
-use crate::store::cleanup::sweep::{Left, Swept, committed, plan_by};
-use crate::store::layout::rank_dirs;
-use crate::store::layout::stripes::{Places, companion_of};
+use crate::store::layout::stripes::{Stripes, stripe_owner};
+use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
+use crate::store::write::leftovers::{Left, Leftovers, Swept};
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::lock::DirLock;
 use std::path::{Path, PathBuf};
 
-/// Removes what killed saves left in `dir` and in the directories directly under it, and in the parts of
-/// those whose ranks saved each by itself; such a directory that holds nothing else goes too. Finishes
-/// removals that were killed. Directories being saved into, those that cannot be read, and those whose
-/// manifest is damaged, so that nobody can tell what is stale, are left alone. Companions are looked for in
-/// the configuration's `stripe`. What is left of a striped checkpoint whose removal
-/// was killed stays where not all directories are named over which it was striped.
+/// Removes what killed saves left in `dir`, in the directories directly under it, and in the rank checkpoints of
+/// those; also such a directory, if it holds nothing else. Finishes killed removals. Leaves alone directories with
+/// a save in progress, those that cannot be read, and those whose manifest is damaged, so that nobody can tell
+/// which files are stale. Stripe directories are looked for in the configuration's `stripe`. The rest of a striped
+/// checkpoint whose removal was killed stays unless `stripe` names all directories over which it was striped.
 ///
 /// # Errors
 /// [`Error::Io`] if `dir` cannot be listed or a file not be removed.
@@ -44,8 +43,8 @@ impl Checkpoint {
     }
 }
 
-/// What killed saves left in this directory, cleared away by who was not asked for that. It goes too if
-/// nothing else is in it.
+/// Removes what killed saves left in this directory, for a caller whose user did not ask for that. The directory goes
+/// too if nothing else is in it.
 ///
 /// # Errors
 /// As for [`prune`].
@@ -66,8 +65,8 @@ pub(in crate::store) enum Act {
 struct Pruning<'a> {
     stripe: &'a [PathBuf],
     act: Act,
-    /// Whether somebody asked for it. If not, no directory is touched in which a save may be under way that
-    /// nobody can see.
+    /// Whether the user asked for it. If not, a directory is left alone if its file system has no locks: a save may
+    /// be in progress.
     asked: bool,
 }
 
@@ -75,7 +74,7 @@ impl Pruning<'_> {
     fn all(self, dir: &Path) -> Result<Swept> {
         let mut all = self.checkpoint(dir)?;
         if all.removed.iter().any(|path| path == dir) {
-            return Ok(all); // a whole: no other checkpoints are in it
+            return Ok(all); // of rank checkpoints: no others are in it
         }
         for path in directories(dir)?.iter().filter(|path| rank_dirs::dir_rank(path).is_none()) {
             all.add(self.below(path, Self::checkpoint)?);
@@ -83,10 +82,10 @@ impl Pruning<'_> {
         Ok(all)
     }
 
-    /// A directory, and those in it of ranks that saved each by itself.
+    /// A directory, and the rank checkpoints in it.
     fn checkpoint(self, dir: &Path) -> Result<Swept> {
         let parts = rank_dirs::parts(dir)?;
-        // Before any part by itself: it takes away what says that the others were to go with it.
+        // Before any rank checkpoint by itself: that would remove the mark that says that all are to go.
         if rank_dirs::removal_was_interrupted(&parts) {
             return self.interrupted(dir, &parts);
         }
@@ -97,10 +96,10 @@ impl Pruning<'_> {
         Ok(all)
     }
 
-    /// A directory in another, which goes too if `prune` empties it.
+    /// A directory in another; it goes too if `prune` empties it.
     fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Result<Swept> {
         match prune(self, dir) {
-            // Another process has removed it in the meantime.
+            // Another process has removed it meanwhile.
             Err(error) if error.is_not_found() && !dir::leads_somewhere(dir) => {
                 Ok(Swept::default())
             }
@@ -118,13 +117,13 @@ impl Pruning<'_> {
         }
     }
 
-    /// A whole whose removal was killed.
+    /// A checkpoint of rank checkpoints whose removal was killed.
     fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
         let _locks = match lock_parts(parts) {
             Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
             locks => locks?,
         };
-        // Asked again under the locks: a rank may have saved there in between.
+        // Again, with the locks: a rank may have saved there in between.
         if !rank_dirs::removal_was_interrupted(parts) {
             return Ok(Swept::default());
         }
@@ -140,13 +139,13 @@ impl Pruning<'_> {
 
     /// A directory by itself.
     fn one(self, dir: &Path) -> Result<Swept> {
-        let places = Places::to_sweep(dir, self.stripe);
+        let stripes = Stripes::to_clear(dir, self.stripe);
         let ours =
             |name: &String| names::is_part(name) || names::is_shard(name) || name == names::RETIRED;
-        if !file_names(dir)?.iter().any(ours) && places.companions().next().is_none() {
+        if !file_names(dir)?.iter().any(ours) && stripes.stripe_dirs().next().is_none() {
             return Ok(Swept::default());
         }
-        let checkpoint = match companion_of(dir) {
+        let checkpoint = match stripe_owner(dir) {
             Err(error) => return Ok(left(dir, error.to_string())),
             checkpoint => checkpoint?,
         };
@@ -161,26 +160,28 @@ impl Pruning<'_> {
         if !self.asked && !lock.is_held() {
             return Ok(left(dir, NO_LOCKS));
         }
-        if let Err(error) = check_remains(&places) {
+        if let Err(error) = check_remains(&stripes) {
             return Ok(left(dir, error.to_string()));
         }
-        let plan = match committed(&places).and_then(|listed| plan_by(&places, listed.as_ref())) {
-            Ok(plan) => plan,
+        let leftovers = manifest::read_files(dir)
+            .and_then(|listed| Leftovers::of_killed(&stripes, listed.as_ref()));
+        let leftovers = match leftovers {
+            Ok(leftovers) => leftovers,
             Err(error @ Error::Io { .. }) if !error.is_damage() => return Err(error),
             Err(error) => {
                 return Ok(left(dir, format!("nobody can tell what is stale there: {error}")));
             }
         };
         match self.act {
-            Act::CarryOut => plan.carry_out(),
-            Act::Plan => Ok(plan.swept()),
+            Act::CarryOut => leftovers.clear(),
+            Act::Plan => Ok(leftovers.swept()),
         }
     }
 
     /// Removes a directory that a clean-up emptied; false if something else is in it.
     fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
         match self.act {
-            // Under its lock: a save may have found it there meanwhile. Only an empty directory can be removed so.
+            // With its lock: a save may have found the directory meanwhile.
             Act::CarryOut => DirLock::take(dir).is_ok_and(|_lock| dir::remove_if_empty(dir)),
             Act::Plan => dir::entries(dir).is_ok_and(|entries| {
                 entries.iter().all(|entry| swept.removed.contains(&entry.path()))
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_a_save_has_locked_is_not_removed() {
+    fn directory_that_a_save_has_locked_is_not_removed() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("step");
         std::fs::create_dir(&dir).unwrap();

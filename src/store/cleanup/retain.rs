@@ -1,5 +1,5 @@
-//! Removes old checkpoints: which of a row of them stay, which go, and what is left alone. How one is
-//! removed, [`retire`](crate::store::cleanup::remove::retire()) knows.
+//! Removes old checkpoints: decides which steps stay, which go, and what is left alone. See
+//! [`retire`](crate::store::cleanup::remove::retire()) for how one checkpoint is removed.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -9,15 +9,17 @@ use crate::store::catalog::links::Links;
 use crate::store::catalog::list::survey;
 use crate::store::catalog::row::Row;
 use crate::store::cleanup::prune::{self, Act};
-use crate::store::cleanup::remove::{Disposal, check, check_free, is_gone, is_retired, retire};
-use crate::store::cleanup::sweep::Left;
+use crate::store::cleanup::remove::{
+    Disposal, check, check_free, is_being_removed, is_gone, retire,
+};
 use crate::store::layout::recycled::beside_all;
 use crate::store::layout::{rank_dirs, recycled};
+use crate::store::write::leftovers::Left;
 use crate::sys::dir;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Which checkpoints [`retain`] keeps, and what becomes of the files of the others.
+/// Which checkpoints [`retain`] keeps, and what becomes of the others' files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retention {
     /// How many of the newest steps stay, 1 at least.
@@ -29,7 +31,7 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Keeps so many, removes the files of the others, and goes by what [`steps`](crate::steps) says.
+    /// Keeps the newest `keep` of [`steps`](crate::steps), and removes the others' files.
     pub fn new(keep: usize) -> Self {
         Self { keep, disposal: Disposal::Remove, pattern: None }
     }
@@ -59,10 +61,10 @@ pub struct Retained {
     pub warnings: Vec<String>,
 }
 
-/// Removes all [`steps`](crate::steps) directly under `root` but the newest `keep` that can be loaded. Whatever
-/// is no step is neither counted nor removed. Nor is what cannot be loaded, a link, and what a link in `root`
-/// leads to, nor what was saved last. What killed saves left in directories of steps before the newest goes too, except saves in
-/// progress, and, with [`Disposal::Remove`], recycled files of earlier calls.
+/// Removes all [`steps`](crate::steps) directly under `root` except the newest `keep` that can be loaded. Neither
+/// counts nor removes what is not a step, what cannot be loaded, links, and what a link in `root` leads to. Never
+/// removes the checkpoint that was saved last. Also removes what killed saves left in directories of steps before the
+/// newest, except saves in progress, and, with [`Disposal::Remove`], recycled files of earlier calls.
 ///
 /// # Errors
 /// [`Error::Invalid`] for a `keep` of 0 or a pattern that is none; [`Error::Io`] if a directory cannot be listed or
@@ -165,7 +167,7 @@ fn protected(path: PathBuf, link: &Path) -> Left {
 }
 
 impl Retained {
-    /// Leaves alone what was saved last, though higher steps are there.
+    /// Leaves alone the checkpoint that was saved last, though there are higher steps.
     fn leave_last(&mut self, path: PathBuf) {
         let reason = "it was saved last, after the steps with higher numbers; if those are of a part of the run \
                       that was given up, `retire` them";
@@ -178,11 +180,11 @@ impl Retained {
     /// Notes what became of a checkpoint that was to go.
     ///
     /// # Errors
-    /// What is no reason to leave it alone.
+    /// Those that are no reason to leave the checkpoint alone.
     fn note(&mut self, path: PathBuf, outcome: Result<()>) -> Result<()> {
         let reason = match outcome {
             Ok(()) => None,
-            Err(error) if !tells_of_another_call(&error) => return Err(error),
+            Err(error) if !may_be_another_call(&error) => return Err(error),
             Err(_) if is_gone(&path) => None,
             Err(Error::Busy { .. }) => Some(BUSY.into()),
             Err(error) => Some(error.to_string()),
@@ -194,19 +196,19 @@ impl Retained {
         Ok(())
     }
 
-    /// Clears away what a killed save left in a directory. Where there is nothing of that, `problem` is why it
-    /// is left alone; if there was, another call has done it.
+    /// Removes what a killed save left in a directory. If there is nothing of that kind, the directory is left
+    /// alone because of `problem`; without a problem, another call has removed it.
     fn clear(&mut self, path: PathBuf, config: &Config, act: Act, problem: Option<String>) {
         let swept = match prune::clear(&path, &config.stripe, act) {
             Ok(swept) => swept,
-            // No failure of what was asked for.
+            // The removal that the user asked for has not failed.
             Err(error) => {
                 return self.left.push(Left { path, reason: error.to_string() });
             }
         };
         let nothing = swept.removed.is_empty() && swept.left.is_empty();
         match problem {
-            // Not killed: its removal by another call has ended in the meantime.
+            // Not killed: another call has finished its removal meanwhile.
             Some(_) if nothing && is_emptied(&path) => self.retired.push(path),
             Some(reason) if nothing => self.left.push(Left { path, reason }),
             _ if nothing || !swept.removed.is_empty() => self.cleared.push(path),
@@ -221,23 +223,23 @@ impl Retained {
     }
 }
 
-/// Whether a directory is not there any more, or nothing is in it.
+/// Whether a directory is gone or empty.
 fn is_emptied(dir: &Path) -> bool {
     dir::entries(dir).map_or_else(|error| error.is_not_found(), |entries| entries.is_empty())
 }
 
-/// Whether this may be because another call has removed it, or is about to.
-fn tells_of_another_call(error: &Error) -> bool {
+/// Whether another call that removes the checkpoint may be the reason for this error.
+fn may_be_another_call(error: &Error) -> bool {
     error.is_not_found() || error.is_incomplete() || matches!(error, Error::Busy { .. })
 }
 
 const BUSY: &str = "a save into it, or its removal, is under way";
 
-/// What is to become of a directory.
+/// What becomes of a directory.
 enum Fate {
-    /// It is one of the row: it stays while it is among the newest.
+    /// It is a step: it stays while it is among the newest.
     Step,
-    /// It was being removed, and what did that was killed.
+    /// Its removal was killed.
     Interrupted,
     /// Nothing was ever committed there, for this reason, and training has got further since.
     Killed(String),
@@ -245,18 +247,18 @@ enum Fate {
     Left(String),
 }
 
-/// By the number of the newest step, if that is known yet.
+/// Decides, given the newest step if it is known yet.
 fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
     if let Some(reason) = none_of_the_row(&found.path) {
         return Fate::Left(reason.into());
     }
     let problem = || found.problem.clone().unwrap_or_else(|| "it cannot be loaded".into());
-    // No manifest says that anything was there, nor, of a whole, in any part of it.
+    // Neither it nor a rank checkpoint in it has a manifest.
     let is_killed = found.status == Status::Incomplete && found.created_unix_ms.is_none();
     match (found.status, found.step) {
         (Status::Committed, Some(_)) => Fate::Step,
         (Status::Committed, None) => Fate::Left(row.why_not(found)),
-        _ if is_retired(&found.path) || rank_dirs::removal_was_interrupted(&found.parts) => {
+        _ if is_being_removed(&found.path) || rank_dirs::removal_was_interrupted(&found.parts) => {
             Fate::Interrupted
         }
         (_, step) if is_killed && step.is_some() && step < newest => Fate::Killed(problem()),
@@ -264,7 +266,7 @@ fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
     }
 }
 
-/// Why a directory is left alone, whatever lies in it; `None` if it may be one of a row of checkpoints.
+/// Why a directory is left alone, whatever it holds; `None` if it may be a step.
 fn none_of_the_row(path: &Path) -> Option<&'static str> {
     if dir::is_link(path) {
         return Some("it is a link; what it leads to is looked at where that lies");
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_call_has_removed_in_the_meantime_counts_as_done() {
+    fn step_that_another_call_removed_counts_as_done() {
         let config = Config::default();
         let remove = |dir: &Path| drop(retire(dir, Disposal::Remove, &config).unwrap());
         for notes in [false, true] {
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_call_is_removing_is_left_to_that() {
+    fn step_that_another_call_is_removing_is_left() {
         let (root, mut other) = (root(), None);
         let done = disturbed(root.path(), |dir| other = Some(Session::begin(dir, 1).unwrap()));
         assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 1, 1));

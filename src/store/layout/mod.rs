@@ -1,4 +1,4 @@
-//! Where the files of a checkpoint are: its own directory, stripes on other disks, recycled files.
+//! Where the files of a checkpoint are: its own directory, stripe directories on other disks, recycled files.
 
 pub(crate) mod manifest;
 pub(crate) mod rank_dirs;

@@ -5,8 +5,8 @@
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use crate::store::layout::manifest;
-use crate::store::layout::stripes::{companion_of, same};
-use crate::sys::dir::{directories, entries, file_names, has, is_dir};
+use crate::store::layout::stripes::stripe_owner;
+use crate::sys::dir::{directories, entries, file_names, has, is_dir, is_same};
 use std::path::{Path, PathBuf};
 
 /// The rank whose part a directory holds, going by its name.
@@ -51,13 +51,13 @@ pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
 /// directory: links could lead around in circles.
 fn is_checkpoint(path: &Path, within: &Path) -> bool {
     let holds_parts = || dirs(path).is_ok_and(|parts| parts.iter().any(|part| found_trace(part)));
-    !same(path, within) && (found_trace(path) || holds_parts())
+    !is_same(path, within) && (found_trace(path) || holds_parts())
 }
 
 /// Whether a directory of its own says that a checkpoint is, was or was to be there.
 fn holds_trace(dir: &Path) -> Result<bool> {
     let has_trace = file_names(dir)?.iter().any(|name| names::is_trace(name));
-    Ok(has_trace && companion_of(dir)?.is_none())
+    Ok(has_trace && stripe_owner(dir)?.is_none())
 }
 
 /// [`holds_trace`], false for a directory that cannot be read.

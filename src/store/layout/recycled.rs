@@ -1,26 +1,26 @@
-//! Files of checkpoints that are no more, kept to be written over: their blocks on the disk are there,
-//! which spares a file system the allocation and its journal, and a disk of its own the like.
+//! Recycled files: files of removed checkpoints that a save writes over. The file system has allocated their
+//! blocks already, which saves it the allocation and the journal entries.
 //!
-//! They lie in one directory beside the checkpoints, `.ringstow-spares`, under the rank and number of
-//! the shard that they were. A shard of the same rank and number is written over them, so there are
-//! never more than one checkpoint has, and ranks do not have to agree on anything.
+//! They are in the directory `.ringstow-spares` beside the checkpoints, each under the rank and number of the
+//! shard that it was. A shard of the same rank and number is written over it. So there are never more than
+//! one checkpoint has, and ranks need no agreement.
 //!
-//! Nobody's data is written over, because
-//! - the checkpoint that listed the file is gone from the disk, durably, before the file is moved here;
-//! - the move out of here is durable before the first byte is written ([`claim`] syncs the directory,
-//!   and with it, on file systems with a journal, all moves before);
-//! - the file has this one name (a hard link is somebody's copy), and nobody has it open, mapped or not, as
-//!   the kernel says. Other hosts it does not know of, so only local file systems are taken.
+//! A save overwrites nobody's data, because
+//! - the removal of the checkpoint that listed the file is durable before the file moves to this directory;
+//! - the move out of it is durable before the first byte is written ([`claim`] syncs the directory, and on a
+//!   file system with a journal that makes all earlier moves durable);
+//! - the file has one name (a hard link is somebody's copy), and the kernel says that nobody has it open or
+//!   mapped. The kernel does not know about other hosts, so only files on local file systems are recycled.
 //!
-//! Nor may anybody read a checkpoint who could only read the one before: owner, mode and ACL of the file are those
-//! that a new one gets.
+//! Nor does a save let a user read it who could only read the checkpoint before: the file's owner, mode and ACL
+//! must be those of a new file.
 
 use crate::config::Config;
 use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;
-use crate::store::layout::stripes::Places;
+use crate::store::layout::stripes::Stripes;
 use crate::sys::dir;
 use crate::sys::dir::{directories, entries, file_names, remove, remove_if_empty};
 use crate::sys::file;
@@ -32,24 +32,24 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The spare files beside a checkpoint.
+/// The recycled files in one directory.
 #[derive(Debug)]
-pub(in crate::store) struct Spares {
+pub(in crate::store) struct RecycledFiles {
     dir: PathBuf,
 }
 
-/// What of a save is written over spare files.
+/// The part of a save that is written over recycled files.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Claimed {
-    /// The spare files that were moved, under the paths of the shards.
+    /// The paths of shards to which recycled files were moved.
     pub files: HashSet<PathBuf>,
-    /// Their bytes, as far as the shards go.
+    /// How many bytes of the shards these files have.
     pub bytes: u64,
-    /// Why a spare file was not taken.
+    /// Why a recycled file was refused.
     pub refused: Option<Fallback>,
 }
 
-impl Spares {
+impl RecycledFiles {
     /// Those beside the checkpoint in `dir`, which exists.
     ///
     /// # Errors
@@ -65,13 +65,13 @@ impl Spares {
         Self { dir: root.join(names::SPARES) }
     }
 
-    /// Moves a shard here, in the place of an older spare file of its rank and number. Its checkpoint
-    /// is gone from the disk. `false` if it is not fit for it, or not ringstow's, and stays where it is.
+    /// Moves a shard of a removed checkpoint to the recycled files, where it replaces an older one of its rank and
+    /// number. Returns `false`, and leaves the file, if it is unfit or not ringstow's.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn keep(&self, shard: &Path) -> Result<bool> {
-        let Some(spare) = shard.file_name().and_then(|name| names::spare(name.to_str()?)) else {
+        let Some(recycled) = shard.file_name().and_then(|name| names::spare(name.to_str()?)) else {
             return Ok(false);
         };
         let found = dir::look_at(shard).map_err(|e| Error::io("opening", shard, e))?;
@@ -79,7 +79,7 @@ impl Spares {
             return Ok(false);
         }
         dir::make(&self.dir)?;
-        match dir::rename(shard, &self.dir.join(spare)) {
+        match dir::rename(shard, &self.dir.join(recycled)) {
             // The checkpoint is a file system of its own.
             Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::CrossesDevices => {
                 Ok(false)
@@ -90,55 +90,55 @@ impl Spares {
         }
     }
 
-    /// Makes the moves to and from here durable.
+    /// Makes moves to and from the recycled files durable.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
         match dir::sync(&self.dir) {
-            // Another retirement has cleared it away, since it was empty.
+            // Another removal has cleared the directory away, since it was empty.
             Err(error) if error.is_not_found() => self.dir.parent().map_or(Ok(()), dir::sync),
             synced => synced,
         }
     }
 
-    /// Moves the spare file for a shard to where that is about to be written.
+    /// Moves the recycled file for a shard to the path at which the shard is about to be written.
     ///
     /// # Errors
-    /// [`Error::Io`] if one that is not to be written over cannot be removed again.
+    /// [`Error::Io`] if a refused file cannot be removed.
     fn take(&self, name: &str, part: &Path) -> Result<Taken> {
-        let Some(spare) = names::spare(name).map(|spare| self.dir.join(spare)) else {
+        let Some(recycled) = names::spare(name).map(|name| self.dir.join(name)) else {
             return Ok(Taken::Nothing);
         };
-        if !dir::has(&spare) {
+        if !dir::has(&recycled) {
             return Ok(Taken::Nothing);
         }
         let new = file::create(part, false).and_then(|file| Access::of(&file));
         let new = new.map_err(|e| Error::io("creating", part, e))?;
-        // Whoever moves it first has it. If it is missing or cannot be moved, the save creates a new file.
-        if dir::rename(&spare, part).is_err() {
+        // The process that moves it first has it. If it is missing or cannot be moved, the save creates a new file.
+        if dir::rename(&recycled, part).is_err() {
             return Ok(Taken::Nothing);
         }
         match check(part, &new) {
             Ok(bytes) => Ok(Taken::File { bytes }),
             Err(reason) => {
                 remove(part)?;
-                Ok(Taken::Refused(not_taken(&spare, &reason)))
+                Ok(Taken::Refused(not_taken(&recycled, &reason)))
             }
         }
     }
 
-    /// All but those named after `shards`, and after them the directory if it holds nothing else.
+    /// All except those for `shards`; the directory comes last, if it holds nothing else.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn all_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
-        // A link leads to something of somebody else's.
+        // A link leads to a directory of somebody else.
         if !dir::look_at(&self.dir).is_ok_and(|found| found.is_dir()) {
             return Ok(Vec::new());
         }
         let present = match file_names(&self.dir) {
-            // Another retirement has cleared it away.
+            // Another removal has cleared it away.
             Err(error) if error.is_not_found() => return Ok(Vec::new()),
             present => present?,
         };
@@ -152,7 +152,7 @@ impl Spares {
         Ok(found)
     }
 
-    /// Removes what [`Spares::all_but`] gives; says what went.
+    /// Removes what [`RecycledFiles::all_but`] returns, and returns what it removed.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -161,7 +161,7 @@ impl Spares {
         for path in removed.iter().filter(|path| **path != self.dir) {
             remove(path)?;
         }
-        // Another retirement may have kept a file there in the meantime.
+        // Another removal may have moved a file there in the meantime.
         if removed.last() == Some(&self.dir) && !remove_if_empty(&self.dir) {
             removed.pop();
         }
@@ -169,44 +169,44 @@ impl Spares {
     }
 }
 
-/// What there was for a shard.
+/// The recycled file for a shard.
 enum Taken {
+    /// There is none.
     Nothing,
-    /// A file of so many bytes, now under the shard's name.
-    File {
-        bytes: u64,
-    },
-    /// One that is not to be written over, and was removed.
+    /// It has this many bytes and is now at the shard's path.
+    File { bytes: u64 },
+    /// It must not be overwritten, and was removed.
     Refused(Fallback),
 }
 
-/// Moves spare files to where shards are about to be written, each to its path of `parts` in the same
-/// order. Where there is none, nothing is done.
+/// Moves the recycled file for each shard, if there is one, to the path at which the shard is about to be written:
+/// the path at its index in `paths`.
 ///
 /// # Errors
-/// [`Error::Io`] where what was moved cannot be made durable, or be removed again.
+/// [`Error::Io`] if a move cannot be made durable, or a refused file not be removed.
 pub(in crate::store) fn claim(
-    places: &Places,
+    stripes: &Stripes,
     shards: &[Shard],
-    parts: &[PathBuf],
+    paths: &[PathBuf],
 ) -> Result<Claimed> {
+    assert_eq!(shards.len(), paths.len(), "each shard has a path");
     let mut claimed = Claimed::default();
-    for dir in places.there()? {
-        let (spares, mut any) = (Spares::beside(dir)?, false);
-        let here = shards.iter().zip(parts).filter(|(_, part)| part.parent() == Some(dir));
-        for (shard, part) in here {
-            match spares.take(&shard.name, part)? {
+    for dir in stripes.existing()? {
+        let (recycled, mut moved) = (RecycledFiles::beside(dir)?, false);
+        let here = shards.iter().zip(paths).filter(|(_, path)| path.parent() == Some(dir));
+        for (shard, path) in here {
+            match recycled.take(&shard.name, path)? {
                 Taken::Nothing => continue,
                 Taken::File { bytes } => {
                     claimed.bytes += bytes.min(shard.bytes);
-                    claimed.files.insert(part.clone());
+                    claimed.files.insert(path.clone());
                 }
                 Taken::Refused(why) => drop(claimed.refused.get_or_insert(why)),
             }
-            any = true;
+            moved = true;
         }
-        if any {
-            spares.sync()?;
+        if moved {
+            recycled.sync()?;
         }
     }
     Ok(claimed)
@@ -222,8 +222,7 @@ pub struct Recycled {
     pub bytes: u64,
 }
 
-/// The recycled files in `root`, in the directories directly under it, and in the configuration's `stripe`: those
-/// of removed checkpoints that wait to be written over.
+/// Returns the recycled files in `root`, in the directories directly under it, and in the configuration's `stripe`.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -233,7 +232,7 @@ pub fn recycled(root: impl AsRef<Path>, config: &Config) -> Result<Recycled> {
     Ok(Recycled { paths, bytes })
 }
 
-/// Removes the [`recycled`] files; says which, and which of their directories went with them.
+/// Removes the [`recycled`] files. Returns them, and the emptied directories that went with them.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -241,75 +240,73 @@ pub fn remove_recycled(root: impl AsRef<Path>, config: &Config) -> Result<Vec<Pa
     clear(&everywhere(root.as_ref(), config)?)
 }
 
-/// Bytes that a file takes of its disk; none if a save has just taken it.
+/// Bytes of disk that a file has; none if a save has just claimed it.
 fn allocated(path: &Path) -> u64 {
     let file = dir::look_at(path).ok().filter(Metadata::is_file);
     file.map_or(0, |file| file.blocks() * 512)
 }
 
-/// Those beside the checkpoints in `root` themselves.
-pub(in crate::store) fn beside_all(root: &Path, config: &Config) -> Vec<Spares> {
-    config.stripe.iter().map(PathBuf::as_path).chain([root]).map(Spares::under).collect()
+/// Those of the checkpoints in `root`, on all disks.
+pub(in crate::store) fn beside_all(root: &Path, config: &Config) -> Vec<RecycledFiles> {
+    config.stripe.iter().map(PathBuf::as_path).chain([root]).map(RecycledFiles::under).collect()
 }
 
-/// Also those beside the parts of checkpoints that ranks saved each by itself.
-fn everywhere(root: &Path, config: &Config) -> Result<Vec<Spares>> {
+/// Also those of rank checkpoints.
+fn everywhere(root: &Path, config: &Config) -> Result<Vec<RecycledFiles>> {
     let below = match directories(root) {
-        // It has just been cleared away.
+        // Another process has just removed it.
         Err(error) if error.is_not_found() => Vec::new(),
         below => below?,
     };
     let mut all = beside_all(root, config);
-    all.extend(below.iter().map(|dir| Spares::under(dir)));
+    all.extend(below.iter().map(|dir| RecycledFiles::under(dir)));
     Ok(all)
 }
 
-/// All of these files, and their directories where nothing else is in them.
+/// All files, and their directories that hold nothing else.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn all_but_none(all: &[Spares]) -> Result<Vec<PathBuf>> {
-    let found: Result<Vec<_>> =
-        all.iter().map(|spares| spares.all_but(std::iter::empty())).collect();
+pub(in crate::store) fn all_but_none(all: &[RecycledFiles]) -> Result<Vec<PathBuf>> {
+    let found: Result<Vec<_>> = all.iter().map(|files| files.all_but(std::iter::empty())).collect();
     Ok(found?.concat())
 }
 
-/// Removes what [`all_but_none`] gives; says what went.
+/// Removes what [`all_but_none`] returns, and returns what it removed.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn clear(all: &[Spares]) -> Result<Vec<PathBuf>> {
+pub(in crate::store) fn clear(all: &[RecycledFiles]) -> Result<Vec<PathBuf>> {
     let removed: Result<Vec<_>> =
-        all.iter().map(|spares| spares.clear_but(std::iter::empty())).collect();
+        all.iter().map(|files| files.clear_but(std::iter::empty())).collect();
     Ok(removed?.concat())
 }
 
-/// Removes the recycled files that a save could still write over, for its disk is full. Says how many bytes they
-/// took.
+/// Removes the recycled files that a save could still write over, because its disk is full. Returns how many bytes
+/// they had.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn give_up(places: &Places) -> Result<u64> {
+pub(in crate::store) fn give_up(stripes: &Stripes) -> Result<u64> {
     let mut bytes = 0;
-    for dir in places.there()? {
-        let spares = Spares::beside(dir)?;
-        bytes +=
-            spares.all_but(std::iter::empty())?.iter().map(|path| allocated(path)).sum::<u64>();
-        spares.clear_but(std::iter::empty())?;
+    for dir in stripes.existing()? {
+        let all = [RecycledFiles::beside(dir)?];
+        bytes += all_but_none(&all)?.iter().map(|path| allocated(path)).sum::<u64>();
+        clear(&all)?;
     }
     Ok(bytes)
 }
 
-/// Removes what no shard of a save that has just committed these files could have written over: what checkpoints of
-/// more ranks or shards left would stay for ever.
+/// Removes recycled files that no shard of a save could have claimed; the save has just committed `files`. Those of
+/// checkpoints with more ranks or shards would otherwise stay for ever.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn drop_unfit(places: &Places, files: &[FileEntry]) -> Result<()> {
-    for dir in places.there()? {
-        let spares = Spares::beside(dir)?;
-        for path in spares.all_but(files.iter().map(|file| file.name.as_str()))? {
-            if path != spares.dir {
+pub(in crate::store) fn drop_unfit(stripes: &Stripes, files: &[FileEntry]) -> Result<()> {
+    for dir in stripes.existing()? {
+        let recycled = RecycledFiles::beside(dir)?;
+        for path in recycled.all_but(files.iter().map(|file| file.name.as_str()))? {
+            if path != recycled.dir {
                 remove(&path)?;
             }
         }
@@ -317,7 +314,7 @@ pub(in crate::store) fn drop_unfit(places: &Places, files: &[FileEntry]) -> Resu
     Ok(())
 }
 
-/// What is to be said where a full disk took the recycled files.
+/// The fallback to report when a full disk took the recycled files.
 pub(in crate::store) fn gave_up(bytes: u64, error: &Error) -> Fallback {
     Fallback {
         wanted: "recycled files for later saves to write over".into(),
@@ -329,7 +326,7 @@ pub(in crate::store) fn gave_up(bytes: u64, error: &Error) -> Fallback {
     }
 }
 
-/// The length of a file that may be written over, or why it may not. `new` is what a new file would have.
+/// The length of a file that may be overwritten, or why it may not. `new` is the access of a new file.
 fn check(part: &Path, new: &Access) -> std::result::Result<u64, String> {
     let file = file::open_write(part, false).map_err(|error| error.to_string())?;
     let found = file::look(&file).map_err(|error| error.to_string())?;
@@ -342,12 +339,14 @@ fn check(part: &Path, new: &Access) -> std::result::Result<u64, String> {
     match is_sole_opener(&file) {
         Ok(true) => Ok(found.len()),
         Ok(false) => Err("a program has it open".into()),
-        Err(error) => Err(format!("whether a program has it open cannot be asked: {error}")),
+        Err(error) => {
+            Err(format!("the kernel does not say whether a program has it open: {error}"))
+        }
     }
 }
 
-/// Who may do what with a file. Another umask, directory or user may have been in force when an old one was made,
-/// and whoever could read that checkpoint is not asked to read the next.
+/// Who may read and write a file. An old file may come from another umask, directory or user, and its readers need
+/// not be allowed to read the next checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 struct Access {
     owner: (u32, u32),
@@ -363,11 +362,11 @@ impl Access {
     }
 }
 
-fn not_taken(spare: &Path, reason: &str) -> Fallback {
+fn not_taken(recycled: &Path, reason: &str) -> Fallback {
     Fallback {
-        wanted: "the files of a retired checkpoint, to write over".into(),
+        wanted: "the recycled files of a removed checkpoint".into(),
         got: "new files".into(),
-        reason: format!("{} cannot be written over: {reason}", spare.display()),
+        reason: format!("{} cannot be written over: {reason}", recycled.display()),
         remedy: "none needed: a new file is as safe, and takes the disk a little longer".into(),
     }
 }

@@ -1,321 +1,270 @@
-//! Where the files of a checkpoint lie: in its own directory, and in a companion directory on each of
-//! the disks that it is striped over. The rest of the store asks here.
+//! The directories that hold a checkpoint's files: its own, and a stripe directory on each disk that it is striped
+//! over. The rest of the store asks [`Stripes`] where a file is.
 //!
-//! `<parent>/<name>` has its companions at `<stripe>/<name>`, for each directory of the configuration's
-//! `stripe`; what a manifest says of them is never followed. A companion holds shards, and a marker that
-//! names the one directory that they belong to. Whoever holds the lock on that directory is therefore
-//! alone in its companions too.
+//! The checkpoint `<parent>/<name>` has the stripe directories `<stripe>/<name>`, one for each directory of
+//! `Config.stripe`. A manifest also notes them, for messages only: no path in it is ever followed. A stripe
+//! directory holds shards, and a marker that names the checkpoint they belong to. The lock on the checkpoint's
+//! own directory therefore covers its stripe directories too.
 
 use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::plan::save::Shard;
-use crate::store::write::rollback::Parts;
-use crate::sys::dir;
-use crate::sys::file;
-use crate::sys::lock::DirLock;
+use crate::sys::{dir, file};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf, absolute};
 
 /// The directories of one checkpoint.
 #[derive(Debug)]
-pub(in crate::store) struct Places {
-    /// Its own.
+pub(in crate::store) struct Stripes {
+    /// The checkpoint's own directory.
     own: PathBuf,
-    /// The same from the root and without links, as markers name it.
+    /// The same directory from the root and without links, as markers name it.
     marked: String,
-    companions: Vec<Companion>,
-    /// Why a directory of the configuration is not among the companions.
+    stripe_dirs: Vec<StripeDir>,
+    /// Why a directory of the configuration is not among the stripe directories.
     left_out: Vec<String>,
-    /// Directories of the configuration that are there, and hold no companion.
+    /// Directories of the configuration that exist and hold no stripe directory.
     vacant: Vec<PathBuf>,
 }
 
-/// A directory on another disk.
+/// A checkpoint's directory on another disk.
 #[derive(Debug)]
-struct Companion {
+struct StripeDir {
     dir: PathBuf,
     /// The configured directory that it is in.
     stripe: PathBuf,
 }
 
-/// The marker's content.
+/// The content of a stripe directory's marker.
 #[derive(Debug, Serialize, Deserialize)]
 struct Marker {
     /// The checkpoint's own directory.
     checkpoint: String,
 }
 
-/// Whose a companion directory is.
-enum Holder {
-    /// It is not there, or empty.
+/// The checkpoint that a stripe directory belongs to.
+pub(in crate::store) enum Owner {
+    /// The directory is missing or empty.
     Nobody,
-    /// This checkpoint's.
+    /// This checkpoint.
     This,
-    /// Another directory's; whether that one is there.
+    /// Another checkpoint; whether that exists.
     Other(String, bool),
-    /// It holds this, and does not say whose it is.
+    /// The directory holds this file and no marker.
     Unknown(String),
 }
 
-impl Places {
-    /// Only its own directory.
+impl Stripes {
+    /// The own directory alone.
     pub fn alone(dir: &Path) -> Self {
         let marked = String::new();
         let (left_out, vacant) = (Vec::new(), Vec::new());
-        Self { own: dir.into(), marked, companions: Vec::new(), left_out, vacant }
+        Self { own: dir.into(), marked, stripe_dirs: Vec::new(), left_out, vacant }
     }
 
-    /// The places to save to. The own directory is there; companions are made by [`Places::make`].
+    /// The directories to save to. The own one exists; a save creates the stripe directories.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a stripe that is not there, is the checkpoint's own parent, or where a
-    /// directory of this name belongs to something else; also if `dir` is itself a companion.
+    /// [`Error::Invalid`] for a stripe that does not exist or is the checkpoint's own parent, where a
+    /// directory of this name belongs to something else, and if `dir` is itself a stripe directory.
     pub fn to_save(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
-        if let Some(checkpoint) = companion_of(dir)? {
+        if let Some(checkpoint) = stripe_owner(dir)? {
             return Err(Error::invalid(format!(
                 "{} holds shards of the checkpoint {checkpoint}, which is striped over it: save to \
                  another path",
                 dir.display()
             )));
         }
-        let mut places = Self::named(dir, stripe)?;
-        for (index, Companion { dir: companion, stripe }) in places.companions.iter().enumerate() {
+        let mut stripes = Self::named(dir, stripe)?;
+        for (index, StripeDir { dir: stripe_dir, stripe }) in stripes.stripe_dirs.iter().enumerate()
+        {
             check_stripe(stripe)?;
-            let is = |other: &Path| same(companion, other);
-            if is(dir) || places.companions[..index].iter().any(|c| is(&c.dir)) {
+            let is = |other: &Path| dir::is_same(stripe_dir, other);
+            if is(dir) || stripes.stripe_dirs[..index].iter().any(|other| is(&other.dir)) {
                 return Err(Error::invalid(format!(
                     "Config.stripe names {}, in which {} lies already: name directories on other disks",
                     stripe.display(),
-                    companion.display()
+                    stripe_dir.display()
                 )));
             }
-            let whose = match places.holder(companion)? {
-                Holder::Nobody | Holder::This => continue,
-                Holder::Other(checkpoint, true) => {
-                    format!(
-                        "belongs to the checkpoint {checkpoint}: save under another name, or stripe over \
-                         another directory"
-                    )
-                }
-                Holder::Other(checkpoint, false) => format!(
-                    "belongs to the checkpoint {checkpoint}, which is not there: if it was deleted, remove \
-                     {} too; if it was moved here, put this path into the {} there",
-                    companion.display(),
-                    names::COMPANION
-                ),
-                Holder::Unknown(name) => format!(
-                    "holds {name} and no {}, so that it is nobody's companion: stripe over another \
-                     directory, or move that away",
-                    names::COMPANION
-                ),
-            };
-            return Err(Error::invalid(format!(
-                "{} cannot be striped over {}: {} {whose}",
-                dir.display(),
-                stripe.display(),
-                companion.display()
-            )));
+            if let Some(why) = why_taken(stripes.owner(stripe_dir)?, stripe_dir, &stripes.marked) {
+                return Err(Error::invalid(format!(
+                    "{} cannot be striped over {}: {} {why}",
+                    dir.display(),
+                    stripe.display(),
+                    stripe_dir.display()
+                )));
+            }
         }
-        places.left_out = Vec::new();
-        Ok(places)
+        stripes.left_out = Vec::new();
+        Ok(stripes)
     }
 
-    /// The places in which to look for what was committed. Never fails: whoever misses a file there
-    /// says why with [`Places::left_out`].
+    /// The directories in which to look for committed files. Never fails: if a file is missing,
+    /// [`Stripes::left_out`] says where nobody looked.
     pub fn to_read(dir: &Path, stripe: &[PathBuf]) -> Self {
-        Self::filtered(dir, stripe, |holder, companion| match holder {
+        Self::filtered(dir, stripe, |owner, stripe_dir, _| match owner {
             // One that was moved or copied with its checkpoint is as good; checksums tell.
-            Holder::Nobody | Holder::This | Holder::Other(_, false) => None,
-            Holder::Unknown(_) if !dir::has(&companion.join(names::MANIFEST)) => None,
-            Holder::Unknown(_) => Some("is a checkpoint itself".into()),
-            Holder::Other(checkpoint, true) => Some(format!("belongs to {checkpoint}")),
+            Owner::Nobody | Owner::This | Owner::Other(_, false) => None,
+            Owner::Unknown(_) if !dir::leads_somewhere(&stripe_dir.join(names::MANIFEST)) => None,
+            Owner::Unknown(_) => Some("is a checkpoint itself".into()),
+            Owner::Other(checkpoint, true) => Some(format!("belongs to {checkpoint}")),
         })
     }
 
-    /// The places to clear up: no companion but those that say that they are this checkpoint's.
-    pub fn to_sweep(dir: &Path, stripe: &[PathBuf]) -> Self {
-        Self::filtered(dir, stripe, |holder, _| match holder {
-            Holder::This => None,
-            Holder::Nobody => Some("is not there, or empty".into()),
-            Holder::Other(checkpoint, false) => Some(format!(
-                "belongs to {checkpoint}, which is not there: if it was moved here, put this path into the \
-                 {} there",
+    /// The directories from which to remove files: only stripe directories whose marker names this checkpoint.
+    pub fn to_clear(dir: &Path, stripe: &[PathBuf]) -> Self {
+        Self::filtered(dir, stripe, |owner, _, own| match owner {
+            Owner::This => None,
+            Owner::Nobody => Some("is not there, or empty".into()),
+            Owner::Other(checkpoint, false) => Some(format!(
+                "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in its \
+                 {} to {own}",
                 names::COMPANION
             )),
-            _ => Some("is not this checkpoint's".into()),
+            _ => Some("does not belong to this checkpoint".into()),
         })
     }
 
-    /// Those companions for which `refuse` gives no reason.
+    /// The stripe directories for which `refuse`, given owner, path and this checkpoint's own path, has no reason.
     fn filtered(
         dir: &Path,
         stripe: &[PathBuf],
-        refuse: impl Fn(&Holder, &Path) -> Option<String>,
+        refuse: impl Fn(&Owner, &Path, &str) -> Option<String>,
     ) -> Self {
-        let Ok(mut places) = Self::named(dir, stripe) else { return Self::alone(dir) };
-        for companion in std::mem::take(&mut places.companions) {
-            if same(&companion.dir, dir) {
+        let Ok(mut stripes) = Self::named(dir, stripe) else { return Self::alone(dir) };
+        for stripe_dir in std::mem::take(&mut stripes.stripe_dirs) {
+            if dir::is_same(&stripe_dir.dir, dir) {
                 continue;
             }
-            let holder =
-                check_stripe(&companion.stripe).and_then(|()| places.holder(&companion.dir));
-            if matches!(holder, Ok(Holder::Nobody)) {
-                places.vacant.push(companion.stripe.clone());
+            let owner =
+                check_stripe(&stripe_dir.stripe).and_then(|()| stripes.owner(&stripe_dir.dir));
+            if matches!(owner, Ok(Owner::Nobody)) {
+                stripes.vacant.push(stripe_dir.stripe.clone());
             }
-            let why = match holder {
-                Ok(holder) => refuse(&holder, &companion.dir)
-                    .map(|why| format!("{} {why}", companion.dir.display())),
+            let why = match owner {
+                Ok(owner) => refuse(&owner, &stripe_dir.dir, &stripes.marked)
+                    .map(|why| format!("{} {why}", stripe_dir.dir.display())),
                 Err(error) => Some(error.to_string()),
             };
             match why {
-                None => places.companions.push(companion),
-                Some(why) => places.left_out.push(why),
+                None => stripes.stripe_dirs.push(stripe_dir),
+                Some(why) => stripes.left_out.push(why),
             }
         }
-        places
+        stripes
     }
 
-    /// All places by name, none of them looked at.
+    /// All directories by name, whatever is there.
     fn named(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
         if stripe.is_empty() {
             return Ok(Self::alone(dir));
         }
         let own = dir::real(dir)?;
-        let name = companion_name(&own).ok_or_else(|| {
+        let name = stripe_dir_name(&own).ok_or_else(|| {
             Error::invalid(format!("{} has no name: it cannot be striped", own.display()))
         })?;
         let marked = own.to_str().ok_or_else(|| {
             Error::invalid(format!(
-                "{} cannot be striped: the companions' markers are to name it, and it is no UTF-8; save to \
-                 another path, or without Config.stripe",
+                "{} cannot be striped: a marker in each stripe directory names it, and the path is no UTF-8; \
+                 save to another path, or without Config.stripe",
                 own.display()
             ))
         })?;
-        let companion = |stripe: &PathBuf| {
+        let stripe_dir = |stripe: &PathBuf| {
             let stripe = absolute(stripe).map_err(|e| Error::io("opening", stripe, e))?;
-            Ok(Companion { dir: stripe.join(&name), stripe })
+            Ok(StripeDir { dir: stripe.join(&name), stripe })
         };
         Ok(Self {
             own: dir.into(),
             marked: marked.into(),
-            companions: stripe.iter().map(companion).collect::<Result<_>>()?,
+            stripe_dirs: stripe.iter().map(stripe_dir).collect::<Result<_>>()?,
             left_out: Vec::new(),
             vacant: Vec::new(),
         })
     }
 
-    /// The checkpoint's own directory, in which its manifest is.
+    /// The checkpoint's own directory, which holds its manifest.
     pub fn own(&self) -> &Path {
         &self.own
     }
 
-    /// All directories, its own first.
+    /// All directories, the own one first.
     pub fn dirs(&self) -> impl Iterator<Item = &Path> {
-        std::iter::once(self.own.as_path()).chain(self.companions())
+        std::iter::once(self.own.as_path()).chain(self.stripe_dirs())
     }
 
     /// The directories on other disks.
-    pub fn companions(&self) -> impl Iterator<Item = &Path> {
-        self.companions.iter().map(|companion| companion.dir.as_path())
+    pub fn stripe_dirs(&self) -> impl Iterator<Item = &Path> {
+        self.stripe_dirs.iter().map(|stripe_dir| stripe_dir.dir.as_path())
     }
 
-    /// The directories that are there. One that cannot be reached is not taken for one that is not there.
+    /// The directories that exist. One that cannot be reached is an error, and not taken for missing.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn there(&self) -> Result<Vec<&Path>> {
-        let there = |dir| Ok(dir::is_there(dir)?.then_some(dir));
-        self.dirs().map(there).filter_map(Result::transpose).collect()
+    pub fn existing(&self) -> Result<Vec<&Path>> {
+        let existing = |dir| Ok(dir::is_there(dir)?.then_some(dir));
+        self.dirs().map(existing).filter_map(Result::transpose).collect()
     }
 
-    /// Why directories of the configuration are not looked into.
+    /// Why directories of the configuration are not searched.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// Those of the directories that a manifest notes in which a companion may be that is not among these: they are
-    /// not configured, not there, or hold another's. None if there are as many as it notes, wherever their disks
-    /// are now.
+    /// The stripes in a manifest's note that may hold a stripe directory which is not among these: they are not
+    /// configured, do not exist, or hold another's. None if there are as many as the note lists, wherever
+    /// their disks are mounted now.
     pub fn unseen(&self, noted: &[String]) -> Vec<String> {
-        if self.companions.len() >= noted.len() {
+        if self.stripe_dirs.len() >= noted.len() {
             return Vec::new();
         }
-        let companions = self.companions.iter().map(|companion| &companion.stripe);
+        let used = self.stripe_dirs.iter().map(|stripe_dir| &stripe_dir.stripe);
         let seen: Vec<_> =
-            companions.chain(&self.vacant).map(|stripe| stripe.to_string_lossy()).collect();
+            used.chain(&self.vacant).map(|stripe| stripe.to_string_lossy()).collect();
         noted.iter().filter(|dir| !seen.iter().any(|seen| seen == *dir)).cloned().collect()
     }
 
-    /// How many files are written at the same time, with so many a directory.
+    /// How many files a save writes at the same time, with `files` per directory.
     pub fn lanes(&self, files: u32) -> usize {
-        files.max(1) as usize * (1 + self.companions.len())
+        files.max(1) as usize * (1 + self.stripe_dirs.len())
     }
 
-    /// The directory in which a rank writes this shard: its lanes go round them. Ranks start at different
-    /// ones, so that those with few tensors do not all write to the first disk.
+    /// The directory in which a rank writes this shard: its lanes take the directories by turns. Each rank starts
+    /// at another one, so that ranks with few tensors do not all write to the first disk.
     pub fn dir_of(&self, shard: &Shard, rank: u32) -> &Path {
-        let number = (shard.lane + rank as usize) % (1 + self.companions.len());
+        let number = (shard.lane + rank as usize) % (1 + self.stripe_dirs.len());
         match number.checked_sub(1) {
             None => &self.own,
-            Some(companion) => &self.companions[companion].dir,
+            Some(number) => &self.stripe_dirs[number].dir,
         }
     }
 
-    /// The path in one of the places of a file of which just one has it.
+    /// The path of a file that one of the directories holds.
     pub fn find(&self, name: &str) -> Option<PathBuf> {
-        let paths = self.dirs().map(|dir| dir.join(name));
-        paths.into_iter().find(|path| dir::has(path))
+        let mut paths = self.dirs().map(|dir| dir.join(name));
+        paths.find(|path| dir::has(path))
     }
 
-    /// What the manifest notes of the stripes: for messages.
-    pub fn noted<'a>(&self, parts: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
-        let elsewhere = parts.into_iter().any(|part| part.parent() != Some(&self.own));
-        let stripes = self.companions.iter().filter(|_| elsewhere);
-        stripes.map(|companion| companion.stripe.to_string_lossy().into_owned()).collect()
+    /// The manifest's note of the stripes, if any of these files is in one: for messages.
+    pub fn noted<'a>(&self, files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
+        let elsewhere = files.into_iter().any(|file| file.parent() != Some(&self.own));
+        let stripe_dirs = self.stripe_dirs.iter().filter(|_| elsewhere);
+        stripe_dirs.map(|stripe_dir| stripe_dir.stripe.to_string_lossy().into_owned()).collect()
     }
 
-    /// Makes the companions, each with its marker. Called by who holds the lock on the own directory.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if another checkpoint of this name claims one at this moment; [`Error::Invalid`]
-    /// if it was quicker; [`Error::Io`].
-    pub fn make(&self, parts: &mut Parts) -> Result<()> {
-        for dir in self.companions() {
-            parts.make_dir(dir)?;
-            // Only while the marker is not there can two want the same directory.
-            let _claiming = match DirLock::take(dir) {
-                // A clean-up has removed it just now.
-                Err(error) if error.is_not_found() => {
-                    parts.make_dir(dir)?;
-                    DirLock::take(dir)?
-                }
-                lock => lock?,
-            };
-            match self.holder(dir)? {
-                Holder::This => {}
-                Holder::Nobody => self.mark(dir, parts)?,
-                Holder::Other(checkpoint, _) | Holder::Unknown(checkpoint) => {
-                    return Err(Error::invalid(format!(
-                        "{} was taken for {checkpoint} just now: save under another name",
-                        dir.display()
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The companions are there: the coordinator of a save by several ranks has made them.
+    /// Checks that the coordinator of a save by several ranks has created the stripe directories.
     ///
     /// # Errors
     /// [`Error::Invalid`] if not.
-    pub fn check_made(&self) -> Result<()> {
-        for dir in self.companions() {
-            if !matches!(self.holder(dir)?, Holder::This) {
+    pub fn check_created(&self) -> Result<()> {
+        for dir in self.stripe_dirs() {
+            if !matches!(self.owner(dir)?, Owner::This) {
                 return Err(Error::invalid(format!(
                     "the coordinator has not made {} for this checkpoint: begin its session before any \
                      rank writes, with the same Config.stripe on all ranks",
@@ -326,29 +275,24 @@ impl Places {
         Ok(())
     }
 
-    fn mark(&self, dir: &Path, parts: &mut Parts) -> Result<()> {
-        let (part, path) = (dir.join(names::COMPANION_PART), dir.join(names::COMPANION));
-        let text = serde_json::json!(Marker { checkpoint: self.marked.clone() }).to_string();
-        parts.files.extend([part.clone(), path.clone()]);
-        file::write_durably(&part, |mut file| writeln!(file, "{text}"))?;
-        dir::rename(&part, &path)?;
-        // Before any shard: without the marker, nobody would know whose the shards are.
-        dir::sync(dir)
+    /// The content of the marker that says whose a stripe directory is.
+    pub fn marker(&self) -> String {
+        serde_json::json!(Marker { checkpoint: self.marked.clone() }).to_string()
     }
 
-    /// Makes the names of all files in the companions durable, and those of the companions.
+    /// Makes the names of all files in the stripe directories durable, and those of the directories.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn sync_companions(&self) -> Result<()> {
-        for Companion { dir, stripe } in &self.companions {
+    pub fn sync_stripe_dirs(&self) -> Result<()> {
+        for StripeDir { dir, stripe } in &self.stripe_dirs {
             dir::sync(dir)?;
             dir::sync(stripe)?;
         }
         Ok(())
     }
 
-    /// What is to be said of directories that share a disk.
+    /// The warning for two directories on one disk.
     pub fn shared_disk(&self) -> Option<Fallback> {
         let device = |dir: &Path| dir::look(dir).ok().map(|found| found.dev());
         let devices: Vec<(Option<u64>, &Path)> =
@@ -367,34 +311,59 @@ impl Places {
         })
     }
 
-    fn holder(&self, companion: &Path) -> Result<Holder> {
-        let entries = match dir::entries(companion) {
-            Err(error) if error.is_not_found() => return Ok(Holder::Nobody),
+    /// The checkpoint that a stripe directory belongs to.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn owner(&self, stripe_dir: &Path) -> Result<Owner> {
+        let entries = match dir::entries(stripe_dir) {
+            Err(error) if error.is_not_found() => return Ok(Owner::Nobody),
             entries => entries?,
         };
-        if let Some(checkpoint) = companion_of(companion)? {
+        if let Some(checkpoint) = stripe_owner(stripe_dir)? {
             if checkpoint == self.marked {
-                return Ok(Holder::This);
+                return Ok(Owner::This);
             }
-            let is_there = dir::is_dir(Path::new(&checkpoint));
-            return Ok(Holder::Other(checkpoint, is_there));
+            let exists = dir::is_dir(Path::new(&checkpoint));
+            return Ok(Owner::Other(checkpoint, exists));
         }
         let other = entries.iter().find_map(|entry| {
             let name = entry.file_name();
             (name != names::COMPANION_PART).then(|| name.to_string_lossy().into_owned())
         });
-        Ok(other.map_or(Holder::Nobody, Holder::Unknown))
+        Ok(other.map_or(Owner::Nobody, Owner::Unknown))
     }
 }
 
-/// A path, and some words around it.
+/// Why a stripe directory cannot be used, and what to do; `None` if it can.
+fn why_taken(owner: Owner, stripe_dir: &Path, own: &str) -> Option<String> {
+    match owner {
+        Owner::Nobody | Owner::This => None,
+        Owner::Other(checkpoint, true) => Some(format!(
+            "belongs to the checkpoint {checkpoint}: save under another name, or stripe over another directory"
+        )),
+        Owner::Other(checkpoint, false) => Some(format!(
+            "belongs to the checkpoint {checkpoint}, which is not there: if you deleted that, remove {} too; if you \
+             moved it to {own}, set \"checkpoint\" in its {} to {own}",
+            stripe_dir.display(),
+            names::COMPANION
+        )),
+        Owner::Unknown(name) => Some(format!(
+            "holds {name} and no {}, so that it is nobody's stripe directory: stripe over another directory, or move \
+             that away",
+            names::COMPANION
+        )),
+    }
+}
+
+/// Longer markers are not read: ours hold one path.
 const MARKER_BYTES_MAX: u64 = 65_536;
 
-/// The checkpoint whose companion a directory says it is.
+/// The checkpoint whose stripe directory `dir` is, by its marker; `None` without a marker.
 ///
 /// # Errors
-/// [`Error::Io`] for a marker that is there and cannot be read: what lies beside it may be somebody's.
-pub(in crate::store) fn companion_of(dir: &Path) -> Result<Option<String>> {
+/// [`Error::Io`] for a marker that exists and cannot be read: the files beside it may be somebody's.
+pub(in crate::store) fn stripe_owner(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(names::COMPANION);
     match file::read_start(&path, MARKER_BYTES_MAX) {
         Ok(text) => Ok(serde_json::from_slice(&text).ok().map(|marker: Marker| marker.checkpoint)),
@@ -403,15 +372,15 @@ pub(in crate::store) fn companion_of(dir: &Path) -> Result<Option<String>> {
     }
 }
 
-/// It is not there, or a link, or no file.
+/// Whether reading failed because the marker is missing, a link, or not a file.
 fn is_no_marker(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
     [NotFound, NotADirectory, InvalidInput].contains(&error.kind()) || file::is_link(error)
 }
 
-/// The own directory's name; of the directory of a rank that saves by itself, which has the same name
-/// in every checkpoint, with the checkpoint's before it: `step-7.rank00003`.
-fn companion_name(own: &Path) -> Option<OsString> {
+/// The own directory's name. The directory of a rank that saves by itself has the same name in every checkpoint,
+/// so the checkpoint's name goes before it: `step-7.rank00003`.
+fn stripe_dir_name(own: &Path) -> Option<OsString> {
     let name = own.file_name()?;
     let above = own.parent().and_then(Path::file_name);
     Some(match above.filter(|_| name.to_str().is_some_and(names::is_rank_dir)) {
@@ -420,7 +389,7 @@ fn companion_name(own: &Path) -> Option<OsString> {
     })
 }
 
-/// A stripe must be there: making it could fill the disk that its own is not mounted on.
+/// A stripe must exist. If a save created it, it could fill the disk below an unmounted mount point.
 fn check_stripe(stripe: &Path) -> Result<()> {
     match dir::look(stripe) {
         Ok(found) if found.is_dir() => Ok(()),
@@ -429,18 +398,10 @@ fn check_stripe(stripe: &Path) -> Result<()> {
             stripe.display()
         ))),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::invalid(format!(
-            "Config.stripe names {}, which is not there: mount its disk, or make the directory; it is \
-             not made by a save, which would fill another disk where this one is not mounted",
+            "Config.stripe names {}, which is not there: mount its disk, or make the directory; a save does \
+             not make it, since it would fill another disk where this one is not mounted",
             stripe.display()
         ))),
         Err(e) => Err(Error::io("opening", stripe, e)),
-    }
-}
-
-/// Whether two paths are one directory.
-pub(in crate::store) fn same(one: &Path, other: &Path) -> bool {
-    match (dir::look(one), dir::look(other)) {
-        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
-        _ => one == other,
     }
 }

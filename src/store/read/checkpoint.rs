@@ -5,7 +5,7 @@ use crate::error::{Error, Result, numbered, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
-use crate::store::layout::stripes::{Places, companion_of};
+use crate::store::layout::stripes::{Stripes, stripe_owner};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest};
 use crate::store::read::fingerprint::{Stamp, while_replaced};
@@ -95,7 +95,7 @@ impl Checkpoint {
         if dir::has(&path.join(names::MANIFEST)) {
             return Self::open_with(path, config);
         }
-        if companion_of(path)?.is_some() {
+        if stripe_owner(path)?.is_some() {
             return Err(no_manifest(path));
         }
         Ok(Self::new(path, Kind::Safetensors, foreign::read(path)?, None, config))
@@ -188,18 +188,18 @@ impl FileOwner for Checkpoint {
 
 /// All shards of a manifest, with their full length.
 fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Vec<ShardFile>> {
-    let places = Places::to_read(dir, stripe);
+    let stripes = Stripes::to_read(dir, stripe);
     let (mut found, mut missing) = (Vec::with_capacity(manifest.files.len()), Vec::new());
     for file in &manifest.files {
-        match find_shard(&places, file)? {
+        match find_shard(&stripes, file)? {
             Some(shard) => found.push(shard),
             None => missing.push(file.name.as_str()),
         }
     }
-    if missing.is_empty() { Ok(found) } else { Err(missing_shards(&places, manifest, &missing)) }
+    if missing.is_empty() { Ok(found) } else { Err(missing_shards(&stripes, manifest, &missing)) }
 }
 
-fn missing_shards(places: &Places, manifest: &Manifest, missing: &[&str]) -> Error {
+fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> Error {
     let mut ranks: Vec<u32> = missing.iter().filter_map(|name| names::shard_rank(name)).collect();
     ranks.dedup();
     let of = match manifest.world_size {
@@ -211,20 +211,20 @@ fn missing_shards(places: &Places, manifest: &Manifest, missing: &[&str]) -> Err
         missing.len(),
         manifest.files.len(),
         missing[..missing.len().min(20)].join(", "),
-        how_to_find(places, manifest)
+        how_to_find(stripes, manifest)
     );
-    Error::MissingFiles { path: places.own().into(), reason }
+    Error::MissingFiles { path: stripes.own().into(), reason }
 }
 
 /// What to do about missing shards.
-fn how_to_find(places: &Places, manifest: &Manifest) -> String {
+fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     const RESTORE: &str = "restore them, or go back to an earlier checkpoint: `latest(dir, verify=True)` \
                            finds the newest whose bytes are whole";
     if manifest.stripes.is_empty() {
         return RESTORE.into();
     }
-    let stripes: Vec<String> = manifest.stripes.iter().map(|dir| format!("{dir:?}")).collect();
-    let here = match (places.companions().next(), places.left_out()) {
+    let noted: Vec<String> = manifest.stripes.iter().map(|dir| format!("{dir:?}")).collect();
+    let here = match (stripes.stripe_dirs().next(), stripes.left_out()) {
         (None, []) => "which is not configured here".to_owned(),
         (_, []) => "and they are not where it is configured here".to_owned(),
         (_, why) => format!("and here {}", why.join("; ")),
@@ -232,14 +232,14 @@ fn how_to_find(places: &Places, manifest: &Manifest) -> String {
     format!(
         "it was striped over {}, {here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or ringstow.toml) \
          to where these directories are now, or {RESTORE}",
-        some_of(&stripes)
+        some_of(&noted)
     )
 }
 
 /// Where a committed shard is, if it is there: under its own name, or, if the save that wrote it has not got to its
 /// last rename (and may have been killed before it), still under the uncommitted one.
-fn find_shard(places: &Places, file: &FileEntry) -> Result<Option<ShardFile>> {
-    for dir in places.dirs() {
+fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> {
+    for dir in stripes.dirs() {
         if let Some(found) = find_shard_in(dir, file)? {
             return Ok(Some(found));
         }

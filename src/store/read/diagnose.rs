@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::format::names;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::session_note::unfinished_ranks;
-use crate::store::layout::stripes::companion_of;
+use crate::store::layout::stripes::stripe_owner;
 use crate::store::read::dcp_mark;
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
@@ -44,7 +44,7 @@ fn nothing_saved(path: &Path) -> String {
 /// The error for a directory without a manifest: says what is in the directory and what reads that.
 pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
     let path = dir.to_path_buf();
-    if let Ok(Some(checkpoint)) = companion_of(dir) {
+    if let Ok(Some(checkpoint)) = stripe_owner(dir) {
         let reason =
             format!("it holds shards of {checkpoint}, which is striped over it: open that");
         return Error::NoCheckpoint { path, reason };

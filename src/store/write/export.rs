@@ -1,6 +1,6 @@
-//! Writes the weights of a model as Hugging Face's programs read them: plain safetensors files, and
-//! an index where there are several. Through the same pipeline as a save, but there is no manifest and
-//! no checksum; what makes the files a model is their names, and of several the index, which come last.
+//! Writes the weights of a model as Hugging Face's programs read them: plain safetensors files, and an index if
+//! there are several. The pipeline is that of a save, but there is neither a manifest nor a checksum. The files'
+//! names make them a model, or the index if there are several; so they get their names last.
 
 use crate::error::{Error, Result};
 use crate::format::{Item, header, names};
@@ -11,7 +11,7 @@ use crate::pipeline::trace::What;
 use crate::plan::save::{SavePlan, plan_model};
 use crate::state::Contents;
 use crate::state::StateDict;
-use crate::store::write::rollback::Parts;
+use crate::store::write::rollback::Rollback;
 use crate::store::write::save::{create_files, report};
 use crate::sys::dir;
 use crate::sys::dir::{file_names, remove};
@@ -58,16 +58,16 @@ fn export_all(
     check_plain(contents.items)?;
     let config = runtime.config();
     let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;
-    let mut parts = Parts::begin(path)?;
+    let mut rollback = Rollback::begin(path)?;
     make_room(path)?;
-    parts.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
+    rollback.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    create_files(parts.files.iter())?;
-    let written = contents.write(runtime, &plan, (path, &parts.files), job)?;
+    create_files(rollback.files.iter())?;
+    let written = contents.write(runtime, &plan, (path, &rollback.files), job)?;
 
     let committing = Instant::now();
-    publish(&plan, &contents, path, &mut parts)?;
+    publish(&plan, &contents, path, &mut rollback)?;
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, 0, &plan, contents.items.len(), written);
     report.seconds.plan = planned;
@@ -89,7 +89,7 @@ fn check_plain(items: &[Item]) -> Result<()> {
     })
 }
 
-/// Removes what a killed export left, and refuses to write beside other tensors.
+/// Removes what a killed export left. Refuses to write beside other tensors.
 fn make_room(dir: &Path) -> Result<()> {
     let present = file_names(dir)?;
     let unfinished = unfinished(dir, &present)?;
@@ -104,7 +104,7 @@ fn make_room(dir: &Path) -> Result<()> {
             dir.display()
         )));
     }
-    // The list of them goes last: while it is there, the rest can be told from others' files.
+    // Their list goes last: while it exists, the rest can be distinguished from other programs' files.
     let (list, parts): (Vec<&String>, Vec<&String>) = present
         .iter()
         .filter(|name| names::is_model_part(name))
@@ -113,8 +113,8 @@ fn make_room(dir: &Path) -> Result<()> {
     parts.into_iter().chain(list).try_for_each(|name| remove(&dir.join(name)))
 }
 
-/// The files that an export had given their names when it was killed. Its index, which is written before
-/// the first of them is renamed and is still a `.part`, lists them.
+/// The files that an export had renamed when it was killed. Its index, still a `.part`, lists them: the export
+/// wrote it before the first rename.
 fn unfinished(dir: &Path, present: &[String]) -> Result<BTreeSet<String>> {
     let list = names::part(names::MODEL_INDEX);
     if !present.contains(&list) || present.iter().any(|name| name == names::MODEL_INDEX) {
@@ -122,7 +122,7 @@ fn unfinished(dir: &Path, present: &[String]) -> Result<BTreeSet<String>> {
     }
     let path = dir.join(list);
     let text = file::read(&path).map_err(|e| Error::io("reading", &path, e))?;
-    // A torn one was being written, and nothing was renamed yet.
+    // If the index is torn, no file was renamed yet.
     let index: Index = serde_json::from_slice(&text).unwrap_or_default();
     let listed = index.weight_map.into_values();
     Ok(listed.filter(|name| names::numbered(name).is_some() && present.contains(name)).collect())
@@ -133,28 +133,33 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Gives the written files their names, the index last.
-fn publish(plan: &SavePlan, contents: &Contents<'_>, dir: &Path, parts: &mut Parts) -> Result<()> {
+/// Renames the written files to their final names, the index last.
+fn publish(
+    plan: &SavePlan,
+    contents: &Contents<'_>,
+    dir: &Path,
+    rollback: &mut Rollback,
+) -> Result<()> {
     let several = plan.shards.len() > 1;
     if several {
-        write_index(plan, contents.items, dir, parts)?;
-        // The list is there before any file that it lists.
+        write_index(plan, contents.items, dir, rollback)?;
+        // The list is durable before any file that it lists.
         dir::sync(dir)?;
     }
     let files = plan.shards.iter().map(|shard| shard.name.as_str());
     for name in files.chain(several.then_some(names::MODEL_INDEX)) {
         let (from, to) = (dir.join(names::part(name)), dir.join(name));
-        // Noted before: a directory that cannot be synced takes all of them back.
-        parts.files.push(to.clone());
+        // Noted first: if the directory cannot be synced, all of them are removed.
+        rollback.files.push(to.clone());
         dir::rename(&from, &to)?;
     }
     dir::sync(dir)?;
-    parts.sync_parents()?;
-    parts.keep();
+    rollback.sync_parents()?;
+    rollback.keep();
     Ok(())
 }
 
-fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, parts: &mut Parts) -> Result<()> {
+fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, rollback: &mut Rollback) -> Result<()> {
     let weight_map: BTreeMap<&str, &str> = plan
         .shards
         .iter()
@@ -164,7 +169,7 @@ fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, parts: &mut Parts) -
     let index =
         json!({ "metadata": { "total_size": plan.tensor_bytes }, "weight_map": weight_map });
     let path = dir.join(names::part(names::MODEL_INDEX));
-    parts.files.push(path.clone());
+    rollback.files.push(path.clone());
     file::write_durably(&path, |mut file| writeln!(file, "{index:#}"))
 }
 
@@ -199,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_model_is_one_file_that_any_reader_reads() {
+    fn small_model_is_one_file_that_any_reader_reads() {
         let dir = tempfile::tempdir().unwrap();
         let report = export_to(&dir.path().join("new"), 0).unwrap();
         assert_eq!((report.files, report.tensors), (1, 3));
@@ -214,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_model_is_several_files_and_the_index_says_where_each_tensor_is() {
+    fn large_model_is_several_files_and_an_index() {
         let dir = tempfile::tempdir().unwrap();
         export_to(dir.path(), 90_000).unwrap();
         let files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
@@ -244,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_export_left_is_cleared_away_and_other_files_stay() {
+    fn export_removes_what_a_killed_one_left() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["config.json", "model-00003-of-00009.safetensors.part"] {
             fs::write(dir.path().join(name), "").unwrap();
@@ -282,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_files_without_their_unfinished_list_are_others() {
+    fn export_keeps_numbered_files_without_a_part_index() {
         let dir = tempfile::tempdir().unwrap();
         killed_export(dir.path(), 1);
         remove(&dir.path().join(names::part(names::MODEL_INDEX))).unwrap();
@@ -291,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_safetensors_has_no_word_for_is_refused_by_name_before_anything_is_made() {
+    fn export_refuses_dtypes_that_safetensors_lacks() {
         let dir = tempfile::tempdir().unwrap();
         let to = dir.path().join("new");
         for (name, dtype) in [("spectrum", Dtype::C128), ("__metadata__", Dtype::F64)] {
@@ -304,7 +309,7 @@ mod tests {
         }
     }
 
-    /// Bytes that cannot be had.
+    /// A source whose bytes cannot be read.
     struct Gone(u64);
 
     impl crate::device::Source for Gone {

@@ -1,6 +1,8 @@
-//! How a checkpoint comes to be, whole or not at all.
+//! How a checkpoint is written, whole or not at all.
 
 pub(crate) mod export;
+pub(crate) mod leftovers;
+pub(crate) mod make_dirs;
 pub(crate) mod rollback;
 pub(crate) mod save;
 pub(crate) mod session;

@@ -1,4 +1,4 @@
-//! What a save makes on disk before it is known to succeed, and takes back if it does not.
+//! Removes what a save has created, unless the save commits.
 
 use crate::error::{Error, Result};
 use crate::store::layout::rank_dirs;
@@ -9,41 +9,41 @@ use crate::sys::path;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Files and directories that a save has made. Dropped, it removes them, unless they are kept.
+/// Files and directories that a save has created. Dropped, it removes them, unless they are kept.
 #[derive(Debug)]
-pub(in crate::store) struct Parts {
+pub(in crate::store) struct Rollback {
     /// Files that are written, or about to be.
     pub files: Vec<PathBuf>,
     /// The checkpoint's own directory.
     dir: PathBuf,
-    /// Directories that were not there before, outermost first.
+    /// Directories that the save has created, outermost first.
     made: Vec<PathBuf>,
     kept: bool,
-    /// Let go of when everything has been removed.
+    /// Released when everything has been removed.
     lock: Option<DirLock>,
 }
 
-impl Parts {
-    /// Nothing yet, in a directory that somebody else has made.
+impl Rollback {
+    /// Nothing yet, in a directory that another process has created and locked.
     pub fn new() -> Self {
         Self { files: Vec::new(), dir: PathBuf::new(), made: Vec::new(), kept: false, lock: None }
     }
 
-    /// Makes the directory and its parents, if need be, and locks it until these are dropped.
+    /// Creates the directory and its parents where they are missing, and locks it until the rollback is dropped.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a URL; [`Error::Busy`] if another save holds the lock; [`Error::Io`]. Nothing is made
-    /// then.
+    /// [`Error::Invalid`] for a URL; [`Error::Busy`] if another save holds the lock; [`Error::Io`]. Then nothing is
+    /// created.
     pub fn begin(dir: &Path) -> Result<Self> {
-        /// So often may a clean-up remove the directory before it is locked.
-        const TRIES: usize = 100;
+        /// How often clean-ups may remove the directory before it is locked.
+        const TRIES_MAX: usize = 100;
         path::check(dir)?;
         let mut tries = 0;
         loop {
-            let mut parts = Self::new();
-            match parts.make(dir).and_then(|()| parts.lock(dir)) {
-                Err(error) if error.is_not_found() && tries < TRIES => tries += 1,
-                done => return done.map(|()| parts),
+            let mut rollback = Self::new();
+            match rollback.make(dir).and_then(|()| rollback.lock(dir)) {
+                Err(error) if error.is_not_found() && tries < TRIES_MAX => tries += 1,
+                done => return done.map(|()| rollback),
             }
         }
     }
@@ -63,7 +63,7 @@ impl Parts {
         }
     }
 
-    /// Makes a directory, if need be, in one that is there.
+    /// Creates a directory if it is missing; the one above it exists.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -79,18 +79,18 @@ impl Parts {
         Ok(())
     }
 
-    /// Leaves everything where it is, from now on.
+    /// Keeps everything from now on.
     pub fn keep(&mut self) {
         self.kept = true;
     }
 
-    /// Whether [`Parts::keep`] was called.
+    /// Whether [`Rollback::keep`] was called.
     pub fn is_kept(&self) -> bool {
         self.kept
     }
 
-    /// Makes the names of the directory, and of all that were made, durable. The directory's own also if it was
-    /// there: whoever made it may not have lived to do that.
+    /// Makes the names of the checkpoint's directory, and of all directories that were created, durable. The own
+    /// one also if it existed: the process that created it may have been killed before it did so.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -98,13 +98,13 @@ impl Parts {
         for parent in self.made.iter().filter_map(|dir| dir.parent()) {
             dir::sync(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
         }
-        // Its true parent: the path may be a link, or end in `..`.
+        // The true parent: the path may be a link, or end in `..`.
         let own = dir::real(&self.dir)?;
-        // One that ranks saved each by itself is in another of ours.
-        let names = if rank_dirs::dir_rank(&own).is_some() { 2 } else { 1 };
-        for parent in own.ancestors().skip(1).take(names) {
+        // A rank checkpoint is in a directory that a save has created as well.
+        let parents = if rank_dirs::dir_rank(&own).is_some() { 2 } else { 1 };
+        for parent in own.ancestors().skip(1).take(parents) {
             match dir::sync(parent) {
-                // Nor was the directory made by who may not even list this one.
+                // A process that may not list the directory has not created anything in it.
                 Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::PermissionDenied => {
                 }
                 synced => synced?,
@@ -113,8 +113,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Removes an empty directory that was made. Only with its lock: another save may be about to write into it,
-    /// which has found it there.
+    /// Removes an empty directory that was created. Only with its lock: another save may have found the directory
+    /// and be about to write into it.
     fn remove_dir(&self, dir: &Path) {
         let is_locked = self.lock.is_some() && dir == self.dir;
         let _lock = match is_locked {
@@ -128,7 +128,7 @@ impl Parts {
     }
 }
 
-impl Drop for Parts {
+impl Drop for Rollback {
     fn drop(&mut self) {
         if self.kept {
             return;
@@ -151,12 +151,12 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_loser_removes_no_directory_that_the_winner_has_locked() {
+    fn rollback_keeps_directory_that_another_save_has_locked() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/b");
-        let mut loser = Parts::new();
+        let mut loser = Rollback::new();
         loser.make(&dir).unwrap();
-        let winner = Parts::begin(&dir).unwrap();
+        let winner = Rollback::begin(&dir).unwrap();
         assert!(matches!(loser.lock(&dir), Err(Error::Busy { .. })));
         drop(loser);
         assert!(dir.exists());
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_directory_is_durable_whoever_made_it() {
+    fn directory_name_is_durable_even_if_it_existed() {
         let root = tempfile::tempdir_in(".").unwrap();
         let there = root.path().join("there");
         fs::create_dir(&there).unwrap();
         let synced = |dir: &Path| {
-            let parts = Parts::begin(dir).unwrap();
+            let rollback = Rollback::begin(dir).unwrap();
             let watch = watch();
-            parts.sync_parents().unwrap();
+            rollback.sync_parents().unwrap();
             watch
                 .take_paths(Call::Sync)
                 .into_iter()
@@ -188,7 +188,7 @@ mod tests {
         std::os::unix::fs::symlink(&there, root.join("link")).unwrap();
         let all: Vec<PathBuf> = synced(&root.join("link"));
         assert_eq!(all, [&*root]);
-        // A rank's own, in a whole that another rank has made.
+        // A rank checkpoint, below a directory that another rank has created.
         let all: Vec<PathBuf> = synced(&there.join("rank00001"));
         assert_eq!(all, [&*there, &*there, &*root]);
     }

@@ -14,7 +14,7 @@ use crate::pipeline::trace::What;
 use crate::plan::save::{Options, SavePlan, Shard, plan};
 use crate::state::{Contents, StateDict};
 use crate::store::layout::recycled;
-use crate::store::layout::stripes::Places;
+use crate::store::layout::stripes::Stripes;
 use crate::store::write::transaction::Transaction;
 use crate::sys::file;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ use std::time::Instant;
 /// An earlier checkpoint at `path` stands until the new one is committed.
 ///
 /// # Errors
-/// Any [`Error`]; then what was written is removed, and an earlier checkpoint is as it was. But for
-/// [`Error::NotDurable`]: the new one is committed, and may not survive a crash.
+/// Any [`Error`]. Then written files are removed, and the earlier checkpoint is unchanged; except after
+/// [`Error::NotDurable`]: the new checkpoint is committed, and may not survive a crash.
 pub fn save(
     runtime: &Runtime,
     state: &StateDict<'_>,
@@ -50,13 +50,13 @@ fn save_all(
     let mut transaction = Transaction::begin(path, &runtime.config().stripe)?;
     transaction.recycle(runtime.config().recycle);
     let generation = transaction.generation();
-    let plan = contents.plan(runtime, transaction.places(), 0, generation)?;
-    let paths = paths(&plan, transaction.places(), 0, names::part);
+    let plan = contents.plan(runtime, transaction.stripes(), 0, generation)?;
+    let paths = paths(&plan, transaction.stripes(), 0, names::part);
     transaction.begin_files(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
     let (written, recycled_bytes) =
-        contents.write_over_spares(runtime, &plan, (transaction.places(), &paths), job)?;
+        contents.write_recycling(runtime, &plan, (transaction.stripes(), &paths), job)?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
@@ -64,7 +64,7 @@ fn save_all(
     let block_bytes = runtime.config().checksum_bytes();
     let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
     manifest.step = state.saved_step();
-    manifest.stripes = transaction.places().noted(paths.iter().map(PathBuf::as_path));
+    manifest.stripes = transaction.stripes().noted(paths.iter().map(PathBuf::as_path));
     transaction.commit(&manifest)?;
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
@@ -79,61 +79,60 @@ impl Contents<'_> {
     pub(in crate::store) fn plan(
         &self,
         runtime: &Runtime,
-        places: &Places,
+        stripes: &Stripes,
         rank: u32,
         generation: u64,
     ) -> Result<SavePlan> {
         let config = runtime.config();
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
-        let lanes = places.lanes(config.files);
+        let lanes = stripes.lanes(config.files);
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
     }
 
-    /// Writes the planned shards to `parts`, over spare files where there are some; also returns the
-    /// bytes of those.
-    pub(in crate::store) fn write_over_spares(
+    /// Writes the planned shards to `paths`, over recycled files where there are some. Also returns how many bytes
+    /// those had.
+    pub(in crate::store) fn write_recycling(
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
-        (places, parts): (&Places, &[PathBuf]),
+        (stripes, paths): (&Stripes, &[PathBuf]),
         job: &Arc<Job>,
     ) -> Result<(Written, u64)> {
-        let claimed = recycled::claim(places, &plan.shards, parts)?;
-        create_files(parts.iter().filter(|part| !claimed.files.contains(*part)))?;
+        let claimed = recycled::claim(stripes, &plan.shards, paths)?;
+        create_files(paths.iter().filter(|path| !claimed.files.contains(*path)))?;
         let (mut written, gave_up) = match plan.shards.is_empty() {
             true => (Written::nothing(), None),
-            false => self.write_for_spares(runtime, plan, (places, parts), job)?,
+            false => self.write_giving_up(runtime, plan, (stripes, paths), job)?,
         };
         written.moved.fallbacks.extend(claimed.refused);
         if let Some(gave_up) = gave_up {
-            warn_once_of(places.own(), &gave_up.wanted, &gave_up);
+            warn_once_of(stripes.own(), &gave_up.wanted, &gave_up);
             written.moved.fallbacks.push(gave_up);
         }
-        if let Some(shared) = places.shared_disk() {
-            warn_once_of(places.own(), &shared.wanted, &shared);
+        if let Some(shared) = stripes.shared_disk() {
+            warn_once_of(stripes.own(), &shared.wanted, &shared);
             written.moved.fallbacks.push(shared);
         }
         Ok((written, claimed.bytes))
     }
 
-    /// Writes the planned shards. Where the disk has too little room for them, the recycled files that are left go,
-    /// and it tries again.
-    fn write_for_spares(
+    /// Writes the planned shards. If the disk is full, removes the remaining recycled files and tries once more.
+    fn write_giving_up(
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
-        (places, parts): (&Places, &[PathBuf]),
+        (stripes, paths): (&Stripes, &[PathBuf]),
         job: &Arc<Job>,
     ) -> Result<(Written, Option<Fallback>)> {
-        let write = || self.write(runtime, plan, (places.own(), parts), job);
+        let write = || self.write(runtime, plan, (stripes.own(), paths), job);
         let error = match write() {
-            // Not once bytes have been copied: their tensors may have changed since.
+            // Only before the first bytes are copied: tensors may change after that.
             Err(error) if error.is_disk_full() && job.progress().staged == 0 && !job.stopped() => {
                 error
             }
             written => return Ok((written?, None)),
         };
-        match recycled::give_up(places)? {
+        match recycled::give_up(stripes)? {
             0 => Err(error),
             bytes => Ok((write()?, Some(recycled::gave_up(bytes, &error)))),
         }
@@ -144,15 +143,15 @@ impl Contents<'_> {
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
-        (path, parts): (&Path, &[PathBuf]),
+        (dir, paths): (&Path, &[PathBuf]),
         job: &Arc<Job>,
     ) -> Result<Written> {
         job.set_total(plan.file_bytes());
         let sources = (self.items, self.sources, self.check);
-        pipeline::write(runtime, plan, sources, (path, parts), job)
+        pipeline::write(runtime, plan, sources, (dir, paths), job)
     }
 
-    /// Each source has just the bytes that its dtype and shape say.
+    /// Checks that each source has as many bytes as its dtype and shape need.
     pub(in crate::store) fn check_sizes(&self) -> Result<()> {
         if self.items.len() != self.sources.len() {
             let (items, sources) = (self.items.len(), self.sources.len());
@@ -167,18 +166,18 @@ impl Contents<'_> {
     }
 }
 
-/// Where each shard is written, under the name that `name` makes of its own.
+/// The path at which each shard is written: `name` makes the file's name from the shard's.
 pub(in crate::store) fn paths(
     plan: &SavePlan,
-    places: &Places,
+    stripes: &Stripes,
     rank: u32,
     name: impl Fn(&str) -> String,
 ) -> Vec<PathBuf> {
-    let path = |shard: &Shard| places.dir_of(shard, rank).join(name(&shard.name));
+    let path = |shard: &Shard| stripes.dir_of(shard, rank).join(name(&shard.name));
     plan.shards.iter().map(path).collect()
 }
 
-/// Creates the files that a save writes. Each is new: another process may still write to one that is there.
+/// Creates the files that a save writes. Each is new, since another process may still write to an existing one.
 pub(in crate::store) fn create_files<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
     for path in paths {
         file::create(path, false).map_err(|e| Error::io("creating", path, e))?;

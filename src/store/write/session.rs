@@ -13,11 +13,10 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The coordinator's hold on a directory that several ranks save into: begun before any of them
-/// writes, ended by the commit. Dropped without one, it removes what they wrote; an earlier checkpoint
-/// stands.
+/// The coordinator's hold on a directory that several ranks save into. It begins before any rank writes and ends with
+/// the commit. Dropped without a commit, it removes what the ranks wrote, and an earlier checkpoint stands.
 ///
-/// How receipts come to the coordinator is the trainer's: MPI, `torch.distributed`, a file.
+/// The trainer brings the receipts to the coordinator: by MPI, `torch.distributed`, a file.
 ///
 /// ```no_run
 /// # fn all_ranks<T>(_: T) -> Vec<T> { Vec::new() }
@@ -40,7 +39,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Session {
     transaction: Transaction,
-    /// What the receipts must name.
+    /// The session that each receipt must name.
     id: String,
     world_size: u32,
     part_of: Option<PartOf>,
@@ -65,9 +64,9 @@ pub struct Committed {
 /// What a rank needs to know of the session that it writes for.
 #[derive(Debug)]
 pub(in crate::store) struct UnderWay {
-    /// Which one it is.
+    /// Names the session.
     pub session: String,
-    /// Of the shards' names.
+    /// The generation in the shards' names.
     pub generation: u64,
 }
 
@@ -76,7 +75,7 @@ pub(in crate::store) struct UnderWay {
 /// # Errors
 /// [`Error::Invalid`] if none has; [`Error::Io`].
 pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
-    // Listed first: that makes a network file system look whether the note is there by now.
+    // Listing the directory makes a network file system look for the note again.
     let note = match dir::entries(dir) {
         Err(error) if error.is_not_found() => None,
         Err(error) => return Err(error),
@@ -118,15 +117,14 @@ impl Session {
         Ok(Self { transaction, id, world_size, part_of: None, step: None })
     }
 
-    /// Says that this checkpoint will be a part of a whole: a rank saves it by itself, into the directory
-    /// [`rank_dir`](names::rank_dir) below the whole's. The whole counts as committed once each rank's part
-    /// is, and all say the same of it.
+    /// Makes this the rank checkpoint of one rank, in the directory [`rank_dir`](names::rank_dir) below the
+    /// checkpoint's. The checkpoint counts as committed once each rank's is, and all agree on it.
     pub fn part_of(self, part_of: PartOf) -> Self {
         Self { part_of: Some(part_of), ..self }
     }
 
-    /// Saves the checkpoint as a step of training; see [`StateDict::step`](crate::StateDict::step), which of the
-    /// ranks' states counts for nothing.
+    /// Saves the checkpoint as a step of training; see [`StateDict::step`](crate::StateDict::step), which is ignored
+    /// in the ranks' states.
     pub fn step(self, step: u64) -> Self {
         Self { step: Some(step), ..self }
     }
@@ -181,7 +179,7 @@ impl Session {
         self.check_marks(&writes)?;
         let found = self.check_files(&manifest, &writes)?;
         self.adopt(&manifest, &found)?;
-        manifest.stripes = self.transaction.places().noted(found.iter().map(PathBuf::as_path));
+        manifest.stripes = self.transaction.stripes().noted(found.iter().map(PathBuf::as_path));
         let committed = Committed {
             generation: manifest.generation,
             files: manifest.files.len(),
@@ -193,7 +191,7 @@ impl Session {
         Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
     }
 
-    /// As many receipts as ranks; that no two are of one rank is seen when they are put together.
+    /// Checks that there are as many receipts as ranks; merging them finds two of one rank.
     fn check_ranks(&self, receipts: &[Receipt]) -> Result<()> {
         if receipts.len() == self.world_size as usize {
             return Ok(());
@@ -209,7 +207,7 @@ impl Session {
         )))
     }
 
-    /// Every name that the checkpoint must hold is there.
+    /// Checks that the checkpoint holds every name that it must.
     fn check_names(&self, manifest: &Manifest, names: &[String]) -> Result<()> {
         let there: HashSet<&str> = manifest.tensors.iter().map(|t| t.name.as_str()).collect();
         let missing: Vec<String> =
@@ -221,13 +219,12 @@ impl Session {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    /// Where the parts are: the coordinator sees each of them, as the ranks write to the same file
-    /// systems.
+    /// Finds the files of all ranks. The coordinator sees each of them, as the ranks write to the same file systems.
     fn check_files(&self, manifest: &Manifest, writes: &Writes) -> Result<Vec<PathBuf>> {
         let mut parts = Vec::with_capacity(manifest.files.len());
         for file in &manifest.files {
             let name = names::written_part(&file.name, &writes.by_file[&file.name]);
-            let part = self.transaction.places().find(&name);
+            let part = self.transaction.stripes().find(&name);
             let part = part.unwrap_or_else(|| self.path().join(&name));
             let found = dir::look(&part).map(|found| found.len());
             let wrong = match found {
@@ -252,7 +249,7 @@ impl Session {
         Ok(parts)
     }
 
-    /// Each receipt is of what its rank wrote last.
+    /// Checks that each receipt is of its rank's last write.
     fn check_marks(&self, writes: &Writes) -> Result<()> {
         let path = |rank| self.path().join(names::done(rank));
         let stands = |(rank, mark): &(u32, String)| {
@@ -273,8 +270,8 @@ impl Session {
         ))
     }
 
-    /// Gives the ranks' files the names under which readers look for them once the manifest is there. Until
-    /// then only their rank's write used them; from here on only who holds the lock does.
+    /// Renames the ranks' files to the uncommitted paths at which readers look once the manifest is in place. Before,
+    /// only the rank's own write used the files; from here on, only the holder of the lock does.
     fn adopt(&self, manifest: &Manifest, found: &[PathBuf]) -> Result<()> {
         for (file, path) in manifest.files.iter().zip(found) {
             dir::rename_new(path, &path.with_file_name(names::part(&file.name)))?;
@@ -283,10 +280,10 @@ impl Session {
     }
 }
 
-/// Which write of its rank each receipt is of.
+/// The write of its rank that each receipt is of.
 struct Writes {
     by_file: HashMap<String, String>,
-    /// Ranks, and what each has left beside its files.
+    /// Ranks, and the content of the mark that each has left beside its files.
     marks: Vec<(u32, String)>,
 }
 

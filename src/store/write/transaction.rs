@@ -1,19 +1,21 @@
 //! The transaction that makes a checkpoint appear whole or not at all.
 //!
-//! 1. Shards are written under uncommitted names (`.part`) and synced; so are the directories that
-//!    they are in.
-//! 2. The manifest is written under an uncommitted name, synced, and renamed into place; the
-//!    directory is synced. This rename is the commit: before it the earlier checkpoint stands, from
-//!    it on the new one does, whose shards readers also find under their uncommitted names.
-//! 3. Shards of the earlier checkpoint are removed, or kept as spare files, the new ones get their final
-//!    names, and the directories are synced. Spare files that no shard of this save could have taken go. A kill in between leaves this to the next save into it, or to `prune`.
+//! 1. The save writes shards to uncommitted paths (`.part`) and syncs them, and the directories that they are in.
+//! 2. It writes the manifest to an uncommitted path, syncs it, renames it into place and syncs the directory.
+//!    The rename is the commit. Before it the earlier checkpoint stands; from it on the new one does, and readers
+//!    find its shards at their uncommitted paths too.
+//! 3. It removes or recycles the earlier checkpoint's shards, gives the new ones their final names, and syncs the
+//!    directories. Recycled files that no shard of this save could have claimed go. If the process is killed
+//!    before it gets here, the next save into the directory or `prune` does this.
 
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Manifest, names};
-use crate::store::cleanup::sweep::{committed, sweep, sweep_by, sweep_keeping};
+use crate::store::layout::manifest::read_files;
 use crate::store::layout::recycled;
-use crate::store::layout::stripes::Places;
-use crate::store::write::rollback::Parts;
+use crate::store::layout::stripes::Stripes;
+use crate::store::write::leftovers::Leftovers;
+use crate::store::write::make_dirs::make_stripe_dirs;
+use crate::store::write::rollback::Rollback;
 use crate::sys::dir;
 use crate::sys::dir::file_names;
 use crate::sys::file;
@@ -24,87 +26,85 @@ use std::path::{Path, PathBuf};
 /// A save into a directory. Dropped without a commit, it removes what it made.
 #[derive(Debug)]
 pub(crate) struct Transaction {
-    places: Places,
+    stripes: Stripes,
     generation: u64,
-    /// Set by [`Transaction::begin_ranks`]: every uncommitted file there is this save's.
+    /// Set by [`Transaction::begin_ranks`]: every uncommitted file in the directories is this save's.
     ranks: bool,
-    /// Whether the shards of the checkpoint that is replaced become spare files.
+    /// Whether the shards of the replaced checkpoint are recycled.
     recycle: bool,
-    /// What is there of this save; kept from the commit on.
-    parts: Parts,
+    /// Kept from the commit on.
+    rollback: Rollback,
 }
 
 impl Transaction {
-    /// Makes the directory if need be, locks it, cleans up after a killed save, and makes its
-    /// companions in `stripe`.
+    /// Creates the directory if it is missing, locks it, clears up after a killed save, and creates its stripe
+    /// directories in `stripe`.
     ///
     /// # Errors
     /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
     /// safetensors files of somebody else's, or cannot be striped; [`Error::Unsupported`] if it holds a checkpoint of a
     /// newer version; [`Error::Io`].
     pub fn begin(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
-        let mut parts = Parts::begin(dir)?;
-        let places = Places::to_save(dir, stripe)?;
+        let mut rollback = Rollback::begin(dir)?;
+        let stripes = Stripes::to_save(dir, stripe)?;
         let mut generation = 0;
-        match committed(&places) {
-            // A damaged checkpoint is no reason to lose the next one: it is replaced, and until then
-            // left as it is.
+        match read_files(dir) {
+            // The save replaces a damaged checkpoint, and leaves it as it is until then.
             Err(error) if error.is_damage() => {
                 tracing::warn!(%error, "the checkpoint to be replaced is damaged");
             }
             listed => {
                 let listed = listed?;
-                sweep_by(&places, listed.as_ref())?;
+                Leftovers::of_killed(&stripes, listed.as_ref())?.clear()?;
                 generation = listed.map_or(0, |listed| listed.next_generation());
             }
         }
-        let generation = next_generation(&places)?.max(generation);
-        places.make(&mut parts)?;
-        Ok(Self { places, generation, ranks: false, recycle: false, parts })
+        let generation = next_generation(&stripes)?.max(generation);
+        make_stripe_dirs(&stripes, &mut rollback)?;
+        Ok(Self { stripes, generation, ranks: false, recycle: false, rollback })
     }
 
-    /// Saves into this directory that came before, as far as its files tell.
+    /// How many saves into this directory came before, by its manifest and files.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Notes which shards are about to be written, so that they are removed if there is no commit.
-    pub fn begin_files(&mut self, parts: &[PathBuf]) {
-        self.parts.files.extend_from_slice(parts);
+    /// Notes the files that are about to be written: without a commit, they are removed.
+    pub fn begin_files(&mut self, files: &[PathBuf]) {
+        self.rollback.files.extend_from_slice(files);
     }
 
-    /// Notes that several ranks are about to write: whatever they have written is removed if there is
-    /// no commit.
+    /// Notes that several ranks are about to write: without a commit, everything that they wrote is removed.
     pub fn begin_ranks(&mut self) {
         self.ranks = true;
     }
 
-    /// Says whether the shards of the checkpoint that is replaced become spare files.
+    /// Sets whether the shards of the replaced checkpoint are recycled.
     pub fn recycle(&mut self, recycle: bool) {
         self.recycle = recycle;
     }
 
     /// The checkpoint's directory.
     pub fn dir(&self) -> &Path {
-        self.places.own()
+        self.stripes.own()
     }
 
     /// Where its files are.
-    pub fn places(&self) -> &Places {
-        &self.places
+    pub fn stripes(&self) -> &Stripes {
+        &self.stripes
     }
 
-    /// Commits: all shards of `manifest` are on disk under their uncommitted names.
+    /// Commits: all shards of `manifest` are durable at their uncommitted paths.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Invalid`] if a file has the final name of a shard. Nothing is committed then.
-    /// [`Error::NotDurable`] if it is, and the sync after that fails.
+    /// [`Error::Io`]; [`Error::Invalid`] if a file has the final name of a shard. Then nothing is committed.
+    /// [`Error::NotDurable`] if the sync after the commit fails.
     pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
         self.check_free(&manifest.files)?;
         match self.write_manifest(manifest) {
-            // Recycled files are not worth a checkpoint.
-            Err(error) if error.is_disk_full() && recycled::give_up(&self.places)? > 0 => {
-                tracing::warn!(%error, "the disk is full: recycled files are given up for the manifest");
+            // A checkpoint is worth more than recycled files.
+            Err(error) if error.is_disk_full() && recycled::give_up(&self.stripes)? > 0 => {
+                tracing::warn!(%error, "the disk is full: removed recycled files to make space for the manifest");
                 self.write_manifest(manifest)?;
             }
             written => written?,
@@ -112,15 +112,16 @@ impl Transaction {
         self.publish()?;
         if let Err(error) = self.settle(&manifest.files) {
             // Committed all the same: readers find the shards under either name.
-            tracing::warn!(%error, "the checkpoint is committed, but old files could not be cleared away; the next save or `ringstow prune` will");
+            tracing::warn!(%error, "the checkpoint is committed, but old files could not be removed; the next save into the directory or `ringstow prune` removes them");
         }
         Ok(())
     }
 
-    /// No file has the final name of a shard: readers would take it for the shard. Asked of each file, since a
-    /// listing may be of a moment ago.
+    /// Checks that no file has the final name of a shard: readers would take it for the shard. Looks at each path,
+    /// since a network file system may show an old listing.
     fn check_free(&self, files: &[FileEntry]) -> Result<()> {
-        for path in files.iter().flat_map(|file| self.places.dirs().map(|dir| dir.join(&file.name)))
+        for path in
+            files.iter().flat_map(|file| self.stripes.dirs().map(|dir| dir.join(&file.name)))
         {
             match dir::look_at(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -137,15 +138,15 @@ impl Transaction {
         Ok(())
     }
 
-    /// Step 1 and the first half of 2: after this, only the rename is missing.
+    /// The end of step 1 and step 2 up to the rename.
     fn write_manifest<T: Serialize, S: Serialize>(
         &mut self,
         manifest: &Manifest<T, S>,
     ) -> Result<()> {
-        self.places.sync_companions()?;
-        self.parts.sync_parents()?;
+        self.stripes.sync_stripe_dirs()?;
+        self.rollback.sync_parents()?;
         let path = self.dir().join(names::MANIFEST_PART);
-        self.parts.files.push(path.clone());
+        self.rollback.files.push(path.clone());
         file::write_durably(&path, |file| manifest.write(file))?;
         dir::sync(self.dir())
     }
@@ -154,40 +155,46 @@ impl Transaction {
     fn publish(&mut self) -> Result<()> {
         let [from, to] = [names::MANIFEST_PART, names::MANIFEST].map(|name| self.dir().join(name));
         dir::rename(&from, &to)?;
-        // From here on nothing may be taken back, even if the directory cannot be synced: the
-        // manifest may or may not survive a crash, but its shards must if it does.
-        self.parts.keep();
+        // Keep everything, even if the sync fails: a crash may or may not undo the rename, and the shards must
+        // be there if it does not.
+        self.rollback.keep();
         let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
         dir::try_sync(self.dir()).map_err(not_durable)
     }
 
     /// Step 3.
     fn settle(&mut self, files: &[FileEntry]) -> Result<()> {
-        match self.recycle {
-            true => sweep_keeping(&self.places, Some(files)),
-            false => sweep(&self.places, Some(files)),
-        }?;
-        recycled::drop_unfit(&self.places, files)
+        let leftovers = Leftovers::find(&self.stripes, Some(files))?;
+        let leftovers = if self.recycle { leftovers.recycle(&self.stripes)? } else { leftovers };
+        leftovers.clear()?;
+        recycled::drop_unfit(&self.stripes, files)
+    }
+}
+
+impl Transaction {
+    /// Removes what the ranks wrote.
+    fn clear_ranks(&self) -> Result<()> {
+        let listed = read_files(self.dir())?;
+        Leftovers::of_killed(&self.stripes, listed.as_ref())?.clear().map(drop)
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
         if self.ranks
-            && !self.parts.is_kept()
-            && let Err(error) =
-                committed(&self.places).and_then(|listed| sweep_by(&self.places, listed.as_ref()))
+            && !self.rollback.is_kept()
+            && let Err(error) = self.clear_ranks()
         {
             tracing::warn!(%error, "could not remove what a failed save wrote");
         }
     }
 }
 
-/// One more than the largest generation among the shards that are there. Told from the files as well as from the
-/// manifest: a damaged manifest cannot make a save write over an earlier one, nor can a stale listing.
-fn next_generation(places: &Places) -> Result<u64> {
+/// One more than the largest generation among the shards in the directories. The caller also goes by the manifest.
+/// So neither a damaged manifest nor a stale listing makes a save overwrite an earlier one.
+fn next_generation(stripes: &Stripes) -> Result<u64> {
     let mut next = 0;
-    for dir in places.there()? {
+    for dir in stripes.existing()? {
         for name in file_names(dir)? {
             if names::is_shard(&name) {
                 next = next.max(names::generation(&name).saturating_add(1));

@@ -1,8 +1,8 @@
 //! One rank's part of a save by several.
 //!
-//! Two processes may write as one rank: an old incarnation that nobody stopped, or a retry. The write that
-//! began last counts. Each write has files under names that no other uses, takes the files of earlier writes of
-//! its rank away, and before it gives its word looks whether its own are still there.
+//! Two processes may write as the same rank: an old one that nobody stopped, and its restart or retry. The write that
+//! began last counts. Each write uses file names of its own, removes the files of its rank's earlier writes, and
+//! checks before its receipt that its own files still exist.
 
 use crate::error::{Error, Result};
 use crate::format::{Receipt, names};
@@ -11,9 +11,9 @@ use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
 use crate::state::StateDict;
-use crate::store::layout::stripes::Places;
+use crate::store::layout::stripes::Stripes;
 use crate::store::layout::unique::unique;
-use crate::store::write::rollback::Parts;
+use crate::store::write::rollback::Rollback;
 use crate::store::write::save::{file_entries, paths, report};
 use crate::store::write::session::{UnderWay, under_way};
 use crate::sys::dir;
@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Writes one rank's part of the checkpoint at `path`: durable, and not committed. The coordinator's
-/// [`Session`](crate::store::write::session::Session), begun before, commits all parts.
+/// Writes one rank's part of the checkpoint at `path`: durable, and not committed. The coordinator has begun a
+/// [`Session`](crate::store::write::session::Session) there, and commits all parts.
 ///
 /// # Errors
 /// [`Error::Invalid`] if no session has begun there, or another write of the same rank took over; any other
@@ -52,25 +52,25 @@ fn write_part(
     contents.check_sizes()?;
     path::check(path)?;
     let UnderWay { session, generation } = under_way(path)?;
-    // No receipt of an earlier write is true from here on.
+    // From here on, a receipt of an earlier write is void.
     let done = path.join(names::done(rank));
     dir::remove(&done)?;
-    let places = Places::to_save(path, &runtime.config().stripe)?;
-    places.check_made()?;
-    take_over(&places, rank)?;
-    let mut plan = contents.plan(runtime, &places, rank, generation)?;
+    let stripes = Stripes::to_save(path, &runtime.config().stripe)?;
+    stripes.check_created()?;
+    take_over(&stripes, rank)?;
+    let mut plan = contents.plan(runtime, &stripes, rank, generation)?;
     if contents.items.is_empty() {
         (plan.shards, plan.blocks) = (Vec::new(), Vec::new());
     }
     let write = unique();
-    let files = paths(&plan, &places, rank, |name| names::written_part(name, &write));
-    let mut parts = Parts::new();
-    parts.files.extend_from_slice(&files);
+    let files = paths(&plan, &stripes, rank, |name| names::written_part(name, &write));
+    let mut rollback = Rollback::new();
+    rollback.files.extend_from_slice(&files);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let written = contents.write_over_spares(runtime, &plan, (&places, &files), job);
+    let written = contents.write_recycling(runtime, &plan, (&stripes, &files), job);
     let (written, recycled_bytes) = match written {
-        // Another engine was about to be tried, which opens the files again.
+        // A fallback to another I/O mode opens the files again.
         Err(error) if error.is_not_found() => {
             return Err(check_there(path, rank, &files).err().unwrap_or(error));
         }
@@ -87,7 +87,7 @@ fn write_part(
         tensors: plan.entries(contents.items).iter().collect(),
     };
     file::write(&done, receipt.mark().as_bytes())?;
-    parts.keep();
+    rollback.keep();
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.recycled_bytes = recycled_bytes;
     report.seconds.plan = planned;
@@ -95,10 +95,10 @@ fn write_part(
     Ok((receipt, report))
 }
 
-/// Removes the files of earlier writes of this rank: it frees their room, and tells whoever still writes to
-/// them.
-fn take_over(places: &Places, rank: u32) -> Result<()> {
-    for dir in places.dirs() {
+/// Removes the files of earlier writes of this rank. That frees their disk space, and a process that still writes to
+/// them notices.
+fn take_over(stripes: &Stripes, rank: u32) -> Result<()> {
+    for dir in stripes.dirs() {
         for name in file_names(dir)? {
             let shard = names::written(&name).map(|(shard, _)| shard);
             if shard.and_then(names::shard_rank) == Some(rank) {
@@ -109,7 +109,7 @@ fn take_over(places: &Places, rank: u32) -> Result<()> {
     Ok(())
 }
 
-/// Whether no other process has removed the files of this write.
+/// Checks that no other process has removed the files of this write.
 fn check_there(dir: &Path, rank: u32, files: &[PathBuf]) -> Result<()> {
     if files.iter().all(|file| dir::has(file)) {
         return Ok(());

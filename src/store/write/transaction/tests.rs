@@ -22,7 +22,7 @@ fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
     let shard = &plan.shards[0];
     let mut bytes = shard.header_bytes(&items);
     bytes.push(mark);
-    let part = tx.places().dir_of(shard, 0).join(names::part(&shard.name));
+    let part = tx.stripes().dir_of(shard, 0).join(names::part(&shard.name));
     tx.begin_files(std::slice::from_ref(&part));
     fs::write(&part, &bytes).unwrap();
     let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
@@ -59,7 +59,7 @@ fn published(dir: &Path, mark: u8) -> (Transaction, Manifest) {
 
 /// Dies without any clean-up, as if killed; only the lock goes, as the kernel would see to.
 fn die(mut tx: Transaction) {
-    tx.parts.keep();
+    tx.rollback.keep();
 }
 
 fn safetensors_in(dir: &Path) -> Vec<String> {
@@ -105,7 +105,7 @@ fn killed_between_commit_and_renames_is_finished_by_prune() {
 }
 
 #[test]
-fn a_checkpoint_opened_right_after_its_commit_is_loaded_under_its_new_names() {
+fn checkpoint_opened_right_after_its_commit_loads_under_its_final_names() {
     let dir = tempfile::tempdir().unwrap();
     let (mut tx, manifest) = published(dir.path(), 7);
     let opened = Checkpoint::open(dir.path()).unwrap();
@@ -118,7 +118,7 @@ fn a_checkpoint_opened_right_after_its_commit_is_loaded_under_its_new_names() {
 }
 
 #[test]
-fn a_failed_save_leaves_no_trace() {
+fn failed_save_leaves_no_trace() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("a/b");
     let mut tx = Transaction::begin(&dir, &[]).unwrap();
@@ -128,7 +128,7 @@ fn a_failed_save_leaves_no_trace() {
 }
 
 #[test]
-fn a_second_saver_is_told_and_does_no_harm() {
+fn second_save_at_once_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("x");
     let mut tx = Transaction::begin(&dir, &[]).unwrap();
@@ -139,7 +139,7 @@ fn a_second_saver_is_told_and_does_no_harm() {
 }
 
 #[test]
-fn foreign_safetensors_files_are_neither_removed_nor_mixed_in() {
+fn other_programs_safetensors_files_are_refused_and_stay() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("model.safetensors"), "theirs").unwrap();
     let error = Transaction::begin(dir.path(), &[]).unwrap_err();
@@ -148,7 +148,7 @@ fn foreign_safetensors_files_are_neither_removed_nor_mixed_in() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_replaced_and_harmed_no_further_until_then() {
+fn damaged_checkpoint_is_replaced_and_kept_until_then() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     fs::write(dir.path().join(names::MANIFEST), "rubbish").unwrap();
@@ -161,7 +161,7 @@ fn a_damaged_checkpoint_is_replaced_and_harmed_no_further_until_then() {
 
 /// A network file system may show a listing of a moment ago.
 #[test]
-fn a_generation_whose_files_a_listing_does_not_show_is_not_used_again() {
+fn generation_is_not_reused_if_a_listing_hides_its_files() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     let shard = dir.path().join("rank00000-0.safetensors");
@@ -175,7 +175,7 @@ fn a_generation_whose_files_a_listing_does_not_show_is_not_used_again() {
 }
 
 #[test]
-fn a_commit_whose_final_name_is_taken_is_refused_and_both_files_stay() {
+fn commit_is_refused_if_a_final_name_is_taken() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     let mut tx = Transaction::begin(dir.path(), &[]).unwrap();
@@ -191,7 +191,7 @@ fn a_commit_whose_final_name_is_taken_is_refused_and_both_files_stay() {
 }
 
 #[test]
-fn no_clean_up_removes_an_uncommitted_name_that_the_manifest_lists() {
+fn clean_up_keeps_both_files_of_a_listed_shard() {
     let dir = tempfile::tempdir().unwrap();
     let (tx, _) = published(dir.path(), 7);
     die(tx);
@@ -209,7 +209,7 @@ fn no_clean_up_removes_an_uncommitted_name_that_the_manifest_lists() {
 }
 
 #[test]
-fn a_commit_that_may_not_survive_a_crash_is_an_error_of_its_own() {
+fn commit_whose_sync_fails_is_not_durable() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     let (mut tx, manifest) = about_to_publish(dir.path(), 2);
@@ -233,7 +233,7 @@ fn a_commit_that_may_not_survive_a_crash_is_an_error_of_its_own() {
 }
 
 #[test]
-fn a_manifest_that_another_process_renamed_is_synced_before_files_are_removed_by_it() {
+fn manifest_of_a_killed_save_is_synced_before_files_go() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     die(published(dir.path(), 2).0);
@@ -249,7 +249,7 @@ fn a_manifest_that_another_process_renamed_is_synced_before_files_are_removed_by
 }
 
 #[test]
-fn a_removal_that_was_killed_is_durable_before_files_go() {
+fn killed_removal_is_durable_before_files_go() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     fs::rename(dir.path().join(names::MANIFEST), dir.path().join(names::RETIRED)).unwrap();
@@ -263,7 +263,7 @@ fn a_removal_that_was_killed_is_durable_before_files_go() {
 }
 
 #[test]
-fn a_manifest_on_a_bad_sector_is_replaced() {
+fn manifest_on_a_bad_sector_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
     let failing = fail_call(Call::Read, &dir.path().join(names::MANIFEST), Errno::EIO as i32);
@@ -291,38 +291,38 @@ fn striped() -> (tempfile::TempDir, std::path::PathBuf, Vec<std::path::PathBuf>)
 }
 
 #[test]
-fn a_companion_s_marker_is_durable_before_a_shard_is_written_beside_it() {
+fn stripe_marker_is_durable_before_any_shard() {
     let (_root, dir, stripe) = striped();
     let watch = watch();
     let mut tx = Transaction::begin(&dir, &stripe).unwrap();
-    let companion = stripe[0].join("step");
-    assert!(watch.take_paths(Call::Sync).contains(&companion));
+    let stripe_dir = stripe[0].join("step");
+    assert!(watch.take_paths(Call::Sync).contains(&stripe_dir));
     let manifest = write_part(&mut tx, 1);
     tx.commit(&manifest).unwrap();
     let synced = watch.take_paths(Call::Sync);
-    assert!(synced.contains(&companion) && synced.contains(&stripe[0]), "{synced:?}");
+    assert!(synced.contains(&stripe_dir) && synced.contains(&stripe[0]), "{synced:?}");
 }
 
 #[test]
-fn a_companion_that_cannot_be_reached_is_not_taken_for_one_that_is_not_there() {
+fn stripe_directory_that_cannot_be_reached_is_an_error() {
     let (_root, dir, stripe) = striped();
-    let companion = stripe[0].join("step");
+    let stripe_dir = stripe[0].join("step");
     let begin = || Transaction::begin(&dir, &stripe);
     let mut tx = begin().unwrap();
     let manifest = write_part(&mut tx, 1);
     tx.commit(&manifest).unwrap();
     for errno in [Errno::EIO, Errno::ESTALE] {
         let mut tx = begin().unwrap();
-        let failing = fail_call(Call::Look, &companion, errno as i32);
-        assert!(matches!(tx.places().there(), Err(Error::Io { .. })));
+        let failing = fail_call(Call::Look, &stripe_dir, errno as i32);
+        assert!(matches!(tx.stripes().existing(), Err(Error::Io { .. })));
         drop(failing);
         let manifest = write_part(&mut tx, 2);
-        let failing = fail_call(Call::Sync, &companion, errno as i32);
+        let failing = fail_call(Call::Sync, &stripe_dir, errno as i32);
         assert!(matches!(tx.commit(&manifest), Err(Error::Io { .. })));
         drop(failing);
-        // Nor is a marker that cannot be read taken for none: the shards beside it are somebody's.
-        let _failing = fail_call(Call::Open, &companion.join(names::COMPANION), errno as i32);
-        fs::create_dir_all(&companion).unwrap();
+        // A marker that cannot be read is not taken for a missing one: the shards beside it are somebody's.
+        let _failing = fail_call(Call::Open, &stripe_dir.join(names::COMPANION), errno as i32);
+        fs::create_dir_all(&stripe_dir).unwrap();
         assert!(matches!(begin(), Err(Error::Io { .. })));
     }
     assert_eq!(mark_at(&dir), 1);

@@ -1,0 +1,203 @@
+//! Clears up a checkpoint's directories after a save or a removal that was killed: finishes a commit whose manifest
+//! is in place, removes files that were never committed, and finishes a removal. Takes no locks.
+//! [`prune`](crate::store::cleanup::prune::prune()) does this to all checkpoints of a directory.
+
+use crate::error::Result;
+use crate::format::manifest::Listed;
+use crate::format::{FileEntry, names};
+use crate::store::layout::recycled::RecycledFiles;
+use crate::store::layout::stripes::Stripes;
+use crate::sys::dir;
+use crate::sys::dir::{entries, file_names, remove};
+use crate::sys::lock::DirLock;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+/// What a clean-up did to a directory, or would do.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
+pub struct Swept {
+    /// Files that were removed, and directories that held nothing else. For a checkpoint of rank checkpoints whose
+    /// removal was finished, its own path alone.
+    #[serde(with = "crate::path_text::list")]
+    pub removed: Vec<PathBuf>,
+    /// Shards of a committed checkpoint that got their final name.
+    #[serde(with = "crate::path_text::list")]
+    pub renamed: Vec<PathBuf>,
+    /// Shards that became recycled files; see [`retire`](crate::store::cleanup::remove::retire()).
+    #[serde(with = "crate::path_text::list")]
+    pub kept: Vec<PathBuf>,
+    /// What was left alone, and why.
+    pub left: Vec<Left>,
+}
+
+/// A directory or file that a clean-up left as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// The directory, or the file.
+    #[serde(with = "crate::path_text")]
+    pub path: PathBuf,
+    /// Why.
+    pub reason: String,
+}
+
+/// What is to be done to a checkpoint's directories so that they hold what its manifest lists: rename committed
+/// shards that still have their uncommitted names, remove ringstow's other files, and remove stripe directories
+/// in which nothing is left. Other programs' files stay. So does a shard that exists under both of its names:
+/// nobody can tell which of the two is the checkpoint's.
+#[derive(Default)]
+#[must_use = "nothing is cleared before `clear`"]
+pub(in crate::store) struct Leftovers {
+    remove: Vec<PathBuf>,
+    /// From, to.
+    rename: Vec<(PathBuf, PathBuf)>,
+    /// Shards that became recycled files.
+    recycled: Vec<PathBuf>,
+    /// Directories in which something is to be done.
+    touched: Vec<PathBuf>,
+    /// Stripe directories that will hold nothing but their marker.
+    emptied: Vec<PathBuf>,
+    /// The mark of a checkpoint that was being removed; goes last.
+    mark: Option<PathBuf>,
+    /// Shards that exist under both of their names.
+    left: Vec<Left>,
+    /// The checkpoint's own directory, if another process may have renamed the manifest and ended before that was
+    /// durable. After a crash, the earlier manifest would be back, and its files must not be gone.
+    unsynced: Option<PathBuf>,
+}
+
+impl Leftovers {
+    /// Looks for them. `files` are those of a manifest that this process has made durable, `None` if there is no
+    /// manifest.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn find(stripes: &Stripes, files: Option<&[FileEntry]>) -> Result<Self> {
+        let listed: HashSet<&str> =
+            files.iter().copied().flatten().map(|f| f.name.as_str()).collect();
+        let mark = stripes.own().join(names::RETIRED);
+        let was_being_removed = dir::has(&mark);
+        let mut found = Self::default();
+        for dir in stripes.existing()? {
+            found.add(dir, &listed, files.is_some() || was_being_removed)?;
+            if dir != stripes.own() && found.empties(dir)? {
+                found.emptied.push(dir.into());
+            }
+        }
+        found.mark = was_being_removed.then_some(mark);
+        Ok(found)
+    }
+
+    /// As [`Leftovers::find`], by what a manifest lists that another process may have renamed.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn of_killed(stripes: &Stripes, committed: Option<&Listed>) -> Result<Self> {
+        let found = Self::find(stripes, committed.map(|listed| &*listed.files))?;
+        Ok(Self { unsynced: Some(stripes.own().into()), ..found })
+    }
+
+    /// Recycles shards that no manifest lists, where that is possible, instead of removing them.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn recycle(mut self, stripes: &Stripes) -> Result<Self> {
+        for dir in stripes.existing()? {
+            let (recycled, before) = (RecycledFiles::beside(dir)?, self.recycled.len());
+            for path in std::mem::take(&mut self.remove) {
+                let kept = path.parent() == Some(dir) && recycled.keep(&path)?;
+                if kept { self.recycled.push(path) } else { self.remove.push(path) }
+            }
+            if self.recycled.len() > before {
+                recycled.sync()?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Adds those of one directory. Without a manifest only uncommitted files go: committed shards may be all that is
+    /// left of somebody's data, unless the checkpoint was being removed.
+    fn add(&mut self, dir: &Path, listed: &HashSet<&str>, shards_go: bool) -> Result<()> {
+        let present = file_names(dir)?;
+        let so_far = self.remove.len() + self.rename.len();
+        for name in &present {
+            let path = dir.join(name);
+            let committed = name.strip_suffix(names::PART_SUFFIX).filter(|n| listed.contains(n));
+            let stale_shard = shards_go && names::is_shard(name) && !listed.contains(&**name);
+            match committed {
+                // `present` is sorted: the lookup takes logarithmic time.
+                Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
+                    self.rename.push((path, dir.join(shard)));
+                }
+                Some(shard) => self.left.push(Left { path, reason: twice(shard) }),
+                _ if names::is_part(name) || stale_shard => self.remove.push(path),
+                _ => {}
+            }
+        }
+        if self.remove.len() + self.rename.len() > so_far {
+            self.touched.push(dir.into());
+        }
+        Ok(())
+    }
+
+    /// Whether a stripe directory will hold nothing but its marker.
+    fn empties(&self, stripe_dir: &Path) -> Result<bool> {
+        let removed: HashSet<&Path> = self.remove.iter().map(PathBuf::as_path).collect();
+        let goes = |path: &Path| removed.contains(path) || path.ends_with(names::COMPANION);
+        Ok(entries(stripe_dir)?.iter().all(|entry| goes(&entry.path())))
+    }
+
+    /// Clears them up.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn clear(self) -> Result<Swept> {
+        if let Some(own) = self.unsynced.as_ref().filter(|_| self.changes_anything()) {
+            dir::sync(own)?;
+        }
+        // Stale shards go first: programs that do not read the manifest never see them beside new ones.
+        for path in &self.remove {
+            remove(path)?;
+        }
+        for (from, to) in &self.rename {
+            dir::rename_new(from, to)?;
+        }
+        for Left { path, reason } in &self.left {
+            tracing::warn!(path = %path.display(), reason, "a shard is left alone");
+        }
+        for dir in &self.touched {
+            dir::sync(dir)?;
+        }
+        for dir in &self.emptied {
+            // If another checkpoint of the same name is about to claim the directory, only the marker goes.
+            let lock = DirLock::take(dir);
+            remove(&dir.join(names::COMPANION))?;
+            if lock.is_ok() {
+                dir::remove_if_empty(dir);
+            }
+        }
+        if let Some(mark) = &self.mark {
+            remove(mark)?;
+        }
+        Ok(self.swept())
+    }
+
+    fn changes_anything(&self) -> bool {
+        let lists = [&self.remove, &self.touched, &self.emptied];
+        self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
+    }
+
+    /// The report: what [`Leftovers::clear`] does.
+    pub fn swept(self) -> Swept {
+        let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
+        let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
+        Swept { removed, renamed, kept: self.recycled, left: self.left }
+    }
+}
+
+fn twice(shard: &str) -> String {
+    format!(
+        "{shard} is there as well, and the manifest lists one of the two: `ringstow verify` checks whether the \
+         checkpoint is whole; the next save into the directory replaces both"
+    )
+}
