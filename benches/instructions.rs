@@ -49,7 +49,8 @@ fn run(case: &str, size: usize) {
         "read of a tensor planned" => {
             let plan = layout(&items(size, mixed));
             let shard = &plan.shards[0];
-            let want = |e: &ringstow::plan::save::Extent| Want { file: 0, range: e.range.clone() };
+            let want =
+                |e: &ringstow::plan::save::ItemRange| Want { file: 0, range: e.range.clone() };
             let wants: Vec<Want> = shard.items.iter().map(want).collect();
             let unit = Unit::Blocks { bytes: 1 << 20, most: 4 << 20 };
             measured(|| unit.reads(&wants, &[shard.bytes]));

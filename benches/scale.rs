@@ -96,7 +96,7 @@ fn reads(criterion: &mut Criterion) {
         let wants = |n| {
             let (_, plan) = laid_out(n);
             let of = |(file, shard): (usize, &Shard)| {
-                let want = |e: &ringstow::plan::save::Extent| (e.item, e.range.clone());
+                let want = |e: &ringstow::plan::save::ItemRange| (e.item, e.range.clone());
                 let all: Vec<_> = shard.items.iter().map(want).collect();
                 all.into_iter().map(move |(item, range)| (item, Want { file, range }))
             };

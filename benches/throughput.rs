@@ -16,8 +16,8 @@ mod common;
 use common::{bench_dir, is_smoke_test};
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{items, layout};
-use ringstow::engine::ladder;
-use ringstow::engine::ladder::Kind;
+use ringstow::engine::io_mode;
+use ringstow::engine::io_mode::EngineKind;
 use ringstow::format::Manifest;
 use ringstow::plan::load::{Unit, Want};
 use ringstow::sys::file;
@@ -49,10 +49,10 @@ fn state(tensors: &[(String, Vec<u8>)]) -> StateDict<'_> {
 }
 
 /// Each I/O mode, by name, with the configuration that allows it alone.
-fn rungs() -> Vec<(String, Config)> {
+fn modes() -> Vec<(String, Config)> {
     let rings = [
-        (EngineChoice::Uring, Kind::Uring.is_built()),
-        (EngineChoice::TokioUring, Kind::TokioUring.is_built()),
+        (EngineChoice::Uring, EngineKind::Uring.is_built()),
+        (EngineChoice::TokioUring, EngineKind::TokioUring.is_built()),
     ];
     let on = |yes| if yes { Switch::On } else { Switch::Off };
     let mut all = Vec::new();
@@ -69,7 +69,7 @@ fn rungs() -> Vec<(String, Config)> {
         direct: on(direct),
         ..Config::default()
     }));
-    let name = |config: &Config| ladder::rungs(config).expect("no contradictions")[0].to_string();
+    let name = |config: &Config| io_mode::modes(config).expect("no contradictions")[0].to_string();
     all.into_iter().map(|config| (name(&config), config)).collect()
 }
 
@@ -148,7 +148,7 @@ fn save_and_load(criterion: &mut Criterion, place: &str, dir: &Path, all: Vec<(S
 fn disk(criterion: &mut Criterion) {
     let dir = bench_dir();
     std::fs::create_dir_all(&dir).expect("the bench directory can be made");
-    save_and_load(criterion, "disk", &dir, rungs());
+    save_and_load(criterion, "disk", &dir, modes());
 }
 
 /// Measures the software alone, with a file system in memory in place of a disk.
@@ -179,7 +179,7 @@ fn planner(criterion: &mut Criterion) {
         b.iter(|| plan.blocks.iter().map(|block| plan.pieces(block).len()).sum::<usize>());
     });
     let place =
-        |extent: &ringstow::plan::save::Extent| Want { file: 0, range: extent.range.clone() };
+        |extent: &ringstow::plan::save::ItemRange| Want { file: 0, range: extent.range.clone() };
     let unit = Unit::Blocks { bytes: 1 << 20, most: 4 << 20 };
     let wants: Vec<Want> = plan.shards[0].items.iter().map(place).collect();
     let file_bytes: Vec<u64> = plan.shards.iter().map(|shard| shard.bytes).collect();

@@ -63,7 +63,9 @@ pub use background::Filled;
 pub use config::{Config, EngineChoice, Switch};
 pub use engine::fallback::Fallback;
 pub use error::{Error, Result, Room};
-pub use format::{Dtype, Element, Item, Part, PartOf, Receipt, StepPattern, TensorInfo, Value};
+pub use format::{
+    Dtype, Element, Item, RankShare, Receipt, Region, StepPattern, TensorInfo, Value,
+};
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};

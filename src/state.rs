@@ -6,7 +6,7 @@ use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
 use crate::format::value::{Leaf, Named};
-use crate::format::{Dtype, Element, Item, Part, TensorInfo, Value};
+use crate::format::{Dtype, Element, Item, Region, TensorInfo, Value};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
@@ -123,16 +123,16 @@ impl<'a> StateDict<'a> {
         self.item(info.into(), source)
     }
 
-    /// Adds a box of a tensor that other ranks, or other boxes here, have the rest of.
+    /// Adds a region of a tensor, whose rest other ranks, or other regions here, hold.
     ///
-    /// `info` has the tensor's name and the box's own shape; `part` says where in which tensor it lies.
-    pub fn part(
+    /// `info` has the tensor's name and the region's own shape; `region` says where in its tensor it lies.
+    pub fn region(
         &mut self,
         info: TensorInfo,
-        part: Part,
+        region: Region,
         source: impl Into<TensorSource<'a>>,
     ) -> &mut Self {
-        self.item(Item { info, part: Some(part), object: false }, source)
+        self.item(Item { info, region: Some(region), object: false }, source)
     }
 
     /// Adds an item of any kind.

@@ -6,7 +6,7 @@ use common::{State, assert_says, names_in, runtime, scratch, step_at};
 use ringstow::format::names;
 use ringstow::store::{Found, Status, Swept, remove_recycled};
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, Error, PartOf, Retention, Session, StateDict, Value,
+    Checkpoint, Config, Disposal, Dtype, Error, RankShare, Retention, Session, StateDict, Value,
     latest, list, prune, retain, verify,
 };
 use std::fs;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 /// Saves one rank's part, as a rank does that talks to no other.
 fn save_part(whole: &Path, rank: u32, ranks: u32, save: &str) {
-    let part_of = PartOf { rank, ranks, save: save.into() };
+    let part_of = RankShare { rank, ranks, save: save.into() };
     save_part_as(whole, rank, part_of);
 }
 
-fn save_part_as(whole: &Path, rank: u32, part_of: PartOf) {
+fn save_part_as(whole: &Path, rank: u32, part_of: RankShare) {
     let (dir, runtime) = (part(whole, rank), runtime());
     let data = vec![rank as u8; 9000];
     let mut state = StateDict::new();

@@ -116,7 +116,7 @@ fn short_interrupted_and_reordered_transfers_change_no_byte() {
 
 #[test]
 fn a_failing_write_is_reported_with_file_and_offset_and_leaves_the_old_checkpoint() {
-    // Write 0 is the ladder's trial; then come about forty blocks.
+    // Write 0 is the trial of the I/O mode; then come about forty blocks.
     for name in ENGINES {
         for (nth, errno_wanted) in [(0, EIO), (1, EIO), (1, ENOSPC), (17, ENOSPC), (30, EIO)] {
             let scene = Scene::new();

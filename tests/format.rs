@@ -10,7 +10,7 @@ mod common;
 
 use common::{scratch, small_config};
 use ringstow::{
-    Checkpoint, Config, Dtype, Item, LoadOptions, Part, PartOf, Runtime, Session, StateDict,
+    Checkpoint, Config, Dtype, Item, LoadOptions, RankShare, Region, Runtime, Session, StateDict,
     TensorInfo, Value,
 };
 use std::collections::BTreeMap;
@@ -191,7 +191,7 @@ fn values() -> Case {
 fn save_object(case: &Case, root: &Path) {
     let mut state = case.state();
     let info = TensorInfo { name: "opaque".into(), dtype: Dtype::U8, shape: vec![11] };
-    let item = Item { info, part: None, object: true };
+    let item = Item { info, region: None, object: true };
     state.item(item, Box::new(b"some object".to_vec()));
     ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
 }
@@ -221,14 +221,14 @@ fn save_ranks(case: &Case, root: &Path) {
 fn rows(state: &mut StateDict<'_>, tensor: &Tensor, from: usize, len: usize) {
     let Tensor { name, dtype, shape, bytes } = tensor;
     let info = TensorInfo { name: name.clone(), dtype: *dtype, shape: vec![len as u64] };
-    let part = Part { shape: shape.clone(), offsets: vec![from as u64] };
-    state.part(info, part, Box::new(bytes[from..from + len].to_vec()));
+    let region = Region { shape: shape.clone(), offsets: vec![from as u64] };
+    state.region(info, region, Box::new(bytes[from..from + len].to_vec()));
 }
 
 /// A rank that saves by itself: all tensors, but of a further one only some rows.
 fn save_rank_share(case: &Case, root: &Path, rank: u32) {
     let dir = root.join(format!("c/rank{rank:05}"));
-    let part_of = PartOf { rank, ranks: 2, save: "0123456789abcdef-1".into() };
+    let part_of = RankShare { rank, ranks: 2, save: "0123456789abcdef-1".into() };
     let session = Session::begin_with(&dir, 1, &small_config()).unwrap().part_of(part_of);
     let mut state = case.state();
     rows(&mut state, &tensor("shared", Dtype::U8, &[4000]), 2000 * rank as usize, 1500);

@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use ringstow::{Checkpoint, Dtype, Error, Kind, Part, Session, StateDict, TensorInfo, Value};
+use ringstow::{Checkpoint, Dtype, Error, Kind, Region, Session, StateDict, TensorInfo, Value};
 use std::path::Path;
 
 fn numbers(from: u32, len: u32) -> Vec<u32> {
@@ -87,8 +87,8 @@ fn a_part_of_what_several_ranks_wrote_is_put_together() {
         let bytes: Vec<u8> = numbers(rank * 12, 12).iter().flat_map(|n| n.to_le_bytes()).collect();
         let mut state = StateDict::new();
         let info = TensorInfo { name: "m".into(), dtype: Dtype::U32, shape: vec![3, 4] };
-        let part = Part { shape: vec![6, 4], offsets: vec![u64::from(rank) * 3, 0] };
-        state.part(info, part, Box::new(bytes));
+        let region = Region { shape: vec![6, 4], offsets: vec![u64::from(rank) * 3, 0] };
+        state.region(info, region, Box::new(bytes));
         ringstow::Store::new(small_config())
             .unwrap()
             .write_rank(&state, rank, root.path())

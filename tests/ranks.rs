@@ -5,7 +5,7 @@ mod common;
 use common::{names_in, noise, small_config};
 use ringstow::device::Source;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, Part, Receipt, SaveReport, Session, StateDict, TensorInfo,
+    Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, Session, StateDict, TensorInfo,
     Value,
 };
 use serde_json::value::RawValue;
@@ -22,8 +22,8 @@ fn write(dir: &Path, rank: u32, world: u32, seed: u64) -> ringstow::Result<(Rece
     let from = rows * rank as usize;
     let mut state = StateDict::new();
     let info = TensorInfo { name: "shared".into(), dtype: Dtype::U8, shape: vec![rows as u64] };
-    let part = Part { shape: vec![SHARED as u64], offsets: vec![from as u64] };
-    state.part(info, part, Box::new(shared[from..from + rows].to_vec()));
+    let region = Region { shape: vec![SHARED as u64], offsets: vec![from as u64] };
+    state.region(info, region, Box::new(shared[from..from + rows].to_vec()));
     state.bytes(format!("own.{rank}"), Dtype::U8, &[5000], &own)?;
     ringstow::Store::new(small_config()).unwrap().write_rank(&state, rank, dir)
 }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use ringstow::device::{StridedTarget, Target};
 use ringstow::format::names;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, Part, PartOf, Receipt, Runtime,
+    Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, RankShare, Receipt, Region, Runtime,
     Session, Slice, StateDict, TensorInfo,
 };
 use std::fs;
@@ -73,8 +73,8 @@ fn write_part(dir: &Path, rank: usize, tensors: &[Parts]) -> Receipt {
         for (_, offsets, sizes) in tensor.parts.iter().filter(|part| part.0 == rank) {
             let (name, shape) = (tensor.name.into(), tensor.shape.clone());
             let info = TensorInfo { name, dtype: Dtype::U32, shape: sizes.clone() };
-            let part = Part { shape, offsets: offsets.clone() };
-            state.part(info, part, Box::new(bytes(&tensor.values(offsets, sizes))));
+            let region = Region { shape, offsets: offsets.clone() };
+            state.region(info, region, Box::new(bytes(&tensor.values(offsets, sizes))));
         }
     }
     let config = Config { block_bytes: BLOCK, ..small_config() };
@@ -113,7 +113,7 @@ fn written() -> (tempfile::TempDir, PathBuf, Vec<Parts>) {
 /// Saves what each of four ranks has as a checkpoint of its own; returns that of rank 2.
 fn written_alone(root: &Path, tensors: &[Parts]) -> ringstow::Result<PathBuf> {
     for rank in 0..4 {
-        let part_of = PartOf { rank, ranks: 4, save: "a-1".into() };
+        let part_of = RankShare { rank, ranks: 4, save: "a-1".into() };
         write_alone(&root.join(names::rank_dir(rank)), tensors, rank, Some(part_of))?;
     }
     Ok(root.join(names::rank_dir(2)))
@@ -123,7 +123,7 @@ fn write_alone(
     dir: &Path,
     tensors: &[Parts],
     rank: u32,
-    part_of: Option<PartOf>,
+    part_of: Option<RankShare>,
 ) -> ringstow::Result<()> {
     let session = part_of.into_iter().fold(Session::begin(dir, 1)?, Session::part_of);
     let receipt = write_part(dir, rank as usize, tensors);
@@ -487,7 +487,7 @@ fn boxes_of_one_ranks_part_are_read_and_none_beyond_it() {
 #[test]
 fn what_is_no_part_of_a_whole_of_several_ranks_holds_its_tensors_whole() {
     let root = scratch();
-    let alone = PartOf { rank: 0, ranks: 1, save: "a-1".into() };
+    let alone = RankShare { rank: 0, ranks: 1, save: "a-1".into() };
     for part_of in [None, Some(alone)] {
         let dir = root.path().join("step-1");
         let error = write_alone(&dir, &tensors(), 0, part_of).unwrap_err();

@@ -39,7 +39,7 @@ fn config(json: &str) -> PyResult<Config> {
 fn check_config(json: &str) -> PyResult<()> {
     let config = config(json)?;
     config.validate().map_err(error::to_python)?;
-    ringstow::engine::ladder::rungs(&config).map(drop).map_err(error::to_python)
+    ringstow::engine::io_mode::modes(&config).map(drop).map_err(error::to_python)
 }
 
 /// A size in words, in bytes; why it is none, as the error's message.

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::device::cuda::Ready;
 use ringstow::{
-    Config, Error, Item, Job, Part, Receipt, Result, SaveHandle, SaveReport, StateDict,
+    Config, Error, Item, Job, Receipt, Region, Result, SaveHandle, SaveReport, StateDict,
 };
 use serde_json::value::RawValue;
 use std::path::PathBuf;
@@ -203,11 +203,11 @@ pub(crate) fn start_write(
             let info = info(name, &dtype, sizes, nbytes)?;
             let data = Data::Address(address);
             let source = source(&info, strides, data, raised, &mut ready)?;
-            let part = match (shape, offsets) {
-                (Some(shape), Some(offsets)) => Some(Part { shape, offsets }),
+            let region = match (shape, offsets) {
+                (Some(shape), Some(offsets)) => Some(Region { shape, offsets }),
                 _ => None,
             };
-            dict.item(Item { info, part, object }, source);
+            dict.item(Item { info, region, object }, source);
         }
         if let Some(watched) = watched {
             watch(&mut dict, watched.get().list.clone(), &path, raised);

@@ -4,7 +4,7 @@ use crate::error::to_python;
 use crate::to_json;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringstow::{Error, PartOf, Receipt, Result};
+use ringstow::{Error, RankShare, Receipt, Result};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -44,7 +44,7 @@ impl Session {
         step: Option<u64>,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
-        let part_of = part_of.map(|(rank, ranks, save)| PartOf { rank, ranks, save });
+        let part_of = part_of.map(|(rank, ranks, save)| RankShare { rank, ranks, save });
         let begin = || -> Result<_> {
             let session = ringstow::Session::begin_with(path, world_size, &config)?;
             let session = part_of.into_iter().fold(session, ringstow::Session::part_of);

@@ -7,7 +7,7 @@ use super::table::{Align, list, table};
 use super::{Exit, progress, text};
 use crate::config::{Config, EngineChoice, Switch};
 use crate::engine::fallback::Fallback;
-use crate::engine::ladder::{Kind, Rung, all_rungs};
+use crate::engine::io_mode::{EngineKind, IoMode, all_modes};
 use crate::error::{Error, Result};
 use crate::format::Dtype;
 use crate::pipeline::job::Job;
@@ -80,7 +80,7 @@ struct Measured {
 struct Way {
     name: String,
     #[serde(flatten)]
-    rung: Option<Rung>,
+    mode: Option<IoMode>,
     /// Why it is not available here, and what to do about it.
     refused: Option<String>,
     /// What it did otherwise than configured.
@@ -103,9 +103,9 @@ struct Sample {
 pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     let config = args.config.config()?;
     let bytes = (args.gb * 1e9) as u64;
-    let rungs = all_rungs(&config)?;
-    check_fits(&args.dir, bytes, rungs.len() as u64 * config.pool_bytes)?;
-    let measured = measure(args, config, &rungs, bytes)?;
+    let modes = all_modes(&config)?;
+    check_fits(&args.dir, bytes, modes.len() as u64 * config.pool_bytes)?;
+    let measured = measure(args, config, &modes, bytes)?;
     out.print(args.json, &measured, || render(&measured))?;
     let any = measured.ways.iter().any(|way| way.refused.is_none());
     Ok(if any { Exit::Ok } else { Exit::Failed })
@@ -120,7 +120,7 @@ struct Work<'a> {
 }
 
 /// Measures in a directory of its own, and removes that.
-fn measure(args: &Bench, config: Config, rungs: &[Rung], bytes: u64) -> Result<Measured> {
+fn measure(args: &Bench, config: Config, modes: &[IoMode], bytes: u64) -> Result<Measured> {
     let mut data = vec![0; bytes as usize];
     fastrand::fill(&mut data);
     let dir = tempfile::Builder::new()
@@ -130,7 +130,7 @@ fn measure(args: &Bench, config: Config, rungs: &[Rung], bytes: u64) -> Result<M
     // Its name is unique: stripe directories, which others use as well, get a directory of that name.
     let path = dir.path().join(dir.path().file_name().unwrap_or("checkpoint".as_ref()));
     let work = Work { data: &data, path: &path, config: &config };
-    let ways = rungs.iter().map(|rung| Way::on(*rung, &config));
+    let ways = modes.iter().map(|mode| Way::on(*mode, &config));
     let mut ways = ways.chain([Ok(Way::fio())]).collect::<Result<Vec<Way>>>()?;
     let done = rounds(&mut ways, work, args.rounds);
     // After an error, stripe directories may still hold files.
@@ -165,24 +165,24 @@ fn rounds(ways: &mut [Way], work: Work, rounds: u16) -> Result<()> {
 }
 
 impl Way {
-    /// Uses this rung alone.
-    fn on(rung: Rung, config: &Config) -> Result<Self> {
+    /// Uses this mode alone.
+    fn on(mode: IoMode, config: &Config) -> Result<Self> {
         let switch = |on| if on { Switch::On } else { Switch::Off };
-        let engine = match rung.engine {
-            Kind::Uring => EngineChoice::Uring,
-            Kind::Portable => EngineChoice::Portable,
-            Kind::TokioUring => EngineChoice::TokioUring,
+        let engine = match mode.engine {
+            EngineKind::Uring => EngineChoice::Uring,
+            EngineKind::Portable => EngineChoice::Portable,
+            EngineKind::TokioUring => EngineChoice::TokioUring,
         };
-        let (fixed, direct) = (switch(rung.fixed), switch(rung.direct));
+        let (fixed, direct) = (switch(mode.fixed), switch(mode.direct));
         let runtime = Runtime::new(Config { engine, fixed, direct, ..config.clone() })?;
-        let (name, rung) = (rung.to_string(), Some(rung));
-        Ok(Self { name, rung, runtime: Some(runtime), ..Self::fio() })
+        let (name, mode) = (mode.to_string(), Some(mode));
+        Ok(Self { name, mode, runtime: Some(runtime), ..Self::fio() })
     }
 
     fn fio() -> Self {
         let (notes, save, load) = (Vec::new(), Vec::new(), Vec::new());
         let name = "fio, O_DIRECT".into();
-        Self { name, rung: None, refused: None, notes, save, load, runtime: None }
+        Self { name, mode: None, refused: None, notes, save, load, runtime: None }
     }
 
     fn save(&mut self, work: Work, job: &Arc<Job>) -> Result<Sample> {

@@ -6,7 +6,7 @@ use super::place::place;
 use super::table::{self, Align};
 use super::{Exit, text, values};
 use crate::error::Result;
-use crate::format::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
+use crate::format::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};
 use crate::store::Checkpoint;
 use clap::Args;
 use serde::Serialize;
@@ -94,7 +94,7 @@ struct Shown<'a> {
     files: Vec<ShownFile<'a>>,
     tensors: Vec<ShownTensor<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    part_of: &'a Option<PartOf>,
+    part_of: &'a Option<RankShare>,
     /// In the manifest's notation, see `docs/format.md`.
     values: &'a RawValue,
 }

@@ -1,9 +1,9 @@
 //! Tensors on NVIDIA GPUs, copied by the GPU itself between its memory and staging buffers.
 //!
-//! The driver is loaded when the first GPU tensor is met, and never otherwise. Copies go over
-//! streams of our own: after an event that is recorded on the stream which the tensor is ready on,
-//! so that they take what it holds at that moment, and computing goes on meanwhile. That they have
-//! ended is asked, never waited for in the driver; no other stream and no context is synchronized.
+//! The driver is loaded when the first GPU tensor comes, and never otherwise. Copies run on streams of
+//! our own, after an event that we record on the stream that produces the tensor: so they take what
+//! the tensor holds at that point, and computing goes on meanwhile. We poll whether they have ended and
+//! never wait inside the driver; no other stream and no context is synchronized.
 
 mod copies;
 mod device;
@@ -13,8 +13,8 @@ mod pieces;
 mod pin;
 mod source;
 
-pub(crate) use copies::{Copies, Direction};
-pub(crate) use device::Moment;
+pub(crate) use copies::Copies;
+pub(crate) use device::ReadyEvent;
 pub use device::{Device, Gpu, Ready, StreamHandle};
 pub use driver::version;
 pub use memory::{DeviceMemory, LargeCopy, Rates, measure};

@@ -8,10 +8,10 @@ mod layout;
 #[cfg(not(feature = "cuda"))]
 mod no_cuda;
 mod source;
+mod staged_copy;
 mod target;
-mod transit;
 
-pub(crate) use transit::{Landed, Pinning, Transit};
+pub(crate) use staged_copy::{Finished, Pinning, StagedCopy};
 
 pub use source::{Source, TensorSource};
 pub use target::{StridedTarget, Target};

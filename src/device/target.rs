@@ -1,7 +1,7 @@
 //! Memory to load into.
 
 #[cfg(feature = "cuda")]
-use super::cuda::{Moment, Ready, StreamHandle};
+use super::cuda::{Ready, ReadyEvent, StreamHandle};
 #[cfg(feature = "cuda")]
 use crate::error::Result;
 use crate::plan::slab::Runs;
@@ -25,7 +25,7 @@ pub struct Target<'a> {
     room: Range<isize>,
     /// The GPU that has it, and when it is ready to be written to; none for host memory.
     #[cfg(feature = "cuda")]
-    moment: Option<Arc<Moment>>,
+    ready_event: Option<Arc<ReadyEvent>>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Target<'a> {
             base,
             room,
             #[cfg(feature = "cuda")]
-            moment: None,
+            ready_event: None,
             memory: PhantomData,
         }
     }
@@ -77,9 +77,9 @@ impl<'a> Target<'a> {
         ready: &mut Ready,
     ) -> Result<Self> {
         // SAFETY: the same contract.
-        let moment = unsafe { ready.moment(ordinal, stream) }?;
+        let ready_event = unsafe { ready.event(ordinal, stream) }?;
         let host = Self::host(base as *mut u8, 0..nbytes as isize);
-        Ok(Self { moment: Some(moment), ..host })
+        Ok(Self { ready_event: Some(ready_event), ..host })
     }
 
     /// The elements of a slice of cudarc's, which are written to when what is on the slice's stream now
@@ -118,8 +118,8 @@ impl<'a> Target<'a> {
 
     /// When it is ready to be written to, if a GPU has it.
     #[cfg(feature = "cuda")]
-    pub(super) fn moment(&self) -> Option<&Arc<Moment>> {
-        self.moment.as_ref()
+    pub(super) fn ready_event(&self) -> Option<&Arc<ReadyEvent>> {
+        self.ready_event.as_ref()
     }
 
     /// Bytes that may be written to.

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::doctor::{Check, gpu, memory};
-use crate::engine::ladder::{self, Kind};
+use crate::engine::io_mode::{self, EngineKind};
 use crate::error::Error;
 
 pub(crate) fn checks(config: &Config) -> Vec<Check> {
@@ -28,12 +28,12 @@ fn kernel() -> Check {
     }
 }
 
-/// The engines of this build, those of the ladder in its order.
+/// The engines of this build, in the order in which they are tried.
 fn engines(config: &Config) -> Check {
     let built: Vec<&str> =
-        Kind::ALL.into_iter().filter(|kind| kind.is_built()).map(Kind::name).collect();
+        EngineKind::ALL.into_iter().filter(|kind| kind.is_built()).map(EngineKind::name).collect();
     let found = built.join(", ");
-    match ladder::rungs(config) {
+    match io_mode::modes(config) {
         Err(Error::Unsupported { what, remedy }) => {
             Check::fail("engines", format!("{found}; {what}"), remedy)
         }
@@ -53,7 +53,7 @@ fn ring(config: &Config) -> Vec<Check> {
     use crate::engine::uring::setup;
     let insisted =
         matches!(config.engine, Uring | TokioUring) || config.fixed == crate::config::Switch::On;
-    let sysctl = match ladder::uring_disabled() {
+    let sysctl = match io_mode::uring_disabled() {
         Some(level) => format!("kernel.io_uring_disabled = {level}"),
         None => "no sysctl kernel.io_uring_disabled".to_string(),
     };
@@ -63,8 +63,8 @@ fn ring(config: &Config) -> Vec<Check> {
             vec![Check::ok("io_uring", up), operations(&ring)]
         }
         Err(error) => {
-            let rung = ladder::Rung { engine: Kind::Uring, fixed: true, direct: true };
-            let why = ladder::refusal(&rung, ladder::Stage::Start, &error);
+            let mode = io_mode::IoMode { engine: EngineKind::Uring, fixed: true, direct: true };
+            let why = io_mode::refusal(&mode, io_mode::Stage::Start, &error);
             let (reason, remedy) =
                 why.map_or((error.to_string(), String::new()), |why| (why.reason, why.remedy));
             let found =

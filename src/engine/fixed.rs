@@ -9,8 +9,8 @@ use nix::libc::ENOMEM;
 use std::io;
 use std::ops::Range;
 
-/// Bytes that are registered at a time, of which the kernel makes one fixed buffer: all of them get memory
-/// then, and a pool of small buffers needs few calls.
+/// Bytes registered at a time, as one fixed buffer of the kernel's: all of them get memory then, and a pool
+/// of small buffers needs few calls.
 const STEP_BYTES: usize = 4 << 20;
 
 /// The leading buffers of a pool, registered.
@@ -20,26 +20,26 @@ pub(super) struct Fixed {
     /// How many the kernel knows, and how many it may come to know.
     count: usize,
     allowed: usize,
-    /// How many make one of the kernel's.
+    /// How many of the pool's buffers make one of the kernel's.
     stride: usize,
     fallback: Option<Fallback>,
 }
 
-/// What the kernel is to know as its fixed buffer of a number: these buffers of the pool.
+/// One fixed buffer of the kernel's, by its index, and the pool's buffers that it consists of.
 pub(super) struct Step {
     pub index: u16,
     pub slots: Range<usize>,
 }
 
 impl Fixed {
-    /// None.
+    /// Registers nothing.
     pub(super) fn none() -> Self {
         Self { pool: None, count: 0, allowed: 0, stride: 1, fallback: None }
     }
 
-    /// Registers as much of the pool as the memory lock limit and the engine allow, at once: all of it gets
-    /// memory then. What they do not allow goes unregistered, and the fallback says so. `register` is given
-    /// a number of leading buffers and says how many of them the kernel then has, each under its slot.
+    /// Registers at once as much of the pool as the memory lock limit and the engine allow: all of that gets
+    /// memory then. The rest stays unregistered, and the fallback says so. `register` takes a number of
+    /// leading buffers and returns how many of them it registered, each under its slot.
     ///
     /// # Errors
     /// With [`Switch::On`], a [`Refusal`] unless all of it is registered; then some of it may be.
@@ -94,21 +94,21 @@ impl Fixed {
         Some((slot / self.stride) as u16)
     }
 
-    /// [`Fixed::known`], of a pool that grows: `register` is called where the kernel does not know it yet.
+    /// Like [`Fixed::known`], but first calls `register` if the kernel does not know the buffer yet.
     pub(super) fn index_of(
         &mut self,
         buffer: &Buffer,
         mut register: impl FnMut(&Pool, &Step) -> io::Result<()>,
     ) -> Option<u16> {
         let slot = self.slot_of(buffer)?;
-        // Slots are lent in order: mostly it is the next step.
+        // The pool lends slots in order, so the next step mostly suffices.
         while slot >= self.count && slot < self.allowed {
             self.grow(&mut register);
         }
         self.known(buffer)
     }
 
-    /// A buffer's number, if it is the pool's. Told by its address, since one of another pool has a slot as well.
+    /// A buffer's number, if it is this pool's. Compares addresses, since another pool's buffer has a slot too.
     fn slot_of(&self, buffer: &Buffer) -> Option<usize> {
         let pool = self.pool.as_ref()?;
         let slot = usize::from(buffer.slot()?);
@@ -117,7 +117,7 @@ impl Fixed {
         is_its.then_some(slot)
     }
 
-    /// Registers one more step. If that fails, it was the last.
+    /// Registers one more step, and no further ones if that fails.
     fn grow(&mut self, register: impl FnOnce(&Pool, &Step) -> io::Result<()>) {
         let Some(pool) = &self.pool else { return };
         let end = (self.count + self.stride).min(self.allowed);
@@ -142,8 +142,8 @@ fn stride(pool: &Pool) -> usize {
     (STEP_BYTES / pool.block_bytes().max(1)).max(1)
 }
 
-/// As many of a pool's buffers as the memory lock limit has room for. Asked before, because a registration
-/// over the limit pins for seconds before it fails.
+/// How many of a pool's buffers fit the memory lock limit. Computed before registering, because a
+/// registration over the limit pins memory for seconds before it fails.
 fn allowed(pool: &Pool, limit: Option<u64>) -> usize {
     let allowed = limit.map_or(pool.count(), |bytes| {
         (bytes.saturating_sub(memlock::RING_BYTES) / pool.block_bytes() as u64) as usize
@@ -151,7 +151,7 @@ fn allowed(pool: &Pool, limit: Option<u64>) -> usize {
     pool.count().min(allowed)
 }
 
-/// How many leading buffers could be registered, and why not all.
+/// Registers as many leading buffers as possible, and returns their number and why not all.
 fn register_most(
     pool: &Pool,
     mut register: impl FnMut(&Pool, usize) -> io::Result<usize>,
@@ -171,13 +171,13 @@ fn register_most(
     (asked, Some(memory_lock(pool, limit)))
 }
 
-/// What becomes of a pool that is not registered as a whole.
+/// The fallback for a pool that is only partly registered.
 fn fewer(pool: &Pool, count: usize, why: Refusal) -> Fallback {
     let wanted = format_args!("{} fixed buffers", pool.count());
     why.fallback(wanted, format_args!("{count} fixed buffers, the others unregistered"))
 }
 
-/// The engine itself takes no more.
+/// Why the engine registers no more.
 fn few(pool: &Pool, count: usize) -> Refusal {
     Refusal::new(
         format!("the engine registers {count} buffers at most, the pool has {}", pool.count()),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_registered_as_they_are_used() {
+    fn buffers_are_registered_on_first_use() {
         let pool = Pool::new(8, STEP_BYTES / 2).unwrap();
         let (mut fixed, mut register) = grown(&pool, u16::MAX);
         let limited = !fixed.fallbacks().is_empty(); // by this machine's memory lock limit
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_later_goes_unregistered_and_is_told_of() {
+    fn buffers_that_the_kernel_refuses_stay_unregistered_with_a_fallback() {
         let pool = Pool::new(8, STEP_BYTES).unwrap();
         let (mut fixed, mut register) = grown(&pool, 0);
         assert!(fixed.fallbacks()[0].got.starts_with("0 fixed buffers"));

@@ -1,19 +1,18 @@
 //! Engines move buffers to and from files, and do nothing else.
 //!
-//! An [`Engine`] is driven by one thread: it takes operations, each with the [`Buffer`] it moves,
-//! and gives them back as [`Completion`]s, in any order, possibly short, possibly failed: it is as
-//! raw as the kernel. [`queue`] wraps an engine in its thread, carries short and interrupted
-//! transfers on to their end, and keeps no more in flight than the engine takes. [`ladder`] says
-//! which engine to try first and what each step down means.
+//! One thread drives an [`Engine`]: the engine takes operations, each with the [`Buffer`] that it moves,
+//! and returns them as [`Completion`]s, in any order, possibly short, possibly failed: it is as raw as
+//! the kernel. [`queue`] wraps an engine in its thread, continues short and interrupted transfers, and keeps no more in flight than the engine takes. [`io_mode`] says
+//! which engine to try first and what each failure means.
 
 pub mod fallback;
+mod file_table;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 mod fixed;
-pub mod ladder;
+pub mod io_mode;
 pub mod portable;
 pub mod queue;
 mod retry;
-mod slots;
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
 pub mod tokio_uring;
 #[cfg(all(target_os = "linux", feature = "uring"))]
@@ -33,7 +32,7 @@ pub struct FileId(pub u32);
 /// One operation.
 #[derive(Debug)]
 pub struct Op {
-    /// The caller's mark; comes back unchanged.
+    /// Chosen by the caller, returned unchanged. Unique among the operations in flight.
     pub token: u64,
     /// The file.
     pub file: FileId,
@@ -62,7 +61,7 @@ impl Action {
         }
     }
 
-    /// As [`Action::transfer`], to change it.
+    /// Like [`Action::transfer`], to change it.
     pub fn transfer_mut(&mut self) -> Option<&mut Transfer> {
         match self {
             Self::Write(transfer) | Self::Read(transfer) => Some(transfer),
@@ -107,8 +106,8 @@ impl Transfer {
             && self.len.is_multiple_of(ALIGN)
     }
 
-    /// Whether the bytes lie within the buffer and the file's range of offsets. What an engine
-    /// hands to the kernel as a bare address has passed this.
+    /// Checks that the bytes lie within the buffer and the file's range of offsets. Engines call this
+    /// before they pass a bare address to the kernel.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] with the numbers.
@@ -157,7 +156,7 @@ pub trait Engine {
         0
     }
 
-    /// What was wanted when the engine was built but could not be had, with reason and remedy.
+    /// What the engine wanted and could not get so far, with reason and remedy.
     fn fallbacks(&self) -> &[Fallback] {
         &[]
     }
@@ -168,7 +167,7 @@ pub trait Engine {
     /// The system's.
     fn attach(&mut self, file: Arc<File>) -> io::Result<FileId>;
 
-    /// Forgets a file, which has nothing in flight.
+    /// Forgets a file that has nothing in flight.
     fn detach(&mut self, file: FileId);
 
     /// Starts an operation. The caller keeps at most [`Engine::depth`] in flight. An operation that
@@ -178,10 +177,10 @@ pub trait Engine {
     /// Waits until something has completed or the waker was called, and appends what completed.
     ///
     /// # Errors
-    /// Only when the engine as a whole is broken and no completion can be had any more.
+    /// Only if the engine as a whole is broken and will return no more completions.
     fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()>;
 
-    /// A way to interrupt [`Engine::wait`].
+    /// Interrupts [`Engine::wait`] from any thread.
     fn waker(&self) -> Waker;
 }
 
@@ -189,7 +188,7 @@ pub trait Engine {
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 const TRANSFER_MAX: usize = 0x7fff_f000;
 
-/// The answer to an operation on a file that is not attached.
+/// The error of an operation on a file that is not attached.
 fn not_attached(file: FileId) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("file {} is not attached", file.0))
 }

@@ -2,7 +2,7 @@
 //!
 //! Direct I/O where the file was opened for it; no registered buffers, no unsafe code.
 
-use super::slots::Slots;
+use super::file_table::FileTable;
 use super::{Action, Completion, Engine, FileId, Op, Waker, not_attached};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::fs::File;
@@ -17,7 +17,7 @@ const THREADS_MAX: usize = 8;
 /// Positioned reads and writes on a few threads.
 pub struct Portable {
     depth: usize,
-    files: Slots<Arc<File>>,
+    files: FileTable<Arc<File>>,
     /// `None` once the engine is being dropped, which is what ends the threads.
     jobs: Option<Sender<Job>>,
     events: Receiver<Event>,
@@ -45,7 +45,7 @@ impl Portable {
         let (post, events) = unbounded();
         let mut engine = Self {
             depth,
-            files: Slots::new(),
+            files: FileTable::new(),
             jobs: Some(jobs),
             events,
             post,

@@ -4,13 +4,13 @@
 use crate::limits::ALIGN;
 use std::io;
 
-/// How often a transfer may come back without having moved on before it is given up. Far beyond
-/// what a working kernel does; it only keeps a broken one from holding a save for ever.
-const FRUITLESS_MAX: u32 = 1000;
+/// Interruptions in a row after which a transfer fails. Far beyond what a working kernel does; it only
+/// keeps a broken one from blocking a save forever.
+const INTERRUPTIONS_MAX: u32 = 1000;
 
-/// How often in a row a continued transfer may end where its forerunner did. A direct read at the
-/// end of a file whose length is no multiple of [`ALIGN`] does, so this is how long it takes to
-/// find out that a file is shorter than it should be.
+/// Continued transfers in a row that may end where the one before did. A direct read at the end of a file
+/// whose length is not a multiple of [`ALIGN`] does that, so a file that is too short is detected after
+/// this many reads.
 const STALLED_MAX: u32 = 16;
 
 /// How far one request has come.
@@ -24,9 +24,9 @@ pub(super) struct Progress {
     moved: usize,
     /// Where the transfer now in flight began, in bytes from the start.
     from: usize,
-    /// Interruptions (EINTR, EAGAIN) since the last that moved anything.
-    fruitless: u32,
-    /// Short transfers since the last that moved on.
+    /// Interruptions (EINTR, EAGAIN) since a transfer last moved anything.
+    interruptions: u32,
+    /// Short transfers since one last got further.
     stalled: u32,
 }
 
@@ -35,21 +35,21 @@ pub(super) struct Progress {
 pub(super) enum Step {
     /// All that is needed has been moved.
     Done,
-    /// Transfer again, leaving out this many bytes from the start.
+    /// Transfer again, without this many bytes from the start.
     Continue {
         /// Bytes to leave out; a multiple of [`ALIGN`] for a direct file.
         skip: usize,
         /// The system was short of something: let other threads run first.
         pause: bool,
     },
-    /// Not to be mended here.
+    /// Retrying does not help.
     Fail(io::Error),
 }
 
 impl Progress {
     /// A transfer that is complete after `needed` bytes.
     pub(super) fn new(write: bool, direct: bool, needed: usize) -> Self {
-        Self { write, direct, needed, moved: 0, from: 0, fruitless: 0, stalled: 0 }
+        Self { write, direct, needed, moved: 0, from: 0, interruptions: 0, stalled: 0 }
     }
 
     /// A sync, which moves nothing.
@@ -63,8 +63,8 @@ impl Progress {
             Ok(bytes) => self.advance(bytes),
             Err(error) => match error.kind() {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {
-                    self.fruitless += 1;
-                    if self.fruitless >= FRUITLESS_MAX {
+                    self.interruptions += 1;
+                    if self.interruptions >= INTERRUPTIONS_MAX {
                         return Step::Fail(error);
                     }
                     Step::Continue { skip: self.from, pause: true }
@@ -75,6 +75,7 @@ impl Progress {
     }
 
     fn advance(&mut self, bytes: usize) -> Step {
+        debug_assert!(!self.direct || self.from.is_multiple_of(ALIGN));
         let reached = self.from + bytes;
         if reached.max(self.moved) >= self.needed {
             return Step::Done;
@@ -91,14 +92,14 @@ impl Progress {
                 return Step::Fail(self.ended());
             }
         }
-        self.fruitless = 0;
+        self.interruptions = 0;
         // A direct transfer starts at a multiple of ALIGN only: the bytes before the point reached
         // are moved once more, which is harmless.
         self.from = if self.direct { self.moved / ALIGN * ALIGN } else { self.moved };
         Step::Continue { skip: self.from, pause: false }
     }
 
-    /// Nothing more can be moved.
+    /// The error when no more bytes can be moved.
     fn ended(&self) -> io::Error {
         let (moved, needed) = (self.moved, self.needed);
         if self.write {
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffered_transfer_goes_on_where_it_stopped() {
+    fn buffered_transfer_continues_where_it_stopped() {
         let mut progress = Progress::new(true, false, 10_000);
         assert_eq!(skip(progress.next(Ok(1))), 1);
         assert_eq!(skip(progress.next(Ok(5000))), 5001);
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_transfer_goes_on_from_the_last_aligned_byte() {
+    fn direct_transfer_continues_from_the_last_aligned_byte() {
         let mut progress = Progress::new(true, true, 16384);
         assert_eq!(skip(progress.next(Ok(512))), 0);
         assert_eq!(skip(progress.next(Ok(4608))), 4096);
@@ -147,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_has_what_is_needed_is_complete_though_short() {
+    fn short_read_with_the_needed_bytes_is_complete() {
         let mut progress = Progress::new(false, true, 5000);
         assert!(matches!(progress.next(Ok(5000)), Step::Done));
     }
 
     #[test]
-    fn the_end_of_a_direct_file_is_found_although_the_last_bytes_are_read_again() {
+    fn end_of_a_direct_file_is_detected() {
         let mut progress = Progress::new(false, true, 6000);
         let mut step = progress.next(Ok(5000));
         while let Step::Continue { skip, .. } = step {
@@ -164,19 +165,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_moved_is_the_end_of_a_file_or_a_full_device() {
+    fn zero_bytes_mean_end_of_file_or_full_device() {
         assert_eq!(kind(Progress::new(false, false, 1).next(Ok(0))), io::ErrorKind::UnexpectedEof);
         assert_eq!(kind(Progress::new(true, false, 1).next(Ok(0))), io::ErrorKind::WriteZero);
     }
 
     #[test]
-    fn interruptions_are_borne_but_not_for_ever() {
+    fn interruptions_are_retried_but_not_forever() {
         let mut progress = Progress::new(true, false, 10);
-        for _ in 0..FRUITLESS_MAX - 1 {
+        for _ in 0..INTERRUPTIONS_MAX - 1 {
             assert_eq!(skip(progress.next(Err(io::ErrorKind::Interrupted.into()))), 0);
         }
         assert_eq!(skip(progress.next(Ok(4))), 4);
-        for _ in 0..FRUITLESS_MAX - 1 {
+        for _ in 0..INTERRUPTIONS_MAX - 1 {
             assert_eq!(skip(progress.next(Err(io::ErrorKind::WouldBlock.into()))), 4);
         }
         let last = progress.next(Err(io::ErrorKind::WouldBlock.into()));

@@ -7,8 +7,8 @@
 #![allow(unsafe_code)]
 
 use super::fallback::Fallback;
+use super::file_table::FileTable;
 use super::fixed::Fixed;
-use super::slots::Slots;
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Transfer, Waker, not_attached};
 use crate::config::Switch;
 use crate::pool::{Owner, Pool};
@@ -31,7 +31,7 @@ use tokio_uring::fs::File;
 /// A tokio-uring runtime and what is in flight in it. Not to be built or used within another runtime.
 pub struct TokioUring {
     depth: usize,
-    files: Slots<Rc<File>>,
+    files: FileTable<Rc<File>>,
     fixed: Fixed,
     wakeup: Arc<Notify>,
     /// The pools whose buffers may be in flight.
@@ -40,7 +40,7 @@ pub struct TokioUring {
     running: bool,
     // Dropped once nothing is in flight, or never: what is in flight has memory that the kernel uses.
     in_flight: ManuallyDrop<InFlight>,
-    registry: ManuallyDrop<Option<FixedBufRegistry<Region>>>,
+    registry: ManuallyDrop<Option<FixedBufRegistry<Memory>>>,
     runtime: ManuallyDrop<Runtime>,
 }
 
@@ -69,7 +69,7 @@ impl TokioUring {
         tracing::debug!(depth, registered = fixed.count(), "tokio-uring runtime set up");
         Ok(Self {
             depth,
-            files: Slots::new(),
+            files: FileTable::new(),
             fixed,
             wakeup: Arc::default(),
             owners: Vec::new(),
@@ -119,10 +119,10 @@ fn register(
     runtime: &Runtime,
     pool: &Pool,
     count: usize,
-) -> io::Result<(FixedBufRegistry<Region>, usize)> {
+) -> io::Result<(FixedBufRegistry<Memory>, usize)> {
     let block_bytes = pool.block_bytes();
     let buffers = (0..count)
-        .map(|slot| Region { at: pool.base().wrapping_add(slot * block_bytes), len: block_bytes });
+        .map(|slot| Memory { at: pool.base().wrapping_add(slot * block_bytes), len: block_bytes });
     let registry = FixedBufRegistry::new(buffers);
     runtime.block_on(async { registry.register() })?;
     let kept = (0..count).take_while(|&slot| registry.check_out(slot).is_some()).count();
@@ -131,12 +131,12 @@ fn register(
 
 /// Memory that an operation moves. Says where it lies and no more: that it stays, and is used by
 /// nobody else, is up to who holds its [`Buffer`](crate::pool::Buffer).
-struct Region {
+struct Memory {
     at: *mut u8,
     len: usize,
 }
 
-impl Region {
+impl Memory {
     /// A transfer's bytes, as many as the kernel moves at once; checked to be there.
     fn of(transfer: &mut Transfer) -> Self {
         let at = transfer.buffer.as_mut_ptr().wrapping_add(transfer.start);
@@ -146,7 +146,7 @@ impl Region {
 
 // SAFETY: the address does not change. The bytes are a pool's or a buffer's: initialised from the
 // beginning, and kept by the operation's future, or the pool by `Fixed`, until the kernel is done.
-unsafe impl IoBuf for Region {
+unsafe impl IoBuf for Memory {
     fn stable_ptr(&self) -> *const u8 {
         self.at
     }
@@ -161,7 +161,7 @@ unsafe impl IoBuf for Region {
 }
 
 // SAFETY: as above; the operation's future owns the buffer, so nobody else writes to it.
-unsafe impl IoBufMut for Region {
+unsafe impl IoBufMut for Memory {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.at
     }
@@ -179,11 +179,11 @@ async fn perform(action: &mut Action, file: &File, fixed: Option<FixedBuf>) -> i
         (Action::Write(t), Some(buffer)) => {
             file.write_fixed_at(buffer.slice(t.start..t.start + t.len), t.offset).await.0
         }
-        (Action::Write(t), None) => file.write_at(Region::of(t), t.offset).submit().await.0,
+        (Action::Write(t), None) => file.write_at(Memory::of(t), t.offset).submit().await.0,
         (Action::Read(t), Some(buffer)) => {
             file.read_fixed_at(buffer.slice(t.start..t.start + t.len), t.offset).await.0
         }
-        (Action::Read(t), None) => file.read_at(Region::of(t), t.offset).await.0,
+        (Action::Read(t), None) => file.read_at(Memory::of(t), t.offset).await.0,
         (Action::Sync, _) => file.sync_all().await.map(|()| 0),
     }
 }

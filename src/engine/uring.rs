@@ -28,7 +28,7 @@ use std::thread;
 /// Marks the completion of the wakeup's read. Other completions carry a key of `in_flight`.
 const WAKEUP: u64 = u64::MAX;
 
-/// One ring. Not to be moved to another thread: the kernel refuses any but the first.
+/// One ring. Never move it to another thread: the kernel accepts only the first.
 pub struct Uring {
     _inherited: [Inherited; 2],
     // Dropped before what follows, which the kernel may refer to until then.
@@ -47,7 +47,7 @@ pub struct Uring {
 /// read, and so wakes the I/O thread.
 struct Wakeup {
     fd: Arc<EventFd>,
-    /// Where the kernel puts what it reads.
+    /// The kernel reads the eventfd's counter into this.
     count: Box<AtomicU64>,
     armed: bool,
 }
@@ -123,7 +123,7 @@ impl Uring {
             // Full, which takes more in flight than entries: let the kernel take what is there.
             let mut done = std::mem::take(&mut self.done);
             if let Err(error) = self.enter(0, &mut done) {
-                // No way to report it here; the next wait meets it again.
+                // Cannot be reported here; the next wait fails with it again.
                 tracing::warn!(%error, "io_uring_enter");
                 thread::yield_now();
             }
@@ -174,7 +174,7 @@ impl Uring {
         }
     }
 
-    /// Waits until the kernel has nothing of ours any more.
+    /// Waits until the kernel has completed everything.
     fn drain(&mut self) -> io::Result<()> {
         if self.wakeup.armed {
             self.wakeup.fd.write(1)?;
@@ -205,7 +205,7 @@ fn registered(ring: &IoUring, pool: Option<&Pool>, fixed: Switch, has: bool) -> 
         false => Err(no_fixed()),
     };
     let steps = Fixed::steps(pool) as u32;
-    // A table to be filled later takes Linux 5.19. What is asked for by name is had at once, or refused.
+    // An empty table, filled later, needs Linux 5.19. `fixed = on` registers everything now, or fails.
     if fixed == Switch::On || !has || ring.submitter().register_buffers_sparse(steps).is_err() {
         return Fixed::at_once(pool, fixed, at_once);
     }
@@ -233,14 +233,14 @@ fn memory(pool: &Pool, first: usize, count: usize) -> iovec {
     iovec { iov_base: at.cast(), iov_len: count * pool.block_bytes() }
 }
 
-/// Gives the memory lock quota back now; the end of the ring does so only some 20 ms later.
+/// Returns the memory lock quota now; closing the ring returns it only some 20 ms later.
 fn unregister(ring: &IoUring) {
     // Fails where nothing is registered.
     let _ = ring.submitter().unregister_buffers();
 }
 
-/// The submission for an action. `index`: that of the buffer among the fixed ones. A macro, because
-/// the two kinds of file, `Fixed` and `Fd`, have no public trait in common.
+/// The submission for an action; `index` is the fixed buffer's. A macro, because the two kinds of file,
+/// `Fixed` and `Fd`, have no public trait in common.
 macro_rules! submission {
     ($file:expr, $action:expr, $index:expr) => {{
         let file = $file;
@@ -265,7 +265,7 @@ macro_rules! submission {
 }
 use submission;
 
-/// As much of a transfer as the kernel makes at once.
+/// The bytes of a transfer that the kernel moves in one operation.
 fn chunk(len: usize) -> u32 {
     len.min(TRANSFER_MAX) as u32
 }
@@ -324,7 +324,7 @@ impl Engine for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         if let Err(error) = self.drain() {
-            // The kernel may still write to these buffers: they are never to be used again.
+            // The kernel may still write to these buffers: nobody may use them again.
             tracing::error!(%error, "the ring could not be drained; its buffers are given up");
             let given_up = self.in_flight.drain();
             given_up.filter_map(|op| op.action.into_buffer()).for_each(Buffer::give_up);

@@ -87,7 +87,7 @@ fn entry_bytes(item: &Item) -> u64 {
 /// Bytes of an item's [`Passage::Offsets`], with its comma.
 fn offsets_bytes(item: &Item) -> u64 {
     let Stored { name, shape, .. } = stored_as(item);
-    let offsets = match item.part {
+    let offsets = match item.region {
         Some(_) => list_bytes(&saved_offsets(item)),
         None => "[]".len() as u64 + (2 * shape.len() as u64).saturating_sub(1), // zeros
     };
@@ -326,9 +326,9 @@ impl Reader {
 }
 
 fn saved_offsets(item: &Item) -> Cow<'_, [u64]> {
-    match (item.info.dtype.safetensors(), &item.part) {
+    match (item.info.dtype.safetensors(), &item.region) {
         (None, _) => vec![0].into(),
-        (Some(_), Some(part)) => part.offsets.as_slice().into(),
+        (Some(_), Some(region)) => region.offsets.as_slice().into(),
         (Some(_), None) => vec![0; item.info.shape.len()].into(),
     }
 }
@@ -365,7 +365,7 @@ pub fn natural_alignment(nbytes: u64, dtype: Dtype) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Part;
+    use super::super::Region;
     use super::*;
     use proptest::prelude::*;
     use serde_json::{Value, json};
@@ -422,8 +422,8 @@ mod tests {
 
     #[test]
     fn a_box_says_where_it_lies() {
-        let part = Some(Part { shape: vec![4, 3], offsets: vec![2, 0] });
-        let tensors = [Item { part, ..item("w", Dtype::U8, &[2, 3]) }, item("b", Dtype::U8, &[])];
+        let region = Some(Region { shape: vec![4, 3], offsets: vec![2, 0] });
+        let tensors = [Item { region, ..item("w", Dtype::U8, &[2, 3]) }, item("b", Dtype::U8, &[])];
         let header = written(&placed(&tensors), Reader::Any);
         let read: Value = serde_json::from_slice(&header[8..]).unwrap();
         let sharding = read["__metadata__"]["DCP_SHARDING_INFO"].as_str().unwrap();
@@ -441,7 +441,7 @@ mod tests {
         let dtype = prop::sample::select(Dtype::ALL);
         (name, dtype, shape, any::<(bool, bool)>()).prop_map(
             |(name, dtype, shape, (boxed, object))| {
-                let part = boxed.then(|| Part {
+                let region = boxed.then(|| Region {
                     offsets: shape.iter().map(|&n| n * 7).collect(),
                     shape: shape.clone(),
                 });
@@ -450,8 +450,8 @@ mod tests {
                 } else {
                     (Dtype::U8, vec![5])
                 };
-                let part = part.filter(|part| part.shape.len() == shape.len());
-                Item { part, object, ..item(&name, dtype, &shape) }
+                let region = region.filter(|region| region.shape.len() == shape.len());
+                Item { region, object, ..item(&name, dtype, &shape) }
             },
         )
     }

@@ -2,7 +2,7 @@
 //! checksum of its own. Reading one checks everything that later code relies on.
 
 mod check;
-mod part;
+mod rank_share;
 mod tensor;
 
 use super::{names, seal};
@@ -13,8 +13,8 @@ use serde_json::value::RawValue;
 use std::io::{self, Write};
 use std::path::Path;
 
-pub use part::PartOf;
-pub(crate) use part::RANKS_MAX;
+pub(crate) use rank_share::RANKS_MAX;
+pub use rank_share::RankShare;
 pub use tensor::{Chunk, TensorEntry};
 
 /// Version of the format that this library writes, and the newest that it reads.
@@ -56,7 +56,7 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     pub stripes: Vec<String>,
     /// What it is a part of, where ranks saved each by itself; absent for one that is a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part_of: Option<PartOf>,
+    pub part_of: Option<RankShare>,
     /// The step of training that it was saved as; absent where the caller named none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
@@ -301,11 +301,11 @@ mod tests {
         let mut manifest = sample();
         assert!(!String::from_utf8(manifest.encode().unwrap()).unwrap().contains("part_of"));
         assert_eq!(decode(&manifest).unwrap().part_of, None);
-        manifest.part_of = Some(PartOf { rank: 1, ranks: 4, save: "5e-1".into() });
+        manifest.part_of = Some(RankShare { rank: 1, ranks: 4, save: "5e-1".into() });
         let text = String::from_utf8(manifest.encode().unwrap()).unwrap();
         assert!(text.contains(r#""part_of":{"rank":1,"ranks":4,"save":"5e-1"}"#), "{text}");
         assert_eq!(decode(&manifest).unwrap().part_of, manifest.part_of);
-        assert_eq!(PartOf::noted_in(text.as_bytes()), manifest.part_of);
+        assert_eq!(RankShare::noted_in(text.as_bytes()), manifest.part_of);
     }
 
     #[test]

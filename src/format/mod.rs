@@ -15,7 +15,7 @@ pub mod value;
 
 pub use dtype::Dtype;
 pub use element::Element;
-pub use manifest::{Chunk, FileEntry, Manifest, PartOf, TensorEntry};
+pub use manifest::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};
 pub(crate) use manifest::{RANKS_MAX, SEAL_LEN};
 pub use receipt::Receipt;
 pub use step::StepPattern;
@@ -48,7 +48,7 @@ impl TensorInfo {
     pub fn nbytes(&self) -> Result<u64> {
         self.dtype.nbytes(&self.shape).ok_or_else(|| {
             Error::invalid(format!(
-                "tensor {:?}: shape {:?} of {} is no size in whole bytes below 2^63",
+                "tensor {:?}: shape {:?} of {} is not a whole number of bytes below 2^63",
                 self.name, self.shape, self.dtype
             ))
         })
@@ -70,50 +70,50 @@ impl TensorInfo {
     }
 }
 
-/// What is saved as one piece: a tensor, a box of a tensor that several pieces make up, or an opaque
+/// What is saved as one piece: a tensor, a region of a tensor that several pieces make up, or an opaque
 /// byte string.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     /// Name and type of the tensor, and the shape of this piece of it.
     pub info: TensorInfo,
-    /// Where this piece lies in its tensor; `None` for one that is all of it.
-    pub part: Option<Part>,
+    /// Where this piece lies in its tensor; `None` if it is the whole tensor.
+    pub region: Option<Region>,
     /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
     pub object: bool,
 }
 
-/// Where a box lies in its tensor.
+/// Where a region lies in its tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Part {
+pub struct Region {
     /// Elements a dimension, of the whole tensor.
     pub shape: Vec<u64>,
-    /// Where the box starts, one a dimension.
+    /// Where the region starts, one number per dimension.
     pub offsets: Vec<u64>,
 }
 
 impl From<TensorInfo> for Item {
     /// A whole tensor.
     fn from(info: TensorInfo) -> Self {
-        Self { info, part: None, object: false }
+        Self { info, region: None, object: false }
     }
 }
 
 impl Item {
     /// Shape of the whole tensor.
     pub fn tensor_shape(&self) -> &[u64] {
-        self.part.as_ref().map_or(&self.info.shape, |part| &part.shape)
+        self.region.as_ref().map_or(&self.info.shape, |region| &region.shape)
     }
 
-    /// Checks that a box lies in its tensor, and that an object is bytes.
+    /// Checks that a region lies in its tensor, and that an object is bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the tensor, the box and the shape.
+    /// [`Error::Invalid`] naming the tensor, the region and the shape.
     pub fn check(&self) -> Result<()> {
         let TensorInfo { name, dtype, shape: sizes } = &self.info;
-        if self.object && (*dtype != Dtype::U8 || sizes.len() != 1 || self.part.is_some()) {
-            return Err(Error::invalid(format!("object {name:?} is no string of bytes")));
+        if self.object && (*dtype != Dtype::U8 || sizes.len() != 1 || self.region.is_some()) {
+            return Err(Error::invalid(format!("object {name:?} is not a string of bytes")));
         }
-        let Some(Part { shape, offsets }) = &self.part else { return Ok(()) };
+        let Some(Region { shape, offsets }) = &self.region else { return Ok(()) };
         if cover::within(shape, (offsets, sizes)) && dtype.nbytes(shape).is_some() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Says what could not be had, once: a training saves a thousand times. The reports have it each time.
+//! Logs each fallback once, since a training run saves a thousand times. Every report lists it.
 
 use crate::engine::fallback::Fallback;
 use crate::sys::dir::look;
@@ -7,33 +7,33 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
 
-/// File system and reason of what has been said.
-static SAID: PerProcess<Vec<(u64, String)>> =
+/// File system and reason of the fallbacks logged so far.
+static LOGGED: PerProcess<Vec<(u64, String)>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
 
-/// Warns of each step down that this process has not been warned of, for the same reason and on the file system
-/// that `dir` is on.
+/// Logs each fallback as a warning, unless this process has logged one for the same reason and the file
+/// system of `dir`.
 pub(crate) fn warn_once<'a>(dir: &Path, steps: impl IntoIterator<Item = &'a Fallback>) {
     for step in steps {
         warn_once_of(dir, &step.reason, step);
     }
 }
 
-/// As [`warn_once`], of a step down whose reason names paths that are others at each save: what is `about` the same
-/// is said once.
+/// Like [`warn_once`], for a fallback whose reason names paths that change with every save: `about` takes
+/// the reason's place in telling whether it was logged.
 pub(crate) fn warn_once_of(dir: &Path, about: &str, step: &Fallback) {
     let Fallback { wanted, got, reason, remedy } = step;
-    // Logging comes after the lock is let go of: who logs may wait for somebody who wants it.
+    // Logs after releasing the lock: a logger may wait for a thread that wants the lock.
     if is_new((file_system(dir), about.to_owned())) {
         tracing::warn!("{got} instead of {wanted}: {reason}; {remedy}");
     }
 }
 
 fn is_new(known: (u64, String)) -> bool {
-    SAID.lock().is_some_and(|mut said| {
-        let is_new = !said.contains(&known);
+    LOGGED.lock().is_some_and(|mut logged| {
+        let is_new = !logged.contains(&known);
         if is_new {
-            said.push(known);
+            logged.push(known);
         }
         is_new
     })

@@ -1,4 +1,5 @@
-//! A running save or load as others see it: how far it is, whether to stop, when it ended.
+//! The state of a running save or load that other threads see: its progress, whether to stop, whether it
+//! has ended.
 
 use super::trace::{Interval, Trace, What};
 use crate::config::Config;
@@ -27,7 +28,7 @@ struct Phase {
     wakers: Vec<Waker>,
 }
 
-/// Whether the moment that somebody waits for has come.
+/// Whether the phase that a thread or task waits for is reached.
 type Reached = fn(&Phase) -> bool;
 
 const STAGED: Reached = |phase| phase.staged || phase.ended;
@@ -50,15 +51,15 @@ fn trace_of(path: &Path) -> Trace {
 }
 
 impl Job {
-    /// A job that keeps account of what each block goes through, and when. The save or load that it
-    /// is given to writes that to `path` at its end, in the trace format of Chrome and Perfetto.
+    /// A job that traces what happens to each block, and when. The save or load that gets this job writes
+    /// the trace to `path` when it ends, in the trace format of Chrome and Perfetto.
     pub fn tracing(path: impl AsRef<Path>) -> Self {
         let job = Self::default();
         job.trace.get_or_init(|| trace_of(path.as_ref()));
         job
     }
 
-    /// Has what a configuration asks for traced too, unless the job has a trace of its own.
+    /// Traces to the configuration's file, unless the job has a trace already.
     pub(crate) fn trace_to(&self, config: &Config) {
         if let Some(path) = &config.trace {
             self.trace.get_or_init(|| trace_of(path));
@@ -70,22 +71,21 @@ impl Job {
         Arc::new(config.trace.as_ref().map_or_else(Self::default, Self::tracing))
     }
 
-    /// Notes that something was done from a moment until now: for a block of this number, with as
-    /// many bytes.
+    /// Traces a step from `from` until now: for the block of this number, with that many bytes.
     pub(crate) fn note(&self, what: What, from: Instant, block: Option<usize>, bytes: u64) {
         if let Some(trace) = self.trace.get() {
             trace.add(what, (from, Instant::now()), block, bytes);
         }
     }
 
-    /// As [`Job::note`], of something that ended at a moment.
+    /// Like [`Job::note`], for a step that ended earlier.
     pub(crate) fn note_span(&self, what: What, span: Interval, block: Option<usize>, bytes: u64) {
         if let Some(trace) = self.trace.get() {
             trace.add(what, span, block, bytes);
         }
     }
 
-    /// Notes a transfer that has just ended, and how long it waited before it was started.
+    /// Traces a transfer that has just ended, and how long it waited before the engine started it.
     pub(crate) fn note_transfer(
         &self,
         what: What,
@@ -98,8 +98,8 @@ impl Job {
         self.note(what, started, Some(block), bytes);
     }
 
-    /// Does all of a save or load, and writes its trace, if there is to be one. A trace that cannot
-    /// be written is no reason to lose what was saved: it is logged.
+    /// Runs a whole save or load, then writes its trace, if it has one. If the trace cannot be written, this
+    /// logs a warning: that is not a reason to fail the save.
     pub(crate) fn traced<T>(&self, work: impl FnOnce() -> T) -> T {
         let done = work();
         if let Some(trace) = self.trace.get()
@@ -111,7 +111,7 @@ impl Job {
         done
     }
 
-    /// How far it is.
+    /// The progress so far.
     pub fn progress(&self) -> Progress {
         Progress {
             staged: self.staged.load(Relaxed),
@@ -120,7 +120,7 @@ impl Job {
         }
     }
 
-    /// Asks it to stop. It ends with [`Error::Cancelled`](crate::Error::Cancelled), if it has not
+    /// Cancels it. It ends with [`Error::Cancelled`](crate::Error::Cancelled), if it has not
     /// passed its commit.
     pub fn cancel(&self) {
         self.stop.store(true, Relaxed);
@@ -153,12 +153,12 @@ impl Job {
         self.reach(|phase| phase.staged = true);
     }
 
-    /// Says that it has ended, to whoever waits. For those who run a job on a thread of their own.
+    /// Marks the job as ended, and wakes all that wait. For callers that run a job on a thread of their own.
     pub fn set_ended(&self) {
         self.reach(|phase| phase.ended = true);
     }
 
-    /// Tells all who wait, by thread or by task. A task that waits for more registers again.
+    /// Wakes all waiting threads and tasks. A task that waits for a later phase registers again.
     fn reach(&self, note: impl FnOnce(&mut Phase)) {
         let wakers = {
             let mut phase = self.phase();
@@ -190,13 +190,13 @@ impl Job {
         self.wait(timeout, ENDED)
     }
 
-    /// Has `waker` called at the end, or sooner; false, and nothing registered, if that has come
-    /// already.
+    /// Registers `waker` to be called when the job ends, or earlier. Returns false, and registers nothing,
+    /// if the job has ended.
     pub(crate) fn wake_at_end(&self, waker: &Waker) -> bool {
         self.wake(waker, ENDED)
     }
 
-    /// As [`Job::wake_at_end`], for the moment that [`Job::wait_staged`] waits for.
+    /// Like [`Job::wake_at_end`], for the phase that [`Job::wait_staged`] waits for.
     pub(crate) fn wake_when_staged(&self, waker: &Waker) -> bool {
         self.wake(waker, STAGED)
     }
@@ -213,7 +213,7 @@ impl Job {
     }
 
     fn wait(&self, timeout: Option<Duration>, reached: Reached) -> bool {
-        // A time-out too far to be a moment of the clock is none.
+        // A deadline beyond the clock's range counts as none.
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let mut phase = self.phase();
         while !reached(&phase) {

@@ -17,12 +17,12 @@ use super::runtime::Runtime;
 use super::trace::What;
 use super::workers::scoped_workers;
 use crate::config::{Config, Switch};
-use crate::device::{Pinning, Target, Transit};
+use crate::device::{Pinning, StagedCopy, Target};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
 use crate::plan::load::Scattered;
 use crate::plan::slab::Slab;
-use crate::pool::{Buffer, Mapping, Pool, Whole};
+use crate::pool::{Buffer, CutMapping, Mapping, Pool};
 use readers::{Damages, Memory, Readers};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -64,7 +64,7 @@ pub(crate) fn read_arenas(
         }
     };
     drop(buffers);
-    Ok((arenas.into_iter().map(Whole::rejoin).collect(), read))
+    Ok((arenas.into_iter().map(CutMapping::rejoin).collect(), read))
 }
 
 /// Reads blocks through fixed buffers, which were asked for by name, into places of their own.
@@ -75,12 +75,12 @@ fn read_through(
     job: &Arc<Job>,
 ) -> Result<ReadOutcome> {
     let (pool, config) = staging(runtime, reads)?;
-    let deliver = |number: usize, transit: &mut Transit| {
+    let deliver = |number: usize, staged: &mut StagedCopy| {
         let mut place = places[number].lock().expect("no panic while it is held");
         if let Some(place) = place.as_mut() {
             place.prefault();
             let len = reads.blocks[number].len;
-            place[..len].copy_from_slice(transit.bytes(0..len));
+            place[..len].copy_from_slice(staged.bytes(0..len));
         }
     };
     read_blocks(runtime, &config, reads, job, Memory::Pool(&pool), deliver, Damages::Stop)
@@ -111,12 +111,12 @@ pub(crate) fn read_into(
     let (pool, config) = staging(runtime, reads)?;
     let staged = started.elapsed().as_secs_f64();
     let pinning = Pinning::for_targets(&pool, to.targets);
-    let deliver = |number: usize, transit: &mut Transit| {
+    let deliver = |number: usize, staged: &mut StagedCopy| {
         let block = &reads.blocks[number];
         let span = block.offset..block.offset + block.len as u64;
         for slab in to.plan.slabs_of(number) {
             to.slabs[slab].runs(&span, &mut |runs| {
-                transit.deliver(to.targets[slab], block.len, runs);
+                staged.deliver(to.targets[slab], block.len, runs);
             });
         }
     };
@@ -181,7 +181,7 @@ fn read_blocks(
     reads: Reads,
     job: &Arc<Job>,
     memory: Memory,
-    deliver: impl Fn(usize, &mut Transit) + Sync,
+    deliver: impl Fn(usize, &mut StagedCopy) + Sync,
     damages: Damages,
 ) -> Result<ReadOutcome> {
     let started = Instant::now();

@@ -7,7 +7,7 @@ use super::runtime::Runtime;
 use super::transfers::OpenFile;
 use crate::config::Config;
 use crate::engine::fallback::{Fallback, Refusal};
-use crate::engine::ladder::{self, Rung, Stage};
+use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::Queue;
 use crate::error::{Error, Result, Room};
 use std::fs::File;
@@ -55,13 +55,13 @@ pub(super) fn open_each(
     runtime: &Runtime,
     config: &Config,
     paths: &[Option<&Path>],
-    mut open: impl FnMut(&[usize], &Arc<Queue>, &Rung) -> Opened,
+    mut open: impl FnMut(&[usize], &Arc<Queue>, &IoMode) -> Opened,
 ) -> Result<(Vec<Option<OpenFile>>, Moved)> {
     let mut files: Vec<Option<OpenFile>> = paths.iter().map(|_| None).collect();
     let mut ways = Vec::new();
     for (dir, numbers) in by_directory(paths) {
         let (opened, moved) =
-            first_working(runtime, config, |queue, rung| open(&numbers, queue, rung))?;
+            first_working(runtime, config, |queue, mode| open(&numbers, queue, mode))?;
         debug_assert_eq!(opened.len(), numbers.len());
         warn_once(dir, &moved.fallbacks);
         numbers.into_iter().zip(opened).for_each(|(number, file)| files[number] = Some(file));
@@ -75,32 +75,32 @@ pub(super) fn open_each(
 fn first_working(
     runtime: &Runtime,
     config: &Config,
-    mut open: impl FnMut(&Arc<Queue>, &Rung) -> Opened,
+    mut open: impl FnMut(&Arc<Queue>, &IoMode) -> Opened,
 ) -> Result<(Vec<OpenFile>, Moved)> {
-    let mut refused: Vec<(Rung, Refusal)> = Vec::new();
-    for rung in ladder::rungs(config)? {
-        let queue = match runtime.queue(&rung) {
+    let mut refused: Vec<(IoMode, Refusal)> = Vec::new();
+    for mode in io_mode::modes(config)? {
+        let queue = match runtime.queue(&mode) {
             Ok(queue) => queue,
             Err(error) => {
-                let why = ladder::refusal(&rung, Stage::Start, &error);
-                let fatal = || Error::io("starting", rung.to_string(), error);
-                refused.push((rung, why.ok_or_else(fatal)?));
+                let why = io_mode::refusal(&mode, Stage::Start, &error);
+                let fatal = || Error::io("starting", mode.to_string(), error);
+                refused.push((mode, why.ok_or_else(fatal)?));
                 continue;
             }
         };
-        match open(&queue, &rung) {
-            Ok((files, notes)) => return Ok((files, moved(&queue, &rung, refused, notes))),
+        match open(&queue, &mode) {
+            Ok((files, notes)) => return Ok((files, moved(&queue, &mode, refused, notes))),
             Err(OpenFailure { stage, doing, path, error, room }) => {
-                let why = ladder::refusal(&rung, stage, &error);
+                let why = io_mode::refusal(&mode, stage, &error);
                 let fatal = || {
                     let hint = String::new();
                     Error::Io { doing, path, offset: None, cause: error, room, hint }
                 };
-                refused.push((rung, why.ok_or_else(fatal)?));
+                refused.push((mode, why.ok_or_else(fatal)?));
             }
         }
     }
-    Err(ladder::none_left(&refused))
+    Err(io_mode::none_left(&refused))
 }
 
 /// Adds to `moved` what has changed about the engines since: they register buffers when these are
@@ -166,14 +166,19 @@ fn merge(ways: Vec<(&Path, Moved)>) -> Moved {
     }
 }
 
-fn moved(queue: &Queue, rung: &Rung, refused: Vec<(Rung, Refusal)>, notes: Vec<Fallback>) -> Moved {
-    let steps = refused.into_iter().map(|(tried, why)| why.fallback(tried, rung));
+fn moved(
+    queue: &Queue,
+    mode: &IoMode,
+    refused: Vec<(IoMode, Refusal)>,
+    notes: Vec<Fallback>,
+) -> Moved {
+    let steps = refused.into_iter().map(|(tried, why)| why.fallback(tried, mode));
     let mut fallbacks: Vec<Fallback> = steps.collect();
     fallbacks.extend(queue.fallbacks());
     fallbacks.extend(notes);
     Moved {
         engine: queue.name().into(),
-        direct: rung.direct,
+        direct: mode.direct,
         fixed_buffers: queue.registered(),
         device_bytes: 0,
         pinned: None,

@@ -17,9 +17,9 @@ pub struct Moved {
     pub fixed_buffers: usize,
     /// Bytes that GPUs copied.
     pub device_bytes: u64,
-    /// Whether the staging memory was pinned for them; `None` where there was nothing to copy.
+    /// Whether the staging memory was pinned for them; `None` if they copied nothing.
     pub pinned: Option<bool>,
-    /// What was tried first and refused, why, and what to do about it.
+    /// What was unavailable, why, and what to do about it.
     pub fallbacks: Vec<Fallback>,
 }
 
@@ -41,7 +41,7 @@ impl Moved {
     }
 }
 
-/// What a save did.
+/// The report of a save.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SaveReport {
     /// The checkpoint's directory.
@@ -57,9 +57,9 @@ pub struct SaveReport {
     pub file_bytes: u64,
     /// Shards.
     pub files: usize,
-    /// Of their bytes, those that were written over files of a checkpoint that is no more.
+    /// Bytes that were written over recycled files.
     pub recycled_bytes: u64,
-    /// Staging memory in bytes that saves may come to use, of which they take what they need.
+    /// Staging memory in bytes that saves may use; they take what they need.
     pub pool_bytes: u64,
     /// How the bytes were moved.
     #[serde(flatten)]
@@ -166,7 +166,7 @@ impl LoadReport {
     }
 }
 
-/// What a check found.
+/// The report of a verification.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerifyReport {
     /// The checkpoint's directory.

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, MachineConfig, Switch};
 use crate::engine::Engine;
-use crate::engine::ladder::{Kind, Rung};
+use crate::engine::io_mode::{EngineKind, IoMode};
 use crate::engine::portable::Portable;
 use crate::engine::queue::Queue;
 use crate::error::Result;
@@ -45,7 +45,7 @@ struct Machine {
 
 /// A queue, and what it was made for.
 struct Running {
-    engine: Kind,
+    engine: EngineKind,
     /// Where the pool lies that it registers.
     pool: Option<usize>,
     queue: Arc<Queue>,
@@ -60,7 +60,7 @@ impl Runtime {
         Self::over(config, None)
     }
 
-    /// Creates a runtime over the caller's engine, which serves every rung of the ladder.
+    /// Creates a runtime over the caller's engine, which serves every I/O mode.
     ///
     /// # Errors
     /// As for [`Runtime::new`].
@@ -132,12 +132,12 @@ impl Runtime {
         self.machine().pool()
     }
 
-    /// The running queue that this rung needs; a new one if there is none or its engine broke.
+    /// The running queue that this mode needs; a new one if there is none or its engine broke.
     ///
     /// # Errors
     /// The system's, when the engine cannot be had here.
-    pub(crate) fn queue(&self, rung: &Rung) -> io::Result<Arc<Queue>> {
-        self.machine().queue(rung)
+    pub(crate) fn queue(&self, mode: &IoMode) -> io::Result<Arc<Queue>> {
+        self.machine().queue(mode)
     }
 
     fn machine(&self) -> &Machine {
@@ -181,9 +181,9 @@ impl Machine {
         Ok(pool.insert(made).clone())
     }
 
-    fn queue(&self, rung: &Rung) -> io::Result<Arc<Queue>> {
-        let pool = if rung.fixed { Some(self.pool()?) } else { None };
-        let (engine, at) = (rung.engine, pool.as_ref().map(|pool| pool.base() as usize));
+    fn queue(&self, mode: &IoMode) -> io::Result<Arc<Queue>> {
+        let pool = if mode.fixed { Some(self.pool()?) } else { None };
+        let (engine, at) = (mode.engine, pool.as_ref().map(|pool| pool.base() as usize));
         let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         queues.retain(|running| running.queue.is_alive());
         let fits = |running: &&Running| (running.engine, running.pool) == (engine, at);
@@ -195,7 +195,7 @@ impl Machine {
         Ok(queue)
     }
 
-    fn start(&self, engine: Kind, pool: Option<Pool>) -> io::Result<Queue> {
+    fn start(&self, engine: EngineKind, pool: Option<Pool>) -> io::Result<Queue> {
         let depth = self.made_for.queue_depth as usize;
         if let Some(build) = self.build.clone() {
             return Queue::start(THREAD, move || build());
@@ -203,11 +203,11 @@ impl Machine {
         // How much registering the pool is insisted on.
         let fixed = if pool.is_some() { self.made_for.fixed } else { Switch::Off };
         match engine {
-            Kind::Portable => {
+            EngineKind::Portable => {
                 Queue::start(THREAD, move || Ok(Box::new(Portable::new(depth)?) as Box<dyn Engine>))
             }
-            Kind::Uring => start_uring(depth, pool, fixed),
-            Kind::TokioUring => start_tokio_uring(depth, pool, fixed),
+            EngineKind::Uring => start_uring(depth, pool, fixed),
+            EngineKind::TokioUring => start_tokio_uring(depth, pool, fixed),
         }
     }
 }
@@ -345,7 +345,9 @@ mod tests {
             Ok(Box::new(Slow { inner, go, gone }))
         });
         let machine = Arc::new(Machine::new(config(1019).machine(), Some(build)));
-        machine.queue(&Rung { engine: Kind::Portable, fixed: false, direct: false }).unwrap();
+        machine
+            .queue(&IoMode { engine: EngineKind::Portable, fixed: false, direct: false })
+            .unwrap();
         KEPT.lock().unwrap().insert(0, machine);
         for blocks in [1021, 1031, 1033] {
             drop(Runtime::shared(&config(blocks)).unwrap());

@@ -1,8 +1,8 @@
-//! What each block of a save or load went through, and when, in the trace format of Chrome, which
-//! Perfetto and `chrome://tracing` open.
+//! What happened to each block of a save or load, and when, in Chrome's trace format, which Perfetto and
+//! `chrome://tracing` open.
 //!
-//! Format: the "Trace Event Format" document of the Chromium project. What a thread does is a row of
-//! complete events; what goes on meanwhile (a GPU's copies, transfers) are asynchronous ones.
+//! Format: the "Trace Event Format" document of the Chromium project. The work of a thread is a row of
+//! complete events; what runs meanwhile (a GPU's copies, transfers) are asynchronous events.
 
 use crate::sys::file::create_or_empty;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-/// One thing that was done.
+/// A step of a save or load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     /// Laying out the shards.
@@ -27,7 +27,7 @@ pub(crate) enum What {
     Device,
     /// A checksum.
     Checksum,
-    /// Between being handed to the engine and being started by it.
+    /// From the submission of a transfer until the engine starts it.
     Queued,
     /// Being written.
     Write,
@@ -59,16 +59,16 @@ impl What {
         }
     }
 
-    /// Whether it goes on while the thread that started it does something else.
+    /// Whether it runs while the thread that started it does something else.
     fn is_asynchronous(self) -> bool {
         matches!(self, Self::Device | Self::Queued | Self::Write | Self::Read)
     }
 }
 
-/// From when until when.
+/// Start and end.
 pub(crate) type Interval = (Instant, Instant);
 
-/// Spans of time, and the file that they are to be written to.
+/// The steps so far, and the file to write them to.
 #[derive(Debug)]
 pub(crate) struct Trace {
     path: PathBuf,
@@ -94,18 +94,18 @@ struct Span {
 }
 
 impl Trace {
-    /// An empty one, which begins now.
+    /// Starts an empty trace now.
     pub fn new(path: PathBuf) -> Self {
         Self { path, began: Instant::now(), record: Mutex::default() }
     }
 
-    /// Where it is to be written.
+    /// The file to write it to.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Adds something that this thread did, or had done. `block` is its number in the plan, and
-    /// `bytes` how much was moved.
+    /// Adds a step of this thread, or one that it started. `block` is the block's number in the plan, and
+    /// `bytes` the number of bytes moved.
     pub fn add(&self, what: What, (from, until): Interval, block: Option<usize>, bytes: u64) {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         let me = thread::current().id();

@@ -56,7 +56,7 @@ pub struct Shard {
     /// Its first bytes; [`Shard::write_header`] makes them.
     pub header: Header,
     /// Its items, by rising offset.
-    pub items: Vec<Extent>,
+    pub items: Vec<ItemRange>,
     /// Its length.
     pub bytes: u64,
     /// The lane that it belongs to.
@@ -65,7 +65,7 @@ pub struct Shard {
 
 /// An item's bytes in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Extent {
+pub struct ItemRange {
     /// Index among the items given to [`plan`].
     pub item: usize,
     /// Byte offsets in the file.
@@ -170,13 +170,13 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
         let nbytes = item.info.nbytes()?;
         let of_name = known.entry(&item.info.name).or_insert(Known { first: index, count: 0 });
         if of_name.count > 0 {
-            check_boxes(&items[of_name.first], item)?;
+            check_regions(&items[of_name.first], item)?;
         }
         // By where it lies, as comparing each with each would take quadratic time. Empty boxes may
         // lie anywhere, as uneven sharding leaves them.
-        if item.part.is_some()
+        if item.region.is_some()
             && !item.info.shape.contains(&0)
-            && !boxes.insert((of_name.first, &item.part))
+            && !boxes.insert((of_name.first, &item.region))
         {
             return Err(named_twice(item));
         }
@@ -191,8 +191,8 @@ fn named_twice(item: &Item) -> Error {
 }
 
 /// Two items of one name are boxes of one tensor.
-fn check_boxes(first: &Item, item: &Item) -> Result<()> {
-    if first.part.is_none() || item.part.is_none() {
+fn check_regions(first: &Item, item: &Item) -> Result<()> {
+    if first.region.is_none() || item.region.is_none() {
         return Err(named_twice(item));
     }
     let (name, shape) = (&item.info.name, item.tensor_shape());
@@ -299,9 +299,9 @@ fn lay_out(
     let extent = |member: Member| {
         let begin = at;
         at += member.nbytes;
-        Extent { item: member.item, range: begin..at }
+        ItemRange { item: member.item, range: begin..at }
     };
-    let mut extents: Vec<Extent> = members.into_iter().map(extent).collect();
+    let mut extents: Vec<ItemRange> = members.into_iter().map(extent).collect();
     // The header tells where in the data section its items lie, so that its length must not matter.
     let header = Header::new(reader, extents.len(), |n| placed(items, &extents[n], 0));
     for extent in &mut extents {
@@ -312,7 +312,7 @@ fn lay_out(
 }
 
 /// An item's place in the data section, which starts at an offset.
-fn placed<'a>(items: &'a [Item], extent: &Extent, start: u64) -> Placed<'a> {
+fn placed<'a>(items: &'a [Item], extent: &ItemRange, start: u64) -> Placed<'a> {
     let Range { start: begin, end } = extent.range;
     Placed { item: &items[extent.item], begin: begin - start, end: end - start }
 }
@@ -409,12 +409,13 @@ impl Entries<'_> {
     pub fn iter(&self) -> impl Iterator<Item = TensorEntry> {
         // Whole tensors are one chunk: only those of boxes are looked for.
         let mut boxes: HashMap<&str, Vec<usize>> = HashMap::new();
-        for (number, item) in self.items.iter().enumerate().filter(|(_, item)| item.part.is_some())
+        for (number, item) in
+            self.items.iter().enumerate().filter(|(_, item)| item.region.is_some())
         {
             boxes.entry(&item.info.name).or_default().push(number);
         }
         self.items.iter().enumerate().filter_map(move |(number, item)| {
-            let chunks = match item.part {
+            let chunks = match item.region {
                 None => [self.chunk(number)].into(),
                 // All boxes of a tensor stand where the first of them does.
                 Some(_) => {
@@ -434,8 +435,8 @@ impl Entries<'_> {
 
     fn chunk(&self, number: usize) -> Chunk {
         let (item, (file, begin)) = (&self.items[number], self.places[number]);
-        let offsets = item.part.as_ref().map(|part| part.offsets.as_slice().into());
-        let sizes = item.part.as_ref().map(|_| item.info.shape.as_slice().into());
+        let offsets = item.region.as_ref().map(|region| region.offsets.as_slice().into());
+        let sizes = item.region.as_ref().map(|_| item.info.shape.as_slice().into());
         Chunk { file, begin, offsets, sizes }
     }
 }

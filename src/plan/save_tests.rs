@@ -1,7 +1,7 @@
 //! Tests of the layout.
 
 use super::*;
-use crate::format::{Dtype, Part, TensorInfo};
+use crate::format::{Dtype, Region, TensorInfo};
 use proptest::prelude::*;
 
 fn options(block_bytes: u64, shard_bytes: u64) -> Options {
@@ -23,8 +23,8 @@ fn items(sizes: &[(Dtype, u64)]) -> Vec<Item> {
 
 /// Bytes `from..to` of a tensor of `of` bytes.
 fn part(name: &str, from: u64, to: u64, of: u64) -> Item {
-    let part = Some(Part { shape: vec![of], offsets: vec![from] });
-    Item { part, ..item(name.into(), Dtype::U8, to - from) }
+    let region = Some(Region { shape: vec![of], offsets: vec![from] });
+    Item { region, ..item(name.into(), Dtype::U8, to - from) }
 }
 
 fn any_sizes() -> impl Strategy<Value = Vec<(Dtype, u64)>> {
@@ -82,7 +82,7 @@ proptest! {
         prop_assert_eq!(plan.shards.len(), with_bytes.clamp(1, lanes));
         prop_assert!(plan.shards.iter().enumerate().all(|(l, shard)| shard.lane == l));
         // Each of the files is in the order of one file of them all.
-        let rank = |extent: &Extent| {
+        let rank = |extent: &ItemRange| {
             let item = &items[extent.item];
             (Reverse(header::natural_alignment(nbytes(item), item.info.dtype)), extent.item)
         };

@@ -1,16 +1,16 @@
 //! A run of a mapping with exactly one owner.
 
 use super::Mapping;
-use super::staging::Home;
+use super::staging::FreeBuffers;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-/// A mapping that was cut into buffers: out of reach until they are gone.
+/// A mapping that was cut into buffers: unusable until all of them are dropped.
 #[derive(Debug)]
-pub struct Whole(Arc<Mapping>);
+pub struct CutMapping(Arc<Mapping>);
 
-impl Whole {
-    /// The mapping again.
+impl CutMapping {
+    /// Returns the mapping.
     ///
     /// # Panics
     /// If a buffer over it is left.
@@ -19,15 +19,15 @@ impl Whole {
     }
 }
 
-/// Exclusive ownership of some bytes of a [`Mapping`]. Returned to its pool, if it has one, on drop.
+/// Exclusive ownership of some bytes of a [`Mapping`]. Dropping it returns it to its pool, if it has one.
 #[derive(Debug)]
 pub struct Buffer {
     mapping: Arc<Mapping>,
     range: Range<usize>,
     /// Number in the pool, which is its index among the ring's fixed buffers.
     slot: Option<u16>,
-    /// Where the slot goes back to.
-    home: Option<Arc<Home>>,
+    /// Where the slot is returned to.
+    home: Option<Arc<FreeBuffers>>,
 }
 
 impl Buffer {
@@ -35,7 +35,10 @@ impl Buffer {
     ///
     /// # Panics
     /// If the lengths add up to more than the mapping's.
-    pub fn cut(mapping: Mapping, lens: impl IntoIterator<Item = usize>) -> (Whole, Vec<Buffer>) {
+    pub fn cut(
+        mapping: Mapping,
+        lens: impl IntoIterator<Item = usize>,
+    ) -> (CutMapping, Vec<Buffer>) {
         let mapping = Arc::new(mapping);
         let mut start = 0;
         let buffers = lens.into_iter().map(|len| {
@@ -45,7 +48,7 @@ impl Buffer {
             Buffer { mapping: mapping.clone(), range, slot: None, home: None }
         });
         let buffers = buffers.collect();
-        (Whole(mapping), buffers)
+        (CutMapping(mapping), buffers)
     }
 
     /// A buffer over memory of its own.
@@ -62,12 +65,12 @@ impl Buffer {
         mapping: Arc<Mapping>,
         range: Range<usize>,
         slot: u16,
-        home: Arc<Home>,
+        home: Arc<FreeBuffers>,
     ) -> Self {
         Self { mapping, range, slot: Some(slot), home: Some(home) }
     }
 
-    /// Number in the pool; `None` for memory that is no pool's.
+    /// Number in the pool; `None` for memory that is not a pool's.
     pub fn slot(&self) -> Option<u16> {
         self.slot
     }
@@ -78,14 +81,14 @@ impl Buffer {
         unsafe { self.mapping.as_ptr().add(self.range.start) }
     }
 
-    /// Gives the buffer up for good, because the kernel may still use its memory, which then stays mapped as
-    /// long as the process. Whoever waits for a buffer of the pool is told.
+    /// Gives the buffer up for good, because the kernel may still use its memory: that stays mapped as long as
+    /// the process. Threads that wait for a buffer of the pool get an error.
     pub fn give_up(self) {
         self.owner().iter().for_each(Owner::give_up);
         std::mem::forget(self);
     }
 
-    /// The pool that it goes back to, if it has one.
+    /// The pool that it returns to, if it has one.
     pub fn owner(&self) -> Option<Owner> {
         self.home.clone().map(Owner)
     }
@@ -96,12 +99,12 @@ impl Buffer {
     }
 }
 
-/// A pool as its buffers know it: where they go back to.
+/// The pool that a buffer returns to.
 #[derive(Debug, Clone)]
-pub struct Owner(Arc<Home>);
+pub struct Owner(Arc<FreeBuffers>);
 
 impl Owner {
-    /// Says that buffers of the pool will never come back. Whoever waits for one is told.
+    /// Notes that buffers of the pool will never be returned. Threads that wait for one get an error.
     pub fn give_up(&self) {
         self.0.give_up();
     }

@@ -15,7 +15,7 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// Memory is taken from the system when it is first touched, or by [`Mapping::prefault`].
 #[derive(Debug)]
 pub struct Mapping {
-    /// Ends before the memory goes.
+    /// Dropped before the memory is unmapped.
     attachment: OnceLock<Box<dyn Any + Send + Sync>>,
     raw: MmapRaw,
     /// Bytes from the start of `raw` to the first 2 MiB boundary.
@@ -71,8 +71,8 @@ impl Mapping {
     /// comes in the middle of a copy or a transfer. Contents stay as they are.
     pub fn prefault(&self, offset: usize, len: usize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
-        // A huge page at a time: meanwhile the kernel holds the lock of the address space, which whoever
-        // maps memory or starts a thread waits for.
+        // One huge page at a time: meanwhile the kernel holds the lock of the address space, and every
+        // thread that maps memory or starts a thread waits for it.
         let mut at = offset;
         while at < offset + len {
             let end = (at / HUGE_PAGE + 1) * HUGE_PAGE;
@@ -90,7 +90,7 @@ impl Mapping {
         self.touch(offset, len);
     }
 
-    /// The portable way to fault pages in (and Linux before 5.14): rewrite a byte of each.
+    /// Faults pages in by rewriting a byte of each: the portable way, and that of Linux before 5.14.
     fn touch(&self, offset: usize, len: usize) {
         for at in (offset..offset + len).step_by(4096) {
             // SAFETY: within the mapping. Volatile, so that it is not optimised away. Called only
@@ -102,7 +102,7 @@ impl Mapping {
         }
     }
 
-    /// Gives the memory of the whole pages in `[offset, offset + len)` back to the system.
+    /// Returns the memory of the whole pages in `[offset, offset + len)` to the system.
     ///
     /// # Safety
     /// Nobody uses these bytes any more: they read as zeros from now on.
@@ -121,8 +121,8 @@ impl Mapping {
         let _ = (start, end);
     }
 
-    /// What is attached to the memory: made the first time, dropped just before the memory goes. A
-    /// registration with a driver, which knows the memory by its address.
+    /// Returns what is attached to the memory: made on the first call, dropped just before the memory is
+    /// unmapped. Meant for a registration with a driver, which knows the memory by its address.
     ///
     /// # Panics
     /// If something of another type was attached.

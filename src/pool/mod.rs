@@ -9,6 +9,6 @@ mod buffer;
 mod mapping;
 mod staging;
 
-pub use buffer::{Buffer, Owner, Whole};
+pub use buffer::{Buffer, CutMapping, Owner};
 pub use mapping::Mapping;
 pub use staging::Pool;

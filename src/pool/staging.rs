@@ -16,38 +16,41 @@ pub struct Pool {
     mapping: Arc<Mapping>,
     block_bytes: usize,
     count: usize,
-    home: Arc<Home>,
+    home: Arc<FreeBuffers>,
 }
 
-/// Where the buffers of a pool wait for their next holder.
+/// The free buffers of a pool. Buffers return here when they are dropped.
 #[derive(Debug)]
-pub(super) struct Home {
+pub(super) struct FreeBuffers {
     slots: Mutex<Slots>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct Slots {
-    /// Those that have come back. The last one is lent first: its memory is in a cache, maybe.
+    /// Slots that were returned. The last one is lent first: its memory may still be in a cache.
     free: Vec<u16>,
-    /// How many have ever been lent; the others have no memory yet.
+    /// Slots that were ever lent; the others have no memory yet.
     used: usize,
     /// Whether buffers were given up, and so may never come back.
     broken: bool,
 }
 
-impl Home {
+impl FreeBuffers {
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Takes a slot back.
+    /// Returns a slot.
     pub(super) fn put(&self, slot: u16) {
-        self.slots().free.push(slot);
+        let mut slots = self.slots();
+        debug_assert!(usize::from(slot) < slots.used && !slots.free.contains(&slot));
+        slots.free.push(slot);
+        drop(slots);
         self.changed.notify_one();
     }
 
-    /// Says that a buffer will never come back.
+    /// Notes that a buffer will never be returned.
     pub(super) fn give_up(&self) {
         self.slots().broken = true;
         self.changed.notify_all();
@@ -79,15 +82,14 @@ impl Pool {
         let mapping = Mapping::new(len)?;
         mapping.keep_from_children();
         let slots = Mutex::new(Slots { free: Vec::new(), used: 0, broken: false });
-        let home = Arc::new(Home { slots, changed: Condvar::new() });
+        let home = Arc::new(FreeBuffers { slots, changed: Condvar::new() });
         Ok(Self { mapping: Arc::new(mapping), block_bytes, count, home })
     }
 
-    /// Takes a free buffer, waiting for one to come back if need be.
+    /// Takes a free buffer; waits until one is returned if there is none.
     ///
     /// # Errors
-    /// When there is none, and an engine broke that had some and could not give them back: whoever waits
-    /// might wait for ever.
+    /// If no buffer is free and a broken engine could not return some: waiting could last forever.
     pub fn lease(&self) -> io::Result<Buffer> {
         let mut slots = self.home.slots();
         loop {
@@ -105,13 +107,13 @@ impl Pool {
         }
     }
 
-    /// Takes a free buffer if there is one now.
+    /// Takes a free buffer, if there is one now.
     pub fn try_lease(&self) -> Option<Buffer> {
         let taken = self.take(&mut self.home.slots());
         taken.map(|(slot, is_new)| self.buffer(slot, is_new))
     }
 
-    /// A free slot, one that has been used before if there is any, and whether it is lent for the first time.
+    /// Takes a free slot, preferably one that was used before; true if it is lent for the first time.
     fn take(&self, slots: &mut Slots) -> Option<(u16, bool)> {
         if let Some(slot) = slots.free.pop() {
             return Some((slot, false));
@@ -131,17 +133,17 @@ impl Pool {
         buffer
     }
 
-    /// Number of buffers that it may come to have.
+    /// Number of buffers that the pool can have.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Number of buffers that have memory: as many as were ever lent at once.
+    /// Number of buffers that have memory: the most that were ever lent at once.
     pub fn used(&self) -> usize {
         self.home.slots().used
     }
 
-    /// Whether buffers were given up with a broken engine: such a pool is to be replaced.
+    /// Whether buffers were given up with a broken engine. Replace such a pool.
     pub fn is_broken(&self) -> bool {
         self.home.slots().broken
     }
@@ -151,7 +153,7 @@ impl Pool {
         self.block_bytes
     }
 
-    /// Bytes of the whole pool, if all of it comes to be used.
+    /// Bytes of the whole pool, once all of it is used.
     pub fn bytes(&self) -> usize {
         self.mapping.len()
     }
@@ -172,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_lent_to_one_holder_at_a_time_and_comes_back() {
+    fn slot_has_one_holder_at_a_time_and_is_reused() {
         let pool = Pool::new(2, 4096).unwrap();
         let (a, b) = (pool.lease().unwrap(), pool.lease().unwrap());
         assert_ne!(a.slot(), b.slot());
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn more_buffers_than_io_uring_registers_are_refused() {
+    fn pool_of_too_many_buffers_is_refused() {
         let error = Pool::new(Pool::BUFFERS_MAX + 1, 4096).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
@@ -222,7 +224,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn memory_is_taken_when_a_buffer_is_lent_for_the_first_time() {
+    fn buffer_takes_memory_when_first_lent() {
         const BLOCK: usize = 4 << 20;
         let pool = Pool::new(64, BLOCK).unwrap();
         assert_eq!((pool.used(), resident(&pool)), (0, 0));
@@ -236,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_buffer_that_was_given_up_is_told() {
+    fn lease_fails_when_the_awaited_buffer_is_given_up() {
         let pool = Pool::new(2, 4096).unwrap();
         let (lost, kept) = (pool.lease().unwrap(), pool.lease().unwrap());
         std::thread::scope(|scope| {
@@ -247,7 +249,7 @@ mod tests {
         assert!(pool.is_broken());
         drop(kept);
         drop(pool.lease().expect("the other one is free"));
-        // The memory of the one given up stays mapped for as long as the pool: the kernel may write to it.
+        // The memory of the lost buffer stays mapped as long as the pool: the kernel may write to it.
         let held = pool.lease().unwrap();
         assert!(pool.try_lease().is_none());
         drop(held);

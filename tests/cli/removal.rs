@@ -69,7 +69,7 @@ fn save_each(dir: &Checkpoints, step: u32, there: &[u32], ranks: u32) -> PathBuf
     let whole = PathBuf::from(dir.step(step));
     for &rank in there {
         let part = whole.join(format!("rank{rank:05}"));
-        let part_of = PartOf { rank, ranks, save: format!("a-{step}") };
+        let part_of = RankShare { rank, ranks, save: format!("a-{step}") };
         let session = Session::begin(&part, 1).unwrap().part_of(part_of);
         let mut state = StateDict::new();
         state.bytes("w", Dtype::U8, &[500], &[1; 500]).unwrap();

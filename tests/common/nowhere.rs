@@ -6,7 +6,7 @@ use fake_engines::Null;
 use ringstow::device::Source;
 use ringstow::format::{FileEntry, Manifest};
 use ringstow::plan::save::{Options, SavePlan, Shard, plan};
-use ringstow::{Config, Dtype, Item, Part, Runtime, StateDict, TensorInfo};
+use ringstow::{Config, Dtype, Item, Region, Runtime, StateDict, TensorInfo};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub fn items(count: usize, bytes: impl Fn(usize) -> u64) -> Vec<Item> {
 /// As many boxes of one tensor, a row each.
 pub fn boxes(count: usize) -> Vec<Item> {
     let row = |i| Item {
-        part: Some(Part { shape: vec![count as u64, 16], offsets: vec![i as u64, 0] }),
+        region: Some(Region { shape: vec![count as u64, 16], offsets: vec![i as u64, 0] }),
         ..info("experts".into(), 64).into()
     };
     (0..count).map(row).collect()

@@ -3,7 +3,7 @@
 use crate::setup::*;
 use crossbeam_channel::{Receiver, unbounded};
 use fake_engines::{Twist, Twisted};
-use ringstow::engine::ladder::{trial_read, trial_write};
+use ringstow::engine::io_mode::{trial_read, trial_write};
 use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing, is_cancelled};
 use ringstow::engine::{Action, Completion, Engine, Op, Transfer};
 use std::io;

@@ -13,8 +13,8 @@ use ringstow::Retention;
 use ringstow::device::{Source, StridedTarget, Target};
 use ringstow::format::names;
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, Error, LoadOptions, PartOf, Runtime, SaveReport, Session,
-    Slice, StateDict, TensorInfo, Value,
+    Checkpoint, Config, Disposal, Dtype, Error, LoadOptions, RankShare, Runtime, SaveReport,
+    Session, Slice, StateDict, TensorInfo, Value,
 };
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
-//! Copies between GPUs' memory and one staging buffer: ordered, then started together, then asked
-//! after until they have ended.
+//! Copies between GPUs' memory and one staging buffer: ordered, started together, and polled until they
+//! have ended.
 
-use super::device::{Device, Event, Moment};
+use super::device::{Device, Direction, Event, ReadyEvent};
 use super::driver::{checked, failed};
-use super::pieces::Turn;
+use super::pieces::Reorder;
 use crate::device::host::Strided;
 use crate::error::Result;
 use crate::plan::slab::Runs;
@@ -11,25 +11,9 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUmemorytype, CUstream};
 use std::sync::Arc;
 
-/// Which way bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    ToHost = 0,
-    ToDevice = 1,
-}
-
-impl Direction {
-    pub(super) fn doing(self) -> &'static str {
-        match self {
-            Self::ToHost => "copying to the host from",
-            Self::ToDevice => "copying from the host to",
-        }
-    }
-}
-
 /// Rows of bytes, evenly apart on either side.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Copy {
+pub(super) struct RowCopy {
     pub device: u64,
     pub device_pitch: usize,
     pub host: *mut u8,
@@ -38,21 +22,21 @@ pub(super) struct Copy {
     pub height: usize,
 }
 
-/// Copies of one GPU's, one way.
+/// The copies of one GPU in one direction.
 struct Order {
-    /// From when on all of the memory may be copied: one moment at least, all of that GPU.
-    moments: Vec<Arc<Moment>>,
+    /// Events of that GPU to wait for before copying; never empty.
+    events: Vec<Arc<ReadyEvent>>,
     direction: Direction,
-    copies: Vec<Copy>,
+    copies: Vec<RowCopy>,
 }
 
 /// All copies of one buffer. They have ended when this is dropped.
 #[derive(Default)]
 pub(crate) struct Copies {
     orders: Vec<Order>,
-    flights: Vec<Flight>,
-    /// Bytes that are turned round once they are there, by their address.
-    turns: Vec<(*mut u8, Turn)>,
+    running: Vec<RunningCopies>,
+    /// Bytes to reorder once they have arrived, with their address.
+    reorders: Vec<(*mut u8, Reorder)>,
     bytes: u64,
 }
 
@@ -64,19 +48,25 @@ impl Copies {
     ///
     /// # Safety
     /// Both sides are memory of the copy's size that is there, and used by nobody else, until this is
-    /// dropped: the host's, and that of the device of `moment`.
-    pub(super) unsafe fn order(&mut self, moment: &Arc<Moment>, direction: Direction, copy: Copy) {
+    /// dropped: the host's, and that of the device of `ready_event`.
+    pub(super) unsafe fn order(
+        &mut self,
+        ready_event: &Arc<ReadyEvent>,
+        direction: Direction,
+        copy: RowCopy,
+    ) {
         self.bytes += (copy.width * copy.height) as u64;
         let same = |order: &&mut Order| {
-            Arc::ptr_eq(order.moments[0].device(), moment.device()) && order.direction == direction
+            Arc::ptr_eq(order.events[0].device(), ready_event.device())
+                && order.direction == direction
         };
         let Some(order) = self.orders.iter_mut().find(same) else {
-            let moments = vec![moment.clone()];
-            return self.orders.push(Order { moments, direction, copies: vec![copy] });
+            let events = vec![ready_event.clone()];
+            return self.orders.push(Order { events, direction, copies: vec![copy] });
         };
         order.copies.push(copy);
-        if order.moments.last().is_none_or(|last| !Arc::ptr_eq(last, moment)) {
-            order.moments.push(moment.clone());
+        if order.events.last().is_none_or(|last| !Arc::ptr_eq(last, ready_event)) {
+            order.events.push(ready_event.clone());
         }
     }
 
@@ -86,7 +76,7 @@ impl Copies {
     /// As for [`Copies::order`], of all of the runs.
     pub unsafe fn order_runs(
         &mut self,
-        moment: &Arc<Moment>,
+        ready_event: &Arc<ReadyEvent>,
         device: u64,
         host: *mut u8,
         runs: Runs,
@@ -94,15 +84,15 @@ impl Copies {
         let Runs { from, from_step, to_step, len: width, count, .. } = runs;
         let host = host.wrapping_add(from);
         // SAFETY: the caller's promise.
-        let mut order = |copy| unsafe { self.order(moment, Direction::ToDevice, copy) };
+        let mut order = |copy| unsafe { self.order(ready_event, Direction::ToDevice, copy) };
         // A GPU takes rows that neither overlap nor run backwards.
         if to_step >= width as isize || count == 1 {
             let (device_pitch, host_pitch) = (to_step.unsigned_abs(), from_step);
-            let rows = Copy { device, device_pitch, host, host_pitch, width, height: count };
+            let rows = RowCopy { device, device_pitch, host, host_pitch, width, height: count };
             return split(rows, order);
         }
         for run in 0..count {
-            order(Copy {
+            order(RowCopy {
                 device: device.wrapping_add_signed((run as isize * to_step) as i64),
                 device_pitch: width,
                 host: host.wrapping_add(run * from_step),
@@ -113,12 +103,12 @@ impl Copies {
         }
     }
 
-    /// Orders that bytes be turned round when they are there.
+    /// Orders that bytes be reordered once they have arrived.
     ///
     /// # Safety
     /// The bytes at `at` are host memory as in [`Copies::order`].
-    pub(super) unsafe fn turn(&mut self, at: *mut u8, turn: Turn) {
-        self.turns.push((at, turn));
+    pub(super) unsafe fn reorder(&mut self, at: *mut u8, reorder: Reorder) {
+        self.reorders.push((at, reorder));
     }
 
     /// Bytes that GPUs copy.
@@ -132,7 +122,7 @@ impl Copies {
     /// [`Error::Gpu`]; what was started by then goes on.
     pub fn start(&mut self) -> Result<()> {
         for order in std::mem::take(&mut self.orders) {
-            Flight::start(&order, &mut self.flights)?;
+            RunningCopies::start(&order, &mut self.running)?;
         }
         Ok(())
     }
@@ -142,8 +132,8 @@ impl Copies {
     /// # Errors
     /// [`Error::Gpu`], when there is nothing more to wait for.
     pub fn have_ended(&mut self) -> Result<bool> {
-        for flight in &mut self.flights {
-            if !flight.has_ended()? {
+        for copies in &mut self.running {
+            if !copies.has_ended()? {
                 return Ok(false);
             }
         }
@@ -162,51 +152,57 @@ impl Copies {
         Ok(())
     }
 
-    /// Turns round what has to be, and returns the seconds that the GPUs took. To be called when all
-    /// has ended.
+    /// Reorders what must be, and returns the seconds that the GPUs took. Call this when all copies have
+    /// ended.
     pub fn finish(&mut self) -> f64 {
-        for (at, Turn { layout, .. }) in std::mem::take(&mut self.turns) {
-            // SAFETY: the bytes are ours, by the contract of `turn`, and nobody writes to them now.
+        for (at, Reorder { layout, .. }) in std::mem::take(&mut self.reorders) {
+            // SAFETY: the bytes are ours, by the contract of `reorder`, and nobody writes to them now.
             let bytes = unsafe { std::slice::from_raw_parts_mut(at, layout.nbytes()) };
             let landed = bytes.to_vec();
             // SAFETY: the layout is one of just these bytes.
             unsafe { Strided::of_layout(landed.as_ptr(), layout) }.copy(0, bytes);
         }
-        self.flights.drain(..).map(|flight| flight.seconds()).sum()
+        self.running.drain(..).map(|copies| copies.seconds()).sum()
     }
 }
 
-/// Copies on their way on one of our streams.
-struct Flight {
+/// Copies in flight on one of our streams.
+struct RunningCopies {
     device: Arc<Device>,
     direction: Direction,
     began: Arc<Event>,
-    /// Recorded after the last; none if that failed.
+    /// Recorded after the last copy; `None` if recording failed.
     ended: Option<Arc<Event>>,
     over: bool,
 }
 
-impl Flight {
-    /// Puts an order's copies on the stream, between two events. The flight is among `flights` as
-    /// soon as there is one, whatever fails then.
-    fn start(order: &Order, flights: &mut Vec<Flight>) -> Result<()> {
-        let (device, direction) = (order.moments[0].device().clone(), order.direction);
+impl RunningCopies {
+    /// Puts an order's copies on the stream, between two events. They are in `running` as soon as one
+    /// may have started, whatever fails then.
+    fn start(order: &Order, running: &mut Vec<RunningCopies>) -> Result<()> {
+        let (device, direction) = (order.events[0].device().clone(), order.direction);
         let (doing, ordinal) = (direction.doing(), device.ordinal());
         let _current = device.enter(doing)?;
         let gpu = |error| failed(error, doing, ordinal);
-        // Held over all of it: another's copies in between would count as ours.
-        let mut lane = device.lane(direction);
-        let began = lane.ready(&device, &order.moments, direction).map_err(gpu)?;
+        // Locked throughout: copies of another buffer in between would count as ours.
+        let mut ours = device.copy_stream(direction);
+        let began = ours.begin_after(&device, &order.events, direction).map_err(gpu)?;
         let put = order.copies.iter().try_for_each(|copy| {
             // SAFETY: the memory is there until the copies have ended: the contract of `order`.
-            unsafe { put(copy, direction, lane.stream) }
+            unsafe { put(copy, direction, ours.stream) }
         });
         // SAFETY: the stream is the device's, and live.
-        let ended = unsafe { Event::record(&device, lane.stream) }.map(Arc::new);
+        let ended = unsafe { Event::record(&device, ours.stream) }.map(Arc::new);
         let failure = ended.as_ref().err().copied();
         let ended = ended.ok();
-        lane.last = ended.as_ref().map(Arc::downgrade).unwrap_or_default();
-        flights.push(Flight { device: device.clone(), direction, began, ended, over: false });
+        ours.last = ended.as_ref().map(Arc::downgrade).unwrap_or_default();
+        running.push(RunningCopies {
+            device: device.clone(),
+            direction,
+            began,
+            ended,
+            over: false,
+        });
         checked(put, doing, ordinal)?;
         failure.map_or(Ok(()), |error| Err(gpu(error)))
     }
@@ -215,7 +211,7 @@ impl Flight {
         if !self.over {
             let doing = self.direction.doing();
             let _current = self.device.enter(doing)?;
-            let asked = self.ended.as_ref().map_or(Ok(true), |ended| ended.has_come());
+            let asked = self.ended.as_ref().map_or(Ok(true), |ended| ended.has_completed());
             self.over = asked.map_err(|error| failed(error, doing, self.device.ordinal()))?;
         }
         Ok(self.over)
@@ -226,19 +222,19 @@ impl Flight {
         self.ended.as_ref().map_or(0.0, |ended| ended.seconds_since(&self.began))
     }
 
-    /// Waits for copies of which no event tells. In a context that is lost this does not wait:
-    /// nothing is copied in it any more.
+    /// Waits for copies that no event follows. In a lost context this returns at once: nothing is copied
+    /// there any more.
     fn synchronize(&self) -> Result<()> {
         let doing = self.direction.doing();
         let _current = self.device.enter(doing)?;
-        let lane = self.device.lane(self.direction);
+        let ours = self.device.copy_stream(self.direction);
         // SAFETY: our own stream.
-        checked(unsafe { result::stream::synchronize(lane.stream) }, doing, self.device.ordinal())
+        checked(unsafe { result::stream::synchronize(ours.stream) }, doing, self.device.ordinal())
     }
 }
 
-impl Drop for Flight {
-    /// The memory on both sides may go when this has gone.
+impl Drop for RunningCopies {
+    /// After this, the memory on both sides may be freed.
     fn drop(&mut self) {
         let mut pause = Pause::default();
         while self.ended.is_some() {
@@ -257,7 +253,7 @@ impl Drop for Flight {
 /// # Safety
 /// As for [`Copies::order`]; the device's context is current.
 unsafe fn put(
-    copy: &Copy,
+    copy: &RowCopy,
     direction: Direction,
     stream: CUstream,
 ) -> std::result::Result<(), cudarc::driver::DriverError> {
@@ -273,7 +269,7 @@ unsafe fn put(
     .result()
 }
 
-fn rows(copy: &Copy, direction: Direction) -> sys::CUDA_MEMCPY2D {
+fn rows(copy: &RowCopy, direction: Direction) -> sys::CUDA_MEMCPY2D {
     use CUmemorytype::{CU_MEMORYTYPE_DEVICE as DEVICE, CU_MEMORYTYPE_HOST as HOST};
     let (from, to) = match direction {
         Direction::ToHost => (DEVICE, HOST),
@@ -303,21 +299,20 @@ fn rows(copy: &Copy, direction: Direction) -> sys::CUDA_MEMCPY2D {
     }
 }
 
-/// Rests between two questions: at first hardly, then for about as long as the copy of a block takes.
+/// Pauses between two polls: first it yields, then it sleeps for about as long as copying a block takes.
 #[derive(Default)]
 struct Pause {
-    asked: u32,
+    polls: u32,
 }
 
 impl Pause {
-    /// Rests once.
     pub fn rest(&mut self) {
-        const EAGER: u32 = 20;
-        const BLOCK: std::time::Duration = std::time::Duration::from_micros(50);
-        self.asked += 1;
-        match self.asked {
-            0..EAGER => std::thread::yield_now(),
-            _ => std::thread::sleep(BLOCK),
+        const YIELDS: u32 = 20;
+        const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
+        self.polls += 1;
+        match self.polls {
+            0..YIELDS => std::thread::yield_now(),
+            _ => std::thread::sleep(SLEEP),
         }
     }
 }
@@ -330,12 +325,12 @@ impl std::fmt::Debug for Copies {
 
 /// Rows too far apart for a GPU to copy them in one go (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`, 2^31 - 1 of
 /// all GPUs so far) are copied one by one.
-pub(super) fn split(copy: Copy, mut each: impl FnMut(Copy)) {
+pub(super) fn split(copy: RowCopy, mut each: impl FnMut(RowCopy)) {
     if copy.height == 1 || copy.device_pitch.max(copy.host_pitch) <= i32::MAX as usize {
         return each(copy);
     }
     for row in 0..copy.height {
-        each(Copy {
+        each(RowCopy {
             device: copy.device + (row * copy.device_pitch) as u64,
             host: copy.host.wrapping_add(row * copy.host_pitch),
             height: 1,

@@ -1,4 +1,4 @@
-//! A GPU as this process uses it, and moments on its streams.
+//! A GPU as this process uses it, and events on its streams.
 
 use super::driver::{self, Current, checked, failed};
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A stream as the driver knows it: what `torch.cuda.Stream.cuda_stream` says, or cudarc's
+/// The driver's handle of a stream: `torch.cuda.Stream.cuda_stream`, or cudarc's
 /// `CudaStream::cu_stream`. 0 and 1 are the legacy default stream, 2 is the thread's.
 pub type StreamHandle = usize;
 
@@ -21,23 +21,39 @@ pub struct Gpu {
     pub name: String,
 }
 
+/// The direction of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    ToHost = 0,
+    ToDevice = 1,
+}
+
+impl Direction {
+    pub(super) fn doing(self) -> &'static str {
+        match self {
+            Self::ToHost => "copying to the host from",
+            Self::ToDevice => "copying from the host to",
+        }
+    }
+}
+
 /// A GPU's primary context, which every CUDA library shares, and two streams of our own in it.
 ///
-/// Made when first asked for, and let go with the last tensor and the last pinned pool.
+/// Made when first needed, and released with the last tensor and the last pinned pool.
 pub struct Device {
     ordinal: u32,
     name: String,
     raw: sys::CUdevice,
     context: CUcontext,
-    /// Copies to the host, and copies from it: neither waits for the other.
-    lanes: [Mutex<Lane>; 2],
-    /// Events that nobody uses now.
+    /// One stream per [`Direction`]: neither waits for the other.
+    streams: [Mutex<CopyStream>; 2],
+    /// Unused events.
     events: Mutex<Vec<CUevent>>,
     process: u32,
 }
 
 /// One of our streams.
-pub(super) struct Lane {
+pub(super) struct CopyStream {
     pub stream: CUstream,
     /// The event after the last copies that were put on it.
     pub last: Weak<Event>,
@@ -81,7 +97,7 @@ impl Device {
         Ok(count.try_into().unwrap_or(0))
     }
 
-    /// All of them, by number. Nothing is started on them: that takes time and memory on each.
+    /// All GPUs, by number. No context is made on them, which would take time and memory on each.
     ///
     /// # Errors
     /// [`Error::Unsupported`] without a driver that can be used, [`Error::Gpu`] if it fails.
@@ -105,22 +121,22 @@ impl Device {
             name,
             raw,
             context,
-            lanes: [Lane::new(std::ptr::null_mut()), Lane::new(std::ptr::null_mut())],
+            streams: [CopyStream::new(std::ptr::null_mut()), CopyStream::new(std::ptr::null_mut())],
             events: Mutex::default(),
             process: std::process::id(),
         };
         // Dropped, and so released, if that fails.
-        device.lanes = device.open_lanes()?;
+        device.streams = device.open_streams()?;
         Ok(device)
     }
 
-    fn open_lanes(&self) -> std::result::Result<[Mutex<Lane>; 2], DriverError> {
+    fn open_streams(&self) -> std::result::Result<[Mutex<CopyStream>; 2], DriverError> {
         // SAFETY: the context was retained and `self` will release it.
         let _current = unsafe { Current::enter(self.context) }?;
         let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
         let first = create()?;
         match create() {
-            Ok(second) => Ok([Lane::new(first), Lane::new(second)]),
+            Ok(second) => Ok([CopyStream::new(first), CopyStream::new(second)]),
             Err(error) => {
                 // SAFETY: made above, and nothing was put on it.
                 let _ = unsafe { result::stream::destroy(first) };
@@ -147,8 +163,8 @@ impl Device {
     }
 
     /// One of our streams, to put a row of copies on.
-    pub(super) fn lane(&self, direction: super::Direction) -> MutexGuard<'_, Lane> {
-        self.lanes[direction as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn copy_stream(&self, direction: Direction) -> MutexGuard<'_, CopyStream> {
+        self.streams[direction as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_process(&self) -> Result<()> {
@@ -183,8 +199,8 @@ impl Drop for Device {
                 for event in self.events.get_mut().unwrap_or_else(PoisonError::into_inner) {
                     let _ = result::event::destroy(*event);
                 }
-                for lane in &mut self.lanes {
-                    let stream = lane.get_mut().unwrap_or_else(PoisonError::into_inner).stream;
+                for stream in &mut self.streams {
+                    let stream = stream.get_mut().unwrap_or_else(PoisonError::into_inner).stream;
                     if !stream.is_null() {
                         let _ = result::stream::destroy(stream);
                     }
@@ -195,33 +211,33 @@ impl Drop for Device {
     }
 }
 
-impl Lane {
+impl CopyStream {
     fn new(stream: CUstream) -> Mutex<Self> {
         Mutex::new(Self { stream, last: Weak::new() })
     }
 
-    /// Has what is put on the stream from now on wait for moments, as far as it does not yet, and
-    /// returns an event at which the next copy can begin: that after the copies before it as long as
-    /// they go on, a new one otherwise. Called with the device's context current.
-    pub fn ready(
+    /// Makes all later work on the stream wait for `events`, unless it does already, and returns an
+    /// event after which the next copy can begin: the one after the copies before it while they run, a
+    /// new one otherwise. Call this with the device's context current.
+    pub fn begin_after(
         &self,
         device: &Arc<Device>,
-        moments: &[Arc<Moment>],
-        to: super::Direction,
+        events: &[Arc<ReadyEvent>],
+        to: Direction,
     ) -> std::result::Result<Arc<Event>, DriverError> {
         let mut waits = false;
-        for moment in moments {
-            let awaited = &moment.awaited[to as usize];
+        for ready_event in events {
+            let awaited = &ready_event.awaited[to as usize];
             if !awaited.load(Relaxed) {
                 // SAFETY: our own live stream.
-                unsafe { moment.event.hold_back(self.stream) }?;
+                unsafe { ready_event.event.make_wait(self.stream) }?;
                 awaited.store(true, Relaxed);
                 waits = true;
             }
         }
         if !waits
             && let Some(last) = self.last.upgrade()
-            && !last.has_come()?
+            && !last.has_completed()?
         {
             return Ok(last);
         }
@@ -256,18 +272,18 @@ impl Event {
         Ok(event)
     }
 
-    /// Has what is put on `stream` from now on wait for it.
+    /// Makes all later work on `stream` wait for this event.
     ///
     /// # Safety
     /// The stream is a live one.
-    unsafe fn hold_back(&self, stream: CUstream) -> std::result::Result<(), DriverError> {
+    unsafe fn make_wait(&self, stream: CUstream) -> std::result::Result<(), DriverError> {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: a live event; a live stream by the contract.
         unsafe { result::stream::wait_event(stream, self.raw, flags) }
     }
 
-    /// Whether what was on the stream before it has ended.
-    pub fn has_come(&self) -> std::result::Result<bool, DriverError> {
+    /// Whether the work before it on its stream has ended.
+    pub fn has_completed(&self) -> std::result::Result<bool, DriverError> {
         // SAFETY: a live event.
         match unsafe { result::event::query(self.raw) } {
             Ok(()) => Ok(true),
@@ -276,7 +292,7 @@ impl Event {
         }
     }
 
-    /// Seconds from an earlier one to this, as the GPU measured them. Both have come.
+    /// Seconds from an earlier event to this one, as the GPU measured them. Both have completed.
     pub fn seconds_since(&self, earlier: &Self) -> f64 {
         // SAFETY: live events with timing, both recorded.
         let elapsed = unsafe { result::event::elapsed(earlier.raw, self.raw) };
@@ -290,38 +306,38 @@ impl Drop for Event {
     }
 }
 
-/// A moment on a stream, from which on the memory of tensors may be copied.
-pub(crate) struct Moment {
+/// An event on the stream that produces tensors: once it has completed, their memory may be copied.
+pub(crate) struct ReadyEvent {
     device: Arc<Device>,
     event: Event,
-    /// Whether our streams wait for it. Looked at under a stream's lock.
+    /// Whether each of our streams waits for it already. Used under that stream's lock.
     awaited: [AtomicBool; 2],
 }
 
-impl std::fmt::Debug for Moment {
+impl std::fmt::Debug for ReadyEvent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Moment").field(&self.device).finish()
+        f.debug_tuple("ReadyEvent").field(&self.device).finish()
     }
 }
 
-impl Moment {
+impl ReadyEvent {
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
 }
 
-/// The moment of a call: an event on each stream that its tensors are ready on, recorded when the
-/// first tensor of that stream is named.
+/// The ready events of one save or load: one on each stream that produces its tensors, recorded when
+/// the first tensor of that stream is named.
 ///
 /// Copies of the tensors named with it wait for these events, and for nothing that is put on the
 /// streams later. So make one for each save or load, and queue no work between its tensors.
 #[derive(Default)]
 pub struct Ready {
-    moments: HashMap<(u32, StreamHandle), Arc<Moment>>,
+    events: HashMap<(u32, StreamHandle), Arc<ReadyEvent>>,
 }
 
 impl Ready {
-    /// The moment on a stream of the GPU of this number.
+    /// The ready event on a stream of the GPU of this number.
     ///
     /// # Safety
     /// The stream is one of that GPU's primary context, and not destroyed yet.
@@ -329,20 +345,20 @@ impl Ready {
     /// # Errors
     /// [`Error::Unsupported`] for a stream that is being captured into a CUDA graph, and without a
     /// driver; [`Error::Gpu`] when the driver refuses.
-    pub(crate) unsafe fn moment(
+    pub(crate) unsafe fn event(
         &mut self,
         ordinal: u32,
         stream: StreamHandle,
-    ) -> Result<Arc<Moment>> {
-        if let Some(moment) = self.moments.get(&(ordinal, stream)) {
-            return Ok(moment.clone());
+    ) -> Result<Arc<ReadyEvent>> {
+        if let Some(ready_event) = self.events.get(&(ordinal, stream)) {
+            return Ok(ready_event.clone());
         }
         let device = Device::get(ordinal)?;
         // SAFETY: the same contract.
         let event = unsafe { record(&device, stream as CUstream) }?;
-        let moment = Arc::new(Moment { device, event, awaited: Default::default() });
-        self.moments.insert((ordinal, stream), moment.clone());
-        Ok(moment)
+        let ready_event = Arc::new(ReadyEvent { device, event, awaited: Default::default() });
+        self.events.insert((ordinal, stream), ready_event.clone());
+        Ok(ready_event)
     }
 }
 
@@ -372,6 +388,6 @@ unsafe fn record(device: &Arc<Device>, stream: CUstream) -> Result<Event> {
 
 impl std::fmt::Debug for Ready {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ready").field("streams", &self.moments.len()).finish()
+        f.debug_struct("Ready").field("streams", &self.events.len()).finish()
     }
 }

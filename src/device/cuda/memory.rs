@@ -1,7 +1,7 @@
 //! Memory of a GPU's, and how fast it is copied: for benches, the doctor and tests.
 
-use super::copies::{Copies, Copy, Direction};
-use super::device::{Device, Ready, StreamHandle};
+use super::copies::{Copies, RowCopy};
+use super::device::{Device, Direction, Ready, StreamHandle};
 use super::driver::{checked, failed};
 use super::pin::Pin;
 use super::source::CudaSource;
@@ -109,7 +109,7 @@ impl Drop for DeviceMemory {
 }
 
 /// How fast a GPU copies, in GB/s (10^9): one large copy at a time, the best of a few.
-#[derive(Debug, Clone, std::marker::Copy, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Rates {
     /// From the GPU into pinned memory; `None` if the driver pins none.
     pub to_host_pinned: Option<f64>,
@@ -196,13 +196,13 @@ impl LargeCopy {
     fn seconds(&self, direction: Direction) -> Result<f64> {
         let mut ready = Ready::default();
         // SAFETY: the default stream is every context's.
-        let moment = unsafe { ready.moment(self.memory.device.ordinal(), DEFAULT_STREAM) }?;
+        let ready_event = unsafe { ready.event(self.memory.device.ordinal(), DEFAULT_STREAM) }?;
         let (width, height) = (self.memory.nbytes, 1);
         let (device, host) = (self.memory.base, self.host.as_ptr());
-        let copy = Copy { device, device_pitch: width, host, host_pitch: width, width, height };
+        let copy = RowCopy { device, device_pitch: width, host, host_pitch: width, width, height };
         let mut copies = Copies::default();
         // SAFETY: as many bytes on either side, both of this, the host's known to nobody else.
-        unsafe { copies.order(&moment, direction, copy) };
+        unsafe { copies.order(&ready_event, direction, copy) };
         let started = Instant::now();
         copies.start()?;
         copies.wait()?;

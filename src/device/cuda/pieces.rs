@@ -1,8 +1,8 @@
 //! A run of a tensor's dense bytes as copies that a GPU makes: few and wide ones.
 //!
 //! A GPU copies rows of bytes that lie evenly apart in one go. Where the elements are in another
-//! order in memory than in the file, they are copied in memory's order, as wide as can be, and
-//! turned round by the CPU once they are in the staging buffer. Pure: nothing is copied here.
+//! order in memory than in the file, they are copied in memory's order, as wide as can be, and the
+//! CPU reorders them once they are in the staging buffer. Pure: nothing is copied here.
 
 use crate::device::layout::Layout;
 
@@ -19,23 +19,23 @@ pub(super) struct Rows {
     pub height: usize,
 }
 
-/// Bytes that have to be turned round: they arrive in memory's order.
+/// Bytes that must be reordered: they arrive in memory's order.
 #[derive(Debug, Clone)]
-pub(super) struct Turn {
+pub(super) struct Reorder {
     /// Where they begin, from the first of the run.
     pub start: usize,
     /// Where among them each element is to be found, in the file's order.
     pub layout: Layout,
 }
 
-/// The copies that bring `len` dense bytes from `offset` on, in the order in which their bytes are to
-/// lie, and what has to be turned round then.
+/// Calls `copy` for each copy of `len` dense bytes from `offset` on, in the order in which their bytes
+/// arrive, and `reorder` for the bytes that must be reordered then.
 pub(super) fn pieces(
     layout: &Layout,
     offset: usize,
     len: usize,
     mut copy: impl FnMut(Rows),
-    mut turn: impl FnMut(Turn),
+    mut reorder: impl FnMut(Reorder),
 ) {
     let item = layout.item();
     let (first, end) = (offset / item, (offset + len) / item);
@@ -45,7 +45,7 @@ pub(super) fn pieces(
         rows(item, at, dims, &order, &mut copy);
         let bytes = dims.iter().map(|dim| dim.0).product::<usize>() * item;
         if !order.is_sorted() {
-            turn(Turn { start, layout: in_order(item, dims, &order) });
+            reorder(Reorder { start, layout: in_order(item, dims, &order) });
         }
         start += bytes;
     });
@@ -141,7 +141,7 @@ mod tests {
 
     /// What a GPU and the CPU after it make of a run.
     fn brought(memory: &[u8], first: usize, layout: &Layout, offset: usize, len: usize) -> Vec<u8> {
-        let (mut landed, mut turns) = (Vec::new(), Vec::new());
+        let (mut landed, mut reorders) = (Vec::new(), Vec::new());
         let copy = |rows: Rows| {
             assert!(rows.height == 1 || rows.pitch >= rows.width);
             for row in 0..rows.height {
@@ -149,8 +149,8 @@ mod tests {
                 landed.extend_from_slice(&memory[at..at + rows.width]);
             }
         };
-        pieces(layout, offset, len, copy, |turn| turns.push(turn));
-        for Turn { start, layout } in turns {
+        pieces(layout, offset, len, copy, |reorder| reorders.push(reorder));
+        for Reorder { start, layout } in reorders {
             let nbytes = layout.nbytes();
             let before = landed[start..start + nbytes].to_vec();
             // SAFETY: the layout is that of these bytes.
@@ -186,10 +186,10 @@ mod tests {
     }
 
     fn count(shape: &[usize], strides: &[isize], offset: usize, len: usize) -> (usize, usize) {
-        let (mut copies, mut turns) = (0, 0);
+        let (mut copies, mut reorders) = (0, 0);
         let layout = Layout::new(4, shape, Some(strides));
-        pieces(&layout, offset, len, |_| copies += 1, |_| turns += 1);
-        (copies, turns)
+        pieces(&layout, offset, len, |_| copies += 1, |_| reorders += 1);
+        (copies, reorders)
     }
 
     #[test]

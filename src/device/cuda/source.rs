@@ -1,7 +1,7 @@
 //! A tensor in a GPU's memory.
 
-use super::copies::{Copies, Copy, Direction, split};
-use super::device::{Device, Moment, Ready, StreamHandle};
+use super::copies::{Copies, RowCopy, split};
+use super::device::{Device, Direction, Ready, ReadyEvent, StreamHandle};
 use super::pieces::{Rows, pieces};
 use crate::device::layout::Layout;
 use crate::error::{Error, Result};
@@ -9,12 +9,12 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A tensor in a GPU's memory: an address there, a shape, strides of any kind, and the moment from
-/// which on it may be copied.
+/// A tensor in a GPU's memory: an address there, a shape, strides of any kind, and the event after
+/// which it may be copied.
 pub struct CudaSource<'a> {
     base: u64,
     layout: Layout,
-    moment: Arc<Moment>,
+    ready_event: Arc<ReadyEvent>,
     _owner: Box<dyn Owner + 'a>,
 }
 
@@ -42,8 +42,8 @@ impl CudaSource<'static> {
     ) -> Result<Self> {
         let layout = Layout::new(item, shape, strides);
         // SAFETY: the same contract.
-        let moment = unsafe { ready.moment(ordinal, stream) }?;
-        Ok(Self { base, layout, moment, _owner: Box::new(()) })
+        let ready_event = unsafe { ready.event(ordinal, stream) }?;
+        Ok(Self { base, layout, ready_event, _owner: Box::new(()) })
     }
 }
 
@@ -67,9 +67,9 @@ impl<'a> CudaSource<'a> {
         // Has the slice's stream wait for who writes to it on another, as far as cudarc knows.
         let (base, _reading) = slice.device_ptr(stream);
         // SAFETY: the stream is of the primary context, and lives with the slice.
-        let moment = unsafe { Ready::default().moment(ordinal, stream.cu_stream() as usize) }?;
+        let ready_event = unsafe { Ready::default().event(ordinal, stream.cu_stream() as usize) }?;
         drop(_reading);
-        Ok(Self { base, layout, moment, _owner: Box::new(slice) })
+        Ok(Self { base, layout, ready_event, _owner: Box::new(slice) })
     }
 
     /// Bytes of the dense data.
@@ -79,7 +79,7 @@ impl<'a> CudaSource<'a> {
 
     /// The GPU that has it.
     pub(crate) fn device(&self) -> &Arc<Device> {
-        self.moment.device()
+        self.ready_event.device()
     }
 
     /// Orders copies of dense bytes, from `offset` on, into host memory.
@@ -88,21 +88,22 @@ impl<'a> CudaSource<'a> {
     /// `len` bytes at `to` are writable, and nobody else's, until `copies` is dropped; so is this
     /// kept until then.
     pub(crate) unsafe fn order(&self, offset: usize, to: *mut u8, len: usize, copies: &mut Copies) {
-        let mut turns = Vec::new();
+        let mut reorders = Vec::new();
         let mut filled = 0;
         let copy = |rows: Rows| {
             let Rows { at, width, pitch, height } = rows;
             let host = to.wrapping_add(filled);
             let device = self.base.wrapping_add_signed(at as i64);
             filled += width * height;
-            let copy = Copy { device, device_pitch: pitch, host, host_pitch: width, width, height };
+            let copy =
+                RowCopy { device, device_pitch: pitch, host, host_pitch: width, width, height };
             // SAFETY: the tensor's own bytes on one side; on the other, as many of the caller's.
-            split(copy, |copy| unsafe { copies.order(&self.moment, Direction::ToHost, copy) });
+            split(copy, |copy| unsafe { copies.order(&self.ready_event, Direction::ToHost, copy) });
         };
-        pieces(&self.layout, offset, len, copy, |turn| turns.push(turn));
-        for turn in turns {
+        pieces(&self.layout, offset, len, copy, |reorder| reorders.push(reorder));
+        for reorder in reorders {
             // SAFETY: a run of the caller's bytes.
-            unsafe { copies.turn(to.wrapping_add(turn.start), turn) };
+            unsafe { copies.reorder(to.wrapping_add(reorder.start), reorder) };
         }
     }
 }
@@ -124,7 +125,7 @@ pub(crate) fn primary_ordinal<T>(slice: &CudaSlice<T>) -> Result<u32> {
 
 impl std::fmt::Debug for CudaSource<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let device = self.moment.device();
+        let device = self.ready_event.device();
         f.debug_struct("CudaSource").field("device", device).field("layout", &self.layout).finish()
     }
 }

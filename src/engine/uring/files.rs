@@ -2,7 +2,7 @@
 //! operation, or by descriptor when the table is refused or full.
 
 use crate::engine::FileId;
-use crate::engine::slots::Slots;
+use crate::engine::file_table::FileTable;
 use io_uring::IoUring;
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ const TABLE: u32 = 256;
 pub(super) struct Files {
     /// Entries of the kernel's table; 0 without one. A file in it has the same number in both.
     table: usize,
-    slots: Slots<Slot>,
+    slots: FileTable<Slot>,
 }
 
 pub(super) struct Slot {
@@ -34,7 +34,7 @@ impl Files {
         if let Err(error) = &table {
             tracing::debug!(%error, "no table of registered files: descriptors are used instead");
         }
-        Self { table: table.map_or(0, |()| TABLE as usize), slots: Slots::new() }
+        Self { table: table.map_or(0, |()| TABLE as usize), slots: FileTable::new() }
     }
 
     /// Takes the lowest free number, so that the table is used as far as it goes.

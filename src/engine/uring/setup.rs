@@ -16,7 +16,7 @@ pub(crate) enum Flags {
 }
 
 impl Flags {
-    const LADDER: [Self; 3] = [Self::Deferred, Self::Cooperative, Self::Plain];
+    const BEST_FIRST: [Self; 3] = [Self::Deferred, Self::Cooperative, Self::Plain];
 
     /// As the kernel's headers call them.
     pub(crate) fn name(self) -> &'static str {
@@ -45,7 +45,7 @@ pub(crate) fn ring(entries: u32) -> io::Result<(IoUring, Flags)> {
 
 fn try_ring(entries: u32) -> io::Result<(IoUring, Flags)> {
     let mut refused = None;
-    for flags in Flags::LADDER {
+    for flags in Flags::BEST_FIRST {
         let mut builder = IoUring::builder();
         match flags {
             Flags::Deferred => {
@@ -64,7 +64,7 @@ fn try_ring(entries: u32) -> io::Result<(IoUring, Flags)> {
             Err(error) => return Err(error),
         }
     }
-    Err(refused.expect("the ladder has rungs"))
+    Err(refused.expect("there are flags to try"))
 }
 
 /// Which of the operations that we use the kernel knows.

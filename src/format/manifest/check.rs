@@ -1,6 +1,6 @@
 //! What every reader of a manifest relies on.
 
-use super::{FileEntry, Manifest, PartOf, TensorEntry};
+use super::{FileEntry, Manifest, RankShare, TensorEntry};
 use crate::format::{Dtype, names};
 use crate::limits::ALIGN;
 use std::collections::HashSet;
@@ -14,7 +14,7 @@ impl<T, S> Manifest<T, S> {
         {
             return Err(format!("block_bytes is {}, no multiple of 4096", self.block_bytes));
         }
-        self.part_of.as_ref().map_or(Ok(()), PartOf::check)?;
+        self.part_of.as_ref().map_or(Ok(()), RankShare::check)?;
         let mut names = HashSet::new();
         for file in &self.files {
             self.check_file(file)?;
@@ -48,7 +48,7 @@ impl<T, S> Manifest<T, S> {
 impl Manifest {
     /// Checks all that readers rely on: names that stay in the directory, sizes that do not
     /// overflow, chunks that lie in their files and do not overlap. They cover their tensors, but in
-    /// one rank's [part](PartOf) of what several saved.
+    /// one rank's [part](RankShare) of what several saved.
     ///
     /// # Errors
     /// What is wrong, as a sentence.
@@ -175,7 +175,7 @@ mod tests {
         assert!(refused(|m| m.block_bytes = 0).contains("block_bytes"));
         assert!(refused(|m| m.format = "other".into()).contains("other"));
         assert!(refused(|m| m.tensors[1].object = true).contains("no byte string"));
-        let part_of = |rank, ranks| Some(PartOf { rank, ranks, save: "a".into() });
+        let part_of = |rank, ranks| Some(RankShare { rank, ranks, save: "a".into() });
         assert!(refused(|m| m.part_of = part_of(2, 2)).contains("rank 2 of 2"));
         assert!(refused(|m| m.part_of = part_of(0, 0)).contains("rank 0 of 0"));
         assert!(refused(|m| m.part_of = part_of(0, u32::MAX)).contains("more than"));
@@ -203,7 +203,7 @@ mod tests {
     /// and how many, columns and how many.
     fn part(boxes: &[[u64; 4]]) -> Manifest {
         let mut manifest = sample();
-        manifest.part_of = Some(PartOf { rank: 1, ranks: 2, save: "a".into() });
+        manifest.part_of = Some(RankShare { rank: 1, ranks: 2, save: "a".into() });
         let mut begin = 5000;
         let chunk = |&[row, rows, column, columns]: &[u64; 4]| {
             let sizes = Some([rows, columns].into());
@@ -229,7 +229,7 @@ mod tests {
             let holes: Vec<(Vec<u64>, Vec<u64>)> =
                 holes.iter().map(|[r, rs, c, cs]| (vec![*r, *c], vec![*rs, *cs])).collect();
             assert_eq!(read.tensors[0].holes(), holes);
-            for part_of in [None, Some(PartOf { rank: 0, ranks: 1, save: "a".into() })] {
+            for part_of in [None, Some(RankShare { rank: 0, ranks: 1, save: "a".into() })] {
                 manifest.part_of = part_of;
                 match decode(&manifest) {
                     Ok(_) => assert_eq!(held, 800),

@@ -69,7 +69,7 @@ impl TensorEntry {
         self.dtype.nbytes(&self.shape).unwrap_or(0)
     }
 
-    /// Bytes of it that the checkpoint holds: all, but in the [part](super::PartOf) of one rank.
+    /// Bytes of it that the checkpoint holds: all, but in the [part](super::RankShare) of one rank.
     pub fn held_bytes(&self) -> u64 {
         let bytes = |chunk: &Chunk| {
             self.dtype.nbytes(chunk.sizes.as_deref().unwrap_or(&self.shape)).unwrap_or(0)
@@ -78,7 +78,7 @@ impl TensorEntry {
     }
 
     /// Boxes of it, offsets and sizes, that fill what the checkpoint does not hold. None but in the
-    /// [part](super::PartOf) of one rank.
+    /// [part](super::RankShare) of one rank.
     pub fn holes(&self) -> Vec<(Vec<u64>, Vec<u64>)> {
         if self.held_bytes() == self.nbytes() {
             return Vec::new();

@@ -2,7 +2,7 @@
 
 use super::reads::{Reads, ShardFile};
 use crate::config::Config;
-use crate::engine::ladder::{self, Rung, Stage};
+use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::Queue;
 use crate::error::Result;
 use crate::limits::ALIGN;
@@ -33,9 +33,9 @@ pub(super) fn open(
         .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
         .collect();
     file::make_room_for(paths.iter().flatten().count());
-    let opened = open_each(runtime, config, &paths, |numbers, queue, rung| {
+    let opened = open_each(runtime, config, &paths, |numbers, queue, mode| {
         let shards = numbers.iter().map(|&number| &reads.files[number]);
-        Ok((open_in_directory(queue, rung, shards)?, Vec::new()))
+        Ok((open_in_directory(queue, mode, shards)?, Vec::new()))
     });
     let opened = opened.map(|(files, moved)| (OpenFiles::new(files, job), moved));
     if !reads.blocks.is_empty() {
@@ -47,17 +47,17 @@ pub(super) fn open(
 /// Opens files of one directory.
 fn open_in_directory<'a>(
     queue: &Arc<Queue>,
-    rung: &Rung,
+    mode: &IoMode,
     shards: impl Iterator<Item = &'a ShardFile>,
 ) -> std::result::Result<Vec<OpenFile>, OpenFailure> {
     let mut files = Vec::new();
     for shard in shards {
         let failed = |stage, doing| OpenFailure::of(stage, doing, &shard.path);
-        let file = open_shard(shard, rung.direct).map_err(failed(Stage::Open, "opening"))?;
+        let file = open_shard(shard, mode.direct).map_err(failed(Stage::Open, "opening"))?;
         let open = attach(queue, &shard.path, file)?;
         if files.is_empty() {
             // A page of its own is enough: the load may never need the pool.
-            let trial = |buffer| ladder::trial_read(queue, &open.attached, buffer).0;
+            let trial = |buffer| io_mode::trial_read(queue, &open.attached, buffer).0;
             Buffer::alone(ALIGN).and_then(trial).map_err(failed(Stage::Trial, "reading"))?;
         }
         files.push(open);

@@ -1,7 +1,7 @@
 //! The threads that read blocks, check them and deliver them.
 
 use super::reads::Reads;
-use crate::device::{Landed, Transit};
+use crate::device::{Finished, StagedCopy};
 use crate::engine::queue::Outcome;
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
@@ -69,7 +69,7 @@ struct InHand {
     /// Reads that have not come back.
     in_flight: usize,
     /// Blocks that GPUs are copying from.
-    leaving: VecDeque<Transit>,
+    leaving: VecDeque<StagedCopy>,
 }
 
 impl InHand {
@@ -78,7 +78,7 @@ impl InHand {
     }
 }
 
-impl<'a, Deliver: Fn(usize, &mut Transit)> Readers<'a, Deliver> {
+impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
     pub fn new(
         reads: Reads<'a>,
         files: &'a OpenFiles,
@@ -110,16 +110,16 @@ impl<'a, Deliver: Fn(usize, &mut Transit)> Readers<'a, Deliver> {
         let (send, receive): (Sender<Done>, Receiver<Done>) = unbounded();
         let mut hand = InHand::default();
         loop {
-            self.note(self.land(&mut hand.leaving, false));
+            self.note(self.take_back(&mut hand.leaving, false));
             while hand.in_flight < self.share && self.started_next(&send, &mut hand) {
                 hand.in_flight += 1;
             }
             if hand.in_flight > 0 {
                 let (number, outcome) = receive.recv().expect("`send` is alive");
                 hand.in_flight -= 1;
-                self.note(self.finish(number, outcome).map(|transit| hand.leaving.extend(transit)));
+                self.note(self.finish(number, outcome).map(|staged| hand.leaving.extend(staged)));
             } else if !hand.leaving.is_empty() {
-                self.note(self.land(&mut hand.leaving, true));
+                self.note(self.take_back(&mut hand.leaving, true));
             } else if hand.claimed.is_none() || self.job.stopped() {
                 return;
             }
@@ -140,14 +140,14 @@ impl<'a, Deliver: Fn(usize, &mut Transit)> Readers<'a, Deliver> {
         }
     }
 
-    /// Takes back the buffers that GPUs have copied everything from; with `wait`, waits for the first.
-    fn land(&self, leaving: &mut VecDeque<Transit>, wait: bool) -> Result<()> {
+    /// Returns to the pool the buffers that GPUs have copied everything from; with `wait`, waits for the first.
+    fn take_back(&self, leaving: &mut VecDeque<StagedCopy>, wait: bool) -> Result<()> {
         let mut wait = wait;
         while let Some(first) = leaving.front_mut()
-            && (std::mem::take(&mut wait) || first.has_landed()?)
+            && (std::mem::take(&mut wait) || first.has_ended()?)
         {
             let Some(first) = leaving.pop_front() else { break };
-            let Landed { device_bytes, device_seconds, .. } = first.land()?;
+            let Finished { device_bytes, device_seconds, .. } = first.finish()?;
             self.device.add_seconds(device_seconds);
             self.device_bytes.fetch_add(device_bytes, Relaxed);
         }
@@ -215,7 +215,7 @@ impl<'a, Deliver: Fn(usize, &mut Transit)> Readers<'a, Deliver> {
     }
 
     /// Checks a block that was read, and delivers it. Returns the buffer if GPUs still copy from it.
-    fn finish(&self, number: usize, outcome: Outcome) -> Result<Option<Transit>> {
+    fn finish(&self, number: usize, outcome: Outcome) -> Result<Option<StagedCopy>> {
         let block = &self.reads.blocks[number];
         if self.job.stopped() {
             return Ok(None); // failed elsewhere, or cancelled: deliver nothing more
@@ -226,11 +226,11 @@ impl<'a, Deliver: Fn(usize, &mut Transit)> Readers<'a, Deliver> {
             return Ok(None);
         }
         self.job.add_written(block.len as u64);
-        let (mut transit, delivering) = (Transit::new(buffer), Instant::now());
-        (self.deliver)(number, &mut transit);
-        transit.start()?;
+        let (mut staged, delivering) = (StagedCopy::new(buffer), Instant::now());
+        (self.deliver)(number, &mut staged);
+        staged.start()?;
         self.job.note(What::Deliver, delivering, Some(number), block.len as u64);
-        Ok(transit.is_airborne().then_some(transit))
+        Ok(staged.is_gpu_copying().then_some(staged))
     }
 
     /// Compares every checksum chunk of a read with its checksum; returns whether all are good.

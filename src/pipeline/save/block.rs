@@ -1,6 +1,6 @@
 //! One block on its way from its tensors into a staging buffer.
 
-use crate::device::{Landed, TensorSource, Transit};
+use crate::device::{Finished, StagedCopy, TensorSource};
 use crate::error::{Error, Result, some_of};
 use crate::format::Item;
 use crate::limits::ALIGN;
@@ -36,7 +36,7 @@ pub(super) struct Inputs<'a> {
 pub(super) struct Filling<'a> {
     inputs: &'a Inputs<'a>,
     block: &'a Block,
-    transit: Transit,
+    staged: StagedCopy,
     /// `None` as long as a GPU may be copying.
     checksums: Option<Vec<u32>>,
     /// When the copies were started.
@@ -57,7 +57,7 @@ impl<'a> Filling<'a> {
     pub fn begin(inputs: &'a Inputs<'a>, block: &'a Block, buffer: Buffer) -> Result<Self> {
         let begun = Instant::now();
         let mut filling =
-            Self { inputs, block, transit: Transit::new(buffer), checksums: None, begun };
+            Self { inputs, block, staged: StagedCopy::new(buffer), checksums: None, begun };
         let gpu = |item: usize| inputs.sources[item].is_on_gpu();
         let pieces = inputs.plan.pieces(block);
         match pieces.iter().any(|piece| matches!(piece.from, PieceSource::Item(item) if gpu(item)))
@@ -78,7 +78,7 @@ impl<'a> Filling<'a> {
     /// # Errors
     /// A GPU's.
     pub fn has_arrived(&mut self) -> Result<bool> {
-        self.transit.has_landed().map_err(|error| self.inputs.naming(error, self.block))
+        self.staged.has_ended().map_err(|error| self.inputs.naming(error, self.block))
     }
 
     /// Waits until all of its bytes have left their tensors, calls `staged`, and pads the block.
@@ -88,8 +88,8 @@ impl<'a> Filling<'a> {
     pub fn finish(mut self, staged: impl FnOnce(&Block) -> Result<()>) -> Result<Filled> {
         let (block, inputs) = (self.block, self.inputs);
         let checksums = self.checksums.take();
-        let landed = self.transit.land().map_err(|error| inputs.naming(error, block))?;
-        let Landed { mut buffer, device_bytes, device_seconds } = landed;
+        let landed = self.staged.finish().map_err(|error| inputs.naming(error, block))?;
+        let Finished { mut buffer, device_bytes, device_seconds } = landed;
         staged(block)?;
         inputs.device_bytes.fetch_add(device_bytes, Relaxed);
         inputs.clocks.device.add_seconds(device_seconds);
@@ -106,7 +106,7 @@ impl<'a> Filling<'a> {
             self.gather(piece.from, piece.range.start, filled..end)?;
             filled = end;
         }
-        self.transit.start()
+        self.staged.start()
     }
 
     /// Copies all pieces, and returns the checksums of what it copied.
@@ -129,7 +129,7 @@ impl<'a> Filling<'a> {
                 if filled - hashed >= RUN_BYTES || ends {
                     let hashing = Instant::now();
                     inputs.clocks.copy.add_span(copying, hashing);
-                    hasher.update(self.transit.bytes(hashed..filled));
+                    hasher.update(self.staged.bytes(hashed..filled));
                     copying = Instant::now();
                     inputs.clocks.checksum.add_span(hashing, copying);
                     hashed = filled;
@@ -152,10 +152,10 @@ impl<'a> Filling<'a> {
         match from {
             PieceSource::Header => {
                 let shard = &self.inputs.plan.shards[self.block.shard];
-                shard.write_header(self.inputs.items, offset as u64, self.transit.bytes(to));
+                shard.write_header(self.inputs.items, offset as u64, self.staged.bytes(to));
                 Ok(())
             }
-            PieceSource::Item(item) => self.transit.gather(&self.inputs.sources[item], offset, to),
+            PieceSource::Item(item) => self.staged.gather(&self.inputs.sources[item], offset, to),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The files of a save: opened and preallocated before its first block, durable after its last.
 
 use crate::engine::fallback::Fallback;
-use crate::engine::ladder::{self, Rung, Stage};
+use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::{Queue, Syncing};
 use crate::error::{Error, Result, Room};
 use crate::limits::ALIGN;
@@ -26,18 +26,18 @@ pub(super) fn open(
     paths: &[PathBuf],
 ) -> Result<(Vec<Option<OpenFile>>, Moved)> {
     let by_path: Vec<Option<&Path>> = paths.iter().map(|path| Some(path.as_path())).collect();
-    open_each(runtime, runtime.config(), &by_path, |numbers, queue, rung| {
+    open_each(runtime, runtime.config(), &by_path, |numbers, queue, mode| {
         let padded = |n: usize| plan.shards[n].bytes.next_multiple_of(ALIGN as u64);
         let files: Vec<(&Path, u64)> =
             numbers.iter().map(|&n| (paths[n].as_path(), padded(n))).collect();
-        open_in_directory(queue, rung, pool, &files)
+        open_in_directory(queue, mode, pool, &files)
     })
 }
 
 /// Opens files of one directory, each of so many bytes, padded.
 fn open_in_directory(
     queue: &Arc<Queue>,
-    rung: &Rung,
+    mode: &IoMode,
     pool: &Pool,
     paths: &[(&Path, u64)],
 ) -> std::result::Result<(Vec<OpenFile>, Vec<Fallback>), OpenFailure> {
@@ -45,7 +45,7 @@ fn open_in_directory(
     for &(path, bytes) in paths {
         let failed = |stage, doing| OpenFailure::of(stage, doing, path);
         // Not truncated: a recycled file is to be written over, every byte of it.
-        let file = file::open_write(path, rung.direct).map_err(failed(Stage::Open, "opening"))?;
+        let file = file::open_write(path, mode.direct).map_err(failed(Stage::Open, "opening"))?;
         // Attached at once: a child that is forked before would keep it open.
         let open = attach(queue, path, file)?;
         let preallocated = file::preallocate(&open.file, bytes).map_err(|error| {
@@ -57,7 +57,7 @@ fn open_in_directory(
         }
         if files.is_empty() {
             let buffer = pool.lease().map_err(failed(Stage::Open, "taking staging memory for"))?;
-            let (written, _) = ladder::trial_write(queue, &open.attached, buffer);
+            let (written, _) = io_mode::trial_write(queue, &open.attached, buffer);
             written.map_err(failed(Stage::Trial, "writing"))?;
         }
         files.push(open);

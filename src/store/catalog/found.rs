@@ -1,7 +1,7 @@
 //! What a look at a directory found: a checkpoint, whole or not.
 
 use crate::error::Error;
-use crate::format::PartOf;
+use crate::format::RankShare;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub struct Found {
     /// Bytes of its shards.
     pub file_bytes: Option<u64>,
     /// Which rank's part of what it is, if ranks saved each by itself and this is not the whole.
-    pub part_of: Option<PartOf>,
+    pub part_of: Option<RankShare>,
     /// The parts of a whole that ranks saved each by itself, by rank: each a checkpoint of its own. Empty
     /// for any other.
     #[serde(with = "crate::path_text::list")]

@@ -2,7 +2,7 @@
 //! each by itself. Nothing else hands out a tensor of which elements are missing.
 
 use crate::error::{Error, Result, some_of};
-use crate::format::{PartOf, TensorEntry};
+use crate::format::{RankShare, TensorEntry};
 use crate::store::layout::manifest;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::diagnose::{explain, no_manifest};
@@ -14,9 +14,9 @@ use std::path::Path;
 /// # Errors
 /// [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if nothing is committed there; [`Error::Format`] for a
 /// manifest that is a link; [`Error::Io`].
-pub fn part_of(dir: &Path) -> Result<Option<PartOf>> {
+pub fn part_of(dir: &Path) -> Result<Option<RankShare>> {
     let manifest = manifest::read_bytes(dir).map_err(|error| explain(dir, error))?;
-    Ok(PartOf::noted_in(&manifest.ok_or_else(|| no_manifest(dir))?))
+    Ok(RankShare::noted_in(&manifest.ok_or_else(|| no_manifest(dir))?))
 }
 
 impl Checkpoint {

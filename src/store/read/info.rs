@@ -1,6 +1,6 @@
 //! What a checkpoint's manifest says of the save.
 
-use crate::format::{PartOf, TensorEntry};
+use crate::format::{RankShare, TensorEntry};
 use crate::store::read::checkpoint::{Checkpoint, Kind};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub struct Info {
     /// Other directories that the files were striped over, as the saver's configuration named them.
     pub stripes: Vec<String>,
     /// What it is a part of, where ranks saved each by itself.
-    pub part_of: Option<PartOf>,
+    pub part_of: Option<RankShare>,
     /// The step of training that it was saved as, if one was given.
     pub step: Option<u64>,
 }

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result, numbered};
-use crate::format::{Manifest, PartOf, Receipt, names, receipt};
+use crate::format::{Manifest, RankShare, Receipt, names, receipt};
 use crate::store::layout::session_note::Note;
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
@@ -42,7 +42,7 @@ pub struct Session {
     /// The session that each receipt must name.
     id: String,
     world_size: u32,
-    part_of: Option<PartOf>,
+    part_of: Option<RankShare>,
     step: Option<u64>,
 }
 
@@ -119,7 +119,7 @@ impl Session {
 
     /// Makes this the rank checkpoint of one rank, in the directory [`rank_dir`](names::rank_dir) below the
     /// checkpoint's. The checkpoint counts as committed once each rank's is, and all agree on it.
-    pub fn part_of(self, part_of: PartOf) -> Self {
+    pub fn part_of(self, part_of: RankShare) -> Self {
         Self { part_of: Some(part_of), ..self }
     }
 

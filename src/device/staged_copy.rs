@@ -1,4 +1,4 @@
-//! A staging buffer while bytes get into it or out of it.
+//! A staging buffer while bytes are copied into it or out of it.
 
 #[cfg(feature = "cuda")]
 use super::cuda::Copies;
@@ -13,19 +13,18 @@ use std::ops::Range;
 
 /// A staging buffer, and the copies that GPUs are making into it or out of it meanwhile.
 ///
-/// Host memory is copied at once. Copies of GPUs' memory are ordered one by one, started together,
-/// and have ended when this has landed: nobody gets the buffer before, and its memory does not go.
-/// The sources and targets are kept for as long by who has this.
+/// Host memory is copied at once. Copies of GPUs' memory are ordered one by one, and started together.
+/// Nobody gets the buffer before they have ended. The holder keeps the sources and targets as long.
 #[derive(Debug)]
-pub(crate) struct Transit {
+pub(crate) struct StagedCopy {
     // Dropped, and so ended, before the buffer.
     copies: Copies,
     buffer: Buffer,
 }
 
-/// What came of a [`Transit`].
+/// A [`StagedCopy`] that has ended.
 #[derive(Debug)]
-pub(crate) struct Landed {
+pub(crate) struct Finished {
     /// The buffer, which nobody else uses any more.
     pub buffer: Buffer,
     /// Bytes that GPUs copied.
@@ -34,27 +33,27 @@ pub(crate) struct Landed {
     pub device_seconds: f64,
 }
 
-impl Transit {
-    /// A buffer that nothing happens to yet.
+impl StagedCopy {
+    /// A buffer that nothing is copied to or from yet.
     pub fn new(buffer: Buffer) -> Self {
         Self { copies: Copies::default(), buffer }
     }
 
-    /// The bytes; those that a GPU is copying to are not to be looked at.
+    /// The bytes. Do not look at those that a GPU is copying to.
     pub fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
         &mut self.buffer[range]
     }
 
-    /// Whether GPUs have something to copy.
-    pub fn is_airborne(&self) -> bool {
+    /// Whether GPUs copy anything.
+    pub fn is_gpu_copying(&self) -> bool {
         self.copies.bytes() > 0
     }
 
     /// Copies `range.len()` bytes of a source, from `offset` on, to a range of the buffer, or orders
-    /// that they be.
+    /// the GPU's copy of them.
     ///
     /// # Errors
-    /// Why the source has not got its bytes.
+    /// The source's.
     pub fn gather(
         &mut self,
         source: &TensorSource,
@@ -73,15 +72,16 @@ impl Transit {
         }
     }
 
-    /// Copies runs of the buffer's first `filled` bytes into a target, or orders that they be.
+    /// Copies runs of the buffer's first `filled` bytes into a target, or orders the GPU's
+    /// copy of them.
     pub fn deliver(&mut self, target: &Target, filled: usize, runs: Runs) {
         #[cfg(feature = "cuda")]
-        if let Some(moment) = target.moment() {
+        if let Some(ready_event) = target.ready_event() {
             let host = self.buffer.as_mut_ptr();
             if let Some(to) = target.place_of(&self.buffer[..filled], runs) {
                 // SAFETY: both sides have been checked to have the runs; the buffer is ours until the
                 // copies have ended, and the target's memory is there until then.
-                unsafe { self.copies.order_runs(moment, to as u64, host, runs) };
+                unsafe { self.copies.order_runs(ready_event, to as u64, host, runs) };
             }
             return;
         }
@@ -100,7 +100,7 @@ impl Transit {
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if one failed.
-    pub fn has_landed(&mut self) -> Result<bool> {
+    pub fn has_ended(&mut self) -> Result<bool> {
         self.copies.have_ended()
     }
 
@@ -108,11 +108,11 @@ impl Transit {
     ///
     /// # Errors
     /// [`Error::Gpu`](crate::Error::Gpu) if one failed.
-    pub fn land(mut self) -> Result<Landed> {
+    pub fn finish(mut self) -> Result<Finished> {
         self.copies.wait()?;
         let device_seconds = self.copies.finish();
         let device_bytes = self.copies.bytes();
-        Ok(Landed { buffer: self.buffer, device_bytes, device_seconds })
+        Ok(Finished { buffer: self.buffer, device_bytes, device_seconds })
     }
 }
 
@@ -139,8 +139,8 @@ impl Pinning {
     /// Pins the pool if one of the targets is on a GPU.
     pub fn for_targets(pool: &Pool, targets: &[&Target]) -> Self {
         #[cfg(feature = "cuda")]
-        if let Some(moment) = targets.iter().find_map(|target| target.moment()) {
-            return Self::of(pool, moment.device());
+        if let Some(ready_event) = targets.iter().find_map(|target| target.ready_event()) {
+            return Self::of(pool, ready_event.device());
         }
         let _ = (pool, targets);
         Self::default()

@@ -1,5 +1,6 @@
-//! Numbers for attached files: the lowest that is free, found without a search, since a checkpoint of
-//! thousands of ranks has as many files.
+//! Attached files by number. A new file gets the lowest free number, so that io_uring's table of
+//! registered files, which is small, is used as far as it goes (the crate `slab` reuses numbers last in,
+//! first out). Found without a search: a checkpoint of thousands of ranks has as many files.
 
 use super::FileId;
 use std::cmp::Reverse;
@@ -7,13 +8,13 @@ use std::collections::BinaryHeap;
 
 /// What an engine keeps of each attached file.
 #[derive(Debug)]
-pub(super) struct Slots<T> {
+pub(super) struct FileTable<T> {
     slots: Vec<Option<T>>,
     /// Those of `slots` that are `None`.
     free: BinaryHeap<Reverse<u32>>,
 }
 
-impl<T> Slots<T> {
+impl<T> FileTable<T> {
     pub fn new() -> Self {
         Self { slots: Vec::new(), free: BinaryHeap::new() }
     }
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn the_lowest_free_number_is_taken_and_none_twice() {
-        let mut slots = Slots::new();
+        let mut slots = FileTable::new();
         let ids: Vec<FileId> = (0..4).map(|_| slots.insert_with(|number| number)).collect();
         assert_eq!(ids, [0, 1, 2, 3].map(FileId));
         for freed in [2, 0, 2, 9] {

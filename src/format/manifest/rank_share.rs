@@ -9,7 +9,7 @@ pub(crate) const RANKS_MAX: u32 = 1 << 24;
 /// sharded, a part may hold only some.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PartOf {
+pub struct RankShare {
     /// Whose part this is, from 0 on.
     pub rank: u32,
     /// Ranks that saved.
@@ -18,13 +18,13 @@ pub struct PartOf {
     pub save: String,
 }
 
-impl PartOf {
+impl RankShare {
     /// What a manifest says that it is a part of, with nothing else of it kept or checked, its seal neither. `None`
     /// also where that cannot be read.
     pub(crate) fn noted_in(manifest: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct Noted {
-            part_of: Option<PartOf>,
+            part_of: Option<RankShare>,
         }
         serde_json::from_slice::<Noted>(manifest).ok()?.part_of
     }
@@ -55,9 +55,9 @@ mod tests {
             (r#"{"part_of": {}}"#, false),
             ("", false),
         ] {
-            let part_of = PartOf { rank: 1, ranks: 2, save: "a".into() };
+            let part_of = RankShare { rank: 1, ranks: 2, save: "a".into() };
             let expected = noted.then_some(part_of);
-            assert_eq!(PartOf::noted_in(manifest.as_bytes()), expected, "{manifest}");
+            assert_eq!(RankShare::noted_in(manifest.as_bytes()), expected, "{manifest}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Which way of doing I/O to try first, what a step down means, and what to tell the user about
-//! it. Pure but for two small trial transfers and one look at a sysctl.
+//! Which I/O mode to try first, what the failure of one means, and what to report to the user. Pure but for two small trial transfers and one look at a sysctl.
 
 use super::Transfer;
 use super::fallback::Refusal;
@@ -16,18 +15,18 @@ use std::{fmt, io};
 /// An engine by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum EngineKind {
     /// io_uring.
     Uring,
     /// Threads with positioned reads and writes.
     Portable,
-    /// io_uring through tokio-uring. On no ladder but its own.
+    /// io_uring through tokio-uring. Used only where it is chosen by name.
     #[serde(rename = "tokio-uring")]
     TokioUring,
 }
 
-impl Kind {
-    /// The engines, those of the ladder first.
+impl EngineKind {
+    /// All engines, in the order in which they are tried.
     pub const ALL: [Self; 3] = [Self::Uring, Self::Portable, Self::TokioUring];
 
     /// As in reports.
@@ -50,18 +49,18 @@ impl Kind {
     }
 }
 
-/// One way of doing I/O.
+/// One way of doing I/O: an engine, and how it uses memory and files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Rung {
-    /// Who moves the bytes.
-    pub engine: Kind,
+pub struct IoMode {
+    /// The engine that moves the bytes.
+    pub engine: EngineKind,
     /// Whether the pool is registered with the kernel.
     pub fixed: bool,
     /// Whether files are opened with O_DIRECT.
     pub direct: bool,
 }
 
-impl fmt::Display for Rung {
+impl fmt::Display for IoMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fixed = if self.fixed { "fixed buffers, " } else { "" };
         let direct = if self.direct { "O_DIRECT" } else { "buffered" };
@@ -69,35 +68,35 @@ impl fmt::Display for Rung {
     }
 }
 
-/// The rungs to try, best first: io_uring with fixed buffers, without, then the portable engine,
-/// all direct; then buffered. A rung that the caller's choices exclude is left out.
+/// The modes to try, best first: io_uring with fixed buffers, without, then the portable engine,
+/// all direct; then buffered. A mode that the caller's choices exclude is left out.
 ///
 /// # Errors
 /// [`Error::Invalid`] for choices that contradict each other, [`Error::Unsupported`] for an engine
 /// that this build does not have.
-pub fn rungs(config: &Config) -> Result<Vec<Rung>> {
-    rungs_of(config, Kind::is_built)
+pub fn modes(config: &Config) -> Result<Vec<IoMode>> {
+    modes_of(config, EngineKind::is_built)
 }
 
-/// [`rungs`], and behind them those of tokio-uring where this build has it and the caller's choices
-/// do not exclude it: all ways of doing I/O, to measure them.
+/// [`modes`], followed by those of tokio-uring if this build has it and the caller's choices allow it:
+/// every mode there is, to measure them.
 ///
 /// # Errors
-/// As for [`rungs`].
-pub fn all_rungs(config: &Config) -> Result<Vec<Rung>> {
-    let mut all = rungs(config)?;
-    if config.engine == EngineChoice::Auto && Kind::TokioUring.is_built() {
-        all.extend(rungs(&Config { engine: EngineChoice::TokioUring, ..config.clone() })?);
+/// As for [`modes`].
+pub fn all_modes(config: &Config) -> Result<Vec<IoMode>> {
+    let mut all = modes(config)?;
+    if config.engine == EngineChoice::Auto && EngineKind::TokioUring.is_built() {
+        all.extend(modes(&Config { engine: EngineChoice::TokioUring, ..config.clone() })?);
     }
     Ok(all)
 }
 
-fn rungs_of(config: &Config, is_built: impl Fn(Kind) -> bool) -> Result<Vec<Rung>> {
+fn modes_of(config: &Config, is_built: impl Fn(EngineKind) -> bool) -> Result<Vec<IoMode>> {
     if config.engine == EngineChoice::TokioUring {
-        return tokio_uring_rungs(config, is_built(Kind::TokioUring));
+        return tokio_uring_modes(config, is_built(EngineKind::TokioUring));
     }
     config.validate()?;
-    let has_uring = is_built(Kind::Uring);
+    let has_uring = is_built(EngineKind::Uring);
     let uring_only = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
     if uring_only && !has_uring {
         return Err(Error::Unsupported {
@@ -108,25 +107,29 @@ fn rungs_of(config: &Config, is_built: impl Fn(Kind) -> bool) -> Result<Vec<Rung
         });
     }
     let uring = |direct| {
-        choices(config.fixed).iter().map(move |&fixed| Rung { engine: Kind::Uring, fixed, direct })
+        choices(config.fixed).iter().map(move |&fixed| IoMode {
+            engine: EngineKind::Uring,
+            fixed,
+            direct,
+        })
     };
-    let portable = |direct| Rung { engine: Kind::Portable, fixed: false, direct };
-    let mut rungs = Vec::new();
+    let portable = |direct| IoMode { engine: EngineKind::Portable, fixed: false, direct };
+    let mut modes = Vec::new();
     for (step, &direct) in choices(config.direct).iter().enumerate() {
         // The page cache takes several copying threads better than one ring: where io_uring is not
         // insisted on, the step from direct to buffered is the portable engine's.
         if has_uring && config.engine != EngineChoice::Portable && (step == 0 || uring_only) {
-            rungs.extend(uring(direct));
+            modes.extend(uring(direct));
         }
         if !uring_only {
-            rungs.push(portable(direct));
+            modes.push(portable(direct));
         }
     }
-    Ok(rungs)
+    Ok(modes)
 }
 
-/// The rungs of an engine that has no other beside it.
-fn tokio_uring_rungs(config: &Config, is_built: bool) -> Result<Vec<Rung>> {
+/// The modes of tokio-uring, which never falls back to another engine.
+fn tokio_uring_modes(config: &Config, is_built: bool) -> Result<Vec<IoMode>> {
     if !is_built {
         return Err(Error::Unsupported {
             what: "this build of ringstow has no tokio-uring engine, which Config.engine = \
@@ -137,8 +140,9 @@ fn tokio_uring_rungs(config: &Config, is_built: bool) -> Result<Vec<Rung>> {
                 .into(),
         });
     }
-    let rung = |direct| move |&fixed: &bool| Rung { engine: Kind::TokioUring, fixed, direct };
-    let of = |&direct: &bool| choices(config.fixed).iter().map(rung(direct));
+    let mode =
+        |direct| move |&fixed: &bool| IoMode { engine: EngineKind::TokioUring, fixed, direct };
+    let of = |&direct: &bool| choices(config.fixed).iter().map(mode(direct));
     Ok(choices(config.direct).iter().flat_map(of).collect())
 }
 
@@ -151,7 +155,7 @@ fn choices(switch: Switch) -> &'static [bool] {
     }
 }
 
-/// At which point a rung failed.
+/// The stage at which a mode failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Building the engine.
@@ -162,16 +166,16 @@ pub enum Stage {
     Trial,
 }
 
-/// What an error says about a rung. `None`: it is not the rung's fault (no space, no permission, a
+/// What an error says about a mode. `None`: it is not the mode's fault (no space, no permission, a
 /// failing disk), the next one would fail as well, and the error is to be reported as it is.
-pub fn refusal(rung: &Rung, stage: Stage, error: &io::Error) -> Option<Refusal> {
+pub fn refusal(mode: &IoMode, stage: Stage, error: &io::Error) -> Option<Refusal> {
     if let Some(known) = Refusal::in_error(error) {
         return Some(known.clone());
     }
     match stage {
-        Stage::Start if rung.engine == Kind::Portable => None,
+        Stage::Start if mode.engine == EngineKind::Portable => None,
         Stage::Start => Some(no_ring(error)),
-        Stage::Open | Stage::Trial => no_transfer(rung, error),
+        Stage::Open | Stage::Trial => no_transfer(mode, error),
     }
 }
 
@@ -216,18 +220,18 @@ fn no_ring(error: &io::Error) -> Refusal {
     }
 }
 
-/// Why a rung cannot move bytes to or from this file, if it is the rung's doing.
-fn no_transfer(rung: &Rung, error: &io::Error) -> Option<Refusal> {
+/// Why a mode cannot move bytes to or from this file, if that is the mode's fault.
+fn no_transfer(mode: &IoMode, error: &io::Error) -> Option<Refusal> {
     let refused = is(error, nix::libc::EINVAL)
         || is(error, nix::libc::EOPNOTSUPP)
         || error.kind() == io::ErrorKind::Unsupported;
-    if rung.direct && refused {
+    if mode.direct && refused {
         return Some(Refusal::new(
             format!("the file system does not take O_DIRECT ({error})"),
             "save to a file system with direct I/O (ext4, XFS, btrfs, NFS), or set direct = off",
         ));
     }
-    if rung.fixed && (is(error, nix::libc::EFAULT) || is(error, nix::libc::EOPNOTSUPP)) {
+    if mode.fixed && (is(error, nix::libc::EFAULT) || is(error, nix::libc::EOPNOTSUPP)) {
         return Some(Refusal::new(
             format!("the file system does not take fixed buffers ({error})"),
             "set fixed = off",
@@ -246,23 +250,23 @@ pub(crate) fn uring_disabled() -> Option<u32> {
     read_text("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
 }
 
-/// The error when every rung failed: each reason with the rungs that it kept from working, and the
-/// remedies, each once.
-pub fn none_left(failed: &[(Rung, Refusal)]) -> Error {
+/// The error when every mode failed: each reason with the modes that it ruled out, and each remedy
+/// once.
+pub fn none_left(failed: &[(IoMode, Refusal)]) -> Error {
     let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
     let mut remedies: Vec<&str> = Vec::new();
-    for (rung, Refusal { reason, remedy }) in failed {
+    for (mode, Refusal { reason, remedy }) in failed {
         match reasons.iter_mut().find(|(known, _)| known == reason) {
-            Some((_, rungs)) => rungs.push(rung.to_string()),
-            None => reasons.push((reason, vec![rung.to_string()])),
+            Some((_, modes)) => modes.push(mode.to_string()),
+            None => reasons.push((reason, vec![mode.to_string()])),
         }
         if !remedies.contains(&remedy.as_str()) {
             remedies.push(remedy);
         }
     }
-    let told: Vec<_> =
-        reasons.iter().map(|(why, rungs)| format!("{why} (tried: {})", rungs.join("; "))).collect();
-    Error::Unsupported { what: told.join("; "), remedy: remedies.join("; ") }
+    let causes: Vec<_> =
+        reasons.iter().map(|(why, modes)| format!("{why} (tried: {})", modes.join("; "))).collect();
+    Error::Unsupported { what: causes.join("; "), remedy: remedies.join("; ") }
 }
 
 /// Writes the first [`ALIGN`] bytes of a buffer to the start of a file: some file systems take
@@ -278,7 +282,7 @@ pub fn trial_write(
     queue.transfer(file, true, Transfer::of(buffer, ALIGN, 0), ALIGN)
 }
 
-/// As [`trial_write`], reading; a file shorter than that is fine.
+/// Like [`trial_write`], but reads. The file may be shorter.
 ///
 /// # Errors
 /// The system's; see [`refusal`].
@@ -296,11 +300,11 @@ mod tests {
 
     fn names(engine: EngineChoice, fixed: Switch, direct: Switch) -> Vec<String> {
         let config = Config { engine, fixed, direct, ..Config::default() };
-        rungs_of(&config, |_| true).unwrap().iter().map(Rung::to_string).collect()
+        modes_of(&config, |_| true).unwrap().iter().map(IoMode::to_string).collect()
     }
 
     #[test]
-    fn the_whole_ladder_goes_from_fixed_and_direct_to_portable_and_buffered() {
+    fn modes_go_from_fixed_and_direct_to_portable_and_buffered() {
         assert_eq!(
             names(EngineChoice::Auto, Switch::Auto, Switch::Auto),
             [
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_caller_insists_on_is_never_left_out_of_a_rung() {
+    fn every_mode_has_what_the_caller_insists_on() {
         use EngineChoice::*;
         assert_eq!(names(Uring, Switch::On, Switch::On), ["uring, fixed buffers, O_DIRECT"]);
         assert_eq!(names(Uring, Switch::Off, Switch::Off), ["uring, buffered"]);
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn tokio_uring_is_used_where_it_is_asked_for_and_nowhere_else() {
+    fn tokio_uring_is_used_only_where_it_is_chosen() {
         use EngineChoice::*;
         assert_eq!(
             names(TokioUring, Switch::Auto, Switch::Auto),
@@ -345,35 +349,35 @@ mod tests {
     }
 
     #[test]
-    fn a_build_without_tokio_uring_refuses_it_with_a_remedy() {
+    fn build_without_tokio_uring_refuses_it_with_a_remedy() {
         let config = Config { engine: EngineChoice::TokioUring, ..Config::default() };
-        let refused = rungs_of(&config, |kind| kind != Kind::TokioUring).unwrap_err();
+        let refused = modes_of(&config, |kind| kind != EngineKind::TokioUring).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }));
         let text = refused.to_string();
         assert!(text.contains("cargo feature `tokio-uring`"), "{text}");
     }
 
     #[test]
-    fn a_build_without_io_uring_has_the_portable_rungs_only() {
-        let without = |kind| kind == Kind::Portable;
-        let auto = rungs_of(&Config::default(), without).unwrap();
-        assert!(auto.iter().all(|rung| rung.engine == Kind::Portable));
+    fn build_without_io_uring_has_only_portable_modes() {
+        let without = |kind| kind == EngineKind::Portable;
+        let auto = modes_of(&Config::default(), without).unwrap();
+        assert!(auto.iter().all(|mode| mode.engine == EngineKind::Portable));
         assert_eq!(auto.len(), 2);
         let insisting = Config { engine: EngineChoice::Uring, ..Config::default() };
-        assert!(matches!(rungs_of(&insisting, without), Err(Error::Unsupported { .. })));
+        assert!(matches!(modes_of(&insisting, without), Err(Error::Unsupported { .. })));
     }
 
     #[test]
-    fn fixed_buffers_of_the_portable_engine_are_a_contradiction() {
+    fn portable_engine_with_fixed_buffers_is_refused() {
         let config =
             Config { engine: EngineChoice::Portable, fixed: Switch::On, ..Config::default() };
-        assert!(matches!(rungs(&config), Err(Error::Invalid { .. })));
+        assert!(matches!(modes(&config), Err(Error::Invalid { .. })));
     }
 
     #[test]
-    fn only_what_another_rung_would_mend_is_a_refusal() {
-        let direct = Rung { engine: Kind::Uring, fixed: true, direct: true };
-        let buffered = Rung { engine: Kind::Portable, fixed: false, direct: false };
+    fn only_errors_another_mode_can_fix_cause_fallback() {
+        let direct = IoMode { engine: EngineKind::Uring, fixed: true, direct: true };
+        let buffered = IoMode { engine: EngineKind::Portable, fixed: false, direct: false };
         let errno = io::Error::from_raw_os_error;
         assert!(refusal(&direct, Stage::Trial, &errno(nix::libc::EINVAL)).is_some());
         assert!(refusal(&buffered, Stage::Trial, &errno(nix::libc::EINVAL)).is_none());
@@ -383,11 +387,11 @@ mod tests {
     }
 
     #[test]
-    fn the_last_error_names_each_rung_and_each_reason_and_remedy_once() {
-        let rung = Rung { engine: Kind::Uring, fixed: true, direct: true };
-        let other = Rung { fixed: false, ..rung };
+    fn error_of_last_mode_names_each_reason_and_remedy_once() {
+        let mode = IoMode { engine: EngineKind::Uring, fixed: true, direct: true };
+        let other = IoMode { fixed: false, ..mode };
         let why = Refusal::new("denied", "allow it");
-        let text = none_left(&[(rung, why.clone()), (other, why)]).to_string();
+        let text = none_left(&[(mode, why.clone()), (other, why)]).to_string();
         assert_eq!(
             text,
             "denied (tried: uring, fixed buffers, O_DIRECT; uring, O_DIRECT); allow it"
