@@ -1,11 +1,11 @@
-//! The manifest: what a checkpoint holds and where, with a checksum of every block, sealed by a
-//! checksum of its own. Reading one checks everything that later code relies on.
+//! The manifest: what a checkpoint holds and where, with a checksum of every chunk, and a
+//! trailer checksum of its own. Reading one checks everything that later code relies on.
 
 mod check;
 mod rank_share;
 mod tensor;
 
-use super::{names, seal};
+use super::{names, trailer};
 use crate::error::{Error, Result};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -21,7 +21,7 @@ pub use tensor::{Chunk, TensorEntry};
 pub const VERSION: u32 = 1;
 
 /// Bytes at a manifest's end that tell it from any other of its length.
-pub(crate) const SEAL_LEN: usize = seal::LEN;
+pub(crate) const TRAILER_LEN: usize = trailer::LEN;
 
 const FORMAT: &str = "ringstow";
 
@@ -108,7 +108,7 @@ impl<T, S> Manifest<T, S> {
 }
 
 impl<T: Serialize, S: Serialize> Manifest<T, S> {
-    /// The file's bytes: one line of JSON whose last field, `crc32`, seals all that precedes it.
+    /// The file's bytes: one line of JSON whose last field, `crc32`, covers all that precedes it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it cannot be said in JSON, which would be a bug.
@@ -124,7 +124,7 @@ impl<T: Serialize, S: Serialize> Manifest<T, S> {
     /// # Errors
     /// Those of `to`.
     pub fn write(&self, to: impl Write) -> io::Result<()> {
-        seal::write(self, to)
+        trailer::write(self, to)
     }
 }
 
@@ -132,7 +132,7 @@ impl Manifest {
     /// Reads and checks a manifest. `path` is for messages.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the seal is broken, [`Error::Unsupported`] for a newer version,
+    /// [`Error::Corrupt`] if the trailer checksum does not match, [`Error::Unsupported`] for a newer version,
     /// [`Error::Format`] for anything that this library would not have written.
     pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<Self> {
         // Takes the text: of a million tensors it is 150 MB, and the check takes memory, too.
@@ -171,9 +171,9 @@ impl Listed {
 }
 
 impl<T: DeserializeOwned, S: DeserializeOwned> Manifest<T, S> {
-    /// Reads a manifest that is sealed and of a version that is known.
+    /// Reads a manifest whose trailer checksum matches and whose version is known.
     fn parse(mut bytes: Vec<u8>, path: &Path) -> Result<Self> {
-        let body_len = seal::check(&bytes, path)?.len();
+        let body_len = trailer::check(&bytes, path)?.len();
         bytes.truncate(body_len);
         bytes.push(b'}');
         let manifest: Self =
@@ -283,8 +283,8 @@ mod tests {
         Manifest::decode(manifest.encode().unwrap(), Path::new("m"))
     }
 
-    fn sealed(text: &[u8]) -> Vec<u8> {
-        [text, seal::of(crc32fast::hash(text)).as_bytes()].concat()
+    fn with_trailer(text: &[u8]) -> Vec<u8> {
+        [text, trailer::of(crc32fast::hash(text)).as_bytes()].concat()
     }
 
     #[test]
@@ -327,8 +327,7 @@ mod tests {
     #[test]
     fn a_newer_version_asks_for_an_upgrade_even_if_its_fields_are_new() {
         let text = br#"{"format":"ringstow","version":2,"layout":"columns""#;
-        let sealed = sealed(text);
-        let error = Manifest::decode(sealed, Path::new("m")).unwrap_err();
+        let error = Manifest::decode(with_trailer(text), Path::new("m")).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains("version 2"));
     }
@@ -336,8 +335,8 @@ mod tests {
     #[test]
     fn duplicate_fields_are_refused() {
         let text = sample().encode().unwrap();
-        let body = seal::check(&text, Path::new("m")).unwrap();
-        let doubled = sealed(&[body, br#","generation":9"#.as_slice()].concat());
+        let body = trailer::check(&text, Path::new("m")).unwrap();
+        let doubled = with_trailer(&[body, br#","generation":9"#.as_slice()].concat());
         let error = Manifest::decode(doubled, Path::new("m")).unwrap_err();
         assert!(error.to_string().contains("duplicate"), "{error}");
     }

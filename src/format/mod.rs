@@ -8,15 +8,15 @@ pub mod header;
 pub mod manifest;
 pub mod names;
 pub mod receipt;
-mod seal;
 pub mod select;
 pub mod step;
+mod trailer;
 pub mod value;
 
 pub use dtype::Dtype;
 pub use element::Element;
 pub use manifest::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};
-pub(crate) use manifest::{RANKS_MAX, SEAL_LEN};
+pub(crate) use manifest::{RANKS_MAX, TRAILER_LEN};
 pub use receipt::Receipt;
 pub use step::StepPattern;
 pub(crate) use step::{NoStep, Stem, StepName};

@@ -1,4 +1,4 @@
-//! Turns the tensors and boxes that are wanted into reads: sorted, merged, each byte once.
+//! Turns the tensors and regions that a load wants into reads: sorted, merged, each byte once.
 
 use super::slab::Slab;
 use crate::limits::ALIGN;
@@ -13,35 +13,35 @@ pub struct Want {
     pub range: Range<u64>,
 }
 
-/// One transfer: a run of blocks, which are the unit of checksums, or of pages that none guards.
+/// One transfer: a run of checksum chunks, or of pages that no checksum covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockRead {
     /// Index in the manifest's files.
     pub file: usize,
-    /// Number of the first block in its file, or of the one in which the pages begin.
+    /// Number of the first checksum chunk in its file, or of the read in which the pages begin.
     pub block: usize,
     /// Byte offset in the file.
     pub offset: u64,
-    /// Bytes; no multiple of 4096 only at a file's end.
+    /// Bytes; a multiple of 4096 except at a file's end.
     pub len: usize,
 }
 
-/// What is read at once.
+/// The unit of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Whole blocks, as nothing smaller can be checked.
+    /// Whole checksum chunks, as nothing smaller can be checked.
     Blocks {
-        /// Bytes of a block.
+        /// Bytes of a checksum chunk.
         bytes: u64,
-        /// Bytes that are read at once, at most: a block at least.
+        /// Bytes of a read at most, but at least one chunk.
         most: u64,
     },
-    /// The pages that are needed, at most this many bytes at once (a multiple of 4096).
+    /// The needed pages, in reads of at most this many bytes (a multiple of 4096).
     Pages(u64),
 }
 
-/// Bytes between two wanted ranges that are read along rather than left out: a transfer of its own
-/// costs a disk about as much.
+/// Two wanted ranges that are less than this many bytes apart are read as one: a transfer of its own
+/// costs a disk about as much as these bytes.
 const PAGES_GAP: u64 = 32 << 10;
 
 impl Unit {
@@ -53,10 +53,9 @@ impl Unit {
         }
     }
 
-    /// What to read for all that is wanted, by file and rising offset, no byte twice.
+    /// The reads that cover all wanted bytes, by file and rising offset, no byte twice.
     ///
-    /// `file_bytes` gives each file's length. Wants lie within their files; empty ones ask for
-    /// nothing.
+    /// `file_bytes` has each file's length. Wants lie within their files and may be empty.
     pub fn reads(self, wants: &[Want], file_bytes: &[u64]) -> Vec<BlockRead> {
         match self {
             Self::Blocks { bytes, most } => blocks(wants, file_bytes, bytes, most),
@@ -65,7 +64,7 @@ impl Unit {
     }
 }
 
-/// The blocks that hold all that is wanted, none twice.
+/// The checksum chunks that hold all wanted bytes, none twice.
 fn blocks(wants: &[Want], file_bytes: &[u64], block_bytes: u64, most: u64) -> Vec<BlockRead> {
     let mut numbers: Vec<(usize, Range<u64>)> = wants
         .iter()
@@ -102,7 +101,7 @@ pub fn all_blocks(file_bytes: &[u64], unit: Unit) -> Vec<BlockRead> {
     unit.reads(&wants, file_bytes)
 }
 
-/// The pages that hold all that is wanted, in transfers of at most `most` bytes.
+/// The pages that hold all wanted bytes, in reads of at most `most` bytes.
 fn pages(wants: &[Want], file_bytes: &[u64], most: u64) -> Vec<BlockRead> {
     const PAGE: u64 = ALIGN as u64;
     let mut ranges: Vec<(usize, Range<u64>)> = wants
@@ -131,19 +130,19 @@ fn pages(wants: &[Want], file_bytes: &[u64], most: u64) -> Vec<BlockRead> {
     ranges.into_iter().flat_map(cut).collect()
 }
 
-/// What to read for a number of slabs, and which of them each read has something for.
+/// The reads of a number of slabs, and which slabs each read has bytes of.
 #[derive(Debug)]
 pub struct Scattered {
-    /// What to read.
+    /// The reads.
     pub reads: Vec<BlockRead>,
-    /// For each read, where in `slabs` its own begin; one more at the end.
+    /// For each read, where its slabs begin in `slabs`; one more entry at the end.
     starts: Vec<usize>,
     /// Numbers of slabs.
     slabs: Vec<u32>,
 }
 
 impl Scattered {
-    /// Plans the reads of `slabs`, which lie in their files. Each byte is read once, however many
+    /// Plans the reads of `slabs`, which lie in their files. Each byte is read once, also if several
     /// slabs want it.
     pub fn plan(slabs: &[Slab], file_bytes: &[u64], unit: Unit) -> Self {
         let mut wants = Vec::with_capacity(slabs.len());
@@ -153,7 +152,7 @@ impl Scattered {
         let reads = unit.reads(&wants, file_bytes);
         drop(wants);
         let pairs = pairs(slabs, &reads, unit.gap());
-        // Sorted by counting: their number is all that it costs.
+        // A counting sort, linear in the number of pairs.
         let mut starts = vec![0; reads.len() + 1];
         for &(read, _) in &pairs {
             starts[read + 1] += 1;
@@ -169,13 +168,13 @@ impl Scattered {
         Self { reads, starts, slabs: sorted }
     }
 
-    /// Numbers of the slabs that want something of a read.
+    /// Numbers of the slabs that have bytes in a read.
     pub fn slabs_of(&self, read: usize) -> impl Iterator<Item = usize> {
         self.slabs[self.starts[read]..self.starts[read + 1]].iter().map(|&slab| slab as usize)
     }
 }
 
-/// (read, slab) for all that have bytes in common, each once.
+/// All pairs (read, slab) that have bytes in common, each once.
 fn pairs(slabs: &[Slab], reads: &[BlockRead], gap: u64) -> Vec<(usize, u32)> {
     let mut pairs = Vec::with_capacity(slabs.len());
     for (number, slab) in slabs.iter().enumerate() {
@@ -200,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn reads_are_exactly_the_blocks_that_are_touched(
+        fn reads_are_exactly_the_touched_chunks(
             wants in prop::collection::vec((0..2usize, 0..50_000u64, 0..30_000u64), 0..20),
             most in prop::sample::select(vec![4096u64, 10_000, 16_384]),
         ) {
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_of_a_file_is_short() {
+    fn last_read_of_a_file_is_short() {
         let reads = |most| all_blocks(&[10_000], Unit::Blocks { bytes: 4096, most });
         let lens = |most| reads(most).iter().map(|r| r.len).collect::<Vec<_>>();
         assert_eq!(lens(4096), [4096, 4096, 1808]);

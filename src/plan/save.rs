@@ -5,8 +5,8 @@
 //! cut into blocks at multiples of the block size, whatever lies there: small tensors are packed
 //! into one block and large ones split over many by the same arithmetic.
 //!
-//! Files that are to be written at the same time are lanes: the tensors are dealt out to them, and
-//! the lanes' blocks take turns.
+//! A lane is a sequence of files, of which one is written at a time. The tensors are dealt out to the
+//! lanes, whose blocks take turns.
 
 use crate::error::{Error, Result};
 use crate::format::header::{self, Header, Length, Placed, Reader};
@@ -16,13 +16,14 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::ops::Range;
 
-/// A shard is full when its header gets longer than this, which keeps the first read of it short.
+/// Bytes of a header beyond which a shard is full. Keeps the first read of a shard short.
 const HEADER_BYTES_FULL: u64 = 50_000_000;
 
-/// Longer headers are refused by the safetensors library.
+/// Bytes of the longest header that the safetensors library accepts
+/// ([`MAX_HEADER_SIZE`](https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs)).
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// What a layout depends on besides the tensors.
+/// Everything besides the tensors that a layout depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     /// Which process this is; part of the shards' names.
@@ -101,12 +102,12 @@ pub enum PieceSource {
     Item(usize),
 }
 
-/// Lays out `items`. Several may be boxes of one tensor; each goes into a file of its own, as
-/// safetensors knows no name twice.
+/// Lays out `items`. Several may be regions of one tensor; each then goes into a file of its own, since a
+/// safetensors file cannot have a name twice.
 ///
 /// # Errors
-/// [`Error::Invalid`] naming a tensor that is there twice, whose size overflows, or a box that does
-/// not lie in its tensor.
+/// [`Error::Invalid`] naming a tensor that comes twice or whose size overflows, or a region that does not
+/// lie in its tensor.
 pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
     let name = |number, _| names::shard(options.rank, number, options.generation);
     plan_files(items, options, name, Reader::Any)
@@ -163,7 +164,7 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
         count: u32,
     }
     let mut known: HashMap<&str, Known> = HashMap::with_capacity(items.len());
-    let mut boxes = HashSet::new();
+    let mut regions = HashSet::new();
     let mut order = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
         item.check()?;
@@ -172,11 +173,11 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
         if of_name.count > 0 {
             check_regions(&items[of_name.first], item)?;
         }
-        // By where it lies, as comparing each with each would take quadratic time. Empty boxes may
-        // lie anywhere, as uneven sharding leaves them.
+        // Compared by hash, since comparing all pairs would take quadratic time. Empty regions may lie
+        // anywhere: uneven sharding makes such.
         if item.region.is_some()
             && !item.info.shape.contains(&0)
-            && !boxes.insert((of_name.first, &item.region))
+            && !regions.insert((of_name.first, &item.region))
         {
             return Err(named_twice(item));
         }
@@ -190,7 +191,7 @@ fn named_twice(item: &Item) -> Error {
     Error::invalid(format!("two tensors are named {:?}", item.info.name))
 }
 
-/// Two items of one name are boxes of one tensor.
+/// Checks that two items of one name are regions of one tensor.
 fn check_regions(first: &Item, item: &Item) -> Result<()> {
     if first.region.is_none() || item.region.is_none() {
         return Err(named_twice(item));
@@ -198,7 +199,7 @@ fn check_regions(first: &Item, item: &Item) -> Result<()> {
     let (name, shape) = (&item.info.name, item.tensor_shape());
     if (first.info.dtype, first.tensor_shape()) != (item.info.dtype, shape) {
         return Err(Error::invalid(format!(
-            "tensor {name:?} is {} {:?} in one of its boxes and {} {shape:?} in another",
+            "tensor {name:?} is {} {:?} in one of its regions and {} {shape:?} in another",
             first.info.dtype,
             first.tensor_shape(),
             item.info.dtype
@@ -215,21 +216,21 @@ fn total(order: &[Member]) -> Result<u64> {
         .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))
 }
 
-/// Deals the items out to at most so many lanes, none of them empty: the largest first, each to the
-/// lane that has the fewest bytes so far. Within a lane they keep their order.
+/// Deals the items out to at most `lanes` lanes, none of them empty: the largest first, each to the lane
+/// with the fewest bytes so far. Within a lane they keep their order.
 ///
-/// The fullest lane then has at most a fair share and one tensor more than that.
+/// The fullest lane then has at most a fair share and one more tensor.
 fn deal(order: Vec<Member>, lanes: usize) -> Vec<Vec<Member>> {
     if lanes < 2 || order.len() < 2 {
         return vec![order];
     }
     let mut largest_first: Vec<usize> = (0..order.len()).collect();
     largest_first.sort_by_key(|&index| Reverse(order[index].nbytes));
-    // By bytes, then by number: of equal lanes the first.
+    // By bytes, then by number: the first of equal lanes comes first.
     let mut least: BinaryHeap<Reverse<(u64, usize)>> =
         (0..lanes).map(|l| Reverse((0, l))).collect();
     let mut lane_of = vec![0; order.len()];
-    // Empty tensors stay in the first lane: they are no reason for a file.
+    // Empty tensors stay in the first lane: no file is made for them alone.
     for index in largest_first.into_iter().filter(|&index| order[index].nbytes > 0) {
         let Reverse((bytes, lane)) = least.pop().expect("there is a lane");
         lane_of[index] = lane;
@@ -271,7 +272,7 @@ fn split(
     Ok(shards)
 }
 
-/// An item that is too much for a header by itself.
+/// The error for an item that is too long for a header by itself.
 fn too_long_a_name(item: &Item) -> Error {
     let name = &item.info.name;
     let start: String = name.chars().take(40).collect();
@@ -289,8 +290,8 @@ fn lay_out(
     mut members: Vec<Member>,
     reader: Reader,
 ) -> Shard {
-    // A stable sort: tensors of one size class keep the state's order, so that those of one module
-    // stay together and are read in one run.
+    // A stable sort: tensors of one size class keep the state's order, so that the tensors of a module stay
+    // together and are read in one run.
     members.sort_by_key(|member| {
         let dtype = items[member.item].info.dtype;
         Reverse(header::natural_alignment(member.nbytes, dtype))
@@ -302,7 +303,7 @@ fn lay_out(
         ItemRange { item: member.item, range: begin..at }
     };
     let mut extents: Vec<ItemRange> = members.into_iter().map(extent).collect();
-    // The header tells where in the data section its items lie, so that its length must not matter.
+    // Offsets in the header count from the data section, so they do not depend on the header's length.
     let header = Header::new(reader, extents.len(), |n| placed(items, &extents[n], 0));
     for extent in &mut extents {
         extent.range.start += header.bytes();
@@ -362,7 +363,7 @@ impl SavePlan {
         self.shards.iter().map(|shard| shard.bytes).sum()
     }
 
-    /// What fills a block, in order, without gap.
+    /// The pieces that fill a block, in order, without gaps.
     pub fn pieces(&self, block: &Block) -> Vec<Piece> {
         let shard = &self.shards[block.shard];
         let span = block.offset..block.offset + block.len as u64;
@@ -380,11 +381,12 @@ impl SavePlan {
         for extent in &shard.items[first..first + count] {
             add(PieceSource::Item(extent.item), &extent.range);
         }
+        debug_assert_eq!(pieces.iter().map(|piece| piece.range.len()).sum::<usize>(), block.len);
         pieces
     }
 
-    /// The manifest's entries, in the order of the items given to [`plan`]; boxes of one tensor stand
-    /// in one entry.
+    /// The manifest's entries, in the order of the items given to [`plan`]; the regions of one tensor share
+    /// an entry.
     pub fn entries<'a>(&self, items: &'a [Item]) -> Entries<'a> {
         let mut places = vec![(0, 0); items.len()];
         for (file, shard) in self.shards.iter().enumerate() {
@@ -396,31 +398,31 @@ impl SavePlan {
     }
 }
 
-/// The manifest's entries, each made when it is its turn: of a million tensors they are 200 MB.
+/// The manifest's entries, each made when it is needed: a million tensors' entries are 200 MB.
 #[derive(Debug)]
 pub struct Entries<'a> {
     items: &'a [Item],
-    /// Of each item, the number of its file and the offset of its first byte there.
+    /// For each item, the number of its file and the offset of its first byte there.
     places: Vec<(u32, u64)>,
 }
 
 impl Entries<'_> {
     /// The entries.
     pub fn iter(&self) -> impl Iterator<Item = TensorEntry> {
-        // Whole tensors are one chunk: only those of boxes are looked for.
-        let mut boxes: HashMap<&str, Vec<usize>> = HashMap::new();
+        // A whole tensor is one chunk; only regions must be collected.
+        let mut regions: HashMap<&str, Vec<usize>> = HashMap::new();
         for (number, item) in
             self.items.iter().enumerate().filter(|(_, item)| item.region.is_some())
         {
-            boxes.entry(&item.info.name).or_default().push(number);
+            regions.entry(&item.info.name).or_default().push(number);
         }
         self.items.iter().enumerate().filter_map(move |(number, item)| {
             let chunks = match item.region {
                 None => [self.chunk(number)].into(),
-                // All boxes of a tensor stand where the first of them does.
+                // All regions of a tensor share the entry of the first.
                 Some(_) => {
-                    let boxes = boxes.remove(item.info.name.as_str())?;
-                    boxes.into_iter().map(|number| self.chunk(number)).collect()
+                    let regions = regions.remove(item.info.name.as_str())?;
+                    regions.into_iter().map(|number| self.chunk(number)).collect()
                 }
             };
             Some(TensorEntry {

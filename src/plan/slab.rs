@@ -1,4 +1,4 @@
-//! A box of a tensor: where its bytes lie in a file, and where each of them goes in memory. Pure
+//! A region of a tensor: where its bytes lie in a file, and where each of them goes in memory. Pure
 //! arithmetic, in steps and never byte by byte.
 
 use crate::format::{Dtype, cover};
@@ -17,7 +17,7 @@ pub struct Dense<'a> {
     pub sizes: &'a [u64],
 }
 
-/// Memory that a box goes to, in bits: types of less than a byte have no strides in bytes.
+/// Where a region goes in memory, in bits: types of less than a byte have no strides in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     /// Bits from the memory's origin to the first element.
@@ -26,7 +26,7 @@ pub struct Place<'a> {
     pub strides: &'a [i128],
 }
 
-/// A box of a dense array, and its place in memory. Not empty.
+/// A region of a dense array, and its place in memory. Not empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slab {
     /// Index in the manifest's files.
@@ -37,7 +37,7 @@ pub struct Slab {
     at: i64,
     /// Bytes that lie together in the file and in memory.
     run: u64,
-    /// What is stepped through, outermost first: none where all of it is one run.
+    /// The dimensions to step through, outermost first; none if the slab is one run.
     dims: Vec<Dim>,
 }
 
@@ -93,11 +93,11 @@ impl Slab {
         Some(Self { file, begin: range.start, at: 0, run, dims: Vec::new() })
     }
 
-    /// The box of `lengths` at `offsets` in `array`; `None` if it is empty.
+    /// The region of `lengths` at `offsets` in `array`; `None` if it is empty.
     ///
     /// # Errors
-    /// What is wrong with it: it reaches outside of the array, does not fall on whole bytes, or
-    /// has elements that share memory.
+    /// The reason if it reaches outside of the array, does not fall on whole bytes, or has elements that
+    /// share memory.
     pub fn new(
         array: Dense,
         offsets: &[u64],
@@ -155,8 +155,8 @@ impl Slab {
         low..high
     }
 
-    /// Whether two of its bytes may go to the same place. Sure for what slicing, transposing and
-    /// flipping make of an array; odder layouts count as overlapping.
+    /// Whether two of its bytes may go to the same place. Exact for sliced, transposed and flipped arrays;
+    /// otherwise conservatively true.
     fn overlaps_itself(&self) -> bool {
         let mut steps: Vec<(u64, u64)> =
             self.dims.iter().map(|dim| (dim.to.unsigned_abs(), dim.count)).collect();
@@ -169,10 +169,11 @@ impl Slab {
         })
     }
 
-    /// The parts of the file that it needs, rising; those less than `gap` bytes apart are one.
+    /// Calls `each` with the ranges of the file that it needs, rising; ranges less than `gap` bytes apart are
+    /// one.
     pub fn spans(&self, gap: u64, each: &mut impl FnMut(Range<u64>)) {
-        // Gaps do not shrink from the innermost dimension outwards, so that the first large one
-        // settles it. There are then at most as many spans as the file has gaps' lengths.
+        // Gaps do not shrink from the innermost dimension outwards, so the first large one decides. There
+        // are at most as many spans as gaps fit into the file.
         let close = |dim: &&Dim| dim.from - dim.extent < gap;
         let outer = self.dims.len() - self.dims.iter().rev().take_while(close).count();
         let len = self.dims.get(outer).map_or(self.run, Dim::span);
@@ -201,7 +202,7 @@ fn check_box(
     match cover::within(sizes, (offsets, lengths)) {
         true => Ok(()),
         false => Err(format!(
-            "a box of {lengths:?} elements at {offsets:?} reaches outside of the chunk's {sizes:?}"
+            "a region of {lengths:?} elements at {offsets:?} reaches outside of the chunk's {sizes:?}"
         )),
     }
 }
@@ -218,7 +219,7 @@ impl InBits {
     fn in_bytes(self, array: Dense) -> Result<Slab, String> {
         let split = || {
             format!(
-                "the box does not fall on whole bytes: elements of {} have {} bits",
+                "the region does not fall on whole bytes: elements of {} have {} bits",
                 array.dtype,
                 array.dtype.bits()
             )
@@ -238,6 +239,7 @@ impl InBits {
         }
         dims.reverse();
         let begin = array.begin + bytes(self.begin)?;
+        debug_assert!(dims.iter().all(|dim| dim.count > 1 && dim.extent <= dim.from));
         let slab = Slab { file: array.file, begin, at: offset(self.at)?, run, dims };
         // So that no later sum of offsets overflows.
         let reach = slab.reach();
@@ -248,7 +250,7 @@ impl InBits {
     }
 }
 
-/// Calls `each` with the place of every step of every dimension.
+/// Calls `each` with the offset of every step of every dimension.
 fn walk(dims: &[Dim], at: u64, each: &mut impl FnMut(u64)) {
     match dims.split_first() {
         None => each(at),
@@ -256,7 +258,7 @@ fn walk(dims: &[Dim], at: u64, each: &mut impl FnMut(u64)) {
     }
 }
 
-/// Emits what of the dimensions' runs, the first of which is at `(from, to)`, lies in `span`.
+/// Emits the dimensions' runs as far as they lie in `span`. The first run is at `(from, to)`.
 fn clip(
     dims: &[Dim],
     run: u64,
@@ -294,9 +296,11 @@ fn clip(
     let ((from, to), count) = (place(first), end - first);
     match inner {
         [] => emit(runs(from - span.start, dim.from, to, dim.to, run, count)),
-        // Turned in memory: what lies close together there is copied together. Reads that jump
-        // about in a block, which is in the cache, cost less than writes that do.
-        [across] if across.to.unsigned_abs() > dim.to.unsigned_abs() && count >= TURNED_MIN => {
+        // Transposed in memory: copy together what lies close together there. Scattered reads of a block
+        // that is in the cache cost less than scattered writes.
+        [across]
+            if across.to.unsigned_abs() > dim.to.unsigned_abs() && count >= TRANSPOSED_RUNS_MIN =>
+        {
             for j in 0..across.count {
                 let (from, to) = (from + j * across.from, to + j as i64 * across.to);
                 emit(runs(from - span.start, dim.from, to, dim.to, run, count));
@@ -306,8 +310,8 @@ fn clip(
     }
 }
 
-/// Runs that are worth emitting across the file's order.
-const TURNED_MIN: u64 = 8;
+/// The fewest runs for which emitting across the file's order pays.
+const TRANSPOSED_RUNS_MIN: u64 = 8;
 
 fn runs(from: u64, from_step: u64, to: i64, to_step: i64, len: u64, count: u64) -> Runs {
     Runs {

@@ -19,7 +19,7 @@ pub struct RankShare {
 }
 
 impl RankShare {
-    /// What a manifest says that it is a part of, with nothing else of it kept or checked, its seal neither. `None`
+    /// What a manifest says that it is a part of, with nothing else of it kept or checked, nor its trailer checksum. `None`
     /// also where that cannot be read.
     pub(crate) fn noted_in(manifest: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]

@@ -4,7 +4,7 @@
 //! again: while it lies there, nobody removes its shards or writes to them.
 
 use crate::error::{Error, Result};
-use crate::format::{SEAL_LEN, names};
+use crate::format::{TRAILER_LEN, names};
 use crate::store::layout::manifest::check_directory;
 use crate::sys::file;
 use std::fmt;
@@ -16,25 +16,25 @@ use std::path::Path;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) struct Stamp {
     bytes: u64,
-    seal: [u8; SEAL_LEN],
+    trailer: [u8; TRAILER_LEN],
 }
 
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes{}", self.bytes, String::from_utf8_lossy(&self.seal).trim_end())
+        write!(f, "{} bytes{}", self.bytes, String::from_utf8_lossy(&self.trailer).trim_end())
     }
 }
 
 impl Stamp {
     /// Of a manifest's bytes; `None` if they are too few for one.
     pub fn of(manifest: &[u8]) -> Option<Self> {
-        Some(Self { bytes: manifest.len() as u64, seal: *manifest.last_chunk()? })
+        Some(Self { bytes: manifest.len() as u64, trailer: *manifest.last_chunk()? })
     }
 
     /// Of the manifest at `path`, of which no more than the end is read; `None` if none is there.
     fn at(path: &Path) -> Result<Option<Self>> {
         match file::read_end(path) {
-            Ok((bytes, seal)) => Ok(Some(Self { bytes, seal })),
+            Ok((bytes, trailer)) => Ok(Some(Self { bytes, trailer })),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(Error::io("reading", path, e)),
         }

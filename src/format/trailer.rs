@@ -1,4 +1,4 @@
-//! The seal of a manifest: its last field, the checksum of all that precedes it.
+//! The trailer of a manifest: its last field, the checksum of everything before it.
 
 use crate::error::{Error, Result};
 use serde::Serialize;
@@ -8,18 +8,18 @@ use std::path::Path;
 const KEY: &str = ",\"crc32\":\"";
 pub(super) const LEN: usize = KEY.len() + 8 + "\"}\n".len();
 
-/// Writes a JSON object as one line, closed by the seal.
+/// Writes a JSON object as one line that ends with the trailer.
 pub(super) fn write(object: &impl Serialize, to: impl Write) -> io::Result<()> {
     // The serializer writes a few bytes at a time.
     let open = Open { to, crc32: crc32fast::Hasher::new(), held: None };
     let mut buffered = io::BufWriter::with_capacity(64 << 10, open);
     serde_json::to_writer(&mut buffered, object)?;
     let Open { mut to, crc32, held } = buffered.into_inner()?;
-    debug_assert_eq!(held, Some(b'}'), "only an object can be sealed");
+    debug_assert_eq!(held, Some(b'}'), "only an object can have a trailer");
     to.write_all(of(crc32.finalize()).as_bytes())
 }
 
-/// The text that the seal covers, if it is whole. `path` is for the message.
+/// Returns the text that the trailer checksum covers, if it matches. `path` is for the message.
 pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     let at = bytes.len().saturating_sub(LEN);
     let (body, found) = bytes.split_at(at);
@@ -40,10 +40,10 @@ pub(super) fn of(crc32: u32) -> String {
     format!("{KEY}{crc32:08x}\"}}\n")
 }
 
-/// Passes on what is written but for the last byte, which closes the object, so that a field can follow.
+/// Passes on what is written except the last byte, which closes the object, so that a field can follow.
 struct Open<W> {
     to: W,
-    /// Of what was passed on.
+    /// The checksum of what was passed on.
     crc32: crc32fast::Hasher,
     held: Option<u8>,
 }
