@@ -52,7 +52,7 @@ def test_tied_tensors_stay_tied(at):
 
 def test_a_file_of_an_old_torch_is_loaded_whole_and_says_so(at):
     torch.save(trained(), at / "a.pt", _use_new_zipfile_serialization=False)
-    with pytest.warns(UserWarning, match="loaded into memory whole"):
+    with pytest.warns(UserWarning, match="loaded into memory at once"):
         torch_to_ringstow(at / "a.pt", at / "ckpt")
     assert_same(ringstow.load(at / "ckpt"), plain(trained()))
 

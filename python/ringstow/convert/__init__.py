@@ -1,16 +1,16 @@
-"""Checkpoints of other formats to ringstow's and back, a tensor in memory at a time.
+"""Converts checkpoints of other formats to ringstow's and back, a few tensors in memory at a time.
 
 =============  ===================================================================================
-kind           what it is
+kind           meaning
 =============  ===================================================================================
-``ringstow``   a checkpoint of ringstow's
+``ringstow``   a ringstow checkpoint
 ``dcp``        a directory by torch.distributed.checkpoint's own writer, of any number of ranks
 ``torch``      a file by ``torch.save``
 ``hf``         a directory of safetensors files, as Hugging Face's programs read and write them
 =============  ===================================================================================
 
-`convert` takes any two; the other functions are named for one pair each. What was written is read
-again and compared with the source, bit by bit. Needs torch; ``import ringstow`` imports none of it.
+`convert` takes any two kinds; each other function converts one pair. What was written is read again
+and compared with the source, bit by bit. This needs torch; ``import ringstow`` does not import it.
 """
 
 from __future__ import annotations
@@ -48,38 +48,38 @@ Kind = Literal["ringstow", "dcp", "torch", "hf"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 Progress = Callable[[str, int, int], None]
-"""Told of the phase (``"writing"``, ``"verifying"``), and of the bytes done and to do in it."""
+"""Called with the phase (``"writing"``, ``"verifying"``), its bytes done, and its bytes in all."""
 
 _log = logging.getLogger("ringstow")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvertReport:
-    """What a conversion did."""
+    """The result of a conversion."""
 
     source: str
-    """What was read."""
+    """The path that was read."""
     target: str
-    """What was written."""
+    """The path that was written."""
     source_kind: str
     """``"ringstow"``, ``"dcp"``, ``"torch"`` or ``"hf"``."""
     target_kind: str
-    """The same."""
+    """Likewise."""
     tensors: int
-    """Tensors and arrays written; tied ones count once."""
+    """Number of tensors and arrays written; tied ones count once."""
     tensor_bytes: int
     """Bytes of their data."""
     left_out: tuple[str, ...]
-    """Names of values that the target has no place for: all but tensors for ``hf``, empty dicts for
+    """Names of values that the target can't hold: all but tensors for ``hf``, empty dicts for
     ``dcp``."""
     tied: tuple[tuple[str, str], ...]
-    """For ``hf``: names that were not written, and the name of the same tensor that was."""
+    """For ``hf``: each name that was not written, with the written name of the same tensor."""
     verified: bool
     """Whether what was written was read again and compared."""
     save: SaveReport | None
-    """What the native writer did, for ``ringstow`` and ``hf``."""
+    """The native writer's report, for ``ringstow`` and ``hf``."""
     seconds: float
-    """All of the time."""
+    """Total time, verification included."""
 
 
 def convert(
@@ -97,38 +97,40 @@ def convert(
     dtype: Dtype | None = None,
     max_shard_size: int | str = "5GB",
 ) -> ConvertReport:
-    """Convert a checkpoint. Memory holds the tensors in flight, a few at a time, and no more.
+    """Convert a checkpoint, with no more than a few tensors in memory at a time.
 
     Args:
         src: the checkpoint to read.
-        dst: where to write. Refused if something is there, but for what a killed conversion left,
-            and other files beside those of ``hf``.
-        source: the kind of ``src``; None looks what is there.
+        dst: where to write. Refused if something is there, except files of a killed conversion and,
+            for ``hf``, files of other programs.
+        source: the kind of ``src``; None detects it.
         target: the kind of ``dst``; None means ringstow, or torch for a ringstow ``src`` and a name
             such as ``x.pt``.
-        progress: called now and then with the phase, and the bytes done and to do.
-        verify: compare the source's checksums where it has some; read back what was written and
-            compare it, tensor by tensor, bit by bit.
-        overwrite: replace a checkpoint of the target's kind that is at ``dst``, once all of the new
-            one is written: until then, and if that fails, it stays as it is.
-        allow_pickle: unpickle (and pickle) what is neither tensor nor plain value: runs any code.
-        config: the knobs of reading and writing; None means the defaults.
-        prefix: for ``hf``: write the tensors whose dotted name starts so, without it: ``"model."``.
-        dtype: for ``hf``: cast floating tensors of 16 bits and more to this.
+        progress: called repeatedly with the phase, its bytes done, and its bytes in all.
+        verify: compare the source's checksums if it has any; read back what was written and compare
+            it, tensor by tensor, bit by bit.
+        overwrite: replace a checkpoint of the target's kind at ``dst`` once the new one is
+            complete. Until then, and after a failure, the old one stays unchanged.
+        allow_pickle: unpickle (and pickle) values other than tensors and plain values, which can
+            run any code.
+        config: the configuration of reading and writing; None means the defaults.
+        prefix: for ``hf``: write only tensors whose dotted name starts with this, such as
+            ``"model."``, and strip it.
+        dtype: for ``hf``: cast floating tensors of 16 bits and more to this dtype.
         max_shard_size: for ``hf``: bytes of the largest file, or ``"5GB"``, ``"512MiB"``.
 
     Returns:
-        What was done, and what was left out.
+        A report of what was written and what was left out.
 
     Raises:
-        InvalidStateError: the kinds can't be told, the two paths are one, or a value or name that
-            the target can't hold.
-        UnsupportedError: a dtype or value that can't be read or written, or a pickle without
+        InvalidStateError: the kinds can't be detected, the two paths are the same, or the target
+            can't hold a value or name.
+        UnsupportedError: a dtype or value can't be read or written, or a pickle needs
             ``allow_pickle``.
-        CorruptCheckpointError: the source is damaged; or what was written is not what the source
-            holds: it is named, and stays.
+        CorruptCheckpointError: the source is damaged; or the target differs from the source, and
+            is not removed. Names the first difference.
         OSError: the system refused: no such path, something at ``dst``, a full disk. Nothing that
-            could be taken for a checkpoint is left.
+            looks like a checkpoint is left.
     """
     started = time.monotonic()
     here, there = absolute(src), absolute(dst)
@@ -143,7 +145,7 @@ def convert(
     written: _targets.Written
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
-        raise InvalidStateError(f"{here} holds a {type(state).__name__} and no state dict")
+        raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
     with _replace.place(there, target_kind) as to:
         match target_kind:
             case "ringstow":
@@ -165,7 +167,7 @@ def convert(
                     max_shard_bytes=parse_size(max_shard_size),
                 )
     if written.left_out:
-        _log.warning("%s", listed(f"{there} has no place for, and is without", [*written.left_out]))
+        _log.warning("%s", listed(f"{there} can't hold, and is without", [*written.left_out]))
     if verify:
         _verify(here, there, target_kind, written.expected, options, advance)
     return ConvertReport(
@@ -198,18 +200,18 @@ class _HfOptions(_Options, total=False):
 
 
 def torch_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
-    """Convert a file of ``torch.save``'s to a ringstow checkpoint; see `convert`.
+    """Convert a file by ``torch.save`` to a ringstow checkpoint; see `convert`.
 
-    A file in the format of torch before 1.6 is loaded into memory whole, with a warning.
+    A file in the format of torch before 1.6 is loaded into memory at once, with a warning.
     """
     return convert(src, dst, source="torch", target="ringstow", **options)
 
 
 def dcp_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
-    """Convert a directory of torch.distributed.checkpoint's to a ringstow checkpoint.
+    """Convert a directory by torch.distributed.checkpoint to a ringstow checkpoint; see `convert`.
 
-    See `convert`. Tensors that several ranks wrote are put together. Its metadata is a pickle, of
-    which only what metadata is made of is read, unless ``allow_pickle``.
+    Tensors of several ranks are assembled. The metadata is a pickle; without ``allow_pickle`` only
+    classes of DCP's metadata are unpickled.
     """
     return convert(src, dst, source="dcp", target="ringstow", **options)
 
@@ -225,7 +227,7 @@ def hf_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> C
 def ringstow_to_torch(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
     """Convert a ringstow checkpoint to a file that ``torch.load`` reads; see `convert`.
 
-    Needs as much room again as the tensors take, in the target's directory, while it runs.
+    While it runs it needs the size of the tensors as free space in the target's directory, twice.
     """
     return convert(src, dst, source="ringstow", target="torch", **options)
 
@@ -233,8 +235,8 @@ def ringstow_to_torch(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -
 def ringstow_to_dcp(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
     """Convert a ringstow checkpoint to a directory that torch.distributed.checkpoint reads.
 
-    What that format can't say is lost as when torch writes it: keys become text, tied tensors are
-    stored once each, and empty dicts are left out. See `convert`.
+    As when torch writes that format, keys become text, each of several tied tensors is stored, and
+    empty dicts are left out. See `convert`.
     """
     return convert(src, dst, source="ringstow", target="dcp", **options)
 
@@ -243,7 +245,7 @@ def ringstow_to_hf(src: StrPath, dst: StrPath, **options: Unpack[_HfOptions]) ->
     """Convert the tensors of a ringstow checkpoint to consolidated safetensors; see `convert`.
 
     Writes ``model.safetensors``, or numbered files with ``model.safetensors.index.json``. Tied
-    tensors are written once; values that are no tensors are left out. The report names both.
+    tensors are written once; values other than tensors are left out. The report names both.
     """
     return convert(src, dst, source="ringstow", target="hf", **options)
 
@@ -252,12 +254,12 @@ def parse_size(size: int | str) -> int:
     """Return a size in bytes: ``"5GB"`` is 5 * 10^9; ``"5GiB"`` and ``"5G"`` are 5 * 2^30.
 
     Raises:
-        InvalidStateError: it is none, or nothing.
+        InvalidStateError: it is not a size, or not positive.
     """
     size = in_bytes(size)
     if size <= 0:
         raise InvalidStateError(
-            f"a file of at most {size} bytes holds nothing; give one such as 5GB"
+            f"a file of at most {size} bytes holds nothing; give a size such as 5GB"
         )
     return size
 
@@ -265,10 +267,10 @@ def parse_size(size: int | str) -> int:
 def _check_options(kind: str, prefix: str, dtype: str | None) -> None:
     if kind != "hf" and (prefix or dtype):
         raise InvalidStateError(
-            f"prefix and dtype are for hf; for {kind} all is converted as it is"
+            f"prefix and dtype are for hf; a conversion to {kind} leaves all tensors as they are"
         )
     if dtype not in (None, "float32", "bfloat16", "float16"):
-        raise InvalidStateError(f"dtype {dtype!r} is none of float32, bfloat16, float16")
+        raise InvalidStateError(f"dtype {dtype!r} is not one of float32, bfloat16, float16")
 
 
 def _verify(
@@ -279,13 +281,13 @@ def _verify(
     options: Options,
     advance: Progress,
 ) -> None:
-    """Compare what was written with the source; a ringstow target with its checksums too."""
+    """Compare the target with the source; verify a ringstow target's checksums too."""
     if kind == "ringstow":
         damage = _catalog.verify(target, config=options.reading).damage
         if damage:
             where = f"{damage[0].file} at byte {damage[0].offset}"
             raise CorruptCheckpointError(
-                f"{target} is not what was written: {where}; is the disk failing?",
+                f"{target} is not what was written: {where}. The disk may be failing",
                 file=damage[0].file,
                 offset=damage[0].offset,
                 expected=damage[0].expected,

@@ -1,7 +1,7 @@
-"""Reads tensors of a checkpoint by name, small ones together with those that lie behind them.
+"""Reads tensors of a checkpoint by name, a small one together with those behind it in the file.
 
-A read takes whole blocks, for their checksums: a small tensor by itself would cost a block, and the
-next one the same block again.
+A verified read covers complete checksum chunks: reading small tensors one by one would read the
+same chunk for each.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 from ringstow import _native
 
-# Read at once, and held for who asks next, in bytes. Tensors as large are read by themselves.
+# In bytes: read at once, and held for later calls. Larger tensors are read alone.
 WINDOW_BYTES = 4 << 20
 HELD_BYTES_MAX = 4 * WINDOW_BYTES
 
 
 class ReadAhead:
-    """The tensors of a checkpoint. May be asked by several threads at once."""
+    """The tensors of a checkpoint. Several threads may use it at once."""
 
     def __init__(self, checkpoint: _native.Checkpoint, *, verify: bool, config: str) -> None:
         self._checkpoint = checkpoint
         self._verify = verify
         self._config = config
-        # As a shard lays them out: see `natural_alignment` in src/format/header.rs.
+        # In the order of a shard: see `natural_alignment` in src/format/header.rs.
         tensors = sorted(checkpoint.tensors, key=lambda tensor: -_alignment(tensor[3]))
         self._names = [name for name, *_ in tensors]
         self._nbytes = [nbytes for *_, nbytes in tensors]
@@ -32,7 +32,7 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def take(self, name: str) -> Any:
-        """Return the block of a tensor's bytes, which is the caller's alone.
+        """Return a tensor's bytes, in memory that only the caller has.
 
         Raises:
             CorruptCheckpointError: the bytes are not those that were written.
@@ -49,7 +49,7 @@ class ReadAhead:
             return block
 
     def _window(self, number: int) -> list[str]:
-        """Return a name and those behind it, as far as they are small and not held already."""
+        """Return a name and those of the small tensors behind it that are not held yet."""
         names, room = [self._names[number]], WINDOW_BYTES - self._nbytes[number]
         for behind in range(number + 1, len(self._names)):
             room -= self._nbytes[behind]

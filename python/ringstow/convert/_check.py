@@ -17,7 +17,7 @@ from ringstow.tree._encode import Path, describe
 from ringstow.tree._remedies import type_name
 from ringstow.tree._skeleton import METADATA, metadata_of
 
-# Types whose values are equal if they say so. Others, which were pickled, are compared by type.
+# Packages whose types have a reliable `==`. Other values, which were pickled, compare by type.
 _PLAIN = (
     "builtins",
     "collections",
@@ -32,7 +32,7 @@ _PLAIN = (
 
 
 class Comparison:
-    """Compares what was written with what it was written from."""
+    """Compares the target with the source."""
 
     def __init__(self, source: str, target: str, compared: Callable[[int], None]) -> None:
         self._source = source
@@ -41,10 +41,10 @@ class Comparison:
         self._known: set[tuple[int, int]] = set()
 
     def check(self, expected: Any, found: Any, path: Path = ()) -> None:
-        """Compare two states, or parts of them that lie at a path.
+        """Compare two states, or the values at a path in them.
 
         Raises:
-            CorruptCheckpointError: they differ; names the first place.
+            CorruptCheckpointError: they differ; names the first difference.
         """
         if is_stored(expected) and is_stored(found):
             return self._tensors(expected, found, path)
@@ -74,7 +74,7 @@ class Comparison:
 
     def _tensors(self, expected: Any, found: Any, path: Path) -> None:
         pair = (id(expected), id(found))
-        if pair in self._known:  # one tensor in two places
+        if pair in self._known:  # tied
             return
         one, other = loaded(expected), loaded(found)
         here, there = (f"{t.dtype} {list(t.shape)}" for t in (one, other))
@@ -84,7 +84,7 @@ class Comparison:
             self._differ(path, here, there)
         if not _same_bits(one, other):
             self._differ(path, f"{here} of these bits", "of others")
-        # Only what outlives this call has an id that stays its own.
+        # Ids are unique only among objects that live as long: lazy tensors do, loaded ones don't.
         if type(expected) is LazyTensor:
             self._known.add(pair)
             self._compared(nbytes(expected))

@@ -23,17 +23,17 @@ examples:
   ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
 
-Failed or interrupted, it removes what it wrote, and what was to be replaced is there as it was.
-Killed, it leaves *.part, *.distcp without .metadata, or numbered *.safetensors without an index,
-none of which is a checkpoint: remove them and run it again.
+If it fails or is interrupted, it removes what it wrote, and a checkpoint that it was to replace is
+unchanged. If it is killed, it leaves *.part, *.distcp without .metadata, or numbered *.safetensors
+without an index. None of these is a checkpoint: remove them and run it again.
 
 exit codes:
-  0    converted, and verified
-  1    what was read or written is damaged
-  2    it could not be done
+  0    converted, and verified unless --no-verify
+  1    the source or the target is damaged
+  2    it failed for another reason
   130  interrupted"""
 
-_SLICE_S = 5.0  # between lines where there is no progress bar
+_SLICE_S = 5.0  # between lines if there is no progress bar
 
 
 def main(argv: list[str]) -> int:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
                 max_shard_size=args.max_shard_size,
             )
     except KeyboardInterrupt:
-        print("ringstow: interrupted; what was written is removed", file=sys.stderr)
+        print("ringstow: interrupted; the written files are removed", file=sys.stderr)
         return 130
     except ImportError as error:
         print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 
 def _said(error: Exception) -> str:
-    """Return an error's message. An OSError's names the file once, and first."""
+    """Return an error's message; an OSError's starts with the file."""
     if not isinstance(error, OSError) or error.filename is None:
         return str(error)
     path, why = str(error.filename), str(error.strerror)
@@ -83,16 +83,18 @@ def _parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"  {kind:9} {what}" for kind, what in KINDS.items())
     parser = argparse.ArgumentParser(
         prog="ringstow convert",
-        description=f"Convert a checkpoint, a tensor in memory at a time. Kinds:\n{listed}",
+        description=f"Convert a checkpoint, a few tensors in memory at a time. Kinds:\n{listed}",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("src", metavar="SRC", help="the checkpoint to read")
     parser.add_argument(
-        "dst", metavar="DST", help="where to write; nothing may be there, but with --overwrite"
+        "dst", metavar="DST", help="where to write; must be missing or empty without --overwrite"
     )
     kinds = list(KINDS)
-    parser.add_argument("--from", dest="source", choices=kinds, help="kind of SRC (default: look)")
+    parser.add_argument(
+        "--from", dest="source", choices=kinds, help="kind of SRC (default: detect)"
+    )
     parser.add_argument(
         "--to",
         dest="target",
@@ -102,22 +104,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace a checkpoint of its kind at DST, once the new one is written",
+        help="replace a checkpoint of the same kind at DST, once the new one is complete",
     )
     parser.add_argument(
-        "--prefix", default="", help="hf: only tensors named so, without it: model."
+        "--prefix",
+        default="",
+        help="hf: only tensors whose names start with this, which is stripped",
     )
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="hf: cast floating tensors"
     )
-    parser.add_argument("--max-shard-size", default="5GB", help="hf: largest file (default: 5GB)")
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="unpickle any value; it can run any code"
+        "--max-shard-size", default="5GB", help="hf: size of the largest file (default: 5GB)"
+    )
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="unpickle any value, which can run any code"
     )
     parser.add_argument(
         "--no-verify", action="store_true", help="do not read back and compare what was written"
     )
-    parser.add_argument("--quiet", action="store_true", help="say only what went wrong")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
     return parser
 
 
@@ -146,7 +152,7 @@ class _Quiet:
 
 
 class _Lines(_Quiet):
-    """A line on stderr now and then, for logs and where there is no tqdm."""
+    """Prints a line to stderr every few seconds, for logs and if tqdm is not installed."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + _SLICE_S
@@ -159,7 +165,7 @@ class _Lines(_Quiet):
 
 
 class _Bar(_Quiet):
-    """A bar of tqdm's a phase."""
+    """Shows a tqdm bar per phase."""
 
     def __init__(self, tqdm: Any) -> None:
         self._tqdm = tqdm

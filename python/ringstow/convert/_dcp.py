@@ -1,6 +1,6 @@
-"""Checkpoints of torch.distributed.checkpoint's own writer: read and written a tensor at a time.
+"""Reads and writes checkpoints of torch.distributed.checkpoint's own format, a tensor at a time.
 
-``.metadata`` is a pickle. It is read by an unpickler that knows only what metadata is made of.
+``.metadata`` is a pickle. A restricted unpickler reads it and makes only the classes of metadata.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
 
 _PACKAGE = "torch.distributed.checkpoint"
-# All that metadata is made of, beside dtypes. Two of them are as torch 2.0 called them.
+# The classes of metadata, besides dtypes. Two have the names of torch 2.0.
 _KNOWN = {
     *(f"{_PACKAGE}.metadata.{name}" for name in metadata.__all__),
     f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING",
@@ -55,7 +55,7 @@ _KNOWN = {
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Makes what metadata is made of, and nothing else."""
+    """Makes only the classes of metadata."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -63,18 +63,18 @@ class _MetadataUnpickler(pickle.Unpickler):
         if f"{module}.{name}" in _KNOWN:
             return super().find_class(module, name)
         raise UnsupportedError(
-            f"it asks for {module}.{name}, which no metadata is made of, and is not unpickled: if "
+            f"it asks for {module}.{name}, which metadata never needs, so it is not unpickled: if "
             "you trust who wrote it, pass allow_pickle=True (--allow-pickle); it can run any code"
         )
 
 
 def read(path: str, *, allow_pickle: bool) -> State:
-    """Return the nested state of a checkpoint, its tensors lazy and its other values read.
+    """Return the nested state of a checkpoint, with lazy tensors and all other values loaded.
 
     Raises:
-        UnsupportedError: a value that only pickle can make, without ``allow_pickle``.
-        CorruptCheckpointError: a file that can't be read.
-        FormatError: metadata that can't be.
+        UnsupportedError: a value can only be unpickled, which needs ``allow_pickle``.
+        CorruptCheckpointError: a file is damaged.
+        FormatError: the metadata is not what DCP writes.
     """
     reader = _Reader(path, allow_pickle)
     state: State = {}
@@ -109,7 +109,7 @@ class _Reader:
             except Exception as error:  # a damaged pickle raises anything
                 raise unreadable(file, "the metadata", error) from error
         if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
-            raise FormatError(f"{file} is no metadata of torch.distributed.checkpoint", path=file)
+            raise FormatError(f"{file} is not metadata of torch.distributed.checkpoint", path=file)
         for place in found.storage_data.values():
             name = getattr(place, "relative_path", None)
             if (
@@ -118,7 +118,7 @@ class _Reader:
                 or os.path.basename(name) != name
             ):
                 raise FormatError(
-                    f"{file} refers to {name!r}, which is no file of this directory", path=file
+                    f"{file} refers to {name!r}, which is not a file in its directory", path=file
                 )
         return found
 
@@ -152,7 +152,7 @@ class _Reader:
 
 
 class _Into(DefaultLoadPlanner):
-    """Takes what is read of one tensor, or of one value."""
+    """Receives what is read of one tensor, or of one value."""
 
     def __init__(self, tensor: torch.Tensor | None) -> None:
         super().__init__()
@@ -176,16 +176,16 @@ class _Into(DefaultLoadPlanner):
 
 
 def as_stored(state: State) -> State:
-    """Return what a state comes back as: keys are text, OrderedDict is dict, empty dicts are gone.
+    """Return a state as DCP loads it: keys are text, an OrderedDict is a dict, no dict is empty.
 
     Raises:
-        InvalidStateError: two leaves have one dotted name.
+        InvalidStateError: two leaves have the same dotted name.
     """
     try:
         flat, mappings = _private.flattened(replaced(state, _shadow))
     except ValueError as error:
         raise InvalidStateError(
-            f"torch.distributed.checkpoint joins keys by dots, and then two are one: {error}"
+            f"torch.distributed.checkpoint joins keys by dots, and then two are the same: {error}"
         ) from None
     nested: State = {}
     for name, value in flat.items():
@@ -198,11 +198,11 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
 
     Args:
         state: its tensors may be lazy.
-        path: a directory that is empty or not there.
-        wrote: called with the bytes of each tensor that was written.
+        path: a directory that is empty or missing.
+        wrote: called with the number of bytes of each tensor that was written.
 
     Raises:
-        OSError: the system refused; then what was written is removed.
+        OSError: the system refused; the written files are removed.
     """
     made = not os.path.isdir(path)
     writer = _Writer(path, wrote)
@@ -220,7 +220,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what went wrong rather than torch's account of which rank it was."""
+    """Return the failure itself from torch's exception, which lists failures by rank."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         return next(iter(failures.values()))[0]  # type: ignore[no-any-return]
@@ -228,7 +228,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _shadow(value: Any, path: Any) -> Any:
-    """Return a tensor without data, for torch's planner: it looks for tensors by type."""
+    """Return a tensor without data, for torch's planner, which finds tensors by type."""
     if not is_tensor(value):
         return value
     if type(value) is LazyTensor:
@@ -246,7 +246,7 @@ def _of_shadow(value: Any, path: Any) -> Any:
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans over shadows, and loads what each stands for when it is written."""
+    """Plans with shadows, and loads the tensor of each when it is written."""
 
     def lookup_object(self, index: Any) -> Any:
         found = super().lookup_object(index)
@@ -254,7 +254,7 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Writer(filesystem.FileSystemWriter):
-    """torch's writer, but for letting go of each tensor when written: torch's keeps them all."""
+    """torch's writer, except that it drops each tensor when written; torch's keeps them all."""
 
     def __init__(self, path: str, wrote: Callable[[int], None]) -> None:
         super().__init__(path, overwrite=False)
@@ -289,7 +289,7 @@ def _bytes_of(data: Any) -> memoryview:
 
 
 def _append(tensor: Any, stream: IO[bytes]) -> int:
-    """Write a tensor by itself, not the storage that it may be a view of; returns its bytes."""
+    """Write a tensor without the rest of a storage that it views; return its number of bytes."""
     tensor = tensor.detach()
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
         tensor = tensor.clone()
@@ -298,7 +298,7 @@ def _append(tensor: Any, stream: IO[bytes]) -> int:
 
 
 def _remove(path: str, made: bool) -> None:
-    """Remove what a failed write left in a directory that was empty before."""
+    """Remove the files of a failed write from a directory that was empty before."""
     if not os.path.isdir(path):
         return
     for name in os.listdir(path):

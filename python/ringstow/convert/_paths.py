@@ -1,4 +1,4 @@
-"""Paths: which of the kinds of checkpoints lies there, and whether one can be written there."""
+"""Which kind of checkpoint is at a path, and whether one can be written there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS = {
     "torch": "a file, by torch.save",
     "hf": "a directory of *.safetensors files, by Hugging Face's programs",
 }
-# What makes a checkpoint of the files beside it: the ones to name of many.
+# Files that make a directory a checkpoint: errors name these first.
 _MARKS = ("manifest.json", ".metadata", "model.safetensors.index.json", "model.safetensors")
 _REPLACE = ", or replace it by --overwrite (overwrite=True)"
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
@@ -24,14 +24,14 @@ def kind_of(path: str) -> str:
 
     Raises:
         FileNotFoundError: nothing is there.
-        InvalidStateError: none of the kinds; lists what was looked for.
+        InvalidStateError: it is none of the kinds; lists them.
     """
     if not os.path.lexists(path):
         raise FileNotFoundError(2, "no such file or directory", path)
     if not os.path.isdir(path):
         return "torch"
     names = os.listdir(path)
-    if "manifest.json" in names:  # beside which ringstow.dcp leaves a .metadata of no meaning
+    if "manifest.json" in names:  # first: ringstow.dcp leaves a .metadata beside it
         return "ringstow"
     if ".metadata" in names:
         return "dcp"
@@ -41,62 +41,62 @@ def kind_of(path: str) -> str:
     hint = ""
     if any(name.endswith(".metadata") for name in names):
         hint = (
-            " It holds a .metadata file a rank, as torch.distributed.checkpoint writes with "
-            "use_collectives=False: such checkpoints are not converted."
+            " It holds a .metadata file per rank, as torch.distributed.checkpoint writes with "
+            "use_collectives=False: such checkpoints can't be converted."
         )
     elif any(re.fullmatch(r"rank\d{5,}", name) for name in names):
         hint = (
-            " It holds a checkpoint a rank, as ringstow.dcp writes with use_collectives=False: "
-            "these are not converted; load them by dcp.load, and save with collectives."
+            " It holds a checkpoint per rank, as ringstow.dcp writes with use_collectives=False: "
+            "these can't be converted; load them with dcp.load, and save with collectives."
         )
     elif any(name.endswith(".part") for name in names):
-        hint = " It holds .part files: a save that was killed, or is under way."
-    raise InvalidStateError(f"{path} is no checkpoint of a known kind. Looked for {listed}.{hint}")
+        hint = " It holds .part files: a save was killed, or is under way."
+    raise InvalidStateError(
+        f"{path} is not a checkpoint of a known kind. Known kinds are {listed}.{hint}"
+    )
 
 
 def target_kind(source: str, path: str) -> str:
-    """Return the kind to convert to where none was said: ringstow, from anything else.
+    """Return the kind to convert to if none was given: ringstow, from any other kind.
 
     Raises:
-        InvalidStateError: it can't be told.
+        InvalidStateError: it can't be derived from the path.
     """
     if source != "ringstow":
         return "ringstow"
     if path.endswith(_TORCH_ENDINGS):
         return "torch"
     raise InvalidStateError(
-        f"what to convert to can't be told from {path}: say it with --to (target=) dcp, torch or hf"
+        f"{path} does not say which kind to convert to: give --to (target=) dcp, torch or hf"
     )
 
 
 def check_target(source: str, path: str, kind: str, *, overwrite: bool) -> None:
-    """Refuse a target that is the source, or that holds something that is not to be replaced.
+    """Refuse a target that is the source, or that holds files which must not be replaced.
 
     Raises:
-        InvalidStateError: the two are one.
-        FileExistsError: something is there; names it.
+        InvalidStateError: the two paths are the same.
+        FileExistsError: something is at the target; names it.
     """
     if os.path.realpath(source) == os.path.realpath(path):
         raise InvalidStateError(f"{path} is both source and target: give another target")
     if not os.path.lexists(path):
         return
     if os.path.isdir(path) == (kind == "torch"):
-        is_one = "is a directory" if kind == "torch" else "is there already and no directory"
+        is_one = "is a directory" if kind == "torch" else "is there already and not a directory"
         raise _taken(path, is_one)
     names = [] if kind == "torch" else sorted(os.listdir(path))
     if overwrite:
         foreign = next((name for name in names if not _may_stay_or_go(name, names, kind)), None)
         if foreign is not None:
-            raise _taken(
-                path, f"holds {foreign}, no part of a {kind} checkpoint, which alone is replaced"
-            )
+            raise _taken(path, f"holds {foreign}, which does not belong to a {kind} checkpoint")
         return
     if kind == "torch":
         raise _taken(path, "is there already", _REPLACE)
     if kind == "hf":
         names = [name for name in names if is_model(name) or not _may_stay_or_go(name, names, kind)]
     elif kind == "ringstow" and "manifest.json" not in names:
-        names = [name for name in names if not name.endswith(".part")]  # of a save that was killed
+        names = [name for name in names if not name.endswith(".part")]  # of a killed save
     if names:
         what = next((name for name in names if name in _MARKS), names[0])
         raise _taken(path, f"is there already, and holds {what}", _REPLACE)
@@ -113,12 +113,12 @@ def is_model(name: str) -> bool:
 
 
 def _may_stay_or_go(name: str, names: list[str], kind: str) -> bool:
-    """Tell whether a file is replaced with a checkpoint of this kind, or none of its business."""
+    """Tell whether a checkpoint of this kind replaces a file, or can leave it where it is."""
     if kind == "dcp":
         return is_dcp(name)
     if kind == "hf":
         return is_model(name) or (name != "manifest.json" and not name.endswith(".safetensors"))
-    # Beside a manifest it is what ringstow.dcp leaves.
+    # ringstow.dcp leaves one beside a manifest.
     return name != ".metadata" or "manifest.json" in names
 
 

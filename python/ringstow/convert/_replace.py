@@ -1,9 +1,9 @@
 """Replaces a directory's checkpoint by a new one, for kinds without a commit of their own.
 
 The new checkpoint is written into a directory beside the old one, ``NAME.convert.part``. When it is
-whole, the two directories swap their names in one system call, so that the path holds either all of
-the old checkpoint or all of the new. Whatever a kill leaves beside it is spare: the next conversion
-to that path removes it.
+complete, the two directories swap their names in one system call, so that the path holds either the
+complete old checkpoint or the complete new one. The next conversion to that path removes what a
+kill leaves beside it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ringstow.convert._paths import is_dcp, is_model, sync_dir
 # Which files make up a checkpoint.
 _KINDS: dict[str, Callable[[str], bool]] = {"dcp": is_dcp, "hf": is_model}
 
-# What `swap_names` fails with where the file system cannot.
+# Error numbers of `swap_names` on file systems that can't swap.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 def beside(path: str) -> str:
-    """Return where the checkpoint that is to replace the one at a path is written."""
+    """Return where to write the checkpoint that replaces the one at a path."""
     return f"{path}.convert.part"
 
 
 def aside(path: str) -> str:
-    """Return where the old checkpoint waits, on file systems that cannot swap two directories."""
+    """Return where the old checkpoint waits on file systems that can't swap two directories."""
     return f"{path}.convert.old"
 
 
@@ -49,10 +49,10 @@ def put_back(path: str) -> None:
 
 @contextlib.contextmanager
 def place(path: str, kind: str) -> Iterator[str]:
-    """Yield where to write a checkpoint of this kind that is to be at a path in the end.
+    """Yield where to write a checkpoint of this kind for a path.
 
-    That is the path itself, unless there is one to be replaced: then a directory beside it, which
-    takes its place when the block ends. If the block fails, the old checkpoint stays as it is.
+    This is the path itself or, if a checkpoint is there, a directory beside it that takes its place
+    when the block ends. If the block fails, the old checkpoint stays unchanged.
 
     Raises:
         BusyError: another conversion replaces the same checkpoint.
@@ -71,7 +71,7 @@ def place(path: str, kind: str) -> Iterator[str]:
             _make_like(new, path)
             try:
                 yield new
-                # After the swap this directory has the path's name: others must still wait.
+                # After the swap this directory has the path's name, and others must still wait.
                 locks.enter_context(_locked(new))
                 _take_place(new, path, is_part_of)
             finally:
@@ -89,7 +89,7 @@ def _locked(directory: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise busy from None
-        # Another conversion may have swapped it away between the two calls, and ended.
+        # Another conversion may have swapped the directory away between the two calls, and ended.
         if not os.path.samestat(os.fstat(handle), os.stat(directory)):
             raise busy
         yield
@@ -98,7 +98,7 @@ def _locked(directory: str) -> Iterator[None]:
 
 
 def _make_like(new: str, path: str) -> None:
-    """Make a directory with the mode and owner of another."""
+    """Create a directory with the mode and owner of another."""
     os.mkdir(new, 0o700)
     like = os.stat(path)
     made = os.stat(new)
@@ -108,11 +108,11 @@ def _make_like(new: str, path: str) -> None:
 
 
 def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
-    """Swap a whole new checkpoint with the old one, which takes others' files along."""
+    """Swap the complete new checkpoint with the old one, after linking other programs' files."""
     for name in os.listdir(path):
         if not is_part_of(name):
-            # Directories can't be linked, nor can anything on some file systems: `_clear` moves
-            # these after the swap.
+            # Directories can't be linked, and some file systems can't link at all: `_clear` moves
+            # the rest after the swap.
             with contextlib.suppress(OSError):
                 os.link(os.path.join(path, name), os.path.join(new, name), follow_symlinks=False)
     sync_dir(new)
@@ -124,7 +124,7 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
         try:
             os.rename(path, aside(path))
             os.rename(new, path)
-        except BaseException:  # Ctrl-C besides, which Python raises right after a call
+        except BaseException:  # also Ctrl-C, which Python raises right after a call
             put_back(path)
             raise
     sync_dir(os.path.dirname(path))
@@ -136,10 +136,10 @@ def _clear_all(path: str, is_part_of: Callable[[str], bool]) -> None:
 
 
 def _clear(left: str, path: str, is_part_of: Callable[[str], bool]) -> None:
-    """Remove a directory beside a checkpoint: a new one that was not finished, or the old one.
+    """Remove a directory beside a checkpoint: an unfinished new one, or the old one.
 
-    Its model files are spare either way, for the path holds a whole checkpoint. Others' files that
-    the path has not are moved there.
+    Its model files are not needed, since the path holds a complete checkpoint. Other programs'
+    files that are not at the path are moved there.
     """
     if not os.path.isdir(left) or os.path.islink(left) or not os.path.isdir(path):
         return

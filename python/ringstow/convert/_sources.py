@@ -1,4 +1,4 @@
-"""Opens what is to be converted: a nested state whose tensors are loaded one at a time."""
+"""Opens the source of a conversion as a nested state whose tensors are loaded one at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringstow.tree import _build, _skeleton
 from ringstow.tree._encode import Path
 from ringstow.tree._skeleton import Leaf
 
-# How torch.save's files begin: a zip archive's first entry; before torch 1.6 a pickled number.
+# How files by torch.save begin: as a zip archive; before torch 1.6 with a pickled number.
 _ZIP = b"PK\x03\x04"
 _OLD = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _HEAD_BYTES = 512
@@ -28,7 +28,7 @@ _HEAD_BYTES = 512
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What opening depends on."""
+    """Options of opening a source."""
 
     allow_pickle: bool = False
     verify: bool = True
@@ -38,7 +38,8 @@ class Options:
     def reading(self) -> Config:
         """The configuration of reads that a running save waits for.
 
-        Never the save's own: its pool could be all in the hands of those that wait.
+        Its pool is another than the save's, whose buffers could all be held by fillers that wait
+        for these reads.
         """
         pool_bytes = max(8 * self.config.block_bytes, 32 << 20)
         if pool_bytes == self.config.pool_bytes:
@@ -47,11 +48,11 @@ class Options:
 
 
 def open_source(path: str, kind: str, options: Options) -> State:
-    """Return the state of a checkpoint of this kind, its tensors to be loaded on demand.
+    """Return the state of a checkpoint of this kind, with tensors that load on demand.
 
     Raises:
-        UnsupportedError: a value that only pickle can make, without ``allow_pickle``.
-        IncompleteCheckpointError: it is one rank's part of a whole, and has only some of a tensor.
+        UnsupportedError: a value can only be unpickled, which needs ``allow_pickle``.
+        IncompleteCheckpointError: it is one rank's part, and lacks elements of a tensor.
         CorruptCheckpointError: the file is damaged.
         OSError: the system refused.
     """
@@ -113,7 +114,7 @@ def _torch_file(path: str, options: Options) -> State:
     if not mapped:
         warnings.warn(
             f"{path} is in the format of torch before 1.6: it can't be mapped, and is loaded into "
-            "memory whole",
+            "memory at once",
             stacklevel=2,
         )
     elif options.verify:
@@ -125,11 +126,11 @@ def _torch_file(path: str, options: Options) -> State:
 
 
 def _check_beginning(path: str) -> bool:
-    """Tell whether torch.save wrote a file as a zip archive, and not in the format before.
+    """Tell whether torch.save wrote a file as a zip archive, not in its older format.
 
     Raises:
-        CorruptCheckpointError: the file is empty, zeroed or cut short.
-        InvalidStateError: torch.save writes nothing that begins so.
+        CorruptCheckpointError: the file is empty, zeroed or truncated.
+        InvalidStateError: torch.save never writes such a beginning.
     """
     with open(path, "rb") as file:
         head = file.read(_HEAD_BYTES)
@@ -146,7 +147,7 @@ def _check_beginning(path: str) -> bool:
         raise _damaged(path, f"{what}, without the list of what is in it")
     if any(begin.startswith(head) for begin in (_ZIP, b"\x80\x02" + _OLD[0])):
         raise _damaged(path, f"is cut short, to {size} bytes")
-    # A pickle's protocol and frame come before what it says.
+    # The number comes after the pickle's protocol and frame.
     if not (any(begin in head[:32] for begin in _OLD) or head[257:262] == b"ustar"):
         raise InvalidStateError(
             f"{path} was not written by torch.save, or its beginning is overwritten: it begins "
@@ -161,7 +162,7 @@ def _damaged(path: str, what: str) -> CorruptCheckpointError:
 
 
 def _check_zip(path: str) -> None:
-    """Compare the checksums that torch.save wrote; a mapped file is used without."""
+    """Verify the checksums that torch.save wrote; torch does not for a mapped file."""
     with reading(path, "it"), zipfile.ZipFile(path) as file:
         bad = file.testzip()
     if bad is not None:

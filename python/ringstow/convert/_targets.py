@@ -1,4 +1,4 @@
-"""Writes a state whose tensors are loaded while they are written. One function a kind."""
+"""Writes a state and loads its tensors meanwhile. One function per kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringstow.tree import _encode, _skeleton
 from ringstow.tree._encode import describe, flat_name
 
 Advance = Callable[[str, int, int], None]
-"""Told of the phase, and of the bytes done and to do in it."""
+"""Called with the phase, its bytes done, and its bytes in all."""
 
 _ALIGN = 4096
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -33,10 +33,10 @@ _CAST = {"F64", "F32", "BF16", "F16"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written, for the report and for the comparison."""
+    """What was written, for the report and the comparison."""
 
     expected: State
-    """What the target is to hold: the source's state, but for what the format can't say."""
+    """What the target must hold: the source's state without what the format can't hold."""
     report: SaveReport | None = None
     left_out: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
@@ -46,7 +46,7 @@ def to_ringstow(
     state: State, path: str, advance: Advance, *, config: Config, allow_pickle: bool
 ) -> Written:
     """Save a state as a ringstow checkpoint."""
-    # Nobody else has the tensors: there is nothing to guard against.
+    # No other code has the tensors, so nothing has to guard them.
     handle = _save.save_async(
         state, path, config=config, allow_pickle=allow_pickle, staging="unguarded"
     )
@@ -71,8 +71,8 @@ def to_dcp(state: State, path: str, advance: Advance) -> Written:
 def to_torch(state: State, path: str, advance: Advance) -> Written:
     """Write a state as torch.save does.
 
-    torch.save wants all tensors at once: they are put into an unlinked file beside the target, and
-    mapped, so that memory holds what the system sees fit. numpy's arrays are held in memory.
+    torch.save needs all tensors at once. They go into an unlinked, mapped file beside the target,
+    so that the system decides how much of it stays in memory. numpy's arrays stay in memory.
     """
     directory = os.path.dirname(path)
     part = f"{path}.part"
@@ -103,7 +103,7 @@ class _Mapped:
             self._places[key] = size
             size += -(-lazy.nbytes // _ALIGN) * _ALIGN
         if size:
-            # Reserved: a full disk is an error now, and not a SIGBUS when a page is written.
+            # Reserve the space: a full disk is an error now, not a SIGBUS when a page is written.
             os.posix_fallocate(file, 0, size)
             self._memory = mmap.mmap(file, size)
         self._done: dict[int, Any] = {}
@@ -125,7 +125,7 @@ class _Mapped:
                 )
                 place = place.view(tensor.dtype).view(tensor.shape)
                 place.copy_(tensor)
-                # The pages stay in the file's cache, and are no longer this process's.
+                # The pages stay in the page cache but no longer count as this process's memory.
                 self._memory.madvise(mmap.MADV_DONTNEED, at, value.nbytes)
             self._done[id(value)] = place
             self._loaded(value.nbytes)
@@ -160,7 +160,7 @@ def to_hf(
 
 
 class _Model:
-    """The tensors of a state under a prefix, by name, each once."""
+    """The tensors of a state whose names have a prefix, each once."""
 
     def __init__(self, state: State, prefix: str, dtype: str | None) -> None:
         self.tensors: State = {}
@@ -205,9 +205,9 @@ def _memory(value: Any, key: str) -> Any:
 
 
 def cast(value: Any, dtype: str | None, key: str) -> Any:
-    """Return a tensor of another dtype, to be made when it is loaded, if this one is floating.
+    """Return a lazy tensor of another dtype, if this one is floating; otherwise this one.
 
-    Floats of eight bits and less stay: they are codes, whose scales lie beside them.
+    Floats of eight bits and less stay: they are codes, with their scales in other tensors.
     """
     if dtype is None:
         return value
@@ -224,7 +224,7 @@ def cast(value: Any, dtype: str | None, key: str) -> Any:
 
 
 def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
-    """Yield all leaves but empty containers: nothing is lost with those."""
+    """Yield all leaves except empty containers, with which nothing is lost."""
     for at, value in _skeleton.leaves(state):
         if is_stored(value) or not (isinstance(value, (dict, list, tuple)) and not value):
             yield at, value
@@ -244,7 +244,7 @@ def _counted(advance: Advance, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _follow(handle: SaveHandle, advance: Advance) -> SaveReport:
-    """Wait for a save, telling how far it is; Ctrl-C cancels it and waits for its end."""
+    """Wait for a save and report its progress; Ctrl-C cancels it and waits until it has ended."""
     try:
         while not handle.done():
             now = handle.progress()

@@ -1,4 +1,4 @@
-"""Walks over nested states whose tensors may be lazy. Pure, but for what loading one takes."""
+"""Walks over nested states whose tensors may be lazy. Pure, except for loading a tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_stored(value: object) -> bool:
 
 
 def is_tensor(value: object) -> bool:
-    """Tell whether a value is a tensor, lazy or not, and no array."""
+    """Tell whether a value is a tensor, lazy or not, and not an array."""
     return _torch.is_tensor(value) or (type(value) is LazyTensor and not value.array)
 
 
@@ -37,7 +37,7 @@ def nbytes(value: Any) -> int:
 
 
 def children_of(node: object) -> Iterator[tuple[Any, Any]] | None:
-    """Return the (step, child) pairs of a container, or of a value with fields; None if none."""
+    """Return the (step, child) pairs of a container or a value with fields; else None."""
     pairs = children(node)
     if pairs is None and _program.has_fields(node):
         taken = _program.fields_of(node)
@@ -57,7 +57,7 @@ def stored(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def total_bytes(state: object) -> int:
-    """Return the bytes of all tensors and arrays; those that are one object count once."""
+    """Return the bytes of all tensors and arrays; the same object counts once."""
     return sum(nbytes(value) for value in {id(v): v for _, v in stored(state)}.values())
 
 
@@ -92,10 +92,10 @@ def _with_fields_replaced(node: Any, make: Make, path: Path) -> Any:
 
 
 def spec_of(dtype: Any, size: Any, key: str) -> tuple[str, tuple[int, ...], int]:
-    """Return safetensors' dtype name, the shape and the bytes of a torch tensor that is not there.
+    """Return safetensors' dtype name, the shape and the bytes of a torch tensor, without making it.
 
     Raises:
-        UnsupportedError: the format does not know the dtype.
+        UnsupportedError: the format does not have the dtype.
     """
     import torch
 
