@@ -72,6 +72,7 @@ pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Before, Checkpoint, Committed, Disposal, Found, Info, Kind, LoadOptions, Loaded, Retained,
-    Retention, Retired as Removed, Session, Slice, Status, Swept, TensorPart, TensorView, Wanted,
+    Before, Checkpoint, CheckpointKind, Committed, Disposal, Found, Info, LoadOptions, Loaded,
+    Retained, Retention, Retired as Removed, Session, Slice, Status, Swept, TensorPart, TensorView,
+    Wanted,
 };

@@ -24,7 +24,7 @@ fn save_part_as(whole: &Path, rank: u32, part_of: RankShare) {
     let data = vec![rank as u8; 9000];
     let mut state = StateDict::new();
     state.bytes("w", Dtype::U8, &[9000], &data).unwrap();
-    let session = Session::begin_with(&dir, 1, runtime.config()).unwrap().part_of(part_of);
+    let session = Session::begin_with(&dir, 1, runtime.config()).unwrap().rank_share(part_of);
     let (receipt, _) =
         ringstow::store::write_rank(&runtime, &state, 0, &dir, &Arc::default()).unwrap();
     let step = Value::Dict(vec![(Value::from("step"), Value::Int(i64::from(rank)))]);

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use ringstow::device::StridedTarget;
-use ringstow::{Checkpoint, Error, Kind, LoadOptions, Runtime, Slice};
+use ringstow::{Checkpoint, CheckpointKind, Error, LoadOptions, Runtime, Slice};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
     let root = scratch();
     sharded(root.path());
     let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
-    assert_eq!(checkpoint.kind(), Kind::Safetensors);
+    assert_eq!(checkpoint.kind(), CheckpointKind::Safetensors);
     let options = LoadOptions::default();
     let loaded =
         checkpoint.load_names(["b", "w"], options.on(&runtime(), &Arc::default())).unwrap();
@@ -102,7 +102,7 @@ fn data_that_is_not_aligned_to_its_type_is_handed_out_aligned() {
 fn ringstows_own_checkpoints_are_opened_as_ever() {
     let root = scratch();
     State::new(1, &[5000]).save(&runtime(), root.path()).unwrap();
-    assert_eq!(Checkpoint::open_foreign(root.path()).unwrap().kind(), Kind::Ringstow);
+    assert_eq!(Checkpoint::open_foreign(root.path()).unwrap().kind(), CheckpointKind::Ringstow);
     fs::remove_file(root.path().join("manifest.json")).unwrap();
     let error = refused(root.path());
     assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");

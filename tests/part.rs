@@ -5,7 +5,9 @@
 mod common;
 
 use common::*;
-use ringstow::{Checkpoint, Dtype, Error, Kind, Region, Session, StateDict, TensorInfo, Value};
+use ringstow::{
+    Checkpoint, CheckpointKind, Dtype, Error, Region, Session, StateDict, TensorInfo, Value,
+};
 use std::path::Path;
 
 fn numbers(from: u32, len: u32) -> Vec<u32> {
@@ -119,7 +121,7 @@ fn what_the_manifest_says_of_the_save_is_told() {
     let root = scratch();
     saved(root.path());
     let info = Checkpoint::open(root.path()).unwrap().info();
-    assert_eq!((info.kind, info.tensors, info.tensor_bytes), (Kind::Ringstow, 1, 96));
+    assert_eq!((info.kind, info.tensors, info.tensor_bytes), (CheckpointKind::Ringstow, 1, 96));
     assert_eq!(info.file_bytes, info.files.iter().map(|file| file.bytes).sum::<u64>());
     assert_eq!((info.generation, info.writer.as_str()), (0, env!("CARGO_PKG_VERSION")));
     assert!(info.created_unix_ms > 0 && info.part_of.is_none());

@@ -125,7 +125,7 @@ fn write_alone(
     rank: u32,
     part_of: Option<RankShare>,
 ) -> ringstow::Result<()> {
-    let session = part_of.into_iter().fold(Session::begin(dir, 1)?, Session::part_of);
+    let session = part_of.into_iter().fold(Session::begin(dir, 1)?, Session::rank_share);
     let receipt = write_part(dir, rank as usize, tensors);
     session.commit(vec![receipt], serde_json::value::to_raw_value(&()).unwrap()).map(drop)
 }
@@ -445,14 +445,14 @@ fn one_ranks_part_gives_what_it_holds_and_refuses_by_name_what_it_holds_some_of(
     assert_eq!((rows.held_bytes(), rows.nbytes()), (64 * 128 * 4, 256 * 128 * 4));
     let hole = |row, rows| (vec![row, 0], vec![rows, 128]);
     assert_eq!(rows.holes(), [hole(0, 128), hole(192, 64)]);
-    checkpoint.check_whole(["whole", "no such tensor"]).unwrap();
+    checkpoint.check_coverage(["whole", "no such tensor"]).unwrap();
     let said = ["rank 2's part", "4 ranks", "32768 of 131072 bytes of \"rows\"", "dcp.load"];
     let refused = |error: Error, words: &[&str]| {
         assert!(matches!(error, Error::MissingShare { .. }), "{error:?}");
         assert_says(&error, words);
     };
-    refused(checkpoint.check_whole(["grid", "rows"]).unwrap_err(), &said);
-    refused(checkpoint.check_whole(["grid"]).unwrap_err(), &["3840 of 15360 bytes of \"grid\""]);
+    refused(checkpoint.check_coverage(["grid", "rows"]).unwrap_err(), &said);
+    refused(checkpoint.check_coverage(["grid"]).unwrap_err(), &["3840 of 15360 bytes of \"grid\""]);
     for verify in [true, false] {
         let (options, job) = (LoadOptions { verify, ..LoadOptions::default() }, Arc::default());
         let load = |names: &[&str]| checkpoint.load_names(names, options.on(&runtime(), &job));

@@ -13,7 +13,7 @@ use ringstow::format::select::{self, Wanted};
 use ringstow::format::{Chunk, TensorEntry};
 use ringstow::pool::Mapping;
 use ringstow::store::LoadedTensor;
-use ringstow::{Kind, LoadOptions, Result, Slice};
+use ringstow::{CheckpointKind, LoadOptions, Result, Slice};
 use std::ffi::c_int;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -134,14 +134,14 @@ impl Checkpoint {
     #[getter]
     fn kind(&self) -> &'static str {
         match self.inner.kind() {
-            Kind::Ringstow => "ringstow",
-            Kind::Safetensors => "safetensors",
+            CheckpointKind::Ringstow => "ringstow",
+            CheckpointKind::Safetensors => "safetensors",
         }
     }
 
     #[getter]
     fn stamp(&self) -> Option<String> {
-        self.inner.stamp()
+        self.inner.fingerprint()
     }
 
     #[getter]
@@ -208,7 +208,7 @@ impl Checkpoint {
     }
 
     fn check_whole(&self, names: Vec<String>) -> PyResult<()> {
-        self.inner.check_whole(names).map_err(to_python)
+        self.inner.check_coverage(names).map_err(to_python)
     }
 
     fn read(

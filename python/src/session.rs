@@ -47,7 +47,7 @@ impl Session {
         let part_of = part_of.map(|(rank, ranks, save)| RankShare { rank, ranks, save });
         let begin = || -> Result<_> {
             let session = ringstow::Session::begin_with(path, world_size, &config)?;
-            let session = part_of.into_iter().fold(session, ringstow::Session::part_of);
+            let session = part_of.into_iter().fold(session, ringstow::Session::rank_share);
             Ok(step.into_iter().fold(session, ringstow::Session::step))
         };
         let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));

@@ -161,6 +161,11 @@ pub fn dir_rank(name: &str) -> Option<u32> {
     (rank_dir(rank) == name).then_some(rank)
 }
 
+/// The rank whose directory this is, going by its name.
+pub fn rank_of_dir(path: &std::path::Path) -> Option<u32> {
+    dir_rank(path.file_name()?.to_str()?)
+}
+
 /// Name of the directory of a rank that saves by itself, below a checkpoint's.
 pub fn rank_dir(rank: u32) -> String {
     format!("rank{rank:05}")

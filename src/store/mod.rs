@@ -15,7 +15,7 @@ pub use cleanup::prune::{prune, prune_plan};
 pub use cleanup::remove::{Disposal, Retired, retire};
 pub use cleanup::retain::{Retained, Retention, retain, retain_plan};
 pub use layout::recycled::{Recycled, recycled, remove_recycled};
-pub use read::checkpoint::{Checkpoint, Kind};
+pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub use read::coverage::part_of;
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};

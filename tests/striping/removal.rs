@@ -76,7 +76,7 @@ fn no_part_of_a_striped_whole_goes_while_the_files_of_one_are_not_found() {
     for rank in 0..2 {
         let part = disks.dir().join(names::rank_dir(rank));
         let part_of = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Session::begin_with(&part, 1, &disks.config()).unwrap().part_of(part_of);
+        let session = Session::begin_with(&part, 1, &disks.config()).unwrap().rank_share(part_of);
         let mut state = StateDict::new();
         for name in ["a", "b"] {
             state.bytes(name, Dtype::U8, &[500], &[7; 500]).unwrap();

@@ -1,11 +1,11 @@
-//! What a look at a directory found: a checkpoint, whole or not.
+//! What a directory was found to hold: a checkpoint, complete or not.
 
 use crate::error::Error;
 use crate::format::RankShare;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// A directory that is, or was to become, a checkpoint.
+/// A directory that holds a checkpoint or what is left of one.
 #[derive(Debug, Serialize)]
 pub struct Found {
     /// The directory.
@@ -13,9 +13,9 @@ pub struct Found {
     pub path: PathBuf,
     /// Whether it can be loaded.
     pub status: Status,
-    /// Why not, if not.
+    /// Why it cannot be loaded; `None` if it can.
     pub problem: Option<String>,
-    /// Which of the run's [`steps`](crate::steps) it is; `None` if it is none.
+    /// Which of the run's [`steps`](crate::steps) it is; `None` if it is not a step.
     pub step: Option<u64>,
     /// The step that its manifest notes.
     #[serde(skip)]
@@ -26,10 +26,10 @@ pub struct Found {
     pub tensors: Option<usize>,
     /// Bytes of its shards.
     pub file_bytes: Option<u64>,
-    /// Which rank's part of what it is, if ranks saved each by itself and this is not the whole.
+    /// Which rank's share it is, if it is one share of what several ranks saved each by itself.
     pub part_of: Option<RankShare>,
-    /// The parts of a whole that ranks saved each by itself, by rank: each a checkpoint of its own. Empty
-    /// for any other.
+    /// The directories of the ranks, if several ranks saved each by itself: each holds that rank's share, as a
+    /// checkpoint of its own. Empty otherwise.
     #[serde(with = "crate::path_text::list")]
     pub parts: Vec<PathBuf>,
     /// Why it is [`Status::Unreadable`].
@@ -60,12 +60,12 @@ impl Found {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Committed, and all files are there with their full length.
+    /// Committed, and all files exist with their full length.
     Committed,
-    /// Never committed, or a file is missing, or a rank's part.
+    /// Never committed, or a file or a rank's share is missing.
     Incomplete,
-    /// Its manifest or a file's length is not what was written.
+    /// Its manifest, or the length of a file, is not what was written.
     Damaged,
-    /// The system refused to read it: it may be any of the others.
+    /// The system refused to read it, so it may be any of the others.
     Unreadable,
 }

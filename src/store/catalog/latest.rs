@@ -75,11 +75,11 @@ pub fn latest(
     Ok(None)
 }
 
-/// Says why a checkpoint that cannot be loaded is not the one.
+/// Logs why a checkpoint that cannot be loaded is skipped.
 fn pass_over(found: &Found) {
     let (path, problem) = (found.path.display(), found.problem.as_deref().unwrap_or_default());
     match found.created_unix_ms {
-        // What a killed save leaves, or one under way.
+        // A killed save, or one in progress.
         None if found.status == Status::Incomplete => {
             tracing::info!("{path} is passed over, it was never committed: {problem}");
         }
@@ -87,8 +87,8 @@ fn pass_over(found: &Found) {
     }
 }
 
-/// With `verify`, an unreadable sector is damage to go back from. Without it, an older checkpoint in place of one that
-/// only this machine or this moment cannot read would be a step back that nobody notices.
+/// Skips an unreadable checkpoint only if the caller asked to verify bytes and a sector is bad. Anything else may be
+/// wrong with this machine alone, or for a moment: to return an older checkpoint would silently lose progress.
 ///
 /// # Errors
 /// Why the system refused.
@@ -103,10 +103,10 @@ fn pass_over_unreadable(found: Found, verify: bool) -> Result<()> {
     }
 }
 
-/// What is wrong with the bytes of a checkpoint, if anything is.
+/// Describes the damage to the bytes of a checkpoint; `None` if they are intact.
 ///
 /// # Errors
-/// What says nothing of the checkpoint.
+/// Failures that say nothing about the checkpoint.
 fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<String>> {
     let runtime = Runtime::shared(config)?;
     let itself = std::slice::from_ref(&found.path);
@@ -127,7 +127,7 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Strin
     Ok(None)
 }
 
-/// Whether an error tells of this checkpoint, so that another may be whole: damage, a sector that cannot be read, a
+/// Whether an error is about this checkpoint alone, so that an older one may be intact: damage, a bad sector, a
 /// removal meanwhile.
 fn is_of_checkpoint(error: &Error) -> bool {
     match error {

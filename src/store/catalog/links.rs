@@ -4,14 +4,14 @@ use crate::error::Result;
 use crate::sys::dir;
 use std::path::{Path, PathBuf};
 
-/// Whether a path is a link, and where to.
+/// Whether a path is a link, and where it leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Link {
-    /// It is none.
+    /// Not a link.
     None,
-    /// To something in the directory that it is in itself: another name for that.
+    /// To something in the same directory: a second name for it.
     Inside,
-    /// To anything else, or to nothing.
+    /// To something elsewhere, or to nothing.
     Outside,
 }
 
@@ -31,12 +31,12 @@ impl Link {
     }
 }
 
-/// The links in a directory and where they lead to.
+/// The links in a directory and where they lead.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Links(Vec<(PathBuf, PathBuf)>);
 
 impl Links {
-    /// Those that lead somewhere.
+    /// Finds the links in `dir` that are not broken.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be listed.
@@ -52,7 +52,7 @@ impl Links {
         Ok(Self(links))
     }
 
-    /// A link to this checkpoint, or to something in it.
+    /// A link to `checkpoint` or to something in it.
     pub fn to(&self, checkpoint: &Path) -> Option<&Path> {
         let checkpoint = dir::real(checkpoint).ok()?;
         let found = self.0.iter().find(|(_, to)| to.starts_with(&checkpoint))?;

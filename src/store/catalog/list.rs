@@ -13,14 +13,15 @@ use crate::sys::dir::{entries, file_names, is_there};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// All checkpoints in `dir`: those directly under it, or itself, if it is one and there are none. First what is none of the
-/// [`steps`](crate::steps), by the time of its commit, then the steps.
+/// All checkpoints directly under `dir`; `dir` itself if it is a checkpoint and holds no others. Lists those that are
+/// not [`steps`](crate::steps) first, by the time of their commit, then the steps.
 ///
-/// A directory of the parts of ranks that saved each by itself is one checkpoint. It is committed if the
-/// part of each rank is, and all are of one save.
+/// If several ranks saved each by itself, the directory of their shares is one checkpoint. It is committed if every
+/// rank's share is committed and all are of one save.
 ///
-/// Directories in which nothing of ringstow's is are left out, and so are those that may not be listed and whose
-/// name is not a step's (`lost+found`). Tensors' bytes are not checked. Of striped checkpoints, files are looked for in the configuration's `stripe`.
+/// Leaves out directories without files of ringstow, and directories that may not be listed and whose name is not a
+/// step's (`lost+found`). Does not check the tensors' bytes. Of striped checkpoints, files are looked for in the
+/// configuration's `stripe`.
 ///
 /// # Errors
 /// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed.
@@ -28,7 +29,7 @@ pub fn list(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     Ok(survey(dir, None, config)?.1)
 }
 
-/// [`list`], with the steps numbered by what their row is known by, which comes along.
+/// [`list`], and the row by which the steps are numbered.
 pub(in crate::store) fn survey(
     dir: &Path,
     pattern: Option<&StepPattern>,
@@ -36,8 +37,8 @@ pub(in crate::store) fn survey(
 ) -> Result<(Row, Vec<Found>)> {
     let mut all = look_below(dir, pattern, config)?;
     if let Some(own) = look(dir, config)? {
-        // A save into the run's directory itself, killed or not, hides none of the run's checkpoints.
-        let is_part = |found: &Found| rank_dirs::dir_rank(&found.path).is_some();
+        // A save into the run's own directory must not hide the run's checkpoints.
+        let is_part = |found: &Found| names::rank_of_dir(&found.path).is_some();
         if all.iter().any(|found| found.status == Status::Committed && !is_part(found)) {
             tracing::warn!(
                 "{} holds checkpoints and is {} itself, which is passed over: move its files, or `prune` it",
@@ -74,7 +75,7 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
             Ok(found) => all.extend(found),
             // Another process has just removed it.
             Err(error) if error.is_not_found() => {}
-            // Another program's (`lost+found`): no reason to find none of the others.
+            // Another program's (`lost+found`): the others are still worth finding.
             Err(error) if is_denied(&error) && !may_be_step(&path, pattern) => {
                 tracing::warn!("{} is left out: {error}", path.display());
             }
@@ -97,7 +98,7 @@ fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
     }
 }
 
-/// The whole that these parts are to make up.
+/// The checkpoint that these ranks' shares make up.
 fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Found> {
     let mut found = Vec::with_capacity(parts.len());
     for part in &parts {
@@ -122,9 +123,9 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
     })
 }
 
-/// What a directory holds by itself.
+/// The checkpoint in a directory, without the shares below it.
 fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
-    // What a checkpoint elsewhere has here is no checkpoint.
+    // A stripe directory belongs to a checkpoint elsewhere.
     if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || stripe_owner(dir)?.is_some() {
         return Ok(None);
     }
@@ -134,7 +135,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
         }
         opened => opened,
     };
-    // One that cannot be loaded may still say what it was.
+    // The manifest of a checkpoint that cannot be loaded may still be readable.
     let readable = if opened.is_err() { manifest::read(dir).ok().flatten() } else { None };
     let manifest = opened.as_ref().map(Checkpoint::manifest).ok().or(readable.as_ref());
     let (status, problem) = match &opened {

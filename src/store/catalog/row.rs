@@ -1,40 +1,39 @@
-//! Which names make up the row of steps of a run. Decided over all of them, since a name by itself does not
-//! tell: `gpt2` beside `step-900` and `step-1000` is not step 2.
+//! The row: which names of a directory are the steps of a run. A single name does not say: `gpt2` is not step 2
+//! beside `step-900` and `step-1000`. So the row is decided over all names.
 
 use crate::error::some_of;
-use crate::format::{NoStep, Stem, StepName, StepPattern};
+use crate::format::{NoStep, Stem, StepName, StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Link;
-use crate::store::layout::rank_dirs;
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What the steps of a directory are known by.
+/// How the steps of a directory are recognized.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Row {
     pub rule: Rule,
-    /// Stems of other names that look like a row of steps.
+    /// Stems of other names that look like steps.
     rivals: Vec<Stem>,
-    /// What was saved after all steps and looks like one, but is the only name of its stem.
+    /// A checkpoint that was saved after all steps and looks like one, but is the only one with its stem.
     newer: Option<PathBuf>,
 }
 
 #[derive(Debug, Default)]
 pub(in crate::store) enum Rule {
-    /// Nothing there is a step.
+    /// Nothing is a step.
     #[default]
     Nothing,
     /// The caller's pattern.
     Pattern(StepPattern),
-    /// They were saved as steps; others of the same stem are steps, too.
+    /// Checkpoints saved as steps, and others with the same stem.
     Saved(Option<Stem>),
-    /// Their names have this stem.
+    /// Names with this stem.
     Named(Stem),
 }
 
 impl Row {
-    /// The row that these checkpoints of one directory make up.
+    /// Decides the row over all checkpoints of a directory.
     pub fn of(all: &[Found], pattern: Option<&StepPattern>) -> Self {
         let rule = |rule| Self { rule, ..Self::default() };
         if let Some(pattern) = pattern {
@@ -57,8 +56,8 @@ impl Row {
         }
     }
 
-    /// The row of the newest save's stem: of those that say that they count steps, if there are any, else of those
-    /// that several names have.
+    /// The row of the stem that the newest save has: among the stems that count steps (`step-`) if there are any,
+    /// otherwise among the stems that several names share.
     fn named(all: &[&Found]) -> Self {
         let mut by_stem: BTreeMap<Stem, Vec<&Found>> = BTreeMap::new();
         for found in all {
@@ -66,7 +65,7 @@ impl Row {
                 by_stem.entry(name.stem).or_default().push(found);
             }
         }
-        // Where nothing was committed nothing can be taken for the newest.
+        // A stem without a commit has no newest save.
         by_stem.retain(|_, row| row.iter().any(|found| found.created_unix_ms.is_some()));
         let newest = |row: &[&Found]| row.iter().map(|found| age(found)).max();
         let Some(last) = by_stem.values().flatten().max_by_key(|found| age(found)).copied() else {
@@ -85,10 +84,10 @@ impl Row {
         Self { rule: Rule::Named(stem.clone()), rivals, newer }
     }
 
-    /// Which step a checkpoint is.
+    /// The number of a checkpoint's step; `None` if it is not a step.
     pub fn step(&self, found: &Found) -> Option<u64> {
         let link = Link::of(&found.path);
-        if link == Link::Inside || rank_dirs::dir_rank(&found.path).is_some() {
+        if link == Link::Inside || names::rank_of_dir(&found.path).is_some() {
             return None;
         }
         let named = |stem: &Stem| {
@@ -106,7 +105,7 @@ impl Row {
         }
     }
 
-    /// Why a checkpoint that can be loaded is no step.
+    /// Why a checkpoint that can be loaded is not a step.
     pub fn why_not(&self, found: &Found) -> String {
         let why = match (&self.rule, name_of(&found.path)) {
             (Rule::Pattern(pattern), _) => format!("its name does not fit the pattern {pattern}"),
@@ -119,7 +118,7 @@ impl Row {
         format!("{why}, so that it is no step; `retire` it when it is no longer wanted")
     }
 
-    /// What counts as a step, in words; `None` if nothing does.
+    /// Describes what counts as a step; `None` if nothing does.
     pub fn counted(&self) -> Option<String> {
         match &self.rule {
             Rule::Nothing => None,
@@ -130,15 +129,15 @@ impl Row {
         }
     }
 
-    /// What was saved after all steps and could be one, by its name.
+    /// A checkpoint that was saved after all steps and may be one, going by its name.
     pub fn newer(&self) -> Option<&Path> {
         self.newer.as_deref()
     }
 
-    /// What the caller of a clean-up of `dir` should know: that nothing counted, or that it was a guess.
+    /// Warnings for a clean-up of `dir`: that nothing counts as a step, or that the row is a guess.
     pub fn warnings(&self, dir: &Path, all: &[Found]) -> Vec<String> {
         let is_whole = |found: &&Found| {
-            found.status == Status::Committed && rank_dirs::dir_rank(&found.path).is_none()
+            found.status == Status::Committed && names::rank_of_dir(&found.path).is_none()
         };
         let wholes = all.iter().filter(is_whole).count();
         let none = wholes > 0 && all.iter().all(|found| found.step.is_none());
@@ -174,14 +173,14 @@ pub(in crate::store) fn may_be_step(path: &Path, pattern: Option<&StepPattern>) 
     }
 }
 
-/// What orders saves in time; of the same millisecond, the higher number is the later.
+/// Orders saves in time. In the same millisecond, the higher number is the later save.
 fn age(found: &Found) -> (Option<u64>, Option<u64>) {
     (found.created_unix_ms, found.saved_step.or_else(|| Some(name_of(&found.path).ok()?.step)))
 }
 
-/// Whether a directory can decide what the row is, if links of this kind may.
+/// Whether a directory takes part in deciding the row, where links of this kind do.
 fn may_lead(found: &Found, link: Link) -> bool {
-    rank_dirs::dir_rank(&found.path).is_none() && Link::of(&found.path) == link
+    names::rank_of_dir(&found.path).is_none() && Link::of(&found.path) == link
 }
 
 fn file_name(path: &Path) -> &[u8] {

@@ -1,14 +1,14 @@
-//! Whether the parts that ranks saved each by itself make up one checkpoint.
+//! Whether the shares that ranks saved each by itself make up one checkpoint.
 
 use crate::error::{numbered, some_of};
 use crate::format::names;
 use crate::store::catalog::found::{Found, Status};
-use crate::store::layout::rank_dirs::{dir_rank, removal_was_interrupted};
+use crate::store::layout::rank_dirs::removal_was_interrupted;
 use crate::store::layout::session_note::missing_ranks;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// Whether the whole that these parts make up can be loaded, and why not.
+/// Whether the checkpoint of these shares can be loaded, and if not, why.
 pub(in crate::store) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<String>) {
     let incomplete = |problem: String| {
         (Status::Incomplete, Some(format!("{} is incomplete: {problem}", dir.display())))
@@ -25,7 +25,7 @@ pub(in crate::store) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<St
     let committed: Vec<(u32, &Found)> = parts
         .iter()
         .filter(|part| part.status == Status::Committed)
-        .filter_map(|part| Some((dir_rank(&part.path)?, part)))
+        .filter_map(|part| Some((names::rank_of_dir(&part.path)?, part)))
         .collect();
     let others = committed.iter().find_map(|(rank, part)| {
         part.part_of.as_ref().filter(|of| of.rank != *rank).map(|of| (part, of.rank))
@@ -46,8 +46,8 @@ pub(in crate::store) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<St
     }
 }
 
-/// Ranks by the save that their committed parts are of, and by how many ranks that was; by `None` those that
-/// do not say.
+/// The ranks with committed shares, by the save that each share is of (how many ranks saved, and the save's id).
+/// Under `None`, the ranks whose manifests do not name a save.
 type Saves<'a> = BTreeMap<Option<(u32, &'a str)>, Vec<u32>>;
 
 fn saves<'a>(committed: &[(u32, &'a Found)]) -> Saves<'a> {
@@ -59,7 +59,7 @@ fn saves<'a>(committed: &[(u32, &'a Found)]) -> Saves<'a> {
     saves
 }
 
-/// Why these are not all parts of one save.
+/// Why these are not all shares of one save; `None` if they are.
 fn problem_of(saves: &Saves<'_>) -> Option<String> {
     let mut each = saves.iter();
     match (each.next(), each.next()) {
@@ -113,7 +113,7 @@ fn remedy(saves: &Saves<'_>) -> String {
     }
 }
 
-/// The ranks beyond those of a save that is whole but for them.
+/// The ranks that are too many: one save's shares are complete without them.
 fn surplus(saves: &Saves<'_>) -> Option<Vec<u32>> {
     let whole = |(save, ranks): (&Option<(u32, &str)>, &Vec<u32>)| {
         save.map(|(count, _)| count).filter(|count| ranks.len() == *count as usize)

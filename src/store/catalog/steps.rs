@@ -2,26 +2,25 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::StepPattern;
+use crate::format::{StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Link;
 use crate::store::catalog::list::survey;
 use crate::store::catalog::row::{Row, Rule};
-use crate::store::layout::rank_dirs;
 use crate::sys::dir;
 use std::path::{Path, PathBuf};
 
-/// The steps in `dir`, oldest first, also those that cannot be loaded. Where nothing there counts as a step, all
-/// checkpoints by the time of their commit. None if there is no such directory.
+/// The steps in `dir`, oldest first, including those that cannot be loaded. If nothing counts as a step, all
+/// checkpoints by the time of their commit. Empty if `dir` does not exist.
 ///
-/// A checkpoint is a step if it was [saved as one](crate::StateDict::step); the number is the one it was given. So
-/// is one whose name has the same stem as the newest of these, such as `step-` of `step-900`. Where none was
-/// saved as a step, the names alone decide: those of the stem of the newest save. A stem that says that it counts
-/// steps (`step-`, `epoch_`, `checkpoint-`) goes before any other (`best-7`), and one that several names have before
-/// one that a single name has (`gpt2`). A number that is a fraction (`loss=0.2`), a value (`acc=95`) or part of a
-/// date is no step, nor is a link to something in `dir` itself.
-///
-/// With a pattern, the steps are the names that fit it, and nothing else.
+/// - With a pattern, the steps are the names that fit it, and nothing else.
+/// - A checkpoint is a step if it was [saved as one](crate::StateDict::step), with the number it was given.
+/// - So is a checkpoint whose name has the same stem as the newest of these, such as `step-` in `step-900`.
+/// - If nothing was saved as a step, the names with the newest save's stem are the steps. A stem that counts steps
+///   (`step-`, `epoch_`, `checkpoint-`) goes before any other (`best-7`), and a stem that several names have before
+///   one that a single name has (`gpt2`).
+/// - A number that is a fraction (`loss=0.2`), a value (`acc=95`) or part of a date is not a step. Nor is a link to
+///   something in `dir` itself.
 ///
 /// # Errors
 /// [`Error::Io`] if `dir` cannot be listed, or the system refuses to read a directory that may be a step.
@@ -45,19 +44,19 @@ pub(in crate::store) fn steps_and_row(
     config: &Config,
 ) -> Result<(Vec<Found>, Row)> {
     let (row, mut all) = match survey(dir, pattern, config) {
-        // Nothing was saved there yet.
+        // Nothing was saved yet.
         Err(error) if error.is_not_found() && !dir::has(dir) => {
             return Ok((Vec::new(), Row::default()));
         }
         surveyed => surveyed?,
     };
-    // A rank's part beside checkpoints is none that all ranks can go on from.
+    // All ranks cannot resume from one rank's share.
     let is_one = |found: &Found| {
-        rank_dirs::dir_rank(&found.path).is_none() && Link::of(&found.path) != Link::Inside
+        names::rank_of_dir(&found.path).is_none() && Link::of(&found.path) != Link::Inside
     };
     all.retain(|found| found.path == dir || is_one(found));
     if matches!(row.rule, Rule::Pattern(_)) || all.iter().any(|found| found.step.is_some()) {
-        // Whether an unreadable one was saved as a step, only its manifest says.
+        // Only the manifest says whether it was saved as a step.
         let is_unknown = |found: &Found| {
             found.status == Status::Unreadable && matches!(row.rule, Rule::Saved(None))
         };
@@ -66,20 +65,20 @@ pub(in crate::store) fn steps_and_row(
     Ok((all, row))
 }
 
-/// The steps before a step, or before a checkpoint among them.
+/// Limits a search to older steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Before {
-    /// Below this step.
+    /// Those before this step.
     Step(u64),
-    /// Older than the checkpoint at this path.
+    /// Those older than the checkpoint at this path.
     Path(PathBuf),
 }
 
 impl Before {
-    /// Keeps those of `steps`, which are all of `dir`, oldest first, that are older.
+    /// Keeps the older ones of `steps`: all steps of `dir`, oldest first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if nothing there is a step, or the path is none of them.
+    /// [`Error::Invalid`] if nothing in `dir` is a step, or the path is not one of the steps.
     pub(in crate::store) fn cut(&self, steps: &mut Vec<Found>, dir: &Path) -> Result<()> {
         match self {
             Self::Step(step) => {

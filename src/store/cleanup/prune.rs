@@ -76,7 +76,7 @@ impl Pruning<'_> {
         if all.removed.iter().any(|path| path == dir) {
             return Ok(all); // of rank checkpoints: no others are in it
         }
-        for path in directories(dir)?.iter().filter(|path| rank_dirs::dir_rank(path).is_none()) {
+        for path in directories(dir)?.iter().filter(|path| names::rank_of_dir(path).is_none()) {
             all.add(self.below(path, Self::checkpoint)?);
         }
         Ok(all)

@@ -1,6 +1,6 @@
-//! A checkpoint of ranks that saved each by itself, without a word between them: a directory in which
-//! each rank has one of its own, `rank00003`, that holds its part. No rename commits the whole. It is there
-//! if every rank's part is, and all are of the same save.
+//! The directories of ranks that saved each by itself, without communication: a checkpoint in which each rank has a
+//! directory such as `rank00003` with its share. No single rename commits such a checkpoint. It is complete if
+//! every rank's share is committed and all are of the same save.
 
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
@@ -9,18 +9,13 @@ use crate::store::layout::stripes::stripe_owner;
 use crate::sys::dir::{directories, entries, file_names, has, is_dir, is_same};
 use std::path::{Path, PathBuf};
 
-/// The rank whose part a directory holds, going by its name.
-pub(in crate::store) fn dir_rank(path: &Path) -> Option<u32> {
-    names::dir_rank(path.file_name()?.to_str()?)
-}
-
 /// The directories in `dir` that are named after ranks, whatever is in them; links are not followed.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be listed.
 pub(in crate::store) fn dirs(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut found = directories(dir)?;
-    found.retain(|path| dir_rank(path).is_some());
+    found.retain(|path| names::rank_of_dir(path).is_some());
     Ok(found)
 }
 
@@ -36,14 +31,14 @@ pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
     }
     let paths = entries(dir)?.into_iter().map(|entry| entry.path());
     let (mut parts, others): (Vec<PathBuf>, Vec<PathBuf>) =
-        paths.filter(|path| is_dir(path)).partition(|path| dir_rank(path).is_some());
+        paths.filter(|path| is_dir(path)).partition(|path| names::rank_of_dir(path).is_some());
     // One that cannot be listed stays, so that whoever reads it gets the error.
     parts.retain(|path| holds_trace(path).unwrap_or(true));
     // A directory of checkpoints, into which somebody saved by ranks once, stays one.
     if !parts.is_empty() && others.iter().any(|path| is_checkpoint(path, dir)) {
         return Ok(Vec::new());
     }
-    parts.sort_by_key(|path| dir_rank(path));
+    parts.sort_by_key(|path| names::rank_of_dir(path));
     Ok(parts)
 }
 

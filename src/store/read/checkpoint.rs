@@ -1,4 +1,4 @@
-//! Opening a checkpoint: its manifest, read and checked, and its files, all there.
+//! Opening a checkpoint: reads and checks the manifest, and checks that all files exist with their full length.
 
 use crate::config::Config;
 use crate::error::{Error, Result, numbered, some_of};
@@ -8,9 +8,9 @@ use crate::store::layout::manifest;
 use crate::store::layout::stripes::{Stripes, stripe_owner};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest};
-use crate::store::read::fingerprint::{Stamp, while_replaced};
+use crate::store::read::fingerprint::{Fingerprint, while_replaced};
 use crate::store::read::foreign;
-use crate::store::read::index::Index;
+use crate::store::read::index::NameIndex;
 use crate::store::read::values::Values;
 use crate::sys::dir;
 use std::fs::Metadata;
@@ -21,10 +21,10 @@ use std::sync::Arc;
 /// Who wrote a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum CheckpointKind {
     /// ringstow: committed by a manifest that has a checksum of every block.
     Ringstow,
-    /// Others: safetensors files, without checksums.
+    /// Another program: safetensors files, without checksums.
     Safetensors,
 }
 
@@ -32,14 +32,14 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
-    kind: Kind,
+    kind: CheckpointKind,
     pub(in crate::store) manifest: Arc<Manifest>,
-    by_name: Index,
+    by_name: NameIndex,
     pub(in crate::store) files: Vec<ShardFile>,
     pub(in crate::store) values: Arc<Values>,
     config: Config,
-    /// Of the manifest that was read; others' directories have none.
-    stamp: Option<Stamp>,
+    /// Of the manifest that was read; another program's directory has none.
+    fingerprint: Option<Fingerprint>,
 }
 
 impl Checkpoint {
@@ -68,13 +68,19 @@ impl Checkpoint {
         let bytes = manifest::read_bytes(path).map_err(|error| explain(path, error))?;
         let bytes = bytes.ok_or_else(|| no_manifest(path))?;
         dcp_mark::refuse_newer(path)?;
-        let stamp = Stamp::of(&bytes);
+        let fingerprint = Fingerprint::of(&bytes);
         let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
         match find_shards(path, &config.stripe, &manifest) {
-            Ok(files) => Ok(Self::new(path, Kind::Ringstow, (manifest, files), stamp, config)),
+            Ok(files) => Ok(Self::new(
+                path,
+                CheckpointKind::Ringstow,
+                (manifest, files),
+                fingerprint,
+                config,
+            )),
             Err(error) => {
                 // A save that committed since the manifest was read has removed its shards.
-                stamp.map_or(Ok(()), |stamp| stamp.check(path, false))?;
+                fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(path, false))?;
                 Err(error)
             }
         }
@@ -98,32 +104,32 @@ impl Checkpoint {
         if stripe_owner(path)?.is_some() {
             return Err(no_manifest(path));
         }
-        Ok(Self::new(path, Kind::Safetensors, foreign::read(path)?, None, config))
+        Ok(Self::new(path, CheckpointKind::Safetensors, foreign::read(path)?, None, config))
     }
 
     fn new(
         path: &Path,
-        kind: Kind,
+        kind: CheckpointKind,
         (manifest, files): (Manifest, Vec<ShardFile>),
-        stamp: Option<Stamp>,
+        fingerprint: Option<Fingerprint>,
         config: &Config,
     ) -> Self {
-        let by_name = Index::new(manifest.tensors.iter().map(|tensor| tensor.name.as_str()));
+        let by_name = NameIndex::new(manifest.tensors.iter().map(|tensor| tensor.name.as_str()));
         let manifest = Arc::new(manifest);
         let values = Arc::new(Values::new(path, &manifest));
         let (path, config) = (path.into(), config.clone());
-        Self { path, kind, manifest, by_name, files, values, config, stamp }
+        Self { path, kind, manifest, by_name, files, values, config, fingerprint }
     }
 
     /// Who wrote it.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> CheckpointKind {
         self.kind
     }
 
-    /// A text that is the same for whoever opens this very checkpoint, and another for one that has
-    /// replaced it at its path. `None` for files of others.
-    pub fn stamp(&self) -> Option<String> {
-        self.stamp.map(|stamp| stamp.to_string())
+    /// A text that identifies this checkpoint: another checkpoint at the same path has another one. `None` for another
+    /// program's files.
+    pub fn fingerprint(&self) -> Option<String> {
+        self.fingerprint.map(|fingerprint| fingerprint.to_string())
     }
 
     /// The checkpoint's directory.
@@ -136,7 +142,7 @@ impl Checkpoint {
         self.files.iter().map(|file| file.path.as_path())
     }
 
-    /// All that is known of it but the tensors' bytes.
+    /// The manifest: everything but the tensors' bytes.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -151,12 +157,12 @@ impl Checkpoint {
         self.number(name).map(|number| &self.tensors()[number])
     }
 
-    /// The number among [`Checkpoint::tensors`] of the one of this name.
+    /// The tensor's number in [`Checkpoint::tensors`].
     pub(in crate::store) fn number(&self, name: &str) -> Option<usize> {
         self.by_name.find(name, |number| &self.tensors()[number].name)
     }
 
-    /// The values that are no tensors, and where among them the tensors belong.
+    /// The values that are not tensors, and where the tensors belong among them.
     ///
     /// # Errors
     /// [`Error::Format`] if they cannot be read.
@@ -164,7 +170,7 @@ impl Checkpoint {
         self.values.tree().cloned()
     }
 
-    /// The value of a name, such as the step; no tensor is read. A name is the path joined by dots, where
+    /// The value of a name, such as the step. Reads no tensor. A name is the path joined by dots, where
     /// dictionaries and lists are nested: `optimizer.param_groups.0.lr`.
     ///
     /// # Errors
@@ -180,13 +186,13 @@ impl Checkpoint {
 }
 
 impl FileOwner for Checkpoint {
-    /// Of others' directories nobody can tell.
+    /// Another program's directory has nothing to compare.
     fn check_same(&self, all_open: bool) -> Result<()> {
-        self.stamp.map_or(Ok(()), |stamp| stamp.check(&self.path, all_open))
+        self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
     }
 }
 
-/// All shards of a manifest, with their full length.
+/// Finds all shards of a manifest and checks their length.
 fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Vec<ShardFile>> {
     let stripes = Stripes::to_read(dir, stripe);
     let (mut found, mut missing) = (Vec::with_capacity(manifest.files.len()), Vec::new());
@@ -236,8 +242,8 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     )
 }
 
-/// Where a committed shard is, if it is there: under its own name, or, if the save that wrote it has not got to its
-/// last rename (and may have been killed before it), still under the uncommitted one.
+/// Finds a committed shard: under its own name or, if the save has not reached its last rename (and may have been
+/// killed before it), under the uncommitted name.
 fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> {
     for dir in stripes.dirs() {
         if let Some(found) = find_shard_in(dir, file)? {
@@ -249,7 +255,7 @@ fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> 
 
 fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
     let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
-    // Its own name twice, since it may be renamed between the looks.
+    // Its own name twice: a save may rename it between the two looks.
     for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
         match dir::look_at(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,

@@ -1,5 +1,5 @@
-//! Which tensors a checkpoint holds whole: all, but where it is one rank's part of what several saved
-//! each by itself. Nothing else hands out a tensor of which elements are missing.
+//! Which tensors a checkpoint covers. One rank's share of what several ranks saved each by itself may hold only some
+//! elements of a tensor; every other checkpoint covers all its tensors. Loads refuse tensors with missing elements.
 
 use crate::error::{Error, Result, some_of};
 use crate::format::{RankShare, TensorEntry};
@@ -8,8 +8,8 @@ use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::diagnose::{explain, no_manifest};
 use std::path::Path;
 
-/// What the checkpoint at `dir` says that it is a part of: cheap, whatever it holds, since nothing else of its
-/// manifest is kept. `None` for a whole checkpoint, and for a damaged manifest, which opening it reports.
+/// Which rank's share the checkpoint at `dir` is. Cheap for any size: parses nothing else of the manifest. `None` for
+/// a complete checkpoint, and for a damaged manifest, which opening reports.
 ///
 /// # Errors
 /// [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if nothing is committed there; [`Error::Format`] for a
@@ -20,11 +20,11 @@ pub fn part_of(dir: &Path) -> Result<Option<RankShare>> {
 }
 
 impl Checkpoint {
-    /// Checks that these tensors are here whole. Names that are not here at all are passed over.
+    /// Checks that the checkpoint holds all elements of these tensors. Ignores names that it does not have.
     ///
     /// # Errors
-    /// [`Error::MissingShare`] naming all of which this is one rank's part, and holds only some.
-    pub fn check_whole<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<()> {
+    /// [`Error::MissingShare`] naming all tensors that it holds only in part.
+    pub fn check_coverage<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<()> {
         match self.manifest().part_of {
             Some(_) => {
                 let names: Vec<S> = names.into_iter().collect();
@@ -34,7 +34,7 @@ impl Checkpoint {
         }
     }
 
-    /// [`Checkpoint::check_whole`] of entries.
+    /// [`Checkpoint::check_coverage`] of entries.
     pub(in crate::store) fn check_entries<'a>(
         &self,
         entries: impl IntoIterator<Item = &'a TensorEntry>,

@@ -38,7 +38,7 @@ pub(in crate::store) fn refuse_newer(dir: &Path) -> Result<()> {
 /// A mark of PyTorch's that was written after the manifest of the checkpoint in `dir`.
 fn newer_than(manifest: &Path, dir: &Path) -> Option<PathBuf> {
     // Ranks that save each by itself have the directory above in common.
-    let is_rank = dir.file_name().and_then(|name| names::dir_rank(name.to_str()?)).is_some();
+    let is_rank = names::rank_of_dir(dir).is_some();
     let above = if is_rank { dir.parent() } else { None };
     let dirs = [Some(dir), above].into_iter().flatten();
     let marks =

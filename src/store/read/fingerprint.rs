@@ -1,7 +1,7 @@
-//! Whether a checkpoint is still the one whose manifest was read. A save may replace it before its shards
-//! are opened, a removal may end it, and after both another checkpoint's shards may lie there under the
-//! same names. Whoever has read a manifest therefore opens the shards first and then looks at the manifest
-//! again: while it lies there, nobody removes its shards or writes to them.
+//! Whether a checkpoint is still the one whose manifest was read. Before a reader opens the shards, a save may
+//! replace the checkpoint or a removal may end it, and another checkpoint's shards may have the same names.
+//! So a reader opens the shards first and then looks at the manifest again: while the same manifest exists,
+//! no process removes its shards or writes to them.
 
 use crate::error::{Error, Result};
 use crate::format::{TRAILER_LEN, names};
@@ -11,27 +11,27 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Which manifest one is, of all that may come to lie in a directory: its length, and its end, which is the
-/// checksum of all the rest. Two manifests of one stamp list the same checksums, and so the same bytes.
+/// Tells a manifest from every other one of its directory: its length, and its last bytes, which are the checksum of
+/// the rest. Two manifests with one fingerprint list the same checksums, and so the same bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::store) struct Stamp {
+pub(in crate::store) struct Fingerprint {
     bytes: u64,
     trailer: [u8; TRAILER_LEN],
 }
 
-impl fmt::Display for Stamp {
+impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes{}", self.bytes, String::from_utf8_lossy(&self.trailer).trim_end())
     }
 }
 
-impl Stamp {
-    /// Of a manifest's bytes; `None` if they are too few for one.
+impl Fingerprint {
+    /// The fingerprint of a manifest's bytes; `None` if they are too few for a manifest.
     pub fn of(manifest: &[u8]) -> Option<Self> {
         Some(Self { bytes: manifest.len() as u64, trailer: *manifest.last_chunk()? })
     }
 
-    /// Of the manifest at `path`, of which no more than the end is read; `None` if none is there.
+    /// The fingerprint of the manifest at `path`, of which only the end is read; `None` if there is no manifest.
     fn at(path: &Path) -> Result<Option<Self>> {
         match file::read_end(path) {
             Ok((bytes, trailer)) => Ok(Some(Self { bytes, trailer })),
@@ -40,12 +40,12 @@ impl Stamp {
         }
     }
 
-    /// Called when shards of the checkpoint in `dir` have been opened, or some could not be: checks that
-    /// they are those of this manifest, or that it is not for another one that they could not.
+    /// Checks that the checkpoint in `dir` still has this manifest. Call it after opening the shards, or after
+    /// failing to open some (then `all_open` is false).
     ///
     /// # Errors
-    /// [`Error::Replaced`] by another checkpoint; [`Error::NoCheckpoint`] if it is removed, and
-    /// [`Error::Io`] if its directory is.
+    /// [`Error::Replaced`] if another checkpoint took its place; [`Error::NoCheckpoint`] if it was removed;
+    /// [`Error::Io`] if its directory was.
     pub fn check(&self, dir: &Path, all_open: bool) -> Result<()> {
         let now = Self::at(&dir.join(names::MANIFEST))?;
         if now == Some(*self) {
@@ -55,7 +55,7 @@ impl Stamp {
         if now.is_some() {
             return Err(Error::Replaced { path });
         }
-        // While it is being removed no save begins there, and what is open stays what it was.
+        // During a removal no save begins in the directory, and open shards keep their bytes.
         if all_open && Self::at(&dir.join(names::RETIRED))? == Some(*self) {
             return Ok(());
         }
@@ -65,16 +65,18 @@ impl Stamp {
     }
 }
 
-/// Does something to the checkpoint at a path, and begins again if another save replaced that meanwhile.
-/// Each time a whole save has to come in between, so that this is as good as for ever.
+/// Repeats `attempt` while a save replaces the checkpoint that it reads. Every repetition takes one complete save in
+/// between, so the limit is never reached in practice. The only such loop of a call: never nest it.
 ///
 /// # Errors
-/// Those of `attempt`; [`Error::Replaced`] if that came every time.
+/// Those of `attempt`; [`Error::Replaced`] after too many attempts.
 pub(crate) fn while_replaced<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    const ATTEMPTS: usize = 100;
-    for _ in 1..ATTEMPTS {
+    const ATTEMPTS_MAX: usize = 100;
+    for _ in 1..ATTEMPTS_MAX {
         match attempt() {
-            Err(error @ Error::Replaced { .. }) => tracing::debug!(%error, "beginning again"),
+            Err(error @ Error::Replaced { .. }) => {
+                tracing::debug!(%error, "the checkpoint was replaced; reading the new one")
+            }
             done => return done,
         }
     }

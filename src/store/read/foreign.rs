@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 const HEADER_MAX: u64 = 100_000_000;
 
 #[derive(Deserialize)]
-struct Index {
+struct WeightMap {
     /// The file of each tensor.
     weight_map: HashMap<String, String>,
 }
@@ -56,7 +56,7 @@ pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     if names.is_empty() {
         return Err(no_manifest(dir));
     }
-    let mut found = Found { index, ..Found::default() };
+    let mut found = Assembly { index, ..Assembly::default() };
     for name in names {
         found.add_file(dir, name)?;
     }
@@ -67,7 +67,7 @@ fn uncommitted(dir: &Path, shard: &str) -> Error {
     Error::NotCommitted { path: dir.into(), reason: no_commit(shard) }
 }
 
-fn read_index(dir: &Path) -> Result<Index> {
+fn read_index(dir: &Path) -> Result<WeightMap> {
     let path = resolve(dir, INDEX)?;
     let (mut file, bytes) = open(&path)?;
     if bytes > HEADER_MAX {
@@ -80,7 +80,7 @@ fn read_index(dir: &Path) -> Result<Index> {
 }
 
 /// The files that an index lists. Others are no part of the checkpoint.
-fn listed_files(dir: &Path, index: &Index, present: &[String]) -> Result<Vec<String>> {
+fn listed_files(dir: &Path, index: &WeightMap, present: &[String]) -> Result<Vec<String>> {
     let listed: BTreeSet<&String> = index.weight_map.values().collect();
     if let Some(bad) = listed.iter().find(|name| !names::is_confined(name)) {
         let reason = format!(
@@ -210,15 +210,15 @@ fn read_header(path: &Path) -> Result<Header> {
 
 /// What was found so far.
 #[derive(Default)]
-struct Found {
-    index: Option<Index>,
+struct Assembly {
+    index: Option<WeightMap>,
     files: Vec<FileEntry>,
     shards: Vec<ShardFile>,
     tensors: Vec<TensorEntry>,
     by_name: HashMap<String, usize>,
 }
 
-impl Found {
+impl Assembly {
     fn add_file(&mut self, dir: &Path, name: String) -> Result<()> {
         let path = resolve(dir, &name)?;
         let Header { metadata, data, bytes } = read_header(&path)?;
@@ -237,7 +237,7 @@ impl Found {
             let offsets = saved.get(&tensor).map(|saved| saved.saved_offsets.as_slice());
             // A whole tensor that the index has elsewhere is a copy.
             let elsewhere =
-                |index: &Index| index.weight_map.get(&tensor).is_some_and(|file| *file != name);
+                |index: &WeightMap| index.weight_map.get(&tensor).is_some_and(|file| *file != name);
             if offsets.is_none() && self.index.as_ref().is_some_and(elsewhere) {
                 continue;
             }

@@ -3,20 +3,20 @@
 use hashbrown::HashTable;
 use std::hash::{BuildHasher, RandomState};
 
-/// The numbers of tensors, by their names, which the caller keeps.
+/// The numbers of tensors by name. The caller keeps the names.
 #[derive(Debug)]
-pub(in crate::store) struct Index {
+pub(in crate::store) struct NameIndex {
     numbers: HashTable<u32>,
     hasher: RandomState,
 }
 
-impl Index {
-    /// Of names that differ, numbered in their order.
+impl NameIndex {
+    /// Indexes distinct names, numbered in their order.
     pub fn new<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Self {
         let hasher = RandomState::new();
         let mut numbers = HashTable::with_capacity(names.len());
         for (number, name) in (0..).zip(names) {
-            // Room for all was made: nothing is hashed a second time.
+            // The table has room for all names, so nothing is hashed a second time.
             numbers.insert_unique(hasher.hash_one(name), number, |_| unreachable!("it has room"));
         }
         Self { numbers, hasher }

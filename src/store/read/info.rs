@@ -1,23 +1,23 @@
-//! What a checkpoint's manifest says of the save.
+//! A checkpoint's manifest in brief.
 
 use crate::format::{RankShare, TensorEntry};
-use crate::store::read::checkpoint::{Checkpoint, Kind};
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// What the manifest says of the save. For the files of others, what their headers say.
+/// A checkpoint's manifest in brief. For another program's files, what their headers say.
 #[derive(Debug, Clone, Serialize)]
 pub struct Info {
     /// The checkpoint's directory.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// Who wrote it.
-    pub kind: Kind,
+    pub kind: CheckpointKind,
     /// Version of the format.
     pub version: u32,
     /// Version of the library that wrote it.
     pub writer: String,
-    /// When it was committed, in milliseconds since 1970-01-01 UTC; 0 for the files of others.
+    /// When it was committed, in milliseconds since 1970-01-01 UTC; 0 for another program's files.
     pub created_unix_ms: u64,
     /// How many times this directory had been saved into before.
     pub generation: u64,
@@ -35,7 +35,7 @@ pub struct Info {
     pub files: Vec<FileInfo>,
     /// Other directories that the files were striped over, as the saver's configuration named them.
     pub stripes: Vec<String>,
-    /// What it is a part of, where ranks saved each by itself.
+    /// Which rank's share it is, if several ranks saved each by itself.
     pub part_of: Option<RankShare>,
     /// The step of training that it was saved as, if one was given.
     pub step: Option<u64>,
@@ -51,7 +51,7 @@ pub struct FileInfo {
 }
 
 impl Checkpoint {
-    /// What the manifest says of the save.
+    /// The manifest in brief.
     pub fn info(&self) -> Info {
         let manifest = self.manifest();
         let file = |file: &crate::format::FileEntry| FileInfo {

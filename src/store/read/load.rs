@@ -11,7 +11,7 @@ use crate::pipeline::runtime::Runtime;
 use crate::plan::load::{BlockRead, Scattered, Unit, Want};
 use crate::plan::slab::{Dense, Place, Slab, dense_strides};
 use crate::pool::{Buffer, Mapping};
-use crate::store::read::checkpoint::{Checkpoint, Kind};
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::store::read::loaded::{Loaded, LoadedTensor};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Deref for RuntimeRef<'_> {
     }
 }
 
-/// A load under way: what it reads through, how, and since when.
+/// A load in progress: what it reads through, how, and since when.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Loading<'a> {
     runtime: &'a Runtime,
@@ -75,9 +75,9 @@ pub(in crate::store) struct Fetched {
     read: ReadOutcome,
 }
 
-/// A tensor that is to be loaded.
+/// A tensor to load.
 #[derive(Clone, Copy)]
-struct Wanted<'a> {
+struct Request<'a> {
     /// Its number in the manifest.
     number: usize,
     entry: &'a TensorEntry,
@@ -105,9 +105,9 @@ impl Checkpoint {
     ) -> Result<Loaded> {
         let (runtime, job) = self.resources(options)?;
         let loading = self.loading(options.verify, &runtime, &job);
-        let wanted = self.find_whole(names)?;
+        let requests = self.find_whole(names)?;
         let (whole, parted): (Vec<_>, Vec<_>) =
-            wanted.iter().copied().partition(|wanted| lies_straight(wanted.entry));
+            requests.iter().copied().partition(|request| lies_straight(request.entry));
         let straight = self.plan_straight(&whole, loading);
         let chunks = self.plan_chunks(&parted, loading)?;
         job.set_total(bytes_of(&straight) + bytes_of(&chunks.plan.reads));
@@ -123,12 +123,12 @@ impl Checkpoint {
             fetches.push(fetched);
         }
         let (mut read, mut assembled) = (read.into_iter(), assembled.into_iter());
-        let next = |wanted: &Wanted| match lies_straight(wanted.entry) {
+        let next = |request: &Request| match lies_straight(request.entry) {
             true => read.next(),
             false => assembled.next(),
         };
-        let tensors = wanted.iter().filter_map(next).collect();
-        let report = self.report(wanted.len(), bytes_in(&wanted), fetches, loading);
+        let tensors = requests.iter().filter_map(next).collect();
+        let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
         Ok(Loaded::new(tensors, self.values.clone(), report))
     }
 
@@ -146,12 +146,12 @@ impl Checkpoint {
     ) -> Result<LoadReport> {
         let (runtime, job) = self.resources(options)?;
         let loading = self.loading(options.verify, &runtime, &job);
-        let wanted = self.find_whole(targets.iter().map(|(name, _)| name))?;
-        self.check_sizes(&wanted, targets)?;
-        let chunks = self.plan_chunks(&wanted, loading)?;
+        let requests = self.find_whole(targets.iter().map(|(name, _)| name))?;
+        self.check_sizes(&requests, targets)?;
+        let chunks = self.plan_chunks(&requests, loading)?;
         job.set_total(bytes_of(&chunks.plan.reads));
         let fetched = self.fill(&chunks, |tensor| &targets[tensor].1, loading)?;
-        Ok(self.report(wanted.len(), bytes_in(&wanted), vec![fetched], loading))
+        Ok(self.report(requests.len(), bytes_in(&requests), vec![fetched], loading))
     }
 
     /// What a load goes through, and the account of it: the caller's, or the checkpoint's own.
@@ -175,7 +175,7 @@ impl Checkpoint {
         runtime: &'a Runtime,
         job: &'a Arc<Job>,
     ) -> Loading<'a> {
-        let verify = verify && self.kind() == Kind::Ringstow;
+        let verify = verify && self.kind() == CheckpointKind::Ringstow;
         let unit = match verify {
             true => self.checked_unit(runtime.config().block_bytes),
             false => Unit::Pages(runtime.config().block_bytes),
@@ -188,26 +188,26 @@ impl Checkpoint {
         Unit::Blocks { bytes: self.manifest().block_bytes, most }
     }
 
-    /// The entries of these names, which are here whole.
+    /// The entries of these names, all of whose elements the checkpoint holds.
     fn find_whole<S: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = S>,
-    ) -> Result<Vec<Wanted<'_>>> {
-        let wanted = self.find(names)?;
-        self.check_entries(wanted.iter().map(|wanted| wanted.entry))?;
-        Ok(wanted)
+    ) -> Result<Vec<Request<'_>>> {
+        let requests = self.find(names)?;
+        self.check_entries(requests.iter().map(|request| request.entry))?;
+        Ok(requests)
     }
 
     /// The entries of these names, each asked for once: two holders of one tensor's memory could
     /// not both be its owner.
-    fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<Wanted<'_>>> {
+    fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<Request<'_>>> {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.tensors().len()];
         for name in names {
             let name = name.as_ref();
             match self.number(name) {
                 Some(number) if !std::mem::replace(&mut seen[number], true) => {
-                    found.push(Wanted { number, entry: &self.tensors()[number] });
+                    found.push(Request { number, entry: &self.tensors()[number] });
                 }
                 Some(_) => {
                     return Err(Error::invalid(format!("tensor {name:?} was asked for twice")));
@@ -222,11 +222,11 @@ impl Checkpoint {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    fn check_sizes<S>(&self, wanted: &[Wanted], targets: &[(S, Target<'_>)]) -> Result<()> {
-        let mismatched: Vec<String> = wanted
+    fn check_sizes<S>(&self, requests: &[Request], targets: &[(S, Target<'_>)]) -> Result<()> {
+        let mismatched: Vec<String> = requests
             .iter()
             .zip(targets)
-            .map(|(wanted, (_, target))| (wanted.entry, target))
+            .map(|(request, (_, target))| (request.entry, target))
             .filter(|(entry, target)| entry.nbytes() != target.nbytes())
             .map(|(entry, target)| {
                 let (has, room) = (entry.nbytes(), target.nbytes());
@@ -253,41 +253,42 @@ impl Checkpoint {
         Reads { dir: self.path(), files: &self.files, blocks, checksum_bytes, verify, owner: self }
     }
 
-    fn plan_straight(&self, wanted: &[Wanted], loading: Loading) -> Vec<BlockRead> {
-        let places: Vec<Want> = wanted.iter().map(|wanted| place(wanted.entry)).collect();
+    fn plan_straight(&self, requests: &[Request], loading: Loading) -> Vec<BlockRead> {
+        let places: Vec<Want> = requests.iter().map(|request| place(request.entry)).collect();
         loading.unit.reads(&places, &self.file_bytes())
     }
 
     /// Reads tensors of one chunk straight into their memory.
     fn load_straight(
         &self,
-        wanted: &[Wanted],
+        requests: &[Request],
         reads: &[BlockRead],
         loading: Loading,
     ) -> Result<(Vec<LoadedTensor>, Fetched)> {
         let reads_of = self.reads(reads, loading.verify);
         let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job)?;
         let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
-        let places: Vec<Want> = wanted.iter().map(|wanted| place(wanted.entry)).collect();
+        let places: Vec<Want> = requests.iter().map(|request| place(request.entry)).collect();
         let ranges = arena_ranges(&places, reads);
-        let tensor = |(wanted, (place, range)): (&Wanted, (&Want, Range<usize>))| {
-            LoadedTensor::new((&self.manifest, wanted.number), (&arenas[place.file], range))
+        let tensor = |(request, (place, range)): (&Request, (&Want, Range<usize>))| {
+            LoadedTensor::new((&self.manifest, request.number), (&arenas[place.file], range))
         };
-        let tensors = wanted.iter().zip(places.iter().zip(ranges)).map(tensor).collect();
+        let tensors = requests.iter().zip(places.iter().zip(ranges)).map(tensor).collect();
         Ok((tensors, Fetched { bytes: bytes_of(reads), read }))
     }
 
     /// Reads tensors of several chunks into one fresh mapping.
     fn assemble(
         &self,
-        wanted: &[Wanted],
+        requests: &[Request],
         chunks: &Chunks,
         loading: Loading,
     ) -> Result<(Vec<LoadedTensor>, Fetched)> {
         /// Suits every element type, and keeps tensors out of each other's cache lines.
         const APART: usize = 64;
-        let lens =
-            wanted.iter().map(|wanted| (wanted.entry.nbytes() as usize).next_multiple_of(APART));
+        let lens = requests
+            .iter()
+            .map(|request| (request.entry.nbytes() as usize).next_multiple_of(APART));
         let memory = Mapping::new(lens.clone().sum())
             .map_err(|e| Error::io("taking memory for", self.path(), e))?;
         let (whole, mut buffers) = Buffer::cut(memory, lens.clone());
@@ -297,16 +298,16 @@ impl Checkpoint {
         drop(buffers);
         let arena = Arc::new(whole.rejoin());
         let mut start = 0;
-        let tensor = |(wanted, len): (&Wanted, usize)| {
-            let range = start..start + wanted.entry.nbytes() as usize;
+        let tensor = |(request, len): (&Request, usize)| {
+            let range = start..start + request.entry.nbytes() as usize;
             start += len;
-            LoadedTensor::new((&self.manifest, wanted.number), (&arena, range))
+            LoadedTensor::new((&self.manifest, request.number), (&arena, range))
         };
-        Ok((wanted.iter().zip(lens).map(tensor).collect(), fetched))
+        Ok((requests.iter().zip(lens).map(tensor).collect(), fetched))
     }
 
-    fn plan_chunks(&self, wanted: &[Wanted], loading: Loading) -> Result<Chunks> {
-        let (slabs, owners) = tensor_slabs(wanted)?;
+    fn plan_chunks(&self, requests: &[Request], loading: Loading) -> Result<Chunks> {
+        let (slabs, owners) = tensor_slabs(requests)?;
         let plan = self.plan_slabs(&slabs, loading);
         Ok(Chunks { slabs, owners, plan })
     }
@@ -340,7 +341,7 @@ impl Checkpoint {
         Ok(Fetched { bytes: bytes_of(&plan.reads), read })
     }
 
-    /// The report of one or more passes; how bytes were moved is told of the first.
+    /// The report of one or more passes. Says of the first how bytes were moved.
     pub(in crate::store) fn report(
         &self,
         tensors: usize,
@@ -366,8 +367,8 @@ pub(in crate::store) fn bytes_of(reads: &[BlockRead]) -> u64 {
     reads.iter().map(|read| read.len as u64).sum()
 }
 
-fn bytes_in(wanted: &[Wanted]) -> u64 {
-    wanted.iter().map(|wanted| wanted.entry.nbytes()).sum()
+fn bytes_in(requests: &[Request]) -> u64 {
+    requests.iter().map(|request| request.entry.nbytes()).sum()
 }
 
 /// Whether a tensor can be used where it was read to: it is of one chunk, aligned to its type.
@@ -377,7 +378,7 @@ fn lies_straight(entry: &TensorEntry) -> bool {
     matches!(entry.chunks.as_slice(), [chunk] if chunk.begin.is_multiple_of(item))
 }
 
-/// Where a tensor lies that [`lies_straight`] and is whole.
+/// The bytes of a tensor that [`lies_straight`] and is complete.
 fn place(entry: &TensorEntry) -> Want {
     let chunk = &entry.chunks[0];
     Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + entry.nbytes() }
@@ -385,10 +386,10 @@ fn place(entry: &TensorEntry) -> Want {
 
 /// The chunks of whole tensors as slabs, each placed in its tensor's dense memory; and for each the
 /// number of its tensor.
-fn tensor_slabs(wanted: &[Wanted]) -> Result<(Vec<Slab>, Vec<usize>)> {
-    let mut slabs = Vec::with_capacity(wanted.len());
-    let mut owners = Vec::with_capacity(wanted.len());
-    for (owner, Wanted { entry, .. }) in wanted.iter().enumerate() {
+fn tensor_slabs(requests: &[Request]) -> Result<(Vec<Slab>, Vec<usize>)> {
+    let mut slabs = Vec::with_capacity(requests.len());
+    let mut owners = Vec::with_capacity(requests.len());
+    for (owner, Request { entry, .. }) in requests.iter().enumerate() {
         for chunk in &entry.chunks {
             let slab = chunk_slab(entry, chunk).map_err(|why| {
                 Error::invalid(format!("tensor {:?} cannot be put together: {why}", entry.name))

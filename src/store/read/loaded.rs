@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::format::{Dtype, Element, Manifest, TensorEntry, Value};
 use crate::pipeline::report::LoadReport;
 use crate::pool::Mapping;
-use crate::store::read::index::Index;
+use crate::store::read::index::NameIndex;
 use crate::store::read::values::Values;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,23 +14,23 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug)]
 pub struct Loaded {
     tensors: Vec<LoadedTensor>,
-    /// Made when a tensor is first asked for by its name.
-    by_name: OnceLock<Index>,
+    /// Built at the first lookup of a name.
+    by_name: OnceLock<NameIndex>,
     values: Arc<Values>,
     /// What the load did.
     pub report: LoadReport,
 }
 
-/// One of them: what it is, and where.
+/// A loaded tensor: its manifest entry and its memory.
 #[derive(Debug, Clone)]
 pub struct LoadedTensor {
-    /// The manifest of its checkpoint, and its number there: what it is.
+    /// The checkpoint's manifest, and the tensor's number in it.
     manifest: Arc<Manifest>,
     number: usize,
-    /// The memory in which it lies, one for all tensors of a shard, or for all that were put
-    /// together from several chunks.
+    /// The memory that holds it, shared by all tensors of a shard, or by all that were assembled from several
+    /// chunks.
     pub arena: Arc<Mapping>,
-    /// Where in that memory.
+    /// Its bytes in that memory.
     pub range: Range<usize>,
 }
 
@@ -73,7 +73,7 @@ impl Loaded {
         fn name_of(tensor: &LoadedTensor) -> &str {
             &tensor.entry().name
         }
-        let by_name = self.by_name.get_or_init(|| Index::new(self.tensors.iter().map(name_of)));
+        let by_name = self.by_name.get_or_init(|| NameIndex::new(self.tensors.iter().map(name_of)));
         by_name.find(name, |index| name_of(&self.tensors[index])).map(|i| self.tensors[i].view())
     }
 
@@ -82,7 +82,7 @@ impl Loaded {
         self.tensors.iter().map(|t| (t.entry().name.as_str(), t.view()))
     }
 
-    /// Takes the tensors apart, for bindings that hand each out by itself.
+    /// The tensors one by one, for bindings.
     pub fn into_tensors(self) -> Vec<LoadedTensor> {
         self.tensors
     }
@@ -93,10 +93,12 @@ impl LoadedTensor {
         (manifest, number): (&Arc<Manifest>, usize),
         (arena, range): (&Arc<Mapping>, Range<usize>),
     ) -> Self {
+        assert_eq!(range.len() as u64, manifest.tensors[number].nbytes(), "a tensor has its bytes");
+        assert!(range.end <= arena.as_slice().len(), "a tensor lies within its memory");
         Self { manifest: manifest.clone(), number, arena: arena.clone(), range }
     }
 
-    /// What it is.
+    /// Its manifest entry.
     pub fn entry(&self) -> &TensorEntry {
         &self.manifest.tensors[self.number]
     }
@@ -132,7 +134,7 @@ impl<'a> TensorView<'a> {
 }
 
 impl safetensors::View for TensorView<'_> {
-    /// The type; U8 for a dtype of which safetensors knows nothing.
+    /// The type; U8 for a dtype that safetensors does not have.
     fn dtype(&self) -> safetensors::Dtype {
         self.entry.dtype.safetensors().unwrap_or(safetensors::Dtype::U8)
     }

@@ -1,4 +1,4 @@
-//! Loads that need no runtime and no job: tensors by name, and parts of one.
+//! Loads that need no options: tensors by name, and a region of one.
 
 use crate::error::{Error, Result};
 use crate::format::{Chunk, Dtype, Element, TensorEntry};
@@ -10,7 +10,7 @@ use crate::store::read::loaded::Loaded;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A part of a tensor, in memory of its own: dense and in row-major order.
+/// A region of a tensor, in memory of its own: dense and in row-major order.
 #[derive(Debug)]
 pub struct TensorPart {
     name: String,
@@ -55,8 +55,8 @@ impl Checkpoint {
         self.load_names(names, LoadOptions::default())
     }
 
-    /// Loads a part of a tensor: a range of each dimension, of those that are left out at the end all. Reads
-    /// only the blocks in which it lies, and checks them.
+    /// Loads a region of a tensor: a range per dimension; trailing dimensions that are left out are taken whole. Reads
+    /// and checks only the checksum chunks that hold the region.
     ///
     /// ```no_run
     /// # fn main() -> ringstow::Result<()> {
@@ -69,7 +69,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Keys`] if there is no such tensor; [`Error::Invalid`] for ranges outside of it, or that do not
-    /// fall on whole bytes; [`Error::Replaced`] if a save replaced the checkpoint since it was opened;
+    /// fall on byte boundaries; [`Error::Replaced`] if a save replaced the checkpoint since it was opened;
     /// [`Error::MissingShare`] for a tensor of which this is one rank's part; [`Error::Corrupt`] for a
     /// damaged block; [`Error::Io`].
     pub fn load_part(&self, name: &str, ranges: &[Range<u64>]) -> Result<TensorPart> {
@@ -127,7 +127,7 @@ fn whole_ranges(entry: &TensorEntry, ranges: &[Range<u64>]) -> Result<Vec<Range<
     Ok(ranges.iter().cloned().chain(rest).collect())
 }
 
-/// What each chunk has of a part, placed in the part's dense memory.
+/// What each chunk holds of a region, placed in the region's dense memory.
 fn slabs_of(
     entry: &TensorEntry,
     ranges: &[Range<u64>],

@@ -1,4 +1,4 @@
-//! Reading boxes of chunks into strided memory: what a resharding load asks for.
+//! Reads regions of chunks into strided memory, as resharding loads do.
 
 use crate::device::{StridedTarget, Target};
 use crate::error::{Error, Result};
@@ -9,31 +9,31 @@ use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::load::{LoadOptions, bytes_of};
 use std::collections::HashSet;
 
-/// A box of one chunk of a tensor, and where its elements go.
+/// A region of one chunk of a tensor, and the memory for its elements.
 #[derive(Debug)]
 pub struct Slice<'a> {
     /// The tensor.
     pub name: &'a str,
     /// Number of the chunk in [`TensorEntry::chunks`].
     pub chunk: usize,
-    /// Where in the chunk the box starts, in elements, one a dimension.
+    /// Where in the chunk the region starts, in elements per dimension.
     pub offsets: &'a [u64],
-    /// Its extent likewise.
+    /// The region's lengths, in elements per dimension.
     pub lengths: &'a [u64],
-    /// The box's memory, with as many strides.
+    /// The region's memory, with a stride per dimension.
     pub to: StridedTarget<'a>,
 }
 
 impl Checkpoint {
-    /// Reads boxes of chunks, in one pass that reads nothing twice, into memory of any strides.
+    /// Reads regions of chunks into memory of any strides, in one pass that reads nothing twice.
     ///
-    /// With `verify` whole blocks are read and checked; without it only the pages that are needed.
-    /// A box lies in one chunk; where this is one rank's part, chunks may leave some of a tensor out
-    /// ([`TensorEntry::holes`]). No two slices share memory; they may want the same bytes of the checkpoint.
+    /// With `verify`, whole checksum chunks are read and checked; without it, only the pages that are needed.
+    /// A region lies in one chunk. In one rank's share, chunks may not cover a tensor ([`TensorEntry::holes`]). No
+    /// two slices share memory; they may read the same bytes of the checkpoint.
     ///
     /// # Errors
     /// Before a byte is changed, naming all that is wrong: [`Error::Keys`] for tensors that are not
-    /// in the checkpoint, [`Error::Invalid`] for boxes that leave their chunk or their memory.
+    /// in the checkpoint, [`Error::Invalid`] for regions that leave their chunk or their memory.
     /// [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before it are in
     /// place already.
     pub fn read(&self, slices: &[Slice<'_>], options: LoadOptions<'_>) -> Result<LoadReport> {
@@ -112,7 +112,7 @@ fn slab_of(entry: &TensorEntry, slice: &Slice) -> std::result::Result<Option<Sla
 }
 
 /// Strides in bytes as strides in bits. The innermost one of a type of less than a byte must be
-/// dense: it is that of the fewest elements that fill whole bytes.
+/// dense: the stride of the smallest number of elements that fills whole bytes.
 fn strides_in_bits(dtype: Dtype, strides: &[isize]) -> std::result::Result<Vec<i128>, String> {
     let mut bits: Vec<i128> = strides.iter().map(|&stride| stride as i128 * 8).collect();
     let group = match dtype.bits() {

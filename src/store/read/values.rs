@@ -1,4 +1,4 @@
-//! A checkpoint's values, parsed when one is first asked for.
+//! A checkpoint's values, parsed at the first use.
 
 use crate::error::{Error, Result};
 use crate::format::{Manifest, Value, names};

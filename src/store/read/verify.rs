@@ -1,4 +1,4 @@
-//! Checking a whole checkpoint against its checksums.
+//! Checks all of a checkpoint against its checksums.
 
 use crate::error::Result;
 use crate::pipeline::job::Job;

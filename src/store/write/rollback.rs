@@ -1,7 +1,7 @@
 //! Removes what a save has created, unless the save commits.
 
 use crate::error::{Error, Result};
-use crate::store::layout::rank_dirs;
+use crate::format::names;
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::DirLock;
@@ -101,7 +101,7 @@ impl Rollback {
         // The true parent: the path may be a link, or end in `..`.
         let own = dir::real(&self.dir)?;
         // A rank checkpoint is in a directory that a save has created as well.
-        let parents = if rank_dirs::dir_rank(&own).is_some() { 2 } else { 1 };
+        let parents = if names::rank_of_dir(&own).is_some() { 2 } else { 1 };
         for parent in own.ancestors().skip(1).take(parents) {
             match dir::sync(parent) {
                 // A process that may not list the directory has not created anything in it.

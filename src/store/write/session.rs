@@ -119,7 +119,7 @@ impl Session {
 
     /// Makes this the rank checkpoint of one rank, in the directory [`rank_dir`](names::rank_dir) below the
     /// checkpoint's. The checkpoint counts as committed once each rank's is, and all agree on it.
-    pub fn part_of(self, part_of: RankShare) -> Self {
+    pub fn rank_share(self, part_of: RankShare) -> Self {
         Self { part_of: Some(part_of), ..self }
     }
 
