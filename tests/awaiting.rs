@@ -235,7 +235,7 @@ async fn a_load_that_fails_gives_its_error() {
 }
 
 #[test]
-fn a_handle_that_nobody_awaited_waits_for_its_save_and_cancels_its_load() {
+fn dropped_handle_joins_its_save_and_cancels_its_load() {
     let root = scratch();
     let path = root.path().join("ckpt");
     let saving = save_async(bytes("t", noise(1, BYTES)), &path, &small_config()).unwrap();

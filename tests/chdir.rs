@@ -20,7 +20,7 @@ impl Source for Waits {
 }
 
 #[test]
-fn a_save_in_the_background_goes_where_its_path_led_when_it_was_begun() {
+fn background_save_keeps_its_path_across_chdir() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     std::env::set_current_dir(here.path()).unwrap();
     let gate = Arc::new(Barrier::new(2));

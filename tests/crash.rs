@@ -228,7 +228,7 @@ fn newest(root: &Path) -> i64 {
 }
 
 #[test]
-fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_whole() {
+fn kill_while_files_are_recycled_leaves_whole_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let runtime = Runtime::new(config(EngineChoice::Auto, None)).unwrap();
     State::new(0, &SIZES).save(&runtime, &root.path().join("step-0")).unwrap();
@@ -259,18 +259,18 @@ fn killed_while_old_checkpoints_give_their_files_to_new_ones_all_that_load_are_w
 }
 
 #[test]
-fn killed_at_any_moment_the_last_committed_checkpoint_or_the_next_loads() {
+fn kill_at_any_moment_leaves_the_old_or_the_new_save() {
     kill_and_look(15, 1, false);
 }
 
 #[test]
-fn killed_at_any_moment_a_striped_checkpoint_is_whole_in_all_its_places() {
+fn kill_at_any_moment_leaves_whole_striped_checkpoints() {
     kill_and_look(9, 3, true);
 }
 
 #[test]
 #[ignore = "long: several hundred kills"]
-fn killed_hundreds_of_times_the_last_committed_checkpoint_or_the_next_loads() {
+fn hundreds_of_kills_leave_the_old_or_the_new_save() {
     let kills = std::env::var("RINGSTOW_KILLS").ok().and_then(|n| n.parse().ok());
     kill_and_look(kills.unwrap_or(300), 2, false);
     kill_and_look(kills.unwrap_or(300), 4, true);

@@ -33,7 +33,7 @@ fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
 }
 
 #[test]
-fn a_directory_of_checkpoints_names_one_and_how_to_find_the_newest() {
+fn opening_a_run_directory_names_the_newest_checkpoint() {
     let root = scratch();
     save(root.path().join("step-1"));
     save(root.path().join("a-2"));
@@ -55,7 +55,7 @@ fn a_missing_path_names_a_checkpoint_beside_it() {
 }
 
 #[test]
-fn directories_of_others_are_named_with_what_reads_them() {
+fn foreign_directories_are_named_with_their_reader() {
     let cases: [Case; 6] = [
         (&[("__0_0.distcp", b"x"), (".metadata", b"x")], &["torch.distributed", "dcp.load"]),
         (&[(".metadata", b"\x80\x02")], &["torch.distributed", "`ringstow convert"]),
@@ -101,13 +101,13 @@ fn files_are_named_with_what_reads_them() {
 }
 
 #[test]
-fn shards_without_their_manifest_are_told_from_nothing_at_all() {
+fn shards_without_a_manifest_differ_from_no_checkpoint() {
     let root = directory(&[("rank00000-0.safetensors", b"x")]);
     assert_says(&error_of(root.path()), &["rank00000-0.safetensors", "is the commit"]);
 }
 
 #[test]
-fn what_the_system_said_is_there_without_path_and_number() {
+fn system_error_text_omits_path_and_number() {
     let root = scratch();
     let gone = root.path().join("gone");
     let said = error_of(&gone).without_path().unwrap();

@@ -141,7 +141,7 @@ fn assert_old_or_new(place: &Place, n: u64, done: ringstow::Result<()>) {
 }
 
 #[test]
-fn save_with_one_failing_call_leaves_the_old_or_the_new_checkpoint() {
+fn save_with_a_failing_call_leaves_old_or_new() {
     let _alone = alone();
     for way in WAYS {
         let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
@@ -150,7 +150,7 @@ fn save_with_one_failing_call_leaves_the_old_or_the_new_checkpoint() {
 }
 
 #[test]
-fn save_on_a_disk_that_fails_for_good_leaves_the_old_or_the_new_checkpoint() {
+fn save_on_a_dead_disk_leaves_old_or_new() {
     let _alone = alone();
     for way in WAYS {
         let arm = |n| in_process(from_nth(n, Outcome::Fail(EIO)));
@@ -159,7 +159,7 @@ fn save_on_a_disk_that_fails_for_good_leaves_the_old_or_the_new_checkpoint() {
 }
 
 #[test]
-fn removal_with_a_failing_call_leaves_the_checkpoint_or_what_prune_clears() {
+fn removal_with_a_failing_call_is_undone_or_prunable() {
     let _alone = alone();
     for way in WAYS {
         let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
@@ -213,7 +213,7 @@ fn save_in_child(place: &Place, seam: &str) -> bool {
 }
 
 #[test]
-fn save_that_is_killed_before_any_of_its_calls_leaves_the_old_or_the_new_checkpoint() {
+fn save_killed_at_any_call_leaves_old_or_new() {
     let _alone = alone();
     for way in WAYS {
         let mut committed = 0;
@@ -234,7 +234,7 @@ fn save_that_is_killed_before_any_of_its_calls_leaves_the_old_or_the_new_checkpo
 }
 
 #[test]
-fn child_process_gets_the_error_that_the_environment_asks_for() {
+fn child_process_gets_the_error_from_its_environment() {
     let _alone = alone();
     let root = scratch();
     let place = Place::with_step_1(Way::Plain, root.path());

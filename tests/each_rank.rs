@@ -113,7 +113,7 @@ fn a_whole_cannot_be_opened_and_says_what_can() {
 }
 
 #[test]
-fn a_step_that_some_ranks_did_not_finish_is_passed_over() {
+fn step_with_unfinished_ranks_is_skipped() {
     let root = root(&[6]);
     let whole = at(root.path(), 7);
     save_part(&whole, 0, 4, "a-7");
@@ -147,7 +147,7 @@ fn damage_and_losses_in_a_part_are_those_of_the_whole() {
 }
 
 #[test]
-fn parts_that_do_not_say_how_many_they_are_are_never_taken_for_a_whole() {
+fn rank_shares_without_a_count_are_never_a_checkpoint() {
     let root = scratch();
     let whole = at(root.path(), 7);
     for rank in 0..2 {
@@ -159,7 +159,7 @@ fn parts_that_do_not_say_how_many_they_are_are_never_taken_for_a_whole() {
 }
 
 #[test]
-fn a_step_that_is_saved_again_is_none_until_every_rank_has_saved_again() {
+fn step_saved_again_counts_once_every_rank_saved_again() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
     for rank in 0..2 {
@@ -196,7 +196,7 @@ fn a_renamed_part_is_not_taken_for_another_rank_s() {
 }
 
 #[test]
-fn parts_beside_checkpoints_hide_none_and_are_not_the_latest() {
+fn rank_shares_beside_checkpoints_hide_none() {
     let root = root(&[1]);
     save_part(root.path(), 9, 10, "stray");
     assert_eq!(list(root.path()).unwrap().len(), 2);
@@ -242,7 +242,7 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
 }
 
 #[test]
-fn a_removal_that_was_killed_at_any_step_is_no_checkpoint_and_is_finished() {
+fn killed_removal_is_no_checkpoint_and_is_finished() {
     // So many manifests renamed, and then so many parts gone.
     for (taken_down, gone) in [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)] {
         let root = root(&[7, 8]);
@@ -279,7 +279,7 @@ fn no_shard_goes_before_every_part_is_taken_down() {
 }
 
 #[test]
-fn a_part_that_was_saved_after_a_killed_removal_is_not_removed_with_the_rest() {
+fn share_saved_after_a_killed_removal_stays() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
     (0..3).for_each(|rank| take_down(&whole, rank));
@@ -293,7 +293,7 @@ fn a_part_that_was_saved_after_a_killed_removal_is_not_removed_with_the_rest() {
 }
 
 #[test]
-fn a_removal_that_met_damage_is_left_alone_and_hinders_no_other() {
+fn removal_of_damaged_shares_hinders_no_other() {
     let root = root(&[6, 7, 8]);
     let whole = at(root.path(), 7);
     take_down(&whole, 0);
@@ -305,7 +305,7 @@ fn a_removal_that_met_damage_is_left_alone_and_hinders_no_other() {
 }
 
 #[test]
-fn retain_leaves_alone_what_no_one_can_tell_to_be_a_whole() {
+fn retain_leaves_shares_without_a_save_alone() {
     let root = root(&[7]);
     let unknown = at(root.path(), 1);
     for rank in 0..2 {
@@ -424,7 +424,7 @@ fn prune_clears_up_what_killed_saves_left_in_parts() {
 }
 
 #[test]
-fn prune_removes_a_whole_of_which_nothing_was_committed() {
+fn prune_removes_shares_that_were_never_committed() {
     let root = root(&[7]);
     let killed = at(root.path(), 8);
     (0..2).for_each(|rank| drop(leave_half(&killed, rank)));
@@ -450,7 +450,7 @@ fn prune_finishes_a_killed_removal_of_a_whole() {
 }
 
 #[test]
-fn a_killed_removal_is_not_finished_while_a_rank_saves_there() {
+fn killed_removal_waits_while_a_rank_saves() {
     let root = root(&[7, 8]);
     let whole = at(root.path(), 7);
     take_down(&whole, 0);
@@ -471,7 +471,7 @@ fn a_killed_removal_is_not_finished_while_a_rank_saves_there() {
 }
 
 #[test]
-fn prune_takes_no_part_of_a_later_save_for_one_that_was_being_removed() {
+fn prune_keeps_shares_of_a_later_save() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
     (0..3).for_each(|rank| take_down(&whole, rank));
@@ -482,7 +482,7 @@ fn prune_takes_no_part_of_a_later_save_for_one_that_was_being_removed() {
 }
 
 #[test]
-fn nothing_of_a_whole_outlives_a_removal_that_was_killed_at_its_end() {
+fn removal_killed_at_its_end_leaves_nothing() {
     for finish in [
         |whole: &Path| drop(prune(whole).unwrap()),
         |whole: &Path| {
@@ -501,7 +501,7 @@ fn nothing_of_a_whole_outlives_a_removal_that_was_killed_at_its_end() {
 }
 
 #[test]
-fn spare_files_of_parts_go_while_a_part_tells_of_the_removal() {
+fn recycled_files_go_while_a_share_marks_the_removal() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
     let spares = whole.join(names::SPARES);

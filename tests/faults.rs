@@ -97,7 +97,7 @@ fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 }
 
 #[test]
-fn short_interrupted_and_reordered_transfers_change_no_byte() {
+fn short_and_reordered_transfers_change_no_byte() {
     let (memory, disk) = (scratch(), tempfile::tempdir().unwrap());
     for seed in 0..200 {
         for name in ENGINES {
@@ -115,7 +115,7 @@ fn short_interrupted_and_reordered_transfers_change_no_byte() {
 }
 
 #[test]
-fn a_failing_write_is_reported_with_file_and_offset_and_leaves_the_old_checkpoint() {
+fn failing_write_names_its_offset_and_keeps_the_old() {
     // Write 0 is the trial of the I/O mode; then come about forty blocks.
     for name in ENGINES {
         for (nth, errno_wanted) in [(0, EIO), (1, EIO), (1, ENOSPC), (17, ENOSPC), (30, EIO)] {
@@ -157,7 +157,7 @@ fn a_failing_sync_is_reported_and_commits_nothing() {
 }
 
 #[test]
-fn a_failing_read_is_reported_with_file_and_offset_and_the_next_load_works() {
+fn failing_read_names_its_offset_and_next_load_works() {
     for name in ENGINES {
         let scene = Scene::new();
         for nth in [0, 1, 20] {
@@ -173,7 +173,7 @@ fn a_failing_read_is_reported_with_file_and_offset_and_the_next_load_works() {
 }
 
 #[test]
-fn direct_io_that_is_refused_only_at_the_write_is_told_and_done_without() {
+fn falls_back_when_direct_io_fails_at_first_write() {
     for name in ENGINES {
         let scene = Scene::new();
         let refuses = || Faults::failing(OpKind::Write, 0, EINVAL);
@@ -189,7 +189,7 @@ fn direct_io_that_is_refused_only_at_the_write_is_told_and_done_without() {
 }
 
 #[test]
-fn direct_io_that_was_asked_for_by_name_and_is_refused_is_an_error() {
+fn refused_direct_io_is_an_error_when_requested() {
     for name in ENGINES {
         let scene = Scene::new();
         let config = Config { direct: Switch::On, ..small_config() };
@@ -240,7 +240,7 @@ fn assert_recovers(runtime: Runtime) {
 }
 
 #[test]
-fn an_engine_that_breaks_is_an_error_and_replaced_at_the_next_save() {
+fn broken_engine_is_an_error_and_then_replaced() {
     for name in ENGINES {
         for after in [0, 1, 7, 30] {
             assert_recovers(broken_at_first(name, breaking(after)));
@@ -373,7 +373,7 @@ impl ringstow::device::Source for Elsewhere {
 }
 
 #[test]
-fn a_panic_on_another_thread_ends_the_save_and_comes_to_the_caller_as_it_was() {
+fn panic_on_another_thread_reaches_the_caller() {
     let scene = Scene::new();
     let (path, reads) = (scene.old.clone(), Arc::new(AtomicU64::new(0)));
     let counted = reads.clone();

@@ -161,7 +161,7 @@ fn assert_full_disk_is_told_before_a_byte_is_written(on: &Path, too_much: usize)
 }
 
 #[test]
-fn a_full_disk_is_told_before_a_byte_is_written_on_ext4() {
+fn full_disk_fails_before_the_first_byte_on_ext4() {
     where_mounts_work(|| {
         let mount = Mount::image(EXT4, 32 * MIB, 512, "rw")?;
         assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 40 << 20);
@@ -170,7 +170,7 @@ fn a_full_disk_is_told_before_a_byte_is_written_on_ext4() {
 }
 
 #[test]
-fn a_full_disk_is_told_before_a_byte_is_written_on_tmpfs() {
+fn full_disk_fails_before_the_first_byte_on_tmpfs() {
     where_mounts_work(|| {
         let mount = Mount::of_memory("tmpfs", "size=16m")?;
         assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 20 << 20);
@@ -179,7 +179,7 @@ fn a_full_disk_is_told_before_a_byte_is_written_on_tmpfs() {
 }
 
 #[test]
-fn a_full_disk_is_told_before_a_byte_is_written_without_fallocate() {
+fn full_disk_fails_early_without_fallocate() {
     where_mounts_work(|| {
         let mount = Mount::image(EXT4_OF_OLD, 32 * MIB, 512, "rw")?;
         assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 40 << 20);
@@ -188,7 +188,7 @@ fn a_full_disk_is_told_before_a_byte_is_written_without_fallocate() {
 }
 
 #[test]
-fn no_room_for_the_manifest_alone_keeps_the_old_checkpoint() {
+fn no_space_for_the_manifest_keeps_the_old_checkpoint() {
     where_mounts_work(|| {
         let mount = Mount::of_memory("tmpfs", "size=8m")?;
         let dir = mount.path().join("ckpt");
@@ -226,7 +226,7 @@ fn leave_recycled(root: &Path, files: usize, bytes: usize) -> PathBuf {
 }
 
 #[test]
-fn recycled_files_are_given_up_for_a_save_that_has_no_room() {
+fn recycled_files_are_removed_when_a_save_needs_space() {
     where_mounts_work(|| {
         for mount in
             [Mount::image(EXT4, 32 * MIB, 512, "rw")?, Mount::of_memory("tmpfs", "size=16m")?]
@@ -279,7 +279,7 @@ fn free_on(path: &Path) -> u64 {
 }
 
 #[test]
-fn a_read_only_mount_refuses_the_save_and_loads_what_is_there() {
+fn read_only_mount_refuses_saves_and_loads() {
     where_mounts_work(|| {
         for mount in
             [Mount::image(EXT4, 64 * MIB, 512, "rw")?, Mount::of_memory("tmpfs", "size=64m")?]
@@ -303,7 +303,7 @@ fn a_read_only_mount_refuses_the_save_and_loads_what_is_there() {
 }
 
 #[test]
-fn a_disk_that_fails_under_the_file_system_is_an_error_and_no_hang() {
+fn failing_disk_is_an_error_and_not_a_hang() {
     where_mounts_work(|| {
         let mount = Mount::image(EXT4, 64 * MIB, 512, "rw,errors=continue")?;
         let dir = mount.path().join("ckpt");

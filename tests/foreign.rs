@@ -62,7 +62,7 @@ fn refused(dir: &Path) -> Error {
 }
 
 #[test]
-fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
+fn sharded_foreign_files_load_unverified() {
     let root = scratch();
     sharded(root.path());
     let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
@@ -86,7 +86,7 @@ fn sharded_files_are_read_by_their_notes_and_never_called_verified() {
 }
 
 #[test]
-fn data_that_is_not_aligned_to_its_type_is_handed_out_aligned() {
+fn unaligned_data_is_returned_aligned() {
     for padding in ["", "x"] {
         let root = scratch();
         let bytes = file(&[("w", None, &[3], &[1, 2, 3])], &[("note", padding)]);
@@ -161,7 +161,7 @@ fn a_tensor_of_which_a_part_is_missing_is_named() {
 }
 
 #[test]
-fn files_that_are_no_safetensors_are_refused_with_the_reason() {
+fn other_files_are_refused_with_the_reason() {
     let good = file(&[("w", None, &[3], &[1, 2, 3])], &[]);
     let after = |bytes: &[u8]| {
         let root = scratch();

@@ -85,7 +85,7 @@ fn what_a_gpu_has_is_saved_and_loaded_bit_for_bit() {
 }
 
 #[test]
-fn strided_tensors_come_and_go_as_the_host_would_gather_them() {
+fn strided_gpu_tensors_match_a_gather_on_the_host() {
     const ROWS: usize = 300;
     const COLUMNS: usize = 500;
     for gpu in gpus().take(1) {
@@ -145,7 +145,7 @@ fn gather(bytes: &[u8], first: usize, shape: &[usize; 2], strides: &[isize; 2]) 
 }
 
 #[test]
-fn a_save_takes_what_its_streams_work_so_far_leaves_and_nothing_later() {
+fn save_holds_the_streams_work_up_to_the_call() {
     for gpu in gpus().take(1) {
         let (root, stream) = (tempfile::tempdir().unwrap(), stream(gpu));
         let path = root.path().join("ckpt");
@@ -183,7 +183,7 @@ fn a_save_takes_what_its_streams_work_so_far_leaves_and_nothing_later() {
 }
 
 #[test]
-fn host_memory_is_pinned_once_at_a_time_and_free_again_after() {
+fn host_memory_is_pinned_once_and_then_released() {
     for gpu in gpus().take(1) {
         let device = Device::get(gpu).unwrap();
         let pool = Pool::new(160, 1 << 20).unwrap();

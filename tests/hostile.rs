@@ -62,7 +62,7 @@ fn an_empty_state_dict_is_a_checkpoint_like_any_other() {
 }
 
 #[test]
-fn two_tensors_of_one_name_are_refused_before_anything_is_made() {
+fn two_tensors_of_one_name_are_refused_first() {
     let root = scratch();
     let dir = root.path().join("ckpt");
     let mut state = StateDict::new();
@@ -74,7 +74,7 @@ fn two_tensors_of_one_name_are_refused_before_anything_is_made() {
 }
 
 #[test]
-fn a_tensor_of_a_shape_that_overflows_is_refused_by_name() {
+fn overflowing_shape_is_refused_by_name() {
     let mut state = StateDict::new();
     for shape in [&[1u64 << 40][..], &[u64::MAX, u64::MAX]] {
         let error = state.bytes("huge", Dtype::F32, shape, &[]).err().unwrap();
@@ -84,7 +84,7 @@ fn a_tensor_of_a_shape_that_overflows_is_refused_by_name() {
 }
 
 #[test]
-fn a_save_beside_files_of_somebody_else_is_refused_and_they_are_kept() {
+fn save_beside_foreign_files_is_refused_and_keeps_them() {
     let root = scratch();
     fs::write(root.path().join("model.safetensors"), "theirs").unwrap();
     let error = State::new(1, &SIZES).save(&runtime(), root.path()).unwrap_err();
@@ -96,7 +96,7 @@ fn a_save_beside_files_of_somebody_else_is_refused_and_they_are_kept() {
 // ---- damaged shards ----
 
 #[test]
-fn a_truncated_or_grown_shard_is_corrupt_with_both_lengths() {
+fn shard_of_another_length_is_corrupt() {
     let (_root, dir) = saved();
     let bytes = fs::metadata(shard_of(&dir)).unwrap().len();
     for len in [0, 1, 4096, bytes - 1, bytes + 1, bytes + 4096] {
@@ -122,7 +122,7 @@ fn a_missing_shard_is_incomplete_and_named() {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_in_a_shard_is_found_with_its_block() {
+fn flipped_bit_in_a_shard_is_found_with_its_block() {
     let (_root, dir) = saved();
     let path = shard_of(&dir);
     let bytes = fs::metadata(&path).unwrap().len();
@@ -150,7 +150,7 @@ fn a_flipped_bit_anywhere_in_a_shard_is_found_with_its_block() {
 }
 
 #[test]
-fn a_damaged_block_spoils_only_what_lies_in_it_and_never_reaches_the_caller() {
+fn damaged_block_fails_only_the_tensors_in_it() {
     let (_root, dir) = saved();
     let checkpoint = Checkpoint::open(&dir).unwrap();
     let begin = checkpoint.tensor("layer.2.weight").unwrap().chunks[0].begin;
@@ -174,7 +174,7 @@ fn a_damaged_block_spoils_only_what_lies_in_it_and_never_reaches_the_caller() {
 }
 
 #[test]
-fn a_shard_that_is_a_link_a_pipe_or_a_directory_is_refused() {
+fn shard_that_is_not_a_regular_file_is_refused() {
     type Make = fn(&Path);
     let make: [(&str, Make); 3] = [
         ("link", |path| {
@@ -201,7 +201,7 @@ fn a_shard_that_is_a_link_a_pipe_or_a_directory_is_refused() {
 }
 
 #[test]
-fn a_link_in_the_place_of_an_uncommitted_shard_is_not_followed() {
+fn link_at_an_uncommitted_path_is_not_followed() {
     let (root, dir) = saved();
     let victim = root.path().join("victim");
     fs::write(&victim, "precious").unwrap();
@@ -217,7 +217,7 @@ fn a_link_in_the_place_of_an_uncommitted_shard_is_not_followed() {
 }
 
 #[test]
-fn a_load_takes_blocks_larger_than_its_own_staging_buffers() {
+fn load_reads_blocks_larger_than_its_buffers() {
     let root = scratch();
     let config = Config { block_bytes: 1 << 20, pool_bytes: 4 << 20, ..Config::default() };
     let state = State::new(1, &[3_000_000, 5]);

@@ -61,7 +61,7 @@ fn every_flipped_bit_of_a_manifest_is_found() {
 }
 
 #[test]
-fn a_manifest_of_a_newer_version_asks_for_an_upgrade_and_is_not_saved_over() {
+fn newer_manifest_asks_for_an_upgrade_and_stays() {
     let (_root, dir) = saved();
     let body = String::from_utf8(manifest_body(&dir)).unwrap();
     reseal(&dir, body.replacen("\"version\":1", "\"version\":99,\"new\":[]", 1).as_bytes());
@@ -75,7 +75,7 @@ fn a_manifest_of_a_newer_version_asks_for_an_upgrade_and_is_not_saved_over() {
 }
 
 #[test]
-fn a_manifest_that_is_a_link_a_pipe_or_a_directory_is_refused() {
+fn manifest_that_is_not_a_regular_file_is_refused() {
     let (root, dir) = saved();
     let (path, moved) = (dir.join("manifest.json"), root.path().join("elsewhere"));
     fs::rename(&path, &moved).unwrap();
@@ -108,7 +108,7 @@ fn file_names_that_leave_the_directory_are_refused() {
 }
 
 #[test]
-fn ranges_outside_of_files_and_over_each_other_are_refused() {
+fn ranges_outside_files_or_overlapping_are_refused() {
     let (_root, dir) = saved();
     let checkpoint = Checkpoint::open(&dir).unwrap();
     let begin = |i: usize| format!("\"begin\":{}", checkpoint.tensors()[i].chunks[0].begin);
@@ -122,7 +122,7 @@ fn ranges_outside_of_files_and_over_each_other_are_refused() {
 }
 
 #[test]
-fn shapes_that_no_memory_holds_are_refused_before_any_is_taken() {
+fn huge_shapes_are_refused_before_allocating() {
     let shape = "\"shape\":[20001]";
     let error = after_replacing(shape, "\"shape\":[1099511627776]");
     assert_format_error(&error, &["do not fit", "1099511627776 bytes"]);
@@ -157,7 +157,7 @@ fn keys_that_stand_twice_are_refused_at_every_level() {
 }
 
 #[test]
-fn a_manifest_of_another_format_or_of_no_format_is_refused() {
+fn manifest_of_another_format_is_refused() {
     assert_format_error(
         &after_replacing("\"format\":\"ringstow\"", "\"format\":\"other\""),
         &["\"other\""],
@@ -194,7 +194,7 @@ fn as_a_part(body: &[u8], bytes: &str) -> String {
 }
 
 #[test]
-fn a_part_that_claims_to_hold_some_of_a_huge_tensor_takes_no_memory_for_it() {
+fn share_of_a_huge_tensor_takes_no_memory() {
     let (_root, dir) = saved();
     let body = manifest_body(&dir);
     reseal(&dir, as_a_part(&body, "1152921504606846976").as_bytes());
@@ -350,7 +350,7 @@ fn apply(change: &Change, text: &mut Vec<u8>) {
 }
 
 #[test]
-fn a_mutated_and_resealed_manifest_never_panics_nor_reads_out_of_the_files() {
+fn mutated_manifest_never_panics_or_reads_outside() {
     let (_root, dir) = saved();
     let body = manifest_body(&dir);
     let part = as_a_part(&body, "65536").into_bytes();

@@ -29,7 +29,7 @@ fn more_files_than_the_soft_limit_allows_are_read() {
 }
 
 #[test]
-fn more_parts_than_the_soft_limit_allows_to_be_locked_are_removed() {
+fn removal_locks_more_shares_than_the_soft_file_limit() {
     let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let root = scratch();
     for step in 1..3 {

@@ -106,7 +106,7 @@ fn a_part_of_what_several_ranks_wrote_is_put_together() {
 }
 
 #[test]
-fn a_checkpoint_that_was_replaced_is_not_read_in_its_place() {
+fn replaced_checkpoint_is_not_read_by_the_old_handle() {
     let root = scratch();
     saved(root.path());
     let checkpoint = Checkpoint::open(root.path()).unwrap();

@@ -25,7 +25,7 @@ fn root() -> (tempfile::TempDir, PathBuf, String) {
 }
 
 #[test]
-fn every_report_of_a_path_that_is_no_utf_8_can_be_told_in_json() {
+fn reports_of_paths_that_are_not_utf_8_become_json() {
     let ((_scratch, root, told), runtime) = (root(), runtime());
     let (first, second) = (root.join("step-1"), root.join("step-2"));
     let saved = State::new(1, &SIZES).save(&runtime, &first).unwrap();
@@ -71,7 +71,7 @@ fn a_stripe_that_is_no_utf_8_is_one_like_any_other() {
 }
 
 #[test]
-fn a_checkpoint_that_no_marker_could_name_is_not_striped() {
+fn checkpoint_whose_path_is_not_utf_8_is_not_striped() {
     let (_scratch, root, _) = root();
     let stripe = scratch();
     let config = Config { stripe: vec![stripe.path().into()], files: 2, ..small_config() };

@@ -55,7 +55,7 @@ impl Source for Together {
 }
 
 #[test]
-fn fillers_that_race_for_the_last_block_take_one_buffer_for_it() {
+fn fillers_racing_for_the_last_block_take_one_buffer() {
     let root = scratch();
     for round in 0..50 {
         let build = || {
@@ -91,7 +91,7 @@ fn no_load_takes_more_buffers_than_it_has_blocks() {
 }
 
 #[test]
-fn a_small_save_has_no_more_fixed_buffers_than_it_uses() {
+fn small_save_registers_only_the_buffers_it_uses() {
     let root = scratch();
     let runtime = Runtime::new(Config::default()).unwrap();
     let report = State::new(1, &[5000]).save(&runtime, &root.path().join("ckpt")).unwrap();
@@ -132,7 +132,7 @@ impl Drop for Keeps {
 }
 
 #[test]
-fn a_broken_ring_that_keeps_all_buffers_is_an_error_and_no_hang() {
+fn broken_ring_with_all_buffers_is_an_error() {
     let root = scratch();
     let path = root.path().join("ckpt");
     let built = std::sync::atomic::AtomicBool::new(false);
@@ -152,7 +152,7 @@ fn a_broken_ring_that_keeps_all_buffers_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn fixed_buffers_that_were_asked_for_by_name_serve_loads_too() {
+fn requested_fixed_buffers_serve_loads_too() {
     let root = scratch();
     let path = root.path().join("ckpt");
     let state = State::new(1, &[0, 5000, 100_000]);
@@ -171,7 +171,7 @@ fn fixed_buffers_that_were_asked_for_by_name_serve_loads_too() {
 }
 
 #[test]
-fn fixed_buffers_that_are_too_small_to_load_through_are_refused_with_what_to_change() {
+fn fixed_buffers_too_small_for_a_load_are_refused() {
     let root = scratch();
     let path = root.path().join("ckpt");
     let large = Config { block_bytes: 3 * 4096, pool_bytes: 8 * 4096, ..small_config() };

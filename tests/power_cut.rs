@@ -128,11 +128,11 @@ fn cuts(few: u64) -> u64 {
 }
 
 #[test]
-fn after_a_power_cut_on_ext4_what_was_committed_is_there_and_whole() {
+fn power_cut_on_ext4_keeps_what_was_committed() {
     where_mounts_work(|| cut_and_look(&Mount::image(EXT4, 128 * MIB, 512, "rw")?, cuts(12), 1));
 }
 
 #[test]
-fn after_a_power_cut_on_xfs_what_was_committed_is_there_and_whole() {
+fn power_cut_on_xfs_keeps_what_was_committed() {
     where_mounts_work(|| cut_and_look(&Mount::image(XFS, 320 * MIB, 512, "rw")?, cuts(12), 2));
 }

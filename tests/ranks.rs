@@ -110,7 +110,7 @@ fn a_note_of_ranks_that_no_save_has_is_not_believed() {
 }
 
 #[test]
-fn a_dead_rank_is_named_and_the_earlier_checkpoint_stands() {
+fn dead_rank_is_named_and_the_old_checkpoint_stays() {
     let root = tempfile::tempdir().unwrap();
     let fresh = root.path().join("fresh");
     let session = Session::begin(&fresh, 4).unwrap();
@@ -135,7 +135,7 @@ fn a_dead_rank_is_named_and_the_earlier_checkpoint_stands() {
 }
 
 #[test]
-fn a_part_that_the_coordinator_does_not_see_is_no_commit() {
+fn shards_the_coordinator_cannot_see_are_not_committed() {
     let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let session = Session::begin(here.path(), 2).unwrap();
     let receipts =

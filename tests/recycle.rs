@@ -39,7 +39,7 @@ fn inode(path: &Path) -> u64 {
 }
 
 #[test]
-fn the_next_save_writes_over_the_files_of_a_retired_checkpoint() {
+fn next_save_overwrites_a_removed_checkpoints_files() {
     let (root, runtime) = root(&[1]);
     let (first, second) = (at(root.path(), 1), at(root.path(), 2));
     let file = inode(&shard(&first));
@@ -59,7 +59,7 @@ fn the_next_save_writes_over_the_files_of_a_retired_checkpoint() {
 }
 
 #[test]
-fn a_larger_and_a_smaller_state_fit_into_the_files_of_another() {
+fn states_of_other_sizes_fit_recycled_files() {
     let (root, runtime) = root(&[1]);
     for (step, sizes) in [(2, vec![200_000, 7]), (3, vec![11]), (4, vec![50_000; 4])] {
         remove(at(root.path(), step - 1), Disposal::Recycle).unwrap();
@@ -72,7 +72,7 @@ fn a_larger_and_a_smaller_state_fit_into_the_files_of_another() {
 }
 
 #[test]
-fn shards_and_ranks_take_the_files_of_their_own_number() {
+fn shards_recycle_files_of_their_rank_and_number() {
     let (root, _) = root(&[]);
     let config = Config { shard_bytes: 20_000, ..small_config() };
     let runtime = Runtime::new(config).unwrap();
@@ -93,7 +93,7 @@ fn shards_and_ranks_take_the_files_of_their_own_number() {
 }
 
 #[test]
-fn what_was_just_saved_and_loaded_is_written_over_at_once() {
+fn fresh_checkpoint_is_recycled_at_once() {
     for engine in [EngineChoice::Auto, EngineChoice::Portable] {
         let (root, _) = root(&[]);
         let config = Config { engine, shard_bytes: 20_000, recycle: true, ..small_config() };
@@ -143,7 +143,7 @@ fn a_hard_linked_copy_is_not_written_over() {
 }
 
 #[test]
-fn a_replaced_checkpoint_s_files_are_written_over_in_turn_where_that_is_asked_for() {
+fn recycle_alternates_between_two_file_sets() {
     let (root, _) = root(&[]);
     let dir = root.path().join("last");
     let runtime = Runtime::new(Config { recycle: true, ..small_config() }).unwrap();
@@ -164,7 +164,7 @@ fn a_replaced_checkpoint_s_files_are_written_over_in_turn_where_that_is_asked_fo
 }
 
 #[test]
-fn a_save_that_fails_over_a_spare_file_leaves_nothing_of_it() {
+fn failed_save_over_a_recycled_file_leaves_nothing() {
     let (root, runtime) = root(&[1, 2]);
     remove(at(root.path(), 1), Disposal::Recycle).unwrap();
     let job = std::sync::Arc::new(ringstow::Job::default());
@@ -177,7 +177,7 @@ fn a_save_that_fails_over_a_spare_file_leaves_nothing_of_it() {
 }
 
 #[test]
-fn retain_keeps_the_newest_and_only_removes_what_could_be_loaded() {
+fn retain_keeps_the_newest_and_removes_only_loadable() {
     let (root, runtime) = root(&[1, 2, 3, 10]);
     let path = root.path();
     fs::create_dir(path.join("step-11")).unwrap();
@@ -212,7 +212,7 @@ fn retain_keeps_the_newest_and_only_removes_what_could_be_loaded() {
 }
 
 #[test]
-fn a_removal_that_was_killed_is_no_checkpoint_and_is_finished() {
+fn killed_removal_is_not_a_checkpoint_and_is_finished() {
     let (root, runtime) = root(&[1, 2, 3, 4]);
     for step in 1..4 {
         let dir = at(root.path(), step);
@@ -232,7 +232,7 @@ fn a_removal_that_was_killed_is_no_checkpoint_and_is_finished() {
 }
 
 #[test]
-fn what_is_no_checkpoint_or_is_being_saved_is_not_retired() {
+fn remove_refuses_other_directories_and_running_saves() {
     let (root, _) = root(&[1]);
     let dir = at(root.path(), 1);
     let session = ringstow::Session::begin(&dir, 1).unwrap();
@@ -246,7 +246,7 @@ fn what_is_no_checkpoint_or_is_being_saved_is_not_retired() {
 }
 
 #[test]
-fn what_a_link_leads_to_is_not_removed_by_the_link_s_name() {
+fn remove_refuses_a_symlink() {
     let (root, runtime) = root(&[1]);
     let latest = root.path().join("latest");
     symlink("step-1", &latest).unwrap();
@@ -268,7 +268,7 @@ fn what_a_link_leads_to_is_not_removed_by_the_link_s_name() {
 }
 
 #[test]
-fn the_parts_of_ranks_that_saved_each_by_itself_are_not_taken_for_a_row_of_checkpoints() {
+fn rank_shares_are_not_counted_as_steps() {
     let (root, _) = root(&[7]);
     let ranks: Vec<PathBuf> =
         (0..3).map(|rank| root.path().join(format!("rank{rank:05}"))).collect();

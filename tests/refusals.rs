@@ -47,7 +47,7 @@ fn standing_save(path: &Path) -> (ringstow::SaveHandle, Receiver<()>, Sender<()>
 }
 
 #[test]
-fn a_second_saver_in_this_process_is_told_and_the_first_goes_on() {
+fn second_saver_in_this_process_is_refused() {
     let root = scratch();
     let dir = root.path().join("ckpt");
     let (first, started, word) = standing_save(&dir);
@@ -62,7 +62,7 @@ fn a_second_saver_in_this_process_is_told_and_the_first_goes_on() {
     assert_no_litter(&dir);
 }
 
-/// Where the child of [`a_second_saver_in_another_process_is_told_until_the_first_is_dead`] saves.
+/// Where the child of [`second_saver_elsewhere_is_refused_until_first_dies`] saves.
 const CHILD_DIR: &str = "RINGSTOW_TEST_SAVER_DIR";
 
 #[test]
@@ -77,7 +77,7 @@ fn child_whose_save_stands_still() {
 }
 
 #[test]
-fn a_second_saver_in_another_process_is_told_until_the_first_is_dead() {
+fn second_saver_elsewhere_is_refused_until_first_dies() {
     use std::io::{BufRead, BufReader};
     let (_root, dir) = saved();
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
@@ -115,7 +115,7 @@ fn become_nobody() -> bool {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_directory_that_may_not_be_written_to_is_named_and_its_checkpoint_loads() {
+fn read_only_directory_is_named_and_still_loads() {
     use std::os::unix::fs::PermissionsExt;
     let (root, dir) = saved();
     let set_mode = |path: &Path, mode| {
@@ -153,7 +153,7 @@ fn a_directory_that_may_not_be_written_to_is_named_and_its_checkpoint_loads() {
 
 #[cfg(feature = "cuda")]
 #[test]
-fn a_machine_without_a_driver_is_told_what_a_gpu_tensor_needs() {
+fn gpu_tensor_without_a_driver_says_what_it_needs() {
     use ringstow::device::cuda::Device;
     match Device::get(0) {
         Err(Error::Unsupported { what, remedy }) => {
@@ -169,7 +169,7 @@ fn a_machine_without_a_driver_is_told_what_a_gpu_tensor_needs() {
 // ---- two entries of one name ----
 
 #[test]
-fn a_tensor_and_a_value_of_one_name_are_refused_at_the_call_and_write_nothing() {
+fn tensor_and_value_of_one_name_are_refused_at_the_call() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("step-1");
     let mut state = StateDict::new();
@@ -184,7 +184,7 @@ fn a_tensor_and_a_value_of_one_name_are_refused_at_the_call_and_write_nothing() 
 // ---- tensors that somebody writes to meanwhile ----
 
 #[test]
-fn a_save_whose_check_fails_commits_nothing_and_is_never_staged() {
+fn failed_staging_check_commits_nothing() {
     let root = scratch();
     let dir = root.path().join("ckpt");
     State::new(1, &SIZES).save(&runtime(), &dir).unwrap();
@@ -202,7 +202,7 @@ fn a_save_whose_check_fails_commits_nothing_and_is_never_staged() {
 }
 
 #[test]
-fn a_check_that_passes_is_called_once_after_the_last_byte_was_read() {
+fn staging_check_runs_once_after_the_last_byte() {
     let root = scratch();
     let dir = root.path().join("ckpt");
     let seen = std::sync::Arc::new(Mutex::new(Vec::new()));

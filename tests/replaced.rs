@@ -39,7 +39,7 @@ fn assert_replaced<T>(outcome: Result<T>, path: &Path) {
 }
 
 #[test]
-fn a_checkpoint_that_a_save_replaced_after_it_was_opened_says_so() {
+fn opened_checkpoint_says_when_it_was_replaced() {
     let (root, runtime) = (scratch(), runtime());
     let dir = at(&root);
     state(1).save(&runtime, &dir).unwrap();
@@ -58,7 +58,7 @@ fn a_checkpoint_that_a_save_replaced_after_it_was_opened_says_so() {
 }
 
 #[test]
-fn another_checkpoint_s_files_of_the_same_names_are_not_taken_for_its_own() {
+fn files_of_another_save_are_not_taken_for_its_own() {
     for verify in [true, false] {
         let (root, runtime) = (scratch(), runtime());
         let dir = at(&root);
@@ -72,7 +72,7 @@ fn another_checkpoint_s_files_of_the_same_names_are_not_taken_for_its_own() {
 }
 
 #[test]
-fn a_save_under_way_where_it_was_removed_is_not_read_in_its_place() {
+fn running_save_is_not_read_in_place_of_a_removed_one() {
     let (root, runtime) = (scratch(), runtime());
     let dir = at(&root);
     state(1).save(&runtime, &dir).unwrap();
@@ -89,7 +89,7 @@ fn a_save_under_way_where_it_was_removed_is_not_read_in_its_place() {
 }
 
 #[test]
-fn a_checkpoint_that_is_being_removed_is_loaded_while_its_files_are_there() {
+fn checkpoint_being_removed_loads_while_files_last() {
     let (_root, dir) = saved();
     let opened = Checkpoint::open(&dir).unwrap();
     fs::rename(dir.join("manifest.json"), dir.join("manifest.json.retired")).unwrap();
@@ -102,7 +102,7 @@ fn a_checkpoint_that_is_being_removed_is_loaded_while_its_files_are_there() {
 }
 
 #[test]
-fn a_file_that_is_gone_from_a_checkpoint_that_stands_is_named() {
+fn missing_shard_of_a_committed_checkpoint_is_named() {
     let (_root, dir) = saved();
     let opened = Checkpoint::open(&dir).unwrap();
     fs::remove_file(common::shard_of(&dir)).unwrap();
@@ -112,7 +112,7 @@ fn a_file_that_is_gone_from_a_checkpoint_that_stands_is_named() {
 }
 
 #[test]
-fn what_needs_no_file_is_had_of_a_checkpoint_that_was_replaced() {
+fn replaced_checkpoint_still_gives_its_values() {
     let (root, runtime) = (scratch(), runtime());
     let dir = at(&root);
     state(1).save(&runtime, &dir).unwrap();
@@ -160,7 +160,7 @@ fn assert_is_one_state(loaded: &Loaded) {
 const SAVES: i64 = 150;
 
 #[test]
-fn a_load_beside_saves_over_its_path_gives_one_of_them() {
+fn load_beside_saves_returns_one_of_them() {
     for recycle in [false, true] {
         read_beside_saves(|dir| assert_is_one_state(&ringstow::load(dir).unwrap()), SAVES, recycle);
     }
@@ -177,7 +177,7 @@ fn a_check_beside_saves_over_its_path_finds_no_damage() {
 }
 
 #[test]
-fn an_opened_checkpoint_beside_saves_gives_its_own_or_says_that_it_was_replaced() {
+fn opened_checkpoint_beside_saves_never_mixes() {
     let reader = runtime();
     let load = |dir: &Path| {
         let opened = Checkpoint::open(dir).unwrap();
@@ -195,7 +195,7 @@ fn an_opened_checkpoint_beside_saves_gives_its_own_or_says_that_it_was_replaced(
 }
 
 #[test]
-fn what_was_replaced_is_loaded_when_it_is_opened_again() {
+fn replaced_checkpoint_loads_when_opened_again() {
     let (root, runtime) = (scratch(), runtime());
     let dir = at(&root);
     state(1).save(&runtime, &dir).unwrap();

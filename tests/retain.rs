@@ -41,7 +41,7 @@ fn left(done: &Retained) -> Vec<(String, String)> {
 }
 
 #[test]
-fn what_has_no_number_at_the_end_of_its_name_is_neither_counted_nor_removed() {
+fn names_without_a_number_are_neither_counted_nor_removed() {
     let named = ["best", "final", "step-1000.bak", "v2.pt"];
     let root = root(&["step-1", "step-2", "step-3", "best", "final", "step-1000.bak", "v2.pt"]);
     let done = retain_as_planned(root.path(), 2);
@@ -78,7 +78,7 @@ fn killed(root: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn what_killed_saves_left_in_earlier_steps_is_cleared_away() {
+fn retain_clears_killed_saves_in_earlier_steps() {
     let root = root(&["step-8", "step-9"]);
     let path = root.path();
     for step in 1..6 {

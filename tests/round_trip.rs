@@ -66,7 +66,7 @@ fn every_tensor_comes_back_through_every_engine() {
 }
 
 #[test]
-fn a_save_over_an_earlier_one_replaces_it_and_clears_it_away() {
+fn save_over_an_older_one_replaces_and_removes_it() {
     let dir = tempfile::tempdir().unwrap();
     let config = configs().remove(0);
     for step in 0..3u8 {
@@ -121,7 +121,7 @@ impl std::task::Wake for Unpark {
 }
 
 #[test]
-fn a_save_in_the_background_can_be_awaited_without_any_runtime() {
+fn background_save_is_awaited_without_a_runtime() {
     use std::future::Future;
     use std::task::{Context, Poll, Waker};
     let dir = tempfile::tempdir().unwrap();

@@ -63,7 +63,7 @@ fn load(runtime: &Runtime, dir: &Path) {
 }
 
 #[test]
-fn ten_times_as_many_tensors_take_ten_times_the_allocations() {
+fn planning_allocates_in_proportion_to_the_tensors() {
     assert_linear("a layout", |n| drop(layout(&items(n, mixed))));
     assert_linear("a layout of boxes of one tensor", |n| drop(layout(&boxes(n))));
     assert_linear("a manifest", |n| {
@@ -74,7 +74,7 @@ fn ten_times_as_many_tensors_take_ten_times_the_allocations() {
 }
 
 #[test]
-fn ten_times_as_many_tensors_are_saved_and_loaded_with_ten_times_the_allocations() {
+fn saves_and_loads_allocate_in_proportion_to_tensors() {
     let (root, runtime) = (common::scratch(), one_filler());
     let dir = root.path().join("to");
     assert_linear("a save", |n| save(&runtime, n, &dir));
@@ -92,7 +92,7 @@ fn heap_bytes_each(mut work: impl FnMut(usize)) -> u64 {
 }
 
 #[test]
-fn a_save_holds_little_of_a_tensor_and_nothing_of_what_it_only_writes_down() {
+fn save_holds_little_memory_for_each_tensor() {
     // Beyond the state, which is the caller's. The plan takes 82; header and manifest are 400 of text.
     const SAVE_BYTES_MAX: u64 = 100;
     // The text of the earlier manifest, read for its list of files, is 193.
@@ -188,7 +188,7 @@ fn status(key: &str) -> u64 {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_tensor_larger_than_memory_goes_through_a_pool_of_16_mib() {
+fn tensor_larger_than_memory_fits_a_16_mib_pool() {
     /// The pool, what is kept of each block, and what the other tests here use meanwhile.
     const GROWTH_BYTES_MAX: u64 = 128 << 20;
     apart(|| {
@@ -228,7 +228,7 @@ impl Source for Cancelling {
 }
 
 #[test]
-fn a_cancelled_save_of_a_vast_tensor_ends_and_leaves_what_was_there() {
+fn cancelled_huge_save_ends_and_keeps_the_old() {
     /// Pieces that are read of a block, of which each filler finishes one.
     const PIECES: usize = 16;
     apart(|| {

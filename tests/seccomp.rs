@@ -48,7 +48,7 @@ fn save_and_load(path: &Path) -> SaveReport {
 }
 
 #[test]
-fn a_filter_as_docker_has_it_leaves_the_portable_engine_and_the_report_says_why() {
+fn dockers_filter_falls_back_to_portable_and_says_why() {
     let root = scratch();
     for errno in [libc::EPERM, libc::EACCES] {
         let report = denied(&[SETUP, ENTER, REGISTER], errno, || {
@@ -61,7 +61,7 @@ fn a_filter_as_docker_has_it_leaves_the_portable_engine_and_the_report_says_why(
 }
 
 #[test]
-fn a_filter_that_says_no_such_call_is_taken_for_an_old_kernel() {
+fn filter_with_enosys_reads_as_an_old_kernel() {
     let root = scratch();
     let path = root.path().join("ckpt");
     let report = denied(&[SETUP, ENTER, REGISTER], libc::ENOSYS, || save_and_load(&path));
@@ -70,7 +70,7 @@ fn a_filter_that_says_no_such_call_is_taken_for_an_old_kernel() {
 }
 
 #[test]
-fn a_filter_that_denies_only_a_part_of_io_uring_costs_no_checkpoint() {
+fn filter_of_a_part_of_io_uring_costs_no_checkpoint() {
     let root = scratch();
     for (name, call) in [("enter", ENTER), ("register", REGISTER)] {
         let report = denied(&[call], libc::EPERM, || save_and_load(&root.path().join(name)));
@@ -80,7 +80,7 @@ fn a_filter_that_denies_only_a_part_of_io_uring_costs_no_checkpoint() {
 }
 
 #[test]
-fn an_engine_that_was_asked_for_by_name_is_never_replaced() {
+fn requested_engine_is_never_replaced() {
     let root = scratch();
     let tokio_uring = cfg!(feature = "tokio-uring").then_some(EngineChoice::TokioUring);
     for engine in [EngineChoice::Uring].into_iter().chain(tokio_uring) {
@@ -98,7 +98,7 @@ fn an_engine_that_was_asked_for_by_name_is_never_replaced() {
 }
 
 #[test]
-fn where_no_thread_is_to_be_had_the_callers_does_the_work() {
+fn save_runs_on_the_caller_when_threads_are_refused() {
     let (root, state) = (scratch(), State::new(1, &SIZES));
     let path = root.path().join("ckpt");
     for engine in [EngineChoice::Auto, EngineChoice::Portable] {

@@ -222,7 +222,7 @@ fn boxes_of_chunks_go_to_memory_of_any_strides() {
 }
 
 #[test]
-fn a_slice_of_rows_reads_little_more_than_its_own_bytes() {
+fn slice_of_rows_reads_little_more_than_its_bytes() {
     let root = scratch();
     let big = Parts::new("big", &[4096, 256], &[(0, &[0, 0], &[4096, 256])]);
     write(root.path(), std::slice::from_ref(&big));
@@ -261,7 +261,7 @@ fn damage_matters_to_those_who_read_the_block() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_at_once_and_nothing_is_touched() {
+fn unreadable_slices_are_all_named_before_any_read() {
     let (_root, dir, _) = written();
     let mut memory = [[7u8; 64]; 5];
     let [a, b, c, d, e] = &mut memory;
@@ -297,7 +297,7 @@ proptest! {
 
     /// A matrix cut in a grid at any places, asked for in any part by way of its chunks.
     #[test]
-    fn any_part_of_any_grid_is_read_as_if_it_were_one_array(
+    fn any_slice_of_any_grid_reads_like_one_array(
         shape in (1..90u64, 1..90u64),
         cuts in prop::collection::vec((any::<u64>(), any::<bool>()), 0..5),
         from in (any::<u64>(), any::<u64>()),
@@ -376,7 +376,7 @@ proptest! {
 }
 
 #[test]
-fn chunks_that_overlap_are_refused_by_the_commit_and_by_the_reader() {
+fn overlapping_chunks_fail_commit_and_read() {
     let (root, committed) = (scratch(), scratch());
     let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[2, 0], &[4, 8])];
     let overlapping = [Parts::new("w", &[8, 8], parts)];
@@ -437,7 +437,7 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
 }
 
 #[test]
-fn one_ranks_part_gives_what_it_holds_and_refuses_by_name_what_it_holds_some_of() {
+fn rank_share_loads_whole_tensors_and_names_the_others() {
     let (root, tensors) = (scratch(), tensors());
     let dir = written_alone(root.path(), &tensors).unwrap();
     let checkpoint = Checkpoint::open(&dir).unwrap();
@@ -469,7 +469,7 @@ fn one_ranks_part_gives_what_it_holds_and_refuses_by_name_what_it_holds_some_of(
 }
 
 #[test]
-fn boxes_of_one_ranks_part_are_read_and_none_beyond_it() {
+fn rank_share_reads_its_own_regions_only() {
     let (root, tensors) = (scratch(), tensors());
     let dir = written_alone(root.path(), &tensors).unwrap();
     let mut memory = vec![0; 10 * 128 * 4];
@@ -485,7 +485,7 @@ fn boxes_of_one_ranks_part_are_read_and_none_beyond_it() {
 }
 
 #[test]
-fn what_is_no_part_of_a_whole_of_several_ranks_holds_its_tensors_whole() {
+fn single_rank_share_holds_whole_tensors() {
     let root = scratch();
     let alone = RankShare { rank: 0, ranks: 1, save: "a-1".into() };
     for part_of in [None, Some(alone)] {

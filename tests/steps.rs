@@ -121,7 +121,7 @@ fn a_loss_at_the_end_of_a_name_is_no_step() {
 }
 
 #[test]
-fn other_values_and_dates_at_the_end_of_a_name_are_no_steps() {
+fn losses_and_dates_in_names_are_not_steps() {
     for all in [
         ["epoch=1-acc=95", "epoch=2-acc=97", "epoch=3-acc=96"],
         ["loss=3", "loss=2", "loss=1"],
@@ -200,7 +200,7 @@ fn a_link_is_no_step_of_its_own() {
 }
 
 #[test]
-fn of_two_rows_the_newest_save_s_is_taken_and_that_is_warned_of() {
+fn newest_saves_row_of_steps_wins_with_a_warning() {
     let names = ["step-10", "step-20", "step-30", "epoch-1", "epoch-2"];
     let root = root(&names);
     assert_eq!(newest(root.path()).as_deref(), Some("epoch-2"));
@@ -292,7 +292,7 @@ fn several_ranks_save_a_step() {
 // Listing, and the way back.
 
 #[test]
-fn steps_come_oldest_first_with_those_that_cannot_be_loaded() {
+fn steps_are_sorted_and_include_unloadable_ones() {
     let root = root(&["step-10", "step-9", "step-100", "best"]);
     let path = root.path();
     let cut = fs::OpenOptions::new().write(true).open(shard_of(&path.join("step-9"))).unwrap();
@@ -317,7 +317,7 @@ fn steps_come_oldest_first_with_those_that_cannot_be_loaded() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_has_no_steps_and_no_latest() {
+fn missing_directory_has_no_steps_and_no_latest() {
     let root = scratch();
     assert_eq!(latest(root.path().join("run")).unwrap(), None);
     assert!(steps(root.path().join("run")).unwrap().is_empty());
@@ -386,7 +386,7 @@ fn a_dry_run_knows_what_is_being_saved() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn recycled_files_of_shards_that_no_save_has_any_more_do_not_stay() {
+fn recycled_files_without_a_matching_shard_go() {
     let root = scratch();
     let (dir, many) = (root.path().join("last"), Config { shard_bytes: 5_000, ..small_config() });
     let waiting = || recycled(root.path(), &small_config()).unwrap();
@@ -406,7 +406,7 @@ fn recycled_files_of_shards_that_no_save_has_any_more_do_not_stay() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn retain_and_retire_follow_the_configuration_by_default() {
+fn removal_follows_the_configuration_by_default() {
     assert_eq!(Disposal::of(&Config::default()), Disposal::Remove);
     assert_eq!(Disposal::of(&Config { recycle: true, ..Config::default() }), Disposal::Recycle);
     let root = root(&["step-1", "step-2"]);

@@ -88,7 +88,7 @@ fn assert_holds(dir: &Path, seed: u64) {
 }
 
 #[test]
-fn a_straggler_cannot_write_into_the_files_of_a_newer_write() {
+fn straggler_cannot_write_into_a_newer_writes_files() {
     let root = tempfile::tempdir().unwrap();
     let session = Session::begin(root.path(), 1).unwrap();
     let old = Straggler::start(root.path(), false);
@@ -101,7 +101,7 @@ fn a_straggler_cannot_write_into_the_files_of_a_newer_write() {
 }
 
 #[test]
-fn a_straggler_that_fails_removes_nothing_of_a_newer_write() {
+fn failing_straggler_removes_nothing_of_a_newer_write() {
     let root = tempfile::tempdir().unwrap();
     let session = Session::begin(root.path(), 1).unwrap();
     let old = Straggler::start(root.path(), true);
@@ -112,7 +112,7 @@ fn a_straggler_that_fails_removes_nothing_of_a_newer_write() {
 }
 
 #[test]
-fn a_straggler_does_not_stand_for_its_rank_in_a_later_session() {
+fn straggler_does_not_count_in_a_later_session() {
     let root = tempfile::tempdir().unwrap();
     let given_up = Session::begin(root.path(), 2).unwrap();
     let old = Straggler::start(root.path(), false);

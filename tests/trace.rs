@@ -99,7 +99,7 @@ impl Source for Awaits {
 }
 
 #[test]
-fn later_blocks_are_filled_while_earlier_ones_are_written() {
+fn blocks_are_filled_while_others_are_written() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("save.json");
     let meeting = Arc::<Meeting>::default();
@@ -164,7 +164,7 @@ fn an_export_says_the_same_as_a_save() {
 }
 
 #[test]
-fn a_save_that_fails_leaves_a_trace_and_one_whose_trace_fails_is_saved() {
+fn failed_save_is_traced_and_failed_trace_still_saves() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = Runtime::new(small_config()).unwrap();
     let bytes = noise(1, 4096);
@@ -180,7 +180,7 @@ fn a_save_that_fails_leaves_a_trace_and_one_whose_trace_fails_is_saved() {
 }
 
 #[test]
-fn a_trace_that_the_configuration_asks_for_is_written_for_any_job() {
+fn configured_trace_is_written_for_any_job() {
     let dir = tempfile::tempdir().unwrap();
     let (path, file) = (dir.path().join("ckpt"), dir.path().join("asked.json"));
     let config = ringstow::Config { trace: Some(file.clone()), ..small_config() };

@@ -74,7 +74,7 @@ fn show_cuts_long_tables_without_all() {
 }
 
 #[test]
-fn show_of_a_directory_of_checkpoints_names_the_newest() {
+fn show_of_a_run_directory_names_the_newest() {
     let dir = Checkpoints::new();
     dir.save(1);
     dir.save(2);
@@ -116,7 +116,7 @@ fn verify_of_whole_checkpoints_ends_with_0() {
 }
 
 #[test]
-fn verify_names_file_block_and_tensors_of_damage_and_ends_with_1() {
+fn verify_names_damaged_blocks_and_exits_with_1() {
     let dir = Checkpoints::new();
     dir.save(1);
     let bad = dir.save(2);

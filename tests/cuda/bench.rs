@@ -12,7 +12,7 @@ fn options(dir: &Path) -> Options {
 }
 
 #[test]
-fn gpu_is_measured_beside_the_host_and_nothing_is_left() {
+fn gpu_bench_measures_and_leaves_nothing() {
     let _fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let measured = run(&options(dir.path())).unwrap();

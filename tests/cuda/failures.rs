@@ -17,7 +17,7 @@ fn tensors() -> Vec<Tensor> {
 }
 
 #[test]
-fn where_memory_cannot_be_pinned_it_is_copied_pageable_and_said_so() {
+fn unpinnable_memory_is_copied_pageable_and_reported() {
     let fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let (runtime, tensors) = (runtime(), tensors());
@@ -68,19 +68,19 @@ fn fails_cleanly(fake: &Fake, function: &str, after: u32, code: i32, name: &str)
 }
 
 #[test]
-fn a_copy_that_the_driver_refuses_fails_the_save_and_no_more() {
+fn refused_copy_fails_only_its_save() {
     let fake = fake();
     fails_cleanly(&fake, "cuMemcpyDtoHAsync_v2", 3, LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED");
 }
 
 #[test]
-fn a_copy_that_fails_on_the_device_fails_the_save_and_no_more() {
+fn failed_device_copy_fails_only_its_save() {
     let fake = fake();
     fails_cleanly(&fake, "execute", 4, ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 
 #[test]
-fn an_event_that_cannot_be_had_fails_the_save_and_no_more() {
+fn refused_event_fails_only_its_save() {
     let fake = fake();
     for after in [2, 3, 5] {
         fails_cleanly(&fake, "cuEventRecord", after, OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY");

@@ -56,7 +56,7 @@ fn a_checkpoint_is_loaded_into_memory_of_both_devices() {
 }
 
 #[test]
-fn a_target_is_written_to_only_when_its_stream_is_done_with_it() {
+fn load_waits_for_the_targets_stream() {
     let fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let bytes = noise(1, 200_000);

@@ -4,7 +4,7 @@ use super::*;
 use ringstow::Error;
 
 #[test]
-fn what_was_queued_before_the_call_is_saved_and_what_comes_after_staging_is_not() {
+fn save_holds_work_queued_before_the_call() {
     let _fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let streams = streams();
@@ -26,7 +26,7 @@ fn what_was_queued_before_the_call_is_saved_and_what_comes_after_staging_is_not(
 }
 
 #[test]
-fn copies_wait_for_the_call_and_not_for_what_the_trainer_queues_then() {
+fn copies_wait_only_for_work_queued_before_the_call() {
     let _fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let streams = streams();
@@ -39,7 +39,7 @@ fn copies_wait_for_the_call_and_not_for_what_the_trainer_queues_then() {
 }
 
 #[test]
-fn it_is_staged_when_the_last_copy_has_ended_and_not_before() {
+fn save_is_staged_once_the_last_copy_has_ended() {
     let fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let streams = streams();
@@ -59,7 +59,7 @@ fn it_is_staged_when_the_last_copy_has_ended_and_not_before() {
 }
 
 #[test]
-fn a_cancelled_save_leaves_no_copy_behind_and_commits_nothing() {
+fn cancelled_save_leaves_no_copy_and_no_commit() {
     let fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ckpt");
@@ -111,7 +111,7 @@ fn a_graph_that_the_trainer_captures_is_not_disturbed() {
 }
 
 #[test]
-fn a_stream_that_is_being_captured_is_refused_and_its_graph_stays_whole() {
+fn capturing_stream_is_refused_and_its_graph_intact() {
     let _fake = fake();
     let graph = Stream::new(0);
     let tensor = Tensor::dense("weight", 0, noise(1, 1000));

@@ -84,7 +84,7 @@ fn blocks_of_gpu_and_host_tensors_are_put_together() {
 }
 
 #[test]
-fn a_block_takes_one_event_however_many_tensors_are_in_it() {
+fn block_of_many_tensors_takes_one_event() {
     let fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let (streams, count) = (streams(), 1500);
@@ -159,7 +159,7 @@ fn a_slice_of_cudarcs_is_saved_borrowed_or_shared() {
 }
 
 #[test]
-fn slices_that_each_became_ready_by_themselves_share_their_blocks_event() {
+fn slices_ready_separately_share_one_event() {
     let fake = fake();
     let dir = tempfile::tempdir().unwrap();
     let stream = cudarc::driver::CudaContext::new(0).unwrap().new_stream().unwrap();

@@ -237,7 +237,7 @@ fn a_queue_may_be_shared_by_threads() {
 }
 
 #[test]
-fn an_engine_that_cannot_be_built_is_an_error_of_start() {
+fn engine_that_cannot_be_built_fails_start() {
     let refused = Queue::start("ringstow-io", || Err(io::ErrorKind::PermissionDenied.into()));
     assert_eq!(refused.err().unwrap().kind(), io::ErrorKind::PermissionDenied);
     assert!(Queue::start("ringstow-io", || panic!("while building")).is_err());

@@ -17,7 +17,7 @@ use std::sync::Arc;
 const REGISTERED_MAX: usize = 1024;
 
 #[test]
-fn buffers_that_tokio_uring_drops_are_told_of_and_moved_all_the_same() {
+fn buffers_dropped_by_tokio_uring_still_transfer() {
     let Some(setup) = Setup::tokio_uring_fixed_direct() else { return };
     let pool = Pool::new(REGISTERED_MAX + 1, ALIGN).unwrap();
     let mut engine = TokioUring::new(DEPTH, Some(&pool), Switch::Auto).unwrap();
@@ -54,7 +54,7 @@ fn a_part_of_a_registered_buffer_is_moved() {
 }
 
 #[test]
-fn dropping_the_engine_waits_until_the_kernel_is_done_with_its_memory() {
+fn dropping_the_engine_waits_for_the_kernel() {
     let Some(setup) = Setup::tokio_uring_fixed_direct() else { return };
     let (reader, mut writer) = std::io::pipe().unwrap();
     let mut engine = setup.engine();
@@ -75,7 +75,7 @@ fn dropping_the_engine_waits_until_the_kernel_is_done_with_its_memory() {
 }
 
 #[test]
-fn a_panic_elsewhere_on_the_thread_gives_back_every_buffer() {
+fn panic_on_the_thread_returns_every_buffer() {
     let Some(setup) = Setup::tokio_uring_fixed_direct() else { return };
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let mut engine = setup.engine();

@@ -8,7 +8,7 @@ use ringstow::engine::{Action, Engine};
 use ringstow::pool::Pool;
 
 #[test]
-fn all_of_the_pool_is_registered_or_a_fallback_says_why_not() {
+fn pool_is_registered_or_a_fallback_says_why() {
     let Some(setup) = Setup::uring_fixed_buffered() else { return };
     let engine = setup.engine();
     match engine.fallbacks() {
@@ -25,7 +25,7 @@ fn all_of_the_pool_is_registered_or_a_fallback_says_why_not() {
 }
 
 #[test]
-fn a_buffer_that_is_not_registered_is_moved_all_the_same() {
+fn unregistered_buffer_still_transfers() {
     let Some(setup) = Setup::uring_fixed_direct() else { return };
     // Its slots have the same numbers as those registered, at other addresses.
     let other = Pool::new(1, BLOCK).unwrap();

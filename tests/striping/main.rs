@@ -95,7 +95,7 @@ fn failing() -> StateDict<'static> {
 }
 
 #[test]
-fn several_files_at_a_time_in_one_directory_are_one_checkpoint() {
+fn several_files_in_one_directory_are_one_checkpoint() {
     let root = scratch();
     let runtime = Runtime::new(Config { files: 3, ..small_config() }).unwrap();
     let state = State::new(1, &SIZES);
@@ -112,7 +112,7 @@ fn several_files_at_a_time_in_one_directory_are_one_checkpoint() {
 }
 
 #[test]
-fn a_striped_checkpoint_lies_in_all_its_places_and_loads_from_them() {
+fn striped_checkpoint_loads_from_all_its_directories() {
     let disks = Disks::new(2);
     let report = disks.save(1);
     assert_eq!(report.files, 3);
@@ -171,7 +171,7 @@ fn slices_of_tensors_in_all_places_are_read_at_once() {
 }
 
 #[test]
-fn a_reader_without_the_stripes_is_told_which_they_were() {
+fn reader_without_stripes_learns_which_they_were() {
     let disks = Disks::new(2);
     disks.save(1);
     let error = Checkpoint::open_with(disks.dir(), &Config::default()).unwrap_err();
@@ -226,7 +226,7 @@ fn directories_that_are_one_are_refused() {
 }
 
 #[test]
-fn a_save_over_a_striped_checkpoint_replaces_it_in_all_places() {
+fn save_over_a_striped_checkpoint_replaces_all_stripes() {
     let disks = Disks::new(2);
     disks.save(1);
     let report = disks.save(2);
@@ -240,7 +240,7 @@ fn a_save_over_a_striped_checkpoint_replaces_it_in_all_places() {
 }
 
 #[test]
-fn a_failed_save_leaves_nothing_in_any_place_and_an_earlier_checkpoint_as_it_was() {
+fn failed_striped_save_leaves_only_the_old_checkpoint() {
     let disks = Disks::new(2);
     let save = || {
         let saved =
@@ -256,7 +256,7 @@ fn a_failed_save_leaves_nothing_in_any_place_and_an_earlier_checkpoint_as_it_was
 }
 
 #[test]
-fn two_checkpoints_of_one_name_do_not_share_a_companion() {
+fn same_named_checkpoints_share_no_stripe_directory() {
     let disks = Disks::new(1);
     disks.save(1);
     let other = disks.root.path().join("other/step-1");
@@ -274,7 +274,7 @@ fn two_checkpoints_of_one_name_do_not_share_a_companion() {
 }
 
 #[test]
-fn a_directory_that_is_nobodys_companion_is_left_alone() {
+fn directory_without_a_marker_is_left_alone() {
     let disks = Disks::new(1);
     fs::create_dir(disks.companion(0)).unwrap();
     fs::write(disks.companion(0).join("rank00000-0.safetensors.part"), "theirs").unwrap();
@@ -285,7 +285,7 @@ fn a_directory_that_is_nobodys_companion_is_left_alone() {
 }
 
 #[test]
-fn a_companion_is_no_checkpoint_and_nothing_is_saved_into_it() {
+fn stripe_directory_is_not_a_checkpoint_or_a_target() {
     let disks = Disks::new(1);
     disks.save(1);
     assert!(ringstow::store::list(&disks.stripe(0), &disks.config()).unwrap().is_empty());
@@ -302,7 +302,7 @@ fn a_companion_is_no_checkpoint_and_nothing_is_saved_into_it() {
 }
 
 #[test]
-fn a_checkpoint_that_was_moved_with_its_stripes_loads_and_is_not_written_over_unasked() {
+fn moved_striped_checkpoint_loads_and_is_protected() {
     let disks = Disks::new(1);
     disks.save(1);
     let moved = disks.root.path().join("moved/step-1");
@@ -315,7 +315,7 @@ fn a_checkpoint_that_was_moved_with_its_stripes_loads_and_is_not_written_over_un
 }
 
 #[test]
-fn a_copy_without_companions_does_not_read_those_of_the_original() {
+fn copy_without_stripes_does_not_read_the_originals() {
     let disks = Disks::new(1);
     disks.save(1);
     let copy = disks.root.path().join("copy/step-1");
@@ -328,7 +328,7 @@ fn a_copy_without_companions_does_not_read_those_of_the_original() {
 }
 
 #[test]
-fn ranks_write_to_all_places_and_the_coordinator_sees_them_there() {
+fn ranks_write_to_all_stripes_and_commit() {
     let disks = Disks::new(2);
     let state = State::new(1, &[5000, 9000, 20_001, 300, 7000, 8000, 1000]);
     for _ in 0..2 {
@@ -361,7 +361,7 @@ fn ranks_with_one_tensor_each_use_all_disks() {
 }
 
 #[test]
-fn ranks_that_stripe_and_a_coordinator_that_does_not_are_told_so() {
+fn stripes_unknown_to_the_coordinator_are_an_error() {
     let disks = Disks::new(1);
     let session = Session::begin_with(disks.dir(), 1, &Config::default()).unwrap();
     let error = write_one(&disks, 0).unwrap_err();
@@ -381,7 +381,7 @@ fn ranks_that_never_commit_leave_nothing_in_any_place() {
 }
 
 #[test]
-fn a_rank_that_saves_by_itself_has_companions_of_its_own_in_each_checkpoint() {
+fn rank_share_has_its_own_stripe_directories() {
     let disks = Disks::new(1);
     let state = State::new(1, &SIZES);
     for step in ["step-1", "step-2"] {

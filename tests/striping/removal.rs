@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_a_killed_save_left_is_cleared_up_in_all_places() {
+fn killed_saves_litter_is_cleared_from_all_stripes() {
     let disks = Disks::new(2);
     disks.save(1);
     let (own, companion) = (disks.dir(), disks.companion(0));
@@ -25,7 +25,7 @@ fn what_a_killed_save_left_is_cleared_up_in_all_places() {
 }
 
 #[test]
-fn a_first_save_that_was_killed_is_cleared_up_with_its_companions() {
+fn killed_first_save_is_cleared_with_its_stripes() {
     let disks = Disks::new(2);
     disks.save(1);
     for (dir, shard) in [(disks.dir(), 0), (disks.companion(0), 1), (disks.companion(1), 2)] {
@@ -50,7 +50,7 @@ fn deleting_a_checkpoint_frees_all_its_disks() {
 }
 
 #[test]
-fn a_checkpoint_whose_other_disks_are_not_named_is_not_removed() {
+fn checkpoint_with_unnamed_stripes_is_not_removed() {
     let disks = Disks::new(2);
     disks.save(1);
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
@@ -71,7 +71,7 @@ fn a_checkpoint_whose_other_disks_are_not_named_is_not_removed() {
 }
 
 #[test]
-fn no_part_of_a_striped_whole_goes_while_the_files_of_one_are_not_found() {
+fn striped_shares_stay_while_one_shares_files_are_missing() {
     let disks = Disks::new(1);
     for rank in 0..2 {
         let part = disks.dir().join(names::rank_dir(rank));
@@ -113,7 +113,7 @@ fn no_part_of_a_striped_whole_goes_while_the_files_of_one_are_not_found() {
 }
 
 #[test]
-fn a_killed_removal_is_finished_only_where_all_disks_are_named() {
+fn killed_removal_is_finished_once_all_stripes_are_named() {
     let disks = Disks::new(2);
     disks.save(1);
     let (run, manifest) = (disks.root.path().join("run"), disks.dir().join(names::MANIFEST));
@@ -140,7 +140,7 @@ fn a_killed_removal_is_finished_only_where_all_disks_are_named() {
 }
 
 #[test]
-fn a_killed_removal_is_finished_on_disks_that_are_mounted_elsewhere_now() {
+fn killed_removal_is_finished_on_remounted_stripes() {
     let disks = Disks::new(1);
     disks.save(1);
     fs::rename(disks.dir().join(names::MANIFEST), disks.dir().join(names::RETIRED)).unwrap();
@@ -156,7 +156,7 @@ fn a_killed_removal_is_finished_on_disks_that_are_mounted_elsewhere_now() {
 }
 
 #[test]
-fn retain_leaves_alone_what_would_not_go_from_all_disks() {
+fn retain_leaves_checkpoints_with_missing_stripes() {
     let disks = Disks::new(1);
     let run = disks.root.path().join("moved");
     disks.save(1);
@@ -176,7 +176,7 @@ fn retain_leaves_alone_what_would_not_go_from_all_disks() {
 }
 
 #[test]
-fn retain_clears_away_on_all_disks_what_killed_saves_left() {
+fn retain_clears_killed_saves_from_all_stripes() {
     let disks = Disks::new(1);
     let dir = disks.dir();
     let run = dir.parent().unwrap();
@@ -194,7 +194,7 @@ fn retain_clears_away_on_all_disks_what_killed_saves_left() {
 }
 
 #[test]
-fn a_retired_checkpoint_is_written_over_on_each_of_its_disks() {
+fn removed_checkpoint_is_recycled_on_each_stripe() {
     let disks = Disks::new(2);
     disks.save(1);
     let file_bytes = |dir: &Path| -> u64 {
@@ -218,7 +218,7 @@ fn a_retired_checkpoint_is_written_over_on_each_of_its_disks() {
 }
 
 #[test]
-fn what_killed_saves_left_in_parts_is_cleared_up_in_all_places() {
+fn killed_shares_are_cleared_from_all_stripes() {
     let disks = Disks::new(1);
     for rank in ["rank00000", "rank00001"] {
         let dir = disks.dir().join(rank);
