@@ -101,31 +101,9 @@ __all__ = [
 ]
 
 
-_REPORTS = frozenset(
-    (
-        "CheckpointInfo",
-        "Damage",
-        "Fallback",
-        "LoadReport",
-        "LoadSeconds",
-        "Progress",
-        "Retained",
-        "SaveReport",
-        "SaveSeconds",
-        "Step",
-        "Swept",
-        "VerifyReport",
-    )
-)
-
-
 def __getattr__(name: str) -> Any:
     # What takes a while is made on first use: the classes of reports and handles, and the version,
     # which the installed package's metadata has.
-    if name in _REPORTS:
-        from ringstow import _report
-
-        return getattr(_report, name)
     if name == "SaveHandle":
         from ringstow._handle import SaveHandle
 
@@ -134,4 +112,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("ringstow")
+    if name in __all__:  # a report: all else is here already
+        from ringstow import _report
+
+        return getattr(_report, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,8 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ringstow.tensors._memory import dense_strides
+
 # Elements that are skipped are read all the same where the next wanted one is as near as this.
 _NEAR_BYTES = 8192
 # Boxes of one read, at most.
@@ -156,15 +158,6 @@ def _apart(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> li
         boxes *= wanted.size if split else 1
         apart.append(split)
     return apart
-
-
-def dense_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
-    """Return the bytes from one element to the next in each dimension of a dense array."""
-    strides = []
-    for size in reversed(shape):
-        strides.append(item_bytes)
-        item_bytes *= size
-    return tuple(reversed(strides))
 
 
 def in_chunks(

@@ -19,7 +19,7 @@ from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._encode import Attribute, Path, describe, flat_name
 from ringstow.tree._remedies import type_name
 from ringstow.tree._select import listed
-from ringstow.tree._skeleton import METADATA, Box, Leaf, metadata_of, parse, rebuild_key
+from ringstow.tree._skeleton import METADATA, Box, Leaf, metadata_of, parse, parts, rebuild_key
 
 if TYPE_CHECKING:
     from ringstow._report import LoadReport
@@ -417,16 +417,11 @@ def _new_tuple(old: tuple[Any, ...], makes: list[Make | None], builder: Builder)
 
 def _holds_tensors(value: Any) -> bool:
     """Tell whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
-    if isinstance(value, dict):
-        return any(_holds_tensors(item) for item in value.values())
-    if type(value) in _SEQUENCES:
-        return any(_holds_tensors(item) for item in value)
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
-    if isinstance(value, Box):
-        return any(_holds_tensors(item) for _, item in value.steps())
-    if _program.has_fields(value):
-        return any(_holds_tensors(item) for item in _program.items_of(value))
+    items = parts(value)
+    if items is not None:
+        return any(_holds_tensors(item) for _, item in items)
     return (
         _torch.is_tensor(value)
         or _numpy.is_array(value)

@@ -324,7 +324,23 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Retained:
+class _Cleaned:
+    """What was removed."""
+
+    left: tuple[tuple[str, str], ...]
+    """Directories that were left alone, and why."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build one from the native side's JSON text."""
+        values: dict[str, Any] = json.loads(text)
+        values["left"] = [(item["path"], item["reason"]) for item in values["left"]]
+        fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retained(_Cleaned):
     """What `retain` did, or would do."""
 
     counted: str | None
@@ -346,48 +362,21 @@ class Retained:
     """That nothing counted as a step, or that several kinds of names looked like steps; also
     logged."""
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
-        values: dict[str, Any] = json.loads(text)
-        return cls(
-            counted=values["counted"],
-            kept=tuple(values["kept"]),
-            retired=tuple(values["retired"]),
-            cleared=tuple(values["cleared"]),
-            left=_left(values),
-            spares=tuple(values["spares"]),
-            warnings=tuple(values["warnings"]),
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Swept:
+class Swept(_Cleaned):
     """What `prune` did."""
 
     removed: tuple[str, ...]
     """Files that are gone, and directories that held nothing else."""
     renamed: tuple[str, ...]
     """Shards of a committed checkpoint that got their final name."""
-    left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why."""
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
-        values: dict[str, Any] = json.loads(text)
-        removed, renamed = tuple(values["removed"]), tuple(values["renamed"])
-        return cls(removed=removed, renamed=renamed, left=_left(values))
 
 
 def _utc(unix_ms: int) -> datetime.datetime:
     import datetime
 
     return datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
-
-
-def _left(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((item["path"], item["reason"]) for item in values["left"])
 
 
 @dataclasses.dataclass(frozen=True)

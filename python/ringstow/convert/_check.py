@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ringstow._errors import CorruptCheckpointError
-from ringstow.convert._walk import children_of, is_stored, is_tensor, loaded, nbytes
+from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes
 from ringstow.tensors import _numpy
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _program
 from ringstow.tree._encode import Path, describe
 from ringstow.tree._remedies import type_name
-from ringstow.tree._skeleton import METADATA, metadata_of
+from ringstow.tree._skeleton import METADATA, metadata_of, parts
 
 # Packages whose types have a reliable `==`. Other values, which were pickled, compare by type.
 _PLAIN = (
@@ -53,7 +53,7 @@ class Comparison:
         if isinstance(expected, dict) and type(expected) is not collections.Counter:
             return self._dicts(expected, found, path)
         if _program.has_fields(expected):
-            here, there = dict(children_of(expected) or ()), dict(children_of(found) or ())
+            here, there = dict(parts(expected) or ()), dict(parts(found) or ())
             return self._dicts(here, there, path)
         if type(expected) in (list, tuple, collections.deque):
             if len(expected) != len(found):

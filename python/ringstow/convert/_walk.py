@@ -10,7 +10,7 @@ from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _program
 from ringstow.tree._encode import Attribute, Path, describe
-from ringstow.tree._skeleton import METADATA, children, like, metadata_of
+from ringstow.tree._skeleton import METADATA, like, metadata_of, parts
 
 State = dict[Any, Any]
 Make = Callable[[Any, Path], Any]
@@ -36,18 +36,9 @@ def nbytes(value: Any) -> int:
     return int(value.nbytes)
 
 
-def children_of(node: object) -> Iterator[tuple[Any, Any]] | None:
-    """Return the (step, child) pairs of a container or a value with fields; else None."""
-    pairs = children(node)
-    if pairs is None and _program.has_fields(node):
-        taken = _program.fields_of(node)
-        return None if taken is None else iter((Attribute(n), v) for n, v in taken.fields.items())
-    return pairs
-
-
 def stored(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the path and value of every tensor and array."""
-    pairs = None if is_stored(node) else children_of(node)
+    pairs = None if is_stored(node) else parts(node)
     if pairs is None:
         if is_stored(node):
             yield path, node

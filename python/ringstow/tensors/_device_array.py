@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.tensors import _cuda, _numpy
-from ringstow.tensors._memory import Memory, share_elements
+from ringstow.tensors._memory import Memory, dense_strides, share_elements
 
 VERSION_MAX = 3
 # Handles that CUDA gives a meaning.
@@ -66,7 +66,7 @@ def parse(value: object, interface: Mapping[str, Any], key: str) -> DeviceArray:
         raise UnsupportedError(f"{key} is a masked array on a GPU; save its data and its mask")
     code = _code(typestr, key)
     size = _numpy.itemsize(typestr)
-    dense = _dense(shape, size)
+    dense = dense_strides(shape, size)
     strides = dense if strides is None else _checked(shape, strides, key)
     is_dense = all(n == 1 or s == d for n, s, d in zip(shape, strides, dense, strict=True))
     nbytes = math.prod(shape) * size
@@ -96,14 +96,6 @@ def _code(typestr: str, key: str) -> str:
             "of little-endian numbers of 1 to 16 bytes"
         )
     return code
-
-
-def _dense(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return the strides in bytes of a dense array in row-major order."""
-    steps = [size]
-    for n in reversed(shape[1:]):
-        steps.append(steps[-1] * n)
-    return tuple(reversed(steps[: len(shape)]))
 
 
 def _checked(shape: tuple[int, ...], strides: tuple[int, ...], key: str) -> tuple[int, ...]:

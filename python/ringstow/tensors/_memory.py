@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 Address = int | tuple[int, int, int]
@@ -40,6 +40,15 @@ item is all of it), and whether it is an object, an opaque byte string of dtype 
 def place_at(address: Address) -> tuple[int, int | None]:
     """Return the pointer and the device (None: the host) of an address, on whatever stream."""
     return address[:2] if isinstance(address, tuple) else (address, None)
+
+
+def dense_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
+    """Return the strides in bytes of a dense array in row-major order."""
+    strides = []
+    for size in reversed(shape):
+        strides.append(item_bytes)
+        item_bytes *= size
+    return tuple(reversed(strides))
 
 
 def share_elements(shape: Iterable[int], strides: Iterable[int]) -> bool:

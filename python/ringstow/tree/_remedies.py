@@ -104,8 +104,7 @@ def remedy(value: Any) -> str:
     if named is None and kind.__module__.partition(".")[0] == "numpy":
         named = _of_numpy(value)
     if named is None:
-        bases = (base for base, _ in _BASES if isinstance(value, base))
-        named = next((f"{base.__name__}(x)" for base in bases), None)
+        named = next((f"{base.__name__}(x)" for base in _BASES if isinstance(value, base)), None)
     if named is None:
         named = "vars(x)" if getattr(value, "__dict__", None) else _PARTS
     return named
@@ -179,7 +178,4 @@ _METHODS = (
     ("__next__", "list(x)"),
 )
 # What a type derives from, and so can be turned into.
-_BASES = tuple(
-    (base, base.__name__)
-    for base in (dict, list, tuple, set, frozenset, str, int, float, complex, bytes, bytearray)
-)
+_BASES = (dict, list, tuple, set, frozenset, str, int, float, complex, bytes, bytearray)

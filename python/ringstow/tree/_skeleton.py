@@ -17,9 +17,8 @@ from typing import Any, NoReturn
 
 from ringstow._errors import FormatError
 from ringstow.tensors import _numpy
-from ringstow.tree import _fixed
+from ringstow.tree import _fixed, _program
 from ringstow.tree._encode import Attribute, Path, flat_name
-from ringstow.tree._program import FACTORIES, NAMESPACES
 
 # The fields that a tagged object may have beside its tag.
 _FIELDS = {
@@ -113,6 +112,15 @@ def children(node: object) -> Iterator[tuple[Any, Any]] | None:
     if type(node) is Box and node.items:
         return iter(node.steps())
     return None
+
+
+def parts(node: object) -> Iterator[tuple[Any, Any]] | None:
+    """Return what `children` does; and the fields of a dataclass, named tuple or namespace."""
+    pairs = children(node)
+    if pairs is None and _program.has_fields(node):
+        taken = _program.fields_of(node)
+        return None if taken is None else iter((Attribute(n), v) for n, v in taken.fields.items())
+    return pairs
 
 
 def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -302,10 +310,10 @@ def _deque(fields: Fields) -> collections.deque[Any]:
 
 def _defaultdict(fields: Fields) -> collections.defaultdict[Any, Any]:
     name = fields.get("factory")
-    if name is not None and (type(name) is not str or name not in FACTORIES):
+    if name is not None and (type(name) is not str or name not in _program.FACTORIES):
         raise ValueError(f"a defaultdict that makes {name!r} is unknown")
     items = _items(fields, "$defaultdict")
-    return collections.defaultdict(None if name is None else FACTORIES[name], items)
+    return collections.defaultdict(None if name is None else _program.FACTORIES[name], items)
 
 
 def _items(fields: Fields, tag: str) -> dict[Any, Any] | list[tuple[Any, Any]]:
@@ -368,7 +376,7 @@ def _boxed_fields(tag: str) -> Callable[[Fields], Box]:
 
 def _namespace(fields: Fields) -> Box:
     box = _boxed_fields("$namespace")(fields)
-    if box.name not in NAMESPACES:
+    if box.name not in _program.NAMESPACES:
         raise ValueError(f"a namespace of the kind {box.name!r} is unknown")
     return box
 
