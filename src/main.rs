@@ -7,7 +7,7 @@ fn main() -> ExitCode {
     ringstow::cli::run(std::env::args_os()).into()
 }
 
-/// Has what the library warns of printed on stderr.
+/// Prints the library's warnings on stderr.
 fn print_warnings() {
     let format = tracing_subscriber::fmt::format().without_time().with_target(false).compact();
     tracing_subscriber::fmt()

@@ -46,8 +46,8 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
 fn waiting(dir: &Path, recycled: &Recycled) -> Option<String> {
     (recycled.bytes > 0).then(|| {
         format!(
-            "\n\n{} in {} of removed checkpoints, for the next save to write over; `ringstow prune --recycled {}` \
-             removes them",
+            "\n\n{} in {} are files of removed checkpoints, which the next save writes over; `ringstow prune \
+             --recycled {}` removes them",
             text::size(recycled.bytes),
             names::SPARES,
             text::path(dir)

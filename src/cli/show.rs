@@ -227,7 +227,7 @@ fn tensor_row(manifest: &Manifest, tensor: &TensorEntry) -> [String; 6] {
 fn tree(checkpoint: &Checkpoint, all: bool) -> Result<String> {
     let lines = values::lines(&checkpoint.state()?);
     if lines.is_empty() {
-        return Ok("VALUES\n(none but tensors)".into());
+        return Ok("VALUES\n(only tensors)".into());
     }
     let shown = lines.len().min(limit(all));
     Ok(format!("VALUES\n{}{}", lines[..shown].join("\n"), more(lines.len(), all)))
