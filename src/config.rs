@@ -77,7 +77,7 @@ pub struct Config {
     /// the default, to 64.
     pub files: u32,
     /// Directories on other disks, over which checkpoints are striped: `<parent>/<name>` has a
-    /// companion directory `<stripe>/<name>` in each, and a save writes [`Config::files`] files into
+    /// stripe directory `<stripe>/<name>` in each, and a save writes [`Config::files`] files into
     /// each of them and into its own. They must exist: a disk that is not mounted is an error. Readers
     /// need them too. Default none.
     pub stripe: Vec<PathBuf>,

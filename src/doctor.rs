@@ -1,5 +1,5 @@
-//! What this machine and a directory can do: the facts behind `ringstow doctor`. Looks and tries,
-//! and leaves nothing behind.
+//! Finds out what this machine and a directory can do, for `ringstow doctor`. Tries things, and leaves nothing
+//! behind.
 
 mod directory;
 mod gpu;
@@ -11,13 +11,13 @@ use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// How a check came out.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// As it should be.
     Ok,
-    /// Works, but slower than it could or with less than was asked for.
+    /// Works, but slower than it could, or with less than the configuration wants.
     Warn,
     /// A save into this directory would fail.
     Fail,
@@ -28,11 +28,11 @@ pub enum Status {
 pub struct Check {
     /// What was looked at: `"io_uring"`, `"O_DIRECT"`.
     pub name: String,
-    /// How it came out.
+    /// The outcome.
     pub status: Status,
     /// What was found, numbers with their units.
     pub found: String,
-    /// What to do about it, where something is to be done.
+    /// How to improve it, where that is possible.
     pub remedy: Option<String>,
 }
 
@@ -72,8 +72,8 @@ impl Diagnosis {
     }
 }
 
-/// Checks this machine, and the directory into which checkpoints are to go. Writes a trial file of
-/// 4096 bytes there and removes it. Starts CUDA where there are GPUs, and copies 256 MiB on each.
+/// Checks this machine, and the directory for checkpoints. Writes a trial file of 4096 bytes there and removes it.
+/// Starts CUDA if there are GPUs, and copies 256 MiB on each.
 pub fn diagnose(dir: &Path, config: &Config) -> Diagnosis {
     let mut checks = machine::checks(config);
     checks.extend(directory::checks(dir, config));

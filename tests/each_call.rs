@@ -188,6 +188,41 @@ fn removal_with_a_failing_call_is_undone_or_prunable() {
     }
 }
 
+/// A model of two files and an index.
+fn export_model(place: &Place) -> ringstow::Result<()> {
+    let config = Config { shard_bytes: 20_000, ..small_config() };
+    let (runtime, state) = (Runtime::new(config).unwrap(), State::new(1, &SIZES));
+    let mut model = StateDict::new();
+    for (name, data) in &state.tensors {
+        model.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+    }
+    let to = place.root.join("model");
+    ringstow::store::export(&runtime, &model, &to, &Arc::default()).map(drop)
+}
+
+#[test]
+fn export_with_a_failing_call_is_whole_or_refused_and_can_be_repeated() {
+    let _alone = alone();
+    for from in [false, true] {
+        let arm = |n| match from {
+            false => in_process(nth(n, Outcome::Fail(EIO))),
+            true => in_process(from_nth(n, Outcome::Fail(EIO))),
+        };
+        at_each_call(Way::Plain, arm, export_model, |place, n, done| {
+            let to = place.root.join("model");
+            let opened = Checkpoint::open_foreign(&to).map(|found| found.tensors().len());
+            match (&done, &opened) {
+                (Ok(()), Ok(tensors)) => assert_eq!(*tensors, SIZES.len(), "call {n}"),
+                (Err(_), Err(_)) => export_model(place).unwrap(),
+                // Nor could the files be removed: renamed, and not durable.
+                (Err(_), Ok(tensors)) if from => assert_eq!(*tensors, SIZES.len(), "call {n}"),
+                _ => panic!("call {n}: {done:?}, {opened:?}, {:?}", names_in(&to)),
+            }
+            assert_eq!(Checkpoint::open_foreign(&to).unwrap().tensors().len(), SIZES.len());
+        });
+    }
+}
+
 /// The child's life, when started by a test below.
 #[test]
 fn child_that_saves_once() {

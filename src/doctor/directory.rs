@@ -1,4 +1,4 @@
-//! The directory: file system, free space, and what a trial file in it can do.
+//! Checks a directory: its file system, free space, and a trial file in it.
 
 use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
@@ -28,7 +28,7 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     checks
 }
 
-/// A file of our own, removed on drop.
+/// A trial file, removed on drop.
 struct Trial(PathBuf);
 
 impl Trial {
@@ -36,7 +36,7 @@ impl Trial {
         let mut number = 0;
         loop {
             let path = dir.join(format!(".ringstow-doctor-{}-{number}", std::process::id()));
-            // Only a new file: one that is there is not ours to overwrite or remove.
+            // Only a new file: an existing one may be somebody's.
             match file::create_new(&path, false) {
                 Ok(_) => return Ok(Self(path)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100 => {
@@ -65,17 +65,17 @@ fn space(dir: &Path, config: &Config) -> Check {
                 let remedy = "a checkpoint in memory is lost at the next boot: save to a disk";
                 return Check::warn(name, found, remedy);
             }
-            // Less than a pool cannot hold even a checkpoint that needs no streaming.
+            // A disk with less space than the pool is too small for all but tiny checkpoints.
             if free < config.pool_bytes {
                 return Check::warn(name, found, "free some space, or save elsewhere");
             }
             Check::ok(name, found)
         }
-        Err(error) => Check::warn(name, format!("cannot be asked: {error}"), "see `df`"),
+        Err(error) => Check::warn(name, format!("its free space is unknown: {error}"), "see `df`"),
     }
 }
 
-/// The type of the file system that holds a directory: that of the last mount on the way to it.
+/// The type of the file system that holds a directory: that of the deepest mount above it.
 fn kind_of(dir: &Path) -> Option<String> {
     let dir = dir::real(dir).ok()?;
     let mounts = file::read_text("/proc/self/mounts").ok()?;
@@ -93,7 +93,7 @@ fn kind_of(dir: &Path) -> Option<String> {
     best.map(|(_, kind)| kind)
 }
 
-/// Mount points are listed with space, tab and backslash as octal escapes.
+/// Undoes the octal escapes that the kernel writes for space, tab and backslash in a mount point.
 fn unescape(point: &str) -> String {
     [(r"\040", " "), (r"\011", "\t"), (r"\134", "\\")]
         .iter()
@@ -119,10 +119,10 @@ fn direct(trial: &Trial, config: &Config) -> Check {
             _ if file::is_checksummed_by_btrfs(&trial.0) => Check::warn(
                 name,
                 format!(
-                    "works; {align}; but btrfs takes checksums, for which newer kernels write through the page cache"
+                    "works; {align}; but btrfs keeps checksums, for which newer kernels write through the page cache"
                 ),
-                "save into a directory without, made by `mkdir DIR && chattr +C DIR`: the blocks of a checkpoint \
-                 have checksums anyway",
+                "save into a directory without them, made by `mkdir DIR && chattr +C DIR`: a checkpoint has checksums \
+                 of its own",
             ),
             _ => Check::ok(name, format!("works; {align}")),
         },
@@ -139,7 +139,7 @@ fn direct(trial: &Trial, config: &Config) -> Check {
     }
 }
 
-/// Some file systems take O_DIRECT at open and refuse it at write.
+/// Tries a write: some file systems accept O_DIRECT at open and refuse it at the first write.
 fn write_direct(path: &Path) -> io::Result<()> {
     let file = file::create(path, true)?;
     let block = Buffer::alone(ALIGN)?;

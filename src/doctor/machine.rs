@@ -1,4 +1,4 @@
-//! The machine: kernel, io_uring.
+//! Checks the machine: kernel, io_uring.
 
 use crate::config::Config;
 use crate::doctor::{Check, gpu, memory};
@@ -103,6 +103,6 @@ fn operations(ring: &io_uring::IoUring) -> Check {
                 Check::warn(name, format!("missing: {missing}"), upgrade)
             }
         }
-        Err(error) => Check::warn(name, format!("the kernel does not tell: {error}"), upgrade),
+        Err(error) => Check::warn(name, format!("the kernel does not say: {error}"), upgrade),
     }
 }

@@ -1,4 +1,4 @@
-//! Memory: what may be locked, on which pages it comes, how soon.
+//! Checks memory: limits, huge pages, and a virtual machine's balloon.
 
 use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
@@ -22,8 +22,8 @@ pub(crate) fn checks(config: &Config) -> Vec<Check> {
     checks
 }
 
-/// A container's memory, or a unit's. A pool that is larger is no error that a save could return: a large save
-/// comes to use all of it, and the kernel kills who goes beyond.
+/// The memory limit of a container or a systemd unit. If the pool is larger, a save cannot return an error: a large
+/// save comes to use the whole pool, and the kernel kills the process.
 fn group(config: &Config, limit: u64) -> Check {
     let name = "memory limit";
     let found = format!("{}, the pool has {}", binary_size(limit), binary_size(config.pool_bytes));
@@ -36,8 +36,8 @@ fn group(config: &Config, limit: u64) -> Check {
     Check::fail(name, found, remedy)
 }
 
-/// The least that the control groups of a process and those above allow it, of either version.
-/// `of_process` is what `/proc/self/cgroup` says.
+/// The lowest limit of a process' control groups and those above them, of either version. `of_process` is the
+/// content of `/proc/self/cgroup`.
 fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
     let limits = of_process.lines().filter_map(|line| {
         let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
@@ -47,12 +47,12 @@ fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
             _ => return None,
         };
         let above = Path::new(group.trim_start_matches('/')).ancestors();
-        // "max" is no number, and no limit.
+        // "max" is not a number, and means no limit.
         let limit =
             |group: &Path| read_text(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
         above.filter_map(limit).min()
     });
-    // Version 1 says this for none: as many pages as there are numbers for.
+    // Version 1 shows the largest number of pages for no limit.
     limits.min().filter(|&limit| limit < 1 << 62)
 }
 
@@ -77,7 +77,7 @@ fn memory_lock(config: &Config) -> Check {
     }
 }
 
-/// Whether staging memory gets huge pages, told from a mapping made like the pool's.
+/// Checks whether staging memory gets huge pages, with a mapping made like the pool's.
 fn huge_pages() -> Check {
     const TRIED: usize = 8 << 20;
     let name = "transparent huge pages";
@@ -98,7 +98,7 @@ fn huge_pages() -> Check {
             Check::warn(name, format!("{setting}; {bytes} of {tried} tried got them"), remedy)
         }
         None => {
-            Check::warn(name, format!("{setting}; the kernel does not tell who gets them"), remedy)
+            Check::warn(name, format!("{setting}; the kernel does not say who gets them"), remedy)
         }
     }
 }
@@ -120,7 +120,7 @@ fn huge_bytes_at(address: u64) -> Option<u64> {
     None
 }
 
-/// Whether a virtual machine's host takes free memory back.
+/// Checks whether a virtual machine's host takes free memory back.
 fn free_memory(balloons: &Path) -> Check {
     let name = "free memory";
     if !reports_free_pages(balloons) {
@@ -129,8 +129,8 @@ fn free_memory(balloons: &Path) -> Check {
     Check::warn(
         name,
         "this virtual machine's host takes it back (virtio balloon, free page reporting)",
-        "the first touch of it is slow, often slower than the disk, and so are loads into fresh memory; \
-         load_into, into tensors that are there, does not wait for any",
+        "the first access to it is slow, often slower than the disk, and so are loads into fresh memory; \
+         load_into, into existing tensors, does not wait for any",
     )
 }
 

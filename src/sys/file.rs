@@ -401,7 +401,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_and_things_that_are_no_files_are_refused() {
+    fn open_refuses_links_and_anything_but_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("file"), "x").unwrap();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_created_file_is_new_whatever_had_its_name() {
+    fn create_makes_a_new_file_whatever_had_the_name() {
         use std::io::Write;
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preallocated_file_has_its_length_and_is_cut_to_another() {
+    fn preallocated_file_has_its_length_and_is_cut() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let file = create(&path, false).unwrap();
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opened_file_blocks_like_any_other() {
+    fn opened_file_is_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let file = create(&dir.path().join("file"), false).unwrap();
         assert!(!rustix::fs::fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_device_holds_is_refused_before_a_byte_is_written() {
+    fn preallocate_refuses_more_than_the_disk_has() {
         let dir = tempfile::tempdir().unwrap();
         let file = create(&dir.path().join("file"), false).unwrap();
         let error = preallocate(&file, 1 << 50).unwrap_err();

@@ -1,31 +1,31 @@
-//! What belongs to one process alone: a forked child begins without it, and without its locks.
+//! Values that belong to one process: a forked child gets fresh ones, with fresh locks.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// So many generations have something of their own: this process, its forked child, that one's child and so on.
+/// How many generations of forked processes have values of their own: this process, its child, that child's child.
 pub(crate) const GENERATIONS: usize = 16;
 
-/// How many forks lie between the first process and this one, as far as we were told.
+/// How many forks lie between the first process and this one, counted by calls of [`forked`].
 static GENERATION: AtomicUsize = AtomicUsize::new(0);
 
-/// To be called in a forked child. Takes no lock: another thread of the parent may have held it at the moment
-/// of the fork, and nobody would ever let go of it here.
+/// Must be called in a forked child. Takes no lock: another thread of the parent may have held it during the fork, and
+/// nobody would ever release it here.
 pub(crate) fn forked() {
     GENERATION.fetch_add(1, SeqCst);
 }
 
-/// A value behind a lock, a fresh one in each forked child. What it held in the parent is never touched, nor
-/// dropped, there: its threads are the parent's.
+/// A value behind a lock, a fresh one in each forked child. The child neither uses nor drops the parent's value, whose
+/// threads are the parent's.
 pub(crate) struct PerProcess<T>([Mutex<T>; GENERATIONS]);
 
 impl<T> PerProcess<T> {
-    /// Of so many equal values.
+    /// Takes one initial value per generation.
     pub const fn new(each: [Mutex<T>; GENERATIONS]) -> Self {
         Self(each)
     }
 
-    /// This process' value. `None` in the child of a child that is too far down to have one.
+    /// This process' value. `None` in a process more than [`GENERATIONS`] forks down.
     pub fn lock(&self) -> Option<MutexGuard<'_, T>> {
         self.of(GENERATION.load(SeqCst))
     }
@@ -41,7 +41,7 @@ mod tests {
     use crate::sys::fork::*;
 
     #[test]
-    fn a_child_waits_for_no_lock_that_was_taken_before_it_was() {
+    fn child_does_not_wait_for_a_lock_of_its_parent() {
         let value: PerProcess<Vec<u8>> =
             PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
         let mut parents = value.of(0).unwrap();

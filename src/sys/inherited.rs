@@ -1,11 +1,11 @@
-//! Which of this process' descriptors a forked child is to close. It inherits them all: files that
-//! are removed later would keep their room on the disk, and directories their lock, until it ends.
+//! The descriptors that a forked child must close. It inherits all of them: until it ends, removed files would keep
+//! their disk space, and directories their lock.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 
-/// Of so many, no more are noted: a child then keeps the others.
+/// How many descriptors are noted at most; a child keeps the others open.
 const NOTED_MAX: usize = 4096;
 const FREE: RawFd = -1;
 
@@ -13,8 +13,8 @@ const FREE: RawFd = -1;
 static NOTED: [AtomicI32; NOTED_MAX] = [const { AtomicI32::new(FREE) }; NOTED_MAX];
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// A note of an open descriptor. To be dropped before the descriptor is closed: its number may be
-/// another file's at once.
+/// A note of an open descriptor. Drop it before the descriptor is closed, since another file may get the number
+/// immediately.
 #[derive(Debug)]
 pub struct Inherited(Option<usize>);
 
@@ -24,7 +24,7 @@ impl Inherited {
         PROCESS.store(std::process::id(), SeqCst);
         let fd = open.as_raw_fd();
         let take = |slot: &AtomicI32| {
-            // Looked at first: a load may have thousands of files, and an exchange is not cheap.
+            // Loads first: a load may have thousands of files, and an exchange is more expensive.
             slot.load(SeqCst) == FREE && slot.compare_exchange(FREE, fd, SeqCst, SeqCst).is_ok()
         };
         Self(NOTED.iter().position(take))
@@ -39,8 +39,7 @@ impl Drop for Inherited {
     }
 }
 
-/// In a forked child, closes what its parent had noted at that moment; in the process that noted it,
-/// does nothing.
+/// In a forked child, closes the descriptors that its parent had noted. Does nothing in the process that noted them.
 pub fn close() {
     if PROCESS.load(SeqCst) == std::process::id() {
         return;
@@ -48,8 +47,8 @@ pub fn close() {
     for slot in &NOTED {
         let fd = slot.swap(FREE, SeqCst);
         if fd != FREE {
-            // SAFETY: noted descriptors are open. What owns them belongs to the parent's threads,
-            // which are not here, or was forgotten: nobody uses or closes them after this.
+            // SAFETY: noted descriptors are open. Their owners belong to the parent's threads, which do not
+            // exist in this process, or were forgotten: nobody uses or closes them after this.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
@@ -61,7 +60,7 @@ mod tests {
     use std::fs::File;
 
     #[test]
-    fn a_process_does_not_close_its_own() {
+    fn close_does_nothing_in_the_process_that_noted() {
         let file = File::open("/").unwrap();
         let _note = Inherited::note(&file);
         close();
@@ -69,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_free_again_once_its_note_is_dropped() {
+    fn slot_is_free_again_once_its_note_is_dropped() {
         let file = File::open("/").unwrap();
         let noted = || NOTED.iter().filter(|slot| slot.load(SeqCst) == file.as_raw_fd()).count();
         let note = Inherited::note(&file);

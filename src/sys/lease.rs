@@ -1,6 +1,6 @@
-//! Whether anybody else has a file open, which the kernel alone knows: it grants a write lease
-//! (`F_SETLEASE`) on a file only to its sole opener. Mappings count, also those whose descriptor is
-//! closed; other hosts of a network file system may not.
+//! Finds out whether another process has a file open. The kernel grants a write lease (`F_SETLEASE`) on a file only to
+//! its sole opener. Mappings count too, even after their descriptor is closed. Other hosts of a network file system
+//! may not count.
 #![allow(unsafe_code)]
 
 use crate::sys::seam::{Call, call_on};
@@ -19,12 +19,12 @@ pub fn is_sole_opener(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Takes a write lease, and gives it back at once.
+/// Takes a write lease, and releases it immediately.
 #[cfg(target_os = "linux")]
 fn lease(file: &File) -> io::Result<()> {
     use nix::libc::{F_SETLEASE, F_UNLCK, F_WRLCK, SIGURG, c_int};
     use std::os::fd::AsRawFd;
-    /// Linux's own, in all of its architectures that have 64 bits.
+    /// The number on all 64-bit architectures of Linux.
     const F_SETSIG: c_int = 10;
     let fcntl = |command: c_int, argument: c_int| {
         // SAFETY: the descriptor is open as long as `file` is, and these commands take a number.
@@ -33,8 +33,8 @@ fn lease(file: &File) -> io::Result<()> {
             _ => Ok(()),
         }
     };
-    // Who opens the file at this very moment makes the kernel send the holder a signal: SIGIO, which
-    // ends a process that has no handler, unless it is told to send one that does nothing.
+    // If a process opens the file at this moment, the kernel sends the lease's holder a signal. The default,
+    // SIGIO, ends a process without a handler; SIGURG does nothing.
     fcntl(F_SETSIG, SIGURG)?;
     fcntl(F_SETLEASE, F_WRLCK)?;
     fcntl(F_SETLEASE, F_UNLCK)
@@ -50,7 +50,7 @@ mod tests {
     use crate::sys::lease::*;
 
     #[test]
-    fn readers_and_their_mappings_are_seen() {
+    fn readers_and_their_mappings_count_as_openers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, [1; 4096]).unwrap();

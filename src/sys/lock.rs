@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// An exclusive lock on a directory, held until dropped or until the process ends.
 ///
-/// It is on the directory itself (flock), so that it leaves no file behind, however the process ends.
+/// The lock (flock) is on the directory itself, so it leaves no file behind, however the process ends.
 #[derive(Debug)]
 pub(crate) struct DirLock {
     _inherited: Option<Inherited>,
@@ -20,10 +20,10 @@ pub(crate) struct DirLock {
 }
 
 impl DirLock {
-    /// Takes the lock without waiting. File systems that have no locks are taken as they are.
+    /// Takes the lock without waiting. On a file system without locks, logs a warning and goes on without.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is not there any more.
+    /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is gone.
     pub fn take(dir: &Path) -> Result<Self> {
         loop {
             let opened = call(Call::Lock, dir).and_then(|()| File::open(dir));
@@ -58,7 +58,7 @@ impl DirLock {
         }
     }
 
-    /// Whether others are kept out: false where the file system has no locks.
+    /// Whether the lock keeps others out: false on a file system without locks.
     pub fn is_held(&self) -> bool {
         self.held.is_some()
     }
@@ -70,7 +70,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_directory_that_was_removed_and_made_anew_has_one_lock() {
+    fn directory_that_was_removed_and_recreated_has_one_lock() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("step");
         fs::create_dir(&dir).unwrap();

@@ -1,5 +1,5 @@
-//! RLIMIT_MEMLOCK: how much memory may be registered with io_uring. Asked before registering,
-//! because a registration over the limit pins for seconds before it fails.
+//! RLIMIT_MEMLOCK: how much memory may be registered with io_uring. Read before registering, because a registration
+//! over the limit pins memory for seconds before it fails.
 
 #[cfg(target_os = "linux")]
 use crate::sys::file::read_text;
@@ -8,13 +8,12 @@ use crate::sys::seam::{Call, call};
 #[cfg(target_os = "linux")]
 use std::path::Path;
 
-/// What the rings and tables of a ring itself are charged, at most (1024 operations in flight).
+/// Bytes that the kernel charges for a ring's own queues and tables, at most (1024 operations in flight).
 pub const RING_BYTES: u64 = 256 << 10;
 
 /// How many bytes this process may lock; `None` means any number.
 ///
-/// The kernel charges registered buffers per user, over all of the user's processes, so that less
-/// than this may be left.
+/// The kernel charges registered buffers to the user, over all of their processes, so less than this may be left.
 #[cfg(target_os = "linux")]
 pub fn limit_bytes() -> Option<u64> {
     use nix::sys::resource::{Resource, getrlimit};
@@ -48,7 +47,7 @@ fn may_lock_any() -> bool {
     })
 }
 
-/// What to do when `wanted` bytes of buffers, and the ring, are more than the limit allows.
+/// How to allow `wanted_bytes` of buffers, and the ring, if they are over the limit.
 pub fn remedy(wanted_bytes: u64) -> String {
     let kib = (wanted_bytes + RING_BYTES).div_ceil(1024);
     format!(

@@ -1,13 +1,12 @@
-//! What a path must not be: a URL, or one that only a shell understands. Either would become a directory
-//! of that name in the current one.
+//! Refuses URLs and `~`: they would become directories of that name in the current one.
 
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Refuses what is no path of a file system here.
+/// Refuses a URL, and a path that begins with `~`.
 ///
 /// # Errors
-/// [`Error::Invalid`] that says what to write instead.
+/// [`Error::Invalid`], which says what to write instead.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let shown = path.display();
     if is_url(path) {
@@ -26,7 +25,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The path from the root: a later change of directory must not move what is done in the background.
+/// The path from the root: background work must not follow a later change of the current directory.
 ///
 /// # Errors
 /// As [`check`]; the system's, where the current directory is gone.

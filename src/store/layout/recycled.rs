@@ -113,6 +113,7 @@ impl RecycledFiles {
         if !dir::has(&recycled) {
             return Ok(Taken::Nothing);
         }
+        // The rename replaces this new file. Until then it shows the access that a new file gets here.
         let new = file::create(part, false).and_then(|file| Access::of(&file));
         let new = new.map_err(|e| Error::io("creating", part, e))?;
         // The process that moves it first has it. If it is missing or cannot be moved, the save creates a new file.

@@ -85,6 +85,11 @@ impl Leftovers {
             }
         }
         found.mark = was_being_removed.then_some(mark);
+        let is_listed = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            listed.contains(name.strip_suffix(names::PART_SUFFIX).unwrap_or(name))
+        };
+        assert!(!found.remove.iter().any(is_listed), "a listed shard must stay under either name");
         Ok(found)
     }
 

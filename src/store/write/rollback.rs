@@ -95,6 +95,7 @@ impl Rollback {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync_parents(&self) -> Result<()> {
+        assert!(self.lock.is_some(), "only the save that holds the lock commits");
         for parent in self.made.iter().filter_map(|dir| dir.parent()) {
             dir::sync(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
         }
@@ -131,7 +132,7 @@ impl Rollback {
 impl Drop for Rollback {
     fn drop(&mut self) {
         if self.kept {
-            return;
+            return; // committed
         }
         for file in &self.files {
             if let Err(error) = remove(file) {

@@ -153,6 +153,7 @@ impl Transaction {
 
     /// The commit.
     fn publish(&mut self) -> Result<()> {
+        assert!(!self.rollback.is_kept(), "a save commits once");
         let [from, to] = [names::MANIFEST_PART, names::MANIFEST].map(|name| self.dir().join(name));
         dir::rename(&from, &to)?;
         // Keep everything, even if the sync fails: a crash may or may not undo the rename, and the shards must
