@@ -30,9 +30,9 @@ impl Source for Vec<u8> {
 
 /// Anything that implements [`safetensors::View`].
 ///
-/// A view that lends its bytes is copied from directly. One that can only hand out a copy of all of
-/// them (candle's tensors do) is asked once, when its first byte is needed, and the copy is freed
-/// with its last byte: extra memory is the tensors being copied at the time, not the model.
+/// If the view lends its bytes, they are copied directly. A view that can only return a copy of all its
+/// bytes (candle's tensors) is called once, when its first byte is needed; the copy is freed after its
+/// last byte. The extra memory is that of the tensors being copied at the time, not of the model.
 #[derive(Debug)]
 pub struct ViewSource<V> {
     view: V,
@@ -43,7 +43,7 @@ pub struct ViewSource<V> {
 #[derive(Debug, Default)]
 struct Copied {
     bytes: Option<std::sync::Arc<Vec<u8>>>,
-    /// Bytes of it that were read.
+    /// Bytes of the copy that were read.
     used: usize,
 }
 
@@ -54,7 +54,7 @@ impl<V: safetensors::View> ViewSource<V> {
         Self { view, nbytes, copy: Mutex::default() }
     }
 
-    /// The view's code runs while this is held, and may panic: then nothing has changed.
+    /// The view's code runs under this lock and may panic; nothing has changed then.
     fn copy(&self) -> MutexGuard<'_, Copied> {
         self.copy.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,7 +97,7 @@ impl<V: safetensors::View + Send + Sync> Source for ViewSource<V> {
     }
 }
 
-/// A tensor of another language's: an address, a shape and strides. Gathers as it copies.
+/// A tensor by address, shape and strides, as other languages have it. Reading gathers its elements.
 #[derive(Debug)]
 pub struct Strided {
     base: *const u8,
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// A view whose bytes cannot be had.
+    /// A view that panics.
     struct Broken;
 
     impl safetensors::View for Broken {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_that_asks_a_view_for_its_bytes_panics_with_the_views_own_words() {
+    fn view_that_panics_does_so_on_every_thread() {
         let source = ViewSource::new(Broken);
         for _ in 0..2 {
             let read = || source.read(0, &mut [0; 8]);
@@ -244,7 +244,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_view_is_gathered_as_if_element_by_element(
+        fn any_strided_view_is_gathered_element_by_element(
             item in prop::sample::select(vec![1usize, 2, 4, 8, 16]),
             shape in prop::collection::vec(1..5usize, 0..4),
             strides in prop::collection::vec(0..6usize, 4),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_that_must_copy_is_asked_once_and_its_copy_freed() {
+    fn view_that_must_copy_is_called_once() {
         struct Owned(std::sync::atomic::AtomicUsize);
         impl safetensors::View for Owned {
             fn dtype(&self) -> safetensors::Dtype {

@@ -13,7 +13,7 @@ use std::ptr;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
-/// All offsets, of memory whose bounds only its owner knows.
+/// All offsets: the room of memory whose bounds only its owner knows.
 const ANYWHERE: Range<isize> = isize::MIN..isize::MAX;
 
 /// Memory to load into.
@@ -23,7 +23,7 @@ pub struct Target<'a> {
     base: *mut u8,
     /// Offsets from there that may be written to.
     room: Range<isize>,
-    /// The GPU that has it, and when it is ready to be written to; none for host memory.
+    /// On a GPU: the event after which the memory may be written to. `None` for host memory.
     #[cfg(feature = "cuda")]
     ready_event: Option<Arc<ReadyEvent>>,
     memory: PhantomData<&'a mut [u8]>,
@@ -107,8 +107,8 @@ impl<'a> Target<'a> {
         let nbytes = slice.num_bytes();
         let ordinal = super::cuda::primary_ordinal(slice)?;
         let stream = slice.stream().clone();
-        // Has the slice's stream wait for who uses it on another, as far as cudarc knows. Who uses it
-        // later needs not wait for the load: that has ended when it returns.
+        // Makes the slice's stream wait for its users on other streams, as far as cudarc knows them. Later
+        // users need not wait for the load: it has ended when it returns.
         let (base, _) = slice.device_ptr_mut(&stream);
         let handle = stream.cu_stream() as StreamHandle;
         // SAFETY: borrowed alone for as long as this lives, and made of bytes of any value; the
@@ -116,7 +116,7 @@ impl<'a> Target<'a> {
         unsafe { Self::cuda((ordinal, base), nbytes, handle, &mut Ready::default()) }
     }
 
-    /// When it is ready to be written to, if a GPU has it.
+    /// The event after which it may be written to, if it is on a GPU.
     #[cfg(feature = "cuda")]
     pub(super) fn ready_event(&self) -> Option<&Arc<ReadyEvent>> {
         self.ready_event.as_ref()
@@ -132,8 +132,8 @@ impl<'a> Target<'a> {
         reach.start >= self.room.start as i128 && reach.end <= self.room.end as i128
     }
 
-    /// Takes runs of `bytes` into host memory. By several threads at once, of which no two give it
-    /// the same byte.
+    /// Copies runs of `bytes` into host memory. Several threads may call this at once; no two of them write the
+    /// same byte.
     pub(crate) fn write(&self, bytes: &[u8], runs: Runs) {
         if let Some(to) = self.place_of(bytes, runs) {
             // SAFETY: the runs lie in `bytes`; where they go lies within the memory, in which
@@ -269,7 +269,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_scattered_as_if_byte_by_byte(
+        fn runs_are_scattered_byte_by_byte(
             len in prop::sample::select(vec![1usize, 2, 3, 4, 8, 12, 16, 40]),
             count in 0..9usize,
             from_gap in 0..20usize,
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_outside_of_the_memory_nor_read_outside_of_the_bytes() {
+    fn runs_outside_of_memory_or_bytes_panic() {
         let write = |memory: &mut [u8], to, step, len, count| {
             let runs = Runs { from: 0, from_step: 4, to, to_step: step, len, count };
             let target = Target::new(memory);

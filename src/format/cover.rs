@@ -1,9 +1,9 @@
-//! Whether boxes fill an array: each element once, none left out, none held twice.
+//! Whether regions cover an array: each element exactly once.
 
-/// A box: where it starts and its extent, one number a dimension.
+/// A region: its offsets and its sizes, one number per dimension.
 pub type Extent<'a> = (&'a [u64], &'a [u64]);
 
-/// Whether a box has as many dimensions as `shape`, and reaches beyond it in none.
+/// Whether a region has as many dimensions as `shape` and lies within it.
 pub fn within(shape: &[u64], (offsets, sizes): Extent) -> bool {
     offsets.len() == shape.len()
         && sizes.len() == shape.len()
@@ -12,31 +12,31 @@ pub fn within(shape: &[u64], (offsets, sizes): Extent) -> bool {
 }
 
 /// The most dimensions along which an array may be split, and the most corners that are counted
-/// (16 bytes each): a million boxes split along four dimensions, with room to spare.
+/// (16 bytes each): a million regions split along four dimensions, with room to spare.
 const SPLIT_MAX: usize = 16;
 const CORNERS_MAX: usize = 1 << 25;
 
-/// Whether `boxes`, which lie within `shape`, hold each of its elements exactly once.
+/// Whether `regions`, which lie within `shape`, hold each of its elements exactly once.
 ///
-/// Takes time n log n in the number of boxes, however they lie: how often each element is held is
-/// a step function, and known from its steps, which are at the corners of boxes. So the corners,
-/// each counted as plus or minus one, must cancel but for those of the whole array.
+/// Takes n log n time in the number of regions, however they lie. How often an element is held is a step
+/// function, determined by its steps, which are at the regions' corners. So the corners, each counted
+/// as plus or minus one, must cancel except those of the whole array.
 ///
 /// # Errors
-/// What keeps it from being found out: boxes split along very many dimensions.
-pub fn tiles(shape: &[u64], boxes: &[Extent]) -> Result<bool, String> {
+/// Why it cannot be decided: regions split along very many dimensions.
+pub fn tiles(shape: &[u64], regions: &[Extent]) -> Result<bool, String> {
     if shape.contains(&0) {
         return Ok(true);
     }
-    let split = split_dims(shape, boxes);
-    let corners = (boxes.len() + 1).checked_shl(split.len() as u32);
+    let split = split_dims(shape, regions);
+    let corners = (regions.len() + 1).checked_shl(split.len() as u32);
     if split.len() > SPLIT_MAX || corners.is_none_or(|n| n > CORNERS_MAX) {
-        return Err(too_many(boxes.len(), split.len()));
+        return Err(too_many(regions.len(), split.len()));
     }
     let zeros = vec![0; shape.len()];
     let mut steps = Vec::with_capacity(corners.unwrap_or(0));
     push_corners(&mut steps, shape, &split, (&zeros, shape), true);
-    for &extent in boxes.iter().filter(|(_, sizes)| !sizes.contains(&0)) {
+    for &extent in regions.iter().filter(|(_, sizes)| !sizes.contains(&0)) {
         push_corners(&mut steps, shape, &split, extent, false);
     }
     steps.sort_unstable();
@@ -46,7 +46,7 @@ pub fn tiles(shape: &[u64], boxes: &[Extent]) -> Result<bool, String> {
     }))
 }
 
-/// Pushes each corner of a box as its position in row-major order, with its sign as the last bit.
+/// Pushes each corner of a region as its position in row-major order, with its sign as the last bit.
 fn push_corners(steps: &mut Vec<u128>, shape: &[u64], split: &[usize], b: Extent, minus: bool) {
     let first = steps.len();
     steps.push(minus.into());
@@ -61,56 +61,58 @@ fn push_corners(steps: &mut Vec<u128>, shape: &[u64], split: &[usize], b: Extent
     }
 }
 
-/// What boxes leave out of an array, and whether they hold anything twice.
+/// What regions leave out of an array, and whether they hold anything twice.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Boxes that fill what none holds, each element once: where each starts, and its extent.
+    /// Regions that fill what none holds, each element once: where each starts, and its extent.
     pub holes: Vec<(Vec<u64>, Vec<u64>)>,
-    /// Whether two boxes hold the same element.
+    /// Whether two regions hold the same element.
     pub overlap: bool,
 }
 
-/// Surveys `boxes`, which lie within `shape`.
+/// Surveys `regions`, which lie within `shape`.
 ///
-/// Cuts the array along one dimension after the other where boxes begin or end. Of grids, however
-/// many dimensions they have, that takes time n log n; of boxes that lie criss-cross it grows faster,
+/// Cuts the array along one dimension after the other where regions begin or end. Of grids, however
+/// many dimensions they have, that takes time n log n; of regions that lie criss-cross it grows faster,
 /// and is given up.
 ///
 /// # Errors
-/// What keeps it from being found out: very many boxes across each other, or dimensions.
-pub fn survey(shape: &[u64], boxes: &[Extent]) -> Result<Survey, String> {
+/// What keeps it from being found out: very many regions across each other, or dimensions.
+pub fn survey(shape: &[u64], regions: &[Extent]) -> Result<Survey, String> {
     const STEPS_MIN: usize = 1 << 16;
     const STEPS_PER_BOX: usize = 64;
-    let boxes: Vec<Extent> =
-        boxes.iter().copied().filter(|(_, sizes)| !sizes.contains(&0)).collect();
-    let split = split_dims(shape, &boxes);
+    let regions: Vec<Extent> =
+        regions.iter().copied().filter(|(_, sizes)| !sizes.contains(&0)).collect();
+    let split = split_dims(shape, &regions);
     let mut sweep = Sweep {
-        steps_left: STEPS_MIN + STEPS_PER_BOX * boxes.len(),
+        steps_left: STEPS_MIN + STEPS_PER_BOX * regions.len(),
         at: (vec![0; shape.len()], shape.to_vec()),
         found: Survey::default(),
     };
     if shape.contains(&0) {
         return Ok(sweep.found);
     }
-    if split.len() > SPLIT_MAX || sweep.cut(&split, &boxes).is_none() {
-        return Err(too_many(boxes.len(), split.len()));
+    if split.len() > SPLIT_MAX || sweep.cut(&split, &regions).is_none() {
+        return Err(too_many(regions.len(), split.len()));
     }
     Ok(sweep.found)
 }
 
-/// The dimensions that some box does not reach through.
-fn split_dims(shape: &[u64], boxes: &[Extent]) -> Vec<usize> {
-    let is_split = |d: &usize| boxes.iter().any(|(o, s)| o[*d] > 0 || s[*d] < shape[*d]);
+/// The dimensions that some region does not reach through.
+fn split_dims(shape: &[u64], regions: &[Extent]) -> Vec<usize> {
+    let is_split = |d: &usize| regions.iter().any(|(o, s)| o[*d] > 0 || s[*d] < shape[*d]);
     (0..shape.len()).filter(is_split).collect()
 }
 
-fn too_many(boxes: usize, split: usize) -> String {
-    format!("{boxes} chunks are split along {split} dimensions, which is more than can be checked")
+fn too_many(regions: usize, split: usize) -> String {
+    format!(
+        "{regions} chunks are split along {split} dimensions, which is more than can be checked"
+    )
 }
 
 /// A survey under way.
 struct Sweep {
-    /// Boxes that may still be looked at.
+    /// Regions that may still be looked at.
     steps_left: usize,
     /// The piece of the array that is looked at.
     at: (Vec<u64>, Vec<u64>),
@@ -118,23 +120,23 @@ struct Sweep {
 }
 
 impl Sweep {
-    /// Looks at the piece, of which `boxes` are those that reach into it: through all of it but along
+    /// Looks at the piece, of which `regions` are those that reach into it: through all of it but along
     /// `split`. `None` if there is too much to look at.
-    fn cut(&mut self, split: &[usize], boxes: &[Extent]) -> Option<()> {
-        if boxes.is_empty() {
+    fn cut(&mut self, split: &[usize], regions: &[Extent]) -> Option<()> {
+        if regions.is_empty() {
             self.found.holes.push(self.at.clone());
             return Some(());
         }
         let Some((&d, split)) = split.split_first() else {
-            self.found.overlap |= boxes.len() > 1;
+            self.found.overlap |= regions.len() > 1;
             return Some(());
         };
         let (offset, size) = (self.at.0[d], self.at.1[d]);
-        let mut cuts: Vec<u64> = boxes.iter().flat_map(|(o, s)| [o[d], o[d] + s[d]]).collect();
+        let mut cuts: Vec<u64> = regions.iter().flat_map(|(o, s)| [o[d], o[d] + s[d]]).collect();
         cuts.extend([offset, offset + size]);
         cuts.sort_unstable();
         cuts.dedup();
-        let mut coming = boxes.to_vec();
+        let mut coming = regions.to_vec();
         coming.sort_unstable_by_key(|(o, _)| o[d]);
         let (mut coming, mut here) = (coming.into_iter().peekable(), Vec::new());
         for cut in cuts.windows(2) {
@@ -156,12 +158,12 @@ mod tests {
 
     type Owned = (Vec<u64>, Vec<u64>);
 
-    fn lend(boxes: &[Owned]) -> Vec<Extent<'_>> {
-        boxes.iter().map(|(o, s)| (o.as_slice(), s.as_slice())).collect()
+    fn lend(regions: &[Owned]) -> Vec<Extent<'_>> {
+        regions.iter().map(|(o, s)| (o.as_slice(), s.as_slice())).collect()
     }
 
     /// How often each element is held, one by one.
-    fn counts(shape: &[u64], boxes: &[Owned]) -> Vec<usize> {
+    fn counts(shape: &[u64], regions: &[Owned]) -> Vec<usize> {
         let elements = shape.iter().product::<u64>();
         let at = |mut n: u64| {
             let mut at = vec![0; shape.len()];
@@ -174,22 +176,22 @@ mod tests {
         let holds = |(o, s): &&Owned, at: &[u64]| {
             at.iter().enumerate().all(|(d, &x)| (o[d]..o[d] + s[d]).contains(&x))
         };
-        (0..elements).map(|n| boxes.iter().filter(|b| holds(b, &at(n))).count()).collect()
+        (0..elements).map(|n| regions.iter().filter(|b| holds(b, &at(n))).count()).collect()
     }
 
     /// Splits a box in two again and again, at places that `choices` says.
     fn split(shape: &[u64], choices: &[(usize, usize, u64)]) -> Vec<Owned> {
-        let mut boxes = vec![(vec![0; shape.len()], shape.to_vec())];
+        let mut regions = vec![(vec![0; shape.len()], shape.to_vec())];
         for &(which, d, at) in choices {
-            let (which, d) = (which % boxes.len(), d % shape.len());
-            let (mut offsets, mut sizes) = boxes[which].clone();
+            let (which, d) = (which % regions.len(), d % shape.len());
+            let (mut offsets, mut sizes) = regions[which].clone();
             let at = at % (sizes[d] + 1);
-            boxes[which].1[d] = at;
+            regions[which].1[d] = at;
             offsets[d] += at;
             sizes[d] -= at;
-            boxes.push((offsets, sizes));
+            regions.push((offsets, sizes));
         }
-        boxes
+        regions
     }
 
     proptest! {
@@ -199,47 +201,47 @@ mod tests {
             choices in prop::collection::vec((any::<usize>(), any::<usize>(), any::<u64>()), 0..8),
             moved in prop::option::of((any::<usize>(), any::<usize>(), any::<u64>())),
         ) {
-            let mut boxes = split(&shape, &choices);
+            let mut regions = split(&shape, &choices);
             if let Some((which, d, by)) = moved {
-                let (which, d) = (which % boxes.len(), d % shape.len());
-                let (offsets, sizes) = &mut boxes[which];
+                let (which, d) = (which % regions.len(), d % shape.len());
+                let (offsets, sizes) = &mut regions[which];
                 offsets[d] = by % (shape[d] - sizes[d] + 1);
             }
-            let counts = counts(&shape, &boxes);
-            let tiled = tiles(&shape, &lend(&boxes)).unwrap();
+            let counts = counts(&shape, &regions);
+            let tiled = tiles(&shape, &lend(&regions)).unwrap();
             prop_assert_eq!(tiled, counts.iter().all(|&n| n == 1));
-            let Survey { holes, overlap } = survey(&shape, &lend(&boxes)).unwrap();
+            let Survey { holes, overlap } = survey(&shape, &lend(&regions)).unwrap();
             prop_assert_eq!(overlap, counts.iter().any(|&n| n > 1));
-            boxes.extend(holes);
-            let filled = super::tests::counts(&shape, &boxes);
+            regions.extend(holes);
+            let filled = super::tests::counts(&shape, &regions);
             prop_assert!(counts.iter().zip(filled).all(|(&before, now)| now == before.max(1)));
         }
     }
 
     #[test]
     fn sums_alone_do_not_hide_a_hole() {
-        let boxes = [(vec![0, 0], vec![2, 2]), (vec![1, 0], vec![2, 2])];
-        assert_eq!(tiles(&[4, 2], &lend(&boxes)), Ok(false));
+        let regions = [(vec![0, 0], vec![2, 2]), (vec![1, 0], vec![2, 2])];
+        assert_eq!(tiles(&[4, 2], &lend(&regions)), Ok(false));
         let holes = vec![(vec![3, 0], vec![1, 2])];
-        assert_eq!(survey(&[4, 2], &lend(&boxes)), Ok(Survey { holes, overlap: true }));
+        assert_eq!(survey(&[4, 2], &lend(&regions)), Ok(Survey { holes, overlap: true }));
     }
 
     #[test]
     fn a_pinwheel_that_no_straight_cut_parts_is_fine() {
-        let boxes = [
+        let regions = [
             (vec![0, 0], vec![1, 2]),
             (vec![0, 2], vec![2, 1]),
             (vec![2, 1], vec![1, 2]),
             (vec![1, 0], vec![2, 1]),
             (vec![1, 1], vec![1, 1]),
         ];
-        assert_eq!(tiles(&[3, 3], &lend(&boxes)), Ok(true));
+        assert_eq!(tiles(&[3, 3], &lend(&regions)), Ok(true));
     }
 
     #[test]
     fn boxes_split_along_a_hundred_dimensions_are_refused_at_once() {
-        let boxes = [(vec![0; 100], vec![1; 100])];
-        assert!(tiles(&[2; 100], &lend(&boxes)).unwrap_err().contains("100 dimensions"));
+        let regions = [(vec![0; 100], vec![1; 100])];
+        assert!(tiles(&[2; 100], &lend(&regions)).unwrap_err().contains("100 dimensions"));
     }
 
     #[test]

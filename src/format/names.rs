@@ -6,11 +6,11 @@ pub const MANIFEST: &str = "manifest.json";
 /// Where the manifest is written before it is renamed into place.
 pub const MANIFEST_PART: &str = "manifest.json.part";
 
-/// What the manifest of a checkpoint that is being removed is called until the shards are gone.
+/// The manifest's name while its checkpoint is being removed, until the shards are gone.
 pub const RETIRED: &str = "manifest.json.retired";
 
-/// What PyTorch's own checkpoints end with. Under DCP ringstow leaves one that means nothing beside its
-/// manifest, for programs that look whether it is there.
+/// The last file that PyTorch's own checkpoints get. Under DCP ringstow writes one without meaning beside its
+/// manifest, for programs that check that it exists.
 pub const DCP_MARK: &str = ".metadata";
 
 /// In every [`DCP_MARK`] that is ringstow's.
@@ -19,13 +19,13 @@ pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._mark";
 /// In every [`DCP_MARK`] that is PyTorch's own, near its beginning.
 pub const DCP_TORCH_WORDS: &[u8] = b"torch.distributed.checkpoint.metadata";
 
-/// What PyTorch's own writer calls rank 0's [`DCP_MARK`] where each rank saves by itself.
+/// The name that PyTorch's own writer gives rank 0's [`DCP_MARK`] if each rank saves by itself.
 pub const DCP_RANK_MARK: &str = "__0.metadata";
 
-/// Directory beside the checkpoints, for files of retired ones that are to be written over.
+/// Directory beside the checkpoints for recycled files: those of removed checkpoints, to be written over.
 pub const SPARES: &str = ".ringstow-spares";
 
-/// In a directory on another disk that a checkpoint is striped over: whose shards these are.
+/// In a stripe directory: names the checkpoint that its shards belong to.
 pub const COMPANION: &str = "companion.json";
 
 /// Where that is written before it is renamed into place.
@@ -55,7 +55,7 @@ pub fn model_shard(index: usize, count: usize) -> String {
     }
 }
 
-/// Says which of a model's weights are in which of its files, where there are several.
+/// Lists which of a model's weights are in which of its files, if there are several.
 pub const MODEL_INDEX: &str = "model.safetensors.index.json";
 
 /// Whether this is a file that an unfinished export left behind.
@@ -96,7 +96,7 @@ pub fn written(name: &str) -> Option<(&str, &str)> {
     (is_write && is_shard(shard)).then_some((shard, write))
 }
 
-/// Mark of a rank that has written its shards, for whoever finds that the others have not. Gone at the commit.
+/// Mark of a rank that has written its shards, for diagnosis if the others have not. Removed at the commit.
 pub fn done(rank: u32) -> String {
     format!("rank{rank:05}.done{PART_SUFFIX}")
 }

@@ -1,12 +1,12 @@
-//! What one rank has to tell of its part of a checkpoint, and how the parts make a whole.
+//! A rank's receipt of what it wrote, and how the receipts of all ranks make a checkpoint.
 
 use super::manifest::{FileEntry, TensorEntry};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 
-/// What a rank wrote: some hundred bytes a tensor and eight a block. It travels to the coordinator,
-/// by whatever the trainer has, as bytes.
+/// What a rank wrote: some hundred bytes per tensor and eight per checksum chunk. The trainer sends it to
+/// the coordinator as bytes, by any means.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Receipt {
@@ -14,30 +14,30 @@ pub struct Receipt {
     pub rank: u32,
     /// The session that it wrote for: a text that no other session has.
     pub session: String,
-    /// This very write: another one of the same rank has another text, and other files.
+    /// Identifies this write: another write of the same rank has another text, and other files.
     pub write: String,
-    /// Bytes of a block.
+    /// Bytes of a checksum chunk.
     pub block_bytes: u64,
-    /// Its shards, durable under the names that only this write uses; here stand their final names.
+    /// Its shards under their final names; they are durable under names that only this write uses.
     pub files: Vec<FileEntry>,
-    /// What is in them; chunks number the files as they stand here.
+    /// The tensors in them; chunks number the files in the order of `files`.
     pub tensors: Vec<TensorEntry>,
 }
 
-/// All parts of a checkpoint, put together.
+/// The receipts of all ranks, put together.
 #[derive(Debug)]
 pub struct Merged {
-    /// Bytes of a block.
+    /// Bytes of a checksum chunk.
     pub block_bytes: u64,
     /// All shards, by rank.
     pub files: Vec<FileEntry>,
-    /// All tensors, in the order in which the ranks name them first.
+    /// All tensors, in the order in which the ranks first name them.
     pub tensors: Vec<TensorEntry>,
 }
 
 impl Receipt {
-    /// Tells what a rank wrote from what any other write left: the CRC-32 of names, lengths and
-    /// checksums of its files, in hex, then session and write. The rank leaves it beside them.
+    /// Distinguishes this write from any other: the CRC-32 of the names, lengths and checksums of its files,
+    /// in hex, then session and write. The rank stores it beside the files.
     pub fn mark(&self) -> String {
         let mut hasher = crc32fast::Hasher::new();
         for file in &self.files {

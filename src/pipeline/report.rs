@@ -3,6 +3,7 @@
 use super::fallbacks::warn_once;
 use crate::device::Pinning;
 use crate::engine::fallback::Fallback;
+use crate::error::Error;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -203,7 +204,7 @@ pub struct Damage {
     pub got: String,
 }
 
-impl From<Damage> for crate::Error {
+impl From<Damage> for Error {
     fn from(damage: Damage) -> Self {
         let Damage { file: path, offset, what, expected, got } = damage;
         Self::Corrupt { path, offset, what, expected, got }

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_drives_a_runtime_out_does_not_wait_for_its_threads() {
+    fn evicting_a_runtime_does_not_wait_for_its_threads() {
         let ((tell, go), (gone, ended)) = (bounded(1), bounded(1));
         let build: Build = Arc::new(move || {
             let (inner, go, gone) = (Portable::new(1)?, go.clone(), gone.clone());

@@ -1,7 +1,7 @@
 //! Staging memory: huge-page mappings cut into buffers that have one owner at a time.
 //!
-//! A [`Buffer`] is the only way to touch a [`Mapping`] while it is being cut up, so whoever holds
-//! one has its bytes alone: a filler, then the engine, then the filler of the next block. That is
+//! A [`Buffer`] is the only way to touch a [`Mapping`] while it is being cut up, so the holder
+//! of one has its bytes alone: a filler, then the engine, then the filler of the next block. That is
 //! what makes the raw pointers handed to the kernel sound. Nothing here does file I/O.
 #![allow(unsafe_code)]
 

@@ -5,10 +5,10 @@ use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{DriverError, result};
 use std::sync::OnceLock;
 
-/// The oldest driver that is asked for anything: that of CUDA 12.0 (525), as cuDriverGetVersion says it.
+/// The oldest supported driver, as `cuDriverGetVersion` returns it: that of CUDA 12.0 (525).
 const VERSION_MIN: i32 = 12000;
 
-/// Loads the driver, the first time.
+/// Loads the driver on the first call.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if there is none, none that is new enough, or it does not start.
@@ -19,8 +19,8 @@ pub(super) fn load() -> Result<()> {
     LOADED.get_or_init(try_load).clone().map_err(refused)
 }
 
-/// The driver's version: that of the newest CUDA that it can do, major and minor. `None` where no
-/// driver can be loaded. Older ones than are used tell theirs, too.
+/// The newest CUDA version that the driver supports, major and minor; also of drivers that are too old.
+/// `None` if no driver can be loaded.
 pub fn version() -> Option<(u32, u32)> {
     // SAFETY: as in `try_load`.
     if !unsafe { sys::is_culib_present() } {
@@ -98,7 +98,7 @@ pub(super) fn remedy(error: DriverError) -> &'static str {
     }
 }
 
-/// A driver's answer as ours.
+/// Converts a driver's result.
 pub(super) fn checked(
     answer: std::result::Result<(), DriverError>,
     doing: &'static str,
@@ -107,17 +107,20 @@ pub(super) fn checked(
     answer.map_err(|error| failed(error, doing, device))
 }
 
-/// A driver's error as ours.
+/// Converts a driver's error.
 pub(super) fn failed(error: DriverError, doing: &'static str, device: u32) -> Error {
     Error::Gpu { doing, device, reason: text(error), remedy: remedy(error).into() }
 }
 
-/// A context, current on this thread until this is dropped; what was current before is so again then.
+/// Makes a context current on this thread until this is dropped, which restores the previous one.
 ///
-/// Our calls in it are not seen by a CUDA graph that some thread is capturing meanwhile: the driver
-/// refuses to be asked for events then, unless a thread says that it knows what it does.
+/// Switches the thread's capture mode to relaxed: while any thread captures a CUDA graph, the driver
+/// refuses event queries otherwise ([`cuThreadExchangeStreamCaptureMode`][mode]). The graph does not get
+/// our calls.
+///
+/// [mode]: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__STREAM.html
 pub(super) struct Current {
-    /// The thread's own capture mode, to be put back.
+    /// The thread's own capture mode, to be restored.
     mode: CUstreamCaptureMode,
 }
 

@@ -1,4 +1,4 @@
-//! Host memory that GPUs reach by themselves.
+//! Host memory that is pinned, so that GPUs copy to and from it by themselves.
 
 use super::device::Device;
 use super::driver::failed;
@@ -8,8 +8,8 @@ use cudarc::driver::DriverError;
 use cudarc::driver::sys;
 use std::sync::Arc;
 
-/// Registered at once: small enough that the driver, which lets no other thread do anything meanwhile,
-/// is held up for some ten milliseconds at most.
+/// Bytes registered at once. The driver blocks all other threads meanwhile; for this many bytes that takes some
+/// ten milliseconds.
 const PIECE_BYTES: usize = 64 << 20;
 
 /// Host memory that is registered with the driver, in pieces, until this is dropped.
@@ -64,7 +64,7 @@ impl Drop for Pin {
     }
 }
 
-/// Pins a pool the first time, and tells what came of that.
+/// Pins a pool on the first call; returns the result of that call.
 ///
 /// # Errors
 /// Why it is not pinned: the driver copies through memory of its own then, at a fraction of the rate.

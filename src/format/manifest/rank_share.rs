@@ -1,26 +1,26 @@
-//! What a manifest is a part of, where ranks saved each by itself.
+//! A rank's share of a tensor set, where each rank saved by itself.
 
 use serde::{Deserialize, Serialize};
 
-/// As many ranks as a whole may be of: whoever lists those that are missing makes a list of them.
+/// Ranks that may share a tensor set at most. A bound, because the missing ranks are listed.
 pub(crate) const RANKS_MAX: u32 = 1 << 24;
 
-/// A whole that several ranks saved, each its own part as a checkpoint by itself. Of a tensor that was
-/// sharded, a part may hold only some.
+/// Which share of a tensor set a manifest lists. Several ranks saved the set, each its share as a
+/// checkpoint of its own. A share may have only regions of a sharded tensor.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankShare {
-    /// Whose part this is, from 0 on.
+    /// The rank whose share this is, from 0 on.
     pub rank: u32,
     /// Ranks that saved.
     pub ranks: u32,
-    /// Which save it was: the same text in all parts of one, another in every other into the directory.
+    /// Identifies the save: the same text in all shares of one save, another text in every other save.
     pub save: String,
 }
 
 impl RankShare {
-    /// What a manifest says that it is a part of, with nothing else of it kept or checked, nor its trailer checksum. `None`
-    /// also where that cannot be read.
+    /// Reads a manifest's share without keeping or checking anything else, the trailer checksum included.
+    /// `None` also if the manifest is unreadable.
     pub(crate) fn noted_in(manifest: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct Noted {
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_only_asks_what_a_manifest_is_a_part_of_is_told_of_no_damage() {
+    fn rank_share_is_read_from_damaged_manifests() {
         for (manifest, noted) in [
             (r#"{"part_of": {"rank": 1, "ranks": 2, "save": "a"}, "state": {}}"#, true),
             (r#"{"state": {"part_of": {"rank": 1, "ranks": 2, "save": "a"}}}"#, false),
