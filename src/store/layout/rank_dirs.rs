@@ -9,7 +9,7 @@ use crate::store::layout::stripes::stripe_owner;
 use crate::sys::dir::{directories, entries, file_names, has, is_dir, is_same};
 use std::path::{Path, PathBuf};
 
-/// The directories in `dir` that are named after ranks, whatever is in them; links are not followed.
+/// The directories in `dir` that have ranks' names, whatever they hold. Does not follow links.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be listed.
@@ -19,8 +19,8 @@ pub(in crate::store) fn dirs(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The directories in `dir` in which a rank's part is, or was to be, by rank. None if `dir` is a checkpoint
-/// itself, or holds others too.
+/// The directories in `dir` that hold a rank's share or what is left of one, by rank. Empty if `dir` is a checkpoint
+/// itself or also holds others.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be listed.
@@ -42,14 +42,14 @@ pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(parts)
 }
 
-/// Whether what is in a directory is a checkpoint, or a whole. It looks no deeper, and not at a link back to the
-/// directory: links could lead around in circles.
+/// Whether a directory holds a checkpoint or ranks' shares. Looks no deeper, and not at a link back to `within`: links
+/// may form circles.
 fn is_checkpoint(path: &Path, within: &Path) -> bool {
     let holds_parts = || dirs(path).is_ok_and(|parts| parts.iter().any(|part| found_trace(part)));
     !is_same(path, within) && (found_trace(path) || holds_parts())
 }
 
-/// Whether a directory of its own says that a checkpoint is, was or was to be there.
+/// Whether a directory holds files of a checkpoint or of an unfinished save or removal.
 fn holds_trace(dir: &Path) -> Result<bool> {
     let has_trace = file_names(dir)?.iter().any(|name| names::is_trace(name));
     Ok(has_trace && stripe_owner(dir)?.is_none())
@@ -60,8 +60,8 @@ fn found_trace(dir: &Path) -> bool {
     holds_trace(dir).unwrap_or(false)
 }
 
-/// Whether these parts are what the removal of a whole left that was killed. Parts of another save than those
-/// that were being removed are somebody's data.
+/// Whether these shares are what a killed removal left. Shares of another save than those being removed are
+/// somebody's data.
 pub(in crate::store) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
     if !parts.iter().any(|part| has(&part.join(names::RETIRED))) {
         return false;
@@ -85,7 +85,7 @@ pub(in crate::store) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
     })
 }
 
-/// Those of a whole's parts that are committed.
+/// The committed ones of these shares.
 ///
 /// # Errors
 /// [`Error::NotCommitted`] if none is, nor being removed; those of [`manifest::read`] for a manifest that cannot

@@ -97,7 +97,7 @@ pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
     Error::NoCheckpoint { path, reason: kind_of_directory(dir, &names) }
 }
 
-/// What a directory is in which nothing of an unfinished save is.
+/// Describes a directory without files of an unfinished save.
 fn kind_of_directory(dir: &Path, names: &[String]) -> String {
     let manifest = names::MANIFEST;
     let first = |is_it: fn(&str) -> bool| names.iter().find(|name| is_it(name));
@@ -128,7 +128,7 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
     }
 }
 
-/// What shards of ringstow's are without a manifest; `shard` is one of them.
+/// Describes ringstow's shards without a manifest; `shard` is one of them.
 pub(in crate::store) fn no_commit(shard: &str) -> String {
     format!(
         "{shard} is a shard of ringstow's, but there is no {}, whose presence is the commit; restore it from a \
@@ -137,7 +137,7 @@ pub(in crate::store) fn no_commit(shard: &str) -> String {
     )
 }
 
-/// What a file is, and what reads it.
+/// Describes a file, and says what reads it.
 fn kind_of_file(path: &Path) -> String {
     let parent = path.parent().unwrap_or(path);
     if dir::has(&parent.join(names::MANIFEST)) {
@@ -172,7 +172,7 @@ fn first_bytes(path: &Path) -> Vec<u8> {
     file::read_start(&real, BYTES).unwrap_or_default()
 }
 
-/// The checkpoint directly in a directory that was committed last, going by its files' times.
+/// The checkpoint directly below a directory that was committed last, going by the manifests' times.
 fn newest_in(dir: &Path) -> Option<PathBuf> {
     let committed = |path: &Path| -> Option<SystemTime> {
         let at = |path: &Path| dir::look(&path.join(names::MANIFEST)).ok()?.modified().ok();

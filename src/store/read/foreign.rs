@@ -1,7 +1,7 @@
-//! Directories of safetensors files that others wrote: what is in them, from their headers alone.
+//! Directories of safetensors files that another program wrote. Reads only their headers.
 //!
-//! PyTorch's `HuggingFaceStorageWriter` notes in each file where its tensors lie in the whole ones
-//! (`DCP_SHARDING_INFO`). Files without that note hold whole tensors.
+//! PyTorch's `HuggingFaceStorageWriter` notes in each file which regions of the tensors it holds
+//! (`DCP_SHARDING_INFO`). Files without that note hold complete tensors.
 
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
@@ -22,8 +22,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Bytes of the largest header that the safetensors format allows; no list is larger either.
-const HEADER_MAX: u64 = 100_000_000;
+/// Bytes of the largest header that the safetensors format allows. A list of tensors and files is never larger.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 #[derive(Deserialize)]
 struct WeightMap {
@@ -36,7 +36,7 @@ struct Saved {
     saved_offsets: Vec<u64>,
 }
 
-/// Looks into the files of a directory without a manifest.
+/// Reads the headers of the files in a directory without a manifest.
 pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     let present = file_names(dir)?;
     if present.iter().any(|name| names::is_part(name)) {
@@ -70,7 +70,7 @@ fn uncommitted(dir: &Path, shard: &str) -> Error {
 fn read_index(dir: &Path) -> Result<WeightMap> {
     let path = resolve(dir, INDEX)?;
     let (mut file, bytes) = open(&path)?;
-    if bytes > HEADER_MAX {
+    if bytes > HEADER_BYTES_MAX {
         return Err(Error::format(path, format!("has {bytes} bytes: no list of tensors does")));
     }
     let mut text = Vec::new();
@@ -79,7 +79,7 @@ fn read_index(dir: &Path) -> Result<WeightMap> {
         .map_err(|e| Error::format(path, format!("is no list of tensors and their files: {e}")))
 }
 
-/// The files that an index lists. Others are no part of the checkpoint.
+/// The files that an index lists. Other files do not belong to the checkpoint.
 fn listed_files(dir: &Path, index: &WeightMap, present: &[String]) -> Result<Vec<String>> {
     let listed: BTreeSet<&String> = index.weight_map.values().collect();
     if let Some(bad) = listed.iter().find(|name| !names::is_confined(name)) {
@@ -96,7 +96,7 @@ fn listed_files(dir: &Path, index: &WeightMap, present: &[String]) -> Result<Vec
     }
 }
 
-/// The files of a directory without an index, if they are all that belong together.
+/// The files of a directory without an index, if no file of a numbered set is missing.
 fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
     if let Some(part) = present.iter().find(|name| names::is_model_part(name)) {
         let reason = format!(
@@ -120,20 +120,22 @@ fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
 
 /// The files that are missing from sets such as `model-00001-of-00003.safetensors`.
 fn missing_numbers(files: &[String]) -> Vec<String> {
+    /// As many missing files of a set as are worth listing.
+    const LISTED_MAX: usize = 100;
     let mut sets: BTreeMap<(&str, usize), BTreeSet<usize>> = BTreeMap::new();
     for (stem, index, count) in files.iter().filter_map(|name| names::numbered(name)) {
         sets.entry((stem, count)).or_default().insert(index);
     }
     let mut missing = Vec::new();
     for ((stem, count), there) in sets {
-        // Numbers beyond what is there and a few are not listed: the count is a stranger's word.
-        let few = (1..=count).filter(|index| !there.contains(index)).take(100);
+        // The file name claims the count, so it may be huge.
+        let few = (1..=count).filter(|index| !there.contains(index)).take(LISTED_MAX);
         missing.extend(few.map(|index| format!("{stem}-{index:05}-of-{count:05}.safetensors")));
     }
     missing
 }
 
-/// All files that are safetensors by their name, but for hidden ones.
+/// All files whose names are those of safetensors files, except hidden ones.
 fn safetensors_files(dir: &Path, mut present: Vec<String>) -> Result<Vec<String>> {
     present.retain(|name| name.ends_with(".safetensors") && !name.starts_with('.'));
     match present.iter().find(|name| !names::is_confined(name)) {
@@ -148,13 +150,13 @@ fn unlisted(dir: &Path, what: &str, missing: &[String]) -> Error {
     Error::MissingFiles { path: dir.into(), reason }
 }
 
-/// Where a file of the directory really is. Links are followed: the hub's cache holds nothing else,
-/// and there is no manifest here whose word would have to be confined.
+/// The real path of a file. Follows links: the hub's cache holds nothing else, and without a manifest there are no
+/// names that must stay within the directory.
 fn resolve(dir: &Path, name: &str) -> Result<PathBuf> {
     dir::real(&dir.join(name))
 }
 
-/// Opens a regular file, and tells its length.
+/// Opens a regular file; returns it with its length in bytes.
 fn open(path: &Path) -> Result<(File, u64)> {
     let opened = file::open_read(path, false).and_then(|file| {
         let bytes = file::look(&file)?.len();
@@ -175,7 +177,7 @@ struct Header {
     bytes: u64,
 }
 
-/// Reads a header, and checks that the file has just the data that it tells of.
+/// Reads a header, and checks that the file has exactly the data that the header describes.
 fn read_header(path: &Path) -> Result<Header> {
     let (mut file, bytes) = open(path)?;
     let failed = |e| Error::io("reading", path, e);
@@ -185,7 +187,7 @@ fn read_header(path: &Path) -> Result<Header> {
     }
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
-    if length > HEADER_MAX || length > bytes - 8 {
+    if length > HEADER_BYTES_MAX || length > bytes - 8 {
         let reason = format!(
             "is no safetensors file, or was cut: its header should have {length} bytes, the file has {bytes}"
         );
@@ -208,7 +210,7 @@ fn read_header(path: &Path) -> Result<Header> {
     Ok(Header { metadata, data, bytes })
 }
 
-/// What was found so far.
+/// The checkpoint as far as its files have been read.
 #[derive(Default)]
 struct Assembly {
     index: Option<WeightMap>,
@@ -235,7 +237,7 @@ impl Assembly {
         tensors.sort_by(|(a, x), (b, y)| (x.data_offsets, a).cmp(&(y.data_offsets, b)));
         for (tensor, info) in tensors {
             let offsets = saved.get(&tensor).map(|saved| saved.saved_offsets.as_slice());
-            // A whole tensor that the index has elsewhere is a copy.
+            // A complete tensor that the index has in another file is a copy.
             let elsewhere =
                 |index: &WeightMap| index.weight_map.get(&tensor).is_some_and(|file| *file != name);
             if offsets.is_none() && self.index.as_ref().is_some_and(elsewhere) {
@@ -250,7 +252,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// Adds a chunk of the file that is being looked into; a tensor grows to hold it.
+    /// Adds a chunk of the current file. The tensor's shape grows to hold it.
     fn add_chunk(
         &mut self,
         name: String,
@@ -304,7 +306,7 @@ impl Assembly {
             }
         }
         for tensor in &mut self.tensors {
-            check_whole(dir, tensor)?;
+            check_coverage(dir, tensor)?;
             if let [chunk] = tensor.chunks.as_mut_slice() {
                 (chunk.offsets, chunk.sizes) = (None, None);
             }
@@ -317,8 +319,8 @@ impl Assembly {
     }
 }
 
-/// Checks that a tensor's chunks are all of it.
-fn check_whole(dir: &Path, tensor: &TensorEntry) -> Result<()> {
+/// Checks that a tensor's chunks cover it.
+fn check_coverage(dir: &Path, tensor: &TensorEntry) -> Result<()> {
     let name = &tensor.name;
     let boxes: Vec<Extent> = tensor
         .chunks
