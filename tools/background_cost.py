@@ -1,12 +1,12 @@
-"""Measures what `save_async` takes from training on the CPU, for each way of staging.
+"""Measures how much `save_async` slows down training on the CPU, for each way of staging.
 
     python tools/background_cost.py                        # 0.3 GB, 9 rounds
     python tools/background_cost.py --gb 2 --rounds 21 --dir /mnt/nvme
 
 A round runs the same training loop once with each way of staging, in random order: one background
-save, then a few steps of AdamW. Loops are told as ratios to the "unguarded" one of the same round,
-which is what a save costs that does not keep the values of the call. Then come the time of the call
-for 1,000 tensors and of reading the versions of 10,000. Median and range of all rounds.
+save, then a few steps of AdamW. It prints the time of each loop as a ratio to the "unguarded" loop
+of the same round, whose save does not keep the values of the call. Then it prints the time of the
+call for 1,000 tensors and of reading the versions of 10,000: median and range of all rounds.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
-    parser.add_argument("--gb", type=float, default=0.3, help="of weights and moments")
+    parser.add_argument(
+        "--gb", type=float, default=0.3, help="size of weights and moments, 1e9 bytes"
+    )
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=6, help="after each save")
+    parser.add_argument("--steps", type=int, default=6, help="training steps after each save")
     parser.add_argument("--stagings", nargs="+", choices=STAGINGS, default=STAGINGS)
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--dir", type=Path, help="where the checkpoints are saved")
+    parser.add_argument("--threads", type=int, default=1, help="number of torch threads")
+    parser.add_argument("--dir", type=Path, help="directory for the checkpoints")
     return parser.parse_args(arguments)
 
 

@@ -1,12 +1,12 @@
 """Counts the instructions of planner, manifest, checksum and pipeline, and compares the counts with
-those that were committed. Times are too noisy on shared machines; instructions are not.
+the committed ones. Times are too noisy on shared machines; instruction counts are not.
 
-    make bench-check       # compares with benches/baseline.json; exit code 1 where one is higher
-    make bench-baseline    # writes benches/baseline.json anew
+    make bench-check       # compares with benches/baseline.json; exits with 1 if a count is higher
+    make bench-baseline    # writes a new benches/baseline.json
 
-Each case of `benches/instructions.rs` is run under callgrind in two sizes: the difference, divided
-by the number of items more, is what an item costs, without start-up. All threads are counted.
-Callgrind runs one at a time, so that none spins for long.
+It runs each case of `benches/instructions.rs` under callgrind in two sizes. The difference, divided
+by the number of additional items, is the cost of an item without start-up. It counts all threads.
+Callgrind runs one thread at a time, so that no thread spins for long.
 """
 
 from __future__ import annotations
@@ -181,8 +181,10 @@ def read_baseline() -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--write", action="store_true", help="write the baseline anew")
-    parser.add_argument("--runs", type=int, default=1, help="show how far so many runs agree")
+    parser.add_argument("--write", action="store_true", help="write a new baseline")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="number of runs; shows how far they agree"
+    )
     args = parser.parse_args(arguments)
     if not shutil.which("valgrind"):
         print("valgrind counts the instructions, and is not here: apt-get install valgrind")

@@ -1,4 +1,4 @@
-"""ringstow and its peers side by side: the same state, the same disk, rounds interleaved.
+"""Compares ringstow with other libraries: same state, same disk, interleaved rounds.
 
     python tools/compare.py                     # 1 GB, 3 rounds, in the current directory's disk
     python tools/compare.py --gb 4 --dir /mnt/nvme --out result
@@ -6,9 +6,9 @@
     python tools/compare.py --small --gb 0.4    # 100,000 tensors of 4 KiB
     python tools/compare.py --used-memory       # no memory is free, as on a machine in use
 
-Every measurement is a process of its own (comparing/worker.py) in a fresh directory that is removed
-after it. A peer that is not part of the project's environment gets one of its own under .peers/.
-A save counts when it is durable; a load is cold and its bytes are checked against what was saved.
+Each measurement runs in its own process (comparing/worker.py) and in a new directory, which is then
+removed. A peer that the project's environment lacks gets its own environment under .peers/.
+Saves are durable. Loads are cold, and their bytes are compared with what was saved.
 """
 
 from __future__ import annotations
@@ -118,31 +118,33 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="ringstow and its peers on the same state.")
     parser.add_argument("--gb", type=float, default=1.0, help="size of the state, 1e9 bytes")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dir", type=Path, default=Path(), help="on the disk to measure")
+    parser.add_argument("--dir", type=Path, default=Path(), help="directory on the disk to measure")
     parser.add_argument(
         "--out", type=Path, default=Path("compare-out"),
-        help="gets table.txt, result.json, result.png and logs/",
+        help="directory for table.txt, result.json, result.png and logs/",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="write every measurement to this file, too")
+    parser.add_argument("--json", type=Path, help="also write every measurement to this file")
     parser.add_argument(
         "--peers", nargs="+", choices=list(PEERS), default=DEFAULT_PEERS, metavar="PEER",
         help="any of: " + ", ".join(PEERS),
     )  # fmt: skip
     parser.add_argument(
         "--nothing-installed", action="store_true",
-        help="only peers that the project's environment has already, and no chart",
+        help="only peers that the project's environment already has, and no chart",
     )  # fmt: skip
     parser.add_argument(
         "--small", action="store_true",
-        help="tensors of 4 KiB, and nothing else: what a tensor costs, rather than a byte",
+        help="only tensors of 4 KiB: measures the cost per tensor, not per byte",
     )  # fmt: skip
     parser.add_argument(
         "--used-memory", action="store_true",
         help="fill the page cache before each measurement, so that no memory is free, as on a "
         "machine that has been in use: memory that a virtual machine's host took back is slow",
     )  # fmt: skip
-    parser.add_argument("--install-seconds", type=float, default=600.0, help="limit for each peer")
-    parser.add_argument("--seconds", type=float, default=900.0, help="limit for a save or a load")
+    parser.add_argument(
+        "--install-seconds", type=float, default=600.0, help="time limit of installing each peer"
+    )
+    parser.add_argument("--seconds", type=float, default=900.0, help="time limit of a save or load")
     return parser.parse_args()
 
 

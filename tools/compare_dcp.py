@@ -1,7 +1,7 @@
-"""torch.distributed.checkpoint with its own storage and with ringstow's: same state, same ranks.
+"""Compares DCP's own storage with ringstow's: same state, same ranks.
 
     python tools/compare_dcp.py                          # 2 ranks, 3 GB, 3 rounds, on this disk
-    python tools/compare_dcp.py --tensors 100000         # what planning and metadata cost
+    python tools/compare_dcp.py --tensors 100000         # the cost of planning and metadata
     python tools/compare_dcp.py --replicated --gb 0.5    # loads with and without broadcast
     python tools/compare_dcp.py --gb 6 --ranks 4 --dir /mnt/nvme --json result.json
 
@@ -119,11 +119,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gb", type=float, default=3.0, help="size of the state, 1e9 bytes")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tensors", type=int, default=0, help="measure planning with so many")
+    parser.add_argument(
+        "--tensors", type=int, default=0, help="measure planning with this number of tensors"
+    )
     parser.add_argument(
         "--replicated", action="store_true", help="measure loads with and without broadcast"
     )
-    parser.add_argument("--dir", type=Path, default=Path(), help="on the disk to measure")
+    parser.add_argument("--dir", type=Path, default=Path(), help="directory on the disk to measure")
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
     return parser.parse_args()
 

@@ -1,7 +1,8 @@
-"""One rank of compare_dcp.py: the same state saved and loaded by stock DCP and by ringstow.
+"""One rank of compare_dcp.py: saves and loads the same state with DCP's storage and ringstow's.
 
-compare_dcp.py starts it on each rank through torch.distributed.run. Rank 0 prints one JSON object a
-measurement: {"round", "row", "what", and figures}. Times are of the slowest rank, from a barrier.
+compare_dcp.py starts it on each rank through torch.distributed.run. Rank 0 prints one JSON object
+per measurement: {"round", "row", "what", and figures}. Times start at a barrier and end with the
+slowest rank.
 """
 
 from __future__ import annotations
@@ -386,7 +387,9 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--gb", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tensors", type=int, default=0, help="measure planning with so many")
+    parser.add_argument(
+        "--tensors", type=int, default=0, help="measure planning with this number of tensors"
+    )
     parser.add_argument("--replicated", action="store_true")
     parser.add_argument("--fio", action="store_true")
     args = parser.parse_args()

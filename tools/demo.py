@@ -1,8 +1,8 @@
-"""The demo: a real model trains, is killed with SIGKILL in the middle of a save, resumes, and ends
-with the losses and weights of a run that was never disturbed. `make demo` runs it.
+"""The demo: trains a real model, kills it with SIGKILL during a save, resumes it, and compares its
+losses and weights with those of an undisturbed run. `make demo` runs it.
 
-It believes nothing it has not seen: the kill counts only if the directory afterwards shows a save
-that had begun and was not committed; losses and weights must match exactly, or it exits with 1.
+The kill counts only if the directory then shows a save that had begun and was not committed. If
+losses or weights differ in any bit, it exits with 1.
 """
 
 from __future__ import annotations
@@ -199,9 +199,16 @@ def compare_peers(gigabytes: float, out: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train, save, be killed, resume, compare.")
-    parser.add_argument("--dir", type=Path, default=ROOT / "demo-out", help="emptied before use")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=ROOT / "demo-out",
+        help="directory for the runs; is emptied first",
+    )
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--gb", type=float, default=1.0, help="state for the comparison; 0: none")
+    parser.add_argument(
+        "--gb", type=float, default=1.0, help="size of the state to compare, 1e9 bytes; 0 skips"
+    )
     return parser.parse_args()
 
 

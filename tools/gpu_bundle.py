@@ -1,10 +1,10 @@
-"""Puts all that gpu_report.py needs on a machine with a GPU into one folder: `make gpu-bundle`.
+"""Makes a folder with all that gpu_report.py needs on a machine with a GPU: `make gpu-bundle`.
 
     python tools/gpu_bundle.py dist/gpu --python .venv/bin/python
 
-There neither Rust nor this repository is needed, and no network. In the folder: the release
-program `ringstow`, the bench `gpu` as `bench-gpu`, the tests that need a GPU (Rust's as `test-gpu`,
-Python's in `python/tests`), the wheel, and the report's own scripts.
+That machine needs neither Rust, this repository nor a network. The folder holds the release program
+`ringstow`, the bench `gpu` as `bench-gpu`, the tests that need a GPU (`test-gpu` in Rust, and
+`python/tests`), the wheel, and the report's scripts.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ def commit() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Collects what gpu_report.py needs.")
-    parser.add_argument("folder", type=Path, help="made anew")
-    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="has pip")
+    parser.add_argument("folder", type=Path, help="the folder to make; an existing one is replaced")
+    parser.add_argument(
+        "--python", type=Path, default=Path(sys.executable), help="an interpreter with pip"
+    )
     args = parser.parse_args()
     folder: Path = args.folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)

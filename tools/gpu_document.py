@@ -1,4 +1,4 @@
-"""The figures that the GPU report gives, what each must reach, and the report as Markdown."""
+"""The figures of the GPU report, their targets, and the report as Markdown."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Measures one figure of the GPU report with torch, in a process of its own.
+"""Measures one figure of the GPU report with torch, in its own process.
 
 gpu_report.py runs this:
     python gpu_figures.py step --dir /mnt/nvme --gb 4 --rounds 5
 
-Prints one JSON object: `values`, one a round, and a `note`; or `skipped`, and why. With --rehearse
-all is done on the CPU, which shows that it runs, and means nothing.
+Prints one JSON object: `values`, one per round, and a `note`; or `skipped` with the reason. With
+--rehearse it runs on the CPU, to show that it works; the figures then mean nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the GPU report says of a machine. Needs nothing but Python; Linux."""
+"""The GPU report's description of the machine. Needs only Python, on Linux."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Tests and measures ringstow on this machine's GPU, and writes report.json and report.md.
 
-    make gpu-bundle                      # where Rust is: fills dist/gpu
-    python gpu_report.py                 # in that folder, wherever there is a GPU
+    make gpu-bundle                      # on a machine with Rust: fills dist/gpu
+    python gpu_report.py                 # in that folder, on a machine with a GPU
 
-Needs that folder and Python alone, neither Rust nor a network. Tests run with the folder's wheel
-and, where there is torch with CUDA, the figures are measured with it. What cannot be done is
-said in the report, and why. Exits with 1 if a test failed or a target was missed.
+It needs only that folder and Python, neither Rust nor a network. The tests use the folder's wheel,
+and the figures need torch with CUDA. The report names what could not run, and why. Exits with 1 if
+a test failed or a target was missed.
 """
 
 from __future__ import annotations
@@ -262,14 +262,25 @@ def write(report: Report, out: Path) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tests and measures ringstow on a GPU.")
-    parser.add_argument("bundle", type=Path, nargs="?", default=HERE, help="of make gpu-bundle")
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="the disk")
-    parser.add_argument("--out", type=Path, default=Path(), help="where the report goes")
+    parser.add_argument(
+        "bundle", type=Path, nargs="?", default=HERE, help="the folder of make gpu-bundle"
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="directory on the disk to measure",
+    )
+    parser.add_argument("--out", type=Path, default=Path(), help="directory for the report")
     parser.add_argument("--gb", type=float, default=4.0, help="size of the states, 1e9 bytes")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=470.0, help="seconds, for all of it")
     parser.add_argument(
-        "--rehearse", action="store_true", help="figures on the CPU, which mean nothing"
+        "--budget", type=float, default=470.0, help="time limit of the report, in seconds"
+    )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="run the figures on the CPU, where they mean nothing",
     )
     return parser.parse_args()
 

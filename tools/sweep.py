@@ -1,12 +1,12 @@
-"""Finds the setting that is fastest on a directory's disk, and says what each knob is worth there.
+"""Finds the fastest setting for a directory's disk, and the effect of each knob there.
 
     python tools/sweep.py /mnt/nvme                        # ten minutes, 1 GB
     python tools/sweep.py /mnt/nvme --minutes 30 --gb 4 --goal save
-    python tools/sweep.py /mnt/nvme --plan                 # says what it would measure
+    python tools/sweep.py /mnt/nvme --plan                 # prints what it would measure
 
-Into --out (sweep-out/) go results.json, heatmap.png, report.html and ringstow.toml, which library,
-program and Python take when it lies in the working directory or RINGSTOW_CONFIG names it. Ctrl-C
-keeps what was measured. docs/tuning.md says how to read it all.
+It writes results.json, heatmap.png, report.html and ringstow.toml to --out (sweep-out/). Library,
+program and Python use a ringstow.toml in the working directory or named by RINGSTOW_CONFIG. Ctrl-C
+keeps what was measured. docs/tuning.md explains the results.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def find_out(
     defaults = sweep.worker.about["defaults"]
     default = sweep.probe(DEFAULT)
     if default is None:
-        raise SweepFailed(f"the default cannot be had: {sweep.refused[DEFAULT]}")
+        raise SweepFailed(f"the default setting is refused: {sweep.refused[DEFAULT]}")
     cores = sweep.worker.about["cores"]
     knobs = plan.knobs_of(
         typing.get_type_hints(ringstow.Config),
@@ -134,22 +134,28 @@ def measure(sweep: Sweep, made: Plan, goal: choose.What, ends_at: float, bar: Ba
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The fastest setting on a directory's disk.")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="on the disk to be measured")
-    parser.add_argument("--minutes", type=float, default=10.0, help="time to measure (10)")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="directory on the disk to measure"
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="time limit (10)")
     parser.add_argument("--gb", type=float, default=1.0, help="size of the state, 10^9 bytes (1)")
-    parser.add_argument("--out", type=Path, default=Path("sweep-out"), help="where results go")
+    parser.add_argument(
+        "--out", type=Path, default=Path("sweep-out"), help="directory for the results"
+    )
     parser.add_argument(
         "--goal", choices=typing.get_args(choose.What), default="both",
-        help="what is to be fast; both: the geometric mean of the two speeds",
+        help="what to make fast; both is the geometric mean of the two speeds",
     )  # fmt: skip
-    parser.add_argument("--knobs", nargs="+", default=[], help="these fields of Config alone")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the measurements")
-    parser.add_argument("--no-fio", action="store_true", help="do without fio's figures")
+    parser.add_argument("--knobs", nargs="+", default=[], help="vary only these fields of Config")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the measurements")
+    parser.add_argument("--no-fio", action="store_true", help="do not measure fio")
     parser.add_argument(
         "--drop-caches", action="store_true",
-        help="also have the kernel drop all caches before loads (root; slows everybody down)",
+        help="also drop all kernel caches before loads (needs root; slows other programs down)",
     )  # fmt: skip
-    parser.add_argument("--plan", action="store_true", help="say what would be measured, and end")
+    parser.add_argument(
+        "--plan", action="store_true", help="print what would be measured, and exit"
+    )
     args = parser.parse_args(given)
     if not (args.minutes > 0 and 1e-6 <= args.gb < float("inf")):  # nor is it no number at all
         parser.error("--minutes must be positive, --gb a kilobyte (1e-6) at least")

@@ -1,10 +1,10 @@
-"""The process that saves and loads for sweep.py: one for all settings, all with the same state.
+"""The process that saves and loads for sweep.py: one process and one state for all settings.
 
     python tools/sweep_worker.py DIR --bytes 1000000000
-It reads one JSON object a line, {"changes": {Config's fields}, "timed": bool}, and answers each
-with one. Before it times a setting it saves and loads a few MB with it, which takes the pool,
-registers it and starts the threads: what is timed is the second checkpoint of a run, not the first.
-Everything is done in DIR, which is removed when the input ends, however that comes.
+It reads one JSON object per line, {"changes": {Config's fields}, "timed": bool}, and answers each
+with another. Before it times a setting it saves and loads a few MB with it, which allocates and
+registers the pool and starts the threads: it times the second checkpoint of a run, not the first.
+It works in DIR, and removes DIR when the input ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Bench:
         return answer | self.measure(config) if timed else answer
 
     def warm_up(self, config: ringstow.Config) -> dict[str, Any]:
-        """Tells what the setting came to."""
+        """Save and load a few MB; return the I/O mode that the setting led to."""
         path = self.directory / "warm-up"
         into = {name: torch.zeros_like(t) for name, t in self.small.items()}
         try:
@@ -71,12 +71,12 @@ class Bench:
         }
 
     def measure(self, config: ringstow.Config) -> dict[str, Any]:
-        # A parent of its own for either kind: files to write over are beside the checkpoint.
+        # Separate parents: recycled files are beside the checkpoint.
         path = self.directory / ("recycled" if config.recycle else "new") / "checkpoint"
         if config.recycle and not path.parent.exists():
             ringstow.save(self.state, path, config=config)
             ringstow.retire(path, config=config)
-        os.sync()  # nobody pays for what another left to be written
+        os.sync()  # so that no setting pays for another's dirty pages
         try:
             report, save = clock(lambda: ringstow.save(self.state, path, config=config))
             save["bytes"] = report.file_bytes

@@ -1,14 +1,15 @@
-"""Changes tensors at random while `save_async` saves them, and checks what was committed.
+"""Changes tensors at random while `save_async` saves them, and checks the committed values.
 
     python tools/torture.py                         # 1,000 training loops
-    python tools/torture.py --loops 20 --seed 7     # twenty others; --seed 7 --loops 1 repeats one
-    python tools/torture.py --unseen                # only what docs/background.md says is not seen
-    python tools/torture.py --staging unguarded     # is torn often, which shows that this finds it
+    python tools/torture.py --loops 20 --seed 7     # 20 others; --loops 1 repeats the first
+    python tools/torture.py --unseen                # only changes that no save can see
+    python tools/torture.py --staging unguarded     # finds torn saves, which shows that this works
 
-Each loop trains a small model on the CPU, saves it with one of the ways of staging, and changes
-weights, buffers and the optimizer's state meanwhile, from this thread and others. A save commits
-exactly the values of the call, or fails and leaves the earlier checkpoint as it was. Where only
-what an ordinary training loop does was done, it must not fail. Exits with 1 if a loop was torn.
+Each loop trains a small model on the CPU, saves it with one of the ways of staging, and meanwhile
+changes weights, buffers and the optimizer's state from several threads. A save must commit exactly
+the values of the call, or fail and leave the earlier checkpoint unchanged. If the loop did only
+what training ordinarily does, the save must not fail. Exits with 1 if a checkpoint was torn.
+docs/background.md names the changes that no save can see.
 """
 
 from __future__ import annotations
@@ -53,13 +54,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
     parser.add_argument("--loops", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first loop")
-    parser.add_argument("--dir", type=Path, help="where the checkpoints are saved")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first loop")
+    parser.add_argument("--dir", type=Path, help="directory for the checkpoints")
     parser.add_argument(
-        "--unseen", action="store_true", help="only changes that no save can see; count the torn"
+        "--unseen",
+        action="store_true",
+        help="only changes that no save can see; count torn checkpoints",
     )
     parser.add_argument(
-        "--staging", choices=get_args(Staging), help='this one alone; "unguarded" has to be torn'
+        "--staging",
+        choices=get_args(Staging),
+        help='only this one; "unguarded" must tear checkpoints',
     )
     return parser.parse_args(arguments)
 

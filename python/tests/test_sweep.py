@@ -365,7 +365,7 @@ def test_a_directory_that_cannot_be_is_named(tmp_path, capsys):
 
 
 def test_too_little_memory_is_told_before_any_is_taken(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(measure, "available_memory", lambda: 1 << 30)
+    monkeypatch.setattr(measure, "meminfo_bytes", lambda field: 1 << 30)
     assert sweep.main([str(tmp_path), "--gb", "0.5", "--out", str(tmp_path / "out")]) == 2
     assert "choose a smaller --gb" in capsys.readouterr().out
 

@@ -18,22 +18,24 @@ BLOCK_BYTES = 4 << 20
 JOB = "--ioengine=io_uring --bs=4M --iodepth=8 --fixedbufs --registerfiles --direct=1"
 
 
-def run_json(command: list[str]) -> dict[str, Any]:
+def run_job(operation: str, size: int, *options: str) -> dict[str, Any]:
+    """What fio reports of one job that writes (and flushes) or reads files of `size` bytes."""
+    command = [FIO, "--name=ceiling", f"--rw={operation}", f"--size={size}", *JOB.split()]
+    command += [*options, "--output-format=json"]
+    command += ["--end_fsync=1"] if operation == "write" else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
         raise CompareFailed(lines[-1])
-    answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    return answer
+    job: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    if job["error"] != 0:
+        raise CompareFailed(f"fio: {os.strerror(job['error'])}")
+    return job
 
 
 def fio_pass(operation: str, file: Path, size: int) -> dict[str, float]:
     """One fio pass over `file`: write (new, flushed at its end) or read."""
-    command = [FIO, "--name=ceiling", f"--filename={file}", f"--rw={operation}"]
-    command += [f"--size={size}", *JOB.split(), "--output-format=json"]
-    job = run_json(command + (["--end_fsync=1"] if operation == "write" else []))["jobs"][0]
-    if job["error"] != 0:
-        raise CompareFailed(f"fio: {os.strerror(job['error'])}")
+    job = run_job(operation, size, f"--filename={file}")
     seconds = job[operation]["io_bytes"] / job[operation]["bw_bytes"]
     cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
     return {"bytes": job[operation]["io_bytes"], "seconds": seconds, "cpu_seconds": cpu_seconds}
@@ -54,14 +56,10 @@ def fio_jobs(parent: Path, size: int, jobs: int) -> dict[str, float]:
     each = -(-size // jobs // BLOCK_BYTES) * BLOCK_BYTES
     seconds = {}
     with fresh_directory(parent) as directory:
-        command = [FIO, "--name=ceiling", f"--directory={directory}", f"--size={each}"]
-        command += [*JOB.split(), f"--numjobs={jobs}", "--group_reporting", "--output-format=json"]
+        options = [f"--directory={directory}", f"--numjobs={jobs}", "--group_reporting"]
         for what, operation in [("save", "write"), ("load", "read")]:
             os.sync()
             drop_caches(directory)
-            flush = ["--end_fsync=1"] if operation == "write" else []
-            job = run_json([*command, f"--rw={operation}", *flush])["jobs"][0]
-            if job["error"] != 0:
-                raise CompareFailed(f"fio: {os.strerror(job['error'])}")
+            job = run_job(operation, each, *options)
             seconds[what] = size / job[operation]["bw_bytes"]
     return seconds

@@ -1,6 +1,6 @@
-"""The sweep's I/O: what the disk and the memory have room for, the worker, fio, the rounds.
+"""The sweep's I/O: free space and memory, the worker, fio, the rounds.
 
-It never chooses: it measures what it is told and keeps what was whole when it is stopped.
+It chooses nothing: it measures the given settings, and keeps complete measurements if stopped.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from comparing.fio import BLOCK_BYTES, fio_pass
 from comparing.processes import CompareFailed
+from comparing.usage import meminfo_bytes
 
 from sweeping import plan
 from sweeping.choose import Measured
@@ -36,13 +37,6 @@ WORKER = Path(__file__).parent.parent / "sweep_worker.py"
 
 class SweepFailed(Exception):
     """The sweep cannot go on; the message says why and what to change."""
-
-
-def available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise SweepFailed("/proc/meminfo has no MemAvailable")
 
 
 def check_directory(directory: Path, state_bytes: int) -> None:
@@ -62,17 +56,18 @@ def check_directory(directory: Path, state_bytes: int) -> None:
 
 
 def pool_bytes_max(state_bytes: int) -> int:
-    """The largest pool to try, in bytes: the state is there twice (saved, and loaded into), and the
-    library keeps the pools of the last two settings. To be asked before anything is taken.
+    """The largest pool to try, in bytes. Call it before anything is allocated: memory will hold the
+    state twice (saved, and loaded into), and the library keeps the pools of two settings.
 
     Raises:
-        SweepFailed: the default's pool does not fit either.
+        SweepFailed: not even the default's pool fits.
     """
-    for_pools = available_memory() - 2 * state_bytes - SPARE_BYTES
+    available = meminfo_bytes("MemAvailable")
+    for_pools = available - 2 * state_bytes - SPARE_BYTES
     if for_pools < 2 * LEAST_POOL_BYTES:
         need = 2 * state_bytes + 2 * LEAST_POOL_BYTES + SPARE_BYTES
         raise SweepFailed(
-            f"{available_memory() / 1e9:.1f} GB of memory are available, {need / 1e9:.1f} GB are "
+            f"{available / 1e9:.1f} GB of memory are available, {need / 1e9:.1f} GB are "
             "needed; choose a smaller --gb"
         )
     return for_pools // 2
@@ -80,7 +75,7 @@ def pool_bytes_max(state_bytes: int) -> int:
 
 @contextmanager
 def work_directory(parent: Path) -> Iterator[Path]:
-    """A directory of the sweep's own, gone afterwards."""
+    """A new directory for the sweep, removed afterwards."""
     try:
         path = Path(tempfile.mkdtemp(prefix=".ringstow-sweep-", dir=parent))
     except OSError as error:
@@ -92,13 +87,13 @@ def work_directory(parent: Path) -> Iterator[Path]:
 
 
 def worker_environment() -> dict[str, str]:
-    """Without anybody's settings: the default is to be the default."""
+    """The environment without settings of ringstow, so that the default is the default."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGSTOW_")}
     return kept | {"RINGSTOW_CONFIG": os.devnull}
 
 
 class Worker:
-    """The process that saves and loads, out of reach of a terminal's Ctrl-C, which we handle."""
+    """The process that saves and loads, in its own session: only this process gets Ctrl-C."""
 
     def __init__(self, directory: Path, state_bytes: int, drop_caches: bool = False) -> None:
         command = [sys.executable, "-W", "ignore", str(WORKER), str(directory)]
@@ -124,7 +119,7 @@ class Worker:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # answer() says what became of it
+            pass  # answer() raises with the reason
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
@@ -163,8 +158,8 @@ def fio_round(directory: Path, state_bytes: int) -> tuple[dict[str, float], dict
 
 @dataclass
 class Sweep:
-    """What measures, and what was measured. `tell` is called with each setting before it is,
-    `keep` after each round."""
+    """Measures settings, and keeps the results. Calls `tell` before each measurement, and `keep`
+    after each round."""
 
     directory: Path
     state_bytes: int
@@ -178,7 +173,7 @@ class Sweep:
     blocks: int = 0
 
     def probe(self, setting: Setting) -> dict[str, Any] | None:
-        """What the setting comes to; None where it is refused, which is noted."""
+        """The I/O mode that a setting leads to; None if it is refused, which is noted."""
         answer = self.worker.ask(setting, timed=False)
         return None if self.is_refused(setting, answer) else answer
 
@@ -194,19 +189,18 @@ class Sweep:
         return "refused" in answer
 
     def calibrate(self, fio: bool) -> float:
-        """Seconds that a measurement takes. The first, which finds all memory new, is left out."""
+        """Seconds that a measurement takes, without the first, which allocates all memory."""
         for number in range(CALIBRATIONS + 1):
             if number == 1:
                 start = time.monotonic()
             if self.is_refused(DEFAULT, self.worker.ask(DEFAULT)):
-                raise SweepFailed(f"the default cannot be had: {self.refused[DEFAULT]}")
+                raise SweepFailed(f"the default setting is refused: {self.refused[DEFAULT]}")
             if fio and number == 0:
                 fio_round(self.directory, self.state_bytes)
         return (time.monotonic() - start) / CALIBRATIONS * CAUTION
 
     def rounds(self, phase: Phase, ends_at: float) -> None:
-        """Measures the phase's rounds; no more once the time (monotonic) is over, if there are the
-        least."""
+        """Measures the phase's rounds: at least LEAST_ROUNDS, then until `ends_at` (monotonic)."""
         longest_s = 0.0
         for number in range(phase.rounds):
             enough = number >= plan.LEAST_ROUNDS[phase.name]

@@ -125,7 +125,7 @@ class Exchange:
             raise error
         if failed:
             raise Error(
-                f"rank {int(failed) - 1} failed to read its share of the load; see its own error"
+                f"rank {int(failed) - 1} could not read its share of the load; see its own error"
             )
 
     def run(self, fills: list[Fill], share: Share) -> list[LoadReport]:
