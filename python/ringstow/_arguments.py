@@ -24,7 +24,7 @@ def absolute(path: StrPath) -> str:
     ``~`` and ``~user`` at its beginning are home directories.
 
     Raises:
-        InvalidStateError: it is a URL, or the home of a user that isn't known.
+        InvalidStateError: it is a URL, or the home of an unknown user.
         ValueError: it is empty.
     """
     text = os.fspath(path)
@@ -42,7 +42,7 @@ def absolute(path: StrPath) -> str:
     if there.startswith("~"):
         user = text.partition("/")[0]
         raise InvalidStateError(
-            f"{text}: nobody knows the home directory {user} (a directory of this name is ./{text})"
+            f"{text}: the home directory {user} is unknown (a directory of this name is ./{text})"
         )
     return str(pathlib.Path(there).absolute())
 
@@ -56,7 +56,7 @@ def of_checkpoint(path: StrPath) -> str:
     if path is None:
         raise NoCheckpointError(
             "there is no checkpoint: the path is None, as latest() returns it for a directory "
-            "without one; start afresh, or look with ringstow.steps() why none can be loaded"
+            "without one; start afresh, or call ringstow.steps() to see why none can be loaded"
         )
     return absolute(path)
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector, which looks at every object there is whenever many are made."""
+"""Python's garbage collector, which visits every object whenever many are made."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 def collector_paused() -> Iterator[None]:
     """Keep Python's garbage collector from running.
 
-    It starts whenever so many objects were made, each tensor is a few, and each of its runs looks
-    through everything that the process has imported: it took longer than the copy. Loads keep it
-    from running to their end, reading included: it would look through what they have half made.
+    It starts after a number of new objects (each tensor is a few), and each run visits everything
+    that the process has imported: that took longer than the copy. Loads pause it to their end,
+    reading included, since it would visit what they have half made.
     """
     if not gc.isenabled():
         yield

@@ -33,8 +33,8 @@ class Config:
 
     A field that is not given is what the environment says (``RINGSTOW_POOL_BYTES=1G``, one
     variable a field), else the file that ``RINGSTOW_CONFIG`` names or ``ringstow.toml`` in the
-    current directory, else the default. A file that nobody named isn't heard on ``stripe`` and
-    ``trace``. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20,
+    current directory, else the default. In ``./ringstow.toml``, ``stripe`` and ``trace``
+    are ignored. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20,
     ``"64MB"`` is 64 * 10^6; they are kept as numbers. Everything is checked here and now.
 
     Raises:
@@ -93,8 +93,8 @@ class Config:
 
     trace: StrPath | None = _UNSET
     """A file to write what each block of a save or load went through, and when, in the trace format
-    of Chrome and Perfetto. Default none. One that is there is replaced; where it can't be written,
-    that is logged. Kept as a path from the root."""
+    of Chrome and Perfetto. Default none. One that is there is replaced; if it can't be written,
+    the reason is logged. Kept as a path from the root."""
 
     if TYPE_CHECKING:
         # What a field is given may be more than what it keeps.

@@ -1,8 +1,8 @@
-"""What keeps a background save from taking half of one step and half of the next.
+"""Keeps a background save from mixing the values of one step with those of the next.
 
-Three things together. What is small, or what nothing would tell a change of, is copied before
-the call returns. Optimizers of torch wait with their next step until the rest has been copied.
-And the version of each tensor is compared then: who changed one nevertheless makes the save fail.
+Three things work together. Values that are small, or whose changes go unnoticed, are copied before
+the call returns. torch's optimizers wait with their next step until the rest is copied. Then the
+version of each tensor is compared: a tensor that has changed nevertheless makes the save fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Staging = Literal["guard", "snapshot", "wait", "unguarded"]
 SMALL = 64 << 10
 
 _OPTIMIZERS = "torch.optim.optimizer"
-# How long a step waits before it looks whether there is still something to wait for.
+# How long a step waits before it checks again whether it still has to.
 _SLICE_S = 1.0
 # How long a save waits for steps that other threads are in, and how often it looks.
 _STEP_MAX_S = 60.0
@@ -39,18 +39,18 @@ _U64_MAX = (1 << 64) - 1
 
 
 def check_staging(staging: object) -> None:
-    """Refuse a kind of staging that there is none of.
+    """Refuse an unknown kind of staging.
 
     Raises:
-        InvalidStateError: names those that there are.
+        InvalidStateError: names the known ones.
     """
     if staging not in get_args(Staging):
         known = ", ".join(map(repr, get_args(Staging)))
-        raise InvalidStateError(f"staging={staging!r} is none of {known}")
+        raise InvalidStateError(f"staging={staging!r} is not one of {known}")
 
 
 class _Wanted(NamedTuple):
-    """What `_native.copy_now` is to copy."""
+    """Tensors that `_native.copy_now` copies."""
 
     largest: int
     room: int
@@ -58,11 +58,11 @@ class _Wanted(NamedTuple):
 
 
 def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int = 0) -> bool:
-    """Copy what has to be copied at the call; returns whether the call may return then.
+    """Copy what must be copied at the call, and return whether the call may then return.
 
     Raises:
         TornSaveError: another thread changed a tensor while it was copied.
-        OSError: there is no memory for the copies.
+        OSError: no memory is left for the copies.
     """
     if staging == "unguarded":
         return True
@@ -77,7 +77,7 @@ def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int
 
 
 def _on_gpu(tensors: list[torch.Tensor]) -> list[tuple[Address, object]] | None:
-    """Queue copies of small tensors, in the memory of their GPUs; None if there is too little."""
+    """Queue copies of small tensors in their GPUs' memory; None if that is too small."""
     _cuda.refuse_capture("a state cannot be saved")
     try:
         copies = _cuda.copy_all(tensors)
@@ -97,7 +97,7 @@ def _to_host(tensors: list[torch.Tensor]) -> list[tuple[Address, object]]:
 
 
 class Hold:
-    """Has the optimizers of all threads wait with their next step, from `begin` to `end`."""
+    """Makes the optimizers of all threads wait before their next step, from `begin` to `end`."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -111,9 +111,9 @@ class Hold:
         self.end()
 
     def begin(self, *, may_wait: bool = True) -> bool:
-        """Begin, and return whether that is of use to the caller's next step.
+        """Begin, and return whether the caller's next step will wait.
 
-        It is not within a step: that one is past waiting, so that the caller has to.
+        Within a step it is too late for that, and the caller has to wait itself.
         """
         _holds.append(self)
         if _is_stepping(sys._getframe()):
@@ -122,10 +122,10 @@ class Hold:
 
     @staticmethod
     def let_steps_end() -> None:
-        """Wait until the steps end that other threads are in: they are past waiting, too.
+        """Wait until the steps of other threads end: it is too late for those to wait.
 
         Raises:
-            TornSaveError: one does not end.
+            TornSaveError: a step does not end.
         """
         deadline = time.monotonic() + _STEP_MAX_S
         while _others_are_stepping():
@@ -137,9 +137,9 @@ class Hold:
             _pause()
 
     def follow(self, is_over: Callable[[], bool]) -> None:
-        """Note that the call is over, and what else tells that the save reads nothing any more.
+        """Note that the call is over, and how to ask whether the save still reads tensors.
 
-        It is asked from time to time, lest a step waits for a save that cannot say so.
+        A waiting step polls it, in case the save cannot call `end`.
         """
         self._is_over, self._caller = is_over, None
 
@@ -150,19 +150,19 @@ class Hold:
         self._over.set()
 
     def is_for(self, thread: int) -> bool:
-        """Tell whether a thread has to wait; not the one that is still calling for the save."""
+        """Return whether a thread has to wait: all but the one that is still in the call."""
         return thread != self._caller
 
     def wait(self) -> None:
         """Wait for the end."""
         while not self._over.wait(_SLICE_S):
-            # It is no hold any more in a forked child, for instance.
+            # In a forked child, for example, the hold is gone.
             if self not in _holds or self._is_over():
                 self.end()
 
 
-# Saves that are reading tensors. Lists are changed in one go, so that no lock is needed, which a
-# signal's handler could find taken by the very thread that it interrupts.
+# Saves that are reading tensors. Changes to a list are atomic, so it needs no lock, which a signal
+# handler could find held by the very thread that it interrupts.
 _holds: list[Hold] = []
 _is_installed = False
 
@@ -180,19 +180,19 @@ def _wait() -> None:
 
 
 def _install(may_wait: bool) -> bool:
-    """Have torch call `before_step` from now on; returns whether it does.
+    """Make torch call `before_step` from now on, and return whether it does.
 
-    It stays for good: torch runs through its table of hooks while a step waits in one, and that
-    fails if the table is changed meanwhile. For the same reason it is not done within a step, and
-    as far as possible not while another thread is in one: the call waits for that, or leaves it to
-    a later save.
+    The hook is never removed: torch iterates over its table of hooks while a step waits in one, and
+    that fails if the table changes meanwhile. So the hook is not installed within a step either,
+    and, where possible, not while another thread is in one: the call waits for that step, or leaves
+    it to a later save.
     """
     global _is_installed
     if _is_installed:
         return True
     optimizers = imported(_OPTIMIZERS)
     register = getattr(optimizers, "register_optimizer_step_pre_hook", None)
-    if register is None:  # no torch, so no tensors of its; or it is being imported
+    if register is None:  # torch is not imported, or is being imported
         return imported("torch") is None
     if not may_wait and _others_are_stepping():
         return False
@@ -204,7 +204,7 @@ def _install(may_wait: bool) -> bool:
 
 
 def _is_stepping(frame: FrameType | None) -> bool:
-    """Tell whether a stack is within an optimizer's step, and past `before_step`."""
+    """Return whether a stack is within an optimizer's step, after `before_step`."""
     while frame is not None:
         if frame.f_code is before_step.__code__:
             return False
@@ -216,7 +216,7 @@ def _is_stepping(frame: FrameType | None) -> bool:
 
 def _others_are_stepping() -> bool:
     frames = sys._current_frames()
-    # A frame that knows itself keeps all that it knows: the handle, too.
+    # A frame that refers to itself is a cycle, and would keep its variables, the handle among them.
     del frames[threading.get_ident()]
     return any(map(_is_stepping, frames.values()))
 
@@ -226,5 +226,5 @@ def _pause() -> None:
 
 
 def forget_after_fork() -> None:
-    """In a forked child: the parent's saves do not read the child's tensors."""
+    """In a forked child, forget the parent's saves: they do not read the child's tensors."""
     _holds.clear()

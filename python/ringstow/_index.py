@@ -148,7 +148,7 @@ def plan(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> Read
 
 
 def _apart(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> list[bool]:
-    """Tell for each range whether its elements are read one by one."""
+    """Return for each range whether its elements are read one by one."""
     apart = []
     boxes = 1
     for dimension, wanted in enumerate(ranges):

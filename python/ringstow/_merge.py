@@ -376,7 +376,7 @@ def _can_take_bytes(target: Any) -> bool:
 
 
 def _can_take_boxes(fill: Fill) -> bool:
-    """Tell whether a target is strided memory of a GPU's."""
+    """Return whether a target is strided memory of a GPU's."""
     target = fill.target
     if isinstance(target, DeviceArray):
         return True
@@ -416,7 +416,7 @@ def _new_tuple(old: tuple[Any, ...], makes: list[Make | None], builder: Builder)
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Tell whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
+    """Return whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
     items = parts(value)
@@ -430,7 +430,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _can_cast(there: str, here: str) -> bool:
-    """Tell whether elements of one dtype are converted to another with nothing lost but digits."""
+    """Return whether converting elements of one dtype to another loses nothing but digits."""
     return any({there, here} <= family for family in _FAMILIES)
 
 

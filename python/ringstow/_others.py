@@ -1,4 +1,4 @@
-"""Who else saves to a path: another rank of torch.distributed, or this very process."""
+"""Other saves to the same path: by another rank of torch.distributed, or by this process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _saved: set[str] = set()
 def refuse_other_ranks(path: str) -> None:
     """Refuse to replace what another rank of this job has saved.
 
-    Rank 0 may: it is the one to save what all ranks have. Without torch.distributed, or on one
-    rank, nothing is looked at.
+    Rank 0 may replace it: it saves what all ranks have. Without torch.distributed, or on one
+    rank, nothing is checked.
 
     Raises:
         InvalidStateError: the checkpoint at the path was committed since this process started, and
@@ -33,9 +33,9 @@ def refuse_other_ranks(path: str) -> None:
         return
     try:
         since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
-    except OSError:  # nothing there, or the save will say what is wrong
+    except OSError:  # nothing is there, or the save reports what is wrong
         return
-    # A time to come is that of another machine's clock, which cannot be compared with ours.
+    # A time in the future comes from another machine's clock, and cannot be compared with ours.
     if not _started() < since <= time.time():
         return
     text = f"{path} was saved by another process while this one ran, and this is {_advice(*ranks)}"
@@ -62,8 +62,8 @@ def explained(error: BaseException, *, is_own: bool) -> BaseException:
     if is_own:
         advice.append(
             "the save under way is this process' own: wait for its handle (handle.result()), or "
-            "call handle.cancel() and then handle.result(). A signal's handler may have "
-            "interrupted that save: let it set a flag and save after the step, or save to another "
+            "call handle.cancel() and then handle.result(). A signal handler may have "
+            "interrupted that save: let it set a flag, and save after the step or to another "
             "path"
         )
     ranks = _ranks()

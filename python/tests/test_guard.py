@@ -246,7 +246,7 @@ def test_unguarded_takes_what_is_there_when_it_is_copied(save, held, tmp_path):
 
 
 def test_staging_of_no_known_kind_is_refused_at_once(tmp_path):
-    with pytest.raises(ringstow.InvalidStateError, match="'gaurd' is none of 'guard', 'snap"):
+    with pytest.raises(ringstow.InvalidStateError, match="'gaurd' is not one of 'guard', 'snap"):
         ringstow.save_async({"a": 1}, tmp_path / "c", staging="gaurd")
     assert not (tmp_path / "c").exists()
 

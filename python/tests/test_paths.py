@@ -100,7 +100,7 @@ def test_a_tilde_is_a_home(tmp_path, monkeypatch):
     assert ringstow.load(pathlib.Path("~/run/step-1"))["step"] == 1
     assert ringstow.latest("~/run") == str(home / "run" / "step-1")
     assert ringstow.Config(trace="~/t.json").trace == str(home / "t.json")
-    with pytest.raises(ringstow.InvalidStateError, match=r"nobody knows.*\./~no-such-user/x"):
+    with pytest.raises(ringstow.InvalidStateError, match=r"is unknown.*\./~no-such-user/x"):
         ringstow.save(state(1), "~no-such-user/x")
     assert list(here.iterdir()) == []
     assert ringstow.save(state(1), "./~").path == str(here / "~")

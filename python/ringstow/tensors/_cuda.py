@@ -92,12 +92,12 @@ def copy_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def is_rocm() -> bool:
-    """Tell whether this torch's ``cuda`` is AMD's ROCm."""
+    """Return whether this torch's ``cuda`` is AMD's ROCm."""
     return sys.modules["torch"].version.hip is not None
 
 
 def is_addressable(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is on the CPU or on a CUDA device, and so in memory that is reached."""
+    """Return whether a tensor is in memory that can be reached: the CPU's or a CUDA device's."""
     return tensor.is_cpu or (tensor.is_cuda and not is_rocm())
 
 
@@ -123,7 +123,7 @@ def address_of(tensor: torch.Tensor, streams: Streams | None = None) -> Address:
 
 
 def is_in_use() -> bool:
-    """Tell whether this process has begun to use CUDA: before that no tensor is on a GPU."""
+    """Return whether this process has begun to use CUDA: before that no tensor is on a GPU."""
     return bool(runtime().is_initialized())
 
 
@@ -272,7 +272,7 @@ class Fence:
             self._streams.append(side)
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to wait for."""
+        """Return whether there is anything to wait for."""
         return bool(self._streams)
 
     @contextlib.contextmanager

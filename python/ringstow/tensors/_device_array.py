@@ -32,7 +32,7 @@ class DeviceArray(NamedTuple):
 
 
 def interface_of(value: object) -> Mapping[str, Any] | None:
-    """Return what an object says of itself as an array on a GPU; None if it is none."""
+    """Return an object's ``__cuda_array_interface__``; None if it has none."""
     interface = getattr(value, "__cuda_array_interface__", None)
     return interface if isinstance(interface, Mapping) else None
 
@@ -111,11 +111,11 @@ def _checked(shape: tuple[int, ...], strides: tuple[int, ...], key: str) -> tupl
 
 
 def can_take_bytes(array: DeviceArray) -> bool:
-    """Tell whether dense bytes written to the array's address are its elements."""
+    """Return whether dense bytes written to the array's address are its elements."""
     return array.memory.strides is None
 
 
 def overlaps_itself(array: DeviceArray) -> bool:
-    """Tell whether two elements may share memory."""
+    """Return whether two elements may share memory."""
     memory = array.memory
     return memory.strides is not None and share_elements(memory.shape, memory.strides)

@@ -1,4 +1,4 @@
-"""Where a tensor's or array's bytes lie: what the native side needs to know of it."""
+"""Where a tensor's or array's bytes are: what the native side needs to know."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 Address = int | tuple[int, int, int]
 """Where bytes lie: an address in host memory; or, of a GPU, the device pointer, the device's index
-and the handle of the stream on which they are ready (whoever reads or writes them waits for what is
-on that stream at the moment of the call)."""
+and the handle of the stream on which they are ready (a save or load waits for the work that is on
+that stream at the moment of the call)."""
 
 Placed = tuple[tuple[int, ...] | None, int, object]
 """Where a tensor's elements lie in host memory: strides in bytes (None: dense), address, what keeps
@@ -52,7 +52,7 @@ def dense_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
 
 
 def share_elements(shape: Iterable[int], strides: Iterable[int]) -> bool:
-    """Tell whether two elements of a strided tensor may be the same memory."""
+    """Return whether two elements of a strided tensor may be the same memory."""
     reach = 0
     for step, n in sorted(zip(strides, shape, strict=True)):
         if n > 1:
@@ -63,7 +63,7 @@ def share_elements(shape: Iterable[int], strides: Iterable[int]) -> bool:
 
 
 class Memory(NamedTuple):
-    """The bytes of one tensor. Whoever holds ``owner`` keeps them alive."""
+    """The bytes of one tensor. A reference to ``owner`` keeps them alive."""
 
     dtype: str
     """safetensors' name of the element type: ``"F32"``."""

@@ -46,13 +46,13 @@ _DTYPE = re.compile(r"[<>|]([bufic][0-9]{1,2})")
 
 
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
-    """Tell whether the value is exactly an array (not a sub-class), without importing numpy."""
+    """Return whether the value is exactly an array (not a sub-class), without importing numpy."""
     numpy = imported("numpy")
     return numpy is not None and type(value) is numpy.ndarray
 
 
 def is_scalar(value: object) -> TypeGuard[np.generic]:
-    """Tell whether the value is a numpy scalar, without importing numpy."""
+    """Return whether the value is a numpy scalar, without importing numpy."""
     numpy = imported("numpy")
     return numpy is not None and isinstance(value, numpy.generic)
 
@@ -188,7 +188,7 @@ def scalar_from(data: bytes, dtype: str, key: str) -> np.generic:
 
 
 def can_take_bytes(array: np.ndarray[Any, Any]) -> bool:
-    """Tell whether dense little-endian bytes written to the array's address are its elements."""
+    """Return whether dense little-endian bytes written to the array's address are its elements."""
     return array.flags.c_contiguous and not array.dtype.str.startswith(">")
 
 

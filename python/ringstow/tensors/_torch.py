@@ -50,7 +50,7 @@ NAMES = {code: name for name, code in CODES.items()}
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Tell whether the value is a torch tensor, without importing torch."""
+    """Return whether the value is a torch tensor, without importing torch."""
     torch = imported("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -99,7 +99,7 @@ class Usual(NamedTuple):
     """What looks at the usual tensors fast; see `_native.Exchange`."""
 
     kinds: tuple[type, ...]
-    """The classes, themselves, of the tensors that it is for; none if it is not to be had."""
+    """The exact classes of the tensors that it handles; empty if it is unavailable."""
     exchange: _native.Exchange | None
 
 
@@ -309,12 +309,12 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_reach(tensor: torch.Tensor) -> bool:
-    """Tell whether the elements lie as they read in the memory of the CPU or a CUDA device."""
+    """Return whether the elements lie as they read in the memory of the CPU or a CUDA device."""
     return _cuda.is_addressable(tensor) and not tensor.is_conj() and not tensor.is_neg()
 
 
 def can_take_bytes(tensor: torch.Tensor) -> bool:
-    """Tell whether dense bytes written to the tensor's address are its elements."""
+    """Return whether dense bytes written to the tensor's address are its elements."""
     return in_reach(tensor) and tensor.is_contiguous()
 
 
@@ -325,7 +325,7 @@ def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Tell whether two elements share memory (an expanded view), so that it can't be filled."""
+    """Return whether two elements share memory (an expanded view), so that it can't be filled."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.numel() > 0 and any(step == 0 and n > 1 for n, step in pairs)
 

@@ -46,7 +46,7 @@ class Contents:
         return stored
 
     def unreadable(self, path: Path, error: Exception) -> FormatError:
-        """Return the error for an object whose bytes are none that torch.save wrote."""
+        """Return the error for an object whose bytes torch.save did not write."""
         return self.wrong(path, f"is an object that torch.load cannot read: {error}")
 
     def wrong(self, path: Path, what: str) -> FormatError:

@@ -231,7 +231,7 @@ class _Others:
         return text
 
     def _tree(self, value: Any, path: Path) -> Json:
-        """Return the tree of a value that is no container; None for what has none."""
+        """Return the tree of a value that is not a container; None if the format has none."""
         kind = type(value)
         if kind is int:
             return {"$int": _digits(value)}

@@ -56,7 +56,7 @@ def pack(key: str, value: object, refusals: Refusals) -> bytes:
 
 
 def is_packed(data: bytes | memoryview) -> bool:
-    """Tell whether bytes begin as packed ones do, which a file of torch.save's never does."""
+    """Return whether bytes begin as packed ones do, which a file of torch.save's never does."""
     length = int.from_bytes(data[:_LENGTH], "little")
     return bytes(data[_LENGTH : _LENGTH + 2]) == b'{"' and _LENGTH + length <= len(data)
 

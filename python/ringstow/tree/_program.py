@@ -99,7 +99,7 @@ def _find(name: str) -> type | None:
 
 
 def _has_finalizer(kind: type) -> bool:
-    """Tell whether code of a type runs when a value of it goes."""
+    """Return whether a type runs code when a value of it is freed."""
     return any("__del__" in vars(base) for base in kind.__mro__)
 
 
@@ -150,7 +150,7 @@ def fields_of(value: Any) -> Fields | None:
 
 
 def has_fields(value: object) -> bool:
-    """Tell whether `fields_of` takes a value apart, or would if there were nothing else to it."""
+    """Return whether `fields_of` takes a value apart, or would if there were nothing else to it."""
     kind = type(value)
     return (
         (isinstance(value, tuple) and kind is not tuple and _is_named_tuple(kind))
@@ -160,7 +160,7 @@ def has_fields(value: object) -> bool:
 
 
 def is_frozen(value: object) -> bool:
-    """Tell whether a value with fields is replaced when one of them changes."""
+    """Return whether a value with fields is replaced when one of them changes."""
     parameters = getattr(type(value), "__dataclass_params__", None)
     return isinstance(value, tuple) or bool(getattr(parameters, "frozen", False))
 
@@ -248,7 +248,7 @@ def _held(value: Any) -> dict[str, Any]:
 
 
 def _is_cached(kind: type, name: str) -> bool:
-    """Tell whether an attribute is what a cached property has computed."""
+    """Return whether an attribute is what a cached property has computed."""
     found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
     return type(found).__name__ == "cached_property"
 
