@@ -55,7 +55,7 @@ def test_what_is_overwritten_after_wait_staged_is_not_saved(pool_bytes, tmp_path
     assert_same(back, {str(i): torch.full((1 << 20,), float(i)) for i in range(16)})
 
 
-def test_dropping_everything_right_away_does_not_harm_the_save(tmp_path):
+def test_dropped_handle_and_state_do_not_harm_the_save(tmp_path):
     ringstow.save_async({"w": torch.arange(10_000_000)}, tmp_path / "c")
     handle = ringstow.save_async({"x": torch.ones(3)}, tmp_path / "d")
     handle.result()
@@ -143,7 +143,7 @@ ENDS = {"end": "", "exit": "sys.exit(0)", "other code": "sys.exit(3)", "raise": 
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_failure_nobody_asked_about_is_logged_and_makes_the_exit_fail(end, tmp_path):
+def test_unreported_failure_is_logged_and_fails_the_exit(end, tmp_path):
     (tmp_path / "file").write_text("in the way")
     code = SLOW_CODE + (
         "print('flushed at exit', end='')\nhandle = ringstow.save_async(state, path)\n" + ENDS[end]
@@ -156,7 +156,7 @@ def test_a_failure_nobody_asked_about_is_logged_and_makes_the_exit_fail(end, tmp
 
 
 @pytest.mark.parametrize("ask", ["result()", "wait_staged()", "cancel()"])
-def test_a_failure_that_was_asked_about_does_not_make_the_exit_fail(ask, tmp_path):
+def test_reported_failure_does_not_fail_the_exit(ask, tmp_path):
     (tmp_path / "file").write_text("in the way")
     code = SLOW_CODE + (
         f"handle = ringstow.save_async(state, path)\ntry: handle.{ask}\nexcept OSError: pass\n"

@@ -56,7 +56,7 @@ def test_a_case_that_is_not_compared_is_a_failure(tool: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"instructions": 3}'])
-def test_a_baseline_that_is_none_is_told_before_anything_is_counted(
+def test_bad_baseline_is_refused_before_counting(
     tool: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -18,7 +18,7 @@ import ringstow
         ("divice", "device"),
     ],
 )
-def test_an_argument_of_torch_load_is_answered_with_ringstows(tmp_path, word, right):
+def test_torch_load_arguments_are_answered_with_ringstows(tmp_path, word, right):
     with pytest.raises(TypeError, match=f"ringstow.load has no argument '{word}': .*{right}"):
         ringstow.load(tmp_path, **{word: True})
 
@@ -30,13 +30,13 @@ def test_load_into_answers_arguments_that_it_cannot_have(tmp_path, word):
 
 
 @pytest.mark.parametrize("save", [ringstow.save, ringstow.save_async])
-def test_a_config_without_its_name_is_answered_with_the_right_call(save, tmp_path):
+def test_positional_config_is_answered_with_the_right_call(save, tmp_path):
     with pytest.raises(TypeError, match=r"config=Config\(...\)"):
         save({"step": 1}, tmp_path / "c", ringstow.Config())
     assert not (tmp_path / "c").exists()
 
 
-def test_positional_arguments_of_load_are_answered_by_what_they_seem_to_be(tmp_path):
+def test_positional_arguments_of_load_are_explained(tmp_path):
     with pytest.raises(TypeError, match="device='cuda:1'"):
         ringstow.load(tmp_path, torch.device("cuda:1"))
     with pytest.raises(TypeError, match="prefix='model.'"):

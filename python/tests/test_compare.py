@@ -143,7 +143,7 @@ def test_cached_bytes_tells_what_was_just_written(at, size):
     assert durable.cached_bytes(at) == -(-size // durable.PAGE_BYTES) * durable.PAGE_BYTES
 
 
-def test_environments_differ_by_what_is_installed_and_by_pytorch():
+def test_environments_differ_by_packages_and_pytorch():
     names = {
         environments.environment_name(requirements, constraints)
         for requirements in (("a==1",), ("a==2",))
@@ -176,7 +176,7 @@ def test_a_made_environment_sees_the_projects_packages(at):
     assert told.stdout.strip() == str(at / "one")
 
 
-def test_what_takes_too_long_is_ended_with_all_that_it_started(at):
+def test_timeout_ends_a_peer_and_its_children(at):
     child = "import time; time.sleep(60)"
     parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
     parent += f"open({str(at / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
@@ -243,7 +243,7 @@ def test_two_peers_are_compared_in_a_small_run(at):
     assert sorted(path.name for path in at.iterdir()) == ["out"]
 
 
-def test_an_interrupted_run_keeps_its_finished_rounds_and_leaves_no_process(at):
+def test_interrupted_run_keeps_rounds_and_leaves_no_process(at):
     running = subprocess.Popen(
         compare(at, 1000, "torch.save"), stdout=subprocess.PIPE, text=True, env=WITHOUT_FIO
     )

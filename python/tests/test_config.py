@@ -17,7 +17,7 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_caller_goes_over_the_environment_and_that_over_the_file(elsewhere, monkeypatch):
+def test_arguments_override_environment_and_file(elsewhere, monkeypatch):
     (elsewhere / "ringstow.toml").write_text(
         'pool_bytes = "64M"\nqueue_depth = 4\nengine = "portable"\n'
     )
@@ -133,7 +133,7 @@ def test_sizes_are_taken_as_text_and_kept_as_numbers(monkeypatch):
     assert ringstow.Config().pool_bytes == 1 << 30
 
 
-def test_a_file_that_nobody_named_does_not_say_where_to_write(elsewhere, monkeypatch):
+def test_config_file_found_by_chance_cannot_set_trace(elsewhere, monkeypatch):
     victim = elsewhere / "victim"
     victim.write_text("precious")
     ringstow.save({"a": np.ones(3)}, elsewhere / "ckpt")

@@ -60,7 +60,7 @@ def test_a_file_of_an_old_torch_is_loaded_whole_and_says_so(at):
 # To and from torch.distributed.checkpoint
 
 
-def test_a_stock_dcp_directory_comes_back_equal_and_torch_reads_what_is_written(at):
+def test_stock_dcp_directory_converts_both_ways(at):
     state = trained()
     dcp.save(dict(state), checkpoint_id=at / "stock", no_dist=True)
     dcp_to_ringstow(at / "stock", at / "ckpt")
@@ -80,7 +80,7 @@ def test_a_stock_dcp_directory_comes_back_equal_and_torch_reads_what_is_written(
     assert into["step"] == 7
 
 
-def test_what_torchs_own_converters_write_and_read_is_the_same(at):
+def test_results_equal_those_of_torchs_converters(at):
     state = varied()
     saved(state, at / "a.pt")
     torch_save_to_dcp(at / "a.pt", at / "theirs")
@@ -141,7 +141,7 @@ def test_keys_that_dcp_cannot_tell_apart_are_refused(at):
 # To and from Hugging Face
 
 
-def test_a_model_under_a_prefix_becomes_one_file_with_bare_names(at):
+def test_model_under_a_prefix_becomes_one_file(at):
     state = trained()
     ringstow.save(state, at / "ckpt")
     report = ringstow_to_hf(at / "ckpt", at / "hf", prefix="model.")
@@ -208,7 +208,7 @@ def test_a_prefix_that_nothing_has_names_what_is_there(at):
     assert not (at / "hf").exists()
 
 
-def test_a_dtype_that_safetensors_has_no_word_for_is_refused_by_name(at):
+def test_dtype_unknown_to_safetensors_is_refused_by_name(at):
     ringstow.save({"spectrum": torch.ones(2, dtype=torch.complex128)}, at / "ckpt")
     with pytest.raises(ringstow.UnsupportedError, match="spectrum"):
         ringstow_to_hf(at / "ckpt", at / "hf")

@@ -52,7 +52,7 @@ def failure(src, dst):
     return str(src)
 
 
-def test_a_file_that_is_cut_short_is_damaged_and_said_to_be_cut_short(at, recwarn):
+def test_truncated_file_is_reported_as_cut_short(at, recwarn):
     data = saved(STATE, at / "a.pt").read_bytes()
     for length in (3, 10, 2000, 20_000, len(data) - 100, len(data) - 1):
         error = said_of(at, data[:length])
@@ -69,7 +69,7 @@ def test_a_file_that_is_cut_short_is_damaged_and_said_to_be_cut_short(at, recwar
 
 
 @pytest.mark.parametrize("allow_pickle", [False, True])
-def test_a_file_of_the_old_format_that_is_cut_short_names_itself(at, allow_pickle):
+def test_truncated_file_of_the_old_format_is_named(at, allow_pickle):
     torch.save(STATE, at / "old.pt", _use_new_zipfile_serialization=False)
     data = (at / "old.pt").read_bytes()
     lengths = [*range(1, 1500, 23), *range(1500, len(data), 4001), len(data) - 1]
@@ -92,7 +92,7 @@ def test_a_damaged_zip_file_names_itself(at, where):
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:8]))
-def test_what_torch_save_did_not_write_is_said_to_be_nothing_of_its(at, junk):
+def test_file_not_written_by_torch_save_is_refused(at, junk):
     error = said_of(at, junk)
     if junk != b"P":  # which could be the beginning of one
         assert isinstance(error, ringstow.InvalidStateError)
@@ -125,7 +125,7 @@ def test_a_class_that_is_not_here_is_no_damage(at):
 PROGRAM = "from ringstow import _cli; _cli.main()"
 
 
-def test_the_programs_exit_code_tells_damage_from_what_is_no_checkpoint(at):
+def test_exit_code_separates_damage_from_other_files(at):
     data = saved(STATE, at / "a.pt").read_bytes()
     (at / "cut.pt").write_bytes(data[:20_000])
     (at / "empty.pt").write_bytes(b"")

@@ -47,7 +47,7 @@ def test_evil_metadata_is_refused_and_not_run(at):
     assert sorted(os.listdir(at)) == ["dcp"]
 
 
-def test_an_evil_value_of_a_dcp_directory_is_refused_and_not_run(at):
+def test_evil_pickle_in_a_dcp_directory_is_not_run(at):
     dcp.save({"a": torch.ones(1), "b": Evil(at / "mark")}, checkpoint_id=at / "dcp", no_dist=True)
     with pytest.raises(ringstow.UnsupportedError, match="b"):
         dcp_to_ringstow(at / "dcp", at / "ckpt")
@@ -115,7 +115,7 @@ def test_a_damaged_torch_file_is_found(at):
 
 
 @pytest.mark.parametrize("kind", ["torch", "dcp", "hf"])
-def test_damage_in_a_ringstow_checkpoint_is_what_the_conversion_fails_with(at, kind):
+def test_damaged_source_fails_the_conversion(at, kind):
     ringstow.save({f"w{i}": torch.randn(50_000) for i in range(8)}, at / "ckpt")
     (shard,) = (at / "ckpt").glob("*.safetensors")
     flip(shard, shard.stat().st_size - 9)
@@ -126,7 +126,7 @@ def test_damage_in_a_ringstow_checkpoint_is_what_the_conversion_fails_with(at, k
 
 
 @pytest.mark.parametrize("change", ["remove", "truncate"])
-def test_a_dcp_file_that_is_gone_or_cut_is_named_and_nothing_is_committed(at, change):
+def test_missing_or_cut_dcp_file_is_named(at, change):
     state = {f"w{i}": torch.randn(50_000) for i in range(8)}
     dcp.save(state, checkpoint_id=at / "dcp", no_dist=True)
     (file,) = (at / "dcp").glob("*.distcp")
@@ -201,7 +201,7 @@ def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
     assert litter(at / "to") == []
 
 
-def test_a_name_that_safetensors_keeps_for_itself_is_refused_and_not_replaced(tmp_path):
+def test_name_reserved_by_safetensors_is_refused(tmp_path):
     torch.save({"__metadata__": torch.ones(2), "a": torch.ones(3)}, tmp_path / "x.pt")
     with pytest.raises(ringstow.UnsupportedError, match="__metadata__"):
         convert(tmp_path / "x.pt", tmp_path / "hf", target="hf", verify=False)

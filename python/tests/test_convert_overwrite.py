@@ -57,7 +57,7 @@ def files(path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_that_is_there_is_replaced_only_if_asked_to(at, kind):
+def test_existing_checkpoint_is_replaced_only_on_request(at, kind):
     convert(source(at, OLD, "one"), at / "to", target=kind, max_shard_size="60KB")
     new, before = source(at, NEW, "other"), files(at)
     with pytest.raises(FileExistsError, match=r"to.*|overwrite") as refused:
@@ -277,7 +277,7 @@ def test_files_of_others_are_refused_or_stay(at):
     assert same(ringstow.load(at / "killed"), NEW)
 
 
-def test_a_ringstow_checkpoint_is_replaced_only_by_a_whole_one(at):
+def test_checkpoint_is_replaced_only_by_a_complete_one(at):
     ringstow.save({"old": 1}, at / "ckpt")
     saved({"a": torch.ones(1), "s": collections.Counter([(1, 2)])}, at / "bad.pt")
     with pytest.raises(ringstow.InvalidStateError):

@@ -146,6 +146,6 @@ def test_the_bar_has_a_phase_at_a_time_and_ends_full():
     ]
 
 
-def test_importing_ringstow_imports_neither_torch_nor_the_converters():
+def test_import_loads_neither_torch_nor_converters():
     code = "import sys, ringstow; print({'torch', 'ringstow.convert'} & set(sys.modules))"
     assert python(code).stdout.strip() == "set()"

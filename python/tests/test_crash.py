@@ -29,7 +29,7 @@ while True:
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_random_the_last_committed_step_always_loads(tmp_path):
+def test_kill_at_random_keeps_the_last_committed_step(tmp_path):
     path = tmp_path / "c"
     chance = random.Random(20240601)
     committed = killed_within = 0

@@ -75,7 +75,7 @@ def test_torch_cuda_is_not_asked_for_tensors_on_the_cpu(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")], ids=repr)
-def test_without_a_gpu_a_load_to_one_is_refused_before_anything_is_read(device, tmp_path):
+def test_load_to_a_missing_gpu_is_refused_before_reading(device, tmp_path):
     with pytest.raises(ringstow.UnsupportedError, match="needs a GPU"):
         ringstow.load(tmp_path / "nothing", device=device)
 

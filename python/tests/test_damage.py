@@ -301,7 +301,7 @@ def test_a_link_out_of_the_directory_is_refused(path, shard, tmp_path):
         ringstow.load(path)
 
 
-def test_a_tampered_header_is_no_concern_of_a_load_but_of_verify(path, shard):
+def test_tampered_header_fails_verify_and_not_load(path, shard):
     header = json.loads(shard.read_bytes()[8 : data_begins(shard)])
     assert set(header) >= {"w", "b"}
     flip(shard, 12)

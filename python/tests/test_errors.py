@@ -54,7 +54,7 @@ def test_errors_survive_copy_and_pickle(cls, attributes, again):
         assert getattr(error, name) == value
 
 
-def test_the_errors_of_incomplete_checkpoints_say_what_is_missing(tmp_path):
+def test_incomplete_checkpoint_error_says_what_is_missing(tmp_path):
     path = tmp_path / "step-1"
     ringstow.save({"a": numpy.zeros(100, numpy.uint8)}, path)
     shard = next(path.glob("*.safetensors"))

@@ -123,14 +123,14 @@ def low(tmp_path):
     return tmp_path
 
 
-def test_without_ml_dtypes_what_numpy_lacks_is_refused_by_name(low, monkeypatch):
+def test_low_precision_without_ml_dtypes_is_refused(low, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
     with pytest.raises(ringstow.UnsupportedError, match="^bf is bfloat16.* install ml_dtypes"):
         ringstow.load(low, framework="numpy")
 
 
 @pytest.mark.skipif(not HAS_ML_DTYPES, reason="needs ml_dtypes")
-def test_with_ml_dtypes_low_precision_comes_back_and_is_filled(low):
+def test_low_precision_with_ml_dtypes_round_trips(low):
     import ml_dtypes
 
     back = ringstow.load(low, framework="numpy")

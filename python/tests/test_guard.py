@@ -92,7 +92,7 @@ def loaded(path, name):
     return ringstow.load(path, keys=[name])[name]
 
 
-def test_a_tensor_that_changes_before_it_is_copied_makes_the_save_fail(save, held, tmp_path):
+def test_tensor_changed_before_its_copy_fails_the_save(save, held, tmp_path):
     ringstow.save({"step": 1}, tmp_path / "c")
     tensors = {name: torch.zeros(LARGE) for name in ("a", "b", "c")}
     handle = save(tensors)
@@ -155,7 +155,7 @@ def test_what_changes_after_staging_is_not_torn(save, held, tmp_path):
         "inference",
     ],
 )
-def test_what_is_small_or_cannot_be_watched_has_the_values_of_the_call(make, save, held, tmp_path):
+def test_small_or_unwatchable_tensors_keep_the_calls_values(make, save, held, tmp_path):
     value = make()
     handle = save({"t": value})
     if isinstance(value, np.ndarray):
@@ -205,7 +205,7 @@ def test_wait_returns_once_everything_is_copied(save, on_wait, tmp_path):
     assert not loaded(tmp_path / "c", "n").any()
 
 
-def test_a_snapshot_has_the_values_of_the_call_whatever_is_written_afterwards(save, held, tmp_path):
+def test_snapshot_keeps_the_values_of_the_call(save, held, tmp_path):
     state = {
         "in place": torch.zeros(LARGE),
         "strided": torch.zeros(512, 1024).t(),
@@ -333,9 +333,7 @@ def check_saved(path, expected):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_step_waits_for_the_copies_and_is_not_in_the_checkpoint(
-    optimizer, save, on_wait, tmp_path
-):
+def test_step_waits_for_the_copies(optimizer, save, on_wait, tmp_path):
     trainer = Trainer(optimizer)
     trainer.step()
     expected = trainer.frozen()
@@ -412,7 +410,7 @@ def test_a_step_that_does_not_end_makes_the_call_fail(monkeypatch, tmp_path):
     one.thread.join(60)
 
 
-def test_a_save_does_not_wait_for_a_step_that_waits_for_a_save(held, save, monkeypatch, tmp_path):
+def test_save_and_waiting_step_do_not_deadlock(held, save, monkeypatch, tmp_path):
     trainer = Trainer()
     trainer.step()
     trainer.backward()
@@ -444,7 +442,7 @@ def test_a_step_waits_for_all_saves_there_are(held, save, on_wait, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["optimizer", "all", "closure"])
-def test_a_save_within_a_step_is_copied_before_the_step_goes_on(where, save, on_wait, tmp_path):
+def test_save_within_a_step_is_copied_before_it_goes_on(where, save, on_wait, tmp_path):
     trainer = Trainer("adamw-fused")
     trainer.step()
     trainer.backward()
@@ -472,7 +470,7 @@ def test_a_save_within_a_step_is_copied_before_the_step_goes_on(where, save, on_
 
 
 @pytest.mark.parametrize("kind", ["first", "later"])
-def test_the_first_save_may_be_called_within_a_step_with_other_hooks(kind, tmp_path):
+def test_first_save_may_run_within_a_step_with_hooks(kind, tmp_path):
     """torch runs through its table of hooks meanwhile, and fails if that is changed."""
     code = f"""
 import sys, torch, ringstow

@@ -147,9 +147,7 @@ def test_a_later_failure_leaves_wait_staged_true(gate, state, tmp_path):
 
 
 @pytest.mark.parametrize("save", [ringstow.save, ringstow.save_async])
-def test_a_failure_nobody_asked_about_is_logged_by_the_next_save_which_saves(
-    save, gate, state, tmp_path, caplog
-):
+def test_unreported_failure_is_logged_by_the_next_save(save, gate, state, tmp_path, caplog):
     failing(gate)
     handle = ringstow.save_async(state, tmp_path / "c")
     join_watchers()
@@ -173,7 +171,7 @@ def errors(caplog):
     return [r for r in caplog.records if r.name == "ringstow" and r.levelno == logging.ERROR]
 
 
-def test_all_of_several_failures_are_logged_and_stay_available(gate, state, tmp_path, caplog):
+def test_several_failures_are_logged_and_stay_available(gate, state, tmp_path, caplog):
     one = failing(gate, end=False)
     handles = [ringstow.save_async(state, tmp_path / name) for name in "abc"]
     one.end.set()
@@ -186,7 +184,7 @@ def test_all_of_several_failures_are_logged_and_stay_available(gate, state, tmp_
             handle.result()
 
 
-def test_a_failure_that_result_raised_is_not_raised_or_logged_again(gate, state, tmp_path, caplog):
+def test_failure_raised_by_result_is_not_logged_again(gate, state, tmp_path, caplog):
     failing(gate)
     handle = ringstow.save_async(state, tmp_path / "c")
     with pytest.raises(OSError, match="No space"):
@@ -199,7 +197,7 @@ def test_a_failure_that_result_raised_is_not_raised_or_logged_again(gate, state,
     assert errors(caplog) == []
 
 
-def test_a_failure_that_was_raised_keeps_no_tensor_of_the_caller(gate, state, tmp_path):
+def test_raised_failure_keeps_no_tensor_alive(gate, state, tmp_path):
     one = failing(gate)
 
     def train():
@@ -230,7 +228,7 @@ def test_dropping_the_handle_of_a_failed_save_logs_it(gate, state, tmp_path, cap
     assert len(errors(caplog)) == 1
 
 
-def test_a_save_that_fails_after_its_handle_was_dropped_logs_it(gate, state, tmp_path, caplog):
+def test_failure_after_the_handle_was_dropped_is_logged(gate, state, tmp_path, caplog):
     one = failing(gate, end=False)
     ringstow.save_async(state, tmp_path / "c")
     gc.collect()
@@ -291,9 +289,7 @@ def test_other_threads_save_while_a_failure_is_logged(moment, gate, state, tmp_p
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_save_out_of_a_signals_handler_during_an_import_waits_for_nothing(
-    gate, state, tmp_path, monkeypatch
-):
+def test_signal_handler_saves_during_an_import(gate, state, tmp_path, monkeypatch):
     """It has the import's lock: were that wanted at a save's end, neither would ever go on."""
     one = gate(end=False)
     handle = ringstow.save_async(state, tmp_path / "c")
@@ -304,7 +300,7 @@ def test_a_save_out_of_a_signals_handler_during_an_import_waits_for_nothing(
     assert handle.result().tensor_bytes == 32
 
 
-def test_a_cancelled_save_is_neither_a_cancelled_task_nor_a_cancelled_future():
+def test_cancelled_save_is_not_a_cancelled_task():
     for theirs in (asyncio.CancelledError, concurrent.futures.CancelledError):
         assert not issubclass(ringstow.SaveCancelledError, theirs)
         assert not issubclass(theirs, ringstow.SaveCancelledError)
@@ -363,7 +359,7 @@ def test_a_handle_can_be_awaited(awaits, gate, state, tmp_path, caplog):
     assert errors(caplog) == []
 
 
-def test_cancelling_the_task_that_awaits_a_handle_cancels_the_save(gate, state, tmp_path):
+def test_cancelled_task_cancels_the_awaited_save(gate, state, tmp_path):
     async def save():
         task = asyncio.ensure_future(asyncio.wrap_future(handle))
         await asyncio.sleep(0)
@@ -481,9 +477,7 @@ class _CtrlC:
                 raise KeyboardInterrupt
 
 
-def test_ctrl_c_at_any_moment_of_the_call_leaves_no_save_that_nobody_can_wait_for(
-    gate, state, tmp_path, monkeypatch
-):
+def test_ctrl_c_within_the_call_leaves_no_orphaned_save(gate, state, tmp_path, monkeypatch):
     jobs = {}
 
     def start(*args):
@@ -510,7 +504,7 @@ def test_ctrl_c_at_any_moment_of_the_call_leaves_no_save_that_nobody_can_wait_fo
     assert 3 < len(jobs) < moment
 
 
-def test_a_handle_inherited_over_fork_raises_instead_of_hanging(gate, state, tmp_path):
+def test_handle_in_a_forked_child_raises(gate, state, tmp_path):
     gate(staging=False)
     handle = ringstow.save_async(state, tmp_path / "c")
     child = os.fork()
@@ -585,7 +579,7 @@ def test_the_failure_of_an_awaited_save_is_its_callers_alone(gate, state, tmp_pa
     assert raised
 
 
-def test_what_a_save_needs_at_its_end_is_there_before_its_thread_is(gate, state, tmp_path):
+def test_save_imports_all_before_it_starts_a_thread(gate, state, tmp_path):
     """A child forked while a thread imports would wait for ever for that import to end."""
     import subprocess
     import sys

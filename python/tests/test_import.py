@@ -32,19 +32,19 @@ def _imported_by(statement):
     return set(ran.stdout.split())
 
 
-def test_importing_the_package_imports_nothing_that_takes_long():
+def test_import_loads_no_slow_module():
     imported = _imported_by("import ringstow")
     assert "ringstow._save" in imported
     assert sorted(imported.intersection(UNWANTED)) == []
 
 
-def test_every_public_name_is_there_though_some_are_made_when_they_are_asked_for():
+def test_every_public_name_exists():
     imported = _imported_by("import ringstow; [getattr(ringstow, n) for n in ringstow.__all__]")
     assert "ringstow._report" in imported
     assert "torch" not in imported
 
 
-def test_under_a_torch_that_is_too_old_the_storage_for_dcp_says_which_it_needs():
+def test_dcp_storage_names_the_torch_it_needs():
     script = (
         "import sys, types; "
         "sys.modules['torch.distributed.tensor'] = types.ModuleType('an older one'); "

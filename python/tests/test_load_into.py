@@ -257,7 +257,7 @@ def test_a_schedulers_counter_is_replaced_as_one_value(tmp_path):
     assert type(into["sched"]["milestones"]) is collections.Counter
 
 
-def test_what_is_left_out_is_told_in_the_order_of_the_state_and_of_the_checkpoint(tmp_path):
+def test_left_out_names_keep_their_order(tmp_path):
     there = [f"there{i}" for i in (3, 1, 2, 9, 4)]
     here = [f"here{i}" for i in (5, 2, 8, 1, 7)]
     path = saved({"a": torch.ones(1), **dict.fromkeys(there, 0)}, tmp_path)
@@ -270,7 +270,7 @@ def test_what_is_left_out_is_told_in_the_order_of_the_state_and_of_the_checkpoin
     assert (caught.value.missing, caught.value.unexpected) == (here, there)
 
 
-def test_a_key_mismatch_is_a_key_error_that_reads_like_any_other():
+def test_key_mismatch_is_a_readable_key_error():
     error = ringstow.KeyMismatchError("x does not fit")
     assert isinstance(error, KeyError)
     assert str(error) == "x does not fit"

@@ -93,7 +93,7 @@ def test_tensors_that_collide_are_told_apart_by_their_suffix(tmp_path):
     assert_same(ringstow.load(tmp_path / "c", keys=["x.y#2"]), {"x.y": state["x.y"]})
 
 
-def test_no_keys_give_nothing_and_the_empty_prefix_everything(path, state):
+def test_no_keys_load_nothing_and_empty_prefix_all(path, state):
     assert ringstow.load(path, keys=[]) == {}
     assert_same(ringstow.load(path, prefix=""), state)
 

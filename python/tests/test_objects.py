@@ -54,7 +54,7 @@ def test_objects_are_loaded_as_what_they_are(at):
     assert_same(state, whole)
 
 
-def test_an_object_that_is_more_than_plain_values_needs_the_word(at):
+def test_object_beyond_plain_values_needs_allow_pickle(at):
     path = with_objects(at / "ckpt", {"evil": Evil(at / "mark"), "step": 7})
     with pytest.raises(ringstow.UnsupportedError, match="allow_pickle"):
         ringstow.load(path)

@@ -50,7 +50,7 @@ def path(state, tmp_path):
 NAMES = ["model.weight", "model.tied", "model.low", "array", "opt.state.0.step"]
 
 
-def test_names_types_shapes_and_sizes_are_there_without_a_read(path):
+def test_open_gives_names_and_shapes_without_a_read(path):
     with ringstow.open(path) as ckpt:
         assert list(ckpt) == list(ckpt.keys()) == NAMES
         assert len(ckpt) == 5
@@ -200,7 +200,7 @@ def test_only_what_a_slice_needs_is_read(tmp_path):
         assert bytes_read_by(lambda: ckpt["big"].shape) < 1 << 16
 
 
-def test_a_name_that_is_not_there_is_a_key_error_with_close_ones(path):
+def test_missing_name_is_a_key_error_with_suggestions(path):
     with ringstow.open(path) as ckpt:
         with pytest.raises(KeyError, match=r"perhaps 'model\.weight'") as caught:
             ckpt["model.wieght"]
@@ -233,7 +233,7 @@ def test_after_the_end_every_use_says_that_it_is_closed(path):
     ckpt.close()
 
 
-def test_a_checkpoint_that_was_replaced_is_not_read_in_its_place(path):
+def test_replaced_checkpoint_is_not_read_instead(path):
     with ringstow.open(path) as ckpt:
         ringstow.save({"model": {"weight": torch.zeros(4, 6)}}, path)
         for read in (ckpt["model.weight"].load, lambda: ckpt["model.weight"][0, 1:3]):

@@ -39,7 +39,7 @@ def test_saves_and_removals_leave_files_of_others_alone(tmp_path):
     assert sorted(p.name for p in path.iterdir()) == sorted({n.split("/")[0] for n in OTHERS})
 
 
-def test_a_safetensors_file_of_others_is_refused_before_anything_is_written(tmp_path):
+def test_foreign_safetensors_file_refuses_the_save(tmp_path):
     put(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not a shard")
     with pytest.raises(ringstow.InvalidStateError, match=r"model\.safetensors, which ringstow did"):

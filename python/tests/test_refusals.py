@@ -107,7 +107,7 @@ def test_a_full_disk_in_the_background_is_told(small_disk):
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_an_engine_that_the_wheel_has_not_is_refused_with_its_remedy():
+def test_engine_missing_in_the_wheel_is_refused():
     with pytest.raises(ringstow.UnsupportedError, match="cargo feature `tokio-uring`"):
         ringstow.Config(engine="tokio-uring")
 
@@ -118,7 +118,7 @@ def test_a_read_only_file_system_is_named(read_only_disk):
     assert caught.value.errno == errno.EROFS
 
 
-def test_a_directory_that_may_not_be_written_is_a_permission_error(open_folder):
+def test_unwritable_directory_is_a_permission_error(open_folder):
     error = as_nobody(lambda: ringstow.save({"a": 1}, open_folder / "c"))
     assert type(error) is PermissionError
     assert str(open_folder / "c") in str(error)
@@ -133,7 +133,7 @@ def test_a_checkpoint_that_may_not_be_written_stays(open_folder):
     assert litter(open_folder / "c") == []
 
 
-def test_a_checkpoint_that_may_not_be_read_is_a_permission_error(open_folder):
+def test_unreadable_checkpoint_is_a_permission_error(open_folder):
     ringstow.save({"a": 5}, open_folder / "c")
     os.chmod(open_folder / "c", 0o700)
     assert type(as_nobody(lambda: ringstow.load(open_folder / "c"))) is PermissionError

@@ -85,7 +85,7 @@ def test_an_opened_checkpoint_does_not_change_under_its_holder(saver):
             opened.load(["w"], verify, config)
 
 
-def test_a_checkpoint_that_was_removed_and_saved_again_is_not_taken_for_the_first(saver):
+def test_checkpoint_saved_again_is_not_the_opened_one(saver):
     saver.times = 0
     config = ringstow.Config().to_json()
     opened = _native.Checkpoint(str(saver.path), config)

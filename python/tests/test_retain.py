@@ -23,7 +23,7 @@ def assert_is(path, step):
     assert (loaded["w"] == step).all()
 
 
-def test_the_newest_stay_and_the_next_save_writes_over_the_others(tmp_path):
+def test_retain_keeps_the_newest_and_recycles_the_rest(tmp_path):
     for step in range(4):
         save(tmp_path, step)
     done = ringstow.retain(tmp_path, 2, recycle=True)
@@ -69,7 +69,7 @@ def test_a_path_that_is_saved_to_again_and_again(tmp_path):
     assert_is(path, 3)
 
 
-def test_what_has_no_number_at_the_end_of_its_name_is_left_alone(tmp_path):
+def test_retain_ignores_names_without_a_number(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     for name in ("best", "final"):
@@ -82,7 +82,7 @@ def test_what_has_no_number_at_the_end_of_its_name_is_left_alone(tmp_path):
     assert_is(tmp_path / "final", 3)
 
 
-def test_a_striped_checkpoint_goes_from_all_its_disks_or_not_at_all(tmp_path):
+def test_striped_checkpoint_is_removed_whole_or_not_at_all(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     striped = ringstow.Config(stripe=[disk])
@@ -100,7 +100,7 @@ def leave_half(path):
     (path / "rank00000-0.safetensors.part").write_text("half")
 
 
-def test_what_killed_saves_left_in_earlier_steps_goes_with_retain(tmp_path):
+def test_retain_clears_killed_saves_in_earlier_steps(tmp_path):
     for step in range(8):
         leave_half(tmp_path / f"step-{step:03}")
     save(tmp_path, 8)

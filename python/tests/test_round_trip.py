@@ -83,7 +83,7 @@ def trained(seed=0):
     return model, optimizer
 
 
-def test_a_model_and_its_optimizer_resume_from_what_was_saved(tmp_path):
+def test_model_and_optimizer_resume(tmp_path):
     model, optimizer = trained()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
     ringstow.save(state, tmp_path / "c")
@@ -202,7 +202,7 @@ def test_the_safetensors_library_sees_the_same_tensors(dtype, tmp_path):
     assert_same(dict(sorted(seen.items())), dict(sorted(plain(state).items())))
 
 
-def test_the_data_section_starts_on_a_4096_boundary_and_tensors_are_aligned(tmp_path):
+def test_data_section_and_tensors_are_aligned(tmp_path):
     state = {f"{dtype}-{n}": filled((n,), dtype) for dtype in TORCH_DTYPES for n in (1, 3, 1000)}
     ringstow.save(state, tmp_path / "c")
     for shard in shards_of(tmp_path / "c"):
@@ -272,7 +272,7 @@ def test_latest_warns_of_the_damaged_one_that_it_passes_over(tmp_path, caplog):
     assert str(tmp_path / "step-2") in record.getMessage()
 
 
-def test_latest_does_not_warn_of_one_that_was_never_committed(tmp_path, caplog):
+def test_latest_ignores_uncommitted_saves_silently(tmp_path, caplog):
     ringstow.save({"step": 1}, tmp_path / "step-1")
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / "rank00000-0.safetensors.part").write_bytes(b"")

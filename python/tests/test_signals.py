@@ -62,7 +62,7 @@ signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.parametrize("how", [IN_THE_BACKGROUND, AWAITED], ids=["background", "awaited"])
-def test_a_handler_is_told_that_its_own_process_is_saving_there(how, tmp_path):
+def test_signal_handler_is_refused_during_a_save(how, tmp_path):
     done = python(START + REFUSED + how, tmp_path / "c")
     assert done.returncode == 0, done.stderr
     for advice in ("this process' own", "handle.cancel()", "set a flag", "another path"):
@@ -105,7 +105,7 @@ logging.warning("interrupt me")
 """
 
 
-def test_a_handler_that_interrupted_logging_may_save_with_warnings(tmp_path):
+def test_signal_handler_may_save_during_logging(tmp_path):
     """The warnings are logged by the thread that waits for the save, which has the lock."""
     done = python(START + WARNS, tmp_path / "c", limit=30)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ with threading._shutdown_locks_lock:  # as while a thread starts
 
 
 @pytest.mark.skipif(not hasattr(threading, "_shutdown_locks_lock"), reason="a lock of Python 3.11")
-def test_a_handler_that_interrupted_the_start_of_a_thread_may_save(tmp_path):
+def test_signal_handler_may_save_during_a_thread_start(tmp_path):
     done = python(START + STARTS_NO_THREAD, tmp_path / "c", limit=30)
     assert done.returncode == 0, done.stderr
     assert ringstow.load(tmp_path / "c") == {"a": 1}

@@ -86,7 +86,7 @@ def test_any_state_comes_back_equal(state):
 
 @given(st.dictionaries(keys, values, max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_every_tensor_has_a_name_of_its_own_that_safetensors_allows(state):
+def test_every_tensor_gets_a_valid_name_of_its_own(state):
     names = [spec[0] for spec in _encode.encode(state).tensors]
     assert len(set(names)) == len(names)
     assert "__metadata__" not in names
@@ -244,7 +244,7 @@ class Settings(dict):
     ],
     ids=lambda value: type(value).__name__ + str(getattr(value, "dtype", "")),
 )
-def test_what_would_come_back_changed_needs_pickle_and_is_named(value):
+def test_values_that_would_change_are_refused_by_name(value):
     state = {"optimizer": {"state": [{"foo": value}]}}
     with pytest.raises(InvalidStateError) as caught:
         _encode.encode(state)
@@ -305,7 +305,7 @@ def test_tensors_that_are_not_dense_are_named_with_a_remedy(make, remedy):
 
 
 @pytest.mark.skipif(FLOAT4 is None, reason="torch without 4-bit floats")
-def test_a_pair_of_4_bit_floats_without_a_dimension_is_named_with_a_remedy():
+def test_4_bit_scalar_is_refused_with_a_remedy():
     with pytest.raises(UnsupportedError, match=r"a\[0\].*reshape"):
         _encode.encode({"a": [torch.empty((), dtype=FLOAT4)]}, allow_pickle=True)
 
@@ -387,7 +387,7 @@ def test_lone_surrogates_are_named(state):
         _encode.encode(state)
 
 
-def test_an_ordered_dict_with_attributes_of_its_own_is_refused():
+def test_ordered_dict_with_extra_attributes_is_refused():
     odict = collections.OrderedDict()
     odict.note = "lost?"
     with pytest.raises(InvalidStateError, match=r"^a is an OrderedDict.*'note'"):
@@ -485,6 +485,6 @@ def test_a_tree_that_ringstow_never_wrote_is_a_format_error(tree):
 
 
 @pytest.mark.parametrize("tree", ['{"a":{"$dtype":"save"}}', '{"a":{"$device":"no such"}}'])
-def test_a_dtype_or_device_that_torch_does_not_know_is_unsupported(tree):
+def test_dtype_or_device_unknown_to_torch_is_unsupported(tree):
     with pytest.raises(UnsupportedError, match="^a: torch"):
         codec_of_tree(tree)

@@ -52,7 +52,7 @@ def flip(path):
     shard.write_bytes(data)
 
 
-def test_what_has_a_number_of_its_own_is_neither_latest_nor_removed(tmp_path):
+def test_other_numbered_names_are_not_steps(tmp_path):
     save(tmp_path, "step-900", "step-1000", "best-7", "gpt2", "swa_v3", "ema-1000")
     assert newest(tmp_path) == "step-1000"
     done = ringstow.retain(tmp_path, 2)
@@ -96,7 +96,7 @@ def test_the_report_says_what_counted_what_was_left_and_why(tmp_path, caplog):
     assert not caplog.records
 
 
-def test_where_nothing_counts_or_several_rows_do_there_is_a_warning(tmp_path, caplog):
+def test_ambiguous_or_missing_steps_are_warned_of(tmp_path, caplog):
     save(tmp_path, "a.bak", "b.bak")
     [warning] = retain_as_planned(tmp_path, 1).warnings
     assert "none of the 2 checkpoints" in warning
@@ -130,7 +130,7 @@ def test_step_is_kept_whatever_the_name(tmp_path):
     ("step", "error"), [(True, TypeError), (1.5, TypeError), ("7", TypeError), (-1, ValueError)]
 )
 @pytest.mark.parametrize("save", [ringstow.save, ringstow.save_async])
-def test_a_step_that_is_none_is_refused_before_anything_is_saved(tmp_path, save, step, error):
+def test_bad_step_number_is_refused_before_the_save(tmp_path, save, step, error):
     with pytest.raises(error, match="step is"):
         save({}, tmp_path / "c", step=step)
     assert not (tmp_path / "c").exists()
@@ -219,7 +219,7 @@ def test_the_first_start_of_a_run_finds_none(tmp_path):
         ringstow.save({}, None)
 
 
-def test_retain_and_retire_keep_files_only_where_that_is_asked_for(tmp_path):
+def test_removal_recycles_files_only_on_request(tmp_path):
     save(tmp_path, "step-1", "step-2", "step-3", "step-4", "step-5")
     ringstow.retain(tmp_path, 4)
     ringstow.retire(tmp_path / "step-2")

@@ -30,7 +30,7 @@ def assert_equal(one, other):
     assert all(torch.equal(one["w"][name], other["w"][name]) for name in one["w"])
 
 
-def test_a_striped_checkpoint_comes_back_in_every_way_of_loading(tmp_path, disks):
+def test_striped_checkpoint_loads_in_every_way(tmp_path, disks):
     config = ringstow.Config(stripe=disks, files=2)
     path = tmp_path / "run" / "step-1"
     report = ringstow.save(state(), path, config=config)

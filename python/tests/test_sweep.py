@@ -39,7 +39,7 @@ def knobs(wanted=(), types=None, cores=2):
 # --- the plan ----------------------------------------------------------------------------------
 
 
-def test_what_the_default_does_is_not_measured_under_a_second_name():
+def test_default_is_not_measured_twice():
     levels = {knob.name: knob.levels for knob in knobs()}
     assert "uring" not in levels["engine"]
     assert "portable" in levels["engine"]
@@ -67,7 +67,7 @@ def test_the_grid_leaves_out_what_the_pool_does_not_hold():
     assert Setting.of({"block_bytes": 16 << 20, "queue_depth": 32}) not in cells
 
 
-def test_a_round_has_each_setting_once_and_the_default_in_every_block():
+def test_round_has_each_setting_once_per_block():
     settings = plan.one_by_one(knobs())
     blocks = plan.blocks(settings, True, random.Random(1))
     assert all(block.count(DEFAULT) == 1 for block in blocks)

@@ -192,7 +192,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("tree", "said"), TYPES, ids=lambda each: str(each)[:50])
-def test_a_type_that_is_not_here_is_said_before_any_tensor_changes(tree, said, tmp_path):
+def test_missing_type_is_named_before_any_tensor_changes(tree, said, tmp_path):
     path = changed(tmp_path / "c", lambda _: tree)
     with pytest.raises(
         UnsupportedError, match=r"^a (is|was saved as) .*prefix= or keys="

@@ -287,7 +287,7 @@ def test_ranks_may_have_their_keys_in_another_order(ranks, tmp_path, storage):
 # What the planners are told to do.
 
 
-def test_a_key_that_is_missing_is_refused_unless_that_is_allowed(storage, tmp_path):
+def test_missing_key_is_refused_unless_allowed(storage, tmp_path):
     dcp.save({"module": nn.Linear(2, 2)}, checkpoint_id=tmp_path)
     module = nn.Linear(2, 2)
     module.more = nn.Parameter(torch.ones(2))

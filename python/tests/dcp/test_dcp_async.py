@@ -123,13 +123,13 @@ def test_a_snapshot_stays_while_a_tensor_of_it_is_held(writer, monkeypatch):
     assert_same(held, torch.ones(5))
 
 
-def test_a_tensor_of_a_snapshot_is_saved_by_torch_without_the_rest(writer, tmp_path):
+def test_torch_saves_one_tensor_of_a_snapshot_alone(writer, tmp_path):
     staged = writer.stage({"a": torch.zeros(1 << 20), "b": torch.arange(7.0)})
     torch.save(staged["b"], tmp_path / "b")
     assert (tmp_path / "b").stat().st_size < 10_000
 
 
-def test_tied_tensors_are_tied_in_the_snapshot_and_copied_once(writer):
+def test_tied_tensors_are_copied_once_in_a_snapshot(writer):
     weight = torch.arange(12.0).reshape(3, 4)
     staged = writer.stage({"a": weight, "b": {"c": weight}, "p": torch.nn.Parameter(weight)})
     assert staged["a"] is staged["b"]["c"]
@@ -168,7 +168,7 @@ def test_the_next_snapshot_waits_until_the_last_one_is_read(writer, tmp_path):
     assert_same(load(tmp_path / "1", state), {"a": torch.ones(1000)})
 
 
-def test_background_saves_one_after_another_without_waiting_save_what_was_true(writer, tmp_path):
+def test_back_to_back_saves_keep_each_calls_values(writer, tmp_path):
     state = {"a": torch.zeros(100_000), "step": 0}
     uploads = []
     for step in range(5):
@@ -184,7 +184,7 @@ def test_background_saves_one_after_another_without_waiting_save_what_was_true(w
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_after_a_failed_background_save_the_next_snapshot_does_not_wait(moment, writer, tmp_path):
+def test_failed_save_does_not_delay_the_next_snapshot(moment, writer, tmp_path):
     state = {"a": torch.ones(1000)}
     failed = dcp.async_save(
         state, checkpoint_id=tmp_path, storage_writer=writer, planner=Failing(moment)
@@ -197,7 +197,7 @@ def test_after_a_failed_background_save_the_next_snapshot_does_not_wait(moment, 
     assert_same(load(tmp_path, state), state)
 
 
-def test_a_snapshot_that_nobody_saves_does_not_hold_up_the_next(writer, monkeypatch):
+def test_unsaved_snapshot_does_not_delay_the_next(writer, monkeypatch):
     kept = writer.stage({"a": torch.ones(1000)})
     monkeypatch.setattr(_snapshot, "_UNCLAIMED_S", 0.05)
     other = writer.stage({"a": torch.zeros(1000)})
@@ -293,7 +293,7 @@ def inference(numel):
 
 
 @needs_async_stager
-def test_a_tensor_that_changes_under_a_streamed_save_makes_it_fail(writer, tmp_path):
+def test_tensor_changed_under_a_streamed_save_fails_it(writer, tmp_path):
     ringstow.save({"step": 1}, tmp_path)
     state, planner = {"w": torch.ones(1 << 18), "other": torch.ones(1 << 18)}, Held()
     found = streamed(state, tmp_path, writer, planner=planner)
@@ -339,7 +339,7 @@ def test_streaming_from_within_a_step_is_refused(writer, tmp_path):
 
 @needs_async_stager
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_streamed_save_that_fails_frees_the_tensors_and_says_so(moment, writer, tmp_path):
+def test_failed_streamed_save_releases_the_tensors(moment, writer, tmp_path):
     found = dcp.async_save(
         {"a": torch.ones(1000)},
         checkpoint_id=tmp_path,

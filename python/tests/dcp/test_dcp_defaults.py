@@ -133,7 +133,7 @@ def test_torchs_own_tools_convert_ours(swapped, tmp_path):
     assert_same(fetch(tmp_path / "back", state), state)
 
 
-def test_a_module_of_torchs_that_is_imported_meanwhile_gets_its_own_back(monkeypatch):
+def test_module_imported_meanwhile_gets_torchs_own_back(monkeypatch):
     name = "torch.distributed.checkpoint.late"
     with ringstow.dcp.use_by_default():
         late = types.ModuleType(name)

@@ -154,7 +154,7 @@ def test_a_group_that_the_writer_cannot_know_is_not_noted(ranks, tmp_path, capfd
     assert "not known" in problem(tmp_path, capfd)
 
 
-def test_without_a_process_group_the_number_of_ranks_is_not_known(tmp_path, capfd):
+def test_rank_count_is_unknown_without_a_process_group(tmp_path, capfd):
     save(0, tmp_path, 1)
     assert "part_of" not in manifest(tmp_path, 0)
     text = problem(tmp_path, capfd)
@@ -177,7 +177,7 @@ def save_without_a_store(rank, path):
     return said
 
 
-def test_a_store_that_does_not_answer_fails_no_save_and_is_told(ranks, tmp_path, capfd):
+def test_unresponsive_store_fails_no_save(ranks, tmp_path, capfd):
     for said in ranks(2).run(save_without_a_store, tmp_path):
         assert any("store does not answer" in text for text in said)
     assert "not known" in problem(tmp_path, capfd)
@@ -206,7 +206,7 @@ def refusals(rank, path):
     return {rank: str(error) for rank, (error, _) in caught.value.failures.items()}
 
 
-def test_a_path_whose_parts_are_of_different_saves_is_refused_on_all_ranks(ranks, tmp_path):
+def test_shares_of_different_saves_are_refused_on_all_ranks(ranks, tmp_path):
     ranks(2).run(save, tmp_path, 1)
     ranks(2).run(save, tmp_path, 2, (0,))  # rank 1's part is of a later save now
     for by_rank in ranks(2).run(refusals, tmp_path):
@@ -269,7 +269,7 @@ def test_all_missing_parts_are_named_up_to_a_limit(tmp_path):
         _rank_parts.check(str(tmp_path), 0)
 
 
-def test_parts_that_do_not_say_what_they_are_parts_of_load_as_ever(tmp_path):
+def test_shares_without_a_save_still_load(tmp_path):
     save(0, tmp_path, 1)
     assert_same(load(tmp_path), state_of(0, 1))
 

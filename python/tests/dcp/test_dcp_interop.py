@@ -92,7 +92,7 @@ def test_torchs_hugging_face_reader_loads_ours(ranks, tmp_path, savers, loaders)
     ranks(loaders).run(load_theirs, tmp_path)
 
 
-def test_what_the_format_cannot_say_stands_under_a_reserved_name(ranks, tmp_path):
+def test_unstorable_names_are_stored_under_reserved_ones(ranks, tmp_path):
     ranks(2).run(save_ours, tmp_path)
     names = hf.HuggingFaceStorageReader(str(tmp_path)).read_metadata().state_dict_metadata
     assert set(names) - set(fulls()) == {"__ringstow__.step", "__ringstow__.complex"}

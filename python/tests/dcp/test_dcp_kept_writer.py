@@ -69,7 +69,7 @@ def test_a_writers_own_path_is_saved_to_again(tmp_path):
         assert_same(load(tmp_path, state_of(number)), state_of(number))
 
 
-def test_after_an_id_a_writers_own_path_is_not_taken_without_a_word(tmp_path):
+def test_own_path_after_a_checkpoint_id_is_refused(tmp_path):
     writer = StorageWriter(tmp_path / "own")
     dcp.save(state_of(1), checkpoint_id=tmp_path / "1", storage_writer=writer)
     with pytest.raises(CheckpointException, match="the writer's own path is"):
@@ -112,7 +112,7 @@ def test_after_a_failure_the_id_is_given_again(moment, tmp_path):
 
 
 @needs_background_process
-def test_a_background_save_runs_in_a_thread_of_the_name_that_is_looked_for(tmp_path):
+def test_background_save_thread_has_the_expected_name(tmp_path):
     """Fails under a torch that gives it another name: then a time limit decides in its place."""
     threads = []
 
@@ -129,7 +129,7 @@ def test_a_background_save_runs_in_a_thread_of_the_name_that_is_looked_for(tmp_p
 
 
 @pytest.mark.parametrize("way", ["reset", "stage", "stager", "close", "another writer"])
-def test_a_thread_that_uses_a_writer_again_has_ended_its_save(way, tmp_path):
+def test_reused_writer_has_ended_its_save(way, tmp_path):
     writer = StorageWriter(tmp_path)
     with pytest.raises(CheckpointException):
         dcp.save(state_of(1), storage_writer=writer, planner=Failing("create_local_plan"))
@@ -152,7 +152,7 @@ def test_a_thread_that_uses_a_writer_again_has_ended_its_save(way, tmp_path):
         assert not elsewhere.submit(save.is_running).result(SECONDS)
 
 
-def test_a_background_save_takes_no_path_that_another_save_was_given(tmp_path):
+def test_background_save_takes_no_path_of_another_save(tmp_path):
     writer = StorageWriter(tmp_path / "own")
     staged = writer.stage(state_of(1))
     writer.reset(tmp_path / "other")
@@ -215,7 +215,7 @@ def test_no_save_takes_away_what_another_is_writing(names, tmp_path):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_save_that_failed_in_the_main_thread_holds_up_no_other(moment, names, tmp_path):
+def test_failed_save_in_the_main_thread_blocks_no_other(moment, names, tmp_path):
     writer = StorageWriter()
     with pytest.raises(CheckpointException) as kept:
         dcp.save(
@@ -226,7 +226,7 @@ def test_a_save_that_failed_in_the_main_thread_holds_up_no_other(moment, names, 
     assert kept.value.failures
 
 
-def test_hooks_in_several_threads_are_of_the_writers_latest_save(tmp_path):
+def test_hooks_in_threads_belong_to_the_latest_save(tmp_path):
     """As in programs with hooks in threads of their own, which torch's functions are not."""
     writer = StorageWriter(tmp_path)
 
@@ -298,7 +298,7 @@ dcp.async_save(state, checkpoint_id=path + "/2", storage_writer=writer).result()
 
 
 @pytest.mark.parametrize("when", ["staged", "saved", "saving"])
-def test_a_forked_child_stages_and_saves_with_its_parents_writer(when, tmp_path):
+def test_forked_child_saves_with_its_parents_writer(when, tmp_path):
     done = forked.python(FORKED, tmp_path, when)
     assert done.returncode == 0, done.stderr
     for name in ["1", "2"] if when == "staged" else ["0", "1", "2"]:

@@ -95,6 +95,6 @@ def test_a_rank_that_is_killed_is_named_and_harms_nothing(ranks, tmp_path, victi
     assert len(list(over.glob("*.part"))) == 0
 
 
-def test_a_coordinator_that_is_killed_after_the_commit_has_committed(ranks, tmp_path):
+def test_coordinator_killed_after_the_commit_has_committed(ranks, tmp_path):
     kill(ranks, tmp_path, 0, "after the commit")
     assert torch.equal(ringstow.load(tmp_path)["w"], -VALUES)

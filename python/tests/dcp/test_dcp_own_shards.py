@@ -140,7 +140,7 @@ def test_one_part_is_not_converted(ranks, tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["step-1"]
 
 
-def test_one_process_that_loads_a_part_by_dcp_gets_no_memory_of_nobody(ranks, tmp_path):
+def test_dcp_load_of_a_share_leaves_other_memory_alone(ranks, tmp_path):
     path = part(ranks, tmp_path)
     state = {"model": {"first.weight": torch.full((HIDDEN, layouts.INPUT), 5.0)}}
     with pytest.raises(CheckpointException, match=SAID):

@@ -37,7 +37,7 @@ def contents(names, text):
     return Contents.of("/c", rows, text)
 
 
-def test_the_tree_is_nested_as_the_default_planner_flattened_it():
+def test_tree_nests_as_the_default_planner_flattened():
     state = {"a.b": T, "a.0": OBJECT, "l.0": T, "l.2": OBJECT, "d.$x": T}
     paths = {"a.b": ("a", "b"), "a.0": ("a", "0"), "l.0": ("l", 0), "l.2": ("l", 2)}
     paths["d.$x"] = ("d", "$x")
@@ -93,7 +93,7 @@ def test_planner_data_survives_the_tree(state):
     assert found.metadata().planner_data == paths
 
 
-def test_tied_tensors_of_a_plain_save_are_one_entry_under_two_names():
+def test_tied_tensors_are_one_entry_under_two_names():
     text = json.dumps({"a": {"$tensor": "a"}, "b": {"c": {"$tensor": "a"}}, "n": 5})
     found = contents(["a"], text)
     assert found.entries["a"] is found.entries["b.c"]
@@ -189,7 +189,7 @@ def test_batches_cover_every_element_once_and_stay_small(shapes, limit):
     assert all(bool((target == 1).all()) for target in targets)
 
 
-def test_a_rebuilt_state_has_its_own_containers_and_values_and_the_same_tensors():
+def test_rebuilt_state_shares_only_the_tensors():
     inner = collections.OrderedDict(a=torch.ones(1))
     state = {"l": [1, inner, (2, {"x": set()})], "o": {"s": {1}}}
     twin = _copies.rebuild(state, lambda tensor, _: tensor)
@@ -212,7 +212,7 @@ class Unpicklable(Exception):
         super().__init__(one)
 
 
-def test_an_error_that_no_other_rank_could_get_becomes_one_that_it_can():
+def test_unpicklable_error_becomes_a_picklable_one():
     @picklable
     def method():
         raise Unpicklable("why", "how")

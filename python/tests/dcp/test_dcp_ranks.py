@@ -153,7 +153,7 @@ def _one_fails(rank, path, bad, moment):
 
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize("moment", ["create_local_plan", "finish_plan", "resolve_data"])
-def test_what_fails_on_one_rank_fails_on_all_and_harms_nothing(bad, moment, ranks, tmp_path):
+def test_failure_on_one_rank_fails_on_all(bad, moment, ranks, tmp_path):
     kinds = ranks(2).run(_one_fails, tmp_path, bad, moment)
     assert set(kinds) == {"InvalidStateError" if moment == "resolve_data" else "RuntimeError"}
     assert litter(tmp_path) == [".metadata"]
@@ -260,7 +260,7 @@ def _background_failure(rank, path, how):
 
 
 @pytest.mark.parametrize("how", ["snapshot", pytest.param("streaming", marks=needs_async_stager)])
-def test_a_background_save_that_fails_on_one_rank_fails_on_all(how, ranks, tmp_path):
+def test_background_failure_on_one_rank_fails_on_all(how, ranks, tmp_path):
     ranks(2).run(_background_failure, tmp_path, how)
 
 
@@ -315,7 +315,7 @@ def _without_collectives(rank, path):
 
 
 @needs_use_collectives
-def test_without_collectives_each_rank_has_a_checkpoint_of_its_own(ranks, tmp_path):
+def test_each_rank_has_a_checkpoint_without_collectives(ranks, tmp_path):
     ranks(2).run(_without_collectives, tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["rank00000", "rank00001"]
     for rank in range(2):
@@ -485,7 +485,7 @@ def _die(rank, path):
     dist.barrier()
 
 
-def test_a_rank_that_dies_is_noticed_and_the_next_test_gets_another(ranks, tmp_path):
+def test_dead_rank_is_noticed_and_replaced(ranks, tmp_path):
     with pytest.raises(RuntimeError, match="rank"):
         ranks(2).run(_die, tmp_path)
     ranks(2).run(_round_trip, tmp_path)

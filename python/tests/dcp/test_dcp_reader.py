@@ -71,7 +71,7 @@ def test_another_dtype_is_converted_as_torch_does(saved):
     assert torch.equal(targets["c"], torch.arange(5).to(torch.complex64))
 
 
-def test_what_is_copied_on_its_way_is_copied_in_small_batches(saved, monkeypatch):
+def test_copied_tensors_are_copied_in_small_batches(saved, monkeypatch):
     values = torch.arange(3_000_000.0)
     path = saved({"a": values, "b": values.to(torch.int32)})
     targets = {"a": torch.zeros(3_000_000, dtype=torch.float64), "b": torch.zeros(3_000_000)}
@@ -177,7 +177,7 @@ class Weirder(Weird):
     pass
 
 
-def test_pickles_of_unknown_types_are_refused_all_at_once_and_never_run(saved):
+def test_unknown_pickles_are_refused_together_and_not_run(saved):
     state = {"a": Weird(), "b": {"c": [Weirder()]}, "fine": 5, "w": torch.ones(3)}
     path = saved(state, allow_pickle=True)
     Weird.ran = 0
@@ -193,7 +193,7 @@ def test_pickles_of_unknown_types_are_refused_all_at_once_and_never_run(saved):
     assert Weird.ran == Weirder.ran == 0
 
 
-def test_whoever_names_the_types_is_told_what_they_need_in_turn(saved, monkeypatch):
+def test_allowed_types_name_the_further_types_they_need(saved, monkeypatch):
     """NumPy's scalars need the class of their dtype, which is in no pickle by its name."""
     # As an older ringstow saved them.
     monkeypatch.setattr(_packed, "pack", lambda *args: b"")

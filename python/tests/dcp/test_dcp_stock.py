@@ -101,7 +101,7 @@ def test_extensions_are_said_to_leave_the_saving_to_torch(tmp_path, caplog):
 
 
 @pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
-def test_a_derived_writer_with_extensions_is_refused_when_it_is_made(tmp_path):
+def test_derived_writer_with_extensions_is_refused(tmp_path):
     class Derived(dcp.FileSystemWriter):
         pass
 
@@ -153,7 +153,7 @@ def test_what_torch_refuses_is_refused(tmp_path):
         dcp.FileSystemWriter()
 
 
-def test_an_argument_of_a_newer_torch_is_refused_unless_it_asks_for_nothing(tmp_path, monkeypatch):
+def test_argument_of_a_newer_torch_is_refused_unless_empty(tmp_path, monkeypatch):
     parameter = inspect.Parameter("encrypt", inspect.Parameter.KEYWORD_ONLY, default=False)
     signature = _stock._SIGNATURE
     newer = signature.replace(parameters=[*signature.parameters.values(), parameter])

@@ -323,7 +323,7 @@ def test_bytes_that_were_never_packed_are_a_format_error(how):
     assert caught.value.path
 
 
-def test_a_packed_object_that_is_damaged_is_an_error_of_the_load(tmp_path, monkeypatch):
+def test_damaged_packed_object_fails_the_load(tmp_path, monkeypatch):
     hostile = changed(HOSTILE["larger shape"])
     monkeypatch.setattr(_packed, "pack", lambda *args: hostile)
     state = {"w": torch.ones(2), "a": pathlib.Path("x")}
@@ -336,7 +336,7 @@ def test_a_packed_object_that_is_damaged_is_an_error_of_the_load(tmp_path, monke
         ringstow.load(tmp_path)
 
 
-def test_no_method_of_the_programs_type_runs_when_dcp_loads_it(tmp_path):
+def test_dcp_load_runs_no_method_of_the_programs_types(tmp_path):
     code = [
         "import dataclasses, os, sys, torch, ringstow",
         "import torch.distributed.checkpoint as dcp",

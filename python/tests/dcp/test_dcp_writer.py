@@ -89,7 +89,7 @@ def test_what_was_saved_comes_back(tmp_path):
     assert litter(tmp_path / "c") == [".metadata"]
 
 
-def test_the_whole_state_comes_back_nested_without_a_state_to_fill(tmp_path):
+def test_whole_state_loads_nested_without_a_target(tmp_path):
     state = every_kind()
     dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=StorageWriter())
     reader = StorageReader(tmp_path / "c")
@@ -100,7 +100,7 @@ def test_the_whole_state_comes_back_nested_without_a_state_to_fill(tmp_path):
     assert part.keys() == {"optimizer"}
 
 
-def test_a_planner_that_does_not_flatten_saves_its_keys_as_they_are(tmp_path):
+def test_planner_without_flattening_keeps_its_keys(tmp_path):
     state = {"a.b": torch.ones(2), "$c": torch.zeros(3), "d": {"e": 1}}
     planner = DefaultSavePlanner(flatten_state_dict=False)
     dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter(), planner=planner)
@@ -120,7 +120,7 @@ def test_an_earlier_checkpoint_is_replaced_whole(tmp_path):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_failure_at_any_moment_keeps_the_earlier_checkpoint_and_the_writer(moment, tmp_path):
+def test_failure_at_any_moment_keeps_checkpoint_and_writer(moment, tmp_path):
     writer = StorageWriter(tmp_path)
     dcp.save({"a": torch.ones(3)}, storage_writer=writer)
     with pytest.raises(CheckpointException, match=f"failed in {moment}") as caught:
@@ -154,7 +154,7 @@ def test_what_a_failed_save_left_goes_with_its_writer(how, tmp_path):
     ringstow.save({"a": torch.ones(1)}, tmp_path)  # the directory is free
 
 
-def test_what_a_failed_save_left_is_gone_when_the_process_has_ended(tmp_path):
+def test_failed_save_leaves_nothing_after_the_exit(tmp_path):
     code = """
 import sys, torch, torch.distributed.checkpoint as dcp, ringstow.dcp
 class Failing(dcp.DefaultSavePlanner):
@@ -171,7 +171,7 @@ except BaseException:
     assert litter(tmp_path / "c") == []
 
 
-def test_every_bad_item_is_named_at_once_and_nothing_is_written(tmp_path):
+def test_bad_items_are_named_together_and_nothing_written(tmp_path):
     state = {
         "sparse": torch.eye(3).to_sparse(),
         "good": torch.ones(1),
@@ -186,7 +186,7 @@ def test_every_bad_item_is_named_at_once_and_nothing_is_written(tmp_path):
     assert "good" not in str(error)
 
 
-def test_a_full_disk_is_an_error_with_its_errno_and_never_a_checkpoint(tmp_path):
+def test_full_disk_is_an_error_and_never_a_checkpoint(tmp_path):
     code = """
 import pickle, resource, sys, torch, torch.distributed.checkpoint as dcp, ringstow.dcp
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
@@ -294,7 +294,7 @@ def test_a_lone_surrogate_in_a_key_is_named(tmp_path):
         dcp.save({"a\ud800": torch.ones(1)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
 
 
-def test_saves_of_one_writer_in_several_threads_go_one_after_the_other(tmp_path):
+def test_one_writers_saves_in_threads_run_in_turn(tmp_path):
     writer = StorageWriter()
     inside, order = [], []
 
@@ -358,7 +358,7 @@ def test_ringstow_loads_what_dcp_saved(tmp_path):
     assert ringstow.verify(tmp_path).ok
 
 
-def test_ringstow_refuses_the_pickles_of_dcp_unless_they_are_allowed(tmp_path):
+def test_dcp_pickles_are_refused_unless_allowed(tmp_path):
     state = {"a": np.datetime64("2020-01-01")}
     writer = StorageWriter(allow_pickle=True)
     dcp.save(state, checkpoint_id=tmp_path, storage_writer=writer)

@@ -60,7 +60,7 @@ def test_a_blocking_save_waits_for_what_was_queued(gpu, on_gpu, stream, at):
     assert_same(ringstow.load(at / "c"), {"t": torch.ones(1000)})
 
 
-def test_the_tensors_are_held_until_they_are_staged_and_no_longer(gpu, on_gpu, at):
+def test_tensors_are_held_until_staged(gpu, on_gpu, at):
     tensor = on_gpu(torch.arange(1000.0))
     with gpu.held():
         handle = ringstow.save_async({"t": tensor}, at / "c")

@@ -150,7 +150,7 @@ class Held(DefaultSavePlanner):
 
 
 @needs_async_stager
-def test_a_streamed_save_waits_for_what_was_queued_at_the_call(gpu, on_gpu, writer, at):
+def test_streamed_save_waits_for_work_queued_at_the_call(gpu, on_gpu, writer, at):
     """The save's thread has another current stream, and looks at the tensors much later."""
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     stream, planner = gpu.Stream(0), Held()

@@ -77,7 +77,7 @@ def test_a_part_comes_back_on_the_device(is_on, at):
     assert_same(loaded, {"m": {"w": FLOATS}})
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_read(at):
+def test_missing_device_is_refused_before_reading(at):
     with pytest.raises(ringstow.UnsupportedError, match="there is no device cuda:9: torch sees 2"):
         ringstow.load(at / "nothing", device="cuda:9")
 

@@ -128,7 +128,7 @@ def test_what_was_queued_on_its_stream_is_saved(gpu, at):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_the_protocol_or_the_format_does_not_allow_is_named(fields, error, match, gpu, at):
+def test_arrays_beyond_protocol_or_format_are_named(fields, error, match, gpu, at):
     with pytest.raises(error, match=match) as caught:
         ringstow.save({"layers": [Array(gpu, NUMBERS, **fields)]}, at / "c")
     assert str(caught.value).startswith("layers[0]")
@@ -174,7 +174,7 @@ def test_targets_that_can_not_be_filled_are_named(gpu, at):
     assert fit.bytes() == bytes(32)
 
 
-def test_an_object_whose_attributes_are_all_made_up_is_no_array(at):
+def test_object_with_made_up_attributes_is_not_an_array(at):
     class Anything:
         def __getattr__(self, name):
             return 5
