@@ -285,7 +285,7 @@ def _in_a_process(rank, path):
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
         )
         error = found.exception(SECONDS)
-        assert "is no path" in str(error)
+        assert "is not a path" in str(error)
         found = dcp.async_save(
             state,
             checkpoint_id=path / "live",

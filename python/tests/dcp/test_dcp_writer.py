@@ -214,9 +214,9 @@ def test_without_a_path_a_save_says_so():
 @pytest.mark.parametrize("bad", ["s3://bucket/key", "", 5, b"raw", "a\0b"])
 def test_an_id_that_is_no_path_is_refused(bad):
     assert not StorageWriter.validate_checkpoint_id(bad)
-    with pytest.raises(ringstow.InvalidStateError, match="is no path"):
+    with pytest.raises(ringstow.InvalidStateError, match="is not a path"):
         StorageWriter().reset(bad)
-    with pytest.raises(ringstow.InvalidStateError, match="is no path"):
+    with pytest.raises(ringstow.InvalidStateError, match="is not a path"):
         StorageReader(bad)
 
 
