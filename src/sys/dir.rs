@@ -186,8 +186,8 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
-/// Renames a file to a name that is free. A file system that cannot refuse a taken name by itself (`EINVAL`)
-/// is asked before, and another process may create the name in between.
+/// Renames a file to a name that is free. If the file system cannot refuse a taken name by itself (`EINVAL`), looks
+/// for the name first; another process may create it in between.
 ///
 /// # Errors
 /// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.

@@ -4,9 +4,9 @@
 //!
 //! The seam exists in builds with debug assertions only. A release build has empty functions in its place.
 //!
-//! - On one thread, or in the whole process: [`on_thread`], [`in_process`].
-//! - In a child process, another program or Python: the variable `RINGSTOW_TEST_SEAM`. `kill:7` ends the
-//!   process before its 7th call, `fail:7:5` fails that call with error number 5, and `fail-from:7:5` also
+//! - [`on_thread`] and [`in_process`] watch one thread or the whole process.
+//! - The environment variable `RINGSTOW_TEST_SEAM` does it in a child process, another program or Python: `kill:7`
+//!   ends the process before its 7th call, `fail:7:5` fails that call with error number 5, and `fail-from:7:5` also
 //!   fails all calls after it.
 
 use std::fs::File;

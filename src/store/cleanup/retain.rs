@@ -241,7 +241,7 @@ enum Fate {
     Step,
     /// Its removal was killed.
     Interrupted,
-    /// Nothing was ever committed there, for this reason, and training has got further since.
+    /// Nothing was committed there, for this reason, and a later step exists.
     Killed(String),
     /// It is left alone, for this reason.
     Left(String),

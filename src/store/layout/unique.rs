@@ -1,12 +1,12 @@
-//! Texts that tell one save or write from every other, on this host and on others.
+//! Names for a save or a write that no other save or write has, on this host and on others.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Sixteen hex digits that nothing else was ever given.
+/// Sixteen hex digits, different at every call.
 ///
-/// The keys of [`RandomState`] are random in each thread of a process, and a forked child has its parent's: so
-/// process and time count as well.
+/// [`RandomState`] has random keys in each thread, but a forked child has its parent's. So the process number and the
+/// time are hashed too.
 pub(in crate::store) fn unique() -> String {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
@@ -21,7 +21,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn no_two_are_alike_and_each_is_a_name() {
+    fn unique_texts_differ_and_fit_file_names() {
         let all: HashSet<String> = (0..1000).map(|_| unique()).collect();
         assert_eq!(all.len(), 1000);
         let name = |write| crate::format::names::written_part("rank00000-0.safetensors", write);
