@@ -10,8 +10,10 @@ mod no_cuda;
 mod source;
 mod staged_copy;
 mod target;
+mod tensor_source;
 
 pub(crate) use staged_copy::{Finished, Pinning, StagedCopy};
 
-pub use source::{Source, TensorSource};
+pub use source::Source;
 pub use target::{StridedTarget, Target};
+pub use tensor_source::TensorSource;

@@ -4,8 +4,8 @@
 use super::cuda::Copies;
 #[cfg(not(feature = "cuda"))]
 use super::no_cuda::Copies;
-use super::source::TensorSource;
 use super::target::Target;
+use super::tensor_source::TensorSource;
 use crate::error::Result;
 use crate::plan::slab::Runs;
 use crate::pool::{Buffer, Pool};

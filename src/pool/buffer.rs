@@ -1,7 +1,7 @@
 //! A run of a mapping with exactly one owner.
 
 use super::Mapping;
-use super::staging::FreeBuffers;
+use super::free_slots::FreeSlots;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub struct Buffer {
     /// Number in the pool, which is its index among the ring's fixed buffers.
     slot: Option<u16>,
     /// Where the slot is returned to.
-    home: Option<Arc<FreeBuffers>>,
+    home: Option<Arc<FreeSlots>>,
 }
 
 impl Buffer {
@@ -65,7 +65,7 @@ impl Buffer {
         mapping: Arc<Mapping>,
         range: Range<usize>,
         slot: u16,
-        home: Arc<FreeBuffers>,
+        home: Arc<FreeSlots>,
     ) -> Self {
         Self { mapping, range, slot: Some(slot), home: Some(home) }
     }
@@ -101,7 +101,7 @@ impl Buffer {
 
 /// The pool that a buffer returns to.
 #[derive(Debug, Clone)]
-pub struct Owner(Arc<FreeBuffers>);
+pub struct Owner(Arc<FreeSlots>);
 
 impl Owner {
     /// Notes that buffers of the pool will never be returned. Threads that wait for one get an error.

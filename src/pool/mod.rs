@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod buffer;
+mod free_slots;
 mod mapping;
 mod staging;
 

@@ -1,10 +1,11 @@
 //! The staging pool: a bounded number of equal buffers, taken from the system one by one as they are
 //! needed, and used again and again.
 
+use super::free_slots::{FreeSlots, Slot};
 use super::{Buffer, Mapping};
 use std::any::Any;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// A bounded set of staging buffers. Cloning a handle is cheap; the memory is shared.
 ///
@@ -15,46 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub struct Pool {
     mapping: Arc<Mapping>,
     block_bytes: usize,
-    count: usize,
-    home: Arc<FreeBuffers>,
-}
-
-/// The free buffers of a pool. Buffers return here when they are dropped.
-#[derive(Debug)]
-pub(super) struct FreeBuffers {
-    slots: Mutex<Slots>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct Slots {
-    /// Slots that were returned. The last one is lent first: its memory may still be in a cache.
-    free: Vec<u16>,
-    /// Slots that were ever lent; the others have no memory yet.
-    used: usize,
-    /// Whether buffers were given up, and so may never come back.
-    broken: bool,
-}
-
-impl FreeBuffers {
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Returns a slot.
-    pub(super) fn put(&self, slot: u16) {
-        let mut slots = self.slots();
-        debug_assert!(usize::from(slot) < slots.used && !slots.free.contains(&slot));
-        slots.free.push(slot);
-        drop(slots);
-        self.changed.notify_one();
-    }
-
-    /// Notes that a buffer will never be returned.
-    pub(super) fn give_up(&self) {
-        self.slots().broken = true;
-        self.changed.notify_all();
-    }
+    home: Arc<FreeSlots>,
 }
 
 impl Pool {
@@ -81,9 +43,8 @@ impl Pool {
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let mapping = Mapping::new(len)?;
         mapping.keep_from_children();
-        let slots = Mutex::new(Slots { free: Vec::new(), used: 0, broken: false });
-        let home = Arc::new(FreeBuffers { slots, changed: Condvar::new() });
-        Ok(Self { mapping: Arc::new(mapping), block_bytes, count, home })
+        let home = Arc::new(FreeSlots::new(count));
+        Ok(Self { mapping: Arc::new(mapping), block_bytes, home })
     }
 
     /// Takes a free buffer; waits until one is returned if there is none.
@@ -91,42 +52,18 @@ impl Pool {
     /// # Errors
     /// If no buffer is free and a broken engine could not return some: waiting could last forever.
     pub fn lease(&self) -> io::Result<Buffer> {
-        let mut slots = self.home.slots();
-        loop {
-            if let Some((slot, is_new)) = self.take(&mut slots) {
-                drop(slots);
-                return Ok(self.buffer(slot, is_new));
-            }
-            if slots.broken {
-                return Err(io::Error::other(
-                    "an I/O engine broke and gave up the staging buffers that it had; the next save or \
-                     load takes new ones",
-                ));
-            }
-            slots = self.home.changed.wait(slots).unwrap_or_else(|poisoned| poisoned.into_inner());
-        }
+        self.home.wait().map(|slot| self.buffer(slot))
     }
 
     /// Takes a free buffer, if there is one now.
     pub fn try_lease(&self) -> Option<Buffer> {
-        let taken = self.take(&mut self.home.slots());
-        taken.map(|(slot, is_new)| self.buffer(slot, is_new))
+        self.home.take().map(|slot| self.buffer(slot))
     }
 
-    /// Takes a free slot, preferably one that was used before; true if it is lent for the first time.
-    fn take(&self, slots: &mut Slots) -> Option<(u16, bool)> {
-        if let Some(slot) = slots.free.pop() {
-            return Some((slot, false));
-        }
-        let slot = u16::try_from(slots.used).ok().filter(|_| slots.used < self.count)?;
-        slots.used += 1;
-        Some((slot, true))
-    }
-
-    fn buffer(&self, slot: u16, is_new: bool) -> Buffer {
-        let start = usize::from(slot) * self.block_bytes;
+    fn buffer(&self, Slot { number, is_new }: Slot) -> Buffer {
+        let start = usize::from(number) * self.block_bytes;
         let range = start..start + self.block_bytes;
-        let mut buffer = Buffer::of_pool(self.mapping.clone(), range, slot, self.home.clone());
+        let mut buffer = Buffer::of_pool(self.mapping.clone(), range, number, self.home.clone());
         if is_new {
             buffer.prefault(); // here, and not in the middle of a copy or a transfer
         }
@@ -135,17 +72,17 @@ impl Pool {
 
     /// Number of buffers that the pool can have.
     pub fn count(&self) -> usize {
-        self.count
+        self.home.count()
     }
 
     /// Number of buffers that have memory: the most that were ever lent at once.
     pub fn used(&self) -> usize {
-        self.home.slots().used
+        self.home.used()
     }
 
     /// Whether buffers were given up with a broken engine. Replace such a pool.
     pub fn is_broken(&self) -> bool {
-        self.home.slots().broken
+        self.home.is_broken()
     }
 
     /// Bytes of one buffer.
