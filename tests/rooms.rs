@@ -227,7 +227,7 @@ fn rooms_use_only_rooms_below_them() {
         let is_in = |room: &&str| {
             module.strip_prefix(room).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
         };
-        let floor = ROOMS.iter().position(|rooms| rooms.iter().any(|room| is_in(room)))?;
+        let floor = ROOMS.iter().position(|rooms| rooms.iter().any(is_in))?;
         Some((floor, *ROOMS[floor].iter().find(|room| is_in(room)).expect("it is one of them")))
     };
     let mut wrong = Vec::new();
