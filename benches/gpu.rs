@@ -13,10 +13,10 @@ mod common;
 
 use common::{Args, Result, bench_dir, median};
 use fake_engines::Null;
-use ringstow::device::Target;
-use ringstow::device::cuda::{Device, DeviceMemory, LargeCopy, Rates, Ready, measure};
-use ringstow::store::save;
-use ringstow::sys::file::drop_page_cache;
+use ringstow::internals::device::Target;
+use ringstow::internals::device::cuda::{Device, DeviceMemory, LargeCopy, Rates, Ready, measure};
+use ringstow::internals::store::save;
+use ringstow::internals::sys::file::drop_page_cache;
 use ringstow::{
     Checkpoint, Config, Dtype, LoadOptions, Runtime, SaveReport, StateDict, TensorInfo,
 };

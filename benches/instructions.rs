@@ -8,8 +8,8 @@
 mod nowhere;
 
 use nowhere::{Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::format::Manifest;
-use ringstow::plan::load::{Unit, Want};
+use ringstow::internals::format::Manifest;
+use ringstow::internals::plan::load::{Unit, Want};
 use ringstow::{Checkpoint, Config, LoadOptions, StateDict};
 use std::hint::black_box;
 use std::path::Path;
@@ -49,8 +49,10 @@ fn run(case: &str, size: usize) {
         "read of a tensor planned" => {
             let plan = layout(&items(size, mixed));
             let shard = &plan.shards[0];
-            let want =
-                |e: &ringstow::plan::save::ItemRange| Want { file: 0, range: e.range.clone() };
+            let want = |e: &ringstow::internals::plan::save::ItemRange| Want {
+                file: 0,
+                range: e.range.clone(),
+            };
             let wants: Vec<Want> = shard.items.iter().map(want).collect();
             let unit = Unit::Blocks { bytes: 1 << 20, most: 4 << 20 };
             measured(|| unit.reads(&wants, &[shard.bytes]));
@@ -90,8 +92,13 @@ fn config() -> Config {
 
 fn save(state: &StateDict) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("there is a place for it");
-    ringstow::store::save(&runtime(config()), state, &dir.path().join("to"), &Arc::default())
-        .expect("the save works");
+    ringstow::internals::store::save(
+        &runtime(config()),
+        state,
+        &dir.path().join("to"),
+        &Arc::default(),
+    )
+    .expect("the save works");
     dir
 }
 

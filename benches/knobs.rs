@@ -20,8 +20,8 @@ mod common;
 use common::{Args, Result, cpu_seconds, median, spread};
 use fastrand::Rng;
 use nowhere::Endless;
-use ringstow::device::Target;
-use ringstow::sys::file;
+use ringstow::internals::device::Target;
+use ringstow::internals::sys::file;
 use ringstow::{Checkpoint, Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -151,7 +151,7 @@ impl Bench<'_> {
         }
         let _ = fs::remove_dir_all(&path);
         let (cpu, started) = (cpu_seconds(), Instant::now());
-        let report = ringstow::store::save(runtime, self.state, &path, &job)?;
+        let report = ringstow::internals::store::save(runtime, self.state, &path, &job)?;
         let took = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
         Ok(Took {
             seconds: took.0,

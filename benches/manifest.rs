@@ -8,9 +8,9 @@ mod common;
 use common::is_smoke_test;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use ringstow::Dtype;
-use ringstow::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, receipt};
-use ringstow::plan::load::{Scattered, Unit};
-use ringstow::plan::slab::{Dense, Place, Slab, dense_strides};
+use ringstow::internals::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, receipt};
+use ringstow::internals::plan::load::{Scattered, Unit};
+use ringstow::internals::plan::slab::{Dense, Place, Slab, dense_strides};
 use std::path::Path;
 use std::time::Duration;
 

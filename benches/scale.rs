@@ -14,10 +14,10 @@ mod common;
 use common::is_smoke_test;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::device::Target;
-use ringstow::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, names};
-use ringstow::plan::load::{Unit, Want};
-use ringstow::plan::save::{SavePlan, Shard};
+use ringstow::internals::device::Target;
+use ringstow::internals::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, names};
+use ringstow::internals::plan::load::{Unit, Want};
+use ringstow::internals::plan::save::{SavePlan, Shard};
 use ringstow::{Checkpoint, Config, Dtype, Item, LoadOptions, Runtime, Session, StateDict};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -96,7 +96,8 @@ fn reads(criterion: &mut Criterion) {
         let wants = |n| {
             let (_, plan) = laid_out(n);
             let of = |(file, shard): (usize, &Shard)| {
-                let want = |e: &ringstow::plan::save::ItemRange| (e.item, e.range.clone());
+                let want =
+                    |e: &ringstow::internals::plan::save::ItemRange| (e.item, e.range.clone());
                 let all: Vec<_> = shard.items.iter().map(want).collect();
                 all.into_iter().map(move |(item, range)| (item, Want { file, range }))
             };
@@ -138,7 +139,7 @@ impl Place {
 }
 
 fn save(runtime: &Runtime, state: &StateDict, dir: &Path) {
-    ringstow::store::save(runtime, state, dir, &Arc::default()).expect("the save works");
+    ringstow::internals::store::save(runtime, state, dir, &Arc::default()).expect("the save works");
 }
 
 /// Loads every `every`th tensor of a checkpoint.

@@ -16,11 +16,11 @@ mod common;
 use common::{bench_dir, is_smoke_test};
 use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use nowhere::{items, layout};
-use ringstow::engine::io_mode;
-use ringstow::engine::io_mode::EngineKind;
-use ringstow::format::Manifest;
-use ringstow::plan::load::{Unit, Want};
-use ringstow::sys::file;
+use ringstow::internals::engine::io_mode;
+use ringstow::internals::engine::io_mode::EngineKind;
+use ringstow::internals::format::Manifest;
+use ringstow::internals::plan::load::{Unit, Want};
+use ringstow::internals::sys::file;
 use ringstow::{Config, Dtype, EngineChoice, LoadOptions, Runtime, StateDict, Switch};
 use std::hint::black_box;
 use std::path::Path;
@@ -178,8 +178,10 @@ fn planner(criterion: &mut Criterion) {
     group.bench_function(format!("pieces of all blocks of {count} tensors"), |b| {
         b.iter(|| plan.blocks.iter().map(|block| plan.pieces(block).len()).sum::<usize>());
     });
-    let place =
-        |extent: &ringstow::plan::save::ItemRange| Want { file: 0, range: extent.range.clone() };
+    let place = |extent: &ringstow::internals::plan::save::ItemRange| Want {
+        file: 0,
+        range: extent.range.clone(),
+    };
     let unit = Unit::Blocks { bytes: 1 << 20, most: 4 << 20 };
     let wants: Vec<Want> = plan.shards[0].items.iter().map(place).collect();
     let file_bytes: Vec<u64> = plan.shards.iter().map(|shard| shard.bytes).collect();

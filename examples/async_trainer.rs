@@ -8,7 +8,7 @@
 //! tokio is this program's choice. Under `tokio_uring::start`, or any other executor, the same
 //! functions do.
 
-use ringstow::device::Source;
+use ringstow::Source;
 use ringstow::{Checkpoint, Dtype, SaveHandle, StateDict, TensorInfo, Value};
 use std::path::Path;
 use std::sync::{Arc, RwLock};

@@ -39,21 +39,21 @@ mod api;
 mod background;
 #[cfg(feature = "cli")]
 pub mod cli;
-pub mod config;
-pub mod device;
-pub mod doctor;
-pub mod engine;
+mod config;
+mod device;
+mod doctor;
+mod engine;
 mod error;
-pub mod format;
+mod format;
 mod handle;
-pub mod limits;
-pub mod path_text;
-pub mod pipeline;
-pub mod plan;
-pub mod pool;
+mod limits;
+mod path_text;
+mod pipeline;
+mod plan;
+mod pool;
 mod state;
-pub mod store;
-pub mod sys;
+mod store;
+mod sys;
 
 pub use api::{
     Store, export, export_async, latest, latest_verified, list, load, load_async, prune, remove,
@@ -61,6 +61,7 @@ pub use api::{
 };
 pub use background::Filled;
 pub use config::{Config, EngineChoice, Switch};
+pub use device::{Source, StridedTarget, Target, TensorSource};
 pub use engine::fallback::Fallback;
 pub use error::{Error, Result, Room};
 pub use format::{
@@ -76,3 +77,45 @@ pub use store::{
     Retained, Retention, Retired as Removed, Session, Slice, Status, Swept, TensorPart, TensorView,
     Wanted,
 };
+
+/// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change
+/// with every version.
+#[doc(hidden)]
+pub mod internals {
+    pub mod config {
+        pub use crate::config::*;
+    }
+    pub mod device {
+        pub use crate::device::*;
+    }
+    pub mod doctor {
+        pub use crate::doctor::*;
+    }
+    pub mod engine {
+        pub use crate::engine::*;
+    }
+    pub mod format {
+        pub use crate::format::*;
+    }
+    pub mod limits {
+        pub use crate::limits::*;
+    }
+    pub mod path_text {
+        pub use crate::path_text::*;
+    }
+    pub mod pipeline {
+        pub use crate::pipeline::*;
+    }
+    pub mod plan {
+        pub use crate::plan::*;
+    }
+    pub mod pool {
+        pub use crate::pool::*;
+    }
+    pub mod store {
+        pub use crate::store::*;
+    }
+    pub mod sys {
+        pub use crate::sys::*;
+    }
+}

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{noise, scratch, small_config, step_at};
-use ringstow::device::Source;
+use ringstow::internals::device::Source;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveHandle, StateDict, Store,
     TensorInfo, load_async,

@@ -1,7 +1,7 @@
 //! A later change of directory moves nothing that is under way. Alone in its program: the current directory
 //! is the process's.
 
-use ringstow::device::Source;
+use ringstow::internals::device::Source;
 use ringstow::{Dtype, StateDict, TensorInfo};
 use std::sync::{Arc, Barrier};
 

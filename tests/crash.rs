@@ -10,7 +10,7 @@ mod common;
 
 use common::{State, assert_no_litter_in, names_in, step_at, step_with};
 use fastrand::Rng;
-use ringstow::store::Status;
+use ringstow::internals::store::Status;
 use ringstow::{Config, Disposal, EngineChoice, Runtime};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -192,11 +192,11 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
         );
         of_the_killed_save += u64::from(found == reported + 1);
         State::new(found, &SIZES).assert_at(&runtime, &dir);
-        let report = ringstow::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+        let report = ringstow::internals::store::verify(&runtime, &dir, &Arc::default()).unwrap();
         assert!(report.damage.is_empty(), "kill {kill} of seed {seed}: {:?}", report.damage);
         // Every other time, what was left is the next save's to clear away.
         if kill % 2 == 0 {
-            ringstow::store::prune(&dir, runtime.config()).unwrap();
+            ringstow::internals::store::prune(&dir, runtime.config()).unwrap();
             assert_no_litter_in(runtime.config(), &dir);
             State::new(found, &SIZES).assert_at(&runtime, &dir);
         }
@@ -205,7 +205,7 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
     println!("{kills} kills, {last} saves, {of_the_killed_save} killed between commit and report");
     State::new(last + 1, &SIZES).save(&runtime, &dir).unwrap();
     assert_no_litter_in(runtime.config(), &dir);
-    ringstow::store::remove_recycled(root.path(), runtime.config()).unwrap();
+    ringstow::internals::store::remove_recycled(root.path(), runtime.config()).unwrap();
     assert_eq!(names_in(root.path()), ["ckpt"]);
 }
 

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{State, assert_no_litter_in, names_in, scratch, small_config, step_with};
-use ringstow::sys::seam::{Outcome, Watch, from_nth, in_process, nth};
+use ringstow::internals::sys::seam::{Outcome, Watch, from_nth, in_process, nth};
 use ringstow::{Checkpoint, Config, Disposal, Dtype, Error, Runtime, Session, StateDict, Value};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -88,8 +88,13 @@ impl Place {
                 tree.push((Value::from(name.as_str()), Value::Tensor(name.clone())));
             }
             let job = Arc::default();
-            let written =
-                ringstow::store::write_rank(&self.runtime, &share, rank as u32, &dir, &job)?;
+            let written = ringstow::internals::store::write_rank(
+                &self.runtime,
+                &share,
+                rank as u32,
+                &dir,
+                &job,
+            )?;
             receipts.push(written.0);
         }
         session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
@@ -165,7 +170,7 @@ fn removal_with_a_failing_call_is_undone_or_prunable() {
         let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
         let remove = |place: &Place| {
             let disposal = Disposal::of(place.config());
-            ringstow::store::retire(&place.dir(), disposal, place.config()).map(drop)
+            ringstow::internals::store::retire(&place.dir(), disposal, place.config()).map(drop)
         };
         at_each_call(way, arm, remove, |place, n, done| {
             let (way, dir) = (place.way, place.dir());
@@ -175,7 +180,8 @@ fn removal_with_a_failing_call_is_undone_or_prunable() {
                     place.assert_whole(1);
                 }
                 Err(Error::NotCommitted { .. } | Error::NoCheckpoint { .. } | Error::Io { .. }) => {
-                    ringstow::store::prune(dir.parent().unwrap(), place.config()).unwrap();
+                    ringstow::internals::store::prune(dir.parent().unwrap(), place.config())
+                        .unwrap();
                     // An empty directory may be anybody's.
                     let left = if dir.exists() { names_in(&dir) } else { Vec::new() };
                     assert!(left.is_empty(), "{way:?}, call {n}: {left:?}");
@@ -197,7 +203,7 @@ fn export_model(place: &Place) -> ringstow::Result<()> {
         model.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
     }
     let to = place.root.join("model");
-    ringstow::store::export(&runtime, &model, &to, &Arc::default()).map(drop)
+    ringstow::internals::store::export(&runtime, &model, &to, &Arc::default()).map(drop)
 }
 
 #[test]

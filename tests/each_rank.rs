@@ -3,8 +3,8 @@
 mod common;
 
 use common::{State, assert_says, names_in, runtime, scratch, step_at};
-use ringstow::format::names;
-use ringstow::store::{Found, Status, Swept, remove_recycled};
+use ringstow::internals::format::names;
+use ringstow::internals::store::{Found, Status, Swept, remove_recycled};
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, Error, RankShare, Retention, Session, StateDict, Value,
     latest, list, prune, retain, verify,
@@ -26,7 +26,7 @@ fn save_part_as(whole: &Path, rank: u32, part_of: RankShare) {
     state.bytes("w", Dtype::U8, &[9000], &data).unwrap();
     let session = Session::begin_with(&dir, 1, runtime.config()).unwrap().rank_share(part_of);
     let (receipt, _) =
-        ringstow::store::write_rank(&runtime, &state, 0, &dir, &Arc::default()).unwrap();
+        ringstow::internals::store::write_rank(&runtime, &state, 0, &dir, &Arc::default()).unwrap();
     let step = Value::Dict(vec![(Value::from("step"), Value::Int(i64::from(rank)))]);
     session.commit(vec![receipt], step.to_json().unwrap()).unwrap();
 }
@@ -222,7 +222,7 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
         let root = root(&[1, 2, 3]);
         fs::write(part(&at(root.path(), 2), 1).join("notes.txt"), "mine").unwrap();
         save_part(&at(root.path(), 9), 0, 3, "half");
-        let plan = ringstow::store::retain_plan(
+        let plan = ringstow::internals::store::retain_plan(
             root.path(),
             &Retention { disposal, ..Retention::new(1) },
             &Config::default(),
@@ -355,7 +355,7 @@ fn retain_says_which_spare_files_it_removes() {
     let all = [spares.join("rank00000-0.spare"), spares.join("rank00001-0.spare"), spares.clone()];
     let config = Config::default();
     assert!(
-        ringstow::store::retain_plan(
+        ringstow::internals::store::retain_plan(
             root.path(),
             &Retention { disposal: Disposal::Recycle, ..Retention::new(1) },
             &config
@@ -364,7 +364,8 @@ fn retain_says_which_spare_files_it_removes() {
         .spares
         .is_empty()
     );
-    let plan = ringstow::store::retain_plan(root.path(), &Retention::new(1), &config).unwrap();
+    let plan =
+        ringstow::internals::store::retain_plan(root.path(), &Retention::new(1), &config).unwrap();
     assert_eq!(plan.spares, all);
     assert!(all[0].exists(), "a plan changes nothing");
     assert_eq!(retain(root.path(), 1, Disposal::Remove).unwrap(), plan);
@@ -389,7 +390,7 @@ fn leave_half(whole: &Path, rank: u32) -> PathBuf {
 /// Prunes, after looking whether it says beforehand what it will do.
 fn prune_as_planned(dir: &Path) -> Swept {
     let config = Config::default();
-    let plan = ringstow::store::prune_plan(dir, &config).unwrap();
+    let plan = ringstow::internals::store::prune_plan(dir, &config).unwrap();
     let done = prune(dir).unwrap();
     assert_eq!(plan, done);
     done

@@ -9,7 +9,7 @@ use common::{
 };
 use fake_engines::{Faults, Faulty, OpKind, Twist, Twisted};
 use nix::libc::{EINVAL, EIO, ENOSPC};
-use ringstow::engine::{Completion, Engine};
+use ringstow::internals::engine::{Completion, Engine};
 use ringstow::{Config, Error, Runtime, Switch};
 use std::cell::RefCell;
 use std::io;
@@ -107,7 +107,8 @@ fn short_and_reordered_transfers_change_no_byte() {
             let state = State::new(seed as i64, &SIZES);
             state.save(&runtime, &path).unwrap_or_else(|e| panic!("seed {seed}, {name}: {e}"));
             state.assert_at(&runtime, &path);
-            let report = ringstow::store::verify(&runtime, &path, &Arc::default()).unwrap();
+            let report =
+                ringstow::internals::store::verify(&runtime, &path, &Arc::default()).unwrap();
             assert!(report.damage.is_empty(), "seed {seed}, {name}: {:?}", report.damage);
             assert_no_litter(&path);
         }
@@ -304,7 +305,7 @@ fn an_engine_that_cannot_be_built_is_an_error() {
 /// A tensor whose memory is gone: its source panics after some bytes.
 struct Torn(usize);
 
-impl ringstow::device::Source for Torn {
+impl ringstow::internals::device::Source for Torn {
     fn nbytes(&self) -> u64 {
         200_000
     }
@@ -356,7 +357,7 @@ impl Drop for Ends {
 
 thread_local!(static ENDS: RefCell<Option<Ends>> = const { RefCell::new(None) });
 
-impl ringstow::device::Source for Elsewhere {
+impl ringstow::internals::device::Source for Elsewhere {
     fn nbytes(&self) -> u64 {
         200_000
     }
@@ -395,7 +396,7 @@ fn panic_on_another_thread_reaches_the_caller() {
 fn a_cancelled_save_leaves_the_old_checkpoint() {
     /// Cancels its own save in the middle: a moment that needs no clock.
     struct Cancels(Arc<std::sync::OnceLock<ringstow::SaveHandle>>);
-    impl ringstow::device::Source for Cancels {
+    impl ringstow::internals::device::Source for Cancels {
         fn nbytes(&self) -> u64 {
             200_000
         }

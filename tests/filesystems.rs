@@ -31,7 +31,7 @@ fn round_trip(on: &Path, engine: EngineChoice, direct: Switch) -> SaveReport {
         let state = State::new(step, &SIZES);
         let report = state.save(&runtime, &dir).unwrap();
         state.assert_at(&runtime, &dir);
-        let check = ringstow::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+        let check = ringstow::internals::store::verify(&runtime, &dir, &Arc::default()).unwrap();
         assert!(check.damage.is_empty());
         assert_eq!(check.moved.direct, report.moved.direct);
         assert_no_litter(&dir);
@@ -352,7 +352,7 @@ fn the_doctor_knows_what_direct_writes_of_btrfs_cost() {
         fs::create_dir(&usual).unwrap();
         fs::create_dir(&plain).unwrap();
         let remedy = |dir: &Path| {
-            let checks = ringstow::doctor::diagnose(dir, &Config::default()).checks;
+            let checks = ringstow::internals::doctor::diagnose(dir, &Config::default()).checks;
             checks.into_iter().find(|check| check.name == "O_DIRECT").unwrap().remedy
         };
         assert!(remedy(&usual).is_some_and(|text| text.contains("chattr +C")));

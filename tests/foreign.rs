@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use ringstow::device::StridedTarget;
+use ringstow::internals::device::StridedTarget;
 use ringstow::{Checkpoint, CheckpointKind, Error, LoadOptions, Runtime, Slice};
 use std::fs;
 use std::path::Path;

@@ -9,10 +9,10 @@ mod common;
 
 use common::noise;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
-use ringstow::device::cuda::{CudaSource, Device, DeviceMemory, Pin, Ready, measure};
-use ringstow::device::{StridedTarget, Target};
-use ringstow::pool::Pool;
-use ringstow::store::save;
+use ringstow::internals::device::cuda::{CudaSource, Device, DeviceMemory, Pin, Ready, measure};
+use ringstow::internals::device::{StridedTarget, Target};
+use ringstow::internals::pool::Pool;
+use ringstow::internals::store::save;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, SaveReport, Slice, StateDict,
     TensorInfo,

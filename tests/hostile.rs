@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use nix::libc;
-use ringstow::device::Target;
+use ringstow::internals::device::Target;
 use ringstow::{Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Value};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -107,7 +107,7 @@ fn shard_of_another_length_is_corrupt() {
         assert_says(&error, &["length"]);
         assert!(matches!(ringstow::verify(&dir), Err(Error::Corrupt { .. })));
         let found = &ringstow::list(&dir).unwrap()[0];
-        assert_eq!(found.status, ringstow::store::Status::Damaged);
+        assert_eq!(found.status, ringstow::internals::store::Status::Damaged);
     }
 }
 
@@ -134,7 +134,7 @@ fn flipped_bit_in_a_shard_is_found_with_its_block() {
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[byte[0] ^ (1 << bit)], at).unwrap();
 
-        let report = ringstow::store::verify(&runtime(), &dir, &Arc::default()).unwrap();
+        let report = ringstow::internals::store::verify(&runtime(), &dir, &Arc::default()).unwrap();
         assert_eq!(report.damage.len(), 1, "byte {at}");
         assert_eq!(report.damage[0].offset, at / 4096 * 4096);
         assert_eq!(report.damage[0].file, path);
@@ -224,7 +224,8 @@ fn load_reads_blocks_larger_than_its_buffers() {
     state.save(&Runtime::new(config).unwrap(), root.path()).unwrap();
     let runtime = runtime();
     state.assert_at(&runtime, root.path());
-    let report = ringstow::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
+    let report =
+        ringstow::internals::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
     assert!(report.damage.is_empty());
     let checkpoint = Checkpoint::open(root.path()).unwrap();
     let mut to = vec![0; 3_000_000];
@@ -262,6 +263,7 @@ fn a_pipe_in_the_place_of_a_file_holds_nobody_up() {
     pipe(&model.join("model.safetensors.index.json.part"));
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[3], b"abc").unwrap();
-    let error = ringstow::store::export(&runtime(), &state, &model, &Arc::default()).unwrap_err();
+    let error = ringstow::internals::store::export(&runtime(), &state, &model, &Arc::default())
+        .unwrap_err();
     assert_says(&error, &["model.safetensors.index.json.part", "not a regular file"]);
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use ringstow::device::Target;
+use ringstow::internals::device::Target;
 use ringstow::{Checkpoint, Error, LoadOptions, Runtime};
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -235,7 +235,7 @@ fn assert_harmless(dir: &Path, runtime: &Runtime) {
         let targets = [(entry.name.as_str(), Target::new(&mut to))];
         let _ = checkpoint.load_into(&targets, LoadOptions::default().on(runtime, &Arc::default()));
     }
-    let _ = ringstow::store::verify(runtime, dir, &Arc::default());
+    let _ = ringstow::internals::store::verify(runtime, dir, &Arc::default());
 }
 
 /// A change to a manifest's text.

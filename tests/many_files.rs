@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use ringstow::format::names;
+use ringstow::internals::format::names;
 use ringstow::{Config, Disposal, Runtime, remove, retain};
 use std::fs;
 use std::sync::{Mutex, PoisonError};

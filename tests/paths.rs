@@ -4,9 +4,9 @@
 mod common;
 
 use common::{SIZES, State, assert_no_litter, assert_says, runtime, scratch, small_config};
+use ringstow::internals::store;
 use ringstow::{
     Checkpoint, Config, Disposal, LoadOptions, Runtime, SaveReport, StateDict, list, prune, retain,
-    store,
 };
 use serde_json::{json, to_value};
 use std::ffi::OsStr;
@@ -88,7 +88,7 @@ fn checkpoint_whose_path_is_not_utf_8_is_not_striped() {
     let marker = json!({ "checkpoint": dir.to_string_lossy() });
     fs::write(companion.join("companion.json"), marker.to_string()).unwrap();
     fs::write(companion.join("rank00000-7.safetensors"), "another's").unwrap();
-    ringstow::store::prune(&root, &config).unwrap();
+    ringstow::internals::store::prune(&root, &config).unwrap();
     let opened = Checkpoint::open_with(&dir, &config).unwrap();
     let names = opened.tensors().iter().map(|tensor| tensor.name.as_str());
     opened.load_names(names, LoadOptions::default().on(&striped, &Default::default())).unwrap();

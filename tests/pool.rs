@@ -4,8 +4,8 @@ mod common;
 
 use common::{State, engine, load_all, scratch, small_config};
 use fake_engines::{Null, Twist, Twisted};
-use ringstow::device::Source;
-use ringstow::engine::{Completion, Engine, Op};
+use ringstow::internals::device::Source;
+use ringstow::internals::engine::{Completion, Engine, Op};
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Switch, TensorInfo,
 };
@@ -70,7 +70,8 @@ fn fillers_racing_for_the_last_block_take_one_buffer() {
             TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 * LARGE as u64 - 4096] };
         state.source(info, Box::new(Together(Barrier::new(2))));
         let path = root.path().join(round.to_string());
-        let report = ringstow::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
+        let report =
+            ringstow::internals::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
         assert_eq!(report.file_bytes, 3 * LARGE as u64);
         assert_eq!(runtime.pool().unwrap().used(), 3);
         std::fs::remove_dir_all(&path).unwrap();
@@ -84,7 +85,7 @@ fn no_load_takes_more_buffers_than_it_has_blocks() {
     State::new(1, &[3 * 4096]).save(&common::runtime(), &path).unwrap();
     for _ in 0..100 {
         let runtime = Runtime::new(config()).unwrap();
-        let report = ringstow::store::verify(&runtime, &path, &Arc::default()).unwrap();
+        let report = ringstow::internals::store::verify(&runtime, &path, &Arc::default()).unwrap();
         let used = runtime.pool().unwrap().used();
         assert!(used <= report.blocks, "{used} buffers to read {} blocks", report.blocks);
     }

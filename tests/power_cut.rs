@@ -14,7 +14,7 @@ mod common;
 use common::mounts::{EXT4, MIB, Mount, XFS, where_mounts_work};
 use common::{State, step_at};
 use fastrand::Rng;
-use ringstow::store::Status;
+use ringstow::internals::store::Status;
 use ringstow::{Config, Disposal, EngineChoice, Runtime, latest, list, prune, retain};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::SeqCst};

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{names_in, noise, small_config};
-use ringstow::device::Source;
+use ringstow::internals::device::Source;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, Session, StateDict, TensorInfo,
     Value,

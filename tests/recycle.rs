@@ -4,7 +4,7 @@
 mod common;
 
 use common::{State, assert_no_litter, assert_says, names_in, runtime, small_config, step_at};
-use ringstow::store::Status;
+use ringstow::internals::store::Status;
 use ringstow::{
     Config, Disposal, EngineChoice, Error, Retention, Runtime, list, prune, remove, retain,
 };
@@ -184,7 +184,7 @@ fn retain_keeps_the_newest_and_removes_only_loadable() {
     fs::write(path.join("step-11/rank00000-0.safetensors.part"), "half").unwrap();
     fs::write(path.join("step-2/notes.txt"), "mine").unwrap();
     symlink("step-10", path.join("latest-99")).unwrap();
-    let plan = ringstow::store::retain_plan(
+    let plan = ringstow::internals::store::retain_plan(
         path,
         &Retention { disposal: Disposal::Recycle, ..Retention::new(2) },
         &small_config(),

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use nix::libc;
-use ringstow::device::Source;
+use ringstow::internals::device::Source;
 use ringstow::{Dtype, Error, StateDict, TensorInfo};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -154,7 +154,7 @@ fn read_only_directory_is_named_and_still_loads() {
 #[cfg(feature = "cuda")]
 #[test]
 fn gpu_tensor_without_a_driver_says_what_it_needs() {
-    use ringstow::device::cuda::Device;
+    use ringstow::internals::device::cuda::Device;
     match Device::get(0) {
         Err(Error::Unsupported { what, remedy }) => {
             assert!(what.contains("CUDA driver"), "{what}");

@@ -6,8 +6,9 @@ mod common;
 use common::{
     State, assert_says, load_all, names_in, runtime, saved, scratch, small_config, step_at,
 };
-use ringstow::device::Target;
-use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime, store};
+use ringstow::internals::device::Target;
+use ringstow::internals::store;
+use ringstow::{Checkpoint, Disposal, Error, LoadOptions, Loaded, Result, Runtime};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{State, names_in, runtime, small_config};
-use ringstow::store::Retained;
+use ringstow::internals::store::Retained;
 use ringstow::{Disposal, Retention, Session, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,9 @@ fn root(names: &[&str]) -> tempfile::TempDir {
 
 /// Retains so many, after looking whether it says beforehand what it will do.
 fn retain_as_planned(root: &Path, keep: usize) -> Retained {
-    let plan = ringstow::store::retain_plan(root, &Retention::new(keep), &small_config()).unwrap();
+    let plan =
+        ringstow::internals::store::retain_plan(root, &Retention::new(keep), &small_config())
+            .unwrap();
     let done = retain(root, keep, Disposal::Remove).unwrap();
     assert_eq!(plan, done);
     done

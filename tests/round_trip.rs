@@ -60,7 +60,7 @@ fn every_tensor_comes_back_through_every_engine() {
         for (name, data) in &tensors {
             assert_eq!(loaded.tensor(name).unwrap().data(), data, "{name} with {config:?}");
         }
-        let report = ringstow::store::verify(&runtime, &path, &Arc::default()).unwrap();
+        let report = ringstow::internals::store::verify(&runtime, &path, &Arc::default()).unwrap();
         assert!(report.damage.is_empty());
     }
 }

@@ -7,8 +7,8 @@ mod nowhere;
 
 use common::{State, names_in, small_config};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::device::Source;
-use ringstow::format::{Manifest, Receipt, receipt};
+use ringstow::internals::device::Source;
+use ringstow::internals::format::{Manifest, Receipt, receipt};
 use ringstow::{Checkpoint, Config, Error, Job, LoadOptions, Runtime};
 use std::path::Path;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn one_filler() -> Runtime {
 }
 
 fn save(runtime: &Runtime, count: usize, dir: &Path) {
-    ringstow::store::save(runtime, &state(count, |_| 64), dir, &Arc::default()).unwrap();
+    ringstow::internals::store::save(runtime, &state(count, |_| 64), dir, &Arc::default()).unwrap();
 }
 
 fn load(runtime: &Runtime, dir: &Path) {
@@ -102,7 +102,7 @@ fn save_holds_little_memory_for_each_tensor() {
     let save = |count: usize, dir: &str| {
         let (_, state) = states.iter().find(|(n, _)| *n == count).expect("one of the two");
         let dir = root.path().join(format!("{dir}-{count}"));
-        ringstow::store::save(&runtime, state, &dir, &Arc::default()).unwrap();
+        ringstow::internals::store::save(&runtime, state, &dir, &Arc::default()).unwrap();
     };
     let new = heap_bytes_each(|n| save(n, "to"));
     let over = heap_bytes_each(|n| save(n, "to"));
@@ -135,7 +135,9 @@ fn a_block_takes_a_handful_of_allocations() {
     let dir = root.path().join("to");
     let count = |blocks: u64| {
         let state = vast(Box::new(Sparse(blocks * 4096)));
-        let save = || drop(ringstow::store::save(&runtime, &state, &dir, &Arc::default()).unwrap());
+        let save = || {
+            drop(ringstow::internals::store::save(&runtime, &state, &dir, &Arc::default()).unwrap())
+        };
         save();
         allocation_counter::measure(save).count_total
     };
@@ -198,7 +200,8 @@ fn tensor_larger_than_memory_fits_a_16_mib_pool() {
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = status("VmRSS");
         let state = vast(Box::new(Sparse(bytes)));
-        let report = ringstow::store::save(&small_pool(), &state, &dir, &Arc::default()).unwrap();
+        let report =
+            ringstow::internals::store::save(&small_pool(), &state, &dir, &Arc::default()).unwrap();
         assert_eq!((report.tensor_bytes, report.pool_bytes), (bytes, 16 << 20));
         let grown = status("VmHWM").saturating_sub(before);
         assert!(grown <= GROWTH_BYTES_MAX, "{grown} bytes more at the peak");
@@ -239,7 +242,8 @@ fn cancelled_huge_save_ends_and_keeps_the_old() {
         for dir in [dir.clone(), path_of(&place).join("new")] {
             let (job, read) = (Arc::<Job>::default(), Arc::<AtomicUsize>::default());
             let source = Cancelling { bytes, at: 1_000, read: read.clone(), job: job.clone() };
-            let error = ringstow::store::save(&runtime, &vast(Box::new(source)), &dir, &job);
+            let error =
+                ringstow::internals::store::save(&runtime, &vast(Box::new(source)), &dir, &job);
             assert!(matches!(error, Err(Error::Cancelled { .. })), "{error:?}");
             let pieces = read.load(Relaxed);
             assert!((1_000..=1_000 + 2 * PIECES).contains(&pieces), "{pieces} pieces were read");
@@ -277,6 +281,6 @@ fn a_save_while_every_core_is_busy_is_whole() {
         wanted.save(&runtime, &dir).unwrap();
     });
     wanted.assert_at(&runtime, &dir);
-    let check = ringstow::store::verify(&runtime, &dir, &Arc::default()).unwrap();
+    let check = ringstow::internals::store::verify(&runtime, &dir, &Arc::default()).unwrap();
     assert!(check.damage.is_empty(), "{:?}", check.damage);
 }

@@ -8,7 +8,7 @@ mod common;
 
 use common::*;
 use nix::libc;
-use ringstow::engine::fallback::Fallback;
+use ringstow::internals::engine::fallback::Fallback;
 use ringstow::{Config, EngineChoice, Error, Runtime, SaveReport};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::path::Path;

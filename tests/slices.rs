@@ -6,8 +6,8 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use ringstow::device::{StridedTarget, Target};
-use ringstow::format::names;
+use ringstow::internals::device::{StridedTarget, Target};
+use ringstow::internals::format::names;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, RankShare, Receipt, Region, Runtime,
     Session, Slice, StateDict, TensorInfo,
@@ -428,7 +428,8 @@ fn a_checksum_covers_one_mebibyte_of_a_larger_buffer() {
     bytes[3 * MIB + 17] ^= 1;
     bytes[5 * MIB] ^= 1;
     fs::write(&shard, &bytes).unwrap();
-    let report = ringstow::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
+    let report =
+        ringstow::internals::store::verify(&runtime, root.path(), &Arc::default()).unwrap();
     let damaged: Vec<u64> = report.damage.iter().map(|damage| damage.offset).collect();
     assert_eq!((damaged, report.blocks), (vec![3 * MIB as u64, 5 * MIB as u64], 6));
     let load =

@@ -6,7 +6,7 @@ mod common;
 use common::{
     SIZES, State, assert_says, errno, flip, names_in, runtime, scratch, shard_of, small_config,
 };
-use ringstow::store::{Retained, Status, recycled};
+use ringstow::internals::store::{Retained, Status, recycled};
 use ringstow::{
     Before, Config, Disposal, Dtype, Error, Retention, Runtime, Session, StateDict, Wanted, latest,
     latest_verified, retain, steps,
@@ -29,7 +29,7 @@ fn save(runtime: &Runtime, path: &Path, step: Option<u64>) {
     if let Some(step) = step {
         state.step(step);
     }
-    ringstow::store::save(runtime, &state, path, &Arc::default()).unwrap();
+    ringstow::internals::store::save(runtime, &state, path, &Arc::default()).unwrap();
     wait_for_the_next_millisecond();
 }
 
@@ -56,8 +56,8 @@ fn newest(root: &Path) -> Option<String> {
 
 /// Retains so many, after checking that the plan says the same.
 fn retain_as_planned(root: &Path, retention: &Retention) -> Retained {
-    let plan = ringstow::store::retain_plan(root, retention, &small_config()).unwrap();
-    let done = ringstow::store::retain(root, retention, &small_config()).unwrap();
+    let plan = ringstow::internals::store::retain_plan(root, retention, &small_config()).unwrap();
+    let done = ringstow::internals::store::retain(root, retention, &small_config()).unwrap();
     assert_eq!(plan, done);
     done
 }
@@ -350,7 +350,7 @@ fn the_newest_before_a_step_or_a_checkpoint() {
     let root = root(&["step-10", "step-20", "step-30"]);
     let before = |before: Before| {
         let wanted = Wanted { before: Some(before), ..Wanted::default() };
-        ringstow::store::latest(root.path(), &wanted, &small_config(), &Arc::default())
+        ringstow::internals::store::latest(root.path(), &wanted, &small_config(), &Arc::default())
     };
     let name = |found: ringstow::Result<Option<PathBuf>>| found.unwrap().map(|path| named(&path));
     assert_eq!(name(before(Before::Step(30))).as_deref(), Some("step-20"));
@@ -445,7 +445,7 @@ fn what_was_saved_last_stays_though_its_step_is_lower() {
 mod refused {
     use super::*;
     use nix::libc::{EACCES, EIO, EMFILE};
-    use ringstow::sys::seam::{Call, fail_call};
+    use ringstow::internals::sys::seam::{Call, fail_call};
 
     /// The newest step's manifest, its directory, and a directory whose name is not a step's.
     fn calls(root: &Path) -> [(Call, PathBuf); 3] {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{assert_says, names_in, noise, small_config};
-use ringstow::device::Source;
+use ringstow::internals::device::Source;
 use ringstow::{
     Checkpoint, Dtype, Error, Receipt, SaveHandle, SaveReport, Session, StateDict, TensorInfo,
     Value,

@@ -4,8 +4,8 @@ mod common;
 
 use common::{engine, noise, small_config};
 use fake_engines::{Twist, Twisted};
-use ringstow::device::Source;
-use ringstow::engine::{Engine, Op};
+use ringstow::internals::device::Source;
+use ringstow::internals::engine::{Engine, Op};
 use ringstow::{Checkpoint, Dtype, Job, LoadOptions, Runtime, StateDict, TensorInfo};
 use serde_json::Value;
 use std::fs;
@@ -111,7 +111,8 @@ fn blocks_are_filled_while_others_are_written() {
     let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
     state.source(info, Box::new(Awaits { bytes, meeting }));
     let job = Arc::new(Job::tracing(&file));
-    let report = ringstow::store::save(&runtime, &state, &dir.path().join("ckpt"), &job).unwrap();
+    let report =
+        ringstow::internals::store::save(&runtime, &state, &dir.path().join("ckpt"), &job).unwrap();
 
     let trace = read(&file);
     let (fills, writes) = (spans(&trace, "fill"), spans(&trace, "write"));
@@ -135,7 +136,7 @@ fn a_load_says_what_it_read_checked_and_delivered() {
     let bytes = noise(1, 9 * 4096);
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[bytes.len() as u64], &bytes).unwrap();
-    ringstow::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
+    ringstow::internals::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
     let job = Arc::new(Job::tracing(&file));
     checkpoint.load_names(["t"], LoadOptions::default().on(&runtime, &job)).unwrap();
@@ -156,7 +157,8 @@ fn an_export_says_the_same_as_a_save() {
     let bytes = noise(1, 4096);
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
-    ringstow::store::export(&runtime, &state, &path, &Arc::new(Job::tracing(&file))).unwrap();
+    ringstow::internals::store::export(&runtime, &state, &path, &Arc::new(Job::tracing(&file)))
+        .unwrap();
     let trace = read(&file);
     for name in ["plan", "prepare", "sync", "commit"] {
         assert_eq!(spans(&trace, name).len(), 1, "{name}");
@@ -171,11 +173,12 @@ fn failed_save_is_traced_and_failed_trace_still_saves() {
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
     let nowhere = Arc::new(Job::tracing(dir.path().join("no/such/directory.json")));
-    ringstow::store::save(&runtime, &state, &dir.path().join("ckpt"), &nowhere).unwrap();
+    ringstow::internals::store::save(&runtime, &state, &dir.path().join("ckpt"), &nowhere).unwrap();
     let file = dir.path().join("failed.json");
     let job = Arc::new(Job::tracing(&file));
     job.cancel();
-    ringstow::store::save(&runtime, &state, &dir.path().join("other"), &job).unwrap_err();
+    ringstow::internals::store::save(&runtime, &state, &dir.path().join("other"), &job)
+        .unwrap_err();
     assert_eq!(spans(&read(&file), "plan").len(), 1);
 }
 
@@ -188,7 +191,7 @@ fn configured_trace_is_written_for_any_job() {
     let bytes = noise(1, 4096);
     let mut state = StateDict::new();
     state.bytes("t", Dtype::U8, &[4096], &bytes).unwrap();
-    ringstow::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
+    ringstow::internals::store::save(&runtime, &state, &path, &Arc::default()).unwrap();
     assert_eq!(spans(&read(&file), "plan").len(), 1);
     fs::remove_file(&file).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();

@@ -37,11 +37,13 @@ pub(crate) fn latest(
     let wanted = Wanted { pattern: self::pattern(pattern)?, before, verify };
     let parsed = self::config(config)?;
     if !verify {
-        let find = || ringstow::store::latest(&directory, &wanted, &parsed, &Default::default());
+        let find = || {
+            ringstow::internals::store::latest(&directory, &wanted, &parsed, &Default::default())
+        };
         return py.detach(find).map_err(to_python);
     }
     let (_, job) = runtime(config)?;
-    wait::run(py, &job, |job| ringstow::store::latest(&directory, &wanted, &parsed, job))
+    wait::run(py, &job, |job| ringstow::internals::store::latest(&directory, &wanted, &parsed, job))
 }
 
 #[pyfunction]
@@ -52,14 +54,14 @@ pub(crate) fn steps(
     config: &str,
 ) -> PyResult<String> {
     let (pattern, config) = (self::pattern(pattern)?, self::config(config)?);
-    let steps = || ringstow::store::steps(&directory, pattern.as_ref(), &config);
+    let steps = || ringstow::internals::store::steps(&directory, pattern.as_ref(), &config);
     to_json(&py.detach(steps).map_err(to_python)?)
 }
 
 #[pyfunction]
 pub(crate) fn retire(py: Python<'_>, path: PathBuf, recycle: bool, config: &str) -> PyResult<()> {
     let config = self::config(config)?;
-    let retire = || ringstow::store::retire(&path, disposal(recycle), &config);
+    let retire = || ringstow::internals::store::retire(&path, disposal(recycle), &config);
     py.detach(retire).map(drop).map_err(to_python)
 }
 
@@ -77,8 +79,8 @@ pub(crate) fn retain(
     let retention =
         Retention { keep, disposal: disposal(recycle), pattern: self::pattern(pattern)? };
     let retain = || match dry_run {
-        true => ringstow::store::retain_plan(&directory, &retention, &config),
-        false => ringstow::store::retain(&directory, &retention, &config),
+        true => ringstow::internals::store::retain_plan(&directory, &retention, &config),
+        false => ringstow::internals::store::retain(&directory, &retention, &config),
     };
     to_json(&py.detach(retain).map_err(to_python)?)
 }
@@ -92,9 +94,9 @@ pub(crate) fn prune(
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let prune = || {
-        let mut swept = ringstow::store::prune(&directory, &config)?;
+        let mut swept = ringstow::internals::store::prune(&directory, &config)?;
         if recycled {
-            swept.removed.extend(ringstow::store::remove_recycled(&directory, &config)?);
+            swept.removed.extend(ringstow::internals::store::remove_recycled(&directory, &config)?);
         }
         Ok(swept)
     };

@@ -2,8 +2,8 @@
 
 use crate::place::strided;
 use pyo3::prelude::*;
-use ringstow::device::Source;
-use ringstow::device::host::Strided;
+use ringstow::internals::device::Source;
+use ringstow::internals::device::host::Strided;
 use ringstow::{Error, Result, TensorInfo};
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -39,13 +39,13 @@ fn config(json: &str) -> PyResult<Config> {
 fn check_config(json: &str) -> PyResult<()> {
     let config = config(json)?;
     config.validate().map_err(error::to_python)?;
-    ringstow::engine::io_mode::modes(&config).map(drop).map_err(error::to_python)
+    ringstow::internals::engine::io_mode::modes(&config).map(drop).map_err(error::to_python)
 }
 
 /// A size in words, in bytes; why it is none, as the error's message.
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
-    ringstow::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
+    ringstow::internals::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
 /// The process's runtime, and a job for it. Quick enough to be called with the GIL held: it neither makes memory nor
@@ -64,27 +64,29 @@ fn found_config() -> PyResult<String> {
 /// A report in JSON, its paths as `os.fsdecode` has them.
 fn to_json(report: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(report)
-        .map(|json| ringstow::path_text::for_python(&json))
+        .map(|json| ringstow::internals::path_text::for_python(&json))
         .map_err(|e| error::to_python(ringstow::Error::invalid(format!("bad report: {e}"))))
 }
 
 #[pyfunction]
 fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
     let (runtime, job) = runtime(config)?;
-    let report = wait::run(py, &job, |job| ringstow::store::verify(&runtime, &path, job))?;
+    let report =
+        wait::run(py, &job, |job| ringstow::internals::store::verify(&runtime, &path, job))?;
     to_json(&report)
 }
 
 #[pyfunction]
 fn part_of(py: Python<'_>, path: PathBuf) -> PyResult<Option<(u32, u32, String)>> {
-    let noted = py.detach(|| ringstow::store::part_of(&path)).map_err(error::to_python)?;
+    let noted =
+        py.detach(|| ringstow::internals::store::part_of(&path)).map_err(error::to_python)?;
     Ok(noted.map(|of| (of.rank, of.ranks, of.save)))
 }
 
 /// Swaps what two paths name.
 #[pyfunction]
 fn swap_names(py: Python<'_>, one: PathBuf, other: PathBuf) -> PyResult<()> {
-    Ok(py.detach(|| ringstow::sys::dir::exchange(&one, &other))?)
+    Ok(py.detach(|| ringstow::internals::sys::dir::exchange(&one, &other))?)
 }
 
 #[pyfunction]

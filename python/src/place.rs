@@ -1,10 +1,10 @@
 //! Where Python says that a tensor's memory is.
 
 use pyo3::prelude::*;
-use ringstow::device::cuda::{self, CudaSource, Device, Ready};
-use ringstow::device::host::Strided;
-use ringstow::device::{StridedTarget, Target, TensorSource};
-use ringstow::pool::Mapping;
+use ringstow::internals::device::cuda::{self, CudaSource, Device, Ready};
+use ringstow::internals::device::host::Strided;
+use ringstow::internals::device::{StridedTarget, Target, TensorSource};
+use ringstow::internals::pool::Mapping;
 use ringstow::{Error, Result, TensorInfo};
 use smallvec::{SmallVec, smallvec};
 

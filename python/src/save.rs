@@ -9,7 +9,7 @@ use crate::wait::until;
 use crate::watch::Watch;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringstow::device::cuda::Ready;
+use ringstow::internals::device::cuda::Ready;
 use ringstow::{
     Config, Error, Item, Job, Receipt, Region, Result, SaveHandle, SaveReport, StateDict,
 };

@@ -1,4 +1,4 @@
-//! The seam between ringstow and the operating system. Every function of [`sys`](crate::sys) calls `call` or
+//! The seam between ringstow and the operating system. Every function of `sys` calls `call` or
 //! `call_on` before it makes its system call, so that a test can count the calls, fail one of them or end
 //! the process just before one. The engines' transfers and syncs do not pass here.
 //!

@@ -4,8 +4,8 @@
 #[cfg(target_os = "linux")]
 pub mod mounts;
 
-use ringstow::engine::Engine;
-use ringstow::engine::portable::Portable;
+use ringstow::internals::engine::Engine;
+use ringstow::internals::engine::portable::Portable;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Runtime, SaveReport, StateDict,
     Value,
@@ -65,7 +65,7 @@ impl State {
         for (name, data) in &self.tensors {
             state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
         }
-        ringstow::store::save(runtime, &state, path, job)
+        ringstow::internals::store::save(runtime, &state, path, job)
     }
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
@@ -76,7 +76,9 @@ impl State {
             for (name, data) in self.tensors.iter().skip(rank as usize).step_by(ranks as usize) {
                 part.bytes(name, Dtype::U8, &[data.len() as u64], data).unwrap();
             }
-            ringstow::store::write_rank(runtime, &part, rank, path, &Arc::default()).unwrap().0
+            ringstow::internals::store::write_rank(runtime, &part, rank, path, &Arc::default())
+                .unwrap()
+                .0
         };
         let receipts = std::thread::scope(|scope| {
             let running: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || write(rank))).collect();
@@ -174,13 +176,13 @@ pub fn engine(name: &str) -> io::Result<Box<dyn Engine>> {
         #[cfg(all(target_os = "linux", feature = "uring"))]
         "uring" => {
             use ringstow::Switch;
-            use ringstow::engine::uring::Uring;
+            use ringstow::internals::engine::uring::Uring;
             Ok(Box::new(Uring::new(4, None, Switch::Off)?))
         }
         #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
         "tokio-uring" => {
             use ringstow::Switch;
-            use ringstow::engine::tokio_uring::TokioUring;
+            use ringstow::internals::engine::tokio_uring::TokioUring;
             Ok(Box::new(TokioUring::new(4, None, Switch::Off)?))
         }
         other => panic!("no engine {other}"),

@@ -3,9 +3,9 @@
 #![allow(dead_code)] // each user needs a part of this module
 
 use fake_engines::Null;
-use ringstow::device::Source;
-use ringstow::format::{FileEntry, Manifest};
-use ringstow::plan::save::{Options, SavePlan, Shard, plan};
+use ringstow::internals::device::Source;
+use ringstow::internals::format::{FileEntry, Manifest};
+use ringstow::internals::plan::save::{Options, SavePlan, Shard, plan};
 use ringstow::{Config, Dtype, Item, Region, Runtime, StateDict, TensorInfo};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! What the driver refuses, and what fails on the way.
 
 use super::*;
-use ringstow::device::cuda::Device;
+use ringstow::internals::device::cuda::Device;
 use ringstow::{Error, Result};
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -9,7 +9,7 @@ const LAUNCH_FAILED: i32 = 719;
 const ILLEGAL_ADDRESS: i32 = 700;
 
 fn save(runtime: &Runtime, tensors: &[Tensor], path: &Path) -> Result<SaveReport> {
-    ringstow::store::save(runtime, &state_of(tensors, &streams()), path, &Arc::default())
+    ringstow::internals::store::save(runtime, &state_of(tensors, &streams()), path, &Arc::default())
 }
 
 fn tensors() -> Vec<Tensor> {
@@ -101,7 +101,12 @@ fn a_load_that_fails_on_the_device_says_so() {
         // SAFETY: the tensor's own memory.
         let target = unsafe {
             let place = (0, to.memory.ptr());
-            ringstow::device::Target::cuda(place, 500_000, streams[0].handle(), &mut ready)
+            ringstow::internals::device::Target::cuda(
+                place,
+                500_000,
+                streams[0].handle(),
+                &mut ready,
+            )
         };
         fake.fail(function, after, ILLEGAL_ADDRESS);
         let targets = [("weight", target.unwrap())];

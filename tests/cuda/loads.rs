@@ -1,7 +1,7 @@
 //! What is in the files comes to be on a GPU.
 
 use super::*;
-use ringstow::device::{StridedTarget, Target};
+use ringstow::internals::device::{StridedTarget, Target};
 use ringstow::{Checkpoint, LoadOptions, LoadReport, Slice};
 
 /// Loads a tensor into device memory, ready on its device's stream.

@@ -17,7 +17,7 @@ mod saves;
 
 use common::noise;
 use fake_cuda::{DeviceBuffer, Fake, Stream};
-use ringstow::device::cuda::{CudaSource, Ready};
+use ringstow::internals::device::cuda::{CudaSource, Ready};
 use ringstow::{Config, Dtype, Loaded, Runtime, SaveReport, StateDict, TensorInfo};
 use std::path::Path;
 use std::sync::Arc;

@@ -75,7 +75,7 @@ fn blocks_of_gpu_and_host_tensors_are_put_together() {
         state.source(tensor.info(), tensor.source(stream, &mut ready));
         state.bytes(format!("host.{i}"), Dtype::U8, &[bytes.len() as u64], bytes).unwrap();
     }
-    ringstow::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
+    ringstow::internals::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
     let loaded = ringstow::load(dir.path()).unwrap();
     assert_holds(&loaded, &tensors);
     for (i, bytes) in host.iter().enumerate() {
@@ -118,7 +118,7 @@ fn nothing_is_left_when_the_runtime_goes() {
     let runtime = runtime();
     for _ in 0..3 {
         let state = state_of(&tensors, &streams);
-        ringstow::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
+        ringstow::internals::store::save(&runtime, &state, dir.path(), &Arc::default()).unwrap();
     }
     assert_eq!(fake.calls("cuMemHostRegister_v2"), 1, "the pool is pinned once");
     assert_eq!(fake.live("registered_bytes"), config().pool_bytes as i64);
@@ -184,8 +184,9 @@ fn slices_ready_separately_share_one_event() {
 fn memory_of_our_own_is_saved_and_loaded() {
     let _fake = fake();
     let dir = tempfile::tempdir().unwrap();
-    let device = ringstow::device::cuda::Device::get(1).unwrap();
-    let mut memory = ringstow::device::cuda::DeviceMemory::new(&device, 100_000).unwrap();
+    let device = ringstow::internals::device::cuda::Device::get(1).unwrap();
+    let mut memory =
+        ringstow::internals::device::cuda::DeviceMemory::new(&device, 100_000).unwrap();
     let bytes = noise(9, 100_000);
     memory.fill(&bytes).unwrap();
     assert!(memory.fill(&bytes[1..]).is_err());

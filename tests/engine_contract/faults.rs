@@ -4,7 +4,7 @@ use crate::queue::write_blocks;
 use crate::setup::*;
 use fake_engines::{Faults, Faulty, OpKind};
 use nix::libc::{EIO, ENOSPC};
-use ringstow::engine::queue::{Queue, Syncing};
+use ringstow::internals::engine::queue::{Queue, Syncing};
 use std::io;
 
 const SEEDS: u64 = 200;

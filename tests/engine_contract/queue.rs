@@ -3,9 +3,11 @@
 use crate::setup::*;
 use crossbeam_channel::{Receiver, unbounded};
 use fake_engines::{Twist, Twisted};
-use ringstow::engine::io_mode::{trial_read, trial_write};
-use ringstow::engine::queue::{Attached, Outcome, Queue, Reply, Request, Syncing, is_cancelled};
-use ringstow::engine::{Action, Completion, Engine, Op, Transfer};
+use ringstow::internals::engine::io_mode::{trial_read, trial_write};
+use ringstow::internals::engine::queue::{
+    Attached, Outcome, Queue, Reply, Request, Syncing, is_cancelled,
+};
+use ringstow::internals::engine::{Action, Completion, Engine, Op, Transfer};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! What the `Engine` trait promises.
 
 use crate::setup::*;
-use ringstow::engine::{Action, FileId, Op, Transfer};
-use ringstow::sys::file;
+use ringstow::internals::engine::{Action, FileId, Op, Transfer};
+use ringstow::internals::sys::file;
 use std::io;
 use std::sync::Arc;
 

@@ -1,13 +1,13 @@
 //! The engines under test, and what the cases share.
 
 use fake_engines::Null;
-use ringstow::config::Switch;
-use ringstow::engine::portable::Portable;
-use ringstow::engine::queue::Queue;
-use ringstow::engine::{Action, Completion, Engine, FileId, Op, Transfer};
-use ringstow::limits::ALIGN;
-use ringstow::pool::{Buffer, Pool};
-use ringstow::sys::file;
+use ringstow::internals::config::Switch;
+use ringstow::internals::engine::portable::Portable;
+use ringstow::internals::engine::queue::Queue;
+use ringstow::internals::engine::{Action, Completion, Engine, FileId, Op, Transfer};
+use ringstow::internals::limits::ALIGN;
+use ringstow::internals::pool::{Buffer, Pool};
+use ringstow::internals::sys::file;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn portable(_: &Pool) -> io::Result<Box<dyn Engine>> {
 
 #[cfg(all(target_os = "linux", feature = "uring"))]
 fn uring(pool: &Pool, fixed: Switch) -> io::Result<Box<dyn Engine>> {
-    Ok(Box::new(ringstow::engine::uring::Uring::new(DEPTH, Some(pool), fixed)?))
+    Ok(Box::new(ringstow::internals::engine::uring::Uring::new(DEPTH, Some(pool), fixed)?))
 }
 
 #[cfg(not(all(target_os = "linux", feature = "uring")))]
@@ -45,7 +45,11 @@ fn uring(_: &Pool, _: Switch) -> io::Result<Box<dyn Engine>> {
 
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
 fn tokio_uring(pool: &Pool, fixed: Switch) -> io::Result<Box<dyn Engine>> {
-    Ok(Box::new(ringstow::engine::tokio_uring::TokioUring::new(DEPTH, Some(pool), fixed)?))
+    Ok(Box::new(ringstow::internals::engine::tokio_uring::TokioUring::new(
+        DEPTH,
+        Some(pool),
+        fixed,
+    )?))
 }
 
 #[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]

@@ -2,11 +2,11 @@
 #![cfg(all(target_os = "linux", feature = "tokio-uring"))]
 
 use crate::setup::*;
-use ringstow::config::Switch;
-use ringstow::engine::tokio_uring::TokioUring;
-use ringstow::engine::{Action, Engine, Op, Transfer};
-use ringstow::limits::ALIGN;
-use ringstow::pool::Pool;
+use ringstow::internals::config::Switch;
+use ringstow::internals::engine::tokio_uring::TokioUring;
+use ringstow::internals::engine::{Action, Engine, Op, Transfer};
+use ringstow::internals::limits::ALIGN;
+use ringstow::internals::pool::Pool;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;

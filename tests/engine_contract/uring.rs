@@ -2,10 +2,10 @@
 #![cfg(all(target_os = "linux", feature = "uring"))]
 
 use crate::setup::*;
-use ringstow::config::Switch;
-use ringstow::engine::uring::Uring;
-use ringstow::engine::{Action, Engine};
-use ringstow::pool::Pool;
+use ringstow::internals::config::Switch;
+use ringstow::internals::engine::uring::Uring;
+use ringstow::internals::engine::{Action, Engine};
+use ringstow::internals::pool::Pool;
 
 #[test]
 fn pool_is_registered_or_a_fallback_says_why() {

@@ -10,8 +10,8 @@ use common::{
     small_config,
 };
 use ringstow::Retention;
-use ringstow::device::{Source, StridedTarget, Target};
-use ringstow::format::names;
+use ringstow::internals::device::{Source, StridedTarget, Target};
+use ringstow::internals::format::names;
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, Error, LoadOptions, RankShare, Runtime, SaveReport,
     Session, Slice, StateDict, TensorInfo, Value,
@@ -124,7 +124,9 @@ fn striped_checkpoint_loads_from_all_its_directories() {
 
     let state = State::new(1, &SIZES);
     state.assert_at(&disks.runtime(), &disks.dir());
-    let checked = ringstow::store::verify(&disks.runtime(), &disks.dir(), &Arc::default()).unwrap();
+    let checked =
+        ringstow::internals::store::verify(&disks.runtime(), &disks.dir(), &Arc::default())
+            .unwrap();
     assert_eq!((checked.files, checked.damage.len()), (3, 0));
     let checkpoint = Checkpoint::open_with(disks.dir(), &disks.config()).unwrap();
     let stripes: Vec<String> =
@@ -243,8 +245,12 @@ fn save_over_a_striped_checkpoint_replaces_all_stripes() {
 fn failed_striped_save_leaves_only_the_old_checkpoint() {
     let disks = Disks::new(2);
     let save = || {
-        let saved =
-            ringstow::store::save(&disks.runtime(), &failing(), &disks.dir(), &Arc::default());
+        let saved = ringstow::internals::store::save(
+            &disks.runtime(),
+            &failing(),
+            &disks.dir(),
+            &Arc::default(),
+        );
         assert_says(&saved.unwrap_err(), &["the source is gone"]);
     };
     save();
@@ -267,8 +273,8 @@ fn same_named_checkpoints_share_no_stripe_directory() {
     assert!(!other.exists());
     // Nor does clearing up after the one touch the other's files.
     state.save(&Runtime::new(small_config()).unwrap(), &other).unwrap();
-    ringstow::store::prune(&other, &disks.config()).unwrap();
-    ringstow::store::retire(&other, Disposal::Remove, &disks.config()).unwrap();
+    ringstow::internals::store::prune(&other, &disks.config()).unwrap();
+    ringstow::internals::store::retire(&other, Disposal::Remove, &disks.config()).unwrap();
     State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
     assert_no_litter_in(&disks.config(), &disks.dir());
 }
@@ -288,7 +294,9 @@ fn directory_without_a_marker_is_left_alone() {
 fn stripe_directory_is_not_a_checkpoint_or_a_target() {
     let disks = Disks::new(1);
     disks.save(1);
-    assert!(ringstow::store::list(&disks.stripe(0), &disks.config()).unwrap().is_empty());
+    assert!(
+        ringstow::internals::store::list(&disks.stripe(0), &disks.config()).unwrap().is_empty()
+    );
     for error in [
         Checkpoint::open_with(disks.companion(0), &disks.config()).unwrap_err(),
         Checkpoint::open_foreign_with(disks.companion(0), &Config::default()).unwrap_err(),
@@ -391,7 +399,7 @@ fn rank_share_has_its_own_stripe_directories() {
     }
     assert_eq!(names_in(&disks.stripe(0)), ["step-1.rank00000", "step-2.rank00000"]);
     let first = disks.root.path().join("run/step-1");
-    ringstow::store::retire(&first, Disposal::Recycle, &disks.config()).unwrap();
+    ringstow::internals::store::retire(&first, Disposal::Recycle, &disks.config()).unwrap();
     assert!(!first.exists(), "the whole of one rank goes, and its companion");
     assert_eq!(names_in(&disks.stripe(0)), ["step-2.rank00000"]);
 }

@@ -15,8 +15,10 @@ fn killed_saves_litter_is_cleared_from_all_stripes() {
         fs::write(left.join("rank00000-1.g1.safetensors.part"), "half").unwrap();
     }
     State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
-    let planned = ringstow::store::prune_plan(&disks.root.path().join("run"), &disks.config());
-    let swept = ringstow::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    let planned =
+        ringstow::internals::store::prune_plan(&disks.root.path().join("run"), &disks.config());
+    let swept =
+        ringstow::internals::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     assert_eq!(planned.unwrap(), swept);
     assert_eq!(swept.renamed, [shard]);
     assert_eq!(swept.removed.len(), 2);
@@ -34,10 +36,10 @@ fn killed_first_save_is_cleared_with_its_stripes() {
     }
     fs::remove_file(disks.dir().join("manifest.json")).unwrap();
     // From the side of the other disk, it is the checkpoint's to clear up.
-    let swept = ringstow::store::prune(&disks.stripe(0), &disks.config()).unwrap();
+    let swept = ringstow::internals::store::prune(&disks.stripe(0), &disks.config()).unwrap();
     assert_eq!((swept.removed.len(), swept.left.len()), (0, 1));
     assert!(swept.left[0].reason.contains("run/step-1"), "{swept:?}");
-    ringstow::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    ringstow::internals::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -45,7 +47,7 @@ fn killed_first_save_is_cleared_with_its_stripes() {
 fn deleting_a_checkpoint_frees_all_its_disks() {
     let disks = Disks::new(2);
     disks.save(1);
-    ringstow::store::retire(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -55,7 +57,8 @@ fn checkpoint_with_unnamed_stripes_is_not_removed() {
     disks.save(1);
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     for config in [small_config(), here_only] {
-        let error = ringstow::store::retire(&disks.dir(), Disposal::Remove, &config).unwrap_err();
+        let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &config)
+            .unwrap_err();
         assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
         assert_says(
             &error,
@@ -65,8 +68,8 @@ fn checkpoint_with_unnamed_stripes_is_not_removed() {
     }
     // Nor one of which files are lost.
     fs::remove_dir_all(disks.companion(1)).unwrap();
-    let error =
-        ringstow::store::retire(&disks.dir(), Disposal::Remove, &disks.config()).unwrap_err();
+    let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &disks.config())
+        .unwrap_err();
     assert_says(&error, &["disk1/step-1 is not there", "remove the directory yourself"]);
 }
 
@@ -90,25 +93,25 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
     }
     let manifests =
         || ["rank00000", "rank00001"].map(|r| disks.dir().join(r).join(names::MANIFEST));
-    let error =
-        ringstow::store::retire(&disks.dir(), Disposal::Remove, &small_config()).unwrap_err();
+    let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &small_config())
+        .unwrap_err();
     assert_says(&error, &["1 of 2 files", "not found", "set `stripe`"]);
     assert!(manifests().iter().all(|manifest| manifest.exists()));
     // Nor does a clean-up finish a removal that was killed.
     fs::rename(&manifests()[0], manifests()[0].with_extension("json.retired")).unwrap();
     let run = disks.root.path().join("run");
     for swept in [
-        ringstow::store::prune_plan(&run, &small_config()),
-        ringstow::store::prune(&run, &small_config()),
+        ringstow::internals::store::prune_plan(&run, &small_config()),
+        ringstow::internals::store::prune(&run, &small_config()),
     ] {
         assert!(swept.unwrap().left[0].reason.contains("set `stripe`"));
     }
     assert!(manifests()[1].exists());
     // Also when no part is committed any more.
     fs::rename(&manifests()[1], manifests()[1].with_extension("json.retired")).unwrap();
-    let swept = ringstow::store::prune(&run, &small_config()).unwrap();
+    let swept = ringstow::internals::store::prune(&run, &small_config()).unwrap();
     assert!(swept.left[0].reason.contains("may still lie in"), "{swept:?}");
-    ringstow::store::prune(&run, &disks.config()).unwrap();
+    ringstow::internals::store::prune(&run, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -121,12 +124,14 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     let others = Disks::new(2);
     for config in [small_config(), here_only, others.config()] {
-        let planned = ringstow::store::prune_plan(&run, &config).unwrap();
-        let swept = ringstow::store::prune(&run, &config).unwrap();
+        let planned = ringstow::internals::store::prune_plan(&run, &config).unwrap();
+        let swept = ringstow::internals::store::prune(&run, &config).unwrap();
         assert_eq!(planned, swept);
         assert!(swept.removed.is_empty(), "{swept:?}");
-        let error = ringstow::store::retire(&disks.dir(), Disposal::Remove, &config).unwrap_err();
-        let retained = ringstow::store::retain(&run, &Retention::new(1), &config).unwrap();
+        let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &config)
+            .unwrap_err();
+        let retained =
+            ringstow::internals::store::retain(&run, &Retention::new(1), &config).unwrap();
         for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
             let words = ["its removal was killed", "may still lie in", "disk1", "set `stripe`"];
             assert!(words.iter().all(|words| said.contains(words)), "{said}");
@@ -135,7 +140,7 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
     }
     // Before it was killed, it may have got so far.
     fs::remove_dir_all(disks.companion(0)).unwrap();
-    ringstow::store::prune(&run, &disks.config()).unwrap();
+    ringstow::internals::store::prune(&run, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -147,10 +152,13 @@ fn killed_removal_is_finished_on_remounted_stripes() {
     let moved = disks.root.path().join("moved");
     fs::rename(disks.stripe(0), &moved).unwrap();
     let run = disks.root.path().join("run");
-    let swept = ringstow::store::prune(&run, &disks.config()).unwrap();
+    let swept = ringstow::internals::store::prune(&run, &disks.config()).unwrap();
     assert!(swept.left[0].reason.contains("is not there: mount its disk"), "{swept:?}");
-    ringstow::store::prune(&run, &Config { stripe: vec![moved.clone()], ..small_config() })
-        .unwrap();
+    ringstow::internals::store::prune(
+        &run,
+        &Config { stripe: vec![moved.clone()], ..small_config() },
+    )
+    .unwrap();
     assert!(!disks.dir().exists());
     assert_eq!(names_in(&moved), Vec::<String>::new());
 }
@@ -165,8 +173,10 @@ fn retain_leaves_checkpoints_with_missing_stripes() {
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
     // It loads, but the marker of its stripe directory names another checkpoint.
     State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
-    let plan = ringstow::store::retain_plan(&run, &Retention::new(1), &disks.config()).unwrap();
-    let done = ringstow::store::retain(&run, &Retention::new(1), &disks.config()).unwrap();
+    let plan =
+        ringstow::internals::store::retain_plan(&run, &Retention::new(1), &disks.config()).unwrap();
+    let done =
+        ringstow::internals::store::retain(&run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!(plan, done);
     assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 0, 1));
     for words in ["rank00000-1.safetensors", "if you moved that to", "companion.json"] {
@@ -187,7 +197,8 @@ fn retain_clears_killed_saves_from_all_stripes() {
         fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
     }
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
-    let done = ringstow::store::retain(run, &Retention::new(1), &disks.config()).unwrap();
+    let done =
+        ringstow::internals::store::retain(run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!((done.cleared, done.left), (vec![dir.clone()], vec![]));
     assert_eq!(names_in(run), ["step-2"]);
     assert_eq!(names_in(&disks.stripe(0)), ["step-2"]);
@@ -204,7 +215,8 @@ fn removed_checkpoint_is_recycled_on_each_stripe() {
     };
     assert!(file_bytes(&disks.companion(0)) > 0);
     let retired =
-        ringstow::store::retire(&disks.dir(), Disposal::Recycle, &disks.config()).unwrap();
+        ringstow::internals::store::retire(&disks.dir(), Disposal::Recycle, &disks.config())
+            .unwrap();
     assert_eq!(retired.recycled, 3);
     assert!(!disks.dir().exists() && !disks.companion(0).exists());
     let again = disks.dir().with_file_name("step-2");
@@ -230,8 +242,8 @@ fn killed_shares_are_cleared_from_all_stripes() {
         }
     }
     let run = disks.root.path().join("run");
-    let planned = ringstow::store::prune_plan(&run, &disks.config()).unwrap();
-    let swept = ringstow::store::prune(&run, &disks.config()).unwrap();
+    let planned = ringstow::internals::store::prune_plan(&run, &disks.config()).unwrap();
+    let swept = ringstow::internals::store::prune(&run, &disks.config()).unwrap();
     assert_eq!(planned, swept);
     assert_eq!(swept.removed.last(), Some(&disks.dir()));
     disks.assert_empty();

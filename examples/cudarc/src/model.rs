@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // writing to memory that a save holds a share of
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DriverError, result};
-use ringstow::device::Target;
+use ringstow::Target;
 use ringstow::{Checkpoint, Dtype, LoadOptions, SaveHandle, StateDict, Value};
 use std::error::Error;
 use std::path::Path;

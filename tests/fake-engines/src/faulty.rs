@@ -3,10 +3,10 @@
 
 use fastrand::Rng;
 use nix::libc::{EAGAIN, EINTR};
-use ringstow::engine::fallback::Fallback;
-use ringstow::engine::{Action, Completion, Engine, FileId, Op, Waker};
-use ringstow::limits::ALIGN;
-use ringstow::sys::file;
+use ringstow::internals::engine::fallback::Fallback;
+use ringstow::internals::engine::{Action, Completion, Engine, FileId, Op, Waker};
+use ringstow::internals::limits::ALIGN;
+use ringstow::internals::sys::file;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Engines that only tests and benches use. They implement [`Engine`](ringstow::engine::Engine) as the
+//! Engines that only tests and benches use. They implement [`Engine`](ringstow::internals::engine::Engine) as the
 //! shipped ones do; hand them to [`Runtime::with_engine`](ringstow::Runtime::with_engine).
 
 mod faulty;

@@ -1,7 +1,7 @@
 //! The engine to nowhere: measures all of a save or load except its disk.
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ringstow::engine::{Action, Completion, Engine, FileId, Op, Waker};
+use ringstow::internals::engine::{Action, Completion, Engine, FileId, Op, Waker};
 use slab::Slab;
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
 //! An engine over another that does one thing differently.
 
-use ringstow::engine::fallback::Fallback;
-use ringstow::engine::{Completion, Engine, FileId, Op, Waker};
+use ringstow::internals::engine::fallback::Fallback;
+use ringstow::internals::engine::{Completion, Engine, FileId, Op, Waker};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
