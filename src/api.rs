@@ -10,7 +10,7 @@ use crate::pipeline::report::{SaveReport, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{
-    self, Checkpoint, Disposal, Found, LoadOptions, Loaded, Retained, Retention, Retired, Session,
+    self, Checkpoint, Disposal, Found, LoadOptions, Loaded, Removed, Retained, Retention, Session,
     Swept, Wanted, while_replaced,
 };
 use crate::sys::path::absolute;
@@ -248,8 +248,8 @@ impl Store {
     ///
     /// # Errors
     /// As for [`remove`].
-    pub fn remove(&self, path: impl AsRef<Path>, disposal: Disposal) -> Result<Retired> {
-        store::retire(path.as_ref(), disposal, &self.config)
+    pub fn remove(&self, path: impl AsRef<Path>, disposal: Disposal) -> Result<Removed> {
+        store::remove_checkpoint(path.as_ref(), disposal, &self.config)
     }
 
     /// See [`prune`].
@@ -433,7 +433,7 @@ pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result
 /// [`Error::Busy`](crate::Error::Busy) if a save into the directory is under way;
 /// [`Error::Invalid`](crate::Error::Invalid) for a link; as for [`Checkpoint::open`] for one whose manifest cannot be
 /// read; [`Error::Io`](crate::Error::Io); as for [`Config::found`].
-pub fn remove(path: impl AsRef<Path>, disposal: Disposal) -> Result<Retired> {
+pub fn remove(path: impl AsRef<Path>, disposal: Disposal) -> Result<Removed> {
     Store::found()?.remove(path, disposal)
 }
 

@@ -74,8 +74,7 @@ pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
     Before, Checkpoint, CheckpointKind, Committed, Disposal, Found, Info, LoadOptions, Loaded,
-    Retained, Retention, Retired as Removed, Session, Slice, Status, Swept, TensorPart, TensorView,
-    Wanted,
+    Removed, Retained, Retention, Session, Slice, Status, Swept, TensorPart, TensorView, Wanted,
 };
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change

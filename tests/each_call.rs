@@ -170,7 +170,8 @@ fn removal_with_a_failing_call_is_undone_or_prunable() {
         let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
         let remove = |place: &Place| {
             let disposal = Disposal::of(place.config());
-            ringstow::internals::store::retire(&place.dir(), disposal, place.config()).map(drop)
+            ringstow::internals::store::remove_checkpoint(&place.dir(), disposal, place.config())
+                .map(drop)
         };
         at_each_call(way, arm, remove, |place, n, done| {
             let (way, dir) = (place.way, place.dir());

@@ -75,7 +75,7 @@ class Bench:
         path = self.directory / ("recycled" if config.recycle else "new") / "checkpoint"
         if config.recycle and not path.parent.exists():
             ringstow.save(self.state, path, config=config)
-            ringstow.retire(path, config=config)
+            ringstow.remove(path, config=config)
         os.sync()  # so that no setting pays for another's dirty pages
         try:
             report, save = clock(lambda: ringstow.save(self.state, path, config=config))
@@ -88,7 +88,7 @@ class Bench:
             report, load = clock(lambda: ringstow.load_into(self.into, path, config=config))
             load["bytes"] = report.read_bytes
             if config.recycle:
-                ringstow.retire(path, config=config)
+                ringstow.remove(path, config=config)
         finally:
             shutil.rmtree(path, ignore_errors=True)
         return {"save": save, "load": load}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow._catalog import latest, prune, retain, retire, steps, verify
+from ringstow._catalog import latest, prune, remove, retain, steps, verify
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
@@ -92,8 +92,8 @@ __all__ = [
     "load_into",
     "open",
     "prune",
+    "remove",
     "retain",
-    "retire",
     "save",
     "save_async",
     "steps",

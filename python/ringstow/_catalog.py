@@ -188,7 +188,7 @@ def prune(directory: StrPath, *, recycled: bool = False, config: Config | None =
     return Swept.from_json(_native.prune(absolute(directory), recycled, native_json(config)))
 
 
-def retire(path: StrPath, *, recycle: bool | None = None, config: Config | None = None) -> None:
+def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None = None) -> None:
     """Remove a checkpoint: after a crash it is there as it was, or not at all.
 
     Args:
@@ -207,7 +207,7 @@ def retire(path: StrPath, *, recycle: bool | None = None, config: Config | None 
         OSError: the system refused.
     """
     knobs = native_json(config)
-    _native.retire(of_checkpoint(path), _recycles(recycle, config), knobs)
+    _native.remove(of_checkpoint(path), _recycles(recycle, config), knobs)
 
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:

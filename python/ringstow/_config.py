@@ -82,13 +82,13 @@ class Config:
 
     stripe: Sequence[StrPath] = _UNSET
     """Directories on other disks, over which checkpoints are striped: ``parent/name`` has a
-    companion directory ``stripe/name`` in each, and a save writes ``files`` files into each and
+    stripe directory ``stripe/name`` in each, and a save writes ``files`` files into each and
     into its own. They must exist, and loads need them too. Kept as a tuple of paths from the root.
     Default none."""
 
     recycle: bool = _UNSET
     """Whether the files of a checkpoint that is replaced are kept for the next save to write over,
-    as `retire` keeps those of one that is removed. Takes the room of one more checkpoint. Default
+    as `remove` keeps those of one that is removed. Takes the room of one more checkpoint. Default
     False."""
 
     trace: StrPath | None = _UNSET

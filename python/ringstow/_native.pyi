@@ -32,8 +32,8 @@ __all__ = [
     "parse_size",
     "part_of",
     "prune",
+    "remove",
     "retain",
-    "retire",
     "start_export",
     "start_save",
     "start_write",
@@ -288,7 +288,7 @@ def steps(directory: str, pattern: str | None, config: str) -> str: ...
 def part_of(path: str) -> tuple[int, int, str] | None: ...
 
 # Removes a checkpoint; with `recycle`, its files stay to be written over.
-def retire(path: str, recycle: bool, config: str) -> None: ...
+def remove(path: str, recycle: bool, config: str) -> None: ...
 
 # JSON Retained: all steps in a directory but the newest `keep` are retired, or would be.
 def retain(

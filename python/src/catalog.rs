@@ -59,10 +59,11 @@ pub(crate) fn steps(
 }
 
 #[pyfunction]
-pub(crate) fn retire(py: Python<'_>, path: PathBuf, recycle: bool, config: &str) -> PyResult<()> {
+pub(crate) fn remove(py: Python<'_>, path: PathBuf, recycle: bool, config: &str) -> PyResult<()> {
     let config = self::config(config)?;
-    let retire = || ringstow::internals::store::retire(&path, disposal(recycle), &config);
-    py.detach(retire).map(drop).map_err(to_python)
+    let remove =
+        || ringstow::internals::store::remove_checkpoint(&path, disposal(recycle), &config);
+    py.detach(remove).map(drop).map_err(to_python)
 }
 
 #[pyfunction]

@@ -131,7 +131,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(catalog::latest, module)?)?;
     module.add_function(wrap_pyfunction!(catalog::steps, module)?)?;
     module.add_function(wrap_pyfunction!(part_of, module)?)?;
-    module.add_function(wrap_pyfunction!(catalog::retire, module)?)?;
+    module.add_function(wrap_pyfunction!(catalog::remove, module)?)?;
     module.add_function(wrap_pyfunction!(catalog::retain, module)?)?;
     module.add_function(wrap_pyfunction!(catalog::prune, module)?)?;
     module.add_function(wrap_pyfunction!(place::gpus, module)?)?;

@@ -34,7 +34,7 @@ def test_saves_and_removals_leave_files_of_others_alone(tmp_path):
     assert ringstow.verify(path).ok
     ringstow.prune(tmp_path / "run")
     assert found(path) == OTHERS
-    ringstow.retire(path)
+    ringstow.remove(path)
     assert found(path) == OTHERS
     assert sorted(p.name for p in path.iterdir()) == sorted({n.split("/")[0] for n in OTHERS})
 

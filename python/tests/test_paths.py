@@ -35,7 +35,7 @@ def test_everything_works_and_reports_name_the_path_as_it_is(root):
     done = ringstow.retain(root, 1)
     assert (done.retired, done.kept) == ((paths[0],), (paths[1],))
     assert os.listdir(os.fsencode(root)).count(b"step-1") == 0
-    ringstow.retire(paths[1])
+    ringstow.remove(paths[1])
     assert not os.path.exists(paths[1])
 
 

@@ -90,7 +90,7 @@ def test_checkpoint_saved_again_is_not_the_opened_one(saver):
     config = ringstow.Config().to_json()
     opened = _native.Checkpoint(str(saver.path), config)
     files = sorted(os.listdir(saver.path))
-    ringstow.retire(saver.path)
+    ringstow.remove(saver.path)
     with pytest.raises(FileNotFoundError, match="last"):
         opened.load(["w"], False, config)
     ringstow.save(state(9), saver.path)

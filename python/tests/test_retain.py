@@ -42,7 +42,7 @@ def test_what_was_loaded_before_is_not_touched(tmp_path):
     shard = next((tmp_path / "step-001").glob("*.safetensors"))
     mapped = np.memmap(shard, mode="r")
     before = mapped.copy()
-    ringstow.retire(tmp_path / "step-001", recycle=True)
+    ringstow.remove(tmp_path / "step-001", recycle=True)
     report = save(tmp_path, 2)
     assert report.recycled_bytes == 0
     assert any("open" in fallback.reason for fallback in report.fallbacks)
@@ -58,7 +58,7 @@ def test_without_recycling_nothing_stays(tmp_path):
     save(tmp_path, 3)
     ringstow.retain(tmp_path, 1, recycle=False)
     assert os.listdir(tmp_path) == ["step-003"]
-    ringstow.retire(tmp_path / "step-003", recycle=False)
+    ringstow.remove(tmp_path / "step-003", recycle=False)
     assert os.listdir(tmp_path) == []
 
 
@@ -88,9 +88,9 @@ def test_striped_checkpoint_is_removed_whole_or_not_at_all(tmp_path):
     striped = ringstow.Config(stripe=[disk])
     ringstow.save({"a": np.arange(9), "b": np.arange(9)}, tmp_path / "run" / "1", config=striped)
     with pytest.raises(ringstow.IncompleteCheckpointError, match=r"not found.*set `stripe`"):
-        ringstow.retire(tmp_path / "run" / "1")
+        ringstow.remove(tmp_path / "run" / "1")
     assert ringstow.verify(tmp_path / "run" / "1", config=striped).ok
-    ringstow.retire(tmp_path / "run" / "1", recycle=False, config=striped)
+    ringstow.remove(tmp_path / "run" / "1", recycle=False, config=striped)
     assert os.listdir(disk) == []
 
 
@@ -144,15 +144,15 @@ def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ValueError, match="-1"):
         ringstow.retain(tmp_path, -1)
     with pytest.raises(ringstow.IncompleteCheckpointError):
-        ringstow.retire(tmp_path)
+        ringstow.remove(tmp_path)
     with pytest.raises(FileNotFoundError):
         ringstow.retain(tmp_path / "nowhere", 1)
     (tmp_path / "latest").symlink_to("step-001")
     with pytest.raises(ringstow.InvalidStateError, match=r"latest is a link to .*step-001"):
-        ringstow.retire(tmp_path / "latest")
+        ringstow.remove(tmp_path / "latest")
     assert_is(tmp_path / "latest", 1)
     (tmp_path / "step-001" / "manifest.json").write_text("rubbish")
     with pytest.raises(ringstow.CorruptCheckpointError):
-        ringstow.retire(tmp_path / "step-001")
+        ringstow.remove(tmp_path / "step-001")
     left = ringstow.retain(tmp_path, 1).left
     assert [pathlib.Path(path).name for path, _ in left] == ["latest", "step-001"]

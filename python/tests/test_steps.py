@@ -222,9 +222,9 @@ def test_the_first_start_of_a_run_finds_none(tmp_path):
 def test_removal_recycles_files_only_on_request(tmp_path):
     save(tmp_path, "step-1", "step-2", "step-3", "step-4", "step-5")
     ringstow.retain(tmp_path, 4)
-    ringstow.retire(tmp_path / "step-2")
+    ringstow.remove(tmp_path / "step-2")
     assert not (tmp_path / ".ringstow-spares").exists()
-    ringstow.retire(tmp_path / "step-3", config=ringstow.Config(recycle=True))
+    ringstow.remove(tmp_path / "step-3", config=ringstow.Config(recycle=True))
     assert os.listdir(tmp_path / ".ringstow-spares") == ["rank00000-0.spare"]
     # prune knows them.
     assert ringstow.prune(tmp_path).removed == ()

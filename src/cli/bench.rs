@@ -13,7 +13,7 @@ use crate::format::Dtype;
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
-use crate::store::{Checkpoint, Disposal, LoadOptions, retire, save};
+use crate::store::{Checkpoint, Disposal, LoadOptions, remove_checkpoint, save};
 use crate::sys::dir::{free, is_dir, remove};
 use crate::sys::file::{drop_page_cache, open_read, read_text};
 use clap::Args;
@@ -261,7 +261,7 @@ fn fio(mode: &str, work: Work) -> Result<Sample> {
 /// Removes the checkpoint, or fio's file, if it exists.
 fn clear(path: &Path, config: &Config) -> Result<()> {
     if is_dir(path) {
-        return match retire(path, Disposal::Remove, config) {
+        return match remove_checkpoint(path, Disposal::Remove, config) {
             Ok(_) => Ok(()),
             Err(error) if error.is_incomplete() => Ok(()),
             Err(error) => Err(error),

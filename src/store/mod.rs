@@ -12,7 +12,7 @@ pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;
 pub use catalog::steps::{Before, steps};
 pub use cleanup::prune::{prune, prune_plan};
-pub use cleanup::remove::{Disposal, Retired, retire};
+pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
 pub use cleanup::retain::{Retained, Retention, retain, retain_plan};
 pub use layout::recycled::{Recycled, recycled, remove_recycled};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};

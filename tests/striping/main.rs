@@ -274,7 +274,8 @@ fn same_named_checkpoints_share_no_stripe_directory() {
     // Nor does clearing up after the one touch the other's files.
     state.save(&Runtime::new(small_config()).unwrap(), &other).unwrap();
     ringstow::internals::store::prune(&other, &disks.config()).unwrap();
-    ringstow::internals::store::retire(&other, Disposal::Remove, &disks.config()).unwrap();
+    ringstow::internals::store::remove_checkpoint(&other, Disposal::Remove, &disks.config())
+        .unwrap();
     State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
     assert_no_litter_in(&disks.config(), &disks.dir());
 }
@@ -399,7 +400,8 @@ fn rank_share_has_its_own_stripe_directories() {
     }
     assert_eq!(names_in(&disks.stripe(0)), ["step-1.rank00000", "step-2.rank00000"]);
     let first = disks.root.path().join("run/step-1");
-    ringstow::internals::store::retire(&first, Disposal::Recycle, &disks.config()).unwrap();
+    ringstow::internals::store::remove_checkpoint(&first, Disposal::Recycle, &disks.config())
+        .unwrap();
     assert!(!first.exists(), "the whole of one rank goes, and its companion");
     assert_eq!(names_in(&disks.stripe(0)), ["step-2.rank00000"]);
 }

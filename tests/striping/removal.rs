@@ -47,7 +47,8 @@ fn killed_first_save_is_cleared_with_its_stripes() {
 fn deleting_a_checkpoint_frees_all_its_disks() {
     let disks = Disks::new(2);
     disks.save(1);
-    ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    ringstow::internals::store::remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config())
+        .unwrap();
     disks.assert_empty();
 }
 
@@ -57,8 +58,9 @@ fn checkpoint_with_unnamed_stripes_is_not_removed() {
     disks.save(1);
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     for config in [small_config(), here_only] {
-        let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &config)
-            .unwrap_err();
+        let error =
+            ringstow::internals::store::remove_checkpoint(&disks.dir(), Disposal::Remove, &config)
+                .unwrap_err();
         assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
         assert_says(
             &error,
@@ -68,8 +70,12 @@ fn checkpoint_with_unnamed_stripes_is_not_removed() {
     }
     // Nor one of which files are lost.
     fs::remove_dir_all(disks.companion(1)).unwrap();
-    let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &disks.config())
-        .unwrap_err();
+    let error = ringstow::internals::store::remove_checkpoint(
+        &disks.dir(),
+        Disposal::Remove,
+        &disks.config(),
+    )
+    .unwrap_err();
     assert_says(&error, &["disk1/step-1 is not there", "remove the directory yourself"]);
 }
 
@@ -93,8 +99,12 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
     }
     let manifests =
         || ["rank00000", "rank00001"].map(|r| disks.dir().join(r).join(names::MANIFEST));
-    let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &small_config())
-        .unwrap_err();
+    let error = ringstow::internals::store::remove_checkpoint(
+        &disks.dir(),
+        Disposal::Remove,
+        &small_config(),
+    )
+    .unwrap_err();
     assert_says(&error, &["1 of 2 files", "not found", "set `stripe`"]);
     assert!(manifests().iter().all(|manifest| manifest.exists()));
     // Nor does a clean-up finish a removal that was killed.
@@ -128,8 +138,9 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
         let swept = ringstow::internals::store::prune(&run, &config).unwrap();
         assert_eq!(planned, swept);
         assert!(swept.removed.is_empty(), "{swept:?}");
-        let error = ringstow::internals::store::retire(&disks.dir(), Disposal::Remove, &config)
-            .unwrap_err();
+        let error =
+            ringstow::internals::store::remove_checkpoint(&disks.dir(), Disposal::Remove, &config)
+                .unwrap_err();
         let retained =
             ringstow::internals::store::retain(&run, &Retention::new(1), &config).unwrap();
         for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
@@ -214,9 +225,12 @@ fn removed_checkpoint_is_recycled_on_each_stripe() {
         shards.map(|shard| shard.metadata().unwrap().len()).sum()
     };
     assert!(file_bytes(&disks.companion(0)) > 0);
-    let retired =
-        ringstow::internals::store::retire(&disks.dir(), Disposal::Recycle, &disks.config())
-            .unwrap();
+    let retired = ringstow::internals::store::remove_checkpoint(
+        &disks.dir(),
+        Disposal::Recycle,
+        &disks.config(),
+    )
+    .unwrap();
     assert_eq!(retired.recycled, 3);
     assert!(!disks.dir().exists() && !disks.companion(0).exists());
     let again = disks.dir().with_file_name("step-2");

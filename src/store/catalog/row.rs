@@ -115,7 +115,7 @@ impl Row {
             (_, Err(why)) => why.to_string(),
             (Rule::Nothing, Ok(_)) => "nothing here counts as a step".into(),
         };
-        format!("{why}, so that it is no step; `retire` it when it is no longer wanted")
+        format!("{why}, so that it is no step; `remove` it when it is no longer wanted")
     }
 
     /// Describes what counts as a step; `None` if nothing does.

@@ -41,7 +41,7 @@ impl Disposal {
 
 /// A checkpoint that was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Retired {
+pub struct Removed {
     /// Where it was. The directory stays if other programs' files are in it.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
@@ -61,14 +61,14 @@ pub struct Retired {
 /// one are not found, or may not be, which would stay behind; [`Error::Busy`] if a save into the directory is in
 /// progress; [`Error::Invalid`] for a link; those of [`Checkpoint::open`](crate::store::Checkpoint::open) if the
 /// manifest cannot be read, so that nobody can tell which files belong to it; [`Error::Io`].
-pub fn retire(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
+pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     refuse_link(dir)?;
     match rank_dirs::parts(dir)? {
         parts if parts.is_empty() => remove_one(dir, disposal, config),
         parts => {
             let _locks = lock_parts(&parts)?;
             let removed = remove_parts(dir, &parts, &config.stripe)?;
-            Ok(Retired { path: dir.into(), recycled: 0, removed })
+            Ok(Removed { path: dir.into(), recycled: 0, removed })
         }
     }
 }
@@ -87,7 +87,7 @@ fn refuse_link(dir: &Path) -> Result<()> {
     )))
 }
 
-fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired> {
+fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     let _lock = DirLock::take(dir)?;
     let stripes = Stripes::to_clear(dir, &config.stripe);
     check_found(&stripes)?;
@@ -98,7 +98,7 @@ fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Retired
         Disposal::Remove => leftovers.clear(),
     }?;
     remove_if_empty(dir)?;
-    Ok(Retired { path: dir.into(), recycled: swept.kept.len(), removed: swept.removed })
+    Ok(Removed { path: dir.into(), recycled: swept.kept.len(), removed: swept.removed })
 }
 
 /// Locks all rank checkpoints of a checkpoint.
@@ -147,7 +147,7 @@ pub(in crate::store) fn remove_parts(
 /// Checks that a checkpoint, or one of these rank checkpoints, would go with all its files.
 ///
 /// # Errors
-/// As for [`retire`], before anything is done.
+/// As for [`remove_checkpoint`], before anything is done.
 pub(in crate::store) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf]) -> Result<()> {
     match parts {
         [] => check_found(&Stripes::to_clear(dir, stripe)),

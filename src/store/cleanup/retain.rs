@@ -1,5 +1,5 @@
 //! Removes old checkpoints: decides which steps stay, which go, and what is left alone. See
-//! [`retire`](crate::store::cleanup::remove::retire()) for how one checkpoint is removed.
+//! [`remove_checkpoint`](crate::store::cleanup::remove::remove_checkpoint()) for how one checkpoint is removed.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::store::catalog::list::survey;
 use crate::store::catalog::row::Row;
 use crate::store::cleanup::prune::{self, Act};
 use crate::store::cleanup::remove::{
-    Disposal, check, check_free, is_being_removed, is_gone, retire,
+    Disposal, check, check_free, is_being_removed, is_gone, remove_checkpoint,
 };
 use crate::store::layout::recycled::beside_all;
 use crate::store::layout::{rank_dirs, recycled};
@@ -82,7 +82,7 @@ fn carry_out(
     config: &Config,
 ) -> Result<Retained> {
     for path in std::mem::take(&mut plan.retired) {
-        let done = retire(&path, disposal, config);
+        let done = remove_checkpoint(&path, disposal, config);
         plan.note(path, done.map(drop))?;
     }
     for path in std::mem::take(&mut plan.cleared) {
@@ -170,7 +170,7 @@ impl Retained {
     /// Leaves alone the checkpoint that was saved last, though there are higher steps.
     fn leave_last(&mut self, path: PathBuf) {
         let reason = "it was saved last, after the steps with higher numbers; if those are of a part of the run \
-                      that was given up, `retire` them";
+                      that was given up, `remove` them";
         let warning = format!("{} stays: {reason}", path.display());
         tracing::warn!("{warning}");
         self.warnings.push(warning);
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn step_that_another_call_removed_counts_as_done() {
         let config = Config::default();
-        let remove = |dir: &Path| drop(retire(dir, Disposal::Remove, &config).unwrap());
+        let remove = |dir: &Path| drop(remove_checkpoint(dir, Disposal::Remove, &config).unwrap());
         for notes in [false, true] {
             let root = root();
             let done = disturbed(root.path(), |dir| {

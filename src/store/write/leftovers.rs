@@ -24,7 +24,7 @@ pub struct Swept {
     /// Shards of a committed checkpoint that got their final name.
     #[serde(with = "crate::path_text::list")]
     pub renamed: Vec<PathBuf>,
-    /// Shards that became recycled files; see [`retire`](crate::store::cleanup::remove::retire()).
+    /// Shards that became recycled files; see [`remove_checkpoint`](crate::store::cleanup::remove::remove_checkpoint()).
     #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
     /// What was left alone, and why.

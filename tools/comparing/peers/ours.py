@@ -32,7 +32,7 @@ def save_over(state: State, path: Path) -> Finish:
     import ringstow
 
     if (path.parent / EARLIER).exists():  # not before the warm-up
-        ringstow.retire(path.parent / EARLIER, recycle=True)
+        ringstow.remove(path.parent / EARLIER, recycle=True)
     ringstow.save(state, path)
     return nothing_left
 

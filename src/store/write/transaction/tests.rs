@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::plan::save::Options;
 use crate::store::cleanup::prune::prune;
-use crate::store::cleanup::remove::{Disposal, retire};
+use crate::store::cleanup::remove::{Disposal, remove_checkpoint};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::transaction::*;
 use crate::sys::seam::{Call, fail_call, watch};
@@ -225,7 +225,7 @@ fn commit_whose_sync_fails_is_not_durable() {
     // Nobody removes the earlier one's files while that is so.
     assert!(Transaction::begin(dir.path(), &[]).is_err());
     assert!(prune(dir.path(), &Config::default()).is_err());
-    assert!(retire(dir.path(), Disposal::Remove, &Config::default()).is_err());
+    assert!(remove_checkpoint(dir.path(), Disposal::Remove, &Config::default()).is_err());
     assert!(dir.path().join("rank00000-0.safetensors").exists());
     drop(failing);
     commit(dir.path(), 3);
@@ -254,7 +254,7 @@ fn killed_removal_is_durable_before_files_go() {
     commit(dir.path(), 1);
     fs::rename(dir.path().join(names::MANIFEST), dir.path().join(names::RETIRED)).unwrap();
     let failing = fail_call(Call::Sync, dir.path(), Errno::EIO as i32);
-    assert!(retire(dir.path(), Disposal::Remove, &Config::default()).is_err());
+    assert!(remove_checkpoint(dir.path(), Disposal::Remove, &Config::default()).is_err());
     assert!(prune(dir.path(), &Config::default()).is_err());
     assert!(dir.path().join("rank00000-0.safetensors").exists());
     drop(failing);
