@@ -87,7 +87,7 @@ impl<'a> Target<'a> {
     ///
     /// ```no_run
     /// use cudarc::driver::CudaContext;
-    /// use ringstow::device::Target;
+    /// use ringstow::Target;
     /// use ringstow::{Checkpoint, LoadOptions};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
