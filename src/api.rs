@@ -1,5 +1,4 @@
-//! What a trainer calls: a [`Store`], and each of its functions in short, with the configuration that is
-//! [found](Config::found).
+//! What a trainer calls: a [`Store`], and the same functions with the configuration that is [found](Config::found).
 
 use crate::config::Config;
 use crate::error::Result;
@@ -19,8 +18,8 @@ use std::sync::Arc;
 
 /// Saves, loads, lists and removes checkpoints with one configuration.
 ///
-/// Stores whose configurations need the same pool and engines share them, however else they differ. A store takes
-/// nothing from the system until it saves or loads, and a clone of it costs nothing.
+/// Stores whose configurations need the same pool and engines share them. A store takes nothing from the system until
+/// it saves or loads, and a clone of it costs nothing.
 #[derive(Debug, Clone)]
 pub struct Store {
     config: Arc<Config>,
@@ -30,14 +29,13 @@ impl Store {
     /// A store with this configuration.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) naming the field that cannot be.
+    /// [`Error::Invalid`](crate::Error::Invalid) naming the invalid field.
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         Ok(Self { config: Arc::new(config) })
     }
 
-    /// A store with the configuration that is [found](Config::found): in the environment, in `ringstow.toml`, else the
-    /// defaults.
+    /// A store with the configuration that is [found](Config::found) in the environment and `ringstow.toml`.
     ///
     /// # Errors
     /// As for [`Config::found`].
@@ -50,7 +48,7 @@ impl Store {
         &self.config
     }
 
-    /// The shared runtime; looked up for each call, so that a forked child never gets its parent's.
+    /// Looks up the shared runtime for each call, so that a forked child never gets its parent's.
     fn runtime(&self) -> Result<Arc<Runtime>> {
         Runtime::shared(&self.config)
     }
@@ -84,7 +82,7 @@ impl Store {
         state: StateDict<'static>,
         path: impl AsRef<Path>,
     ) -> Result<SaveHandle> {
-        state.tree()?; // refuses here what cannot be saved, rather than in the background
+        state.tree()?; // refuses invalid values here rather than in the background
         self.start(path.as_ref(), move |runtime, path, job| store::save(runtime, &state, path, job))
     }
 
@@ -219,11 +217,11 @@ impl Store {
         store::steps(dir, pattern, &self.config)
     }
 
-    /// The newest of the steps in `dir` that is wanted; see [`latest`].
+    /// The newest of the steps in `dir` that matches `wanted`; see [`latest`].
     ///
     /// # Errors
-    /// As for [`latest_verified`]; [`Error::Invalid`](crate::Error::Invalid) for a [`Before`](crate::Before) that is
-    /// not there.
+    /// As for [`latest_verified`]; [`Error::Invalid`](crate::Error::Invalid) if [`Before`](crate::Before) is not one of
+    /// the steps.
     pub fn latest(&self, dir: impl AsRef<Path>, wanted: &Wanted) -> Result<Option<PathBuf>> {
         store::latest(dir, wanted, &self.config, &Job::of(&self.config))
     }
@@ -231,7 +229,7 @@ impl Store {
     /// See [`retain`].
     ///
     /// # Errors
-    /// As for [`retain`]; [`Error::Invalid`](crate::Error::Invalid) for a pattern that cannot be.
+    /// As for [`retain`]; [`Error::Invalid`](crate::Error::Invalid) for an invalid pattern.
     pub fn retain(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
         store::retain(root, retention, &self.config)
     }
@@ -269,11 +267,11 @@ impl Store {
     }
 }
 
-/// Saves a state as the checkpoint at `path`, a directory that is made if need be, and returns once it is durable. An
-/// earlier checkpoint there stands until then. A URL is refused, as is a path that begins with `~`.
+/// Saves a state as the checkpoint at `path` and returns once it is durable. Creates the directory if it is missing.
+/// An earlier checkpoint there stays until then. Refuses a URL and a path that begins with `~`.
 ///
 /// # Errors
-/// Any [`Error`](crate::Error); then what was written is removed, and an earlier checkpoint is unchanged. Except for
+/// Any [`Error`](crate::Error); then written files are removed, and an earlier checkpoint is unchanged. Except for
 /// [`Error::NotDurable`](crate::Error::NotDurable): the new one is committed, and may not survive a crash.
 pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
     Store::found()?.save(state, path)
@@ -281,10 +279,10 @@ pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport>
 
 /// Starts saving a state and returns at once. `path` is resolved now: a later change of directory does not move it.
 ///
-/// Owned tensors are dropped at the end. Memory that is shared with the trainer must not change until
-/// [`Handle::wait_staged`] returns. Memory behind an `Arc` cannot, unless it is changed through a lock, a cell or a raw
-/// pointer. A trainer that can detect a change hands over a check, [`StateDict::check_staged`]: a save whose check
-/// fails commits nothing.
+/// Owned tensors are dropped at the end. Memory shared with the trainer must not change until
+/// [`Handle::wait_staged`] returns. This includes memory behind an `Arc` that a lock, a cell or a raw pointer can
+/// change. A trainer that can detect a change passes a check to [`StateDict::check_staged`]: a save whose check fails
+/// commits nothing.
 ///
 /// The handle is a future; any async runtime works:
 ///
@@ -300,14 +298,14 @@ pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport>
 /// ```
 ///
 /// # Errors
-/// [`Error::Invalid`](crate::Error::Invalid) for a configuration or values that cannot be; any other error comes
-/// through [`Handle::result`].
+/// [`Error::Invalid`](crate::Error::Invalid) for an invalid configuration or invalid values; [`Handle::result`] returns
+/// any other error.
 pub fn save_async(state: StateDict<'static>, path: impl AsRef<Path>) -> Result<SaveHandle> {
     Store::found()?.save_async(state, path)
 }
 
 /// Writes the tensors of a state as Hugging Face's programs read them: `model.safetensors`, or several files with an
-/// index where they exceed the configuration's `shard_bytes`. Values other than tensors are not written.
+/// index if they exceed the configuration's `shard_bytes`. Other values are not written.
 ///
 /// # Errors
 /// As for [`save`].
@@ -323,14 +321,14 @@ pub fn export_async(state: StateDict<'static>, path: impl AsRef<Path>) -> Result
     Store::found()?.export_async(state, path)
 }
 
-/// Writes one rank's shards of the checkpoint at `path`, durable but not committed: the coordinator's [`Session`],
-/// begun before any rank writes, makes a checkpoint of all ranks' receipts.
+/// Writes one rank's shards of the checkpoint at `path`, durable but not committed. The coordinator begins a
+/// [`Session`] before any rank writes, and commits the receipts of all ranks.
 ///
-/// The coordinator commits the values other than tensors; here they are ignored. A state without tensors writes no
-/// file, and still returns a receipt.
+/// Ignores values other than tensors: the coordinator commits those. A state without tensors writes no file, and still
+/// returns a receipt.
 ///
 /// # Errors
-/// Any [`Error`](crate::Error); then what was written is removed, and an earlier checkpoint is unchanged.
+/// Any [`Error`](crate::Error); then written files are removed, and an earlier checkpoint is unchanged.
 pub fn write_rank(
     state: &StateDict<'_>,
     rank: u32,
@@ -351,9 +349,9 @@ pub fn write_rank_async(
     Store::found()?.write_rank_async(state, rank, path)
 }
 
-/// Loads all tensors of the checkpoint at `path`, and compares each block with its checksum. For some of the tensors,
-/// or for the values, see [`Checkpoint`]. If a save replaces the checkpoint meanwhile, the result is all of the one or
-/// all of the other.
+/// Loads all tensors of the checkpoint at `path`, and compares each checksum chunk with its checksum. For some of the
+/// tensors, or for the values, see [`Checkpoint`]. If a save replaces the checkpoint meanwhile, the result is entirely
+/// the old or entirely the new one.
 ///
 /// # Errors
 /// As for [`Checkpoint::open`] and [`Checkpoint::load_names`].
@@ -364,20 +362,26 @@ pub fn load(path: impl AsRef<Path>) -> Result<Loaded> {
 /// [`load`] in the background.
 ///
 /// # Errors
-/// As for [`Config::found`], or the system's when it has no more threads; any other error comes through the handle.
+/// As for [`Config::found`]; [`Error::Io`](crate::Error::Io) if no thread can be started. The handle returns any other
+/// error.
 pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
     Store::found()?.load_async(path)
 }
 
-/// Reads every byte of the checkpoint at `path` and compares it with its checksums; the report lists what is damaged.
+/// Reads every byte of the checkpoint at `path` and compares it with its checksums. The report lists the damage.
 ///
 /// # Errors
-/// As for [`Checkpoint::open`], including a file of another length, and failures to read.
+/// As for [`Checkpoint::open`], including a file of a different length; [`Error::Io`](crate::Error::Io).
 pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
     Store::found()?.verify(path)
 }
 
-/// All checkpoints in `dir`, and what killed saves left there; see [`Found`].
+/// All checkpoints directly under `dir`, committed or not; `dir` itself if it is a checkpoint and holds no others. Those
+/// that are not [`steps`] come first, by the time of their commit. Skips directories without files of ringstow, and
+/// unreadable ones whose name is not a step's (`lost+found`). Does not check the tensors' bytes.
+///
+/// If several ranks saved each by itself, the directory of their shares is one checkpoint. It is committed if every
+/// rank's share is committed and all belong to one save.
 ///
 /// # Errors
 /// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`].
@@ -385,11 +389,13 @@ pub fn list(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
     Store::found()?.list(dir)
 }
 
-/// The steps of training in `dir`, oldest first. `docs/retention.md` says which checkpoints count as steps.
+/// The steps of training in `dir`, oldest first, including those that cannot be loaded. If nothing counts as a step,
+/// all checkpoints by the time of their commit. Empty if `dir` does not exist. `docs/retention.md` says which
+/// checkpoints count as steps.
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed, or the system refuses to read a directory that may be a step;
-/// as for [`Config::found`].
+/// [`Error::Io`](crate::Error::Io) if `dir`, or a directory in it that may be a step, cannot be read; as for
+/// [`Config::found`].
 pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
     Store::found()?.steps(dir, None)
 }
@@ -399,17 +405,16 @@ pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
 /// [`latest_verified`].
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed, or the system refuses to read a directory that may be the newest step;
-/// as for [`Config::found`].
+/// [`Error::Io`](crate::Error::Io) if `dir`, or a directory in it that may be the newest step, cannot be read; as for
+/// [`Config::found`].
 pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     Store::found()?.latest(dir, &Wanted::default())
 }
 
-/// [`latest`] that also reads and checks every byte of the checkpoint: the way back from a damaged one, which it skips
-/// with a warning.
+/// [`latest`] that also reads and checks every byte of the checkpoint. Skips a damaged one with a warning.
 ///
 /// # Errors
-/// As for [`latest`]; failures to read that are not damage.
+/// As for [`latest`]; [`Error::Io`](crate::Error::Io) for read failures that are not damage.
 pub fn latest_verified(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     Store::found()?.latest(dir, &Wanted { verify: true, ..Wanted::default() })
 }
@@ -418,58 +423,60 @@ pub fn latest_verified(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
 /// what it never removes.
 ///
 /// # Errors
-/// [`Error::Invalid`](crate::Error::Invalid) for a `keep` of 0; [`Error::Io`](crate::Error::Io) if a directory cannot be
-/// listed or a file not be removed; as for [`Config::found`].
+/// [`Error::Invalid`](crate::Error::Invalid) for a `keep` of 0; [`Error::Io`](crate::Error::Io) if listing a directory
+/// or removing a file fails; as for [`Config::found`].
 pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
     Store::found()?.retain(root, &Retention { disposal, ..Retention::new(keep) })
 }
 
-/// Removes the checkpoint at `path`. A kill in between leaves it incomplete, and another call finishes it. With
-/// [`Disposal::Recycle`], the next saves write over its files.
+/// Removes the checkpoint at `path`. If the process is killed meanwhile, the checkpoint may be incomplete, and another
+/// call finishes the removal. A load that has begun completes. With [`Disposal::Recycle`], the next saves write over
+/// its files.
 ///
 /// # Errors
 /// [`Error::NoCheckpoint`](crate::Error::NoCheckpoint) or [`Error::NotCommitted`](crate::Error::NotCommitted) if there
 /// is none; [`Error::MissingFiles`](crate::Error::MissingFiles) if some files of a striped one are not found;
-/// [`Error::Busy`](crate::Error::Busy) if a save into the directory is under way;
-/// [`Error::Invalid`](crate::Error::Invalid) for a link; as for [`Checkpoint::open`] for one whose manifest cannot be
-/// read; [`Error::Io`](crate::Error::Io); as for [`Config::found`].
+/// [`Error::Busy`](crate::Error::Busy) if a save into the directory is in progress;
+/// [`Error::Invalid`](crate::Error::Invalid) for a link; as for [`Checkpoint::open`] if the manifest cannot be read;
+/// [`Error::Io`](crate::Error::Io); as for [`Config::found`].
 pub fn remove(path: impl AsRef<Path>, disposal: Disposal) -> Result<Removed> {
     Store::found()?.remove(path, disposal)
 }
 
-/// Removes what killed saves left in `dir` and in the checkpoints in it, and finishes removals that were killed.
+/// Removes what killed saves left in `dir` and in the checkpoints in it, and finishes killed removals.
 /// `docs/retention.md` lists what it leaves alone.
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed or a file not be removed; as for [`Config::found`].
+/// [`Error::Io`](crate::Error::Io) if listing `dir` or removing a file fails; as for [`Config::found`].
 pub fn prune(dir: impl AsRef<Path>) -> Result<Swept> {
     Store::found()?.prune(dir)
 }
 
 impl Checkpoint {
-    /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with their full length.
-    /// Reads no tensor. [`Store::open`] does the same with a configuration of the caller's, whose `stripe` says where
-    /// the files of a striped checkpoint are.
+    /// Reads the manifest of the checkpoint at `path`, and checks that all its files exist with their full length.
+    /// Reads no tensor. Looks for the files of a striped checkpoint in the configuration's `stripe`; see
+    /// [`Store::open`].
     ///
-    /// No file stays open: a save or a removal between this and a load takes the files away, and the load then returns
+    /// No file stays open. If a save or a removal then takes the files away, a load returns
     /// [`Error::Replaced`](crate::Error::Replaced) or [`Error::NoCheckpoint`](crate::Error::NoCheckpoint). It never
     /// reads another checkpoint in place of this one.
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io) if there is no such directory;
     /// [`Error::NoCheckpoint`](crate::Error::NoCheckpoint) or [`Error::NotCommitted`](crate::Error::NotCommitted) if
-    /// nothing was committed there; [`Error::MissingFiles`](crate::Error::MissingFiles); [`Error::Corrupt`](crate::Error::Corrupt) if the manifest or a
-    /// file's length is not what was written; [`Error::Format`](crate::Error::Format) for a manifest that is not
-    /// ringstow's; [`Error::Unsupported`](crate::Error::Unsupported) for one of a newer version;
+    /// nothing was committed there; [`Error::MissingFiles`](crate::Error::MissingFiles);
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the manifest or a file's length is not what was written;
+    /// [`Error::Format`](crate::Error::Format) for a manifest that is not ringstow's;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for one of a newer version;
     /// [`Error::Invalid`](crate::Error::Invalid) if PyTorch's own DCP writer has saved over it; as for
     /// [`Config::found`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Store::found()?.open(path)
     }
 
-    /// [`Checkpoint::open`] that also opens a directory of safetensors files without a manifest: whole tensors, as
-    /// Hugging Face's libraries write them, or chunks, as PyTorch's `HuggingFaceStorageWriter` does. Those have no
-    /// checksums: loads are not verified.
+    /// [`Checkpoint::open`] that also opens a directory of safetensors files without a manifest. The files may hold
+    /// whole tensors, as Hugging Face's libraries write them, or chunks, as PyTorch's `HuggingFaceStorageWriter` does.
+    /// They have no checksums, so loads are not verified.
     ///
     /// # Errors
     /// As for [`Checkpoint::open`];
@@ -483,12 +490,13 @@ impl Checkpoint {
 }
 
 impl Session {
-    /// Makes the directory if need be, locks it, cleans up after a killed save, and notes how many ranks are to write.
+    /// Creates the directory if it is missing, locks it, cleans up after a killed save, and notes how many ranks will
+    /// write. The ranks must write with the same `stripe`.
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) if another save is under way there;
-    /// [`Error::Invalid`](crate::Error::Invalid) if it holds safetensors files that ringstow did not write, or for a
-    /// world of no ranks; [`Error::Unsupported`](crate::Error::Unsupported) if it holds a checkpoint of a newer version;
+    /// [`Error::Busy`](crate::Error::Busy) if another save there is in progress;
+    /// [`Error::Invalid`](crate::Error::Invalid) if it holds safetensors files that ringstow did not write, or if
+    /// `world_size` is 0; [`Error::Unsupported`](crate::Error::Unsupported) if it holds a checkpoint of a newer version;
     /// [`Error::Io`](crate::Error::Io); as for [`Config::found`].
     pub fn begin(path: impl AsRef<Path>, world_size: u32) -> Result<Self> {
         Store::found()?.begin(path, world_size)

@@ -1,4 +1,4 @@
-//! A save or load in the background, as the one who started it sees it.
+//! The caller's handle on a save or load in the background.
 
 use crate::error::{Error, Result};
 use crate::pipeline::job::{Job, Progress};
@@ -20,15 +20,15 @@ pub type SaveHandle<T = SaveReport> = Handle<T>;
 /// A load in the background.
 pub type LoadHandle<T = Loaded> = Handle<T>;
 
-/// A save or load that runs in the background. Wait on it, poll it, or `.await` it, under any runtime
-/// or none: it has threads of its own, and a task that awaits it blocks nobody.
+/// A save or load that runs in the background, on threads of its own. Wait on it, poll it, or `.await` it under any
+/// runtime.
 ///
-/// A save that is dropped goes on. Dropping waits for its end, so that a program that leaves `main`
-/// loses none, unless it was awaited before: a task that is cancelled must not hold up its runtime.
-/// Such a program keeps the [`Handle::job`] to wait for, or to cancel. A failure that nobody asked
-/// for is logged through `tracing`, unless it was cancelled. A load that is dropped is cancelled: nobody
-/// can get its result.
-#[must_use = "a save that fails says so only to who asks: call `result`, or await it"]
+/// - Dropping the handle of a save waits for the save to end, so that a program that leaves `main` does not lose it.
+/// - If the handle was awaited before, dropping it does not wait: a cancelled task must not block its runtime. The
+///   save continues; keep the [`Handle::job`] to wait for it or to cancel it.
+/// - If a save fails and its result is never read, the error is logged through `tracing`, unless it was cancelled.
+/// - Dropping the handle of a load cancels the load.
+#[must_use = "only `result` or `.await` returns the error of a failed save"]
 #[derive(Debug)]
 pub struct Handle<T> {
     job: Arc<Job>,
@@ -53,7 +53,7 @@ impl Work {
     }
 }
 
-/// How it ended, until somebody takes it.
+/// The result, until [`Handle::take`] takes it.
 #[derive(Debug)]
 struct Outcome<T> {
     work: Work,
@@ -75,7 +75,7 @@ impl<T> Drop for Outcome<T> {
         if let (Work::Save, Some(Err(error))) = (self.work, self.take())
             && !matches!(error, Error::Cancelled { .. })
         {
-            tracing::error!(%error, "a save in the background failed, and nobody asked for its result");
+            tracing::error!(%error, "a background save failed, and its result was never read");
         }
     }
 }
@@ -116,23 +116,22 @@ fn panicked(work: Work, panic: Box<dyn Any + Send>) -> Error {
 }
 
 impl<T> Handle<T> {
-    /// How far it is, and whether to stop: what all handles share. Outlives the handle.
+    /// The job, which outlives the handle: progress, waiting and cancelling.
     pub fn job(&self) -> &Arc<Job> {
         &self.job
     }
 
-    /// Whether every byte has left its tensor: from then on the tensors may be changed. Never true
-    /// of a load.
+    /// Whether every byte is copied from its tensor: from then on the tensors may change. Always false for a load.
     pub fn staged(&self) -> bool {
         self.job.staged()
     }
 
-    /// Whether it has ended, well or not.
+    /// Whether it has ended, with success or an error.
     pub fn done(&self) -> bool {
         self.job.ended()
     }
 
-    /// Waits until every byte has left its tensor, or the save has ended without that. False if
+    /// Waits until every byte is copied from its tensor, or the save has failed before that. Returns false if
     /// `timeout` passed first. Blocks the thread; a task awaits [`Handle::until_staged`].
     pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
         self.job.wait_staged(timeout)
@@ -143,32 +142,31 @@ impl<T> Handle<T> {
         Staged { job: self.job.clone() }
     }
 
-    /// Waits until it has ended. False if `timeout` passed first. Blocks the thread; a task awaits
-    /// the handle.
+    /// Waits until it has ended. Returns false if `timeout` passed first. Blocks the thread; a task awaits the handle.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.job.wait_ended(timeout)
     }
 
-    /// How far it is.
+    /// The progress so far.
     pub fn progress(&self) -> Progress {
         self.job.progress()
     }
 
-    /// Asks it to stop; its result is then [`Error::Cancelled`], unless a save had got to its commit.
+    /// Cancels it. Its result is then [`Error::Cancelled`], unless the save has already reached its commit.
     pub fn cancel(&self) {
         self.job.cancel();
     }
 
-    /// Waits for the end. Blocks the thread; a task awaits the handle.
+    /// Waits until it has ended and returns its result. Blocks the thread; a task awaits the handle.
     ///
     /// # Errors
-    /// What it failed with.
+    /// The error of the save or load.
     pub fn result(self) -> Result<T> {
         self.job.wait_ended(None);
-        self.take().expect("it is taken only here, by value, or by a poll that was ready")
+        self.take().expect("only `result`, which consumes the handle, or a ready poll takes it")
     }
 
-    /// The outcome, the first time after the end.
+    /// Returns the result once it has ended; `None` before, and in later calls.
     pub fn take(&self) -> Option<Result<T>> {
         self.outcome.take()
     }
@@ -192,15 +190,15 @@ impl<T> Drop for Handle<T> {
             self.job.cancel();
         }
         let Some(thread) = self.thread.take().filter(|_| !self.awaited) else { return };
-        // What is saved may hold its own handle, and be dropped with it.
+        // The saved state may own this handle: then the save's own thread drops it, and cannot join itself.
         if thread.thread().id() != thread::current().id() {
             let _ = thread.join();
         }
     }
 }
 
-/// The moment at which every byte of a save has left its tensor, to be awaited: see
-/// [`Handle::until_staged`]. Gives false if the save ended without that; its result says why.
+/// The future of [`Handle::until_staged`]. Returns true once every byte is copied from its tensor, false if the save
+/// failed before; its result says why.
 #[must_use = "a future does nothing unless it is awaited"]
 #[derive(Debug)]
 pub struct Staged {

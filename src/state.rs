@@ -1,4 +1,4 @@
-//! What a Rust trainer hands over: tensors by name, and values beside them.
+//! What a Rust trainer saves: named tensors, and other values.
 
 use crate::device::TensorSource;
 #[cfg(feature = "cuda")]
@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
 
-/// The state to be saved. Tensors are borrowed or owned, and copied only while they are saved.
+/// The state to save. Tensors are borrowed or owned; only the save copies them.
 #[derive(Default)]
 pub struct StateDict<'a> {
     items: Vec<Item>,
@@ -82,7 +82,7 @@ impl<'a> StateDict<'a> {
     }
 
     /// Adds a tensor in a GPU's memory: a slice of cudarc's, borrowed or shared (`&CudaSlice`,
-    /// `Arc<CudaSlice>`). What is saved is what it holds when all that is on its stream now has ended.
+    /// `Arc<CudaSlice>`). The save waits for the work that is queued on its stream now, then copies it.
     ///
     /// ```no_run
     /// use cudarc::driver::CudaContext;
@@ -102,8 +102,8 @@ impl<'a> StateDict<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the slice has more or fewer bytes than dtype and shape say; all else as
-    /// for [`CudaSource::of_slice`].
+    /// [`Error::Invalid`] if the slice has more or fewer bytes than dtype and shape say; as for
+    /// [`CudaSource::of_slice`].
     #[cfg(feature = "cuda")]
     pub fn cuda<T: 'a>(
         &mut self,
@@ -123,9 +123,9 @@ impl<'a> StateDict<'a> {
         self.item(info.into(), source)
     }
 
-    /// Adds a region of a tensor, whose rest other ranks, or other regions here, hold.
+    /// Adds a region of a tensor. Other ranks, or other regions here, hold the rest.
     ///
-    /// `info` has the tensor's name and the region's own shape; `region` says where in its tensor it lies.
+    /// `info` has the tensor's name and the region's own shape; `region` is its place in the tensor.
     pub fn region(
         &mut self,
         info: TensorInfo,
@@ -142,38 +142,35 @@ impl<'a> StateDict<'a> {
         self
     }
 
-    /// Adds a value that is no tensor: a step, a learning rate, a list of them.
+    /// Adds a value that is not a tensor: a step, a learning rate, a list of them.
     pub fn value(&mut self, name: impl Into<String>, value: impl Into<Value>) -> &mut Self {
         self.values.push((name.into(), value.into()));
         self
     }
 
-    /// Saves this state as a step of training: the manifest notes the number, and [`latest`](crate::latest),
-    /// [`steps`](crate::steps) and [`retain`](crate::retain()) go by it, whatever the checkpoint is called. Give it
-    /// to the checkpoints of the run alone: `retain` removes an old one, also if its name is `best`.
+    /// Saves this state as a step of training. The manifest notes the number, and [`latest`](crate::latest),
+    /// [`steps`](crate::steps) and [`retain`](crate::retain()) use it instead of the checkpoint's name. Give a step
+    /// only to the run's checkpoints: `retain` removes an old one even if its name is `best`.
     pub fn step(&mut self, step: u64) -> &mut Self {
         self.step = Some(step);
         self
     }
 
-    /// Replaces the tree of values by one made elsewhere, in the format's JSON. It must refer to
-    /// the tensors itself.
+    /// Replaces the tree of values with the caller's, in the format's JSON. It must refer to the tensors itself.
     pub fn set_tree(&mut self, tree: Box<RawValue>) -> &mut Self {
         self.tree = Some(tree);
         self
     }
 
-    /// Has the save call `check` once every byte has left its tensor, before it says so: an error of
-    /// `check` is the save's, and nothing is committed. For tensors that others may write to meanwhile,
-    /// as long as it can be seen afterwards that they did.
-    ///
-    /// Called once, by a thread of the save's; not at all by a save that fails before, or of no bytes.
+    /// Sets a check for tensors that may change meanwhile, if such a change can be detected afterwards. A thread of
+    /// the save calls it once every byte is copied, before the save counts as staged. If it returns an error, so does
+    /// the save, and nothing is committed. A save of no bytes, or one that fails earlier, does not call it.
     pub fn check_staged(&mut self, check: impl Fn() -> Result<()> + Send + Sync + 'a) -> &mut Self {
         self.check = Some(Box::new(check));
         self
     }
 
-    /// The step that it is saved as.
+    /// The number set by [`StateDict::step`].
     pub(crate) fn saved_step(&self) -> Option<u64> {
         self.step
     }
@@ -183,10 +180,10 @@ impl<'a> StateDict<'a> {
         Contents { items: &self.items, sources: &self.sources, check: self.check.as_deref() }
     }
 
-    /// The tree of values, to be written.
+    /// The tree of values, as it is written.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if two entries have one name.
+    /// [`Error::Invalid`] if two entries have the same name.
     pub(crate) fn tree(&self) -> Result<Tree<'_>> {
         if self.tree.is_some() {
             return Ok(Tree(self)); // its names are the caller's
@@ -209,7 +206,7 @@ impl<'a> StateDict<'a> {
     }
 }
 
-/// The tensors of a state: items and, one by one, where their bytes come from.
+/// The tensors of a state: items, and for each the source of its bytes.
 pub(crate) struct Contents<'a> {
     pub items: &'a [Item],
     pub sources: &'a [TensorSource<'a>],
@@ -217,8 +214,8 @@ pub(crate) struct Contents<'a> {
     pub check: Option<&'a Check<'a>>,
 }
 
-/// The tree of values of a state: one dictionary of all tensors and values, unless it was set. Made
-/// while it is written.
+/// The tree of values of a state: one dictionary of all tensors and values, unless [`StateDict::set_tree`] set
+/// another. Built while it is written.
 pub(crate) struct Tree<'a>(&'a StateDict<'a>);
 
 impl Serialize for Tree<'_> {

@@ -196,7 +196,7 @@ fn shard_that_is_not_a_regular_file_is_refused() {
         put(&shard_of(&dir));
         let error = load_error(&dir);
         assert!(matches!(error, Error::Format { .. }), "{what}: {error:?}");
-        assert_says(&error, &["rank00000-0.safetensors", "no regular file"]);
+        assert_says(&error, &["rank00000-0.safetensors", "not a regular file"]);
     }
 }
 

@@ -120,7 +120,7 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
     // Also when no part is committed any more.
     fs::rename(&manifests()[1], manifests()[1].with_extension("json.retired")).unwrap();
     let swept = ringstow::internals::store::prune(&run, &small_config()).unwrap();
-    assert!(swept.left[0].reason.contains("may still lie in"), "{swept:?}");
+    assert!(swept.left[0].reason.contains("may still be in"), "{swept:?}");
     ringstow::internals::store::prune(&run, &disks.config()).unwrap();
     disks.assert_empty();
 }
@@ -144,7 +144,7 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
         let retained =
             ringstow::internals::store::retain(&run, &Retention::new(1), &config).unwrap();
         for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
-            let words = ["its removal was killed", "may still lie in", "disk1", "set `stripe`"];
+            let words = ["its removal was killed", "may still be in", "disk1", "set `stripe`"];
             assert!(words.iter().all(|words| said.contains(words)), "{said}");
         }
         assert_eq!(names_in(&disks.companion(1)).len(), 2);

@@ -13,23 +13,18 @@ use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Which checkpoint [`latest`] is to find.
+/// Which checkpoint [`Store::latest`](crate::Store::latest) returns.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// Which names are steps; see [`Store::steps`](crate::Store::steps).
     pub pattern: Option<StepPattern>,
-    /// Only those that are older than this.
+    /// Only steps older than this.
     pub before: Option<Before>,
-    /// Whether every byte of it is read and checked.
+    /// Whether to read and check every byte.
     pub verify: bool,
 }
 
-/// The newest checkpoint in `dir` that is wanted. `None` if there is none, or no such directory. A checkpoint that was
-/// committed and cannot be loaded is passed over with a warning.
-///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed, or the system refuses to read a directory that may be the newest step;
-/// [`Error::Invalid`] for a [`Before`] that is not there.
+/// See [`Store::latest`](crate::Store::latest).
 pub fn latest(
     dir: impl AsRef<Path>,
     wanted: &Wanted,
@@ -40,13 +35,13 @@ pub fn latest(
     let (mut steps, row) = steps_and_row(dir, wanted.pattern.as_ref(), config)?;
     if let Some(newer) = row.newer() {
         tracing::warn!(
-            "{} is newer than the steps in {} and not taken for one: no other name there is like it. If it is one, \
-             save with step=1000, or say pattern=",
+            "{} is newer than the steps in {}, but is not counted as a step: no other name there has its stem. If \
+             it is a step, save with step=1000, or pass pattern=",
             newer.display(),
             dir.display()
         );
     }
-    // One whose place in the row is unknown may be the newest.
+    // An unreadable one without a number may be the newest.
     for found in steps.extract_if(.., |found| found.step.is_none() && found.refusal.is_some()) {
         pass_over_unreadable(found, wanted.verify)?;
     }
@@ -68,7 +63,7 @@ pub fn latest(
         match wanted.verify.then(|| damage(&found, config, job)).transpose()?.flatten() {
             None => return Ok(Some(found.path)),
             Some(damage) => {
-                tracing::warn!("{} is passed over, it is damaged: {damage}", found.path.display());
+                tracing::warn!("skipping {}, it is damaged: {damage}", found.path.display());
             }
         }
     }
@@ -81,21 +76,21 @@ fn pass_over(found: &Found) {
     match found.created_unix_ms {
         // A killed save, or one in progress.
         None if found.status == Status::Incomplete => {
-            tracing::info!("{path} is passed over, it was never committed: {problem}");
+            tracing::info!("skipping {path}, it was never committed: {problem}");
         }
-        _ => tracing::warn!("{path} is passed over, it cannot be loaded: {problem}"),
+        _ => tracing::warn!("skipping {path}, it cannot be loaded: {problem}"),
     }
 }
 
-/// Skips an unreadable checkpoint only if the caller asked to verify bytes and a sector is bad. Anything else may be
-/// wrong with this machine alone, or for a moment: to return an older checkpoint would silently lose progress.
+/// Skips an unreadable checkpoint only with `verify`, and if a sector is bad. Any other failure may be temporary, or this
+/// machine's: then returning an older checkpoint would silently lose progress.
 ///
 /// # Errors
-/// Why the system refused.
+/// Any other reason why the system refused.
 fn pass_over_unreadable(found: Found, verify: bool) -> Result<()> {
     match found.refusal {
         Some(refusal) if verify && is_of_checkpoint(&refusal) => {
-            tracing::warn!("{} is passed over, it cannot be read: {refusal}", found.path.display());
+            tracing::warn!("skipping {}, it cannot be read: {refusal}", found.path.display());
             Ok(())
         }
         Some(refusal) => Err(refusal),
@@ -103,10 +98,10 @@ fn pass_over_unreadable(found: Found, verify: bool) -> Result<()> {
     }
 }
 
-/// Describes the damage to the bytes of a checkpoint; `None` if they are intact.
+/// Describes the damage to a checkpoint's bytes; `None` if they are intact.
 ///
 /// # Errors
-/// Failures that say nothing about the checkpoint.
+/// Failures that are not the checkpoint's.
 fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<String>> {
     let runtime = Runtime::shared(config)?;
     let itself = std::slice::from_ref(&found.path);
@@ -127,8 +122,7 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Strin
     Ok(None)
 }
 
-/// Whether an error is about this checkpoint alone, so that an older one may be intact: damage, a bad sector, a
-/// removal meanwhile.
+/// Whether an error concerns this checkpoint alone, so that an older one may be intact: damage, a bad sector, a removal.
 fn is_of_checkpoint(error: &Error) -> bool {
     match error {
         Error::Corrupt { .. } | Error::Format { .. } => true,

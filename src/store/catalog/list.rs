@@ -13,23 +13,12 @@ use crate::sys::dir::{entries, file_names, is_there};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// All checkpoints directly under `dir`; `dir` itself if it is a checkpoint and holds no others. Lists those that are
-/// not [`steps`](crate::steps) first, by the time of their commit, then the steps.
-///
-/// If several ranks saved each by itself, the directory of their shares is one checkpoint. It is committed if every
-/// rank's share is committed and all are of one save.
-///
-/// Leaves out directories without files of ringstow, and directories that may not be listed and whose name is not a
-/// step's (`lost+found`). Does not check the tensors' bytes. Of striped checkpoints, files are looked for in the
-/// configuration's `stripe`.
-///
-/// # Errors
-/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed.
+/// See [`list`](crate::list).
 pub fn list(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     Ok(survey(dir, None, config)?.1)
 }
 
-/// [`list`], and the row by which the steps are numbered.
+/// [`list`], and the row that numbers the steps.
 pub(in crate::store) fn survey(
     dir: &Path,
     pattern: Option<&StepPattern>,
@@ -41,7 +30,7 @@ pub(in crate::store) fn survey(
         let is_part = |found: &Found| names::rank_of_dir(&found.path).is_some();
         if all.iter().any(|found| found.status == Status::Committed && !is_part(found)) {
             tracing::warn!(
-                "{} holds checkpoints and is {} itself, which is passed over: move its files, or `prune` it",
+                "{} holds checkpoints and is {} itself, which ringstow ignores: move its files, or `prune` it",
                 dir.display(),
                 if own.status == Status::Committed { "one" } else { "what a save left" },
             );
@@ -53,7 +42,7 @@ pub(in crate::store) fn survey(
     for found in &mut all {
         found.step = row.step(found);
         if found.path == dir {
-            found.step = found.step.or(found.saved_step); // itself, which may be a link
+            found.step = found.step.or(found.saved_step); // `dir` may be a link
         }
     }
     all.sort_by(|a, b| {
@@ -73,11 +62,11 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
         };
         match looked {
             Ok(found) => all.extend(found),
-            // Another process has just removed it.
+            // Another process removed it.
             Err(error) if error.is_not_found() => {}
-            // Another program's (`lost+found`): the others are still worth finding.
+            // Not ringstow's (`lost+found`).
             Err(error) if is_denied(&error) && !may_be_step(&path, pattern) => {
-                tracing::warn!("{} is left out: {error}", path.display());
+                tracing::warn!("skipping {}: {error}", path.display());
             }
             Err(error) => all.push(Found::unreadable(path, error)),
         }
@@ -98,7 +87,7 @@ fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
     }
 }
 
-/// The checkpoint that these ranks' shares make up.
+/// The checkpoint that these rank checkpoints form.
 fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Found> {
     let mut found = Vec::with_capacity(parts.len());
     for part in &parts {
@@ -123,7 +112,7 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
     })
 }
 
-/// The checkpoint in a directory, without the shares below it.
+/// The checkpoint in a directory, ignoring rank checkpoints below it.
 fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     // A stripe directory belongs to a checkpoint elsewhere.
     if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || stripe_owner(dir)?.is_some() {

@@ -1,5 +1,5 @@
-//! The row: which names of a directory are the steps of a run. A single name does not say: `gpt2` is not step 2
-//! beside `step-900` and `step-1000`. So the row is decided over all names.
+//! The row: which names in a directory are the steps of a run. A single name is ambiguous: `gpt2` is not step 2 beside
+//! `step-900` and `step-1000`. So all names together decide the row.
 
 use crate::error::some_of;
 use crate::format::{NoStep, Stem, StepName, StepPattern, names};
@@ -15,7 +15,7 @@ pub(in crate::store) struct Row {
     pub rule: Rule,
     /// Stems of other names that look like steps.
     rivals: Vec<Stem>,
-    /// A checkpoint that was saved after all steps and looks like one, but is the only one with its stem.
+    /// A checkpoint that is newer than all steps and has a number, but is the only one with its stem.
     newer: Option<PathBuf>,
 }
 
@@ -33,7 +33,7 @@ pub(in crate::store) enum Rule {
 }
 
 impl Row {
-    /// Decides the row over all checkpoints of a directory.
+    /// Decides the row from all checkpoints of a directory.
     pub fn of(all: &[Found], pattern: Option<&StepPattern>) -> Self {
         let rule = |rule| Self { rule, ..Self::default() };
         if let Some(pattern) = pattern {
@@ -49,14 +49,14 @@ impl Row {
         }
         match own.is_empty() {
             false => Self::named(&own),
-            // A directory of links, to checkpoints on other disks.
+            // The directory holds only links to checkpoints on other disks.
             true => {
                 Self::named(&all.iter().filter(|f| may_lead(f, Link::Outside)).collect::<Vec<_>>())
             }
         }
     }
 
-    /// The row of the stem that the newest save has: among the stems that count steps (`step-`) if there are any,
+    /// The row of the stem with the newest save: among the stems that count steps (`step-`) if there are any,
     /// otherwise among the stems that several names share.
     fn named(all: &[&Found]) -> Self {
         let mut by_stem: BTreeMap<Stem, Vec<&Found>> = BTreeMap::new();
@@ -65,7 +65,7 @@ impl Row {
                 by_stem.entry(name.stem).or_default().push(found);
             }
         }
-        // A stem without a commit has no newest save.
+        // Ignore stems without a commit: they have no newest save.
         by_stem.retain(|_, row| row.iter().any(|found| found.created_unix_ms.is_some()));
         let newest = |row: &[&Found]| row.iter().map(|found| age(found)).max();
         let Some(last) = by_stem.values().flatten().max_by_key(|found| age(found)).copied() else {
@@ -77,14 +77,14 @@ impl Row {
         } else if by_stem.values().any(|row| is_row(row)) {
             by_stem.retain(|_, row| is_row(row));
         }
-        let (stem, row) = by_stem.iter().max_by_key(|(_, row)| newest(row)).expect("one at least");
+        let (stem, row) = by_stem.iter().max_by_key(|(_, row)| newest(row)).expect("at least one");
         let newer = (newest(row) < Some(age(last))).then(|| last.path.clone());
         let rivals = by_stem.iter().filter(|(other, row)| *other != stem && is_row(row));
         let rivals = rivals.map(|(other, _)| other.clone()).collect();
         Self { rule: Rule::Named(stem.clone()), rivals, newer }
     }
 
-    /// The number of a checkpoint's step; `None` if it is not a step.
+    /// The checkpoint's step number; `None` if it is not a step.
     pub fn step(&self, found: &Found) -> Option<u64> {
         let link = Link::of(&found.path);
         if link == Link::Inside || names::rank_of_dir(&found.path).is_some() {
@@ -115,10 +115,10 @@ impl Row {
             (_, Err(why)) => why.to_string(),
             (Rule::Nothing, Ok(_)) => "nothing here counts as a step".into(),
         };
-        format!("{why}, so that it is no step; `remove` it when it is no longer wanted")
+        format!("{why}, so it is not a step; `remove` it if you no longer need it")
     }
 
-    /// Describes what counts as a step; `None` if nothing does.
+    /// Describes the steps: `step-*`. `None` if nothing counts as a step.
     pub fn counted(&self) -> Option<String> {
         match &self.rule {
             Rule::Nothing => None,
@@ -129,12 +129,12 @@ impl Row {
         }
     }
 
-    /// A checkpoint that was saved after all steps and may be one, going by its name.
+    /// A checkpoint that is newer than all steps and may be one by its name.
     pub fn newer(&self) -> Option<&Path> {
         self.newer.as_deref()
     }
 
-    /// Warnings for a clean-up of `dir`: that nothing counts as a step, or that the row is a guess.
+    /// Warnings for a clean-up of `dir`, if nothing counts as a step or the row is a guess.
     pub fn warnings(&self, dir: &Path, all: &[Found]) -> Vec<String> {
         let is_whole = |found: &&Found| {
             found.status == Status::Committed && names::rank_of_dir(&found.path).is_none()
@@ -173,12 +173,12 @@ pub(in crate::store) fn may_be_step(path: &Path, pattern: Option<&StepPattern>) 
     }
 }
 
-/// Orders saves in time. In the same millisecond, the higher number is the later save.
+/// The key that orders saves by time. In the same millisecond, the higher number is later.
 fn age(found: &Found) -> (Option<u64>, Option<u64>) {
     (found.created_unix_ms, found.saved_step.or_else(|| Some(name_of(&found.path).ok()?.step)))
 }
 
-/// Whether a directory takes part in deciding the row, where links of this kind do.
+/// Whether a directory, being this kind of link, takes part in deciding the row.
 fn may_lead(found: &Found, link: Link) -> bool {
     names::rank_of_dir(&found.path).is_none() && Link::of(&found.path) == link
 }

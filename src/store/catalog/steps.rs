@@ -1,4 +1,4 @@
-//! The steps of a run: those of a directory's checkpoints that make up its [row](crate::store::catalog::row).
+//! The steps of a run: the checkpoints in a directory that belong to its [row](crate::store::catalog::row).
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -10,20 +10,7 @@ use crate::store::catalog::row::{Row, Rule};
 use crate::sys::dir;
 use std::path::{Path, PathBuf};
 
-/// The steps in `dir`, oldest first, including those that cannot be loaded. If nothing counts as a step, all
-/// checkpoints by the time of their commit. Empty if `dir` does not exist.
-///
-/// - With a pattern, the steps are the names that fit it, and nothing else.
-/// - A checkpoint is a step if it was [saved as one](crate::StateDict::step), with the number it was given.
-/// - So is a checkpoint whose name has the same stem as the newest of these, such as `step-` in `step-900`.
-/// - If nothing was saved as a step, the names with the newest save's stem are the steps. A stem that counts steps
-///   (`step-`, `epoch_`, `checkpoint-`) goes before any other (`best-7`), and a stem that several names have before
-///   one that a single name has (`gpt2`).
-/// - A number that is a fraction (`loss=0.2`), a value (`acc=95`) or part of a date is not a step. Nor is a link to
-///   something in `dir` itself.
-///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed, or the system refuses to read a directory that may be a step.
+/// See [`Store::steps`](crate::Store::steps).
 pub fn steps(
     dir: impl AsRef<Path>,
     pattern: Option<&StepPattern>,
@@ -36,8 +23,7 @@ pub fn steps(
     }
 }
 
-/// [`steps`], and the row that they make up. [Unreadable](Status::Unreadable) directories that may be steps are
-/// among them.
+/// [`steps`], and their row. Includes [unreadable](Status::Unreadable) directories that may be steps.
 pub(in crate::store) fn steps_and_row(
     dir: &Path,
     pattern: Option<&StepPattern>,
@@ -50,13 +36,13 @@ pub(in crate::store) fn steps_and_row(
         }
         surveyed => surveyed?,
     };
-    // All ranks cannot resume from one rank's share.
+    // A rank checkpoint in `dir` is not a step: all ranks cannot resume from one rank's share.
     let is_one = |found: &Found| {
         names::rank_of_dir(&found.path).is_none() && Link::of(&found.path) != Link::Inside
     };
     all.retain(|found| found.path == dir || is_one(found));
     if matches!(row.rule, Rule::Pattern(_)) || all.iter().any(|found| found.step.is_some()) {
-        // Only the manifest says whether it was saved as a step.
+        // Only the unreadable manifest says whether it was saved as a step.
         let is_unknown = |found: &Found| {
             found.status == Status::Unreadable && matches!(row.rule, Rule::Saved(None))
         };
@@ -68,9 +54,9 @@ pub(in crate::store) fn steps_and_row(
 /// Limits a search to older steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Before {
-    /// Those before this step.
+    /// Steps before this one.
     Step(u64),
-    /// Those older than the checkpoint at this path.
+    /// Steps older than the checkpoint at this path.
     Path(PathBuf),
 }
 
@@ -84,7 +70,7 @@ impl Before {
             Self::Step(step) => {
                 if steps.iter().any(|found| found.step.is_none()) {
                     return Err(Error::invalid(format!(
-                        "nothing in {} counts as a step, so that none is before step {step}: name the \
+                        "nothing in {} counts as a step, so nothing is before step {step}: pass the \
                          checkpoint's path instead",
                         dir.display()
                     )));
@@ -97,7 +83,7 @@ impl Before {
                     .position(|found| dir::is_same(&found.path, path))
                     .ok_or_else(|| {
                         Error::invalid(format!(
-                            "{} is none of the {} steps in {}, so that none is before it",
+                            "{} is none of the {} steps in {}",
                             path.display(),
                             steps.len(),
                             dir.display()

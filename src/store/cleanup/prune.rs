@@ -1,5 +1,5 @@
-//! Clears up after killed saves and removals in a directory of checkpoints: where to look, and what to leave alone.
-//! [`Leftovers`] clears up one checkpoint.
+//! Clears up after killed saves and removals in a directory of checkpoints. This file decides where to look, and what
+//! to leave alone; [`Leftovers`] clears up one checkpoint.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -13,38 +13,28 @@ use crate::sys::dir::{self, directories, file_names};
 use crate::sys::lock::DirLock;
 use std::path::{Path, PathBuf};
 
-/// Removes what killed saves left in `dir`, in the directories directly under it, and in the rank checkpoints of
-/// those; also such a directory, if it holds nothing else. Finishes killed removals. Leaves alone directories with
-/// a save in progress, those that cannot be read, and those whose manifest is damaged, so that nobody can tell
-/// which files are stale. Stripe directories are looked for in the configuration's `stripe`. The rest of a striped
-/// checkpoint whose removal was killed stays unless `stripe` names all directories over which it was striped.
-///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed or a file not be removed.
+/// See [`prune`](crate::prune()).
 pub fn prune(dir: &Path, config: &Config) -> Result<Swept> {
     Pruning { stripe: &config.stripe, act: Act::CarryOut, asked: true }.all(dir)
 }
 
-/// What [`prune`] would do now. Changes nothing.
-///
-/// # Errors
-/// [`Error::Io`] if `dir` cannot be listed.
+/// See [`Store::prune_plan`](crate::Store::prune_plan).
 pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
     Pruning { stripe: &config.stripe, act: Act::Plan, asked: true }.all(dir)
 }
 
 impl Checkpoint {
-    /// Removes what a killed save left beside this checkpoint; see [`prune`].
+    /// Removes what a killed save left in this checkpoint's directory; see [`prune`](crate::prune()).
     ///
     /// # Errors
-    /// As for [`prune`].
+    /// As for [`prune`](crate::prune()).
     pub fn prune(&self) -> Result<Swept> {
         Pruning { stripe: &self.config().stripe, act: Act::CarryOut, asked: true }.one(self.path())
     }
 }
 
-/// Removes what killed saves left in this directory, for a caller whose user did not ask for that. The directory goes
-/// too if nothing else is in it.
+/// Removes what killed saves left in this directory, and the directory if it is then empty. Only if the file system
+/// has locks: the user did not ask for this, and a save may be in progress.
 ///
 /// # Errors
 /// As for [`prune`].
@@ -53,7 +43,7 @@ pub(in crate::store) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Resul
     pruning.below(dir, Pruning::checkpoint)
 }
 
-/// Whether a clean-up is carried out.
+/// Whether to carry out a clean-up, or only to plan it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Act {
     CarryOut,
@@ -65,8 +55,8 @@ pub(in crate::store) enum Act {
 struct Pruning<'a> {
     stripe: &'a [PathBuf],
     act: Act,
-    /// Whether the user asked for it. If not, a directory is left alone if its file system has no locks: a save may
-    /// be in progress.
+    /// Whether the user asked for it. If not, directories on file systems without locks are left alone: a save may be
+    /// in progress.
     asked: bool,
 }
 
@@ -74,7 +64,7 @@ impl Pruning<'_> {
     fn all(self, dir: &Path) -> Result<Swept> {
         let mut all = self.checkpoint(dir)?;
         if all.removed.iter().any(|path| path == dir) {
-            return Ok(all); // of rank checkpoints: no others are in it
+            return Ok(all); // `dir` held rank checkpoints, and no other checkpoints
         }
         for path in directories(dir)?.iter().filter(|path| names::rank_of_dir(path).is_none()) {
             all.add(self.below(path, Self::checkpoint)?);
@@ -85,7 +75,7 @@ impl Pruning<'_> {
     /// A directory, and the rank checkpoints in it.
     fn checkpoint(self, dir: &Path) -> Result<Swept> {
         let parts = rank_dirs::parts(dir)?;
-        // Before any rank checkpoint by itself: that would remove the mark that says that all are to go.
+        // Check before clearing one rank checkpoint, which removes the mark that all must be removed.
         if rank_dirs::removal_was_interrupted(&parts) {
             return self.interrupted(dir, &parts);
         }
@@ -96,14 +86,14 @@ impl Pruning<'_> {
         Ok(all)
     }
 
-    /// A directory in another; it goes too if `prune` empties it.
+    /// Clears a directory in another with `prune`, and removes it if it is then empty.
     fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Result<Swept> {
         match prune(self, dir) {
-            // Another process has removed it meanwhile.
+            // Another process removed it.
             Err(error) if error.is_not_found() && !dir::leads_somewhere(dir) => {
                 Ok(Swept::default())
             }
-            // Not ours to look into (`lost+found`).
+            // Not ringstow's (`lost+found`).
             Err(Error::Io { doing: "listing", cause, .. }) => {
                 Ok(left(dir, format!("it cannot be listed: {cause}")))
             }
@@ -117,13 +107,13 @@ impl Pruning<'_> {
         }
     }
 
-    /// A checkpoint of rank checkpoints whose removal was killed.
+    /// Finishes the killed removal of a checkpoint that consists of rank checkpoints.
     fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
         let _locks = match lock_parts(parts) {
             Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
             locks => locks?,
         };
-        // Again, with the locks: a rank may have saved there in between.
+        // Check again under the locks: a rank may have saved there meanwhile.
         if !rank_dirs::removal_was_interrupted(parts) {
             return Ok(Swept::default());
         }
@@ -137,7 +127,7 @@ impl Pruning<'_> {
         Ok(Swept { removed: vec![dir.into()], ..Swept::default() })
     }
 
-    /// A directory by itself.
+    /// Clears one directory.
     fn one(self, dir: &Path) -> Result<Swept> {
         let stripes = Stripes::to_clear(dir, self.stripe);
         let ours =
@@ -150,7 +140,9 @@ impl Pruning<'_> {
             checkpoint => checkpoint?,
         };
         if let Some(checkpoint) = checkpoint {
-            let reason = format!("it holds shards of {checkpoint}, which are cleared up with that");
+            let reason = format!(
+                "it holds shards of {checkpoint}, which are cleared up with that checkpoint"
+            );
             return Ok(left(dir, reason));
         }
         let lock = match DirLock::take(dir) {
@@ -169,7 +161,10 @@ impl Pruning<'_> {
             Ok(leftovers) => leftovers,
             Err(error @ Error::Io { .. }) if !error.is_damage() => return Err(error),
             Err(error) => {
-                return Ok(left(dir, format!("nobody can tell what is stale there: {error}")));
+                return Ok(left(
+                    dir,
+                    format!("ringstow cannot tell which of its files are stale: {error}"),
+                ));
             }
         };
         match self.act {
@@ -178,10 +173,10 @@ impl Pruning<'_> {
         }
     }
 
-    /// Removes a directory that a clean-up emptied; false if something else is in it.
+    /// Removes a directory that a clean-up emptied. Returns false if something else is in it.
     fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
         match self.act {
-            // With its lock: a save may have found the directory meanwhile.
+            // Take the lock: a save may be about to write into the directory.
             Act::CarryOut => DirLock::take(dir).is_ok_and(|_lock| dir::remove_if_empty(dir)),
             Act::Plan => dir::entries(dir).is_ok_and(|entries| {
                 entries.iter().all(|entry| swept.removed.contains(&entry.path()))
@@ -191,8 +186,8 @@ impl Pruning<'_> {
 }
 
 const UNDER_WAY: &str = "a save into it is under way";
-const NO_LOCKS: &str = "its file system has no locks, which would tell of a save into it that is under way; \
-                        if there is none, `ringstow prune` clears it up";
+const NO_LOCKS: &str = "its file system has no locks, so a save into it may be in progress; if there is none, \
+                        run `ringstow prune`";
 
 fn left(dir: &Path, reason: impl Into<String>) -> Swept {
     let left = Left { path: dir.into(), reason: reason.into() };
@@ -212,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directory_that_a_save_has_locked_is_not_removed() {
+    fn prune_keeps_directory_that_a_save_has_locked() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("step");
         std::fs::create_dir(&dir).unwrap();

@@ -1,9 +1,9 @@
-//! Removes a checkpoint, whole or not at all.
+//! Removes a checkpoint, entirely or not at all.
 //!
-//! The manifest is renamed first, and the rename made durable: from then on there is no checkpoint, and its files
+//! The removal first renames the manifest and syncs the directory. From then on there is no checkpoint, and its files
 //! are cleared up like those of a killed save. Its shards are removed, or [recycled](crate::store::layout::recycled)
 //! for a later save to write over. If the checkpoint consists of rank checkpoints, all their manifests are renamed
-//! before the first shard goes.
+//! before the first shard is removed.
 
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
@@ -20,20 +20,19 @@ use crate::sys::lock::DirLock;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What becomes of the shards of a removed checkpoint.
+/// What happens to the shards of a removed checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposal {
-    /// They become recycled files in `.ringstow-spares` beside the checkpoint. The next save into a directory there
-    /// writes over them, which is faster than new files. They are removed instead on a file system that copies on
-    /// write or is another machine's, if they have a hard link, and in rank checkpoints, whose next save
-    /// looks elsewhere.
+    /// Keep them as recycled files in `.ringstow-spares` beside the checkpoint. The next save into a directory there
+    /// writes over them, which is faster than new files. Shards with hard links, on copy-on-write or network file
+    /// systems, or in rank checkpoints are removed instead.
     Recycle,
-    /// They are removed.
+    /// Remove them.
     Remove,
 }
 
 impl Disposal {
-    /// The choice of [`Config::recycle`]: by default, they are removed.
+    /// The choice of [`Config::recycle`].
     pub fn of(config: &Config) -> Self {
         if config.recycle { Self::Recycle } else { Self::Remove }
     }
@@ -42,7 +41,7 @@ impl Disposal {
 /// A checkpoint that was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Removed {
-    /// Where it was. The directory stays if other programs' files are in it.
+    /// Its directory, which stays if other programs' files are in it.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
     /// How many shards became recycled files.
@@ -52,15 +51,7 @@ pub struct Removed {
     pub removed: Vec<PathBuf>,
 }
 
-/// Removes the checkpoint at `dir`: after a crash it is as it was, or gone. A load that has begun completes. A
-/// checkpoint that consists of rank checkpoints goes with all of them; once the first is gone, it is incomplete, and
-/// another call finishes the removal. Stripe directories are looked for in the configuration's `stripe`.
-///
-/// # Errors
-/// [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if there is none; [`Error::MissingFiles`] if files of a striped
-/// one are not found, or may not be, which would stay behind; [`Error::Busy`] if a save into the directory is in
-/// progress; [`Error::Invalid`] for a link; those of [`Checkpoint::open`](crate::store::Checkpoint::open) if the
-/// manifest cannot be read, so that nobody can tell which files belong to it; [`Error::Io`].
+/// See [`remove`](crate::remove()).
 pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     refuse_link(dir)?;
     match rank_dirs::parts(dir)? {
@@ -73,15 +64,15 @@ pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Res
     }
 }
 
-/// Another program may rely on a link, which would lead to a directory that is no checkpoint any more.
+/// Refuses a link: another program may rely on it, and would find no checkpoint there.
 fn refuse_link(dir: &Path) -> Result<()> {
-    let itself: PathBuf = dir.components().collect(); // `latest/` would be where it leads to
+    let itself: PathBuf = dir.components().collect(); // a path that ends in `/` would be followed
     if !dir::is_link(&itself) {
         return Ok(());
     }
     let to = dir::try_real(&itself).map_err(|e| Error::io("following the link", &itself, e))?;
     Err(Error::invalid(format!(
-        "{} is a link to {}: name that, to remove that checkpoint; the link is yours to change or remove",
+        "{} is a link to {}: pass that path to remove the checkpoint, and change or remove the link yourself",
         itself.display(),
         to.display()
     )))
@@ -110,11 +101,11 @@ pub(in crate::store) fn lock_parts(parts: &[PathBuf]) -> Result<Vec<DirLock>> {
     parts.iter().map(|part| DirLock::take(part)).collect()
 }
 
-/// Removes a checkpoint of these rank checkpoints, or the rest of it after a killed removal. Returns the removed
+/// Removes a checkpoint that consists of rank checkpoints, or what a killed removal left of it. Returns the removed
 /// files. The caller holds the locks of `parts`.
 ///
 /// # Errors
-/// Those of [`check_parts`], before anything is done; [`Error::Io`].
+/// Those of [`check_parts`], before any change; [`Error::Io`].
 pub(in crate::store) fn remove_parts(
     dir: &Path,
     parts: &[PathBuf],
@@ -123,8 +114,8 @@ pub(in crate::store) fn remove_parts(
     check_parts(dir, parts, stripe)?.into_iter().try_for_each(uncommit)?;
     // An earlier call may have been killed before its rename was durable.
     parts.iter().filter(|part| is_being_removed(part)).try_for_each(|part| dir::sync(part))?;
-    // Those of ranks that saved over their own checkpoints. They go first: after the last rank checkpoint,
-    // nothing says that they are to go.
+    // Remove the recycled files of ranks that saved over their own checkpoints first: once the last rank checkpoint
+    // is gone, nothing marks them for removal.
     let mut removed = RecycledFiles::under(dir).clear_but(std::iter::empty())?;
     for part in parts {
         let leftovers = Leftovers::find(&Stripes::to_clear(part, stripe), None)?;
@@ -132,22 +123,22 @@ pub(in crate::store) fn remove_parts(
         remove_if_empty(part)?;
     }
     for part in rank_dirs::dirs(dir)? {
-        // An earlier call was killed after it emptied this one. With the lock: a save may be about to begin.
+        // A killed call may have emptied this one. Take the lock: a save may be about to begin.
         if let Ok(_lock) = DirLock::take(&part) {
             remove_if_empty(&part)?;
         }
     }
-    // Not if a save is about to begin there.
+    // Take the lock: a save may be about to begin.
     if let Ok(_lock) = DirLock::take(dir) {
         remove_if_empty(dir)?;
     }
     Ok(removed)
 }
 
-/// Checks that a checkpoint, or one of these rank checkpoints, would go with all its files.
+/// Checks that removing a checkpoint, or these rank checkpoints, would remove all its files.
 ///
 /// # Errors
-/// As for [`remove_checkpoint`], before anything is done.
+/// As for [`remove_checkpoint`].
 pub(in crate::store) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf]) -> Result<()> {
     match parts {
         [] => check_found(&Stripes::to_clear(dir, stripe)),
@@ -155,7 +146,7 @@ pub(in crate::store) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf])
     }
 }
 
-/// Checks that nobody saves to a checkpoint, or to these rank checkpoints, or removes it.
+/// Checks that no process is saving to a checkpoint, or to these rank checkpoints, or removing it.
 ///
 /// # Errors
 /// [`Error::Busy`]; [`Error::Io`].
@@ -166,7 +157,7 @@ pub(in crate::store) fn check_free(dir: &Path, parts: &[PathBuf]) -> Result<()> 
     }
 }
 
-/// [`check`] of rank checkpoints; returns those that are committed.
+/// Like [`check`], for rank checkpoints. Returns the committed ones.
 ///
 /// # Errors
 /// Those of [`rank_dirs::committed`]; [`Error::MissingFiles`] if files are not found.
@@ -180,8 +171,8 @@ pub(in crate::store) fn check_parts<'a>(
     Ok(committed)
 }
 
-/// Checks that all files of a striped checkpoint are found. Without its manifest, nobody could tell whose the files
-/// are that stay on other disks. A checkpoint that is not striped has all its files in its directory.
+/// Checks that all files of a striped checkpoint are found: without its manifest, nothing would identify the files that
+/// stay on other disks. A checkpoint that is not striped has all its files in its directory.
 fn check_found(stripes: &Stripes) -> Result<()> {
     let Some(manifest) = manifest::read(stripes.own())? else { return check_remains(stripes) };
     let is_found = |name: &str| stripes.find(name).or_else(|| stripes.find(&names::part(name)));
@@ -191,8 +182,8 @@ fn check_found(stripes: &Stripes) -> Result<()> {
         return Ok(());
     }
     let reason = format!(
-        "{} of {} files that its manifest lists are not found, and would stay on their disks if it were \
-         removed: {}; {}",
+        "{} of {} files that its manifest lists are not found, so a removal would leave them on their disks: \
+         {}; {}",
         missing.len(),
         manifest.files.len(),
         some_of(&missing),
@@ -201,9 +192,8 @@ fn check_found(stripes: &Stripes) -> Result<()> {
     Err(Error::MissingFiles { path: stripes.own().into(), reason })
 }
 
-/// Checks, for a checkpoint whose removal was killed, that all directories are configured over which it was striped.
-/// Some of its files are gone already; once its last trace is gone too, nobody finds those on other disks.
-/// Accepts everything else.
+/// Checks, for a checkpoint whose removal was killed, that all its stripe directories are configured. After its last
+/// trace is removed, nothing would find its files on other disks. Accepts everything else.
 pub(in crate::store) fn check_remains(stripes: &Stripes) -> Result<()> {
     // A damaged manifest names no directories.
     let Some(Some(manifest)) = manifest::read_retired(stripes.own()) else { return Ok(()) };
@@ -212,14 +202,14 @@ pub(in crate::store) fn check_remains(stripes: &Stripes) -> Result<()> {
         return Ok(());
     }
     let reason = format!(
-        "its removal was killed, and files of it may still lie in {}, where they would stay for ever: {}",
+        "its removal was killed, and some of its files may still be in {}: {}",
         some_of(&unseen),
         how_to_find(stripes, &manifest)
     );
     Err(Error::MissingFiles { path: stripes.own().into(), reason })
 }
 
-/// What to do about files on other disks.
+/// Says how to make files on other disks visible.
 fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     let here = match stripes.left_out() {
         [] => String::new(),
@@ -233,11 +223,11 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
 }
 
 fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
-    // Found before: clearing up may remove the directories beside which they are.
+    // Find them first: clearing up may remove the directories beside them.
     let recycled: Vec<RecycledFiles> =
         stripes.existing()?.into_iter().map(RecycledFiles::beside).collect::<Result<_>>()?;
     let mut swept = leftovers.recycle(stripes)?.clear()?;
-    // Files of an earlier checkpoint with more ranks or shards would never be written over.
+    // No save would write over the recycled files of an earlier checkpoint with more ranks or shards.
     for files in recycled {
         let kept = swept.kept.iter().filter_map(|path| path.file_name()?.to_str());
         swept.removed.extend(files.clear_but(kept)?);
@@ -245,7 +235,7 @@ fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
     Ok(swept)
 }
 
-/// Renames the manifest and makes that durable: from then on there is no checkpoint.
+/// Renames the manifest and syncs the directory: from then on there is no checkpoint.
 fn uncommit(dir: &Path) -> Result<()> {
     match manifest::read(dir)? {
         Some(_) => {}
@@ -258,7 +248,7 @@ fn uncommit(dir: &Path) -> Result<()> {
     dir::sync(dir)
 }
 
-/// Removes the mark before the manifest: programs that look for it must not find one without a checkpoint.
+/// Removes the DCP mark. Called before the manifest is renamed: programs must not find a mark without a checkpoint.
 fn remove_mark(dir: &Path) -> Result<()> {
     if dcp_mark::is_ours(dir) { remove(&dir.join(names::DCP_MARK)) } else { Ok(()) }
 }
@@ -267,7 +257,7 @@ pub(in crate::store) fn is_being_removed(dir: &Path) -> bool {
     dir::has(&dir.join(names::RETIRED))
 }
 
-/// Whether nothing but other programs' files is left of a checkpoint.
+/// Whether no file of a checkpoint is left.
 pub(in crate::store) fn is_gone(dir: &Path) -> bool {
     let is_there = |name| dir::has(&dir.join(name));
     let parts = || rank_dirs::parts(dir).is_ok_and(|parts| !parts.is_empty());

@@ -1,5 +1,5 @@
-//! Removes old checkpoints: decides which steps stay, which go, and what is left alone. See
-//! [`remove_checkpoint`](crate::store::cleanup::remove::remove_checkpoint()) for how one checkpoint is removed.
+//! Removes old checkpoints: decides which steps to keep, which to remove, and what to leave alone. See
+//! [`remove_checkpoint`] for how one checkpoint is removed.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -19,12 +19,12 @@ use crate::sys::dir;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Which checkpoints [`retain`] keeps, and what becomes of the others' files.
+/// Which checkpoints [`retain`](crate::retain()) keeps, and what happens to the others' files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retention {
-    /// How many of the newest steps stay, 1 at least.
+    /// How many of the newest steps to keep, at least 1.
     pub keep: usize,
-    /// What becomes of the files of those that go.
+    /// What happens to the files of removed steps.
     pub disposal: Disposal,
     /// Which names are steps; see [`Store::steps`](crate::Store::steps).
     pub pattern: Option<StepPattern>,
@@ -37,7 +37,7 @@ impl Retention {
     }
 }
 
-/// What [`retain`] did, or would do.
+/// What [`retain`](crate::retain()) did, or would do.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub struct Retained {
     /// What counted as a step, in words: `step-*`. `None` if nothing did.
@@ -48,8 +48,8 @@ pub struct Retained {
     /// Steps that were removed, oldest first.
     #[serde(with = "crate::path_text::list")]
     pub retired: Vec<PathBuf>,
-    /// Directories of steps before the newest whose saves were killed before their commit: what those left
-    /// was removed, and the directory if nothing else was in it.
+    /// Directories of killed saves of steps before the newest. Their files were removed, and the directory if it was
+    /// then empty.
     #[serde(with = "crate::path_text::list")]
     pub cleared: Vec<PathBuf>,
     /// What was left alone, and why.
@@ -57,18 +57,11 @@ pub struct Retained {
     /// Recycled files of earlier calls that were removed, and their directory if nothing else was in it.
     #[serde(with = "crate::path_text::list")]
     pub spares: Vec<PathBuf>,
-    /// That nothing counted as a step, or that several kinds of names looked like steps; also logged.
+    /// Warnings if nothing counted as a step, or if several kinds of names looked like steps. Also logged.
     pub warnings: Vec<String>,
 }
 
-/// Removes all [`steps`](crate::steps) directly under `root` except the newest `keep` that can be loaded. Neither
-/// counts nor removes what is not a step, what cannot be loaded, links, and what a link in `root` leads to. Never
-/// removes the checkpoint that was saved last. Also removes what killed saves left in directories of steps before the
-/// newest, except saves in progress, and, with [`Disposal::Remove`], recycled files of earlier calls.
-///
-/// # Errors
-/// [`Error::Invalid`] for a `keep` of 0 or a pattern that is none; [`Error::Io`] if a directory cannot be listed or
-/// a file not be removed.
+/// See [`retain`](crate::retain()).
 pub fn retain(root: impl AsRef<Path>, retention: &Retention, config: &Config) -> Result<Retained> {
     let root = root.as_ref();
     let plan = plan(root, retention, config, Act::CarryOut)?;
@@ -94,10 +87,7 @@ fn carry_out(
     Ok(plan)
 }
 
-/// What [`retain`] would do now. Changes nothing.
-///
-/// # Errors
-/// As for [`retain`].
+/// See [`Store::retain_plan`](crate::Store::retain_plan).
 pub fn retain_plan(
     root: impl AsRef<Path>,
     retention: &Retention,
@@ -133,7 +123,8 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         }
     }
     let old = steps.len().saturating_sub(keep);
-    // After going back to an earlier step this is not the highest one. Of the same millisecond it is.
+    // The step saved last is not the highest if training went back to an earlier step. Among equal times, the
+    // highest counts as last.
     let last =
         steps.iter().max_by_key(|found| found.created_unix_ms).map(|found| found.path.clone());
     for step in steps.drain(..old) {
@@ -146,7 +137,7 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
     plan.kept = steps.into_iter().map(|found| found.path).collect();
     for Found { path, parts, .. } in going {
         let goes = check(&path, &parts, &config.stripe).and_then(|()| match act {
-            // A removal finds out by itself.
+            // The removal takes the locks itself.
             Act::CarryOut => Ok(()),
             Act::Plan => check_free(&path, &parts),
         });
@@ -160,27 +151,27 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
 
 fn protected(path: PathBuf, link: &Path) -> Left {
     let reason = format!(
-        "the link {} leads to it; it counts as any other when that is gone",
+        "the link {} leads to it; without that link, it counts like any other",
         link.display()
     );
     Left { path, reason }
 }
 
 impl Retained {
-    /// Leaves alone the checkpoint that was saved last, though there are higher steps.
+    /// Leaves alone the checkpoint that was saved last, although there are higher steps.
     fn leave_last(&mut self, path: PathBuf) {
-        let reason = "it was saved last, after the steps with higher numbers; if those are of a part of the run \
-                      that was given up, `remove` them";
+        let reason = "it was saved last, after the steps with higher numbers; if the run went back and no longer \
+                      needs those, `remove` them";
         let warning = format!("{} stays: {reason}", path.display());
         tracing::warn!("{warning}");
         self.warnings.push(warning);
         self.left.push(Left { path, reason: reason.into() });
     }
 
-    /// Notes what became of a checkpoint that was to go.
+    /// Notes the outcome of removing a checkpoint.
     ///
     /// # Errors
-    /// Those that are no reason to leave the checkpoint alone.
+    /// The error of the removal, unless another call may have caused it.
     fn note(&mut self, path: PathBuf, outcome: Result<()>) -> Result<()> {
         let reason = match outcome {
             Ok(()) => None,
@@ -196,26 +187,26 @@ impl Retained {
         Ok(())
     }
 
-    /// Removes what a killed save left in a directory. If there is nothing of that kind, the directory is left
-    /// alone because of `problem`; without a problem, another call has removed it.
+    /// Removes what a killed save left in a directory. If it left nothing, the directory is left alone because of
+    /// `problem`; without a problem, another call has cleared it.
     fn clear(&mut self, path: PathBuf, config: &Config, act: Act, problem: Option<String>) {
         let swept = match prune::clear(&path, &config.stripe, act) {
             Ok(swept) => swept,
-            // The removal that the user asked for has not failed.
+            // This must not fail the removal of old steps, which the user asked for.
             Err(error) => {
                 return self.left.push(Left { path, reason: error.to_string() });
             }
         };
         let nothing = swept.removed.is_empty() && swept.left.is_empty();
         match problem {
-            // Not killed: another call has finished its removal meanwhile.
+            // It was not a killed save: another call has finished its removal.
             Some(_) if nothing && is_emptied(&path) => self.retired.push(path),
             Some(reason) if nothing => self.left.push(Left { path, reason }),
             _ if nothing || !swept.removed.is_empty() => self.cleared.push(path),
-            _ => {} // what was left says why
+            _ => {} // `swept.left` says why
         }
         for left in swept.left {
-            // The plan may have said so already.
+            // The plan may list it already.
             if !self.left.contains(&left) {
                 self.left.push(left);
             }
@@ -228,26 +219,26 @@ fn is_emptied(dir: &Path) -> bool {
     dir::entries(dir).map_or_else(|error| error.is_not_found(), |entries| entries.is_empty())
 }
 
-/// Whether another call that removes the checkpoint may be the reason for this error.
+/// Whether another call that removes the checkpoint may have caused this error.
 fn may_be_another_call(error: &Error) -> bool {
     error.is_not_found() || error.is_incomplete() || matches!(error, Error::Busy { .. })
 }
 
 const BUSY: &str = "a save into it, or its removal, is under way";
 
-/// What becomes of a directory.
+/// What `retain` does with a directory.
 enum Fate {
-    /// It is a step: it stays while it is among the newest.
+    /// It is a step: keep it while it is among the newest.
     Step,
     /// Its removal was killed.
     Interrupted,
     /// Nothing was committed there, for this reason, and a later step exists.
     Killed(String),
-    /// It is left alone, for this reason.
+    /// Leave it alone, for this reason.
     Left(String),
 }
 
-/// Decides, given the newest step if it is known yet.
+/// Decides the fate of a directory, given the newest step if known.
 fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
     if let Some(reason) = none_of_the_row(&found.path) {
         return Fate::Left(reason.into());
@@ -266,15 +257,14 @@ fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
     }
 }
 
-/// Why a directory is left alone, whatever it holds; `None` if it may be a step.
+/// Why a directory cannot be a step, going by its kind and name; `None` if it may be one.
 fn none_of_the_row(path: &Path) -> Option<&'static str> {
     if dir::is_link(path) {
-        return Some("it is a link; what it leads to is looked at where that lies");
+        return Some("it is a link; `retain` only counts checkpoints in their own directory");
     }
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(names::is_rank_dir).then_some(
-        "it is one rank's part of a checkpoint that ranks saved each by itself; remove that whole, \
-         when a newer one is there",
+        "it is one rank's share of a checkpoint; remove the whole checkpoint, once there is a newer one",
     )
 }
 
@@ -293,7 +283,7 @@ mod tests {
         root
     }
 
-    /// What a call makes of it if somebody does this between its look and its work.
+    /// Runs `disturb` between the plan and the removal of a call, and returns the call's report.
     fn disturbed(root: &Path, disturb: impl FnOnce(&Path)) -> Retained {
         let config = Config::default();
         let plan = retain_plan(root, &Retention::new(1), &config).unwrap();
@@ -302,13 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn step_that_another_call_removed_counts_as_done() {
+    fn step_removed_by_another_call_counts_as_removed() {
         let config = Config::default();
         let remove = |dir: &Path| drop(remove_checkpoint(dir, Disposal::Remove, &config).unwrap());
         for notes in [false, true] {
             let root = root();
             let done = disturbed(root.path(), |dir| {
-                // With somebody's notes in it, the directory stays.
+                // The directory stays if other files are in it.
                 if notes {
                     std::fs::write(dir.join("notes.txt"), "mine").unwrap();
                 }
@@ -319,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn step_that_another_call_is_removing_is_left() {
+    fn retain_leaves_step_that_another_call_is_removing() {
         let (root, mut other) = (root(), None);
         let done = disturbed(root.path(), |dir| other = Some(Session::begin(dir, 1).unwrap()));
         assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 1, 1));

@@ -18,11 +18,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Who wrote a checkpoint.
+/// Which program wrote a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointKind {
-    /// ringstow: committed by a manifest that has a checksum of every block.
+    /// ringstow: committed by a manifest that has a checksum of every chunk.
     Ringstow,
     /// Another program: safetensors files, without checksums.
     Safetensors,
@@ -38,31 +38,18 @@ pub struct Checkpoint {
     pub(in crate::store) files: Vec<ShardFile>,
     pub(in crate::store) values: Arc<Values>,
     config: Config,
-    /// Of the manifest that was read; another program's directory has none.
+    /// The fingerprint of the manifest; `None` for another program's directory.
     fingerprint: Option<Fingerprint>,
 }
 
 impl Checkpoint {
-    /// Reads the manifest of the checkpoint at `path`, and checks that all its files are there with
-    /// their full length. Reads no tensor. Of a striped checkpoint, files are looked for in the configuration's
-    /// `stripe`.
-    ///
-    /// No file stays open: a save or a removal that comes between this and a load takes the files away, and
-    /// the load then says so ([`Error::Replaced`], [`Error::NoCheckpoint`]). It never reads another checkpoint
-    /// in the place of this one.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if there is no such directory; [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if nothing
-    /// was committed there; [`Error::MissingFiles`]; [`Error::Corrupt`] if the manifest or a file's length is not what
-    /// was written; [`Error::Format`] for a manifest that is not ringstow's; [`Error::Unsupported`]
-    /// for one of a newer version; [`Error::Invalid`] if PyTorch's own DCP writer has saved over it.
+    /// See [`Checkpoint::open`].
     #[doc(hidden)]
     pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         while_replaced(|| Self::open_once(path.as_ref(), config))
     }
 
-    /// [`Checkpoint::open_with`] for callers that begin again themselves on [`Error::Replaced`], so that one loop
-    /// is not nested in another.
+    /// [`Checkpoint::open`] without its retry on [`Error::Replaced`], for callers that retry themselves.
     pub(crate) fn open_once(path: &Path, config: &Config) -> Result<Self> {
         config.validate()?;
         let bytes = manifest::read_bytes(path).map_err(|error| explain(path, error))?;
@@ -86,14 +73,7 @@ impl Checkpoint {
         }
     }
 
-    /// As [`Checkpoint::open`], and where there is no manifest, opens a directory of safetensors
-    /// files: whole tensors, as Hugging Face's libraries write them, or chunks, as PyTorch's
-    /// `HuggingFaceStorageWriter` does. Those have no checksums: loads are not verified.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::open`]; [`Error::NotCommitted`] also for shards of ringstow's without a
-    /// manifest; [`Error::MissingFiles`] also for files and tensors that an index lists and for chunks of
-    /// tensors; [`Error::Format`] for files that are not safetensors.
+    /// See [`Checkpoint::open_foreign`].
     #[doc(hidden)]
     pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
         let path = path.as_ref();
@@ -121,13 +101,13 @@ impl Checkpoint {
         Self { path, kind, manifest, by_name, files, values, config, fingerprint }
     }
 
-    /// Who wrote it.
+    /// Which program wrote it.
     pub fn kind(&self) -> CheckpointKind {
         self.kind
     }
 
-    /// A text that identifies this checkpoint: another checkpoint at the same path has another one. `None` for another
-    /// program's files.
+    /// A text that identifies this checkpoint and differs from that of any other checkpoint at the same path. `None`
+    /// for another program's files.
     pub fn fingerprint(&self) -> Option<String> {
         self.fingerprint.map(|fingerprint| fingerprint.to_string())
     }
@@ -142,7 +122,7 @@ impl Checkpoint {
         self.files.iter().map(|file| file.path.as_path())
     }
 
-    /// The manifest: everything but the tensors' bytes.
+    /// The manifest: everything except the tensors' bytes.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -170,23 +150,23 @@ impl Checkpoint {
         self.values.tree().cloned()
     }
 
-    /// The value of a name, such as the step. Reads no tensor. A name is the path joined by dots, where
-    /// dictionaries and lists are nested: `optimizer.param_groups.0.lr`.
+    /// The value of this name. Reads no tensor. A name is the path through nested dictionaries and lists, joined by
+    /// dots: `optimizer.param_groups.0.lr`.
     ///
     /// # Errors
-    /// [`Error::Keys`] if nothing has that name; as for [`Checkpoint::state`].
+    /// [`Error::Keys`] if there is no such name; as for [`Checkpoint::state`].
     pub fn value(&self, name: &str) -> Result<&Value> {
         self.values.value(name)
     }
 
-    /// The configuration with which it was opened.
+    /// The configuration that it was opened with.
     pub(crate) fn config(&self) -> &Config {
         &self.config
     }
 }
 
 impl FileOwner for Checkpoint {
-    /// Another program's directory has nothing to compare.
+    /// Accepts another program's directory, which has no fingerprint.
     fn check_same(&self, all_open: bool) -> Result<()> {
         self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
     }
@@ -225,7 +205,7 @@ fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> E
 /// What to do about missing shards.
 fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     const RESTORE: &str = "restore them, or go back to an earlier checkpoint: `latest(dir, verify=True)` \
-                           finds the newest whose bytes are whole";
+                           finds the newest that is intact";
     if manifest.stripes.is_empty() {
         return RESTORE.into();
     }
@@ -242,8 +222,8 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     )
 }
 
-/// Finds a committed shard: under its own name or, if the save has not reached its last rename (and may have been
-/// killed before it), under the uncommitted name.
+/// Finds a committed shard: under its own name or, if the save has not renamed it yet or was killed before, under the
+/// uncommitted name.
 fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> {
     for dir in stripes.dirs() {
         if let Some(found) = find_shard_in(dir, file)? {
@@ -255,7 +235,7 @@ fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> 
 
 fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
     let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
-    // Its own name twice: a save may rename it between the two looks.
+    // Try its own name twice: a save may rename it between the first two tries.
     for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
         match dir::look_at(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -271,10 +251,10 @@ fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
     Ok(None)
 }
 
-/// A shard is a regular file of its full length.
+/// Checks that a shard is a regular file of its full length.
 fn check_shard(path: &Path, found: &Metadata, bytes: u64) -> Result<()> {
     if !found.is_file() {
-        let reason = "is no regular file: a shard that is a link or a device is refused";
+        let reason = "is not a regular file: ringstow refuses shards that are links or devices";
         return Err(Error::format(path, reason));
     }
     if found.len() == bytes {

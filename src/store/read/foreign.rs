@@ -71,12 +71,15 @@ fn read_index(dir: &Path) -> Result<WeightMap> {
     let path = resolve(dir, INDEX)?;
     let (mut file, bytes) = open(&path)?;
     if bytes > HEADER_BYTES_MAX {
-        return Err(Error::format(path, format!("has {bytes} bytes: no list of tensors does")));
+        return Err(Error::format(
+            path,
+            format!("has {bytes} bytes: too large for a list of tensors"),
+        ));
     }
     let mut text = Vec::new();
     file.read_to_end(&mut text).map_err(|e| Error::io("reading", &path, e))?;
     serde_json::from_slice(&text)
-        .map_err(|e| Error::format(path, format!("is no list of tensors and their files: {e}")))
+        .map_err(|e| Error::format(path, format!("is not a list of tensors and their files: {e}")))
 }
 
 /// The files that an index lists. Other files do not belong to the checkpoint.
@@ -84,7 +87,7 @@ fn listed_files(dir: &Path, index: &WeightMap, present: &[String]) -> Result<Vec
     let listed: BTreeSet<&String> = index.weight_map.values().collect();
     if let Some(bad) = listed.iter().find(|name| !names::is_confined(name)) {
         let reason = format!(
-            "file name {bad:?} is refused: a file is a plain *.safetensors name in the directory itself"
+            "refused file name {bad:?}: it must be a plain *.safetensors name in the directory itself"
         );
         return Err(Error::format(dir.join(INDEX), reason));
     }
@@ -100,8 +103,7 @@ fn listed_files(dir: &Path, index: &WeightMap, present: &[String]) -> Result<Vec
 fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
     if let Some(part) = present.iter().find(|name| names::is_model_part(name)) {
         let reason = format!(
-            "{part} is a file of an export or a download that has not ended; wait for it, or do it \
-             again if it was killed"
+            "{part} belongs to an unfinished export or download; wait for it, or repeat it if it was killed"
         );
         return Err(Error::NotCommitted { path: dir.into(), reason });
     }
@@ -112,7 +114,7 @@ fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
         false => {
             let (n, some) = (missing.len(), some_of(&missing));
             let reason =
-                format!("{n} file(s) of a numbered set are missing: {some}; fetch them again");
+                format!("{n} file(s) of a numbered set are missing: {some}; download them again");
             Err(Error::MissingFiles { path: dir.into(), reason })
         }
     }
@@ -120,7 +122,7 @@ fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
 
 /// The files that are missing from sets such as `model-00001-of-00003.safetensors`.
 fn missing_numbers(files: &[String]) -> Vec<String> {
-    /// As many missing files of a set as are worth listing.
+    /// Most missing files of a set that are listed.
     const LISTED_MAX: usize = 100;
     let mut sets: BTreeMap<(&str, usize), BTreeSet<usize>> = BTreeMap::new();
     for (stem, index, count) in files.iter().filter_map(|name| names::numbered(name)) {
@@ -135,35 +137,34 @@ fn missing_numbers(files: &[String]) -> Vec<String> {
     missing
 }
 
-/// All files whose names are those of safetensors files, except hidden ones.
+/// All files named like safetensors files, except hidden ones.
 fn safetensors_files(dir: &Path, mut present: Vec<String>) -> Result<Vec<String>> {
     present.retain(|name| name.ends_with(".safetensors") && !name.starts_with('.'));
     match present.iter().find(|name| !names::is_confined(name)) {
-        Some(bad) => Err(Error::format(dir.join(bad), "has a name that is refused: rename it")),
+        Some(bad) => Err(Error::format(dir.join(bad), "has a refused name: rename it")),
         None => Ok(present),
     }
 }
 
 fn unlisted(dir: &Path, what: &str, missing: &[String]) -> Error {
     let (n, some) = (missing.len(), some_of(missing));
-    let reason = format!("{n} {what} that {INDEX} lists are missing: {some}; fetch them again");
+    let reason = format!("{n} {what} that {INDEX} lists are missing: {some}; download them again");
     Error::MissingFiles { path: dir.into(), reason }
 }
 
-/// The real path of a file. Follows links: the hub's cache holds nothing else, and without a manifest there are no
-/// names that must stay within the directory.
+/// The real path of a file. Follows links, since the hub's cache consists of links.
 fn resolve(dir: &Path, name: &str) -> Result<PathBuf> {
     dir::real(&dir.join(name))
 }
 
-/// Opens a regular file; returns it with its length in bytes.
+/// Opens a regular file, and returns it with its length in bytes.
 fn open(path: &Path) -> Result<(File, u64)> {
     let opened = file::open_read(path, false).and_then(|file| {
         let bytes = file::look(&file)?.len();
         Ok((file, bytes))
     });
     opened.map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidInput => Error::format(path, "is no regular file"),
+        io::ErrorKind::InvalidInput => Error::format(path, "is not a regular file"),
         _ => Error::io("opening", path, error),
     })
 }
@@ -171,25 +172,28 @@ fn open(path: &Path) -> Result<(File, u64)> {
 /// A safetensors file's header.
 struct Header {
     metadata: Metadata,
-    /// Where the data section begins.
+    /// Byte offset of the data section.
     data: u64,
     /// The file's length.
     bytes: u64,
 }
 
-/// Reads a header, and checks that the file has exactly the data that the header describes.
+/// Reads a header, and checks that the file's length matches it.
 fn read_header(path: &Path) -> Result<Header> {
     let (mut file, bytes) = open(path)?;
     let failed = |e| Error::io("reading", path, e);
     let mut length = [0; 8];
     if bytes < 8 {
-        return Err(Error::format(path, format!("has {bytes} bytes: no safetensors file does")));
+        return Err(Error::format(
+            path,
+            format!("has {bytes} bytes: too short for a safetensors file"),
+        ));
     }
     file.read_exact(&mut length).map_err(failed)?;
     let length = u64::from_le_bytes(length);
     if length > HEADER_BYTES_MAX || length > bytes - 8 {
         let reason = format!(
-            "is no safetensors file, or was cut: its header should have {length} bytes, the file has {bytes}"
+            "is not a safetensors file, or is truncated: its header should have {length} bytes, the file has {bytes}"
         );
         return Err(Error::format(path, reason));
     }
@@ -210,7 +214,7 @@ fn read_header(path: &Path) -> Result<Header> {
     Ok(Header { metadata, data, bytes })
 }
 
-/// The checkpoint as far as its files have been read.
+/// What the files read so far say about the checkpoint.
 #[derive(Default)]
 struct Assembly {
     index: Option<WeightMap>,
@@ -237,7 +241,7 @@ impl Assembly {
         tensors.sort_by(|(a, x), (b, y)| (x.data_offsets, a).cmp(&(y.data_offsets, b)));
         for (tensor, info) in tensors {
             let offsets = saved.get(&tensor).map(|saved| saved.saved_offsets.as_slice());
-            // A complete tensor that the index has in another file is a copy.
+            // If the index lists a complete tensor in another file, this one is a copy.
             let elsewhere =
                 |index: &WeightMap| index.weight_map.get(&tensor).is_some_and(|file| *file != name);
             if offsets.is_none() && self.index.as_ref().is_some_and(elsewhere) {
@@ -252,7 +256,7 @@ impl Assembly {
         Ok(())
     }
 
-    /// Adds a chunk of the current file. The tensor's shape grows to hold it.
+    /// Adds a chunk of the current file, and grows the tensor's shape to hold it.
     fn add_chunk(
         &mut self,
         name: String,
@@ -279,7 +283,7 @@ impl Assembly {
         let tensor = &mut self.tensors[index];
         if (tensor.dtype, tensor.shape.len()) != (dtype, ends.len()) {
             return Err(format!(
-                "tensor {:?} is {dtype} of {} dimensions, in another file {} of {}",
+                "tensor {:?} is {dtype} of {} dimensions here, and {} of {} in another file",
                 tensor.name,
                 ends.len(),
                 tensor.dtype,
@@ -346,8 +350,7 @@ fn check_coverage(dir: &Path, tensor: &TensorEntry) -> Result<()> {
         format!(", {sizes:?} at {offsets:?} among what is missing")
     });
     let reason = format!(
-        "tensor {name:?} of {shape:?} has {held} of {whole} bytes{hole}; a file is missing, fetch \
-         it again"
+        "tensor {name:?} of {shape:?} has {held} of {whole} bytes{hole}; a file is missing: download it again"
     );
     Err(Error::MissingFiles { path: dir.into(), reason })
 }

@@ -1,4 +1,4 @@
-//! Loading tensors of a checkpoint: into fresh memory, or into memory that is there.
+//! Loading tensors of a checkpoint: into fresh memory, or into the caller's.
 
 use crate::device::Target;
 use crate::error::{Error, Result};
@@ -20,12 +20,11 @@ use std::time::Instant;
 /// How to load.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions<'a> {
-    /// Check every block against its checksum before any of it is handed out. Default true.
+    /// Check every checksum chunk before returning any of it. Default true.
     pub verify: bool,
-    /// The pool and engines to load through. Default: those that the process shares for the configuration with
-    /// which the checkpoint was opened.
+    /// The pool and engines to use. Default: those that the process shares for the checkpoint's configuration.
     pub runtime: Option<&'a Runtime>,
-    /// Shows how far the load is to other threads, and lets them stop it. Default none.
+    /// Shows the progress to other threads, and lets them cancel the load. Default none.
     pub job: Option<&'a Arc<Job>>,
 }
 
@@ -36,13 +35,13 @@ impl Default for LoadOptions<'_> {
 }
 
 impl<'a> LoadOptions<'a> {
-    /// The same, through this runtime and as this job.
+    /// The same options with this runtime and job.
     pub fn on(self, runtime: &'a Runtime, job: &'a Arc<Job>) -> Self {
         Self { runtime: Some(runtime), job: Some(job), ..self }
     }
 }
 
-/// A runtime of the caller's, or one that the process shares.
+/// The caller's runtime, or one that the process shares.
 pub(in crate::store) enum RuntimeRef<'a> {
     Given(&'a Runtime),
     Shared(Arc<Runtime>),
@@ -59,7 +58,7 @@ impl Deref for RuntimeRef<'_> {
     }
 }
 
-/// A load in progress: what it reads through, how, and since when.
+/// A load in progress.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Loading<'a> {
     runtime: &'a Runtime,
@@ -69,7 +68,7 @@ pub(in crate::store) struct Loading<'a> {
     started: Instant,
 }
 
-/// What was read from disk, and what that took.
+/// How many bytes were read from disk, and how.
 pub(in crate::store) struct Fetched {
     bytes: u64,
     read: ReadOutcome,
@@ -92,12 +91,12 @@ struct Chunks {
 }
 
 impl Checkpoint {
-    /// Loads the tensors of these names into fresh memory, reading no more than the blocks in which
-    /// they lie. Those of one chunk are read straight into their place, the others put together.
+    /// Loads the tensors of these names into fresh memory. Reads only the checksum chunks that hold them. A tensor of
+    /// one tensor chunk is used where it was read to; the others are copied together.
     ///
     /// # Errors
-    /// [`Error::Keys`] naming all that are not in the checkpoint; [`Error::MissingShare`] naming all of
-    /// which it has only some, as one rank's part; [`Error::Corrupt`] for a damaged block; [`Error::Io`].
+    /// [`Error::Keys`] listing all names that are not in the checkpoint; [`Error::MissingShare`] listing all tensors that
+    /// a rank checkpoint holds only some of; [`Error::Corrupt`] for a damaged checksum chunk; [`Error::Io`].
     pub fn load_names<S: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = S>,
@@ -132,13 +131,11 @@ impl Checkpoint {
         Ok(Loaded::new(tensors, self.values.clone(), report))
     }
 
-    /// Loads tensors into memory of the caller's, each of just the bytes that its tensor has.
+    /// Loads tensors into the caller's memory. Each target must have exactly as many bytes as its tensor.
     ///
     /// # Errors
-    /// [`Error::Keys`] naming all that are not in the checkpoint or of another size, and
-    /// [`Error::MissingShare`] all of which it has only some, as one rank's part, before a byte
-    /// is changed; [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before
-    /// it are in place already.
+    /// As for [`Checkpoint::load_names`]; [`Error::Keys`] also lists targets of another size. After [`Error::Corrupt`]
+    /// and [`Error::Io`], some targets may have changed; after the others, none has.
     pub fn load_into<S: AsRef<str>>(
         &self,
         targets: &[(S, Target<'_>)],
@@ -154,7 +151,7 @@ impl Checkpoint {
         Ok(self.report(requests.len(), bytes_in(&requests), vec![fetched], loading))
     }
 
-    /// What a load goes through, and the account of it: the caller's, or the checkpoint's own.
+    /// The runtime and job of a load: the caller's, or else the checkpoint's own.
     pub(in crate::store) fn resources<'a>(
         &self,
         options: LoadOptions<'a>,
@@ -167,8 +164,7 @@ impl Checkpoint {
         Ok((runtime, job))
     }
 
-    /// Starts a load. Where there are no checksums, or none are asked for, pages are read instead
-    /// of blocks.
+    /// Starts a load. Without verification it reads pages instead of whole checksum chunks.
     pub(in crate::store) fn loading<'a>(
         &self,
         verify: bool,
@@ -183,12 +179,12 @@ impl Checkpoint {
         Loading { runtime, job, verify, unit, started: Instant::now() }
     }
 
-    /// Whole checksummed blocks, as many at once as a staging buffer holds.
+    /// Whole checksum chunks, as many at once as a staging buffer holds.
     pub(in crate::store) fn checked_unit(&self, most: u64) -> Unit {
         Unit::Blocks { bytes: self.manifest().block_bytes, most }
     }
 
-    /// The entries of these names, all of whose elements the checkpoint holds.
+    /// The entries of these names. Fails if the checkpoint lacks elements of one.
     fn find_whole<S: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = S>,
@@ -198,8 +194,7 @@ impl Checkpoint {
         Ok(requests)
     }
 
-    /// The entries of these names, each asked for once: two holders of one tensor's memory could
-    /// not both be its owner.
+    /// The entries of these names. Refuses duplicates: two results cannot own one tensor's memory.
     fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<Request<'_>>> {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.tensors().len()];
@@ -210,7 +205,7 @@ impl Checkpoint {
                     found.push(Request { number, entry: &self.tensors()[number] });
                 }
                 Some(_) => {
-                    return Err(Error::invalid(format!("tensor {name:?} was asked for twice")));
+                    return Err(Error::invalid(format!("tensor {name:?} is requested twice")));
                 }
                 None => missing.push(name.to_owned()),
             }
@@ -258,7 +253,7 @@ impl Checkpoint {
         loading.unit.reads(&places, &self.file_bytes())
     }
 
-    /// Reads tensors of one chunk straight into their memory.
+    /// Reads tensors of one tensor chunk straight into the memory that they keep.
     fn load_straight(
         &self,
         requests: &[Request],
@@ -284,13 +279,13 @@ impl Checkpoint {
         chunks: &Chunks,
         loading: Loading,
     ) -> Result<(Vec<LoadedTensor>, Fetched)> {
-        /// Suits every element type, and keeps tensors out of each other's cache lines.
+        /// Alignment for every element type, so that no two tensors share a cache line.
         const APART: usize = 64;
         let lens = requests
             .iter()
             .map(|request| (request.entry.nbytes() as usize).next_multiple_of(APART));
         let memory = Mapping::new(lens.clone().sum())
-            .map_err(|e| Error::io("taking memory for", self.path(), e))?;
+            .map_err(|e| Error::io("allocating memory for", self.path(), e))?;
         let (whole, mut buffers) = Buffer::cut(memory, lens.clone());
         let targets: Vec<Target> =
             buffers.iter_mut().map(|buffer| Target::new(&mut buffer[..])).collect();
@@ -341,7 +336,7 @@ impl Checkpoint {
         Ok(Fetched { bytes: bytes_of(&plan.reads), read })
     }
 
-    /// The report of one or more passes. Says of the first how bytes were moved.
+    /// The report of one or more passes; `moved` is that of the first.
     pub(in crate::store) fn report(
         &self,
         tensors: usize,
@@ -351,7 +346,7 @@ impl Checkpoint {
     ) -> LoadReport {
         let read_bytes = fetches.iter().map(|fetched| fetched.bytes).sum();
         let mut reads = fetches.into_iter().map(|fetched| fetched.read);
-        let ReadOutcome { moved, mut seconds } = reads.next().expect("there is a pass at least");
+        let ReadOutcome { moved, mut seconds } = reads.next().expect("at least one pass");
         for ReadOutcome { seconds: more, .. } in reads {
             seconds.prepare += more.prepare;
             seconds.read += more.read;
@@ -371,8 +366,8 @@ fn bytes_in(requests: &[Request]) -> u64 {
     requests.iter().map(|request| request.entry.nbytes()).sum()
 }
 
-/// Whether a tensor can be used where it was read to: it is of one chunk, aligned to its type.
-/// (Ringstow's own always are; other writers' need not be.)
+/// Whether a tensor can be used where it was read to: it has one chunk, aligned to its type. Other writers may not
+/// align chunks.
 fn lies_straight(entry: &TensorEntry) -> bool {
     let item = entry.dtype.bits().div_ceil(8).next_power_of_two();
     matches!(entry.chunks.as_slice(), [chunk] if chunk.begin.is_multiple_of(item))
@@ -384,15 +379,14 @@ fn place(entry: &TensorEntry) -> Want {
     Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + entry.nbytes() }
 }
 
-/// The chunks of whole tensors as slabs, each placed in its tensor's dense memory; and for each the
-/// number of its tensor.
+/// The chunks of whole tensors as slabs in the tensors' dense memory, and the tensor's number for each slab.
 fn tensor_slabs(requests: &[Request]) -> Result<(Vec<Slab>, Vec<usize>)> {
     let mut slabs = Vec::with_capacity(requests.len());
     let mut owners = Vec::with_capacity(requests.len());
     for (owner, Request { entry, .. }) in requests.iter().enumerate() {
         for chunk in &entry.chunks {
             let slab = chunk_slab(entry, chunk).map_err(|why| {
-                Error::invalid(format!("tensor {:?} cannot be put together: {why}", entry.name))
+                Error::invalid(format!("tensor {:?} cannot be assembled: {why}", entry.name))
             })?;
             if let Some(slab) = slab {
                 slabs.push(slab);
@@ -414,7 +408,7 @@ fn chunk_slab(entry: &TensorEntry, chunk: &Chunk) -> std::result::Result<Option<
     Slab::new(array, &vec![0; sizes.len()], sizes, Place { at, strides: &strides })
 }
 
-/// Where in its file's arena each place lies, given the blocks that the arenas hold.
+/// The range of each place in its file's arena, given the blocks that the arenas hold.
 fn arena_ranges(places: &[Want], reads: &[BlockRead]) -> Vec<Range<usize>> {
     // (file, block's offset in the file, block's offset in the arena)
     let mut starts: Vec<(usize, u64, usize)> = Vec::with_capacity(reads.len());

@@ -24,14 +24,14 @@ pub struct Swept {
     /// Shards of a committed checkpoint that got their final name.
     #[serde(with = "crate::path_text::list")]
     pub renamed: Vec<PathBuf>,
-    /// Shards that became recycled files; see [`remove_checkpoint`](crate::store::cleanup::remove::remove_checkpoint()).
+    /// Shards that became recycled files; see [`Disposal::Recycle`](crate::Disposal::Recycle).
     #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
     /// What was left alone, and why.
     pub left: Vec<Left>,
 }
 
-/// A directory or file that a clean-up left as it is.
+/// A directory or file that a clean-up did not touch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Left {
     /// The directory, or the file.
@@ -41,33 +41,37 @@ pub struct Left {
     pub reason: String,
 }
 
-/// What is to be done to a checkpoint's directories so that they hold what its manifest lists: rename committed
-/// shards that still have their uncommitted names, remove ringstow's other files, and remove stripe directories
-/// in which nothing is left. Other programs' files stay. So does a shard that exists under both of its names:
-/// nobody can tell which of the two is the checkpoint's.
+/// A plan that makes a checkpoint's directories hold what its manifest lists:
+///
+/// - rename committed shards that still have their uncommitted names,
+/// - remove ringstow's other files,
+/// - remove stripe directories that are then empty.
+///
+/// Other programs' files stay. If a shard exists under both of its names, both files stay: either may be the
+/// checkpoint's.
 #[derive(Default)]
-#[must_use = "nothing is cleared before `clear`"]
+#[must_use = "only `clear` changes anything"]
 pub(in crate::store) struct Leftovers {
     remove: Vec<PathBuf>,
     /// From, to.
     rename: Vec<(PathBuf, PathBuf)>,
     /// Shards that became recycled files.
     recycled: Vec<PathBuf>,
-    /// Directories in which something is to be done.
+    /// Directories in which a file is removed or renamed.
     touched: Vec<PathBuf>,
     /// Stripe directories that will hold nothing but their marker.
     emptied: Vec<PathBuf>,
-    /// The mark of a checkpoint that was being removed; goes last.
+    /// The mark of a checkpoint that was being removed. Removed last.
     mark: Option<PathBuf>,
     /// Shards that exist under both of their names.
     left: Vec<Left>,
-    /// The checkpoint's own directory, if another process may have renamed the manifest and ended before that was
-    /// durable. After a crash, the earlier manifest would be back, and its files must not be gone.
+    /// The checkpoint's own directory, if another process may have renamed the manifest without syncing it. A crash
+    /// would bring the earlier manifest back, so that is synced before its files are removed.
     unsynced: Option<PathBuf>,
 }
 
 impl Leftovers {
-    /// Looks for them. `files` are those of a manifest that this process has made durable, `None` if there is no
+    /// Finds the leftovers. `files` are those of a manifest that this process has synced; `None` if there is no
     /// manifest.
     ///
     /// # Errors
@@ -93,7 +97,7 @@ impl Leftovers {
         Ok(found)
     }
 
-    /// As [`Leftovers::find`], by what a manifest lists that another process may have renamed.
+    /// [`Leftovers::find`] for a manifest that another process may have renamed without syncing it.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -102,7 +106,7 @@ impl Leftovers {
         Ok(Self { unsynced: Some(stripes.own().into()), ..found })
     }
 
-    /// Recycles shards that no manifest lists, where that is possible, instead of removing them.
+    /// Recycles shards that no manifest lists, if possible, instead of removing them.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -120,8 +124,8 @@ impl Leftovers {
         Ok(self)
     }
 
-    /// Adds those of one directory. Without a manifest only uncommitted files go: committed shards may be all that is
-    /// left of somebody's data, unless the checkpoint was being removed.
+    /// Adds the leftovers of one directory. Without a manifest, and if the checkpoint was not being removed, only
+    /// uncommitted files are removed: the shards may be all that is left of the user's data.
     fn add(&mut self, dir: &Path, listed: &HashSet<&str>, shards_go: bool) -> Result<()> {
         let present = file_names(dir)?;
         let so_far = self.remove.len() + self.rename.len();
@@ -152,7 +156,7 @@ impl Leftovers {
         Ok(entries(stripe_dir)?.iter().all(|entry| goes(&entry.path())))
     }
 
-    /// Clears them up.
+    /// Carries out the plan.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -160,7 +164,7 @@ impl Leftovers {
         if let Some(own) = self.unsynced.as_ref().filter(|_| self.changes_anything()) {
             dir::sync(own)?;
         }
-        // Stale shards go first: programs that do not read the manifest never see them beside new ones.
+        // Remove stale shards first, so that programs that ignore the manifest never see them beside new ones.
         for path in &self.remove {
             remove(path)?;
         }
@@ -174,7 +178,7 @@ impl Leftovers {
             dir::sync(dir)?;
         }
         for dir in &self.emptied {
-            // If another checkpoint of the same name is about to claim the directory, only the marker goes.
+            // If another checkpoint of the same name is about to claim the directory, remove only the marker.
             let lock = DirLock::take(dir);
             remove(&dir.join(names::COMPANION))?;
             if lock.is_ok() {
@@ -192,7 +196,7 @@ impl Leftovers {
         self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
     }
 
-    /// The report: what [`Leftovers::clear`] does.
+    /// The report of what [`Leftovers::clear`] does.
     pub fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
         let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
@@ -202,7 +206,7 @@ impl Leftovers {
 
 fn twice(shard: &str) -> String {
     format!(
-        "{shard} is there as well, and the manifest lists one of the two: `ringstow verify` checks whether the \
-         checkpoint is whole; the next save into the directory replaces both"
+        "{shard} exists too, and the manifest lists only one of the two: `ringstow verify` checks whether the \
+         checkpoint is intact; the next save into the directory replaces both"
     )
 }

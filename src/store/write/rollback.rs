@@ -9,22 +9,22 @@ use crate::sys::path;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Files and directories that a save has created. Dropped, it removes them, unless they are kept.
+/// Files and directories that a save has created. Dropping it removes them, unless [`Rollback::keep`] was called.
 #[derive(Debug)]
 pub(in crate::store) struct Rollback {
-    /// Files that are written, or about to be.
+    /// Files that the save writes.
     pub files: Vec<PathBuf>,
     /// The checkpoint's own directory.
     dir: PathBuf,
     /// Directories that the save has created, outermost first.
     made: Vec<PathBuf>,
     kept: bool,
-    /// Released when everything has been removed.
+    /// Released after everything is removed.
     lock: Option<DirLock>,
 }
 
 impl Rollback {
-    /// Nothing yet, in a directory that another process has created and locked.
+    /// An empty one, for a directory that another process has created and locked.
     pub fn new() -> Self {
         Self { files: Vec::new(), dir: PathBuf::new(), made: Vec::new(), kept: false, lock: None }
     }
@@ -35,7 +35,7 @@ impl Rollback {
     /// [`Error::Invalid`] for a URL; [`Error::Busy`] if another save holds the lock; [`Error::Io`]. Then nothing is
     /// created.
     pub fn begin(dir: &Path) -> Result<Self> {
-        /// How often clean-ups may remove the directory before it is locked.
+        /// How many times a clean-up may remove the directory before this locks it.
         const TRIES_MAX: usize = 100;
         path::check(dir)?;
         let mut tries = 0;
@@ -63,7 +63,7 @@ impl Rollback {
         }
     }
 
-    /// Creates a directory if it is missing; the one above it exists.
+    /// Creates a directory if it is missing; its parent must exist.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -89,8 +89,8 @@ impl Rollback {
         self.kept
     }
 
-    /// Makes the names of the checkpoint's directory, and of all directories that were created, durable. The own
-    /// one also if it existed: the process that created it may have been killed before it did so.
+    /// Makes the names of the checkpoint's directory and of all created directories durable. Syncs the checkpoint's
+    /// parent even if the directory existed: its creator may have been killed before it synced.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -101,7 +101,7 @@ impl Rollback {
         }
         // The true parent: the path may be a link, or end in `..`.
         let own = dir::real(&self.dir)?;
-        // A rank checkpoint is in a directory that a save has created as well.
+        // A save also creates the directory that holds the rank checkpoints.
         let parents = if names::rank_of_dir(&own).is_some() { 2 } else { 1 };
         for parent in own.ancestors().skip(1).take(parents) {
             match dir::sync(parent) {
@@ -114,8 +114,7 @@ impl Rollback {
         Ok(())
     }
 
-    /// Removes an empty directory that was created. Only with its lock: another save may have found the directory
-    /// and be about to write into it.
+    /// Removes a created directory if it is empty. Takes its lock first: another save may be about to write into it.
     fn remove_dir(&self, dir: &Path) {
         let is_locked = self.lock.is_some() && dir == self.dir;
         let _lock = match is_locked {
@@ -162,7 +161,7 @@ mod tests {
         drop(loser);
         assert!(dir.exists());
         drop(winner);
-        assert!(dir.exists(), "nor does the winner, who did not make it");
+        assert!(dir.exists(), "the winner did not create it");
     }
 
     #[test]
@@ -183,7 +182,7 @@ mod tests {
         let [root, cwd] = [root.path(), Path::new(".")].map(|dir| fs::canonicalize(dir).unwrap());
         let all: Vec<PathBuf> = synced(&there);
         assert_eq!(all, [&*root]);
-        // A path without a parent, as `save("step-1")` has it.
+        // A path without a parent, as in `save("step-1")`.
         let all: Vec<PathBuf> = synced(Path::new(root.file_name().unwrap()));
         assert_eq!(all, [&*cwd]);
         std::os::unix::fs::symlink(&there, root.join("link")).unwrap();

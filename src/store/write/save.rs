@@ -1,5 +1,5 @@
-//! A save from beginning to end: lay out, write, commit. One rank's part of a save by several is written in
-//! [`write_rank`](crate::store::write::write_rank::write_rank()).
+//! A save: lay out, write, commit. [`write_rank`](crate::store::write::write_rank::write_rank()) writes one rank's
+//! share of a save by several.
 
 use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
@@ -21,13 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Saves tensors and values as the checkpoint at `path`, durably and whole or not at all.
-///
-/// An earlier checkpoint at `path` stands until the new one is committed.
-///
-/// # Errors
-/// Any [`Error`]. Then written files are removed, and the earlier checkpoint is unchanged; except after
-/// [`Error::NotDurable`]: the new checkpoint is committed, and may not survive a crash.
+/// See [`save`](crate::save).
 pub fn save(
     runtime: &Runtime,
     state: &StateDict<'_>,
@@ -89,8 +83,7 @@ impl Contents<'_> {
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
     }
 
-    /// Writes the planned shards to `paths`, over recycled files where there are some. Also returns how many bytes
-    /// those had.
+    /// Writes the planned shards to `paths`, over recycled files if there are any. Also returns the recycled bytes.
     pub(in crate::store) fn write_recycling(
         &self,
         runtime: &Runtime,
@@ -126,7 +119,7 @@ impl Contents<'_> {
     ) -> Result<(Written, Option<Fallback>)> {
         let write = || self.write(runtime, plan, (stripes.own(), paths), job);
         let error = match write() {
-            // Only before the first bytes are copied: tensors may change after that.
+            // Retry only if no byte was copied: tensors may change after that.
             Err(error) if error.is_disk_full() && job.progress().staged == 0 && !job.stopped() => {
                 error
             }
@@ -138,7 +131,7 @@ impl Contents<'_> {
         }
     }
 
-    /// Writes the planned shards to files that are there.
+    /// Writes the planned shards to existing files.
     pub(in crate::store) fn write(
         &self,
         runtime: &Runtime,
@@ -166,7 +159,7 @@ impl Contents<'_> {
     }
 }
 
-/// The path at which each shard is written: `name` makes the file's name from the shard's.
+/// The path that each shard is written to; `name` turns the shard's name into the file's.
 pub(in crate::store) fn paths(
     plan: &SavePlan,
     stripes: &Stripes,
@@ -177,7 +170,7 @@ pub(in crate::store) fn paths(
     plan.shards.iter().map(path).collect()
 }
 
-/// Creates the files that a save writes. Each is new, since another process may still write to an existing one.
+/// Creates the files that a save writes. Never opens an existing one: another process may still write to it.
 pub(in crate::store) fn create_files<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
     for path in paths {
         file::create(path, false).map_err(|e| Error::io("creating", path, e))?;

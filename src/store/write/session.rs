@@ -13,10 +13,10 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The coordinator's hold on a directory that several ranks save into. It begins before any rank writes and ends with
-/// the commit. Dropped without a commit, it removes what the ranks wrote, and an earlier checkpoint stands.
+/// A save by several ranks, on the coordinator. It begins before any rank writes and ends with the commit. Dropping it
+/// without a commit removes what the ranks wrote; an earlier checkpoint stays.
 ///
-/// The trainer brings the receipts to the coordinator: by MPI, `torch.distributed`, a file.
+/// The trainer sends the receipts to the coordinator: by MPI, `torch.distributed`, a file.
 ///
 /// ```no_run
 /// # fn all_ranks<T>(_: T) -> Vec<T> { Vec::new() }
@@ -57,14 +57,14 @@ pub struct Committed {
     pub file_bytes: u64,
     /// Tensors and objects.
     pub tensors: usize,
-    /// From the receipts to the last sync.
+    /// Time from the receipts to the last sync.
     pub seconds: f64,
 }
 
-/// What a rank needs to know of the session that it writes for.
+/// What a rank needs to know about its session.
 #[derive(Debug)]
 pub(in crate::store) struct UnderWay {
-    /// Names the session.
+    /// The session's id.
     pub session: String,
     /// The generation in the shards' names.
     pub generation: u64,
@@ -73,7 +73,7 @@ pub(in crate::store) struct UnderWay {
 /// The session that has begun in a directory.
 ///
 /// # Errors
-/// [`Error::Invalid`] if none has; [`Error::Io`].
+/// [`Error::Invalid`] if there is none; [`Error::Io`].
 pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
     // Listing the directory makes a network file system look for the note again.
     let note = match dir::entries(dir) {
@@ -94,13 +94,7 @@ pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
 }
 
 impl Session {
-    /// Makes the directory if need be, locks it, cleans up after a killed save, and notes how many
-    /// ranks are to write. The ranks must write with the same `stripe`.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
-    /// safetensors files of somebody else's, or for a world of no ranks; [`Error::Unsupported`] if it
-    /// holds a checkpoint of a newer version; [`Error::Io`].
+    /// See [`Session::begin`].
     #[doc(hidden)]
     pub fn begin_with(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
         config.validate()?;
@@ -117,14 +111,14 @@ impl Session {
         Ok(Self { transaction, id, world_size, part_of: None, step: None })
     }
 
-    /// Makes this the rank checkpoint of one rank, in the directory [`rank_dir`](names::rank_dir) below the
-    /// checkpoint's. The checkpoint counts as committed once each rank's is, and all agree on it.
+    /// Makes this the rank checkpoint of one rank, in [`rank_dir`](names::rank_dir) below the checkpoint's directory.
+    /// The checkpoint is committed once those of all ranks are, and all belong to one save.
     pub fn rank_share(self, part_of: RankShare) -> Self {
         Self { part_of: Some(part_of), ..self }
     }
 
-    /// Saves the checkpoint as a step of training; see [`StateDict::step`](crate::StateDict::step), which is ignored
-    /// in the ranks' states.
+    /// Saves the checkpoint as a step of training. The [`StateDict::step`](crate::StateDict::step) of the ranks' states
+    /// is ignored.
     pub fn step(self, step: u64) -> Self {
         Self { step: Some(step), ..self }
     }
@@ -134,13 +128,15 @@ impl Session {
         self.transaction.dir()
     }
 
-    /// Commits the parts of all ranks as one checkpoint, with `state` as its tree of values.
+    /// Commits what all ranks wrote as one checkpoint, with `state` as its tree of values.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for receipts that are missing, of an earlier save, do not fit together or do
-    /// not cover a tensor; [`Error::MissingShare`] for a part that cannot be seen from here; [`Error::Io`]. In each
-    /// case nothing is committed, and what the ranks wrote is removed. [`Error::NotDurable`] if it is committed, and
-    /// may not survive a crash.
+    /// - [`Error::Invalid`] for receipts that are missing, from an earlier save, inconsistent, or do not cover a tensor.
+    /// - [`Error::MissingShare`] for a file that the coordinator does not see.
+    /// - [`Error::Io`].
+    ///
+    /// In each case nothing is committed, and what the ranks wrote is removed. [`Error::NotDurable`] if it is committed,
+    /// and may not survive a crash.
     pub fn commit(self, receipts: Vec<Receipt>, state: Box<RawValue>) -> Result<Committed> {
         self.commit_names(receipts, state, &[])
     }
@@ -148,7 +144,7 @@ impl Session {
     /// [`Session::commit`], refusing to commit a checkpoint that lacks one of `names`.
     ///
     /// # Errors
-    /// As for [`Session::commit`]; [`Error::Keys`] naming all that no rank has written.
+    /// As for [`Session::commit`]; [`Error::Keys`] listing all names that no rank has written.
     pub fn commit_names(
         self,
         receipts: Vec<Receipt>,
@@ -173,7 +169,7 @@ impl Session {
         manifest.part_of.clone_from(&self.part_of);
         manifest.step = self.step;
         manifest.check().map_err(|reason| {
-            Error::invalid(format!("what the ranks wrote is no checkpoint: {reason}"))
+            Error::invalid(format!("what the ranks wrote is not a checkpoint: {reason}"))
         })?;
         self.check_names(&manifest, names)?;
         self.check_marks(&writes)?;
@@ -191,7 +187,7 @@ impl Session {
         Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
     }
 
-    /// Checks that there are as many receipts as ranks; merging them finds two of one rank.
+    /// Checks that there are as many receipts as ranks. Merging the receipts finds duplicates.
     fn check_ranks(&self, receipts: &[Receipt]) -> Result<()> {
         if receipts.len() == self.world_size as usize {
             return Ok(());
@@ -199,7 +195,7 @@ impl Session {
         let mut ranks: Vec<u32> = receipts.iter().map(|receipt| receipt.rank).collect();
         ranks.sort_unstable();
         Err(Error::invalid(format!(
-            "{} ranks were to save into {}, receipts came from {} ({})",
+            "{} ranks were to save into {}, but receipts came from {} ({})",
             self.world_size,
             self.path().display(),
             ranks.len(),
@@ -207,7 +203,7 @@ impl Session {
         )))
     }
 
-    /// Checks that the checkpoint holds every name that it must.
+    /// Checks that the checkpoint holds all of `names`.
     fn check_names(&self, manifest: &Manifest, names: &[String]) -> Result<()> {
         let there: HashSet<&str> = manifest.tensors.iter().map(|t| t.name.as_str()).collect();
         let missing: Vec<String> =
@@ -219,7 +215,7 @@ impl Session {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    /// Finds the files of all ranks. The coordinator sees each of them, as the ranks write to the same file systems.
+    /// Finds the files of all ranks. The coordinator must see them: the ranks write to the same file systems.
     fn check_files(&self, manifest: &Manifest, writes: &Writes) -> Result<Vec<PathBuf>> {
         let mut parts = Vec::with_capacity(manifest.files.len());
         for file in &manifest.files {
@@ -249,7 +245,7 @@ impl Session {
         Ok(parts)
     }
 
-    /// Checks that each receipt is of its rank's last write.
+    /// Checks that each receipt is from its rank's last write.
     fn check_marks(&self, writes: &Writes) -> Result<()> {
         let path = |rank| self.path().join(names::done(rank));
         let stands = |(rank, mark): &(u32, String)| {
@@ -264,14 +260,14 @@ impl Session {
 
     fn stale(&self, rank: u32) -> Error {
         Error::invalid(format!(
-            "the receipt of rank {rank} is not of what that rank has written into {} last: it is of an \
-             earlier save, or the rank has begun to write again",
+            "the receipt of rank {rank} is not from its last write into {}: it is from an earlier save, or the \
+             rank has begun to write again",
             self.path().display()
         ))
     }
 
-    /// Renames the ranks' files to the uncommitted paths at which readers look once the manifest is in place. Before,
-    /// only the rank's own write used the files; from here on, only the holder of the lock does.
+    /// Renames the ranks' files to the uncommitted paths, where readers look once the manifest is in place. Before,
+    /// only the rank's own write used the files; from now on, only the holder of the lock does.
     fn adopt(&self, manifest: &Manifest, found: &[PathBuf]) -> Result<()> {
         for (file, path) in manifest.files.iter().zip(found) {
             dir::rename_new(path, &path.with_file_name(names::part(&file.name)))?;
@@ -280,10 +276,10 @@ impl Session {
     }
 }
 
-/// The write of its rank that each receipt is of.
+/// Which write of its rank each receipt is from.
 struct Writes {
     by_file: HashMap<String, String>,
-    /// Ranks, and the content of the mark that each has left beside its files.
+    /// Each rank, and the content of the mark that it left beside its files.
     marks: Vec<(u32, String)>,
 }
 

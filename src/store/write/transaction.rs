@@ -2,11 +2,11 @@
 //!
 //! 1. The save writes shards to uncommitted paths (`.part`) and syncs them, and the directories that they are in.
 //! 2. It writes the manifest to an uncommitted path, syncs it, renames it into place and syncs the directory.
-//!    The rename is the commit. Before it the earlier checkpoint stands; from it on the new one does, and readers
-//!    find its shards at their uncommitted paths too.
-//! 3. It removes or recycles the earlier checkpoint's shards, gives the new ones their final names, and syncs the
-//!    directories. Recycled files that no shard of this save could have claimed go. If the process is killed
-//!    before it gets here, the next save into the directory or `prune` does this.
+//!    The rename is the commit. Readers find the earlier checkpoint before it, and the new one after it: they also
+//!    look for shards at their uncommitted paths.
+//! 3. It removes or recycles the earlier checkpoint's shards, renames the new ones to their final names, and syncs the
+//!    directories. It also removes recycled files that no shard of this save could have claimed. If the process is
+//!    killed before step 3 ends, the next save into the directory or `prune` finishes it.
 
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Manifest, names};
@@ -23,7 +23,7 @@ use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A save into a directory. Dropped without a commit, it removes what it made.
+/// A save into a directory. Dropping it without a commit removes what it created.
 #[derive(Debug)]
 pub(crate) struct Transaction {
     stripes: Stripes,
@@ -41,15 +41,13 @@ impl Transaction {
     /// directories in `stripe`.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another save is under way there; [`Error::Invalid`] if it holds
-    /// safetensors files of somebody else's, or cannot be striped; [`Error::Unsupported`] if it holds a checkpoint of a
-    /// newer version; [`Error::Io`].
+    /// As for [`Session::begin`](crate::Session::begin); [`Error::Invalid`] also if the checkpoint cannot be striped.
     pub fn begin(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
         let mut rollback = Rollback::begin(dir)?;
         let stripes = Stripes::to_save(dir, stripe)?;
         let mut generation = 0;
         match read_files(dir) {
-            // The save replaces a damaged checkpoint, and leaves it as it is until then.
+            // The save replaces a damaged checkpoint, and does not touch it before the commit.
             Err(error) if error.is_damage() => {
                 tracing::warn!(%error, "the checkpoint to be replaced is damaged");
             }
@@ -69,12 +67,12 @@ impl Transaction {
         self.generation
     }
 
-    /// Notes the files that are about to be written: without a commit, they are removed.
+    /// Notes files that the save will write, to remove them if it does not commit.
     pub fn begin_files(&mut self, files: &[PathBuf]) {
         self.rollback.files.extend_from_slice(files);
     }
 
-    /// Notes that several ranks are about to write: without a commit, everything that they wrote is removed.
+    /// Notes that several ranks will write, to remove everything they wrote if the save does not commit.
     pub fn begin_ranks(&mut self) {
         self.ranks = true;
     }
@@ -94,10 +92,10 @@ impl Transaction {
         &self.stripes
     }
 
-    /// Commits: all shards of `manifest` are durable at their uncommitted paths.
+    /// Commits. All shards of `manifest` must be durable at their uncommitted paths.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Invalid`] if a file has the final name of a shard. Then nothing is committed.
+    /// [`Error::Io`]; [`Error::Invalid`] if a file already has the final name of a shard. Then nothing is committed.
     /// [`Error::NotDurable`] if the sync after the commit fails.
     pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
         self.check_free(&manifest.files)?;
@@ -111,7 +109,7 @@ impl Transaction {
         }
         self.publish()?;
         if let Err(error) = self.settle(&manifest.files) {
-            // Committed all the same: readers find the shards under either name.
+            // The checkpoint is committed: readers find the shards under either name.
             tracing::warn!(%error, "the checkpoint is committed, but old files could not be removed; the next save into the directory or `ringstow prune` removes them");
         }
         Ok(())
@@ -128,7 +126,7 @@ impl Transaction {
                 Err(e) => return Err(Error::io("opening", path, e)),
                 Ok(_) => {
                     return Err(Error::invalid(format!(
-                        "{} is there already, and nothing was committed: another program saves to this \
+                        "{} already exists, and nothing was committed: another program saves to this \
                          directory, or its file system did not show the file when the save began; save again",
                         path.display()
                     )));
@@ -156,8 +154,7 @@ impl Transaction {
         assert!(!self.rollback.is_kept(), "a save commits once");
         let [from, to] = [names::MANIFEST_PART, names::MANIFEST].map(|name| self.dir().join(name));
         dir::rename(&from, &to)?;
-        // Keep everything, even if the sync fails: a crash may or may not undo the rename, and the shards must
-        // be there if it does not.
+        // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
         let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
         dir::try_sync(self.dir()).map_err(not_durable)
@@ -191,8 +188,8 @@ impl Drop for Transaction {
     }
 }
 
-/// One more than the largest generation among the shards in the directories. The caller also goes by the manifest.
-/// So neither a damaged manifest nor a stale listing makes a save overwrite an earlier one.
+/// Returns one more than the largest generation among the shards in the directories. The caller also checks the
+/// manifest, so that neither a damaged manifest nor a stale listing makes a save overwrite an earlier one.
 fn next_generation(stripes: &Stripes) -> Result<u64> {
     let mut next = 0;
     for dir in stripes.existing()? {
