@@ -1,4 +1,4 @@
-//! The knobs. The same struct in Rust and (field for field) in Python.
+//! The settings. Python's `Config` has the same fields.
 
 mod found;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Directories that a checkpoint can be striped over beside its own.
+/// Most directories that a checkpoint can be striped over besides its own.
 const STRIPE_MAX: usize = 64;
 
 /// Which engine moves the bytes.
@@ -19,30 +19,30 @@ const STRIPE_MAX: usize = 64;
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum EngineChoice {
-    /// io_uring where it works, else the portable engine; the report says which and why.
+    /// io_uring if it works, otherwise the portable engine; the report says which and why.
     #[default]
     Auto,
-    /// io_uring, or an error with its remedy.
+    /// io_uring; if it does not work, an error that says how to fix it.
     Uring,
     /// Threads with positioned reads and writes.
     Portable,
-    /// io_uring through tokio-uring, or an error with its remedy: in builds with the cargo feature
-    /// `tokio-uring` only, and never taken by [`EngineChoice::Auto`].
+    /// io_uring through tokio-uring, or an error. Needs the cargo feature `tokio-uring`; [`EngineChoice::Auto`] never
+    /// selects it.
     #[serde(rename = "tokio-uring")]
     TokioUring,
 }
 
-/// A feature that is used where it works, always, or never.
+/// Whether to use a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Switch {
-    /// Used where it works; the report says when it does not, and why.
+    /// Use it if it works; otherwise the report says why not.
     #[default]
     Auto,
-    /// Used, or an error with its remedy.
+    /// Use it; if it does not work, an error that says how to fix it.
     On,
-    /// Not used.
+    /// Do not use it.
     Off,
 }
 
@@ -50,47 +50,44 @@ pub enum Switch {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Bytes of staging memory at most: the only memory a save needs, however large the checkpoint. It is
-    /// taken as it is needed. As large as the checkpoint makes a save a snapshot; smaller streams. Default
-    /// 256 MiB.
+    /// Most bytes of staging memory, allocated as needed. A save of any size needs no other memory. A pool as large as
+    /// the checkpoint makes a save a snapshot; a smaller one streams. Default 256 MiB.
     #[serde(deserialize_with = "size")]
     pub pool_bytes: u64,
-    /// Bytes of one staging buffer, which is also one transfer. A multiple of 4096. Default 4 MiB.
+    /// Bytes of one staging buffer and of one transfer. A multiple of 4096. Default 4 MiB.
     #[serde(deserialize_with = "size")]
     pub block_bytes: u64,
     /// Transfers in flight at once. Default 8.
     pub queue_depth: u32,
-    /// Threads that copy and checksum. 0, the default, means one a core, at most four.
+    /// Threads that copy and checksum. 0, the default, means one per core, at most four.
     pub fillers: u32,
     /// Which engine moves the bytes.
     pub engine: EngineChoice,
-    /// O_DIRECT: past the page cache.
+    /// O_DIRECT: bypass the page cache.
     pub direct: Switch,
-    /// Fixed buffers: staging memory registered with io_uring once, not pinned at every transfer. On, all of it
-    /// is taken and registered at once, or the save fails; loads go through it too, or fail.
+    /// Fixed buffers: staging memory that is registered with io_uring once, not pinned at every transfer. With `On`,
+    /// ringstow allocates and registers all of it at once; if that fails, so does the save or load.
     pub fixed: Switch,
-    /// Largest shard file in bytes, as far as whole tensors allow; 0, the default, means no limit.
+    /// Largest shard file in bytes, unless one tensor is larger; 0, the default, means no limit.
     #[serde(deserialize_with = "size")]
     pub shard_bytes: u64,
-    /// Shard files that a save writes at the same time in each directory, of about as many bytes
-    /// each; of whole tensors, so that one larger than its fair share makes its file larger. From 1,
-    /// the default, to 64.
+    /// Shard files that a save writes at the same time in each directory, of about equal size. A tensor is never split:
+    /// one larger than its fair share makes its file larger. From 1, the default, to 64.
     pub files: u32,
-    /// Directories on other disks, over which checkpoints are striped: `<parent>/<name>` has a
-    /// stripe directory `<stripe>/<name>` in each, and a save writes [`Config::files`] files into
-    /// each of them and into its own. They must exist: a disk that is not mounted is an error. Readers
-    /// need them too. Default none.
+    /// Directories on other disks, over which checkpoints are striped. A save to `<parent>/<name>` also writes
+    /// [`Config::files`] files into `<stripe>/<name>` in each of them. They must exist: an unmounted disk is an error.
+    /// Readers need the same setting. Default none.
     pub stripe: Vec<PathBuf>,
-    /// Whether the files of a checkpoint that is replaced are kept for the next save to write over, as
-    /// [`remove`](crate::remove()) keeps those of one that is removed. Takes the room of one more
+    /// Whether to keep the files of a replaced checkpoint for the next save to write over, as
+    /// [`Disposal::Recycle`](crate::Disposal::Recycle) does for a removed one. Takes the disk space of one more
     /// checkpoint. Default false.
     pub recycle: bool,
-    /// A file to write what each block of a save or load went through, and when, in the trace format
-    /// of Chrome and Perfetto. Default none. One that is there is replaced.
+    /// File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto. Replaces an existing
+    /// file. Default none.
     pub trace: Option<PathBuf>,
 }
 
-/// What pool and engines are made for: configurations with equal ones share them ([`Config::machine`]).
+/// The settings that pool and engines depend on: configurations for which these are equal share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MachineConfig {
     pub buffers: usize,
@@ -135,10 +132,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks the fields, and against each other. Whatever takes a configuration does that first.
+    /// Checks the fields, each alone and all together. Every function that takes a configuration calls this first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the field, its value and what it may be.
+    /// [`Error::Invalid`] with the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
         let bad = |field: &str, value: u64, may_be: &str| {
             Err(Error::invalid(format!("Config.{field} = {value}: must be {may_be}")))
@@ -197,20 +194,20 @@ impl Config {
                 return bad("names an empty path: leave it out".into());
             }
             if self.stripe[..index].contains(dir) {
-                return bad(format!("names {} twice: each is a disk of its own", dir.display()));
+                return bad(format!("names {} twice: list each disk once", dir.display()));
             }
         }
         Ok(())
     }
 
-    /// Bytes that one checksum covers, the least that a checked load reads: 1 MiB, or a whole
-    /// buffer where that is no multiple of it.
+    /// Bytes that one checksum covers, the least that a verified load reads: 1 MiB, or `block_bytes` if that is not a
+    /// multiple of 1 MiB.
     pub fn checksum_bytes(&self) -> u64 {
         const MIB: u64 = 1 << 20;
         if self.block_bytes.is_multiple_of(MIB) { MIB } else { self.block_bytes }
     }
 
-    /// The part of the configuration that pool and engines depend on. The rest is given with each save or load.
+    /// The settings that pool and engines depend on. Each save or load passes the others.
     pub(crate) fn machine(&self) -> MachineConfig {
         let Self { block_bytes, queue_depth, fixed, .. } = *self;
         MachineConfig { buffers: self.buffers(), block_bytes, queue_depth, fixed }
@@ -230,11 +227,11 @@ impl Config {
     }
 }
 
-/// A size as `dd` and `fio` read it: a bare letter is a power of two. What `Config`, variables, `ringstow.toml`
-/// and the program's flags take.
+/// Parses a size as `dd` and `fio` do: a bare letter is a power of two. `Config`, variables, `ringstow.toml` and the
+/// program's flags all use it.
 ///
 /// # Errors
-/// What a size is.
+/// The syntax of a size.
 pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     let bare = text.ends_with(['k', 'K', 'm', 'M', 'g', 'G', 't', 'T']);
     let full = if bare { format!("{text}iB") } else { text.to_owned() };
@@ -243,7 +240,7 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     Ok(size.as_u64())
 }
 
-/// A number of bytes, or a size in words.
+/// A number of bytes, or a size as text.
 fn size<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error> {
     struct Size;
     impl Visitor<'_> for Size {
@@ -273,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bare_letter_is_a_power_of_two() {
+    fn parse_size_bare_letter_is_a_power_of_two() {
         assert_eq!(parse_size("4M"), Ok(4 << 20));
         assert_eq!(parse_size("4m"), Ok(4 << 20));
         assert_eq!(parse_size("256MiB"), Ok(256 << 20));

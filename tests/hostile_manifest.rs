@@ -165,7 +165,7 @@ fn manifest_of_another_format_is_refused() {
     let (_root, dir) = saved();
     for body in ["", "[", "null", "{\"a\":1", "{\"format\":\"ringstow\",\"version\":1"] {
         reseal(&dir, body.as_bytes());
-        assert_format_error(&load_error(&dir), &["no manifest of ringstow"]);
+        assert_format_error(&load_error(&dir), &["not a manifest of ringstow"]);
     }
     let deep = format!("{{\"format\":{}", "[".repeat(100_000));
     reseal(&dir, deep.as_bytes());

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: verify, find, remove them, and clear up after killed saves."""
+"""Verify, find and remove the checkpoints of a run, and clear up after killed saves."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
-    """Read a whole checkpoint and compare every block with its checksum.
+    """Read a whole checkpoint and compare every checksum chunk with its checksum.
 
     Args:
         path: the checkpoint's directory.
-        config: the knobs; None means the defaults.
+        config: the settings; None means the defaults.
 
     Returns:
-        The report: ``ok``, and in ``damage`` each place that is damaged.
+        The report: ``ok``, and each damaged chunk in ``damage``.
 
     Raises:
         IncompleteCheckpointError: the directory holds no committed checkpoint.
-        CorruptCheckpointError: the manifest is damaged, or a file is shorter or longer than it was.
-        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        CorruptCheckpointError: the manifest is damaged, or a file's length has changed.
+        FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     from ringstow._report import VerifyReport
@@ -37,33 +37,34 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
 def steps(
     directory: StrPath, *, pattern: str | None = None, config: Config | None = None
 ) -> list[Step]:
-    """List the steps of a run, oldest first, also those that can't be loaded.
+    """List the steps of a run, oldest first, including those that can't be loaded.
 
-    A checkpoint is a step if it was saved as one: ``save(state, path, step=1000)``. So is one whose
-    name has the same stem as the newest of these, such as ``step-`` of ``step-900``. Where none was
-    saved as a step, the names alone decide: those of the newest save's stem, by the number at their
-    end, which a suffix such as ``.pt`` or ``.ckpt`` may follow. A stem that says that it counts
-    steps (``step-``, ``epoch_``, ``checkpoint-``) goes before any other (``best-7``), and one that
-    several names have before one that a single name has (``gpt2``). A number that is a fraction
-    (``loss=0.2``), a value (``acc=95``) or part of a date is no step, nor is a link to something in
-    the directory itself.
+    - A checkpoint is a step if it was saved as one: ``save(state, path, step=1000)``.
+    - So is a checkpoint whose name has the same stem as the newest of these, such as ``step-`` of
+      ``step-900``.
+    - If nothing was saved as a step, the names with the newest save's stem are the steps, with the
+      number at their end. A suffix such as ``.pt`` or ``.ckpt`` may follow the number.
+    - A stem that counts steps (``step-``, ``epoch_``, ``checkpoint-``) takes precedence over any
+      other (``best-7``), and a stem of several names over that of a single one (``gpt2``).
+    - A number that is a fraction (``loss=0.2``), a value (``acc=95``) or part of a date is not a
+      step. Nor is a link to something in the directory itself.
 
-    Where nothing counts as a step, all checkpoints are listed by the time of their commit, with a
+    If nothing counts as a step, all checkpoints are listed by the time of their commit, with a
     ``step`` of None.
 
     Args:
-        directory: where the checkpoints are.
+        directory: the directory that holds the checkpoints.
         pattern: which names are steps, and no others: ``"step-*"``, ``"ckpt_*.pt"``. The ``*``
-            stands for the step. Where the name has more that varies, ``{step}`` stands for the
-            step and ``*`` for anything: ``"epoch={step}-loss=*"``.
-        config: the knobs, of which ``stripe`` counts; None means the defaults.
+            matches the step. If more of the name varies, ``{step}`` matches the step and ``*``
+            anything: ``"epoch={step}-loss=*"``.
+        config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Returns:
-        The steps; none if the directory is not there. The last that can be loaded is what `latest`
-        returns.
+        The steps; an empty list if the directory does not exist. `latest` returns the last one that
+        can be loaded.
 
     Raises:
-        InvalidStateError: the pattern does not say where the step is.
+        InvalidStateError: the pattern does not have exactly one place for the step.
         OSError: the directory, or one in it that may be a step, can't be read.
     """
     from ringstow._report import Step
@@ -81,25 +82,25 @@ def latest(
 ) -> str | None:
     """Return the path of the newest step in a directory that can be loaded; None if there is none.
 
-    Which checkpoints are steps, `steps` says. One that was committed and can't be loaded now is
-    passed over, with a warning to the logger ``ringstow`` that says why. One whose ranks saved each
-    by itself (DCP's ``use_collectives=False``) is committed if the part of every rank is, and all
-    are of one save.
+    `steps` says which checkpoints are steps. A committed one that can't be loaded is skipped, with
+    a warning to the logger ``ringstow`` that says why. If each rank saved by itself (DCP's
+    ``use_collectives=False``), a checkpoint is committed once the rank checkpoints of all ranks
+    are, and all belong to one save.
 
     Args:
-        directory: where the checkpoints are. One that is not there has none.
-        verify: read every byte, and compare it with its checksum: the way back from a damaged
-            checkpoint. One whose bytes are not what was written is passed over, with a warning.
-        before: only what is older than this step, or than the checkpoint at this path.
+        directory: the directory that holds the checkpoints; it need not exist.
+        verify: read every byte and compare it with its checksum. Skips a damaged checkpoint with a
+            warning.
+        before: return only a step older than this number, or than the checkpoint at this path.
         pattern: as in `steps`.
-        config: the knobs, of which ``stripe`` counts: a checkpoint whose files on other disks are
-            not found is none that can be loaded. None means the defaults.
+        config: the settings, of which only ``stripe`` is used: a checkpoint whose files on other
+            disks are not found can't be loaded. None means the defaults.
 
     Raises:
-        InvalidStateError: the pattern does not say where the step is; or nothing in the directory
-            is ``before``.
-        OSError: the directory, or one in it that may be the newest step, can't be read. An
-            unreadable sector is damage with ``verify``, and passed over.
+        InvalidStateError: the pattern does not have exactly one place for the step; or ``before``
+            is not a step in the directory.
+        OSError: the directory, or one in it that may be the newest step, can't be read. With
+            ``verify``, an unreadable sector counts as damage instead.
     """
     limit: int | str | None
     if isinstance(before, str | os.PathLike):
@@ -119,38 +120,39 @@ def retain(
     dry_run: bool = False,
     config: Config | None = None,
 ) -> Retained:
-    """Remove all steps directly in a directory but the newest ``keep``.
+    """Remove all steps directly in a directory except the newest ``keep``.
 
-    Which checkpoints are steps, `steps` says; all others are left alone, and so is a link and what
-    a link in the directory leads to. The report names what counted as a step and what was left, and
-    why. Where nothing counted, or several kinds of names looked like steps, it has a warning, which
-    is logged, too.
+    `steps` says which checkpoints are steps. All others are left alone, and so are links and what a
+    link in the directory leads to. The report says what counted as a step, and what was left alone
+    and why. If nothing counted, or several kinds of names looked like steps, the report has a
+    warning, which is also logged.
 
-    Each is removed whole or not at all, however this ends, and a load that has begun ends well.
-    With several ranks, one of them calls this, after the save has ended on all. What ranks saved
-    each by itself counts once. What another call has removed in the meantime counts as gone. What
-    killed saves left in directories of steps before the newest goes too, except saves in progress.
+    Each checkpoint is removed entirely or not at all, even if the process is killed. A load that
+    has begun completes. With several ranks, one of them calls this after the save has ended on all.
+    Rank checkpoints of one step count once. This also clears up after killed saves of steps before
+    the newest.
 
     Args:
-        directory: where the checkpoints are.
-        keep: how many stay, of the steps that can be loaded; others are not counted and not
-            removed.
-        recycle: keep the files of the last one removed, in ``.ringstow-spares``, for the next save
-            into a directory there to write over. That is faster than new files, and takes no more
-            room than the next save would. `prune` with ``recycled=True`` frees them, and so does a
-            save on a full disk. False removes these, too. None does what ``Config.recycle`` says:
-            by default, False. Those of ranks that saved each by itself are removed either way.
+        directory: the directory that holds the checkpoints.
+        keep: how many steps to keep. Steps that can't be loaded are neither counted nor removed.
+        recycle: keep the files of the last removed checkpoint in ``.ringstow-spares``. The next
+            save into a directory there writes over them, which is faster than new files and takes
+            no more space. `prune` with ``recycled=True`` removes them, and so does a save on a full
+            disk. False removes earlier recycled files too. None means ``Config.recycle``, by
+            default False. The files of rank checkpoints are never recycled.
         pattern: as in `steps`.
         dry_run: change nothing, and return what the call would do.
-        config: the knobs, of which ``stripe`` and ``recycle`` count; None means the defaults.
+        config: the settings, of which only ``stripe`` and ``recycle`` are used; None means the
+            defaults.
 
     Returns:
-        What stays, what is gone or was cleared away, and what was left alone.
+        What was kept, removed, cleared up and left alone.
 
     Raises:
-        TypeError, ValueError: ``keep`` is no number, or below 0.
-        InvalidStateError: ``keep`` is 0; or the pattern does not say where the step is.
-        OSError: a directory can't be read, or a file not be removed.
+        TypeError, ValueError: ``keep`` is not a number, or negative.
+        InvalidStateError: ``keep`` is 0; or the pattern does not have exactly one place for the
+            step.
+        OSError: a directory can't be read, or a file can't be removed.
     """
     from ringstow._report import Retained
 
@@ -166,22 +168,21 @@ def retain(
 
 
 def prune(directory: StrPath, *, recycled: bool = False, config: Config | None = None) -> Swept:
-    """Remove what killed saves and removals left in a directory, and in those directly in it.
+    """Remove what killed saves and removals left in a directory and directly below it.
 
-    Committed checkpoints and files of others stay, and so do saves in progress. A save does the
-    same for the directory that it saves into, `retain` for steps before the newest.
+    Committed checkpoints, other programs' files and saves in progress stay. A save does the same
+    for its own directory, and `retain` for steps before the newest.
 
     Args:
-        directory: where the checkpoints are, or one checkpoint.
-        recycled: remove recycled files, too: those of removed checkpoints that wait in
-            ``.ringstow-spares`` for a save to write over them.
-        config: the knobs, of which ``stripe`` counts; None means the defaults.
+        directory: the directory that holds the checkpoints, or one checkpoint.
+        recycled: also remove the recycled files in ``.ringstow-spares``.
+        config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Returns:
-        What is gone, what was finished, and what was left alone.
+        What was removed, renamed and left alone.
 
     Raises:
-        OSError: a directory can't be read, or a file not be removed.
+        OSError: a directory can't be read, or a file can't be removed.
     """
     from ringstow._report import Swept
 
@@ -189,21 +190,21 @@ def prune(directory: StrPath, *, recycled: bool = False, config: Config | None =
 
 
 def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None = None) -> None:
-    """Remove a checkpoint: after a crash it is there as it was, or not at all.
+    """Remove a checkpoint, entirely or not at all, even if the machine crashes.
 
     Args:
-        path: the checkpoint's directory. It stays if others' files are in it. A link is refused:
-            name the directory that it leads to.
+        path: the checkpoint's directory. It stays if other programs' files are in it. A link is
+            refused: pass the directory that it leads to.
         recycle: keep its files for the next save to write over, as in `retain`.
         config: as in `retain`.
 
     Raises:
-        IncompleteCheckpointError: there is no checkpoint, or files of a striped one aren't found,
-            for want of ``Config.stripe``; they would stay on their disks.
+        IncompleteCheckpointError: there is no checkpoint; or files of a striped one are not found,
+            so a removal would leave them on their disks: set ``Config.stripe``.
         InvalidStateError: the path is a link; nothing is removed.
-        BusyError: a save into the directory is under way.
-        CorruptCheckpointError: the manifest is damaged, so that nobody can tell what belongs to it;
-            remove the directory yourself.
+        BusyError: a save into the directory is in progress.
+        CorruptCheckpointError: the manifest is damaged, so ringstow does not know the checkpoint's
+            files; remove the directory yourself.
         OSError: the system refused.
     """
     knobs = native_json(config)
@@ -211,7 +212,7 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
 
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:
-    """Return what a caller said, else what the configuration says."""
+    """Return the caller's choice, otherwise the configuration's."""
     if recycle is not None:
         return recycle
     return (Config() if config is None else config).recycle

@@ -1,4 +1,4 @@
-"""The knobs: the same names, defaults and meaning as the Rust side's ``Config``."""
+"""The settings: the same names, defaults and meaning as in the Rust side's ``Config``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Switch = Literal["auto", "on", "off"]
 Engine = Literal["auto", "uring", "portable", "tokio-uring"]
 
 _UNSET: Any = object()
-"""Stands for a field that is not given."""
+"""Marks a field that is not given."""
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
 
@@ -31,73 +31,73 @@ def _listed(words: tuple[str, ...]) -> str:
 class Config:
     """How to save and load. The defaults are right for most machines.
 
-    A field that is not given is what the environment says (``RINGSTOW_POOL_BYTES=1G``, one
-    variable a field), else the file that ``RINGSTOW_CONFIG`` names or ``ringstow.toml`` in the
-    current directory, else the default. In ``./ringstow.toml``, ``stripe`` and ``trace``
-    are ignored. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20,
-    ``"64MB"`` is 64 * 10^6; they are kept as numbers. Everything is checked here and now.
+    A field that is not given has the value of its environment variable, such as
+    ``RINGSTOW_POOL_BYTES=1G``; otherwise that of the file that ``RINGSTOW_CONFIG`` names, or of
+    ``./ringstow.toml``, where ``stripe`` and ``trace`` are ignored; otherwise the default. Sizes
+    are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20, ``"64MB"`` is 64 * 10^6;
+    they are kept as numbers. Everything is checked at once.
 
     Raises:
-        InvalidStateError: a field, or a variable of the environment, says what can't be, alone or
-            beside another; names it, what it says and what it may say.
-        UnsupportedError: it asks by name for an engine that this build lacks.
-        FormatError: the file says what can't be; names the line.
-        TypeError: a field is given something of another kind.
+        InvalidStateError: a field or variable has an invalid value, or two contradict each other.
+            The message has the allowed values.
+        UnsupportedError: this build lacks the ``engine``.
+        FormatError: the file is invalid; the message has the line.
+        TypeError: a field has a value of the wrong type.
         OSError: the file can't be read.
     """
 
     pool_bytes: int = _UNSET
-    """Bytes of staging memory at most: the only memory a save needs, however large the checkpoint.
-    It is taken as it is needed. As large as the checkpoint makes a save a snapshot; smaller
-    streams. Default 256 MiB."""
+    """Most bytes of staging memory, allocated as needed. A save of any size needs no other memory.
+    A pool as large as the checkpoint makes a save a snapshot; a smaller one streams. Default 256
+    MiB."""
 
     block_bytes: int = _UNSET
-    """Bytes of one staging buffer, which is also one transfer; a multiple of 4096. A checksum
-    covers 1 MiB of them, or all where they are no multiple of that. Default 4 MiB."""
+    """Bytes of one staging buffer and of one transfer; a multiple of 4096. A checksum covers 1 MiB,
+    or ``block_bytes`` if that is not a multiple of 1 MiB. Default 4 MiB."""
 
     queue_depth: int = _UNSET
     """Transfers in flight at once. Default 8."""
 
     fillers: int = _UNSET
-    """Threads that copy and checksum; 0, the default, means one a core, at most four."""
+    """Threads that copy and checksum; 0, the default, means one per core, at most four."""
 
     engine: Engine = _UNSET
-    """What moves the bytes. One asked for by name is never silently replaced. "tokio-uring" is part
-    of Rust builds that ask for it, not of the wheel. Default auto."""
+    """Which engine moves the bytes. Only "auto" falls back to another one. The wheel has no
+    "tokio-uring"; it needs a Rust build with that feature. Default auto."""
 
     direct: Switch = _UNSET
-    """O_DIRECT: past the page cache. Default auto."""
+    """O_DIRECT: bypass the page cache. Default auto."""
 
     fixed: Switch = _UNSET
-    """Staging memory registered with io_uring once, not pinned at every transfer. "on": all of it
-    is taken and registered at once, and loads go through it too, or fail. Default auto."""
+    """Register staging memory with io_uring once, instead of pinning it at every transfer. "on"
+    allocates and registers all of it at once; if that fails, so does the save or load. Default
+    auto."""
 
     shard_bytes: int = _UNSET
-    """Largest shard file in bytes, as far as whole tensors allow; 0, the default, is no limit."""
+    """Largest shard file in bytes, unless one tensor is larger; 0, the default, is no limit."""
 
     files: int = _UNSET
-    """Shard files that a save writes at the same time in each directory, of about as many bytes
-    each; of whole tensors, so that one larger than its fair share makes its file larger. From 1,
-    the default, to 64."""
+    """Shard files that a save writes at the same time in each directory, of about equal size. A
+    tensor is never split: one larger than its fair share makes its file larger. From 1, the
+    default, to 64."""
 
     stripe: Sequence[StrPath] = _UNSET
-    """Directories on other disks, over which checkpoints are striped: ``parent/name`` has a
-    stripe directory ``stripe/name`` in each, and a save writes ``files`` files into each and
-    into its own. They must exist, and loads need them too. Kept as a tuple of paths from the root.
-    Default none."""
+    """Directories on other disks, over which checkpoints are striped. A save to ``parent/name``
+    also writes ``files`` files into ``stripe/name`` in each of them. They must exist, and loads
+    need the same setting. Kept as a tuple of absolute paths. Default none."""
 
     recycle: bool = _UNSET
-    """Whether the files of a checkpoint that is replaced are kept for the next save to write over,
-    as `remove` keeps those of one that is removed. Takes the room of one more checkpoint. Default
-    False."""
+    """Whether to keep the files of a replaced checkpoint for the next save to write over; also the
+    default of ``recycle`` in `remove` and `retain`. Takes the disk space of one more checkpoint.
+    Default False."""
 
     trace: StrPath | None = _UNSET
-    """A file to write what each block of a save or load went through, and when, in the trace format
-    of Chrome and Perfetto. Default none. One that is there is replaced; if it can't be written,
-    the reason is logged. Kept as a path from the root."""
+    """File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto.
+    Replaces an existing file. If it can't be written, a warning is logged. Kept as an absolute
+    path. Default none."""
 
     if TYPE_CHECKING:
-        # What a field is given may be more than what it keeps.
+        # The constructor accepts more types than a field keeps.
         def __init__(
             self,
             *,
@@ -118,7 +118,7 @@ class Config:
     def __post_init__(self) -> None:
         """Fill in the fields that are not given, and check all; the native side checks numbers.
 
-        Paths are kept as they are now: a later chdir must not move a save in the background.
+        Paths become absolute: a later chdir must not move a background save.
         """
         unset = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) is _UNSET]
         if unset:
@@ -137,7 +137,7 @@ class Config:
         self._check_kind("recycle", type(self.recycle) is bool, "True or False")
         is_one = isinstance(self.stripe, str | os.PathLike)
         self._check_kind("stripe", not is_one, "a collection of paths ([path] for one)")
-        # An empty one is left for the native side to refuse.
+        # The native side refuses an empty path.
         paths = [os.fspath(path) for path in self.stripe]
         object.__setattr__(self, "stripe", tuple(path and absolute(path) for path in paths))
         if self.trace:
@@ -163,16 +163,16 @@ class Config:
             raise TypeError(f"Config.{name} must be {what}, not {getattr(self, name)!r}")
 
     def to_json(self) -> str:
-        """Return the fields as a JSON object, as the native side takes them."""
+        """Return the fields as a JSON object for the native side."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def native_json(config: Config | None) -> str:
-    """Return the configuration as the native side takes it; None means the defaults."""
+    """Return the configuration as JSON for the native side; None means the defaults."""
     if config is None:
         config = Config()
     if not isinstance(config, Config):
-        raise TypeError(f"config is a ringstow.Config, not a {type(config).__name__}")
+        raise TypeError(f"config must be a ringstow.Config, not a {type(config).__name__}")
     return config.to_json()
 
 
@@ -180,7 +180,7 @@ def in_bytes(size: int | str) -> int:
     """Return a size in bytes: ``"4M"`` and ``"4MiB"`` are 4 * 2^20, ``"4MB"`` is 4 * 10^6.
 
     Raises:
-        InvalidStateError: the text is no size.
+        InvalidStateError: the text is not a size.
     """
     if isinstance(size, int):
         return size

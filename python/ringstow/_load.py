@@ -1,4 +1,4 @@
-"""Load a checkpoint: `load` makes new tensors, `load_into` fills those that are there."""
+"""Load a checkpoint: `load` creates new tensors, `load_into` fills existing ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringstow._report import LoadReport
 
 _T = TypeVar("_T")
-# Attempts at a checkpoint that is replaced meanwhile; each time a whole save has come in between.
+# Attempts to load a checkpoint that saves keep replacing.
 _ATTEMPTS = 100
 
 _log = logging.getLogger("ringstow")
@@ -40,51 +40,51 @@ def load(
     device: str | torch.device | None = None,
     framework: Literal["torch", "numpy"] = "torch",
 ) -> dict[Any, Any]:
-    """Load a checkpoint, or a part of it, into fresh tensors.
+    """Load a checkpoint, or a part of it, into new tensors.
 
-    What comes back is equal to what was saved, types and order included, with two exceptions:
-    Parameters and other sub-classes are plain tensors, and all tensors are dense. Tensors that were
-    the same elements of the same memory, as tied weights are, are so again; other views of one
-    memory come back apart. A tensor's storage can't be resized.
+    The result equals what was saved, including types and order, with two exceptions: Parameters and
+    other subclasses become plain tensors, and all tensors are dense. Tensors with the same elements
+    of the same memory, such as tied weights, share memory again; other views of one memory do not.
+    A tensor's storage can't be resized.
 
-    With ``prefix`` or ``keys`` the same structure comes back with the selected leaves only, and
+    With ``prefix`` or ``keys`` the result has the same structure with the selected leaves only, and
     only their bytes are read. A leaf's name is its path joined by dots, such as
-    ``optimizer.state.0.exp_avg``. A list or tuple comes whole if any of its leaves is selected.
+    ``optimizer.state.0.exp_avg``. A list or tuple is complete if any of its leaves is selected.
 
-    If a save replaces the checkpoint meanwhile, what comes back is all of the one or all of the
-    other.
+    If a save replaces the checkpoint meanwhile, the result is entirely the old or entirely the new
+    one.
 
     Args:
         path: the checkpoint's directory.
         prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, and
             not ``model_ema.*``.
         keys: select the leaves of exactly these names.
-        verify: compare every block that is read with its checksum before any of it is used.
+        verify: verify every checksum chunk that is read before using any of it.
         allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
-            refuses with ``weights_only``; it can run any code.
-        config: the knobs; None means the defaults.
-        device: where the tensors go: ``"cpu"``, as None means; ``"cuda"``, the current device; or
-            ``"cuda:1"``. A GPU's are read through the staging memory straight into theirs. All else
-            stays on the host, numpy arrays too, among them those that were saved from a GPU.
-        framework: what torch tensors come back as: ``"torch"``, or ``"numpy"`` for arrays, which
-            needs no torch. bfloat16 and 8-bit floats then need the package ``ml_dtypes``;
-            torch.Size comes back as a tuple, torch.dtype as numpy's, torch.device as its name.
+            refuses with ``weights_only``; this can run any code.
+        config: the settings; None means the defaults.
+        device: where to put torch tensors: ``"cpu"``, also for None; ``"cuda"``, the current
+            device; or ``"cuda:1"``. A load to a GPU goes through the staging memory. Everything
+            else stays on the host, including numpy arrays and arrays that were saved from a GPU.
+        framework: what torch tensors are loaded as: ``"torch"``, or ``"numpy"`` for arrays, which
+            needs no torch. bfloat16 and 8-bit floats then need the package ``ml_dtypes``.
+            torch.Size becomes a tuple, torch.dtype numpy's dtype, torch.device its name.
 
     Returns:
         The state dict.
 
     Raises:
-        ValueError: both ``prefix`` and ``keys`` were given, or an unknown ``framework``, or a
+        ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework``, or a
             ``device`` for numpy.
-        KeyMismatchError: no leaf has the prefix; or some of the keys, all of them named.
+        KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed).
         UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
-            program has not imported; tensors without torch, or of a dtype that numpy lacks; a
-            ``device`` that is not there.
+            program has not imported; tensors without torch, or of a dtype that numpy lacks; an
+            unknown ``device``.
         IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
-            None, as `latest` returns it where there is none.
-        ReplacedCheckpointError: saves replaced it, time and again, faster than it could be opened.
+            None, which `latest` returns if there is none.
+        ReplacedCheckpointError: saves replaced it again and again, faster than it could be loaded.
         CorruptCheckpointError: the bytes on disk are not those that were written.
-        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     if prefix is not None and keys is not None:
@@ -112,10 +112,10 @@ def load(
 
 
 def check_framework(framework: str, device: object) -> None:
-    """Refuse a framework that ringstow does not know, and a device for numpy.
+    """Refuse an unknown framework, and a device for numpy.
 
     Raises:
-        ValueError: says what it may be.
+        ValueError: either of these.
     """
     if framework not in ("torch", "numpy"):
         raise ValueError(f'framework is "torch" or "numpy", not {framework!r}')
@@ -135,7 +135,7 @@ def _load(
     allow_pickle: bool,
     as_numpy: bool,
 ) -> dict[Any, Any]:
-    """Load what is selected of a checkpoint's skeleton."""
+    """Load the selected leaves of a checkpoint."""
     checkpoint = _native.Checkpoint(where, config)
     if prefix or names is not None:
         skeleton = _selected(checkpoint, where, prefix, names)
@@ -145,7 +145,7 @@ def _load(
     contents = _build.Contents(where, rows)
     survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
     survey.add(skeleton)
-    # Objects first: one that is refused, or whose type is not here, costs no read of tensors.
+    # Objects first: if one is refused or its type is unknown, no tensor is read in vain.
     objects = dict(_blocks(checkpoint, list(survey.objects), verify, config))
     builder = _build.Builder(contents, objects, allow_pickle=allow_pickle, as_numpy=as_numpy)
     builder.make_objects(survey)
@@ -169,10 +169,10 @@ def _blocks(
 def _selected(
     checkpoint: _native.Checkpoint, where: str, prefix: str | None, names: list[str] | None
 ) -> dict[Any, Any]:
-    """Return the skeleton of what a load asked for.
+    """Return the skeleton of the selected leaves.
 
-    Of many names it parses only those near the wanted ones, unless one is missing: then the error
-    suggests names out of all.
+    Parses only names near the selected ones. If one is missing, it parses all names, so that the
+    error can suggest similar ones.
     """
 
     def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
@@ -194,7 +194,7 @@ def _load_to(
     verify: bool,
     config: str,
 ) -> dict[str, torch.Tensor]:
-    """Load tensors to a GPU; returns each as a new 1-d tensor."""
+    """Load tensors to a GPU, and return each as a new 1-d tensor."""
     flat = {name: _torch.empty_on(device, stored, name) for name, stored in tensors.items()}
     targets = [
         (name, _cuda.address_of(flat[name]), stored.nbytes)
@@ -219,44 +219,42 @@ def load_into(
 ) -> LoadReport:
     """Load a checkpoint into the tensors of a state dict of the same structure.
 
-    Tensors and arrays are filled in place, without autograd noticing; all other values are
-    replaced in the dicts and lists that hold them. Nothing is changed unless everything fits. If
-    damage or a failing disk is met while reading, the elements of the tensors are undefined. If a
-    save replaces the checkpoint meanwhile, they are all of the one or all of the other.
+    Fills tensors and arrays in place, without autograd noticing. Replaces all other values in the
+    dicts and lists that hold them. Changes nothing unless everything fits. After damage or a read
+    error, the elements of the tensors are undefined. If a save replaces the checkpoint meanwhile,
+    the result is entirely the old or entirely the new one.
 
     Args:
-        state_dict: what to fill. Its tensors may be strided, require grad, and share memory. Those
-            on CUDA devices are filled through the staging memory, as are arrays with
-            ``__cuda_array_interface__``; on the CPU ones that aren't dense take a copy on the way,
-            as all do on other devices. A list or tuple that holds
-            no tensor is one value, replaced as a whole.
+        state_dict: what to fill. Its tensors may be strided, require grad, and share memory.
+            Tensors on CUDA devices and arrays with ``__cuda_array_interface__`` are filled through
+            the staging memory. Strided CPU tensors, and tensors on other devices, need a temporary
+            copy. A list or tuple without tensors is one value, replaced as a whole.
         path: the checkpoint's directory.
-        strict: the two must hold the same keys. False loads what is in both, and the report says
+        strict: the two must hold the same keys. False loads what is in both, and the report lists
             what is ``missing`` and ``unexpected``; a tensor of another dtype or shape is still an
             error.
-        cast: convert floating-point elements to the dtype of the tensor that is there, and complex
-            ones likewise; such tensors take a copy in memory on the way. Other dtypes, such as
-            integers, must be equal.
-        verify: compare every block that is read with its checksum before any of it is used.
-        allow_pickle: unpickle what was saved with ``allow_pickle``; it can run any code.
-        config: the knobs; None means the defaults.
+        cast: convert floating-point elements to the target's dtype, and complex ones likewise, with
+            a temporary copy. Other dtypes, such as integers, must be equal.
+        verify: verify every checksum chunk that is read before using any of it.
+        allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
+        config: the settings; None means the defaults.
 
-    An optimizer's ``state_dict()`` is its own tensors in new dicts: the tensors are filled, and the
-    learning rate and all else is in those dicts, for ``optimizer.load_state_dict``.
+    An optimizer's ``state_dict()`` holds its own tensors in new dicts. The tensors are filled; pass
+    the dicts to ``optimizer.load_state_dict`` for the learning rate and everything else.
 
     Returns:
         What was done and how long it took.
 
     Raises:
-        KeyMismatchError: names every key that is missing, unexpected or different.
-        InvalidStateError: the state dict is no dict.
+        KeyMismatchError: lists every key that is missing, unexpected or different.
+        InvalidStateError: the state dict is not a dict.
         UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
             program has not imported.
         IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
-            None, as `latest` returns it where there is none.
+            None, which `latest` returns if there is none.
         ReplacedCheckpointError: as in `load`.
         CorruptCheckpointError: the bytes on disk are not those that were written.
-        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     where = of_checkpoint(path)
@@ -284,5 +282,5 @@ def _while_replaced(attempt: Callable[[], _T]) -> _T:
         try:
             return attempt()
         except ReplacedCheckpointError as error:
-            _log.debug("beginning again: %s", error)
+            _log.debug("retrying the load: %s", error)
     return attempt()

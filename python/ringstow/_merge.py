@@ -1,4 +1,4 @@
-"""Loading into a state dict that exists: first all is compared, then all is read, then changed."""
+"""Load into an existing state dict: compare everything, then read everything, then change it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from ringstow._report import LoadReport
 
 _SEQUENCES = (list, tuple, collections.deque)
-# Makes a value once the bytes have been read.
+# Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
 
 
 class Fill(NamedTuple):
-    """A tensor or array of the state dict, and the stored one whose elements it gets."""
+    """A tensor or array of the state dict, and the stored one to fill it with."""
 
     target: Any
     """A torch tensor, a numpy array, or a `DeviceArray`."""
     leaf: Leaf
     stored: Stored
     dense: Address | None = None
-    """Where it lies, if that is known already, and that bytes can be read into it as it is."""
+    """Its address, if it is known to be dense memory that bytes can be read into."""
     cast: bool = False
-    """Whether the stored elements are of another dtype, and are converted."""
+    """Whether to convert the stored elements to another dtype."""
 
 
 class Merge:
-    """Compares a state dict with a skeleton: what is to be done, and what does not fit."""
+    """Compares a state dict with a skeleton, and collects the changes and the mismatches."""
 
     def __init__(self, contents: Contents, *, allow_pickle: bool, cast: bool) -> None:
         self.contents = contents
@@ -52,7 +52,7 @@ class Merge:
         """The tensors that new values need."""
         self.fills: list[Fill] = []
         self.assigns: list[tuple[Callable[[Any], None], Make]] = []
-        """(What puts a new value in its place, what makes it)."""
+        """Pairs of a function that stores a new value and one that builds it."""
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.mismatched: list[str] = []
@@ -62,7 +62,7 @@ class Merge:
         self._address_of = _cuda.finder()
 
     def check(self, path: str, *, strict: bool) -> None:
-        """Raise a KeyMismatchError that names all that does not fit."""
+        """Raise a KeyMismatchError that lists all mismatches."""
         lists = {
             "not in the checkpoint": self.missing if strict else [],
             "only in the checkpoint": self.unexpected if strict else [],
@@ -84,10 +84,10 @@ class Merge:
         )
 
     def merge(self, target: Any, node: Any, path: Path) -> Make | None:
-        """Plan to bring the target at a path to what the skeleton says.
+        """Plan the changes that make the target at a path equal to the skeleton's node.
 
         Returns:
-            What makes its new value; None if it stays the same object.
+            A function that builds the new value; None if the target stays the same object.
         """
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         if type(target) in self._usual.kinds or _torch.is_tensor(target):
@@ -253,13 +253,13 @@ def load_into(
     cast: bool,
     config: str,
 ) -> LoadReport:
-    """Bring a state dict to what the checkpoint at a path says, if everything fits.
+    """Fill a state dict from the checkpoint at a path, if everything fits.
 
     Raises:
-        KeyMismatchError: names all that does not fit.
-        IncompleteCheckpointError: it is one rank's part of a whole, and has only some of a tensor.
-        InvalidStateError: the state dict is no dict.
-        FormatError: the checkpoint's tree is not one that ringstow wrote.
+        KeyMismatchError: lists all mismatches.
+        IncompleteCheckpointError: it is a rank checkpoint, and holds only some of a tensor.
+        InvalidStateError: the state dict is not a dict.
+        FormatError: ringstow did not write the checkpoint's tree.
     """
     if not isinstance(state, dict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
@@ -274,7 +274,7 @@ def load_into(
         merge.survey.add(fill.leaf)
     targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
 
-    # Of all others, what loads them says so before anything is changed.
+    # Strided targets are read after the first change, so check their tensors now.
     checkpoint.check_whole([fill.leaf.body for fill in ways.strided()])
     blocks, read = checkpoint.load(merge.survey.names, verify, config)
     named = dict(zip(merge.survey.names, blocks, strict=True))
@@ -306,11 +306,11 @@ class _Ways(NamedTuple):
     """How each target is filled."""
 
     direct: list[Fill]
-    """Dense memory, which is read into."""
+    """Dense memory: read straight into it."""
     boxes: list[list[Fill]]
-    """Strided memory on GPUs, which is read into box by box; one list after the other."""
+    """Strided memory on GPUs: read region by region, one list after the other."""
     copied: list[Fill]
-    """All else: read elsewhere, and copied."""
+    """Everything else: read into other memory, then copied."""
 
     def strided(self) -> list[Fill]:
         """Return all of `boxes`."""
@@ -320,9 +320,9 @@ class _Ways(NamedTuple):
 def _split(fills: list[Fill]) -> _Ways:
     """Choose a way for each fill.
 
-    Targets that are one memory, as tied weights are, are filled once. Each stored tensor is read
-    straight into one place, and each place is read into once; save arrays on GPUs of which nothing
-    but their place is known, so that they can't be copied to.
+    Targets that share one memory, such as tied weights, are filled once. Each stored tensor is read
+    into one address, and each address is read into once; everything else is copied. Only a
+    `DeviceArray` can't be copied to: it is always read into.
     """
     ways = _Ways([], [[]], [])
     seen: set[tuple[object, ...]] = set()
@@ -350,7 +350,7 @@ def _split(fills: list[Fill]) -> _Ways:
 
 
 def _slices(fills: list[Fill], checkpoint: _native.Checkpoint) -> list[Any]:
-    """Return what is to be read of the stored chunks, each to its strided box of its target."""
+    """Return the stored chunks to read, each with the strided region of its target."""
     chunks = {entry[0]: entry[4] for entry in checkpoint.entries}
     slices = []
     for fill in fills:
@@ -376,7 +376,7 @@ def _can_take_bytes(target: Any) -> bool:
 
 
 def _can_take_boxes(fill: Fill) -> bool:
-    """Return whether a target is strided memory of a GPU's."""
+    """Return whether a target is strided GPU memory."""
     target = fill.target
     if isinstance(target, DeviceArray):
         return True
@@ -430,11 +430,11 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _can_cast(there: str, here: str) -> bool:
-    """Return whether converting elements of one dtype to another loses nothing but digits."""
+    """Return whether converting elements of one dtype to another loses only precision."""
     return any({there, here} <= family for family in _FAMILIES)
 
 
-# Numbers of one kind, for `cast`: an integer could overflow, or lose its fraction.
+# Dtypes that `cast` converts between. Not integers: they could overflow or lose a fraction.
 _FAMILIES = (
     {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"},
     {"C128", "C64", "C32"},
@@ -442,7 +442,7 @@ _FAMILIES = (
 
 
 def _names(value: Any, path: Path) -> Iterator[str]:
-    """Yield the flat names of what a value holds; a list without tensors is one thing."""
+    """Yield the flat names in a value; a list without tensors has one name."""
     if isinstance(value, dict):
         pairs: Any = value.items()
     elif type(value) in _SEQUENCES and _holds_tensors(value):

@@ -1,4 +1,4 @@
-"""Look into a checkpoint without loading it, and read parts of its tensors: `open`."""
+"""Inspect a checkpoint without loading it, and read parts of its tensors: `open`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open(
     framework: Framework = "torch",
     config: Config | None = None,
 ) -> Checkpoint:
-    """Open a checkpoint to look into it and to read parts of it. Reads no tensor.
+    """Open a checkpoint to inspect it and to read parts of it. Reads no tensor.
 
     ::
 
@@ -50,22 +50,22 @@ def open(
             bias = ckpt["model.bias"].load()
             rows = ckpt["model.weight"][:16, 3]
 
-    A directory without a manifest that holds plain safetensors files opens too, as Hugging Face's
-    programs write them. Those have no checksums: ``info.kind`` says so.
+    Also opens a directory of plain safetensors files without a manifest, as Hugging Face's programs
+    write them. They have no checksums, and ``info.kind`` is ``"safetensors"``.
 
     Args:
         path: the checkpoint's directory.
-        verify: compare every checksum chunk (1 MiB) that is read with its checksum before any of it
-            is used. False reads only the pages that are needed.
+        verify: verify every checksum chunk (1 MiB) that is read before using any of it. False reads
+            only the needed pages.
         allow_pickle: let ``load()`` of pickled values unpickle them, which can run any code.
-        framework: what torch tensors are read as: ``"torch"``, or ``"numpy"`` as in `load`. What
-            was saved as a numpy array is always one.
-        config: the knobs; None means the defaults.
+        framework: what torch tensors are read as: ``"torch"``, or ``"numpy"`` as in `load`. Numpy
+            arrays are always read as numpy arrays.
+        config: the settings; None means the defaults.
 
     Raises:
-        IncompleteCheckpointError: the directory holds no committed checkpoint; says what it holds.
+        IncompleteCheckpointError: the directory holds no committed checkpoint.
         CorruptCheckpointError: the manifest, or the length of a file, is not what was written.
-        FormatError: the manifest is not one of ringstow's, or a newer version's.
+        FormatError: the manifest is not ringstow's, or a newer version's.
         ValueError: an unknown ``framework``.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
@@ -82,10 +82,10 @@ def open(
 class Checkpoint(Mapping[str, "Entry"]):
     """An opened checkpoint: a mapping of the names of its tensors and arrays to their entries.
 
-    Names are those of `load`: the path in the state dict, joined by dots. Two names of one tensor,
-    as tied weights have, are two entries. Made by `open`. No file stays open between reads: if a
-    save replaces the checkpoint, reads raise ReplacedCheckpointError, and `open` gives the newer
-    one. After `close` every use raises ValueError.
+    Created by `open`. Names are those of `load`: the path in the state dict, joined by dots. Two
+    names of one tensor, such as tied weights, are two entries. No file stays open between reads: if
+    a save replaces the checkpoint, reads raise ReplacedCheckpointError, and `open` returns the
+    newer one. After `close` every use raises ValueError.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the checkpoint. What was read from it stays."""
+        """Close the checkpoint. Tensors and values that were read from it stay valid."""
         self._opened = None
         self._entries = {}
         self._skeleton = {}
@@ -152,16 +152,16 @@ class Checkpoint(Mapping[str, "Entry"]):
 
     @property
     def info(self) -> CheckpointInfo:
-        """What the manifest says of the save: when, by which version, how many bytes and ranks."""
+        """What the manifest says about the save: time, version, bytes, ranks."""
         from ringstow._report import CheckpointInfo
 
         return CheckpointInfo.from_json(self._alive().info)
 
     @property
     def tree(self) -> dict[Any, Any]:
-        """A new copy of the state dict that was saved, with an `Entry` for what is not read yet.
+        """A new copy of the saved state dict, with an `Entry` for each unread item.
 
-        That is tensors and arrays, objects that need pickle (nothing is unpickled here), and values
+        Those are tensors, arrays, objects that need pickle (nothing is unpickled here), and values
         of types that this program does not have.
         """
         self._alive()
@@ -178,18 +178,18 @@ class Checkpoint(Mapping[str, "Entry"]):
         return _skeleton.rebuild(self._skeleton, (), make)  # type: ignore[no-any-return]
 
     def value(self, name: str) -> Any:
-        """Return the value at a name, or the dict or list of values; a tensor is an `Entry`.
+        """Return the value of a name, or the dict or list of values; a tensor is an `Entry`.
 
-        No tensor is read. Objects of DCP are, and unpickled without running any code, unless `open`
-        was called with ``allow_pickle``.
+        Reads no tensor. Reads objects of DCP, and unpickles them without running any code unless
+        `open` was called with ``allow_pickle``.
 
         Args:
             name: the path joined by dots: ``"step"``, ``"optimizer.param_groups.0.lr"``.
 
         Raises:
-            KeyMismatchError: nothing has that name; names what is close.
-            UnsupportedError: it needs a type that this program does not have, torch, or
-                ``allow_pickle``.
+            KeyMismatchError: there is no such name; the message suggests similar ones.
+            UnsupportedError: the value needs torch, ``allow_pickle``, or a type that this program
+                does not have.
         """
         self._alive()
         found = _skeleton.find(self._skeleton, name)
@@ -249,7 +249,7 @@ class Checkpoint(Mapping[str, "Entry"]):
 
     def _unknown(self, name: str) -> KeyMismatchError:
         if _skeleton.find(self._skeleton, name) is not None:
-            text = f"{self.path}: {name!r} is no tensor: value({name!r}) returns what it is"
+            text = f"{self.path}: {name!r} is not a tensor: value({name!r}) returns it"
             return KeyMismatchError(text, path=self.path, missing=[name])
         return missing_names([name], [name], self._skeleton or dict(self._entries), self.path)
 
@@ -269,7 +269,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         leaf = entry._leaf
         self._alive()
         if leaf.tag not in _ELEMENTS:
-            raise TypeError(f"{entry.name} is no tensor: load() it")
+            raise TypeError(f"{entry.name} is not a tensor: load() it")
         selection = _index.select(index, entry.shape, entry.name)
         is_whole = tuple(r.size for r in selection.ranges) == entry.shape
         if is_whole and not any(r.flipped for r in selection.ranges):
@@ -283,7 +283,9 @@ class Checkpoint(Mapping[str, "Entry"]):
         opened, leaf = self._alive(), entry._leaf
         stored = self._contents.stored(leaf, entry._path)
         if stored.dtype == "F4":
-            raise UnsupportedError(f"{entry.name} is of 4-bit numbers: load() it, and index that")
+            raise UnsupportedError(
+                f"{entry.name} holds 4-bit numbers: load() it, and index the result"
+            )
         module: Any = _numpy if self._as_numpy or leaf.tag == "$ndarray" else _torch
         dtype = module.dtype_of(stored.dtype, entry.name)
         if math.prod(selection.shape) == 0:
@@ -305,11 +307,11 @@ class Checkpoint(Mapping[str, "Entry"]):
 
 
 class Entry:
-    """A tensor, array or object of a checkpoint that has not been read.
+    """An unread tensor, array or object of a checkpoint.
 
-    ``entry.load()`` reads all of it. ``entry[a:b, c]`` reads only what that selects, by numpy's
-    rules for integers, slices with any step, ``...`` and None; what comes back has memory of its
-    own. ``numpy.asarray(entry)`` works too.
+    ``entry.load()`` reads all of it. ``entry[a:b, c]`` reads only the selection, by numpy's rules
+    for integers, slices with any step, ``...`` and None. The result has its own memory.
+    ``numpy.asarray(entry)`` works too.
     """
 
     __slots__ = ("_checkpoint", "_leaf", "_path", "name")
@@ -323,15 +325,15 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """What it is: ``"tensor"``, numpy's ``"array"``, DCP's ``"object"``, ``"pickle"``.
+        """Its kind: ``"tensor"``, numpy's ``"array"``, DCP's ``"object"``, ``"pickle"``.
 
-        Or ``"value"``: one of a type that this program does not have.
+        Or ``"value"``, for a value of a type that this program does not have.
         """
         return _KINDS.get(self._leaf.tag, "value")
 
     @property
     def dtype(self) -> str:
-        """The element type by torch's and numpy's name: ``"float32"``; empty for an object."""
+        """The element type's name in torch and numpy: ``"float32"``; empty for an object."""
         if self.kind not in ("tensor", "array"):
             return ""
         code = self._checkpoint._contents.stored(self._leaf, self._path).dtype
@@ -339,7 +341,7 @@ class Entry:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements a dimension; empty for an object."""
+        """Elements per dimension; empty for an object."""
         if self.kind not in ("tensor", "array"):
             return ()
         return self._checkpoint._contents.stored(self._leaf, self._path).shape
@@ -357,21 +359,21 @@ class Entry:
         """Read all of it.
 
         Returns:
-            A tensor or array of its own; what was pickled, of an object.
+            A new tensor or array, or the unpickled object.
 
         Raises:
             UnsupportedError: it is pickled, and `open` was called without ``allow_pickle``; or it
-                needs torch, or a numpy dtype, that is not there.
+                needs torch, or a numpy dtype, that is unavailable.
             ReplacedCheckpointError: a save replaced the checkpoint since it was opened.
             CorruptCheckpointError: the bytes on disk are not those that were written.
-            IncompleteCheckpointError: the checkpoint was removed; or it is one rank's part, and has
-                only some of this tensor.
+            IncompleteCheckpointError: the checkpoint was removed; or it is a rank checkpoint, and
+                holds only some of this tensor.
             ValueError: the checkpoint is closed.
         """
         return self._checkpoint._load(self)
 
     def __getitem__(self, index: Any) -> Any:
-        """Read a part; raises what `load` does, and IndexError and TypeError for bad indices."""
+        """Read a selection. Raises as `load`, and IndexError and TypeError for bad indices."""
         return self._checkpoint._read(self, index)
 
     def __array__(

@@ -1,4 +1,4 @@
-"""What a save, load or verification did, built from the native side's JSON.
+"""Reports of saves, loads and verifications, built from the native side's JSON.
 
 The fields are those of the Rust structs of the same names (``src/pipeline/report.rs``).
 """
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """Something that was wanted and could not be had, though the work went on without it."""
+    """A step to a slower way of working, because the faster one was unavailable."""
 
     wanted: str
     """What was tried: ``"uring, fixed buffers, O_DIRECT"``."""
     got: str
     """What was used instead."""
     reason: str
-    """Why it could not be had."""
+    """Why it was unavailable."""
     remedy: str
     """What to do about it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage:
-    """A block of a file that is not what was written."""
+    """A damaged checksum chunk of a file."""
 
     file: str
     offset: int
-    """Bytes from the start of the file at which the block starts."""
+    """Byte offset of the chunk in the file."""
     what: str
     """What was compared: ``"crc32 of block 7 (4194304 bytes)"``."""
     expected: str
@@ -51,7 +51,7 @@ class SaveSeconds:
     prepare: float
     """Starting the engine (the first save only), opening and preallocating, trial write."""
     stage: float
-    """From the first byte copied to the last: after plan + prepare + stage tensors are free."""
+    """From the first byte copied to the last: after plan + prepare + stage tensors may change."""
     write: float
     """From the first byte copied to the last one written."""
     sync: float
@@ -59,15 +59,15 @@ class SaveSeconds:
     commit: float
     """Manifest and renames, each made durable."""
     total: float
-    """All of it."""
+    """The whole time."""
     copy_cpu: float
     """Copying, added up over the threads."""
     checksum_cpu: float
     """Checksums, added up over the threads."""
     wait: float
-    """Waiting for a free buffer, added up over the threads: high where the disk is the limit."""
+    """Waiting for a free buffer, summed over the threads: high if the disk is the bottleneck."""
     device_copy: float
-    """Copying out of GPUs, as these timed it, added up over them."""
+    """Copying from GPUs, as they timed it, summed over them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,13 +77,13 @@ class LoadSeconds:
     prepare: float
     """Opening files and the trial read."""
     read: float
-    """From the first read to the last block checked."""
+    """From the first read to the last checksum chunk verified."""
     total: float
-    """All of it."""
+    """The whole time."""
     checksum_cpu: float
     """Checksums, added up over the threads."""
     device_copy: float
-    """Copying into GPUs, as these timed it, added up over them."""
+    """Copying to GPUs, as they timed it, summed over them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,15 +97,15 @@ class _Moved:
     engine: str
     """``"uring"`` or ``"portable"``."""
     direct: bool
-    """Whether with O_DIRECT."""
+    """Whether O_DIRECT was used."""
     fixed_buffers: int
-    """Staging buffers that are registered with io_uring by now: when they are first used."""
+    """Staging buffers registered with io_uring so far; each is registered when first used."""
     fallbacks: tuple[Fallback, ...]
-    """What was tried first and refused, why, and what to do about it."""
+    """What was unavailable, why, and what to do about it."""
     device_bytes: int
     """Bytes of tensors that were on GPUs."""
     pinned: bool | None
-    """Whether the staging memory was registered with CUDA; None where no GPU took part."""
+    """Whether the staging memory was registered with CUDA; None if no GPU copied."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -127,13 +127,13 @@ class _Copied(_Moved):
 
     @property
     def device_gb_per_s(self) -> float | None:
-        """Gigabytes (10^9) a second to or from GPUs, while they copied; None without any."""
+        """Gigabytes (10^9) per second of GPU copies while they ran; None if no GPU copied."""
         if not self.device_bytes:
             return None
         return self.device_bytes / 1e9 / max(self.seconds.device_copy, 1e-9)
 
     def __str__(self) -> str:
-        """Return all fields, and the GPUs' rate where they took part."""
+        """Return all fields, and the rate of GPU copies if there were any."""
         if not self.device_bytes:
             return repr(self)
         memory = "pinned" if self.pinned else "pageable"
@@ -148,7 +148,7 @@ class SaveReport(_Copied):
     _seconds = SaveSeconds
 
     generation: int
-    """Saves into this directory that came before."""
+    """Number of earlier saves into this directory."""
     tensors: int
     """Tensors saved; those that share memory count once."""
     tensor_bytes: int
@@ -158,15 +158,15 @@ class SaveReport(_Copied):
     files: int
     """Shards."""
     recycled_bytes: int
-    """Of their bytes, those written over files of a checkpoint that is no more."""
+    """Bytes that were written over recycled files."""
     pool_bytes: int
-    """Staging memory in bytes that saves may come to use; they take what they need of it."""
+    """Most bytes of staging memory that saves use."""
     seconds: SaveSeconds
     """Where the time went."""
 
     @property
     def gb_per_s(self) -> float:
-        """Gigabytes (10^9) of files a second, from the call to the commit."""
+        """Gigabytes (10^9) of files per second, from the call to the commit."""
         return self.file_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
 
@@ -183,16 +183,16 @@ class LoadReport(_Copied):
     read_bytes: int
     """Bytes read from disk for them."""
     verified: bool
-    """Whether every block was checked against its checksum."""
+    """Whether every checksum chunk was verified."""
     seconds: LoadSeconds
     """Where the time went."""
     missing: tuple[str, ...] = ()
-    """Of `load_into` with ``strict=False``: names that only the state dict has, in its order."""
+    """Names that only the state dict has, in its order, after `load_into` with ``strict=False``."""
     unexpected: tuple[str, ...] = ()
-    """Likewise: names that only the checkpoint has, in the order in which they were saved."""
+    """Likewise, names that only the checkpoint has, in the order in which they were saved."""
 
     def followed_by(self, other: LoadReport) -> LoadReport:
-        """Return the report of this load and then the other, as one."""
+        """Return one report of this load followed by the other."""
         mine, others = dataclasses.asdict(self.seconds), dataclasses.asdict(other.seconds)
         return dataclasses.replace(
             self,
@@ -207,12 +207,12 @@ class LoadReport(_Copied):
 
     @property
     def gb_per_s(self) -> float:
-        """Gigabytes (10^9) read a second."""
+        """Gigabytes (10^9) read per second."""
         return self.read_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
 
 def _both(one: bool | None, other: bool | None) -> bool | None:
-    """Return whether both are true; None says nothing."""
+    """Return whether both are true, ignoring None."""
     return (one and other) if None not in (one, other) else (other if one is None else one)
 
 
@@ -223,23 +223,23 @@ class VerifyReport(_Moved):
     files: int
     """Files checked."""
     blocks: int
-    """Blocks checked."""
+    """Checksum chunks checked."""
     read_bytes: int
     """Bytes read."""
     damage: tuple[Damage, ...]
-    """Every block that is not what was written; empty for a whole checkpoint."""
+    """Every damaged checksum chunk; empty for an intact checkpoint."""
     seconds: float
-    """All of the time."""
+    """Seconds in total."""
 
     @property
     def ok(self) -> bool:
-        """Whether every block is what was written."""
+        """Whether nothing is damaged."""
         return not self.damage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
-    """What a checkpoint's manifest says of the save."""
+    """What a checkpoint's manifest says about the save."""
 
     path: str
     """The checkpoint's directory."""
@@ -252,7 +252,7 @@ class CheckpointInfo:
     created_unix_ms: int
     """When it was committed, in milliseconds since 1970-01-01 UTC."""
     generation: int
-    """Saves into this directory that came before."""
+    """Number of earlier saves into this directory."""
     world_size: int
     """Ranks that wrote it."""
     block_bytes: int
@@ -268,7 +268,7 @@ class CheckpointInfo:
     stripes: tuple[str, ...]
     """Other directories that its files were striped over, as the saver named them."""
     part_of: tuple[int, int, str] | None
-    """Rank, number of ranks, and which save, if this is one rank's part of what several saved."""
+    """Rank, number of ranks, and id of the save, if this is a rank checkpoint."""
     step: int | None
     """The step of training that it was saved as; None if none was given."""
 
@@ -295,15 +295,15 @@ class Step:
     path: str
     """The checkpoint's directory."""
     step: int | None
-    """Its number; None where nothing in the directory counts as a step."""
+    """Its number; None if nothing in the directory counts as a step."""
     created_unix_ms: int | None
     """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
     manifest can't be read."""
     nbytes: int | None
     """Bytes of its files, headers included."""
     status: Literal["committed", "incomplete", "damaged"]
-    """Whether it can be loaded, as far as its manifest and the lengths of its files tell. Bytes are
-    compared by `verify`, and by ``latest(verify=True)``."""
+    """Whether it can be loaded, going by its manifest and the lengths of its files. `verify` and
+    ``latest(verify=True)`` compare the bytes."""
     problem: str | None
     """Why it can't be loaded, if it can't."""
 
@@ -344,22 +344,22 @@ class Retained(_Cleaned):
     """What `retain` did, or would do."""
 
     counted: str | None
-    """What counted as a step, in words: ``"step-*"``. None if nothing did."""
+    """What counted as a step: ``"step-*"``. None if nothing did."""
     kept: tuple[str, ...]
-    """Steps that stay, oldest first."""
+    """Steps that were kept, oldest first."""
     retired: tuple[str, ...]
-    """Steps that are gone, oldest first."""
+    """Steps that were removed, oldest first."""
     cleared: tuple[str, ...]
-    """Directories of earlier steps whose saves were killed before their commit: what those left is
-    gone, and the directory if nothing else was in it."""
+    """Directories of killed saves of earlier steps. Their files were removed, and the directory if
+    it was then empty."""
     left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why: no step, can't be loaded, a link, or a link leads
-    to it."""
+    """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
+    of one."""
     spares: tuple[str, ...]
-    """Recycled files of earlier calls that are gone, and their directory if nothing else was in
-    it."""
+    """Recycled files of earlier calls that were removed, and their directory if it was then
+    empty."""
     warnings: tuple[str, ...]
-    """That nothing counted as a step, or that several kinds of names looked like steps; also
+    """Warnings if nothing counted as a step, or several kinds of names looked like steps. Also
     logged."""
 
 
@@ -368,7 +368,7 @@ class Swept(_Cleaned):
     """What `prune` did."""
 
     removed: tuple[str, ...]
-    """Files that are gone, and directories that held nothing else."""
+    """Files that were removed, and directories that held nothing else."""
     renamed: tuple[str, ...]
     """Shards of a committed checkpoint that got their final name."""
 
@@ -381,7 +381,7 @@ def _utc(unix_ms: int) -> datetime.datetime:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a save has come, in bytes of files: staged, written, and in all."""
+    """Progress of a save in bytes of its files: staged, written, and in total."""
 
     staged: int
     written: int

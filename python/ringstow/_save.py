@@ -27,35 +27,38 @@ def save(
 ) -> SaveReport:
     """Save a state dict as a checkpoint, and return once it is durable.
 
-    The checkpoint appears whole or not at all; one that was at the path is replaced at the last
-    moment, and is untouched by a failure, a kill or a Ctrl-C.
+    The checkpoint appears entirely or not at all. An earlier one at the path is replaced at the
+    commit; a failure, kill or Ctrl-C before that leaves it unchanged.
 
     Args:
-        state_dict: a dict of any nesting of tensors of any shape and stride on the CPU or on CUDA
-            devices, numpy arrays and scalars, arrays with ``__cuda_array_interface__`` (CuPy's,
-            Numba's; they come back as numpy's), and Python's values and containers, from int and
-            dict to dataclass, Enum, set and BytesIO: docs/values.md lists them.
-            ``model.state_dict()`` and ``optimizer.state_dict()`` go in as they are. Tensors that
-            are the same memory are stored once.
-        path: the checkpoint's directory; made if it is not there, its parents too. Files of others
-            in it stay; a ``*.safetensors`` file that ringstow did not write is refused.
-        step: the step of training that this is. `latest`, `steps` and `retain` go by it, whatever
-            the directory's name is. Give it to the checkpoints of the run alone: `retain` removes
-            an old one, also if its name is ``best``. None leaves it to the name: ``step-1000``.
-        config: the knobs; None means the defaults.
-        allow_pickle: pickle what is none of the above. Loading it also needs
-            ``allow_pickle=True``, and runs whatever code the file says. Tensors are never pickled,
-            nor are arrays of more than 64 KiB or objects that hold either.
+        state_dict: a dict, nested in any way, such as ``model.state_dict()``. docs/values.md lists
+            what it may hold:
+
+            - tensors of any shape and stride on the CPU or on CUDA devices; those that share all
+              their memory are stored once,
+            - numpy arrays and scalars,
+            - arrays with ``__cuda_array_interface__`` (CuPy's, Numba's), which load as numpy's,
+            - Python's values and containers, from int and dict to dataclass, Enum, set and BytesIO.
+
+        path: the checkpoint's directory; created with its parents if missing. Other programs' files
+            in it stay, but a ``*.safetensors`` file that ringstow did not write is refused.
+        step: the step of training. `latest`, `steps` and `retain` use it instead of the directory's
+            name. Give a step only to the run's checkpoints: `retain` removes an old one even if its
+            name is ``best``. None means that the name decides: ``step-1000``.
+        config: the settings; None means the defaults.
+        allow_pickle: pickle all other values. Loading them also needs ``allow_pickle=True``, and
+            can run any code. Tensors, arrays of more than 64 KiB and objects that hold either are
+            never pickled.
 
     Returns:
         What was done and how long it took.
 
     Raises:
-        InvalidStateError: values that can't be saved, each named by its key, with what to save
-            instead; or a bad ``config``.
-        UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or
-            something that ``config`` asks for by name and that this machine can't do.
-        BusyError: another save into the same directory is under way.
+        InvalidStateError: values that can't be saved, each with its key and what to save instead;
+            or an invalid ``config``.
+        UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or something that
+            ``config`` requires and this machine lacks.
+        BusyError: another save into the same directory is in progress.
         TornSaveError: another thread changed a tensor before it had been copied.
         NotDurableError: the save is committed, but may not survive a crash.
         OSError: the system refused: no space, no permission, a path that is a file.
@@ -84,44 +87,47 @@ def save_async(
 ) -> SaveHandle:
     """Start to save a state dict in the background, and return.
 
-    What is saved are the values of the call. The loop that trains needs no change: forward and
-    backward passes run on while the save copies, and the next ``step()`` of any torch optimizer
-    waits until it has. What may be changed by something else is to be changed only after
-    ``handle.wait_staged()``: the save fails with `TornSaveError` if it sees that a tensor was
-    changed before. docs/background.md says what it cannot see.
+    Saves the values at the time of the call. The training loop needs no change: forward and
+    backward passes run while the save copies, and the next ``step()`` of any torch optimizer waits
+    for the copies. Call ``handle.wait_staged()`` before any other code changes the tensors. If the
+    save detects an earlier change, it fails with `TornSaveError`. docs/background.md lists what it
+    cannot detect.
 
-    Memory must stay, too: ``untyped_storage().resize_(0)``, by which sharding libraries free
-    parameters, takes it from under the save, which then crashes. The interpreter's exit waits for
-    the save.
+    Do not free the memory either: sharding libraries free parameters with
+    ``untyped_storage().resize_(0)``, which crashes the save. The interpreter's exit waits for the
+    save.
 
-    Of a CUDA tensor, what the work queued so far on the current stream makes of it is saved: the
-    save waits for that work, the call does not.
+    For CUDA tensors, the save waits for the work that is queued on the current stream, and saves
+    its results. The call does not wait.
 
     Args:
         state_dict: as in `save`.
         path: as in `save`.
         step: as in `save`.
-        config: as in `save`. With a ``pool_bytes`` as large as the checkpoint, staging takes as
-            long as a copy; with less, about as long as the disk needs for the rest.
+        config: as in `save`. If ``pool_bytes`` is as large as the checkpoint, staging takes as long
+            as a copy; otherwise about as long as the disk needs for the rest.
         allow_pickle: as in `save`.
-        staging: how the values of the call are kept. ``"guard"`` copies at the call what is small
-            (64 KiB) or cannot be watched (arrays, tensors without a version), in at most half of
-            ``pool_bytes``, and streams all else as described; if that is too little, the call waits
-            until everything is copied. ``"snapshot"`` copies everything at the call, in as much
-            memory as the tensors have. ``"wait"`` streams everything and returns once it has been
-            copied. ``"unguarded"`` streams everything and looks at nothing: what is changed before
-            ``handle.wait_staged()`` returns may be saved half old and half new.
+        staging: how to keep the values of the call:
+
+            - ``"guard"`` copies small tensors (64 KiB) and those it cannot watch (arrays, tensors
+              without a version) during the call, into at most half of ``pool_bytes``, and streams
+              the others. If these copies need more, the call waits until everything is copied.
+            - ``"snapshot"`` copies everything during the call, into as much memory as the tensors
+              have.
+            - ``"wait"`` streams everything, and returns once it is copied.
+            - ``"unguarded"`` streams everything without checks: a tensor that changes before
+              ``handle.wait_staged()`` returns may be saved half old and half new.
 
     Returns:
         The handle to wait on.
 
     Raises:
-        InvalidStateError: as in `save`; or there is no such ``staging``.
-        UnsupportedError: as in `save`, for what is seen at once; the rest is raised by the handle.
-        TornSaveError: another thread changed a tensor while the call copied it, or is in the
-            middle of an optimizer's step that does not end.
+        InvalidStateError: as in `save`; or an unknown ``staging``.
+        UnsupportedError: as in `save`, if detected during the call; otherwise the handle raises it.
+        TornSaveError: another thread changed a tensor while the call copied it, or is in an
+            optimizer's step that does not end.
     """
-    from ringstow import _handle  # only a background save needs it, and futures
+    from ringstow import _handle  # imports futures, which only a background save needs
 
     _guard.check_staging(staging)
     where, number, knobs = _prepared(path, step, config)
@@ -140,7 +146,7 @@ def save_async(
         )
         if not (may_return and is_copied):
             handle._wait_copied()
-    except BaseException:  # Ctrl-C besides
+    except BaseException:  # including Ctrl-C
         try:
             if handle is not None:
                 handle._abandon()
@@ -153,7 +159,7 @@ def save_async(
 def _prepared(
     path: StrPath, step: int | None, config: Config | None
 ) -> tuple[str, int | None, str]:
-    """Return the absolute path, the step and the configuration's JSON of a save that may begin."""
+    """Check a save's arguments; return the absolute path, the step and the settings as JSON."""
     where, number, knobs = absolute(path), step_number(step), native_json(config)
     _jobs.log_unreported()
     _others.refuse_other_ranks(where)

@@ -1,4 +1,4 @@
-//! The configuration that the user's surroundings ask for: `ringstow.toml` and the environment.
+//! The configuration from `ringstow.toml` and the environment.
 
 use super::{Config, FIELDS};
 use crate::error::{Error, Result};
@@ -13,36 +13,34 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use strsim::levenshtein;
 use toml::{Table, Value};
 
-/// What the variables of ringstow begin with.
+/// Prefix of ringstow's variables.
 const PREFIX: &str = "RINGSTOW_";
-/// Names another file than `ringstow.toml` in the current directory.
+/// Names a file to read instead of `ringstow.toml` in the current directory.
 const FILE_VARIABLE: &str = "RINGSTOW_CONFIG";
 const FILE_NAME: &str = "ringstow.toml";
-/// Variables that are for ringstow's own tests and benches.
+/// Variables for ringstow's own tests and benches.
 const OTHERS: &[&str] = &["RINGSTOW_CUTS", "RINGSTOW_KILLS", "RINGSTOW_REAL_GPU"];
 const OTHERS_BEGIN: &[&str] = &["RINGSTOW_BENCH_", "RINGSTOW_FAKE_CUDA", "RINGSTOW_TEST_"];
 
 impl Config {
-    /// What the environment asks for (`RINGSTOW_POOL_BYTES=1G`, one variable a field), over what the
-    /// file says that `RINGSTOW_CONFIG` names, or `ringstow.toml` in the current directory if it is
-    /// there, over the defaults. An empty variable says nothing.
+    /// Reads the configuration. The value of each field comes from the first of these that sets it:
     ///
-    /// A `ringstow.toml` that nobody named may be anybody's, and lie in a directory that was downloaded. What it
-    /// says of `stripe` and `trace`, which are places to write to, is ignored with a warning; by `RINGSTOW_CONFIG`
-    /// it is named. Which file is in force is logged, once a process.
+    /// 1. its variable, such as `RINGSTOW_POOL_BYTES=1G`, unless that is empty,
+    /// 2. the file that `RINGSTOW_CONFIG` names, or else `ringstow.toml` in the current directory,
+    /// 3. the default.
     ///
-    /// In a variable, what is true or false is `true`, `on`, `yes` or `1`, or `false`, `off`, `no` or
-    /// `0`; paths are separated by colons, and anything else is said as in the file.
+    /// In `./ringstow.toml`, `stripe` and `trace` are ignored with a warning, unless `RINGSTOW_CONFIG` names that file:
+    /// they are paths to write to, and the directory may be a download. Logs once per process which file it reads.
     ///
-    /// A variable whose name begins with `RINGSTOW_` and is of no field is warned of through `tracing`,
-    /// once a process.
+    /// In a variable, a boolean is `true`, `on`, `yes` or `1`, or `false`, `off`, `no` or `0`, and colons separate
+    /// paths. Everything else is written as in the file. Warns once per process of unknown variables that begin with
+    /// `RINGSTOW_`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] naming the variable, or the file and the place in it, that cannot be;
-    /// [`Error::Io`] for a file that cannot be read.
+    /// [`Error::Invalid`] with the invalid variable, or the file and line; [`Error::Io`] if the file cannot be read.
     pub fn found() -> Result<Self> {
         static WARNED: AtomicBool = AtomicBool::new(false);
-        // No `Once`: who waits for it may hold what the one that logs waits for.
+        // Not `Once`: a thread waiting for it may hold a lock that the logging thread waits for.
         if !WARNED.swap(true, Relaxed) {
             let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
             let names = set.filter_map(|(name, _)| name.into_string().ok());
@@ -51,8 +49,7 @@ impl Config {
         found(Path::new(""), |name| std::env::var_os(name))
     }
 
-    /// The file that [`Config::found`] reads, and whether it was named by `RINGSTOW_CONFIG`; `None` where
-    /// there is none.
+    /// The file that [`Config::found`] reads, and whether `RINGSTOW_CONFIG` names it; `None` if there is none.
     pub fn found_file() -> Option<(PathBuf, bool)> {
         match std::env::var_os(FILE_VARIABLE).filter(|value| !value.is_empty()) {
             Some(named) => Some((named.into(), true)),
@@ -61,19 +58,20 @@ impl Config {
     }
 }
 
-/// Fields that name places to write to: what a file that nobody named says of them is ignored.
+/// Fields that are paths to write to: ignored in a file that `RINGSTOW_CONFIG` does not name.
 const NOT_FROM_ANYWHERE: &[&str] = &["stripe", "trace"];
 
-/// What was said of files, to say it once.
-static TOLD: PerProcess<Vec<String>> =
+/// Messages already logged.
+static LOGGED: PerProcess<Vec<String>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
 
-/// Whether this is new. Logging is left to the caller: who logs may wait for who holds the lock.
+/// Whether this message was not logged yet. The caller logs it, since logging may wait for a thread that waits for this
+/// lock.
 fn is_news(text: &str) -> bool {
-    TOLD.lock().is_some_and(|mut told| {
-        let is_new = !told.iter().any(|known| known == text);
+    LOGGED.lock().is_some_and(|mut logged| {
+        let is_new = !logged.iter().any(|known| known == text);
         if is_new {
-            told.push(text.to_owned());
+            logged.push(text.to_owned());
         }
         is_new
     })
@@ -83,7 +81,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// What the file in force says.
+/// Reads the settings of the configuration file.
 fn of_file(dir: &Path, named: Option<String>) -> Result<Table> {
     let (path, table) = match &named {
         Some(path) => (PathBuf::from(path), read(Path::new(path), true)?),
@@ -92,21 +90,21 @@ fn of_file(dir: &Path, named: Option<String>) -> Result<Table> {
     if table.is_empty() {
         return Ok(table);
     }
-    let text = format!("the configuration is that of {}", absolute(&path).display());
+    let text = format!("reading the configuration from {}", absolute(&path).display());
     if is_news(&text) {
         tracing::info!("{text}");
     }
     Ok(if named.is_some() { table } else { without_places(table, &absolute(&path)) })
 }
 
-/// Leaves out what a file that nobody named is not heard on.
+/// Removes the settings that are ignored in a file that `RINGSTOW_CONFIG` does not name.
 fn without_places(mut table: Table, path: &Path) -> Table {
     for field in NOT_FROM_ANYWHERE {
         let Some(value) = table.remove(*field) else { continue };
         let path = path.display();
         let text = format!(
-            "{path} says {field} = {value}, which is ignored: nobody named this file, and {field} is a place to \
-             write to. If it is yours, set {FILE_VARIABLE}={path}"
+            "ignored {field} = {value} in {path}: {field} is a path to write to, and {FILE_VARIABLE} does not name \
+             this file. If you trust it, set {FILE_VARIABLE}={path}"
         );
         if is_news(&text) {
             tracing::warn!("{text}");
@@ -115,7 +113,7 @@ fn without_places(mut table: Table, path: &Path) -> Table {
     table
 }
 
-/// A sentence for each of these variables that begins as ringstow's do and is none of them, sorted.
+/// A warning for each unknown variable that begins with the prefix, sorted.
 fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
     let known: Vec<String> =
         FIELDS.iter().map(|field| variable_of(field)).chain([FILE_VARIABLE.into()]).collect();
@@ -141,7 +139,7 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
     unknown.iter().map(sentence).collect()
 }
 
-/// The name that is the fewest letters away, where that is less than half of what tells names apart.
+/// The known name with the smallest edit distance, if less than half of the name after the prefix differs.
 fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k String> {
     let letters = |name: &str| name.len() - PREFIX.len();
     let (near, away) = known
@@ -159,7 +157,7 @@ fn variable_of(field: &str) -> String {
 fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
     let variable = |name: &str| said_by(name, environment(name));
     let mut table = of_file(dir, variable(FILE_VARIABLE)?)?;
-    // Of each field, what tells of which kind its values are.
+    // Each field's default shows the type of its values.
     let defaults = serde_json::to_value(Config::default()).unwrap_or_default();
     for field in FIELDS {
         let name = variable_of(field);
@@ -175,8 +173,7 @@ fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<C
     Ok(config)
 }
 
-/// What a variable says, if anything. One that cannot be read is not passed over: a save would go elsewhere
-/// than it says.
+/// The value of a variable. Refuses one that is not UTF-8: ignoring it could make a save go elsewhere.
 fn said_by(name: &str, value: Option<OsString>) -> Result<Option<String>> {
     let value = value.filter(|value| !value.is_empty()).map(OsString::into_string).transpose();
     value.map_err(|value| {
@@ -184,7 +181,7 @@ fn said_by(name: &str, value: Option<OsString>) -> Result<Option<String>> {
     })
 }
 
-/// What a variable says, as a value of the kind of the field's default.
+/// Parses a variable as a value of the type of the field's default.
 fn value(text: &str, default: &serde_json::Value) -> std::result::Result<Value, &'static str> {
     use serde_json::Value as Json;
     Ok(match default {
@@ -214,7 +211,7 @@ fn read(path: &Path, must_be_there: bool) -> Result<Table> {
         }
         Err(error) => return Err(Error::io("reading the configuration", path, error)),
     };
-    // Of the text, so that what is wrong is shown with its line.
+    // Deserialize from the text, so that errors have line numbers.
     let wrong = |why: toml::de::Error| Error::format(path, why.to_string().trim_end());
     toml::from_str::<Config>(&text).map_err(wrong)?.validate().map_err(|why| match why {
         Error::Invalid { reason } => Error::format(path, reason),
@@ -251,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_goes_over_the_file_and_that_over_the_defaults() {
+    fn environment_overrides_file_and_file_overrides_defaults() {
         let (_dir, path) = file("pool_bytes = \"64M\"\nqueue_depth = 16\ndirect = \"off\"");
         let config = with(&[
             ("RINGSTOW_CONFIG", &path),
@@ -271,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named_with_its_place() {
+    fn invalid_setting_error_names_variable_or_file_and_line() {
         let says = |variables: &[(&str, &str)], words: &[&str]| {
             let message = with(variables).unwrap_err().to_string();
             assert!(words.iter().all(|word| message.contains(word)), "{message}");
@@ -290,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_no_utf_8_is_not_passed_over() {
+    fn variable_that_is_not_utf_8_is_refused() {
         for name in ["RINGSTOW_STRIPE", "RINGSTOW_TRACE", "RINGSTOW_CONFIG"] {
             let path = OsStr::from_bytes(b"/mnt/b\xff");
             let asked = |asked: &str| (asked == name).then(|| path.into());
@@ -301,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn stripes_are_a_list_in_the_file_and_separated_by_colons_in_the_environment() {
+    fn stripe_is_a_list_in_file_and_colon_separated_in_variable() {
         let (_dir, path) = file("stripe = [\"/mnt/b\", \"7\"]\nfiles = 2");
         let config = with(&[("RINGSTOW_CONFIG", &path)]).unwrap();
         assert_eq!(config.stripe, [Path::new("/mnt/b"), Path::new("7")]);
@@ -320,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_nobody_named_does_not_say_where_to_write() {
+    fn unnamed_file_cannot_set_stripe_or_trace() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE_NAME);
         fs::write(&path, "trace = \"/victim\"\nstripe = [\"/mnt/b\"]\nqueue_depth = 3").unwrap();
@@ -333,13 +330,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_once_is_news_no_more() {
+    fn message_is_news_only_once() {
         assert!(is_news("of this test alone"));
         assert!(!is_news("of this test alone"));
     }
 
     #[test]
-    fn every_field_can_be_asked_for() {
+    fn every_field_has_a_variable() {
         let default = serde_json::to_value(Config::default()).unwrap();
         let fields: Vec<&str> = default.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(fields, FIELDS);
@@ -356,19 +353,19 @@ mod tests {
                 "stripe" => ("/mnt/b:/mnt/c", json!(["/mnt/b", "/mnt/c"])),
                 "recycle" => ("true", json!(true)),
                 "trace" => ("7", json!("7")),
-                new => panic!("say here what {new} can be set to by its variable"),
+                new => panic!("add a value for {new} here"),
             };
             let name = variable_of(field);
             let config = with(&[(&name, text)]).unwrap_or_else(|e| panic!("{name}={text}: {e}"));
             let mut all = default.clone();
-            assert_ne!(all[field], expected, "{name}={text} is what it is without");
+            assert_ne!(all[field], expected, "{name}={text} is the default");
             all[field] = expected;
             assert_eq!(serde_json::to_value(config).unwrap(), all, "{name}={text}");
         }
     }
 
     #[test]
-    fn true_and_false_have_four_words_each() {
+    fn booleans_have_four_words_each() {
         let (_dir, path) = file("recycle = true");
         let says = |text| with(&[("RINGSTOW_CONFIG", &path), ("RINGSTOW_RECYCLE", text)]);
         for text in ["true", "on", "yes", "1"] {
@@ -385,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_nobody_hears_are_named_with_what_was_meant() {
+    fn unknown_variable_warning_suggests_the_nearest() {
         let said = |names: &[&str]| unknown(names.iter().map(|name| (*name).to_owned()));
         for (misspelt, meant) in [
             ("RINGSTOW_POOL_BYTE", "RINGSTOW_POOL_BYTES?"),

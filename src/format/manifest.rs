@@ -1,5 +1,5 @@
-//! The manifest: what a checkpoint holds and where, with a checksum of every chunk, and a
-//! trailer checksum of its own. Reading one checks everything that later code relies on.
+//! The manifest: what a checkpoint holds and where, with a checksum of every chunk and a trailer checksum of its own.
+//! Reading a manifest checks everything that later code relies on.
 
 mod check;
 mod rank_share;
@@ -20,15 +20,15 @@ pub use tensor::{Chunk, TensorEntry};
 /// Version of the format that this library writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
-/// Bytes at a manifest's end that tell it from any other of its length.
+/// Bytes at a manifest's end that distinguish it from another of the same length.
 pub(crate) const TRAILER_LEN: usize = trailer::LEN;
 
 const FORMAT: &str = "ringstow";
 
-/// Everything about a checkpoint but the tensors' bytes.
+/// Everything about a checkpoint except the tensors' bytes.
 ///
-/// A manifest that was read has all of its tensors and values in memory. One that is to be written
-/// may have them as anything that serializes as these do, and makes them on the way.
+/// A manifest that was read has all tensors and values in memory. For writing, `T` and `S` may be anything that
+/// serializes in the same way, so that they can be created while they are written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
@@ -40,24 +40,24 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     pub writer: String,
     /// When it was committed, in milliseconds since 1970-01-01 UTC.
     pub created_unix_ms: u64,
-    /// How many times this directory had been saved into before.
+    /// Number of earlier saves into this directory.
     pub generation: u64,
     /// Processes that wrote shards.
     pub world_size: u32,
-    /// Bytes of a block: each file is checksummed in runs of this length, the last one shorter.
+    /// Bytes of a checksum chunk; the last chunk of a file may be shorter.
     pub block_bytes: u64,
     /// The shards.
     pub files: Vec<FileEntry>,
-    /// The tensors, in the order in which they were handed over.
+    /// The tensors, in the order of the saved state.
     pub tensors: T,
-    /// Other directories that the files were striped over, as the writer's configuration named them:
-    /// for messages, never to be followed.
+    /// Other directories that the files were striped over, as in the writer's configuration. Only for messages; readers
+    /// never open them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stripes: Vec<String>,
-    /// What it is a part of, where ranks saved each by itself; absent for one that is a whole.
+    /// Which rank's share of which save this is, in a rank checkpoint; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_of: Option<RankShare>,
-    /// The step of training that it was saved as; absent where the caller named none.
+    /// The step of training that it was saved as; absent if the caller gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     /// The tree of non-tensor values, with references to tensors; see [`Value`](super::Value).
@@ -68,17 +68,17 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Its name in the checkpoint's directory.
+    /// Name in the checkpoint's directory.
     pub name: String,
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
-    /// CRC-32 (ISO-HDLC, the zip one) of each block; in JSON eight hex digits each, run together.
+    /// CRC-32 (ISO-HDLC, as in zip) of each checksum chunk. In JSON one string, eight hex digits per chunk.
     #[serde(with = "hex_words")]
     pub crc32: Vec<u32>,
 }
 
 impl<T, S> Manifest<T, S> {
-    /// A manifest of this version of format and library.
+    /// A manifest with this library's version and format version.
     pub fn new(
         generation: u64,
         world_size: u32,
@@ -108,10 +108,10 @@ impl<T, S> Manifest<T, S> {
 }
 
 impl<T: Serialize, S: Serialize> Manifest<T, S> {
-    /// The file's bytes: one line of JSON whose last field, `crc32`, covers all that precedes it.
+    /// The file's bytes: one line of JSON whose last field, `crc32`, covers everything before it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it cannot be said in JSON, which would be a bug.
+    /// [`Error::Invalid`] if it cannot be written as JSON, which would be a bug.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut text = Vec::new();
         self.write(&mut text)
@@ -119,7 +119,7 @@ impl<T: Serialize, S: Serialize> Manifest<T, S> {
         Ok(text)
     }
 
-    /// Writes what [`Manifest::encode`] returns, piece by piece: of a million tensors it is 150 MB.
+    /// Writes what [`Manifest::encode`] returns, piece by piece: a million tensors take 150 MB.
     ///
     /// # Errors
     /// Those of `to`.
@@ -135,14 +135,14 @@ impl Manifest {
     /// [`Error::Corrupt`] if the trailer checksum does not match, [`Error::Unsupported`] for a newer version,
     /// [`Error::Format`] for anything that this library would not have written.
     pub fn decode(bytes: Vec<u8>, path: &Path) -> Result<Self> {
-        // Takes the text: of a million tensors it is 150 MB, and the check takes memory, too.
+        // Frees the text before the check, which needs memory too: a million tensors take 150 MB.
         let mut manifest = Self::parse(bytes, path)?;
         manifest.tensors.shrink_to_fit();
         manifest.check().map_err(|reason| Error::format(path, reason))?;
         Ok(manifest)
     }
 
-    /// The files that a manifest lists; what they hold is only passed over.
+    /// Reads only the files that a manifest lists, and skips tensors and values.
     ///
     /// # Errors
     /// As for [`Manifest::decode`].
@@ -156,14 +156,14 @@ impl Manifest {
 /// The files of a manifest.
 #[derive(Debug)]
 pub struct Listed {
-    /// Saves into the directory that came before.
+    /// Number of earlier saves into the directory.
     pub generation: u64,
     /// The shards.
     pub files: Vec<FileEntry>,
 }
 
 impl Listed {
-    /// The first generation that none of these names has.
+    /// The first generation that no listed name uses.
     pub fn next_generation(&self) -> u64 {
         let of_names = self.files.iter().map(|file| names::generation(&file.name));
         of_names.max().unwrap_or_default().max(self.generation).saturating_add(1)
@@ -198,7 +198,7 @@ impl<T, S> Manifest<T, S> {
     }
 }
 
-/// Why JSON that is no manifest of ours was refused: a newer version where it says so.
+/// The error for JSON that is not a manifest: a newer version if it has one.
 fn unreadable(text: &[u8], path: &Path, error: &serde_json::Error) -> Error {
     #[derive(Deserialize)]
     struct Version {
@@ -206,14 +206,14 @@ fn unreadable(text: &[u8], path: &Path, error: &serde_json::Error) -> Error {
     }
     match serde_json::from_slice::<Version>(text) {
         Ok(Version { version }) if version > VERSION.into() => newer_version(path, version),
-        _ => Error::format(path, format!("is no manifest of ringstow: {error}")),
+        _ => Error::format(path, format!("is not a manifest of ringstow: {error}")),
     }
 }
 
 fn newer_version(path: &Path, version: u64) -> Error {
     Error::Unsupported {
         what: format!(
-            "{} is of format version {version}, this library reads up to version {VERSION}",
+            "{} has format version {version}; this library reads up to version {VERSION}",
             path.display()
         ),
         remedy: "upgrade ringstow".into(),
@@ -239,7 +239,7 @@ mod hex_words {
     ) -> std::result::Result<Vec<u32>, D::Error> {
         let text = std::borrow::Cow::<str>::deserialize(from)?;
         if !text.len().is_multiple_of(8) || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(D::Error::custom("checksums are eight hex digits a block"));
+            return Err(D::Error::custom("checksums are eight hex digits per chunk"));
         }
         (0..text.len() / 8)
             .map(|i| u32::from_str_radix(&text[i * 8..i * 8 + 8], 16).map_err(D::Error::custom))
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encode_decode_round_trip() {
         let (manifest, read) = (sample(), decode(&sample()).unwrap());
         assert_eq!(read.files, manifest.files);
         assert_eq!(read.tensors, manifest.tensors);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_is_a_part_of_is_read_and_a_whole_says_nothing_of_it() {
+    fn part_of_round_trips_and_is_absent_by_default() {
         let mut manifest = sample();
         assert!(!String::from_utf8(manifest.encode().unwrap()).unwrap().contains("part_of"));
         assert_eq!(decode(&manifest).unwrap().part_of, None);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_is_seen() {
+    fn every_flipped_bit_is_detected() {
         let bytes = sample().encode().unwrap();
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_asks_for_an_upgrade_even_if_its_fields_are_new() {
+    fn newer_version_with_new_fields_is_unsupported() {
         let text = br#"{"format":"ringstow","version":2,"layout":"columns""#;
         let error = Manifest::decode(with_trailer(text), Path::new("m")).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error}");

@@ -3,42 +3,42 @@
 /// The manifest: its presence is the commit.
 pub const MANIFEST: &str = "manifest.json";
 
-/// Where the manifest is written before it is renamed into place.
+/// The manifest's name before the commit renames it.
 pub const MANIFEST_PART: &str = "manifest.json.part";
 
 /// The manifest's name while its checkpoint is being removed, until the shards are gone.
 pub const RETIRED: &str = "manifest.json.retired";
 
-/// The last file that PyTorch's own checkpoints get. Under DCP ringstow writes one without meaning beside its
-/// manifest, for programs that check that it exists.
+/// The last file that PyTorch writes into its own checkpoints. Under DCP ringstow writes a dummy beside its manifest, for
+/// programs that check that the file exists.
 pub const DCP_MARK: &str = ".metadata";
 
-/// In every [`DCP_MARK`] that is ringstow's.
+/// Bytes in every [`DCP_MARK`] that ringstow wrote.
 pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._mark";
 
-/// In every [`DCP_MARK`] that is PyTorch's own, near its beginning.
+/// Bytes near the beginning of every [`DCP_MARK`] that PyTorch wrote.
 pub const DCP_TORCH_WORDS: &[u8] = b"torch.distributed.checkpoint.metadata";
 
-/// The name that PyTorch's own writer gives rank 0's [`DCP_MARK`] if each rank saves by itself.
+/// PyTorch's name for rank 0's [`DCP_MARK`] if each rank saves by itself.
 pub const DCP_RANK_MARK: &str = "__0.metadata";
 
-/// Directory beside the checkpoints for recycled files: those of removed checkpoints, to be written over.
+/// Directory beside the checkpoints for recycled files.
 pub const SPARES: &str = ".ringstow-spares";
 
-/// In a stripe directory: names the checkpoint that its shards belong to.
+/// The marker of a stripe directory, which names the checkpoint that its shards belong to.
 pub const COMPANION: &str = "companion.json";
 
-/// Where that is written before it is renamed into place.
+/// The marker's name before it is renamed into place.
 pub const COMPANION_PART: &str = "companion.json.part";
 
-/// Ending of every file that is not committed. No reader of safetensors takes such a file.
+/// Ending of every uncommitted file. Readers of safetensors ignore such files.
 pub const PART_SUFFIX: &str = ".part";
 
-/// Tensor names under which shards hold what safetensors has no words for.
+/// Prefix of the tensors in shards that hold what safetensors cannot express.
 pub const RESERVED_PREFIX: &str = "__ringstow__.";
 
-/// Name of a shard: `rank00000-0.safetensors`, and from the second save into the same directory
-/// on `rank00000-0.g1.safetensors`, so that a save never writes over the files of an earlier one.
+/// Name of a shard: `rank00000-0.safetensors`. Later saves into the same directory add the generation, so that they never
+/// write over files of an earlier one: `rank00000-0.g1.safetensors`.
 pub fn shard(rank: u32, index: usize, generation: u64) -> String {
     match generation {
         0 => format!("rank{rank:05}-{index}.safetensors"),
@@ -46,8 +46,7 @@ pub fn shard(rank: u32, index: usize, generation: u64) -> String {
     }
 }
 
-/// Name of a file of a model's weights, as Hugging Face's programs have them: `index` from 0 on, of
-/// `count` files.
+/// Name of file number `index`, from 0, of `count` files with a model's weights, as Hugging Face's programs name them.
 pub fn model_shard(index: usize, count: usize) -> String {
     match count {
         1 => "model.safetensors".into(),
@@ -55,7 +54,7 @@ pub fn model_shard(index: usize, count: usize) -> String {
     }
 }
 
-/// Lists which of a model's weights are in which of its files, if there are several.
+/// The index of a model with several files: which weights are in which file.
 pub const MODEL_INDEX: &str = "model.safetensors.index.json";
 
 /// Whether this is a file that an unfinished export left behind.
@@ -65,8 +64,8 @@ pub fn is_model_part(name: &str) -> bool {
     name == MODEL_INDEX || name == "model.safetensors" || is_numbered()
 }
 
-/// Of a file that is one of several, such as `model-00002-of-00003.safetensors`: the name of all of them
-/// (`model`), the file's number from 1 on, and how many there are.
+/// Splits the name of one of several files, such as `model-00002-of-00003.safetensors`, into their common name
+/// (`model`), the file's number from 1, and the number of files.
 pub fn numbered(name: &str) -> Option<(&str, usize, usize)> {
     let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
     let (stem, index) = rest.rsplit_once('-')?;
@@ -82,13 +81,13 @@ pub fn part(name: &str) -> String {
     format!("{name}{PART_SUFFIX}")
 }
 
-/// Name of a shard while one of several ranks writes it, in the write of this number: no other process ever
-/// uses it, not even one that writes as the same rank. The coordinator renames it to what [`part`] gives.
+/// Name of a shard while one of several ranks writes it. `write` is unique to this write, so that no other process ever
+/// uses the name. The coordinator renames the file to [`part`].
 pub fn written_part(name: &str, write: &str) -> String {
     format!("{name}.{write}{PART_SUFFIX}")
 }
 
-/// The shard and the write in a name that [`written_part`] gives.
+/// The shard and the write in a [`written_part`] name.
 pub fn written(name: &str) -> Option<(&str, &str)> {
     let (shard, write) = name.strip_suffix(PART_SUFFIX)?.rsplit_once('.')?;
     let is_write =
@@ -96,34 +95,34 @@ pub fn written(name: &str) -> Option<(&str, &str)> {
     (is_write && is_shard(shard)).then_some((shard, write))
 }
 
-/// Mark of a rank that has written its shards, for diagnosis if the others have not. Removed at the commit.
+/// The file that marks that a rank has written its shards, for diagnosis if others have not. Removed at the commit.
 pub fn done(rank: u32) -> String {
     format!("rank{rank:05}.done{PART_SUFFIX}")
 }
 
-/// The rank in a name that [`done`] gives.
+/// The rank in a [`done`] name.
 pub fn done_rank(name: &str) -> Option<u32> {
     name.strip_prefix("rank")?.strip_suffix(PART_SUFFIX)?.strip_suffix(".done")?.parse().ok()
 }
 
-/// Name of a file that was the shard `name` and waits to be written over by the shard of the same rank
-/// and number in another checkpoint. `None` if that is no name that [`shard`] gives.
+/// Name of the recycled file of a shard. A shard of the same rank and number in another checkpoint writes over it.
+/// `None` if `name` is not a [`shard`] name.
 pub fn spare(name: &str) -> Option<String> {
     let stem = is_shard(name).then(|| name.strip_suffix(".safetensors"))??;
     Some(format!("{}.spare", stem.split_once(".g").map_or(stem, |(stem, _)| stem)))
 }
 
-/// Whether this is a name that [`spare`] gives.
+/// Whether this is a [`spare`] name.
 pub fn is_spare(name: &str) -> bool {
     name.strip_suffix(".spare").is_some_and(|stem| is_shard(&format!("{stem}.safetensors")))
 }
 
-/// The rank in a name that [`shard`] gives.
+/// The rank in a [`shard`] name.
 pub fn shard_rank(name: &str) -> Option<u32> {
     is_shard(name).then(|| name.strip_prefix("rank")?.split_once('-')?.0.parse().ok()).flatten()
 }
 
-/// Whether this is a name that [`shard`] gives: a file that ringstow may clean away.
+/// Whether this is a [`shard`] name: a file that ringstow may remove.
 pub fn is_shard(name: &str) -> bool {
     let Some(stem) = name.strip_suffix(".safetensors").and_then(|s| s.strip_prefix("rank")) else {
         return false;
@@ -134,7 +133,7 @@ pub fn is_shard(name: &str) -> bool {
     rank.len() >= 5 && number(rank) && number(index) && number(generation)
 }
 
-/// The generation in a name that [`is_shard`]; numbers beyond 64 bits count as the largest.
+/// The generation in a [`shard`] name; numbers beyond 64 bits count as the largest.
 pub fn generation(name: &str) -> u64 {
     let stem = name.trim_end_matches(".safetensors");
     stem.split_once(".g").map_or(0, |(_, number)| number.parse().unwrap_or(u64::MAX - 1))
@@ -148,35 +147,34 @@ pub fn is_part(name: &str) -> bool {
         || written(name).is_some()
 }
 
-/// Whether this is the directory of a rank that saves by itself: `rank00003`, below a checkpoint's.
+/// Whether this looks like the name of a rank checkpoint's directory: `rank00003`.
 pub fn is_rank_dir(name: &str) -> bool {
     name.strip_prefix("rank")
         .is_some_and(|digits| digits.len() >= 5 && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The rank in a name of the kind that [`is_rank_dir`]; `None` also for one that no rank writes to, such as
-/// `rank000003`.
+/// The rank in a [`rank_dir`] name. `None` for any other, such as `rank000003`.
 pub fn dir_rank(name: &str) -> Option<u32> {
     let rank: u32 = name.strip_prefix("rank")?.parse().ok()?;
     (rank_dir(rank) == name).then_some(rank)
 }
 
-/// The rank whose directory this is, going by its name.
+/// The rank in a path whose last part is a [`rank_dir`] name.
 pub fn rank_of_dir(path: &std::path::Path) -> Option<u32> {
     dir_rank(path.file_name()?.to_str()?)
 }
 
-/// Name of the directory of a rank that saves by itself, below a checkpoint's.
+/// Name of a rank checkpoint's directory, below the checkpoint's.
 pub fn rank_dir(rank: u32) -> String {
     format!("rank{rank:05}")
 }
 
-/// Whether a file of this name tells of a checkpoint that is, was or was to be in its directory.
+/// Whether a file of this name shows that its directory holds a checkpoint, or the rest of one.
 pub fn is_trace(name: &str) -> bool {
     [MANIFEST, RETIRED].contains(&name) || is_part(name) || is_shard(name)
 }
 
-/// Whether a manifest may name this file: a plain name in the directory itself, of a shard.
+/// Whether a manifest may list this name: a safetensors file in the directory itself.
 pub fn is_confined(name: &str) -> bool {
     name.ends_with(".safetensors")
         && name.len() <= 200
@@ -189,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_names_are_known_and_foreign_ones_are_not() {
+    fn own_names_are_recognized_and_foreign_ones_are_not() {
         for own in [shard(0, 0, 0), shard(7, 12, 3), shard(123_456, 0, 0)] {
             assert!(is_shard(&own), "{own}");
             assert!(is_confined(&own));
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_s_directory_has_one_name() {
+    fn rank_directory_has_one_name() {
         assert_eq!(dir_rank("rank00003"), Some(3));
         assert_eq!(dir_rank(&rank_dir(123_456)), Some(123_456));
         for other in ["rank000003", "rank3", "rank+0003", "rank99999999999", "step-3", "rank"] {
@@ -226,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_models_files_are_named_as_others_name_them() {
+    fn model_files_have_hugging_face_names() {
         assert_eq!(model_shard(0, 1), "model.safetensors");
         assert_eq!(model_shard(1, 12), "model-00002-of-00012.safetensors");
         for own in [&*model_shard(0, 1), &*model_shard(99_999, 100_000), MODEL_INDEX] {

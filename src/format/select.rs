@@ -1,31 +1,31 @@
-//! Cuts from a tree of values, as text, what a load has no use for: of a million names it wants a few, and to make
-//! values of all of them takes longer than to read the few.
+//! Cuts the text of a tree of values down to what a load selects: parsing a million names would take longer than
+//! reading the few selected tensors.
 //!
-//! What is left may hold more than was asked for: only dictionaries are cut, and only at keys that are text or
-//! integers. Names are paths joined by dots, and a name that two things have has `#` and a number at its end.
+//! The result may hold more than the selection: only dictionaries are cut, and only at keys that are text or integers.
+//! Names are paths joined by dots; a duplicate name ends in `#` and a number.
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// What a load wants.
+/// The selection of a load.
 #[derive(Debug)]
 pub enum Wanted {
-    /// These names, and no others. Sorted.
+    /// Exactly these names, sorted.
     Names(Vec<String>),
-    /// What has this name, and all below it.
+    /// This name and everything below it.
     Below(String),
 }
 
 impl Wanted {
-    /// These names.
+    /// Selects exactly these names.
     pub fn names(mut names: Vec<String>) -> Self {
         names.sort_unstable();
         Self::Names(names)
     }
 
-    /// What to do with all that is at a path.
+    /// How much to keep of the value at a path.
     fn at(&self, path: &str) -> Keep {
         let goes_on = |name: &str, with: char| {
             name.strip_prefix(path).is_some_and(|rest| rest.starts_with(with))
@@ -51,7 +51,7 @@ impl Wanted {
     }
 }
 
-/// What is kept of a value.
+/// How much of a value to keep.
 #[derive(Clone, Copy, PartialEq)]
 enum Keep {
     All,
@@ -69,17 +69,17 @@ impl Keep {
     }
 }
 
-/// A tree without what is not wanted, in the same notation.
+/// Cuts a tree down to the selection, in the same notation.
 ///
 /// # Errors
-/// The text is no JSON.
+/// The text is not JSON.
 pub fn cut(tree: &RawValue, wanted: &Wanted) -> serde_json::Result<String> {
     let mut out = String::new();
     cut_value(tree, None, wanted, &mut out)?;
     Ok(out)
 }
 
-/// An object's fields in their order.
+/// An object's fields, in order.
 struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
@@ -104,7 +104,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
     }
 }
 
-/// A key, borrowed where it has no escapes.
+/// A key, borrowed if it has no escapes.
 #[derive(serde::Deserialize)]
 #[serde(transparent)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
@@ -139,7 +139,7 @@ fn cut_value(
     Ok(())
 }
 
-/// What a tagged dictionary holds: an object, whatever its keys are, or a list of pairs.
+/// Cuts the body of a tagged dictionary: an object, or a list of pairs.
 fn cut_body(
     body: &RawValue,
     path: Option<&str>,
@@ -153,7 +153,7 @@ fn cut_body(
     let pairs: Vec<Vec<&RawValue>> = match serde_json::from_str(body.get()) {
         Ok(pairs) => pairs,
         Err(_) => {
-            out.push_str(body.get()); // whoever reads it says what is wrong with it
+            out.push_str(body.get()); // its reader reports the error
             return Ok(());
         }
     };
@@ -179,7 +179,7 @@ fn cut_body(
     Ok(())
 }
 
-/// A key's step in a path, where it is text or an integer.
+/// The path step of a key that is text or an integer.
 fn step(key: &RawValue) -> Option<Cow<'_, str>> {
     let text = key.get();
     let is_integer = text.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit());
@@ -206,7 +206,7 @@ fn cut_fields(
     Ok(())
 }
 
-/// What is kept of the item at a step below a path; whether it is anything.
+/// Writes what is kept of the item at a step below a path. Returns whether that is anything.
 fn cut_item(
     step: &str,
     value: &RawValue,
@@ -244,7 +244,7 @@ mod tests {
     );
 
     #[test]
-    fn names_leave_what_they_are_in_and_nothing_else() {
+    fn names_keep_only_the_dictionaries_around_them() {
         let of = |names: &[&str]| {
             cut_of(TREE, &Wanted::names(names.iter().map(|name| (*name).into()).collect()))
         };
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_leaves_all_below_it() {
+    fn prefix_keeps_everything_below_it() {
         let of = |prefix: &str| cut_of(TREE, &Wanted::Below(prefix.into()));
         assert_eq!(of("model_ema"), r#"{"model_ema":{"w":3}}"#);
         assert_eq!(of("model_ema."), r#"{"model_ema":{"w":3}}"#);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tree_is_refused_or_passed_on() {
+    fn text_that_is_not_a_tree_is_unchanged() {
         assert_eq!(cut_of("null", &Wanted::Below("a".into())), "null");
         assert_eq!(cut_of(r#"{"$dict":3}"#, &Wanted::Below("a".into())), r#"{"$dict":3}"#);
     }

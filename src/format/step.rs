@@ -1,4 +1,4 @@
-//! The step in a checkpoint's name: which number it is, and which numbers are none.
+//! The step in a checkpoint's name: which number it is, and which numbers are not steps.
 
 use crate::error::{Error, Result};
 use std::fmt;
@@ -7,19 +7,19 @@ use std::str::FromStr;
 /// Endings that may follow the number.
 const SUFFIXES: [&str; 6] = [".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".dir"];
 
-/// Words that may stand before `=` and the step. Any other word names a value: a loss, a seed.
+/// Words that may precede `=` and the step. Any other word names a value: a loss, a seed.
 const COUNTERS: [&str; 8] =
     ["step", "steps", "epoch", "epochs", "iter", "iters", "iteration", "batch"];
 
-/// A name without its step: what all names of one row of checkpoints have in common.
+/// A name without its step: what all names in one row of checkpoints have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Stem {
-    /// What precedes the number; where an epoch precedes the step, with `*` for the epoch.
+    /// The text before the number, with `*` for an epoch in it.
     before: Vec<u8>,
     suffix: &'static str,
 }
 
-/// A name that ends in a step.
+/// A name that ends in a step number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepName {
     pub stem: Stem,
@@ -50,7 +50,7 @@ impl StepName {
         let name = &name[..name.len() - suffix.len()];
         let digits = name.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
         let (before, number) = name.split_at(name.len() - digits);
-        // Of digits alone; none, or more than 64 bits hold, is no step.
+        // No digits, or more than fit 64 bits, are not a step.
         let step = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
         let step = step.ok_or(NoStep::NoNumber)?;
         if before.last().is_some_and(|last| b".,".contains(last)) || is_exponent(before) {
@@ -69,8 +69,8 @@ impl StepName {
 }
 
 impl Stem {
-    /// Whether it says that the number counts steps, and nothing else: `step-`, `global_step`, `checkpoint-`, or no
-    /// word at all. `ema-step-` does not: there may be a row of its own beside that of the steps.
+    /// Whether all its words are known to count steps (`step-`, `global_step`, `checkpoint-`), or it has none. For
+    /// `ema-step-` this is false: such a row may exist beside the steps.
     pub fn counts_steps(&self) -> bool {
         const WORDS: [&str; 7] = ["ckpt", "checkpoint", "global", "train", "it", "ep", "save"];
         let words = self.before.split(|byte| !byte.is_ascii_alphabetic() && byte.is_ascii());
@@ -122,14 +122,14 @@ fn is_date(before: &[u8], digits: usize) -> bool {
     (digits == 2 && is(b"00-00-")) || ([4, 6].contains(&digits) && is(b"00000000-"))
 }
 
-/// Whether the value of this key counts steps.
+/// Whether this key's value counts steps.
 fn counts(key: &[u8]) -> bool {
     let word = key.rsplit(|byte| !byte.is_ascii_alphabetic()).next().unwrap_or_default();
     COUNTERS.iter().any(|counter| word.eq_ignore_ascii_case(counter.as_bytes()))
 }
 
-/// `epoch=3-step=` becomes `epoch=*-step=`: the epoch grows with the step, so that it tells no two rows apart.
-/// Any other number does, as in `run1-` and `run2-`.
+/// Turns `epoch=3-step=` into `epoch=*-step=`: the epoch grows with the step, so it does not distinguish rows. Any other
+/// number does, as in `run1-` and `run2-`.
 fn without_epoch(before: &[u8]) -> Vec<u8> {
     let whole = || before.to_vec();
     let step = before.strip_suffix(b"=").or(before.strip_suffix(b"_"));
@@ -148,10 +148,10 @@ fn without_epoch(before: &[u8]) -> Vec<u8> {
     [&before[..begin], b"*", &before[begin + digits..]].concat()
 }
 
-/// Which names are steps, and where in them the step is.
+/// Which names are steps, and where in them the step is. A pattern matches the whole name.
 ///
-/// `{step}` stands for the step, a run of digits, and then `*` for any text: `epoch={step}-loss=*`. Without
-/// `{step}`, the one `*` stands for the step: `step-*`, `ckpt_*.pt`. A pattern is of the whole name.
+/// `{step}` matches the step's digits, and `*` any text: `epoch={step}-loss=*`. Without `{step}`, a single `*` matches
+/// the step: `step-*`, `ckpt_*.pt`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepPattern {
     text: String,
@@ -166,13 +166,13 @@ enum Part {
 }
 
 impl StepPattern {
-    /// The step in the last part of a path, if that is a name of this pattern.
+    /// The step in the last part of a path, if that matches the pattern.
     pub(crate) fn step_in(&self, name: &[u8]) -> Option<u64> {
         fit(&self.parts, name, false).flatten()
     }
 }
 
-/// The step in a name that fits, if the parts have one; `None` if it does not fit.
+/// The step in a name that matches, if the parts have one; `None` if it does not match.
 fn fit(parts: &[Part], name: &[u8], follows_digit: bool) -> Option<Option<u64>> {
     let Some((part, rest)) = parts.split_first() else { return name.is_empty().then_some(None) };
     match part {
@@ -182,7 +182,7 @@ fn fit(parts: &[Part], name: &[u8], follows_digit: bool) -> Option<Option<u64>> 
         }
         Part::Step => {
             let digits = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
-            // A number counts whole: none begins in the middle of another.
+            // A step never begins in the middle of a number.
             let number = std::str::from_utf8(&name[..digits]).ok().filter(|_| !follows_digit)?;
             let step = number.parse().ok()?;
             fit(rest, &name[digits..], false).map(|_| Some(step))
@@ -201,7 +201,7 @@ impl FromStr for StepPattern {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::Invalid`] for a pattern that does not say where the step is, or says it twice.
+    /// [`Error::Invalid`] for a pattern without a place for the step, or with two.
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| Error::invalid(format!("the pattern {text:?} {why}"));
         let (steps, stars) = (text.matches("{step}").count(), text.matches('*').count());
@@ -212,7 +212,7 @@ impl FromStr for StepPattern {
             _ => return Err(bad("names the step twice")),
         }
         if text.contains('/') {
-            return Err(bad("is of the names in the directory: it has no `/`"));
+            return Err(bad("matches names in the directory, so it must have no `/`"));
         }
         let stands_for = |star: &str| match star {
             "*" if steps == 1 => Part::Any,
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_step_is_the_number_at_the_end_of_the_name() {
+    fn step_is_the_number_at_the_end_of_the_name() {
         for (name, number) in [
             ("step-00001000", 1000),
             ("global_step500", 500),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn other_numbers_are_no_steps() {
+    fn other_numbers_are_not_steps() {
         use NoStep::{Date, Fraction, NoNumber, Value};
         for (name, why) in [
             ("latest", NoNumber),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_row_differ_in_the_step_alone_and_in_the_epoch() {
+    fn stem_ignores_step_and_epoch() {
         let stem = |name: &str| StepName::of(name.as_bytes()).unwrap().stem;
         assert_eq!(stem("step-9"), stem("step-0010"));
         assert_eq!(stem("epoch=1-step=500.ckpt"), stem("epoch=2-step=1000.ckpt"));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn some_stems_say_by_themselves_that_they_count_steps() {
+    fn counts_steps_only_for_known_words() {
         let counts = |name: &str| StepName::of(name.as_bytes()).unwrap().stem.counts_steps();
         for name in ["step-1", "global_step5", "7", "Epoch_3.ckpt", "checkpoint-500", "iter_01.pt"]
         {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_says_where_the_step_is() {
+    fn pattern_finds_the_step() {
         for (pattern, name, step) in [
             ("step-*", "step-0100", Some(100)),
             ("step-*", "step-", None),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_does_not_say_where_the_step_is_is_refused() {
+    fn pattern_without_one_step_is_refused() {
         for (pattern, says) in [
             ("step", "names no step"),
             ("epoch=*-loss=*", "put `{step}`"),

@@ -1,7 +1,7 @@
-//! Values that are no tensors: step counters, learning rates, names, nested as the trainer had them.
+//! Values that are not tensors: step counters, learning rates, names, nested as in the trainer.
 //!
-//! JSON says what it can; what it cannot is an object with one key that starts with `$`. The same
-//! tree is written and read by the Python package; `docs/format.md` lists the tags.
+//! Values that JSON lacks are objects whose first key starts with `$`. The Python package reads and writes the same
+//! tree; `docs/format.md` lists the tags.
 
 use crate::error::{Error, Result};
 use base64::Engine as _;
@@ -12,14 +12,13 @@ use serde_json::value::RawValue;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Integers up to this size are plain JSON numbers, which every reader takes exactly.
+/// Integers up to this size are plain JSON numbers: every reader can represent them exactly.
 const PLAIN_INT_MAX: i64 = 1 << 53;
 
-/// Levels of JSON that are read: what 200 levels of Python's values take at most, and little enough
-/// for the stack of any thread.
+/// Deepest nesting of JSON that is read: enough for 200 levels of Python's values, and it fits any thread's stack.
 const NESTING_MAX: usize = 640;
 
-/// A value of the state that is no tensor, or a reference to one.
+/// A value of the state that is not a tensor, or a reference to a tensor.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
@@ -41,14 +40,14 @@ pub enum Value {
     List(Vec<Value>),
     /// A tuple.
     Tuple(Vec<Value>),
-    /// A dictionary, in the order of insertion. Keys may be any value.
+    /// A dictionary, in insertion order. Keys may be any value.
     Dict(Vec<(Value, Value)>),
     /// The tensor of this name.
     Tensor(String),
-    /// The opaque byte string of this name, which lies among the tensors.
+    /// The opaque byte string of this name, stored like a tensor.
     Object(String),
-    /// What another language wrote: a NumPy scalar, a dataclass, a set, a pickle. Tag, then fields;
-    /// see [`Value::plain`].
+    /// A value that only Python has: a NumPy scalar, a dataclass, a set, a pickle. Tag, then fields; see
+    /// [`Value::plain`].
     Other(Vec<(String, Value)>),
 }
 
@@ -56,7 +55,7 @@ impl Value {
     /// Reads a tree.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for text that is not such a tree: bad JSON, a key that stands twice.
+    /// [`Error::Invalid`] for text that is not such a tree: bad JSON, duplicate keys, too deep nesting.
     pub fn from_json(text: &RawValue) -> Result<Self> {
         let bad = |e: &dyn fmt::Display| {
             Error::invalid(format!("the state's values cannot be read: {e}"))
@@ -65,24 +64,25 @@ impl Value {
             return Err(bad(&format!("nested more than {NESTING_MAX} levels deep")));
         }
         let mut from = serde_json::Deserializer::from_str(text.get());
-        from.disable_recursion_limit(); // in favour of the limit above
+        from.disable_recursion_limit(); // the check above replaces it
         Self::deserialize(&mut from).map_err(|e| bad(&e))
     }
 
     /// Writes a tree.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it cannot be said in JSON.
+    /// [`Error::Invalid`] if it cannot be written as JSON.
     pub fn to_json(&self) -> Result<Box<RawValue>> {
         serde_json::value::to_raw_value(self)
             .map_err(|e| Error::invalid(format!("the state's values cannot be written: {e}")))
     }
 
-    /// The value without the type that it had in Python.
+    /// The value without its Python type:
     ///
-    /// That is the list of what a set or a deque holds, the dictionary of a defaultdict or of the
-    /// fields of a dataclass, a named tuple or a namespace, and the text of a sub-class of `str`. It
-    /// is the value itself for all else.
+    /// - a list for a set or a deque,
+    /// - a dictionary for a defaultdict, and of the fields of a dataclass, a named tuple or a namespace,
+    /// - the text of a subclass of `str`,
+    /// - otherwise the value itself.
     pub fn plain(&self) -> &Value {
         let Self::Other(fields) = self else { return self };
         let Some((tag, body)) = fields.first() else { return self };
@@ -95,7 +95,7 @@ impl Value {
         }
     }
 
-    /// The value at a key of a dictionary, or of a field; see [`Value::plain`].
+    /// The value of a dictionary's key or of a field; see [`Value::plain`].
     pub fn get(&self, key: &str) -> Option<&Value> {
         match self.plain() {
             Self::Dict(items) => {
@@ -105,8 +105,8 @@ impl Value {
         }
     }
 
-    /// What has a name: a path of keys and indices joined by dots, as in `optimizer.param_groups.0.lr`. A key
-    /// may have dots itself.
+    /// The value of a name: a path of keys and indices joined by dots, as in `optimizer.param_groups.0.lr`. Keys may
+    /// contain dots.
     pub fn find(&self, name: &str) -> Option<&Value> {
         match self.plain() {
             Self::Dict(items) => items.iter().find_map(|(key, child)| match key {
@@ -122,7 +122,7 @@ impl Value {
         }
     }
 
-    /// What has a name of which `step` is the way to this value.
+    /// The value of a name that starts with `step`, the path step to this value.
     fn find_at(&self, step: &str, name: &str) -> Option<&Value> {
         match name.strip_prefix(step)? {
             "" => Some(self),
@@ -130,7 +130,7 @@ impl Value {
         }
     }
 
-    /// The integer, if it is one of 64 bits.
+    /// The integer, if it is a 64-bit one.
     pub fn as_int(&self) -> Option<i64> {
         match self {
             Self::Int(n) => Some(*n),
@@ -163,8 +163,7 @@ pub(crate) enum Leaf<'a> {
     Value(&'a Value),
 }
 
-/// A [`Value::Dict`] with text for keys, written from where its parts lie: a million names are not
-/// copied for it.
+/// A [`Value::Dict`] with text keys, serialized without copying a million names.
 pub(crate) struct Named<I>(pub I);
 
 impl<'a, I: Iterator<Item = (&'a str, Leaf<'a>)> + Clone> Serialize for Named<I> {
@@ -185,7 +184,7 @@ impl<I: Iterator<Item: Serialize> + Clone> Serialize for Pairs<I> {
     }
 }
 
-/// How deep valid JSON is nested.
+/// The nesting depth of valid JSON.
 fn nesting(json: &str) -> usize {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0, false, false);
     for byte in json.bytes() {
@@ -271,12 +270,12 @@ fn tagged<S: Serializer, T: Serialize + ?Sized>(
     map.end()
 }
 
-/// Whether a key is taken for no tag.
+/// Whether a key cannot be mistaken for a tag.
 fn is_plain(key: &str) -> bool {
     !key.starts_with('$')
 }
 
-/// A JSON object where all keys are text that no tag is mistaken for, else a list of pairs.
+/// Writes a JSON object if all keys are [plain](is_plain) text, otherwise a list of pairs.
 fn serialize_dict<S: Serializer>(
     items: &[(Value, Value)],
     to: S,
@@ -340,7 +339,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
         let (mut items, mut seen) = (Vec::new(), HashSet::new());
         while let Some((key, value)) = from.next_entry::<String, Value>()? {
             if !seen.insert(key.clone()) {
-                return Err(serde::de::Error::custom(format!("the key {key:?} stands twice")));
+                return Err(serde::de::Error::custom(format!("the key {key:?} appears twice")));
             }
             items.push((key, value));
         }
@@ -348,7 +347,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 }
 
-/// An object that was read: what its tag says, or the dictionary that it is.
+/// Converts a JSON object to the value of its tag, or to a dictionary.
 fn untag(mut items: Vec<(String, Value)>) -> std::result::Result<Value, String> {
     let Some((tag, value)) = items.first_mut().filter(|(key, _)| key.starts_with('$')) else {
         return Ok(Value::Dict(items.into_iter().map(|(k, v)| (Value::Str(k), v)).collect()));
@@ -432,27 +431,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_tree_comes_back_equal(value in any_value()) {
+        fn any_tree_round_trips(value in any_value()) {
             let read = Value::from_json(&value.to_json().unwrap()).unwrap();
             prop_assert_eq!(&read, &value);
-            prop_assert_eq!(format!("{read:?}"), format!("{value:?}")); // tells -0.0 from 0.0
+            prop_assert_eq!(format!("{read:?}"), format!("{value:?}")); // distinguishes -0.0 from 0.0
         }
     }
 
     #[test]
-    fn nan_comes_back() {
+    fn nan_round_trips() {
         let read = Value::from_json(&Value::Float(f64::NAN).to_json().unwrap()).unwrap();
         assert!(matches!(read, Value::Float(x) if x.is_nan()));
     }
 
     #[test]
-    fn a_key_that_stands_twice_is_refused() {
+    fn duplicate_key_is_refused() {
         let text = RawValue::from_string(r#"{"a":{"b":1,"b":2}}"#.into()).unwrap();
         assert!(Value::from_json(&text).unwrap_err().to_string().contains("twice"));
     }
 
     #[test]
-    fn deep_nesting_is_read_and_bottomless_nesting_refused() {
+    fn nesting_up_to_the_limit_is_read() {
         let nested = |depth: usize| {
             let json = format!("{}\"]\"{}", "[".repeat(depth), "]".repeat(depth));
             Value::from_json(&RawValue::from_string(json).unwrap())
@@ -479,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_of_python_are_read_without_their_type() {
+    fn plain_drops_python_container_types() {
         let config = read(
             r#"{"c":{"$dataclass":"app:C","fields":{"lr":0.5,"w":{"$tensor":"c.w"},"n":[{"$str":"x","type":"app:N"}]}}}"#,
         );

@@ -1,5 +1,4 @@
-//! The state of a running save or load that other threads see: its progress, whether to stop, whether it
-//! has ended.
+//! The state of a running save or load that other threads see: progress, cancellation, end.
 
 use super::trace::{Interval, Trace, What};
 use crate::config::Config;
@@ -34,25 +33,25 @@ type Reached = fn(&Phase) -> bool;
 const STAGED: Reached = |phase| phase.staged || phase.ended;
 const ENDED: Reached = |phase| phase.ended;
 
-/// How far a save is, in bytes of its files.
+/// Progress of a save or load, in bytes of its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Copied out of their tensors.
+    /// Bytes copied from tensors.
     pub staged: u64,
-    /// Written to the files. Durable only once the save has ended well.
+    /// Bytes written to the files. Durable only once the save has succeeded.
     pub written: u64,
-    /// In all; 0 until the layout is made.
+    /// Bytes in total; 0 until the save or load is planned.
     pub total: u64,
 }
 
-/// From the root: a later change of directory must not move it.
+/// The trace to an absolute path, so that a later change of directory does not move it.
 fn trace_of(path: &Path) -> Trace {
     Trace::new(std::path::absolute(path).unwrap_or_else(|_| path.into()))
 }
 
 impl Job {
-    /// A job that traces what happens to each block, and when. The save or load that gets this job writes
-    /// the trace to `path` when it ends, in the trace format of Chrome and Perfetto.
+    /// A job that traces each block. The save or load with this job writes the trace to `path` when it ends, in the
+    /// trace format of Chrome and Perfetto.
     pub fn tracing(path: impl AsRef<Path>) -> Self {
         let job = Self::default();
         job.trace.get_or_init(|| trace_of(path.as_ref()));
@@ -66,12 +65,12 @@ impl Job {
         }
     }
 
-    /// The job of a save or load of this configuration.
+    /// A job for a save or load with this configuration.
     pub fn of(config: &Config) -> Arc<Self> {
         Arc::new(config.trace.as_ref().map_or_else(Self::default, Self::tracing))
     }
 
-    /// Traces a step from `from` until now: for the block of this number, with that many bytes.
+    /// Traces a step of block number `block` from `from` until now.
     pub(crate) fn note(&self, what: What, from: Instant, block: Option<usize>, bytes: u64) {
         if let Some(trace) = self.trace.get() {
             trace.add(what, (from, Instant::now()), block, bytes);
@@ -98,8 +97,7 @@ impl Job {
         self.note(what, started, Some(block), bytes);
     }
 
-    /// Runs a whole save or load, then writes its trace, if it has one. If the trace cannot be written, this
-    /// logs a warning: that is not a reason to fail the save.
+    /// Runs a save or load, then writes its trace, if it has one. If writing the trace fails, this only logs a warning.
     pub(crate) fn traced<T>(&self, work: impl FnOnce() -> T) -> T {
         let done = work();
         if let Some(trace) = self.trace.get()
@@ -120,13 +118,12 @@ impl Job {
         }
     }
 
-    /// Cancels it. It ends with [`Error::Cancelled`](crate::Error::Cancelled), if it has not
-    /// passed its commit.
+    /// Cancels it. It ends with [`Error::Cancelled`](crate::Error::Cancelled) unless it has reached its commit.
     pub fn cancel(&self) {
         self.stop.store(true, Relaxed);
     }
 
-    /// Whether it should stop: cancelled, or failed elsewhere.
+    /// Whether it should stop, because it was cancelled or another thread failed.
     pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Relaxed)
     }
@@ -138,7 +135,7 @@ impl Job {
 
     pub(crate) fn set_total(&self, bytes: u64) {
         self.total.store(bytes, Relaxed);
-        self.written.store(0, Relaxed); // of a load that begins again
+        self.written.store(0, Relaxed); // a retried load starts over
     }
 
     pub(crate) fn add_staged(&self, bytes: u64) {
@@ -153,12 +150,12 @@ impl Job {
         self.reach(|phase| phase.staged = true);
     }
 
-    /// Marks the job as ended, and wakes all that wait. For callers that run a job on a thread of their own.
+    /// Marks the job as ended, and wakes all waiting threads and tasks. For callers that run a job on their own thread.
     pub fn set_ended(&self) {
         self.reach(|phase| phase.ended = true);
     }
 
-    /// Wakes all waiting threads and tasks. A task that waits for a later phase registers again.
+    /// Sets a phase, and wakes all waiting threads and tasks. A task that waits for a later phase registers again.
     fn reach(&self, note: impl FnOnce(&mut Phase)) {
         let wakers = {
             let mut phase = self.phase();
@@ -169,23 +166,23 @@ impl Job {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether every byte has left its tensor.
+    /// Whether every byte is copied from its tensor.
     pub fn staged(&self) -> bool {
         self.phase().staged
     }
 
-    /// Whether it has ended, well or not.
+    /// Whether it has ended, with success or an error.
     pub fn ended(&self) -> bool {
         self.phase().ended
     }
 
-    /// Waits until every byte has left its tensor, or the job has ended without that. False if
-    /// `timeout` passed first.
+    /// Waits until every byte is copied from its tensor, or the job has failed before that. Returns false if `timeout`
+    /// passed first.
     pub fn wait_staged(&self, timeout: Option<Duration>) -> bool {
         self.wait(timeout, STAGED)
     }
 
-    /// Waits until the job has ended. False if `timeout` passed first.
+    /// Waits until the job has ended. Returns false if `timeout` passed first.
     pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
         self.wait(timeout, ENDED)
     }
@@ -213,7 +210,7 @@ impl Job {
     }
 
     fn wait(&self, timeout: Option<Duration>, reached: Reached) -> bool {
-        // A deadline beyond the clock's range counts as none.
+        // No deadline if it is beyond the clock's range.
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let mut phase = self.phase();
         while !reached(&phase) {

@@ -12,20 +12,20 @@ use std::path::{Path, PathBuf};
 pub struct Moved {
     /// The engine: `"uring"`, `"portable"` or `"tokio-uring"`.
     pub engine: String,
-    /// Whether with O_DIRECT.
+    /// Whether O_DIRECT was used.
     pub direct: bool,
-    /// Staging buffers that are registered with io_uring by now: they are when they are first used.
+    /// Staging buffers registered with io_uring so far; each is registered when first used.
     pub fixed_buffers: usize,
     /// Bytes that GPUs copied.
     pub device_bytes: u64,
-    /// Whether the staging memory was pinned for them; `None` if they copied nothing.
+    /// Whether the staging memory was pinned for GPUs; `None` if no GPU copied.
     pub pinned: Option<bool>,
     /// What was unavailable, why, and what to do about it.
     pub fallbacks: Vec<Fallback>,
 }
 
 impl Moved {
-    /// Notes how the staging memory was pinned for GPUs, for a checkpoint in `dir`.
+    /// Notes how the staging memory was pinned for GPUs. Warns once for each `dir` if it was not.
     pub(super) fn note(&mut self, dir: &Path, pinning: Pinning) {
         self.pinned = pinning.pinned;
         let pageable = pinning.refused.map(|reason| Fallback {
@@ -34,7 +34,7 @@ impl Moved {
             reason,
             remedy:
                 "lower pool_bytes, or let the process lock more memory (`ulimit -l unlimited`); \
-                     until then the GPU's copies are several times slower"
+                     until then, GPU copies are several times slower"
                     .into(),
         });
         warn_once(dir, &pageable);
@@ -60,7 +60,7 @@ pub struct SaveReport {
     pub files: usize,
     /// Bytes that were written over recycled files.
     pub recycled_bytes: u64,
-    /// Staging memory in bytes that saves may use; they take what they need.
+    /// Most bytes of staging memory that saves use.
     pub pool_bytes: u64,
     /// How the bytes were moved.
     #[serde(flatten)]
@@ -74,10 +74,9 @@ pub struct SaveReport {
 pub struct SaveSeconds {
     /// Laying out the shards.
     pub plan: f64,
-    /// Starting the engine (the first save only), opening and preallocating files, and the trial write,
-    /// for which the first staging buffer is taken.
+    /// Starting the engine (the first save only), opening and preallocating files, and the trial write.
     pub prepare: f64,
-    /// From the first byte copied to the last: after `plan + prepare + stage` the tensors are free.
+    /// From the first byte copied to the last: after `plan + prepare + stage` the tensors may change.
     pub stage: f64,
     /// From the first byte copied to the last one written.
     pub write: f64,
@@ -91,29 +90,29 @@ pub struct SaveSeconds {
     pub copy_cpu: f64,
     /// Checksums, added up over the threads.
     pub checksum_cpu: f64,
-    /// Waiting for a free buffer, added up over the threads: high where the disk is the limit.
+    /// Waiting for a free buffer, summed over the threads: high if the disk is the bottleneck.
     pub wait: f64,
     /// Copying from GPUs, as they measured it, added up over them.
     pub device_copy: f64,
 }
 
 impl SaveReport {
-    /// Gigabytes (10^9) of files a second, from the call to the commit.
+    /// Gigabytes (10^9) of files per second, from the call to the commit.
     pub fn gb_per_s(&self) -> f64 {
         gb_per_s(self.file_bytes, self.seconds.total)
     }
 
-    /// Gigabytes (10^9) a second that GPUs copied while they did; `None` where they copied nothing.
+    /// Gigabytes (10^9) per second of GPU copies while they ran; `None` if no GPU copied.
     pub fn device_gb_per_s(&self) -> Option<f64> {
         device_gb_per_s(&self.moved, self.seconds.device_copy)
     }
 
-    /// Gigabytes (10^9) a second that one thread took checksums of.
+    /// Gigabytes (10^9) per second that one thread checksummed.
     pub fn checksum_gb_per_s(&self) -> f64 {
         gb_per_s(self.file_bytes, self.seconds.checksum_cpu)
     }
 
-    /// Gigabytes (10^9) a second from the first byte copied to the last one written.
+    /// Gigabytes (10^9) per second from the first byte copied to the last one written.
     pub fn write_gb_per_s(&self) -> f64 {
         gb_per_s(self.file_bytes, self.seconds.write)
     }
@@ -131,7 +130,7 @@ pub struct LoadReport {
     pub tensor_bytes: u64,
     /// Bytes read from disk for them.
     pub read_bytes: u64,
-    /// Whether every block was checked against its checksum.
+    /// Whether every checksum chunk was verified.
     pub verified: bool,
     /// How the bytes were moved.
     #[serde(flatten)]
@@ -145,7 +144,7 @@ pub struct LoadReport {
 pub struct LoadSeconds {
     /// Starting the engine (the first time only), opening files and the trial read.
     pub prepare: f64,
-    /// From the first read to the last block checked.
+    /// From the first read to the last checksum chunk verified.
     pub read: f64,
     /// All of it.
     pub total: f64,
@@ -156,12 +155,12 @@ pub struct LoadSeconds {
 }
 
 impl LoadReport {
-    /// Gigabytes (10^9) read a second.
+    /// Gigabytes (10^9) read per second.
     pub fn gb_per_s(&self) -> f64 {
         gb_per_s(self.read_bytes, self.seconds.total)
     }
 
-    /// Gigabytes (10^9) a second that GPUs copied while they did; `None` where they copied nothing.
+    /// Gigabytes (10^9) per second of GPU copies while they ran; `None` if no GPU copied.
     pub fn device_gb_per_s(&self) -> Option<f64> {
         device_gb_per_s(&self.moved, self.seconds.device_copy)
     }
@@ -175,26 +174,26 @@ pub struct VerifyReport {
     pub path: PathBuf,
     /// Files checked.
     pub files: usize,
-    /// Blocks checked.
+    /// Checksum chunks checked.
     pub blocks: usize,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Every block that is not what was written; empty for a whole checkpoint.
+    /// Every damaged checksum chunk; empty for an intact checkpoint.
     pub damage: Vec<Damage>,
     /// How the bytes were moved.
     #[serde(flatten)]
     pub moved: Moved,
-    /// All of the time.
+    /// Seconds in total.
     pub seconds: f64,
 }
 
-/// A run of a file that is not what was written.
+/// A damaged checksum chunk of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
     /// The file.
     #[serde(with = "crate::path_text")]
     pub file: PathBuf,
-    /// Byte offset at which the damaged block starts.
+    /// Byte offset of the chunk.
     pub offset: u64,
     /// What was compared: `"crc32 of block 7"`.
     pub what: String,

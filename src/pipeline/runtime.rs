@@ -17,15 +17,14 @@ use std::thread;
 /// Name of the engines' threads.
 const THREAD: &str = "ringstow-io";
 
-/// A configuration, and the staging pool and engines to save and load with: made when first needed, and kept
-/// for the next save.
+/// A configuration, and the staging pool and engines to save and load with. They are created when first needed, and
+/// kept for the next save.
 ///
-/// Saves and loads that run at the same time share them: they draw buffers from one pool, and their
-/// transfers take turns in one queue. So do runtimes of the process that differ in nothing that pool and
-/// engines depend on ([`Runtime::shared`]).
+/// Concurrent saves and loads take buffers from one pool, and their transfers take turns in one queue. Runtimes whose
+/// configurations need the same pool and engines share them; see [`Runtime::shared`].
 pub struct Runtime {
     config: Config,
-    /// Taken only by `drop`.
+    /// `Some` until `drop`.
     machine: Option<Arc<Machine>>,
     /// Whether others may have the same machine.
     is_shared: bool,
@@ -37,16 +36,16 @@ pub type Build = Arc<dyn Fn() -> io::Result<Box<dyn Engine>> + Send + Sync>;
 /// The pool and the engines.
 struct Machine {
     made_for: MachineConfig,
-    /// Builds every engine, in place of ringstow's own.
+    /// Builds every engine instead of ringstow's own.
     build: Option<Build>,
     pool: Mutex<Option<Pool>>,
     queues: Mutex<Vec<Running>>,
 }
 
-/// A queue, and what it was made for.
+/// A queue, with its engine and pool.
 struct Running {
     engine: EngineKind,
-    /// Where the pool lies that it registers.
+    /// Address of the pool that it registers.
     pool: Option<usize>,
     queue: Arc<Queue>,
 }
@@ -55,7 +54,7 @@ impl Runtime {
     /// Checks the configuration; takes nothing from the system yet.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for numbers that do not fit.
+    /// [`Error::Invalid`](crate::Error::Invalid) for an invalid configuration.
     pub fn new(config: Config) -> Result<Self> {
         Self::over(config, None)
     }
@@ -74,10 +73,9 @@ impl Runtime {
         Ok(Self { config, machine, is_shared: false })
     }
 
-    /// A runtime of this configuration over the process's pool and engines for it: those that other
-    /// configurations have too, if size and number of buffers, depth and use of fixed buffers are the same.
-    /// The two sets used last are kept, so that the next save finds its memory, also if loads are configured
-    /// otherwise.
+    /// A runtime over the pool and engines that the process shares among configurations with the same size and number
+    /// of buffers, queue depth and `fixed`. The two sets used last are kept, so that a save finds its memory again
+    /// even if loads use another configuration.
     ///
     /// # Errors
     /// As for [`Runtime::new`].
@@ -104,16 +102,16 @@ impl Runtime {
         Ok(Arc::new(Self { config: config.clone(), machine: Some(machine), is_shared: true }))
     }
 
-    /// Gives the shared runtimes' memory and threads back once nothing uses them.
+    /// Frees the shared runtimes' memory and threads once nothing uses them.
     pub fn release_shared() {
         let kept = KEPT.lock().map(|mut kept| std::mem::take(&mut *kept));
-        drop(kept); // not under the lock: threads are waited for
+        drop(kept); // not under the lock: this joins threads
     }
 
-    /// To be called in a forked child, before anything else here: the threads are the parent's, the pools are
-    /// not mapped here, and the files and locks of its saves and loads are closed, which otherwise stay open as long
-    /// as the child lives. Takes no lock that a thread of the parent may have held. Handles and sessions
-    /// that it inherited are to be forgotten, never dropped.
+    /// Call this first in a forked child, which has neither the parent's threads nor its pools. Closes the files and
+    /// locks of the parent's saves and loads, which would otherwise stay open as long as the child lives. Takes no
+    /// lock that a thread of the parent may have held. The child must forget inherited handles and sessions, never
+    /// drop them.
     pub fn forget_after_fork() {
         inherited::close();
         fork::forked();
@@ -127,15 +125,15 @@ impl Runtime {
     /// The staging pool.
     ///
     /// # Errors
-    /// The system's, when there is no address space for it.
+    /// The system's, if there is no address space left.
     pub fn pool(&self) -> io::Result<Pool> {
         self.machine().pool()
     }
 
-    /// The running queue that this mode needs; a new one if there is none or its engine broke.
+    /// The running queue for this mode; a new one if there is none or its engine broke.
     ///
     /// # Errors
-    /// The system's, when the engine cannot be had here.
+    /// The system's, if the engine cannot be started.
     pub(crate) fn queue(&self, mode: &IoMode) -> io::Result<Arc<Queue>> {
         self.machine().queue(mode)
     }
@@ -153,12 +151,11 @@ impl Drop for Runtime {
     }
 }
 
-/// Drops a shared machine. If nobody else has it, that joins threads and unmaps memory, which takes a second
-/// where there is much: so it is done on a thread of its own. The caller may hold what those threads wait for (an
-/// interpreter's lock, to log something), and did not ask for this.
+/// Drops a shared machine on a thread of its own: joining its threads and unmapping its memory can take a second. The
+/// caller may also hold a lock that those threads wait for, such as the interpreter's.
 fn let_go_elsewhere(machine: Arc<Machine>) {
     let Some(machine) = Arc::into_inner(machine).filter(Machine::has_anything) else { return };
-    // Without another thread it is dropped here.
+    // If no thread can be started, this drops it here.
     drop(thread::Builder::new().name("ringstow-let-go".into()).spawn(move || drop(machine)));
 }
 
@@ -200,7 +197,7 @@ impl Machine {
         if let Some(build) = self.build.clone() {
             return Queue::start(THREAD, move || build());
         }
-        // How much registering the pool is insisted on.
+        // Whether registering the pool is required, optional or off.
         let fixed = if pool.is_some() { self.made_for.fixed } else { Switch::Off };
         match engine {
             EngineKind::Portable => {
@@ -253,7 +250,7 @@ impl std::fmt::Debug for Runtime {
 /// Machines that are kept for the next save or load.
 const KEPT_MAX: usize = 2;
 
-/// The one used last comes first.
+/// The machines used last, most recent first.
 static KEPT: PerProcess<Vec<Arc<Machine>>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
 
@@ -277,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn pool_and_engines_are_shared_by_configurations_that_need_the_same() {
+    fn configs_with_equal_machine_share_pool_and_engines() {
         let base = config(1009);
         let stripe = vec![PathBuf::from("/mnt/b")];
         for other in [
@@ -299,7 +296,7 @@ mod tests {
         }
     }
 
-    /// An engine that takes until it is told to go.
+    /// An engine whose drop blocks until it receives a message.
     struct Slow {
         inner: Portable,
         go: Receiver<()>,
@@ -338,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn evicting_a_runtime_does_not_wait_for_its_threads() {
+    fn evicting_a_runtime_does_not_join_its_threads() {
         let ((tell, go), (gone, ended)) = (bounded(1), bounded(1));
         let build: Build = Arc::new(move || {
             let (inner, go, gone) = (Portable::new(1)?, go.clone(), gone.clone());
@@ -352,7 +349,7 @@ mod tests {
         for blocks in [1021, 1031, 1033] {
             drop(Runtime::shared(&config(blocks)).unwrap());
         }
-        // Were it waited for, nobody would get here.
+        // If eviction waited for the thread, this line would not be reached.
         tell.send(()).unwrap();
         ended.recv().unwrap();
     }
