@@ -126,12 +126,14 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
     unknown.sort();
     let sentence = |name: &String| match nearest(name, &known) {
         Some(near) => {
-            format!("{name} in the environment is no setting, and ignored: is it {near}?")
+            format!(
+                "{name} in the environment is not a setting of ringstow, and is ignored: did you mean {near}?"
+            )
         }
         None => {
             let fields: Vec<&str> = known.iter().map(String::as_str).collect();
             format!(
-                "{name} in the environment is no setting, and ignored: there are {}",
+                "{name} in the environment is not a setting of ringstow, and is ignored: there are {}",
                 fields.join(", ")
             )
         }
