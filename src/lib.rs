@@ -61,20 +61,27 @@ pub use api::{
 };
 pub use background::Filled;
 pub use config::{Config, EngineChoice, Switch};
+#[cfg(feature = "cuda")]
+pub use device::cuda::{CudaSource, DeviceMemory, Ready, StreamHandle};
 pub use device::{Source, StridedTarget, Target, TensorSource};
 pub use engine::fallback::Fallback;
 pub use error::{Error, Result, Room};
+pub use format::names::rank_dir;
 pub use format::{
-    Dtype, Element, Item, RankShare, Receipt, Region, StepPattern, TensorInfo, Value,
+    Chunk, Dtype, Element, FileEntry, Item, Manifest, RankShare, Receipt, Region, StepPattern,
+    TensorEntry, TensorInfo, Value,
 };
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
-pub use pipeline::report::{Damage, LoadReport, SaveReport, VerifyReport};
+pub use pipeline::report::{
+    Damage, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,
+};
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Before, Checkpoint, CheckpointKind, Committed, Disposal, Found, Info, LoadOptions, Loaded,
-    Removed, Retained, Retention, Session, Slice, Status, Swept, TensorPart, TensorView, Wanted,
+    Before, Checkpoint, CheckpointKind, Committed, Disposal, FileInfo, Found, Info, Left,
+    LoadOptions, Loaded, LoadedTensor, Recycled, Removed, Retained, Retention, Session, Slice,
+    Status, Swept, TensorPart, TensorView, Wanted,
 };
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change

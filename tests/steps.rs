@@ -511,3 +511,49 @@ mod refused {
         assert_eq!(steps(root.path()).unwrap().len(), 1);
     }
 }
+
+mod links_and_races {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn link_that_leads_in_a_circle_or_nowhere_is_ignored() {
+        let root = root(&["step-1", "step-2"]);
+        symlink("latest", root.path().join("latest")).unwrap();
+        symlink("step-3", root.path().join("step-3")).unwrap();
+        symlink("x".repeat(300), root.path().join("long")).unwrap();
+        assert_eq!(newest(root.path()).as_deref(), Some("step-2"));
+        assert_eq!(steps(root.path()).unwrap().len(), 2);
+        let error = ringstow::load(root.path().join("latest")).unwrap_err();
+        assert_eq!(errno(&error), Some(nix::libc::ELOOP), "{error}");
+    }
+
+    #[test]
+    fn checkpoint_that_is_removed_meanwhile_is_not_listed_as_damaged() {
+        use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
+        let root = root(&["step-1", "step-2"]);
+        let (from, to) = (root.path().join("step-2"), root.path().join("elsewhere"));
+        // Another process renames it once its files have been listed, before its manifest is read.
+        let manifest = from.join("manifest.json");
+        let moved = std::cell::Cell::new(false);
+        let _moving = on_thread(move |_, call, path| {
+            if call == Call::Open && path == &*manifest && !moved.replace(true) {
+                fs::rename(&from, &to).unwrap();
+            }
+            Outcome::Pass
+        });
+        let found = ringstow::list(root.path()).unwrap();
+        assert!(found.iter().all(|found| found.status != Status::Damaged), "{found:?}");
+    }
+
+    #[test]
+    fn empty_path_is_refused() {
+        for error in [
+            ringstow::load("").unwrap_err(),
+            ringstow::Checkpoint::open("").unwrap_err(),
+            ringstow::save(&StateDict::new(), "").unwrap_err(),
+        ] {
+            assert!(matches!(error, Error::Invalid { .. }), "{error}");
+        }
+    }
+}

@@ -178,7 +178,7 @@ pub(crate) fn remove_if_empty(dir: &Path) -> bool {
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
-    try_rename(from, to).map_err(|e| Error::io("renaming", from, e))
+    try_rename(from, to).map_err(|e| Error::io("renaming a file to", to, e))
 }
 
 fn try_rename(from: &Path, to: &Path) -> io::Result<()> {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// [`Error::Invalid`], which says what to write instead.
 pub(crate) fn check(path: &Path) -> Result<()> {
+    refuse_empty(path)?;
     let shown = path.display();
     if is_url(path) {
         return Err(Error::invalid(format!(
@@ -23,6 +24,17 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Refuses an empty path, which names of files would turn into names in the current directory.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(crate) fn refuse_empty(path: &Path) -> Result<()> {
+    match path.as_os_str().is_empty() {
+        true => Err(Error::invalid("the path is empty: name a directory (. is the current one)")),
+        false => Ok(()),
+    }
 }
 
 /// The path from the root: background work must not follow a later change of the current directory.
@@ -61,8 +73,7 @@ mod tests {
             let why = check(Path::new(home)).unwrap_err().to_string();
             assert!(why.contains("write that out") && why.contains(&format!("./{home}")), "{why}");
         }
-        for path in ["/a/s3://x", "./s3://x", "a:b", "step:1/x", "a/~", "x~", "C:/x", "1a://x", ""]
-        {
+        for path in ["/a/s3://x", "./s3://x", "a:b", "step:1/x", "a/~", "x~", "C:/x", "1a://x"] {
             assert!(check(Path::new(path)).is_ok(), "{path}");
         }
     }

@@ -58,6 +58,7 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
         let looked = match is_there(&path) {
             Ok(true) => look(&path, config),
             Ok(false) => continue,
+            Err(error) if is_broken_link(&error) => continue,
             Err(error) => Err(error),
         };
         match looked {
@@ -72,6 +73,13 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
         }
     }
     Ok(all)
+}
+
+/// Whether a link leads in a circle, or to a name that no file system takes: it leads nowhere.
+fn is_broken_link(error: &Error) -> bool {
+    use nix::libc::{ELOOP, ENAMETOOLONG};
+    let number = error.io_error().and_then(io::Error::raw_os_error);
+    [Some(ELOOP), Some(ENAMETOOLONG)].contains(&number)
 }
 
 fn is_denied(error: &Error) -> bool {
@@ -119,6 +127,8 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
         return Ok(None);
     }
     let opened = match Checkpoint::open_with(dir, config) {
+        // Another process removed or renamed it meanwhile. On NFS the error is ESTALE.
+        Err(_) if matches!(is_there(dir), Ok(false)) => return Ok(None),
         Err(error) if is_refusal(&error) => {
             return Ok(Some(Found::unreadable(dir.into(), error)));
         }

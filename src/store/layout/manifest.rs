@@ -14,6 +14,7 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Io`], also if `dir` itself is missing or is not a directory; [`Error::Format`] for a link.
 pub(in crate::store) fn read_bytes(dir: &Path) -> Result<Option<Vec<u8>>> {
+    crate::sys::path::refuse_empty(dir)?;
     let path = dir.join(names::MANIFEST);
     match file::read(&path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -21,6 +22,7 @@ pub(in crate::store) fn read_bytes(dir: &Path) -> Result<Option<Vec<u8>>> {
             check_directory(dir).map(|()| None)
         }
         Err(e) if file::is_link(&e) => {
+            check_directory(dir)?; // the path to it may be a circle of links
             Err(Error::format(path, "is a symbolic link, which is refused"))
         }
         Err(e) => Err(Error::io("reading", path, e)),

@@ -32,8 +32,8 @@ pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
     let paths = entries(dir)?.into_iter().map(|entry| entry.path());
     let (mut parts, others): (Vec<PathBuf>, Vec<PathBuf>) =
         paths.filter(|path| is_dir(path)).partition(|path| names::rank_of_dir(path).is_some());
-    // One that cannot be listed stays, so that whoever reads it gets the error.
-    parts.retain(|path| holds_trace(path).unwrap_or(true));
+    // One that cannot be listed stays, so that whoever reads it gets the error; one that is gone does not.
+    parts.retain(|path| holds_trace(path).unwrap_or_else(|error| !error.is_not_found()));
     // A directory of checkpoints, into which somebody saved by ranks once, stays one.
     if !parts.is_empty() && others.iter().any(|path| is_checkpoint(path, dir)) {
         return Ok(Vec::new());

@@ -26,7 +26,8 @@ pub(in crate::store) fn refuse_newer(dir: &Path) -> Result<()> {
         Some(mark) => Err(Error::invalid(format!(
             "{} was saved over by PyTorch's own writer of torch.distributed.checkpoint: {} is newer than {}. Load \
              the newer checkpoint with dcp.load without ringstow's reader, or convert it (`ringstow convert --from \
-             dcp OLD NEW`). To load ringstow's older one, move {} away",
+             dcp OLD NEW`). To load ringstow's older one, or if this directory is a copy made without the files' \
+             times, move {} away",
             dir.display(),
             mark.display(),
             manifest.display(),
@@ -37,14 +38,14 @@ pub(in crate::store) fn refuse_newer(dir: &Path) -> Result<()> {
 
 /// A mark of PyTorch's that was written after the manifest of the checkpoint in `dir`.
 fn newer_than(manifest: &Path, dir: &Path) -> Option<PathBuf> {
+    let committed = changed(manifest)?; // if it is gone, the caller finds that there is no checkpoint
     // Ranks that save each by itself have the directory above in common.
     let is_rank = names::rank_of_dir(dir).is_some();
     let above = if is_rank { dir.parent() } else { None };
     let dirs = [Some(dir), above].into_iter().flatten();
     let marks =
         dirs.flat_map(|dir| [names::DCP_MARK, names::DCP_RANK_MARK].map(|name| dir.join(name)));
-    let mut newer =
-        marks.filter(|mark| changed(mark).is_some_and(|at| Some(at) > changed(manifest)));
+    let mut newer = marks.filter(|mark| changed(mark).is_some_and(|at| at > committed));
     newer.find(|mark| starts_with(mark, names::DCP_TORCH_WORDS))
 }
 

@@ -111,7 +111,7 @@ impl Session {
         Ok(Self { transaction, id, world_size, part_of: None, step: None })
     }
 
-    /// Makes this the rank checkpoint of one rank, in [`rank_dir`](names::rank_dir) below the checkpoint's directory.
+    /// Makes this the rank checkpoint of one rank, in [`rank_dir`](crate::rank_dir) below the checkpoint's directory.
     /// The checkpoint is committed once those of all ranks are, and all belong to one save.
     pub fn rank_share(self, part_of: RankShare) -> Self {
         Self { part_of: Some(part_of), ..self }
