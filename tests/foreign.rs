@@ -136,7 +136,7 @@ fn an_index_says_what_must_be_there_and_what_counts() {
     assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
     assert_says(&error, &["model-3.safetensors"]);
     index(r#"{"a":"model-1.safetensors","c":"model-2.safetensors"}"#);
-    assert_says(&refused(root.path()), &["1 tensor(s)", ": c; fetch"]);
+    assert_says(&refused(root.path()), &["1 tensor(s)", ": c; download"]);
     index(r#"{"a":"../model-1.safetensors"}"#);
     assert!(matches!(refused(root.path()), Error::Format { .. }));
     fs::write(at("model.safetensors.index.json"), "[]").unwrap();

@@ -253,7 +253,7 @@ fn remove_refuses_a_symlink() {
     for name in ["latest", "latest/", "latest/."] {
         let error = remove(root.path().join(name), Disposal::Remove).unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "{error}");
-        assert_says(&error, &["latest is a link to", "step-1: name that"]);
+        assert_says(&error, &["latest is a link to", "step-1: pass that"]);
     }
     State::new(1, &SIZES).assert_at(&runtime, &latest);
     fs::remove_file(&latest).unwrap();
@@ -279,7 +279,7 @@ fn rank_shares_are_not_counted_as_steps() {
     assert_eq!((retained.kept, retained.retired), (vec![at(root.path(), 7)], vec![]));
     let left: Vec<&Path> = retained.left.iter().map(|left| left.path.as_path()).collect();
     assert_eq!(left, ranks);
-    assert!(retained.left[0].reason.contains("one rank's part"));
+    assert!(retained.left[0].reason.contains("one rank's share"));
     assert!(ranks.iter().all(|dir| shard(dir).exists()));
 }
 
