@@ -400,8 +400,8 @@ pub fn steps(dir: impl AsRef<Path>) -> Result<Vec<Found>> {
     Store::found()?.steps(dir, None)
 }
 
-/// The last of the [`steps`] in `dir` that can be loaded. `None` if there is none, or no such directory. Skips a
-/// committed checkpoint that cannot be loaded, with a warning. Does not check the tensors' bytes: see
+/// The last of the [`steps`] in `dir` that can be loaded. `None` if nothing was committed there yet, or `dir` does not
+/// exist. Skips a committed checkpoint that cannot be loaded, with a warning, if an older one can. Does not check the tensors' bytes: see
 /// [`latest_verified`].
 ///
 /// # Errors

@@ -342,7 +342,9 @@ fn the_newest_whose_bytes_verify_is_the_way_back() {
     assert_says(&error, &["is damaged at offset", "latest(dir, verify=True)"]);
     // All are damaged.
     flip(&shard_of(&at(1)), 4100);
-    assert_eq!(latest_verified(root.path()).unwrap(), None);
+    let error = latest_verified(root.path()).unwrap_err();
+    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+    assert_says(&error, &["step-3"]);
 }
 
 #[test]

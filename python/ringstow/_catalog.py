@@ -80,10 +80,10 @@ def latest(
     pattern: str | None = None,
     config: Config | None = None,
 ) -> str | None:
-    """Return the path of the newest step in a directory that can be loaded; None if there is none.
+    """Return the path of the newest step that can be loaded; None if nothing was committed yet.
 
-    `steps` says which checkpoints are steps. A committed one that can't be loaded is skipped, with
-    a warning to the logger ``ringstow`` that says why. If each rank saved by itself (DCP's
+    `steps` says which checkpoints are steps. A committed one that can't be loaded is skipped if an
+    older one can, with a warning to the logger ``ringstow`` that says why. If each rank saved by itself (DCP's
     ``use_collectives=False``), a checkpoint is committed once the rank checkpoints of all ranks
     are, and all belong to one save.
 
@@ -99,6 +99,8 @@ def latest(
     Raises:
         InvalidStateError: the pattern does not have exactly one place for the step; or ``before``
             is not a step in the directory.
+        MissingFilesError, CorruptCheckpointError, FormatError: steps were committed, and none of
+            them can be loaded: why the newest cannot. Training must not begin anew beside them.
         OSError: the directory, or one in it that may be the newest step, can't be read. With
             ``verify``, an unreadable sector counts as damage instead.
     """

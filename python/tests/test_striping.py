@@ -55,7 +55,8 @@ def test_a_load_without_the_stripes_names_them(tmp_path, disks, monkeypatch):
     ringstow.save(state(), path, config=ringstow.Config(stripe=disks))
     with pytest.raises(ringstow.IncompleteCheckpointError, match=r"disk1.*disk2.*RINGSTOW_STRIPE"):
         ringstow.load(path)
-    assert ringstow.latest(tmp_path) is None
+    with pytest.raises(ringstow.MissingFilesError, match="RINGSTOW_STRIPE"):
+        ringstow.latest(tmp_path)
     monkeypatch.setenv("RINGSTOW_STRIPE", ":".join(map(str, disks)))
     assert_equal(ringstow.load(path), state())
     assert ringstow.latest(tmp_path) == str(path)

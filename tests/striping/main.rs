@@ -181,7 +181,9 @@ fn reader_without_stripes_learns_which_they_were() {
     let (one, other) =
         (disks.stripe(0).display().to_string(), disks.stripe(1).display().to_string());
     assert_says(&error, &["2 of 3 files", &one, &other, "not configured here", "RINGSTOW_STRIPE"]);
-    assert_eq!(ringstow::latest(disks.root.path().join("run")).unwrap(), None);
+    // A disk that is not mounted is no reason to begin anew.
+    let error = ringstow::latest(disks.root.path().join("run")).unwrap_err();
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
     let found = ringstow::Store::new(disks.config())
         .unwrap()
         .latest(disks.root.path().join("run"), &Default::default())

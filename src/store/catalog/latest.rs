@@ -7,6 +7,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::steps::{Before, steps_and_row};
+use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::verify::verify;
 use nix::errno::Errno;
 use std::io::ErrorKind::NotFound;
@@ -48,6 +49,8 @@ pub fn latest(
     if let Some(before) = &wanted.before {
         before.cut(&mut steps, dir)?;
     }
+    // Why the newest of those that were committed cannot be loaded.
+    let mut lost = None;
     for found in steps.into_iter().rev() {
         match found.status {
             Status::Committed => {}
@@ -56,7 +59,9 @@ pub fn latest(
                 continue;
             }
             Status::Incomplete | Status::Damaged => {
-                pass_over(&found);
+                if pass_over(&found) {
+                    lost = lost.or_else(|| reason(&found, config));
+                }
                 continue;
             }
         }
@@ -64,22 +69,47 @@ pub fn latest(
             None => return Ok(Some(found.path)),
             Some(damage) => {
                 tracing::warn!("skipping {}, it is damaged: {damage}", found.path.display());
+                lost = lost.or(Some(damage));
             }
         }
     }
-    Ok(None)
+    // `None` would let a trainer begin anew beside a run that a mount or a copy may bring back.
+    match lost {
+        Some(error) => {
+            tracing::error!("no checkpoint of {} can be loaded", dir.display());
+            Err(error)
+        }
+        None => Ok(None),
+    }
 }
 
-/// Logs why a checkpoint that cannot be loaded is skipped.
-fn pass_over(found: &Found) {
+/// Logs why a checkpoint that cannot be loaded is skipped. Returns whether it was committed.
+fn pass_over(found: &Found) -> bool {
     let (path, problem) = (found.path.display(), found.problem.as_deref().unwrap_or_default());
     match found.created_unix_ms {
         // A killed save, or one in progress.
         None if found.status == Status::Incomplete => {
             tracing::info!("skipping {path}, it was never committed: {problem}");
+            false
         }
-        _ => tracing::warn!("skipping {path}, it cannot be loaded: {problem}"),
+        _ => {
+            tracing::warn!("skipping {path}, it cannot be loaded: {problem}");
+            true
+        }
     }
+}
+
+/// Why a committed checkpoint cannot be loaded; `None` if it was never committed as a whole, is gone, or loads by now.
+fn reason(found: &Found, config: &Config) -> Option<Error> {
+    let itself = std::iter::once(&found.path).filter(|_| found.parts.is_empty());
+    let mut errors =
+        itself.chain(&found.parts).filter_map(|path| Checkpoint::open_with(path, config).err());
+    // A save that never got to its commit, on one rank of several, or a removal: nothing to go back to.
+    let never = |error: &Error| {
+        use Error::{MissingShare, NoCheckpoint, NotCommitted};
+        matches!(error, NoCheckpoint { .. } | NotCommitted { .. } | MissingShare { .. })
+    };
+    errors.find(|error| !error.is_not_found() && !never(error))
 }
 
 /// Skips an unreadable checkpoint only with `verify`, and if a sector is bad. Any other failure may be temporary, or this
@@ -98,24 +128,22 @@ fn pass_over_unreadable(found: Found, verify: bool) -> Result<()> {
     }
 }
 
-/// Describes the damage to a checkpoint's bytes; `None` if they are intact.
+/// The first damage to a checkpoint's bytes; `None` if they are intact.
 ///
 /// # Errors
 /// Failures that are not the checkpoint's.
-fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<String>> {
+fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error>> {
     let runtime = Runtime::shared(config)?;
     let itself = std::slice::from_ref(&found.path);
     let parts = if found.parts.is_empty() { itself } else { &found.parts };
     for part in parts {
         match verify(&runtime, part, job) {
             Ok(report) => {
-                if let [first, ..] = &report.damage[..] {
-                    let n = report.damage.len();
-                    let (file, offset) = (first.file.display(), first.offset);
-                    return Ok(Some(format!("{n} blocks, the first at offset {offset} of {file}")));
+                if let Some(first) = report.damage.into_iter().next() {
+                    return Ok(Some(first.into()));
                 }
             }
-            Err(error) if is_of_checkpoint(&error) => return Ok(Some(error.to_string())),
+            Err(error) if is_of_checkpoint(&error) => return Ok(Some(error)),
             Err(error) => return Err(error),
         }
     }
