@@ -172,6 +172,7 @@ impl Config {
                  has fixed buffers; leave one of them on auto",
             ));
         }
+        self.check_stripe()?;
         for (field, path) in self
             .stripe
             .iter()
@@ -180,7 +181,7 @@ impl Config {
         {
             path::check(path).map_err(|why| Error::invalid(format!("Config.{field}: {why}")))?;
         }
-        self.check_stripe()
+        Ok(())
     }
 
     fn check_stripe(&self) -> Result<()> {

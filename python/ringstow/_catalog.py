@@ -83,9 +83,9 @@ def latest(
     """Return the path of the newest step that can be loaded; None if nothing was committed yet.
 
     `steps` says which checkpoints are steps. A committed one that can't be loaded is skipped if an
-    older one can, with a warning to the logger ``ringstow`` that says why. If each rank saved by itself (DCP's
-    ``use_collectives=False``), a checkpoint is committed once the rank checkpoints of all ranks
-    are, and all belong to one save.
+    older one can, with a warning to the logger ``ringstow`` that says why. If each rank saved by
+    itself (DCP's ``use_collectives=False``), a checkpoint is committed once the rank checkpoints
+    of all ranks are, and all belong to one save.
 
     Args:
         directory: the directory that holds the checkpoints; it need not exist.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringstow import _native, _others
+from ringstow._errors import BusyError
 from ringstow._guard import Hold, forget_after_fork
 
 if TYPE_CHECKING:
@@ -50,6 +51,18 @@ class Claim:
             raise _others.explained(error, is_own=self._met_own) from None
         _others.saved(self._path)
         return report
+
+
+def refuse_own(path: str) -> None:
+    """Refuse a background save to a path that this process is saving to: it could only fail later.
+
+    Raises:
+        BusyError: a save of this process to the path has not ended.
+    """
+    other = _claims.get(path)
+    if other is not None and other.job is not None and not other.job.done():
+        error = BusyError(f"another save into {path} is under way", path=path)
+        raise _others.explained(error, is_own=True)
 
 
 class Failure:

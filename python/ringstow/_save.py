@@ -126,11 +126,14 @@ def save_async(
         UnsupportedError: as in `save`, if detected during the call; otherwise the handle raises it.
         TornSaveError: another thread changed a tensor while the call copied it, or is in an
             optimizer's step that does not end.
+        BusyError: a save of this process to the same path is in progress. A save of another process
+            shows through the handle.
     """
     from ringstow import _handle  # imports futures, which only a background save needs
 
     _guard.check_staging(staging)
     where, number, knobs = _prepared(path, step, config)
+    _jobs.refuse_own(where)
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:

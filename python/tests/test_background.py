@@ -345,6 +345,8 @@ ringstow.save({"other": 1}, sys.argv[1])
     with pytest.raises(ringstow.BusyError) as caught:
         ringstow.save({"other": 1}, tmp_path / "c")
     assert caught.value.path == str(tmp_path / "c")
+    with pytest.raises(ringstow.BusyError, match=r"handle.result\(\)"):  # at the call
+        ringstow.save_async({"other": 1}, tmp_path / "c")
     handle.result()
     assert list(ringstow.load(tmp_path / "c")) == ["a"]
     ringstow.save({"other": 1}, tmp_path / "c")
