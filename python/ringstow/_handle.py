@@ -84,6 +84,15 @@ class SaveHandle(Future[SaveReport]):
         self._own_job()
         return super().done()
 
+    def running(self) -> bool:
+        """Return whether the save is in progress."""
+        return not self.done()
+
+    def cancelled(self) -> bool:
+        """Return False: a cancelled save has failed with SaveCancelledError."""
+        self._own_job()
+        return False
+
     def wait_staged(self, timeout: float | None = None) -> bool:
         """Wait until the tensors may be changed.
 
@@ -164,6 +173,15 @@ class SaveHandle(Future[SaveReport]):
         """Call a function with the handle once the save has ended, or now if it has."""
         self._own_job()
         super().add_done_callback(fn)
+
+    def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
+        """Return the state: newer versions of asyncio read it by this in place of `exception`."""
+        self._own_job()
+        future: Any = super()  # older versions of Future have no such method, and nobody calls it
+        snapshot: tuple[bool, bool, Any, BaseException | None] = future._get_snapshot()
+        if snapshot[0]:
+            self._asked()
+        return snapshot
 
     def _own_job(self) -> _native.SaveJob:
         if self._pid != os.getpid():

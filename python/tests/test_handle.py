@@ -359,6 +359,51 @@ def test_a_handle_can_be_awaited(awaits, gate, state, tmp_path, caplog):
     assert errors(caplog) == []
 
 
+@pytest.fixture
+def snapshots(monkeypatch):
+    """Lets asyncio read a future by its snapshot, as Python 3.15 does."""
+
+    def snapshot(future):
+        if not concurrent.futures.Future.done(future):
+            return False, False, None, None
+        return True, False, future._result, future._exception
+
+    def copy_state(source, target):
+        done, _, result, error = source._get_snapshot()
+        assert done
+        if error is None:
+            target.set_result(result)
+        else:
+            target.set_exception(error)
+
+    monkeypatch.setattr(concurrent.futures.Future, "_get_snapshot", snapshot, raising=False)
+    monkeypatch.setattr(asyncio.futures, "_copy_future_state", copy_state)
+
+
+def test_awaited_failure_is_not_logged_under_python_3_15(snapshots, gate, state, tmp_path):
+    async def save():
+        return await ringstow.save_async(state, tmp_path / "c")
+
+    gate()
+    assert asyncio.run(save()).tensor_bytes == 32
+    failing(gate)
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(save())
+    join_watchers()
+    assert not _jobs.unreported
+
+
+def test_snapshot_of_an_unfinished_save_asks_for_no_failure(snapshots, gate, state, tmp_path):
+    failing(gate, end=False)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    assert handle.running()
+    assert not handle._get_snapshot()[0]
+    fake_native.gate.end.set()
+    join_watchers()
+    assert _jobs.unreported
+    assert not handle.running()
+
+
 def test_cancelled_task_cancels_the_awaited_save(gate, state, tmp_path):
     async def save():
         task = asyncio.ensure_future(asyncio.wrap_future(handle))
@@ -518,6 +563,7 @@ def test_handle_in_a_forked_child_raises(gate, state, tmp_path):
 def ask_everything(handle):
     asks = [handle.wait_staged, handle.result, handle.done, handle.staged, handle.progress]
     asks += [handle.cancel, handle.exception, lambda: handle.add_done_callback(print)]
+    asks += [handle.running, handle.cancelled]
     for ask in asks:
         try:
             ask()

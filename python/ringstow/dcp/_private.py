@@ -5,9 +5,13 @@ A new torch may rename any of it. Each function says what it then does instead.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import copy
+import sys
 import threading
-from typing import Any
+import weakref
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,6 +28,39 @@ def is_save_thread(thread: threading.Thread) -> bool:
     False for every thread if the name is another: then a time limit decides (see `_saves`).
     """
     return thread.name.startswith("AsyncCheckpointExecutor")
+
+
+class PoolCall(NamedTuple):
+    """The call that a thread of a ``ThreadPoolExecutor`` runs."""
+
+    call: weakref.ref[Any]
+    """Dies when the call ends, whether it returns or raises."""
+    is_save: bool
+    """Whether the call is DCP's own function, which makes one save."""
+
+
+def pool_call() -> PoolCall | None:
+    """Return the call that this thread runs for a thread pool.
+
+    None in any other thread, and if Python keeps calls in another way: then a time limit decides.
+    """
+    thread = concurrent.futures.thread
+    run = getattr(getattr(getattr(thread, "_WorkItem", None), "run", None), "__code__", None)
+    frame: FrameType | None = sys._getframe(1)
+    module = ""
+    while frame is not None and frame.f_code is not run:
+        if frame.f_globals.get("__name__") != thread.__name__:
+            module = frame.f_globals.get("__name__", "")
+        frame = frame.f_back
+    if frame is None:
+        return None
+    names = frame.f_locals
+    call = names.get("self")
+    if isinstance(names, dict):  # before Python 3.13 a copy, which the frame keeps
+        names.pop("self", None)
+    if call is None:
+        return None
+    return PoolCall(weakref.ref(call), f"{module}.".startswith("torch.distributed.checkpoint."))
 
 
 def group_text(key: str, text: str) -> str:

@@ -1,10 +1,11 @@
 """Which saves of this process are under way: one save a writer at a time, one session a directory.
 
 DCP calls all hooks of a save in one thread, so a save belongs to its thread. A save has ended when
-its thread has ended, or uses a writer for anything else. DCP does not tell a writer that a save
-failed between two hooks, nor that the collectives after the last hook have ended. So other threads
-wait for the end of a thread that DCP started for one save. For any other thread they wait until
-the last hook, and no longer than `_UNSEEN_S` from one hook to the next.
+its thread has ended, or the thread pool's call that it is in, or when its thread uses a writer for
+anything else. DCP does not tell a writer that a save failed between two hooks, nor that the
+collectives after the last hook have ended. So other threads wait for the end of a thread that DCP
+started for one save, or of a thread pool's call of DCP's own function. In all other cases they wait
+until the last hook, and no longer than `_UNSEEN_S` from one hook to the next.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Save:
         self.stream: StagingFuture | None = None
         """Of a background save that copies no tensor."""
         self.thread = threading.current_thread()
+        self._pool_call = _private.pool_call()
         self.is_over = False
         """Whether DCP has returned from it, as far as this thread has shown."""
         self._is_done = False
@@ -93,6 +95,8 @@ class Save:
             return False
         if self._is_in_hook or _private.is_save_thread(self.thread):
             return True
+        if self._pool_call is not None and self._pool_call.is_save:
+            return True
         return not self._is_done and time.monotonic() < self._touched + _UNSEEN_S
 
     def may_commit(self) -> bool:
@@ -101,7 +105,9 @@ class Save:
 
     def _has_ended(self) -> bool:
         is_here = self.thread is threading.current_thread()
-        return is_here or self.is_over or not self.thread.is_alive()
+        if is_here or self.is_over or not self.thread.is_alive():
+            return True
+        return self._pool_call is not None and self._pool_call.call() is None
 
 
 class Turn:

@@ -63,7 +63,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     If a rank fails, the save fails on every rank; the writer can be used again right away.
 
     Keep one writer for the whole training: it reuses its staging memory and its snapshot's. Its
-    saves run one after the other, in whatever threads.
+    saves run one after the other; a background save counts until its last collective has ended.
+    ``dcp.save`` must return before another thread saves: DCP does not tell the writer when its last
+    collectives end, nor that it failed between two hooks. So another thread waits only until the
+    last hook on its rank, and at most 10 s from one hook to the next.
 
     ``dcp.async_save`` also takes it as the stager: `stage` takes a snapshot of the state, and
     training goes on once the snapshot is complete. `stager` needs no second copy of the state.

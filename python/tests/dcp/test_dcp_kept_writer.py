@@ -30,6 +30,7 @@ def names(request, monkeypatch):
     """Runs a test again as under a torch whose threads have other names."""
     if request.param == "other names":
         monkeypatch.setattr(_private, "is_save_thread", lambda thread: False)
+        monkeypatch.setattr(_private, "pool_call", lambda: None)
         monkeypatch.setattr(_saves, "_UNSEEN_S", 0.1)
     return request.param
 
@@ -143,13 +144,63 @@ def test_reused_writer_has_ended_its_save(way, tmp_path):
             case "stage":
                 writer.stage({})
             case "stager":
-                writer.stager().stage({}).give_up_unclaimed()
+                writer.stager().stage({}).fail(RuntimeError("no save"))
             case "close":
                 writer.close()
             case _:
                 StorageWriter()
         assert not elsewhere.submit(save.may_commit).result(SECONDS)
         assert not elsewhere.submit(save.is_running).result(SECONDS)
+
+
+class Stopping(StorageWriter):
+    """Holds a save between two hooks, and after the last one."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.stops = [(threading.Event(), threading.Event()) for _ in range(2)]
+
+    def _stop(self, number):
+        reached, go_on = self.stops[number]
+        reached.set()
+        assert go_on.wait(SECONDS)
+
+    def prepare_local_plan(self, plan):
+        self._stop(0)
+        return plan
+
+    def finish(self, metadata, results):
+        super().finish(metadata, results)
+        self._stop(1)
+
+
+@pytest.mark.parametrize("end", ["returns", "fails"])
+def test_save_in_a_pool_runs_until_its_call_ends(end, tmp_path, monkeypatch):
+    """As async_save of torch 2.6, whose pool has no name of its own."""
+    monkeypatch.setattr(_saves, "_UNSEEN_S", 0.0)
+    writer = Stopping(tmp_path)
+    planner = Failing("finish_plan" if end == "fails" else "never")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        done = pool.submit(dcp.save, state_of(1), storage_writer=writer, planner=planner)
+        for reached, go_on in writer.stops[: 1 if end == "fails" else 2]:
+            assert reached.wait(SECONDS)
+            assert writer._save.is_running()
+            go_on.set()
+        assert (done.exception(SECONDS) is None) == (end == "returns")
+        pool.submit(int).result(SECONDS)
+        assert not writer._save.is_running()
+
+
+@pytest.mark.parametrize("function", [dcp.save, lambda *args, **kwargs: dcp.save(*args, **kwargs)])
+def test_failed_save_in_an_idle_pool_blocks_no_other_writer(function, tmp_path):
+    writers = StorageWriter(tmp_path), StorageWriter(tmp_path)
+    planner = Failing("finish_plan")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(function, state_of(1), storage_writer=writers[0], planner=planner)
+        assert isinstance(failed.exception(SECONDS), CheckpointException)
+        pool.submit(int).result(SECONDS)
+        dcp.save(state_of(2), storage_writer=writers[1])
+    assert_same(load(tmp_path, state_of(2)), state_of(2))
 
 
 def test_background_save_takes_no_path_of_another_save(tmp_path):
