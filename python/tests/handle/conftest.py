@@ -1,0 +1,40 @@
+"""A stand-in for the native saves, which can be held up and let fail at any moment."""
+
+from __future__ import annotations
+
+import fake_native
+import pytest
+import torch
+from gates import watchers
+
+from ringstow import _jobs, _native
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch):
+    """Lets saves go to the stand-in; leaves no failure behind."""
+    monkeypatch.setattr(_native, "start_save", fake_native.start_save)
+    yield
+    for thread in watchers():
+        thread.join()
+    _jobs.unreported.clear()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Returns a function that sets the gate which the saves that follow pass."""
+    gates = []
+
+    def install(**options):
+        gates.append(fake_native.Gate(**options))
+        monkeypatch.setattr(fake_native, "gate", gates[-1])
+        return gates[-1]
+
+    yield install
+    for one in gates:
+        one.open()
+
+
+@pytest.fixture
+def state():
+    return {"w": torch.arange(8.0), "step": 1}

@@ -1,0 +1,164 @@
+"""Interrupts and threads at the start and the end of a save."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import sys
+import threading
+
+import fake_native
+import pytest
+from gates import join_watchers
+
+import ringstow
+from ringstow import _guard, _jobs, _native
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_signal_handler_saves_during_an_import(gate, state, tmp_path, monkeypatch):
+    """It has the import's lock: were that wanted at a save's end, neither would ever go on."""
+    one = gate(end=False)
+    handle = ringstow.save_async(state, tmp_path / "c")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ringstow._report", None)  # whoever imports it fails
+        one.open()
+        join_watchers()
+    assert handle.result().tensor_bytes == 32
+
+
+def test_ctrl_c_in_save_cancels_it_and_waits_for_its_end(gate, state, tmp_path, monkeypatch):
+    gate(staging=False)
+    jobs = []
+
+    def start(*args):
+        jobs.append(fake_native.SaveJob(*args[:3]))
+        return jobs[0]
+
+    interrupts = iter([True, True])
+
+    def interrupted(wait):
+        def call(job, timeout=None, *, logs=True):
+            in_main = threading.current_thread() is threading.main_thread()
+            if in_main and next(interrupts, False):
+                raise KeyboardInterrupt
+            return wait(job, timeout)
+
+        return call
+
+    monkeypatch.setattr(_native, "start_save", start)
+    for name in ("wait_staged", "wait"):
+        wait = interrupted(getattr(fake_native.SaveJob, name))
+        monkeypatch.setattr(fake_native.SaveJob, name, wait)
+    with pytest.raises(KeyboardInterrupt):
+        ringstow.save(state, tmp_path / "c")
+    assert jobs[0].done()
+    assert str(tmp_path / "c") not in fake_native.saved
+
+
+@pytest.fixture
+def no_thread(monkeypatch):
+    """Lets no thread start that watches over a save, as at the interpreter's exit."""
+    real = threading.Thread.start
+
+    def start(self):
+        if self.name == "ringstow-save":
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, no_thread):
+    gate(staging=False)
+    with pytest.raises(RuntimeError, match="can't start"):
+        ringstow.save_async(state, tmp_path / "c")
+    assert str(tmp_path / "c") not in fake_native.saved
+    assert not _jobs.unreported
+
+
+def test_a_save_that_is_waited_for_starts_no_thread(gate, state, tmp_path, monkeypatch):
+    """Python 3.12 starts none in functions of `atexit`; in a signal handler, 3.11 may hang."""
+    from ringstow.convert import _targets
+
+    started = []
+    gate()
+    monkeypatch.setattr(_native, "start_save", lambda *args: ended)
+    ended = fake_native.SaveJob([], "{}", str(tmp_path / "c"))
+    monkeypatch.setattr(threading.Thread, "start", started.append)
+    ringstow.save(state, tmp_path / "c")
+    monkeypatch.setattr(_native, "start_export", lambda *args: ended)
+    _targets.to_hf(
+        state,
+        str(tmp_path / "c"),
+        lambda *args: None,
+        config=ringstow.Config(),
+        prefix="",
+        dtype=None,
+        max_shard_bytes=1 << 30,
+    )
+    assert started == []
+
+
+class _CtrlC:
+    """Raises KeyboardInterrupt in ringstow's Python, at one moment at which a signal may be seen.
+
+    Those are the beginning of each function, and the return from each that is not Python's.
+    """
+
+    def __init__(self, moment):
+        self._left = moment
+        self._package = os.path.dirname(ringstow.__file__)
+
+    def __call__(self, frame, event, arg):
+        is_ours = frame.f_code.co_filename.startswith(self._package)
+        if is_ours and event in ("call", "c_return"):
+            self._left -= 1
+            if self._left == -1:
+                raise KeyboardInterrupt
+
+
+def test_ctrl_c_within_the_call_leaves_no_orphaned_save(gate, state, tmp_path, monkeypatch):
+    jobs = {}
+
+    def start(*args):
+        jobs[args[2]] = fake_native.SaveJob(*args[:3])
+        return jobs[args[2]]
+
+    monkeypatch.setattr(_native, "start_save", start)
+    gc.collect()  # handles of other tests
+    for moment in itertools.count():
+        path, handle = str(tmp_path / str(moment)), None
+        gate(staging=False)
+        sys.setprofile(_CtrlC(moment))
+        with contextlib.suppress(KeyboardInterrupt):
+            handle = ringstow.save_async(state, path)
+        sys.setprofile(None)
+        if handle is not None:
+            handle.cancel()
+            break
+        assert path not in jobs or jobs[path].done()
+        assert path not in fake_native.saved
+        assert not _jobs.unreported
+        assert not _guard._holds
+        assert gc.isenabled()
+    assert 3 < len(jobs) < moment
+
+
+def test_save_imports_all_before_it_starts_a_thread(gate, state, tmp_path):
+    """A child forked while a thread imports would wait for ever for that import to end."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, threading, ringstow\n"
+        "start = threading.Thread.start\n"
+        "def check(thread):\n"
+        "    assert 'ringstow._report' in sys.modules\n"
+        "    start(thread)\n"
+        "threading.Thread.start = check\n"
+        f"ringstow.save_async({{'a': 1}}, {str(tmp_path / 'c')!r}).result()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
