@@ -1,5 +1,5 @@
-//! How fast tensors leave a GPU and come back: the GPU's copies by themselves; a save to nowhere, which is all
-//! of a save except its disk; durable saves and cold loads, beside the same with tensors in host memory.
+//! Measures how fast tensors leave a GPU and come back: large copies alone; saves that skip the disk
+//! (`fake_engines::Null`); durable saves and cold loads, beside the same with tensors in host memory.
 //!
 //! ```text
 //! cargo bench --bench gpu -- [--gpu 0] [--gb 1] [--rounds 5] [--dir DIR] [--copies-only] [--json]
@@ -59,7 +59,7 @@ pub(crate) struct Copies {
     pub(crate) name: String,
     /// One large copy at a time.
     pub(crate) copies_gb_per_s: Rates,
-    /// A save whose writes go nowhere, from the first byte copied to the last one "written".
+    /// A save that skips the disk, from the first byte copied to the last one "written".
     pub(crate) to_nowhere_gb_per_s: Spread,
     /// The same over one large pinned copy in the same round. `None` if the driver pins nothing.
     pub(crate) to_nowhere_of_large_copy: Option<Spread>,
@@ -212,7 +212,7 @@ pub(crate) fn run(options: &Options) -> Result<Measured> {
     Ok(Measured { gpu, save, load })
 }
 
-/// Measures large copies, and saves to nowhere beside them.
+/// Measures large copies, and saves that skip the disk beside them.
 fn copies(
     device: &Arc<Device>,
     tensors: &Tensors,
@@ -291,7 +291,7 @@ fn print(measured: &Measured) {
     ] {
         println!("one large copy {direction:<9}  {} pinned, {slow:.1} pageable", pinned(fast));
     }
-    println!("save to nowhere  {}, of one large pinned copy {ratio}", gpu.to_nowhere_gb_per_s);
+    println!("save, no disk    {}, of one large pinned copy {ratio}", gpu.to_nowhere_gb_per_s);
     for (what, figures) in [("save", save), ("load", load)] {
         if let Some(BesideHost { gpu_gb_per_s, host_gb_per_s, gpu_of_host, copies_gb_per_s }) =
             figures

@@ -1,7 +1,7 @@
 //! Runs one case: `instructions CASE SIZE`. `tools/bench_check.py` runs each case in two sizes under callgrind;
 //! the difference is the cost of an item.
 //!
-//! Everything goes to nowhere, with one filler. Callgrind counts inside the function `measured`, which it
+//! All cases use the engine `Null`, which skips the disk, and one filler. Callgrind counts inside the function `measured`, which it
 //! finds by name; it counts cases with several threads from beginning to end.
 
 #[path = "../tests/common/nowhere.rs"]

@@ -6,7 +6,7 @@
 //!                              [--rounds 15] [--only PART_OF_A_NAME ...]
 //! ```
 //!
-//! Without `--dir`, saves go to nowhere (`fake_engines::Null`), which measures all of a save except its disk.
+//! Without `--dir`, saves use the engine `fake_engines::Null`, which skips the disk.
 //! Each variant has its own pool. On a shared disk, CPU seconds are more reliable than speed; the row
 //! "default, again" shows the noise of both.
 //! To try something new, make it a knob for the trial and add a line to [`variants`]. Results of earlier
@@ -105,9 +105,10 @@ impl Options {
             return Err(format!("no option {other:?}; see benches/knobs.rs").into());
         }
         match (&options.dir, options.work) {
-            (None, Work::Load | Work::LoadInto) => {
-                Err("--load needs --dir: nothing can be loaded from nowhere".into())
-            }
+            (None, Work::Load | Work::LoadInto) => Err(
+                "--load needs --dir: without it, saves skip the disk and there is nothing to load"
+                    .into(),
+            ),
             _ => Ok(Some(options)),
         }
     }
@@ -127,7 +128,7 @@ struct Took {
 /// Where to save and load.
 struct Bench<'a> {
     dir: PathBuf,
-    /// Saves go to nowhere.
+    /// Whether saves skip the disk.
     nowhere: bool,
     work: Work,
     state: &'a StateDict<'a>,

@@ -1,6 +1,6 @@
 //! Measures how cost grows: the cost of a tensor in each step of a save or load with the number of tensors, and
-//! the cost of a block with the number of blocks. Everything goes to nowhere (`fake_engines::Null`), so no disk
-//! is involved.
+//! the cost of a block with the number of blocks. The engine `fake_engines::Null` completes every transfer at
+//! once, so no disk is involved.
 //!
 //! Figures are items per second: if ten times as many items take as long each, the cost is linear. With
 //! `RINGSTOW_BENCH_LARGE` also measures 1,000,000 tensors, and 64 GB in one. `cargo bench --bench scale -- --test`
@@ -119,8 +119,8 @@ fn reads(criterion: &mut Criterion) {
     }
 }
 
-/// The directory of checkpoints to nowhere. Their files have their full length, so it is one in which that
-/// takes no space, if possible.
+/// The directory of checkpoints saved through `Null`. Their files have their full length but no data: if possible,
+/// the directory is on a file system where such files take no space.
 struct Place(Option<Endless>);
 
 impl Place {

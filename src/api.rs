@@ -308,7 +308,8 @@ pub fn save_async(state: StateDict<'static>, path: impl AsRef<Path>) -> Result<S
 /// index if they exceed the configuration's `shard_bytes`. Other values are not written.
 ///
 /// # Errors
-/// As for [`save`].
+/// As for [`save`]; [`Error::Invalid`](crate::Error::Invalid) if there are model files already;
+/// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor that safetensors cannot store.
 pub fn export(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
     Store::found()?.export(state, path)
 }
@@ -328,7 +329,8 @@ pub fn export_async(state: StateDict<'static>, path: impl AsRef<Path>) -> Result
 /// returns a receipt.
 ///
 /// # Errors
-/// Any [`Error`](crate::Error); then written files are removed, and an earlier checkpoint is unchanged.
+/// [`Error::Invalid`](crate::Error::Invalid) if no session has begun there, or another write of the same rank took over;
+/// any other [`Error`](crate::Error). Then written files are removed, and an earlier checkpoint is unchanged.
 pub fn write_rank(
     state: &StateDict<'_>,
     rank: u32,

@@ -26,7 +26,7 @@ class Figure:
 PIPELINE = "pipeline"
 FIGURES = {
     PIPELINE: Figure(
-        "a save to nowhere, GPU to host and checksummed / one large pinned copy",
+        "a save without a disk, GPU to host and checksummed / one large pinned copy",
         "", "at least", 0.95,
     ),
     "save_of_host": Figure(

@@ -1,5 +1,5 @@
-//! States of very many or very large tensors that share their memory, saved and loaded over the engine to
-//! nowhere. For the tests and benches of scale.
+//! States of very many or very large tensors that share their memory, saved and loaded through the
+//! engine `Null`. For the tests and benches of scale.
 #![allow(dead_code)] // each user needs a part of this module
 
 use fake_engines::Null;
@@ -95,7 +95,7 @@ pub fn manifest(items: &[Item], plan: &SavePlan) -> Manifest {
     Manifest::new(0, 1, 1 << 20, files, tensors, state)
 }
 
-/// A runtime that writes to nowhere and reads zeros.
+/// A runtime that skips the disk: it discards writes and reads zeros.
 pub fn runtime(config: Config) -> Runtime {
     let depth = config.queue_depth as usize;
     Runtime::with_engine(config, Arc::new(move || Ok(Box::new(Null::new(depth)))))

@@ -24,18 +24,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Writes the tensors of a state into the directory `path`, durably, as `model.safetensors` or, if
-/// they are more than the configuration's `shard_bytes`, as several files with an index.
+/// See [`export`](crate::export).
 ///
 /// No file ends in `.safetensors` before all have been written. A kill between the renames leaves
 /// numbered files beside `model.safetensors.index.json.part`: [`Checkpoint::open_foreign`] refuses such
 /// a directory, and the next export into it removes them first.
 ///
 /// [`Checkpoint::open_foreign`]: crate::Checkpoint::open_foreign
-///
-/// # Errors
-/// [`Error::Invalid`] if there are model files already; [`Error::Unsupported`] for a tensor that
-/// safetensors has no word for; any other [`Error`]. Then what was written is removed.
 pub fn export(
     runtime: &Runtime,
     state: &StateDict<'_>,

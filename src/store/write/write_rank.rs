@@ -23,12 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Writes one rank's part of the checkpoint at `path`: durable, and not committed. The coordinator has begun a
-/// [`Session`](crate::store::write::session::Session) there, and commits all parts.
-///
-/// # Errors
-/// [`Error::Invalid`] if no session has begun there, or another write of the same rank took over; any other
-/// [`Error`]. Then what was written is removed, and an earlier checkpoint is as it was.
+/// See [`write_rank`](crate::write_rank).
 pub fn write_rank(
     runtime: &Runtime,
     state: &StateDict<'_>,

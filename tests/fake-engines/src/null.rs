@@ -1,4 +1,4 @@
-//! The engine to nowhere: measures all of a save or load except its disk.
+//! An engine that skips the disk, to measure the rest of a save or load.
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ringstow::internals::engine::{Action, Completion, Engine, FileId, Op, Waker};
