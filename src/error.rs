@@ -72,7 +72,7 @@ pub enum Error {
     /// Bytes on disk are not the bytes that were written.
     #[error("{} is damaged at offset {offset}: {what} should be {expected}, is {got}; \
              restore the file from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)` finds the \
-             newest whose bytes are whole", path.display())]
+             newest that is intact", path.display())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
