@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{State, engine, load_all, scratch, small_config};
+use common::{State, engine, load_all, rig, scratch, small_config};
 use fake_engines::{Null, Twist, Twisted};
 use ringstow::internals::device::Source;
 use ringstow::internals::engine::{Completion, Engine, Op};
@@ -163,7 +163,7 @@ fn requested_fixed_buffers_serve_loads_too() {
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
     let options = LoadOptions::default();
     let loaded = match checkpoint.load_names(names, options.on(&fixed, &Arc::default())) {
-        Err(Error::Unsupported { what, .. }) => return eprintln!("skipped: {what}"),
+        Err(Error::Unsupported { what, .. }) => return rig::missing(&what),
         loaded => loaded.unwrap(),
     };
     assert_eq!(loaded.report.moved.fixed_buffers, fixed.pool().unwrap().count());

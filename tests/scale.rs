@@ -5,7 +5,7 @@ mod common;
 #[path = "common/nowhere.rs"]
 mod nowhere;
 
-use common::{State, names_in, small_config};
+use common::{State, names_in, rig, small_config};
 use nowhere::{Endless, Sparse, boxes, items, layout, mixed, runtime, state, vast};
 use ringstow::internals::device::Source;
 use ringstow::internals::format::{Manifest, Receipt, receipt};
@@ -150,9 +150,7 @@ fn place() -> (Result<Endless, tempfile::TempDir>, u64) {
     match Endless::new() {
         Ok(endless) => (Ok(endless), 64_000_000_000),
         Err(why) => {
-            println!(
-                "1 GB in place of 64, as there is no room that needs none (root has it): {why}"
-            );
+            rig::missing(&format!("1 GB in place of 64, as only root can mount a ramfs: {why}"));
             (Err(common::scratch()), 1_000_000_000)
         }
     }

@@ -9,6 +9,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import zlib
 
 import fake_native
 import numpy as np
+import pytest
 import torch
 
 from ringstow.tree import _build, _encode, _skeleton
@@ -129,3 +131,13 @@ def litter(directory):
     if (directory / "manifest.json").exists():
         known |= {file["name"] for file in manifest_of(directory)["files"]}
     return sorted(p.name for p in directory.iterdir() if p.name not in known)
+
+
+def missing(reason):
+    """Skips a test that needs what this machine lacks; fails it if RINGSTOW_REQUIRE_RIGS is set.
+
+    A rig is a device, a file system, a right or a program.
+    """
+    if os.environ.get("RINGSTOW_REQUIRE_RIGS"):
+        pytest.fail(f"RINGSTOW_REQUIRE_RIGS is set, and this machine lacks a rig: {reason}")
+    pytest.skip(reason)

@@ -83,7 +83,6 @@ def test_the_summary_and_the_chart_agree_on_who_is_fastest(rounds):
 
 
 def test_a_small_state_is_of_small_tensors_alone():
-    pytest.importorskip("torch")
     from comparing import state
 
     small = state.make_small_state(1_000_000)

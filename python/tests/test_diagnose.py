@@ -1,7 +1,6 @@
 """A path that is no checkpoint: the error says what is there and which call or command reads it."""
 
 import errno
-import os
 
 import pytest
 import torch
@@ -63,11 +62,3 @@ def test_errors_of_the_system_say_path_and_number_once(others):
     assert str(error).count(path) == 1
     assert str(error).count("No such file") == 1
     assert str(error).replace(path, "").count(str(errno.ENOENT)) == 1
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_refused_save_says_path_and_number_once(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError) as caught:
-        ringstow.save({"a": 1}, tmp_path / "c")
-    assert str(caught.value).count(str(tmp_path)) == 1

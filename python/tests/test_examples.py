@@ -8,8 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = 2

@@ -1,7 +1,6 @@
 """Tensors of torch as arrays of numpy, with torch and without it."""
 
 import collections
-import importlib.util
 import json
 
 import numpy as np
@@ -10,8 +9,6 @@ import torch
 from support import assert_same, python
 
 import ringstow
-
-HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
 
 
 @pytest.fixture
@@ -129,7 +126,6 @@ def test_low_precision_without_ml_dtypes_is_refused(low, monkeypatch):
         ringstow.load(low, framework="numpy")
 
 
-@pytest.mark.skipif(not HAS_ML_DTYPES, reason="needs ml_dtypes")
 def test_low_precision_with_ml_dtypes_round_trips(low):
     import ml_dtypes
 

@@ -14,7 +14,7 @@ import tempfile
 import numpy as np
 import pytest
 import torch
-from support import assert_same, litter, python, shards_of
+from support import assert_same, litter, missing, python, shards_of
 
 import ringstow
 
@@ -23,15 +23,15 @@ NOBODY = 65534  # user and group
 
 
 def mounted(folder, options):
-    """Mounts a file system of memory, or skips the test where that is not allowed."""
+    """Mounts a file system of memory, if that is allowed here."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "ringstow-test", str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
-        pytest.skip(f"cannot mount: {error}")
+        missing(f"cannot mount: {error}")
     if done.returncode != 0:
-        pytest.skip(f"mounting a tmpfs needs root: {done.stderr.strip()}")
+        missing(f"mounting a tmpfs needs root: {done.stderr.strip()}")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def as_nobody(act, *limits):
     In a forked child: such a user may not be able to start this Python, which is loaded already.
     """
     if os.geteuid() != 0:
-        pytest.skip("only root can become an ordinary user")
+        missing("only root can become an ordinary user")
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -121,7 +121,7 @@ def test_a_read_only_file_system_is_named(read_only_disk):
 def test_unwritable_directory_is_a_permission_error(open_folder):
     error = as_nobody(lambda: ringstow.save({"a": 1}, open_folder / "c"))
     assert type(error) is PermissionError
-    assert str(open_folder / "c") in str(error)
+    assert str(error).count(str(open_folder / "c")) == 1
     assert list(open_folder.iterdir()) == []
 
 
@@ -145,7 +145,7 @@ def test_too_little_lockable_memory_is_told_with_its_remedy(open_folder):
     small = (resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
     report = as_nobody(lambda: ringstow.save(state, open_folder / "c"), small)
     if report.engine != "uring":
-        pytest.skip("no io_uring here")
+        missing("no io_uring here")
     told = " ".join(f"{fallback.reason} {fallback.remedy}" for fallback in report.fallbacks)
     assert "memlock" in told.lower()
     assert "ulimit" in told
@@ -233,9 +233,9 @@ def test_a_step_down_is_warned_of_once_in_a_process(tmp_path):
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
-        pytest.skip(f"cannot mount: {error}")
+        missing(f"cannot mount: {error}")
     if done.returncode != 0:
-        pytest.skip(f"mounting a ramfs needs root: {done.stderr.strip()}")
+        missing(f"mounting a ramfs needs root: {done.stderr.strip()}")
     try:
         ran = python(
             "import ringstow, sys\n"

@@ -8,14 +8,13 @@ import pathlib
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from hypothesis import HealthCheck, given, settings
-from support import assert_same, python, shards_of
+from support import assert_same, missing, python, shards_of
 from test_state import FLOAT4, TORCH_DTYPES, values
 
 import ringstow
-
-safetensors = pytest.importorskip("safetensors")
 
 
 def filled(shape, dtype):
@@ -222,7 +221,7 @@ def test_every_engine_and_pool_size_gives_the_same(engine, direct, pool, tmp_pat
     try:
         report = ringstow.save(state, tmp_path / "c", config=config)
     except ringstow.UnsupportedError as error:
-        pytest.skip(str(error))
+        missing(str(error))
     assert report.engine == engine
     assert_same(ringstow.load(tmp_path / "c", config=config), state)
     assert ringstow.verify(tmp_path / "c", config=config).ok

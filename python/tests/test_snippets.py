@@ -5,8 +5,7 @@ from pathlib import Path
 import forked
 import pytest
 import snippets
-
-torch = pytest.importorskip("torch")
+import torch
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]

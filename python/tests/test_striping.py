@@ -4,10 +4,9 @@ import os
 import pathlib
 
 import pytest
+import torch
 
 import ringstow
-
-torch = pytest.importorskip("torch")
 
 
 @pytest.fixture

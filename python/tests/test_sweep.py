@@ -14,13 +14,13 @@ import typing
 
 import numpy
 import pytest
+from support import missing
 
 import ringstow
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 
-pytest.importorskip("matplotlib")
 import sweep  # noqa: E402
 from sweeping import choose, measure, plan, plots, render  # noqa: E402
 from sweeping.plan import AGAIN, DEFAULT, FIO, Setting  # noqa: E402
@@ -377,7 +377,7 @@ def small_disk(tmp_path):
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300M", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("needs to mount a tmpfs")
+        missing("only root can mount a tmpfs")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 

@@ -3,6 +3,7 @@
 
 #[cfg(target_os = "linux")]
 pub mod mounts;
+pub mod rig;
 
 use ringstow::internals::engine::Engine;
 use ringstow::internals::engine::portable::Portable;

@@ -1,6 +1,7 @@
 //! File systems in image files or in memory, mounted for a test. Mounts are made in a mount namespace of
 //! the test's thread, so that they end with it, whatever becomes of the test.
 
+use super::rig;
 use nix::sched::{CloneFlags, unshare};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -106,7 +107,7 @@ pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
     Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
-/// Runs a test where it may mount, and says so if there is no such place or no such file system.
+/// Runs a test where it may mount. [`rig::missing`] says so if there is no such place or no such file system.
 pub fn where_mounts_work(test: impl FnOnce() -> Result<(), String> + Send) {
     let outcome = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -117,6 +118,6 @@ pub fn where_mounts_work(test: impl FnOnce() -> Result<(), String> + Send) {
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     if let Err(why) = outcome {
-        println!("skipped (it needs root and the file system's tools): {why}");
+        rig::missing(&format!("it needs root and the file system's tools: {why}"));
     }
 }
