@@ -8,6 +8,7 @@
 
 pub mod dir;
 pub mod file;
+pub mod file_system;
 pub(crate) mod fork;
 pub(crate) mod inherited;
 pub mod lease;

@@ -77,6 +77,8 @@ pub(crate) fn call_on(call: Call, file: &File) -> io::Result<()> {
 }
 
 #[cfg(debug_assertions)]
+pub(crate) use armed::path_of;
+#[cfg(debug_assertions)]
 pub use armed::{Outcome, Watch, fail_call, from_nth, in_process, nth, on_thread, watch};
 
 #[cfg(debug_assertions)]

@@ -1,0 +1,339 @@
+//! Which file system a path is on, whether other hosts may use it too, and whether locks reach them.
+//!
+//! The kernel does not say whether a lock keeps other hosts out, so this file lists what is known. A file system that is
+//! not in a list counts as one that other hosts may use and that locks do not reach.
+
+use crate::sys::seam::{Call, call_on};
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// The file system of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSystem {
+    /// The kernel's name for its type (`ext4`, `nfs4`, `fuse.sshfs`), or `type 0x…` if only the number is known.
+    pub name: String,
+    /// Which hosts may use it.
+    pub hosts: Hosts,
+    /// Whom a lock keeps out. [`Reach::EveryHost`] if no other host exists.
+    pub locks: Reach,
+    /// Its mount options; empty if [`Hosts::One`].
+    pub options: String,
+}
+
+/// Which hosts may use a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hosts {
+    /// This one alone.
+    One,
+    /// Others, too: it is a network or cluster file system.
+    Many,
+    /// The type does not tell: FUSE, 9p, anything new.
+    Unknown,
+}
+
+/// Whom a lock keeps out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Processes of every host that may use the file system.
+    EveryHost,
+    /// Processes of this host at best.
+    ThisHost,
+}
+
+/// Types that one host has for itself, by the numbers in statfs.
+#[cfg(target_os = "linux")]
+const ONE_HOST: &[(u64, &str)] = &[
+    (0xef53, "ext4"), // ext2 and ext3, too
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0xf2f5_2010, "f2fs"),
+    (0xca45_1a4e, "bcachefs"),
+    (0x2fc1_2fc1, "zfs"),
+    (0x0102_1994, "tmpfs"),
+    (0x8584_58f6, "ramfs"),
+    (0x794c_7630, "overlay"), // its upper directory cannot be on a network file system
+    (0x3153_464a, "jfs"),
+    (0x5265_4973, "reiserfs"),
+    (0x3434, "nilfs2"),
+    (0x4d44, "vfat"),
+    (0x2011_bab0, "exfat"),
+    (0x7366_746e, "ntfs3"),
+];
+
+/// A network file system whose kernel module passes a lock on a file (`fcntl`) on to other hosts.
+#[derive(Debug)]
+struct PassesLocks {
+    names: &'static [&'static str],
+    /// Only with this mount option.
+    needs: Option<&'static str>,
+    /// Not with any of these.
+    forbids: &'static [&'static str],
+}
+
+const PASS_LOCKS: &[PassesLocks] = &[
+    PassesLocks {
+        names: &["nfs", "nfs4"],
+        needs: None,
+        forbids: &["nolock", "local_lock=all", "local_lock=posix"],
+    },
+    PassesLocks { names: &["cifs", "smb3"], needs: None, forbids: &["nobrl"] },
+    PassesLocks { names: &["lustre"], needs: Some("flock"), forbids: &["localflock", "noflock"] },
+    PassesLocks { names: &["ceph"], needs: None, forbids: &[] },
+    PassesLocks { names: &["gpfs"], needs: None, forbids: &[] },
+];
+
+/// Other network and cluster file systems. Theirs depends on what a client cannot see, or never reaches other hosts.
+const OTHER_NETWORK: &[&str] = &[
+    "afs",
+    "beegfs",
+    "fuse.ceph",
+    "fuse.glusterfs",
+    "fuse.sshfs",
+    "gfs2",
+    "ncpfs",
+    "ocfs2",
+    "panfs",
+    "pvfs2",
+    "wekafs",
+];
+
+impl FileSystem {
+    /// The file system of an existing path.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        Self::of_open(&File::open(path)?)
+    }
+
+    /// The file system of an open file or directory.
+    ///
+    /// # Errors
+    /// The system's.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of_open(open: &File) -> io::Result<Self> {
+        call_on(Call::Query, open)?;
+        #[cfg(debug_assertions)]
+        if let Some(played) = played::on(open) {
+            return Ok(played);
+        }
+        // The kernel's field has 32 or 64 bits, with a sign.
+        let number = rustix::fs::fstatfs(open)?.f_type as u64 & 0xffff_ffff;
+        if let Some((_, name)) = ONE_HOST.iter().find(|(known, _)| *known == number) {
+            let (hosts, locks) = (Hosts::One, Reach::EveryHost);
+            return Ok(Self { name: (*name).into(), hosts, locks, options: String::new() });
+        }
+        Ok(match mount_of(open) {
+            Some((name, options)) => Self::mounted(name, options),
+            None => Self::mounted(format!("type {number:#x}"), String::new()),
+        })
+    }
+
+    /// Off Linux, file systems are not told apart, and other hosts are not expected.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn of_open(open: &File) -> io::Result<Self> {
+        call_on(Call::Query, open)?;
+        let (hosts, locks) = (Hosts::One, Reach::EveryHost);
+        Ok(Self { name: "unknown".into(), hosts, locks, options: String::new() })
+    }
+
+    /// One that other hosts may use.
+    fn mounted(name: String, options: String) -> Self {
+        let is = |names: &[&str]| names.contains(&name.as_str());
+        let known = PASS_LOCKS.iter().find(|known| is(known.names));
+        let hosts = match known.is_some() || is(OTHER_NETWORK) {
+            true => Hosts::Many,
+            false => Hosts::Unknown,
+        };
+        let locks = match known.is_some_and(|known| known.obstacle(&options).is_none()) {
+            true => Reach::EveryHost,
+            false => Reach::ThisHost,
+        };
+        Self { name, hosts, locks, options }
+    }
+
+    /// Whether other hosts may use it.
+    pub fn is_shared(&self) -> bool {
+        self.hosts != Hosts::One
+    }
+
+    /// Why locks reach other hosts or do not, as a sentence; and what to do if they do not.
+    pub fn why(&self) -> String {
+        let name = &self.name;
+        let known = PASS_LOCKS.iter().find(|known| known.names.contains(&name.as_str()));
+        match (self.hosts, known.map(|known| known.obstacle(&self.options))) {
+            (Hosts::One, _) => format!("{name} is used by this host alone"),
+            (_, Some(None)) => format!("{name} passes locks on to other hosts"),
+            (_, Some(Some(obstacle))) => {
+                format!(
+                    "{name} does not pass locks on to other hosts as it is mounted here: {obstacle}"
+                )
+            }
+            _ => format!("ringstow cannot know whether {name} passes locks on to other hosts"),
+        }
+    }
+}
+
+impl PassesLocks {
+    /// Which mount option keeps locks on this host.
+    fn obstacle(&self, options: &str) -> Option<String> {
+        let has = |wanted: &str| options.split(',').any(|option| option == wanted);
+        if let Some(option) = self.forbids.iter().find(|option| has(option)) {
+            return Some(format!("mount it without `{option}`"));
+        }
+        self.needs
+            .filter(|option| !has(option))
+            .map(|option| format!("mount it with `-o {option}`"))
+    }
+}
+
+/// The type and the options of the mount that an open file or directory is on.
+#[cfg(target_os = "linux")]
+fn mount_of(open: &File) -> Option<(String, String)> {
+    use crate::sys::file::read_text;
+    use std::os::fd::AsRawFd;
+    let info = read_text(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).ok()?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
+    let mounts = read_text("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
+    // Type, source and options follow a dash; the fields before it vary in number.
+    let mut fields = mount.split(" - ").nth(1)?.split(' ');
+    let (name, _source) = (fields.next()?, fields.next()?);
+    Some((name.into(), fields.next().unwrap_or_default().into()))
+}
+
+#[cfg(all(debug_assertions, target_os = "linux"))]
+pub use played::{Played, play};
+
+/// Tests play file systems that the machine does not have.
+#[cfg(all(debug_assertions, target_os = "linux"))]
+mod played {
+    use crate::sys::file_system::FileSystem;
+    use crate::sys::seam::path_of;
+    use std::fs::File;
+    use std::path::{Path, PathBuf};
+    use std::sync::{LazyLock, Mutex, PoisonError};
+
+    type All = Vec<(PathBuf, FileSystem)>;
+
+    static PLAYED: LazyLock<Mutex<All>> = LazyLock::new(|| Mutex::new(from_environment()));
+
+    /// Ends the play when it is dropped.
+    #[must_use = "dropped, it plays nothing"]
+    pub struct Played(PathBuf);
+
+    /// Makes `dir`, which exists, and all below it count as a shared file system of this type, mounted with these
+    /// options, in this process. `RINGSTOW_TEST_FILE_SYSTEM=nfs4:nolock:/dir` does it in a child process.
+    pub fn play(dir: &Path, name: &str, options: &str) -> Played {
+        let dir = std::fs::canonicalize(dir).expect("a directory that exists");
+        let played = FileSystem::mounted(name.into(), options.into());
+        all(|all| all.push((dir.clone(), played)));
+        Played(dir)
+    }
+
+    impl Drop for Played {
+        fn drop(&mut self) {
+            all(|all| {
+                let last = all.iter().rposition(|(dir, _)| *dir == self.0);
+                last.map(|last| all.remove(last));
+            });
+        }
+    }
+
+    /// The innermost directory that is played above an open file, and among several the last.
+    pub fn on(open: &File) -> Option<FileSystem> {
+        all(|all| {
+            let path = (!all.is_empty()).then(|| path_of(open))?;
+            let above = all.iter().filter(|(dir, _)| path.starts_with(dir));
+            above.max_by_key(|(dir, _)| dir.as_os_str().len()).map(|(_, played)| played.clone())
+        })
+    }
+
+    fn all<T>(with: impl FnOnce(&mut All) -> T) -> T {
+        with(&mut PLAYED.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn from_environment() -> All {
+        let Ok(asked) = std::env::var("RINGSTOW_TEST_FILE_SYSTEM") else { return All::new() };
+        let mut words = asked.splitn(3, ':');
+        let (Some(name), Some(options), Some(dir)) = (words.next(), words.next(), words.next())
+        else {
+            panic!("RINGSTOW_TEST_FILE_SYSTEM is {asked:?}: NAME:OPTIONS:DIRECTORY");
+        };
+        let dir = std::fs::canonicalize(dir).expect("a directory that exists");
+        vec![(dir, FileSystem::mounted(name.into(), options.into()))]
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use crate::sys::file_system::*;
+
+    fn mounted(name: &str, options: &str) -> (Hosts, Reach) {
+        let found = FileSystem::mounted(name.into(), options.into());
+        (found.hosts, found.locks)
+    }
+
+    #[test]
+    fn disk_of_this_host_is_not_shared() {
+        let found = FileSystem::of(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+        assert!(!found.is_shared() && found.locks == Reach::EveryHost, "{found:?}");
+    }
+
+    #[test]
+    fn unlisted_file_system_may_be_shared_and_has_its_name_from_the_mount() {
+        let found = FileSystem::of(Path::new("/proc")).unwrap();
+        assert_eq!(found.name, "proc");
+        assert_eq!((found.hosts, found.locks), (Hosts::Unknown, Reach::ThisHost));
+        assert!(found.options.contains("rw"), "{found:?}");
+    }
+
+    #[test]
+    fn mount_options_decide_whether_locks_reach_other_hosts() {
+        let many = |reach| (Hosts::Many, reach);
+        for (name, options, reach) in [
+            ("nfs4", "rw,vers=4.2,local_lock=none", Reach::EveryHost),
+            ("nfs", "rw,nolock,local_lock=all", Reach::ThisHost),
+            ("nfs4", "local_lock=posix", Reach::ThisHost),
+            ("nfs", "local_lock=flock", Reach::EveryHost),
+            ("cifs", "rw", Reach::EveryHost),
+            ("smb3", "rw,nobrl", Reach::ThisHost),
+            ("lustre", "rw,flock", Reach::EveryHost),
+            ("lustre", "rw,localflock", Reach::ThisHost),
+            ("lustre", "rw", Reach::ThisHost),
+            ("ceph", "", Reach::EveryHost),
+            ("gpfs", "", Reach::EveryHost),
+            ("beegfs", "", Reach::ThisHost),
+            ("fuse.sshfs", "", Reach::ThisHost),
+        ] {
+            assert_eq!(mounted(name, options), many(reach), "{name} {options}");
+        }
+        for name in ["fuse", "9p", "virtiofs", "type 0x1234"] {
+            assert_eq!(mounted(name, ""), (Hosts::Unknown, Reach::ThisHost), "{name}");
+        }
+    }
+
+    #[test]
+    fn remedy_names_the_mount_option() {
+        let why =
+            |name: &str, options: &str| FileSystem::mounted(name.into(), options.into()).why();
+        assert!(why("lustre", "rw").ends_with("mount it with `-o flock`"));
+        assert!(why("nfs", "nolock").ends_with("mount it without `nolock`"));
+        assert!(why("nfs4", "").contains("passes locks on"));
+        assert!(why("fuse", "").contains("cannot know"));
+    }
+
+    #[test]
+    fn played_file_system_holds_below_its_directory_until_dropped() {
+        let root = tempfile::tempdir().unwrap();
+        let (below, beside) = (root.path().join("a/b"), root.path().join("c"));
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::create_dir(&beside).unwrap();
+        let playing = play(&root.path().join("a"), "nfs4", "nolock");
+        assert_eq!(FileSystem::of(&below).unwrap().name, "nfs4");
+        assert!(!FileSystem::of(&beside).unwrap().is_shared());
+        drop(playing);
+        assert!(!FileSystem::of(&below).unwrap().is_shared());
+    }
+}
