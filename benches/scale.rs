@@ -195,13 +195,13 @@ fn pipeline(criterion: &mut Criterion) {
 
 /// The result of as many ranks that write a tensor each: receipts, files of the right length, and marks.
 fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
-    let note = std::fs::read(dir.join(names::MANIFEST_PART)).expect("the session has begun");
+    let note = std::fs::read(dir.join(names::UNCOMMITTED_MANIFEST)).expect("the session has begun");
     let note: serde_json::Value = serde_json::from_slice(&note).expect("it is JSON");
     let receipt = |rank: usize| {
         let (session, write) = (note["session"].as_str().expect("it says"), "0000000000000000");
         let (session, write) = (session.to_owned(), write.to_owned());
         let name = names::shard(rank as u32, 0, 0);
-        let part = dir.join(names::written_part(&name, &write));
+        let part = dir.join(names::uncommitted_write(&name, &write));
         let file = std::fs::File::create(part).expect("it can be made");
         file.set_len(8192).expect("it can be as long");
         let chunk = Chunk { file: 0, begin: 4096, offsets: None, sizes: None };

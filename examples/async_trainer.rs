@@ -72,7 +72,7 @@ async fn train(run: &Path) -> ringstow::Result<()> {
     let mut saving: Option<SaveHandle> = None;
     for step in done + 1..=done + STEPS {
         let gradient = weights.gradient().await;
-        // A save that is under way still reads the weights: they change when it has read them all.
+        // A save that is in progress still reads the weights: they change when it has read them all.
         if let Some(saving) = &saving {
             saving.until_staged().await;
         }

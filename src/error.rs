@@ -40,7 +40,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The directory holds files of a save that is under way or was killed before its commit, or of a removal
+    /// The directory holds files of a save that is in progress or was killed before its commit, or of a removal
     /// that was killed.
     #[error("{} is not a committed checkpoint: {reason}", path.display())]
     NotCommitted {
@@ -78,7 +78,7 @@ pub enum Error {
         path: PathBuf,
         /// Byte offset in that file at which the damaged region starts.
         offset: u64,
-        /// What was compared: `"crc32 of block 7"`, `"length in bytes"`.
+        /// What was compared: `"crc32 of checksum chunk 7"`, `"length in bytes"`.
         what: String,
         /// The value recorded when the checkpoint was written.
         expected: String,
@@ -152,8 +152,8 @@ pub enum Error {
         mismatched: Vec<String>,
     },
 
-    /// Another save into the same directory is under way.
-    #[error("another save into {} is under way (in this process or another); \
+    /// Another save into the same directory is in progress.
+    #[error("another save into {} is in progress (in this process or another); \
              wait for it, or save to another path", path.display())]
     Busy {
         /// The checkpoint's directory.

@@ -1,4 +1,4 @@
-//! A later change of directory moves nothing that is under way. Alone in its program: the current directory
+//! A later change of directory moves nothing that is in progress. Alone in its program: the current directory
 //! is the process's.
 
 use ringstow::internals::device::Source;

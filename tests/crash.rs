@@ -132,7 +132,7 @@ impl Drop for Saver {
     }
 }
 
-/// What the directory of a save under way shows, from its first file to its last rename.
+/// What the directory of a save in progress shows, from its first file to its last rename.
 fn moment(number: u64, dir: &Path, spins: u64) -> Box<dyn FnMut() -> bool + '_> {
     let shows = |wanted: fn(&str) -> bool| move || names_now(dir).iter().any(|name| wanted(name));
     let mut left = spins;

@@ -75,7 +75,7 @@ fn assert_incomplete(root: &Path, words: &[&str]) {
 /// What a kill leaves after the first step of a part's removal.
 fn take_down(whole: &Path, rank: u32) {
     let dir = part(whole, rank);
-    fs::rename(dir.join(names::MANIFEST), dir.join(names::RETIRED)).unwrap();
+    fs::rename(dir.join(names::MANIFEST), dir.join(names::REMOVAL_MARK)).unwrap();
 }
 
 fn flip_last_byte(path: &Path) {
@@ -235,7 +235,7 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
         let done = retain(root.path(), 1, disposal).unwrap();
         assert_eq!(plan, done);
         assert_eq!(done.kept, [at(root.path(), 3)]);
-        assert_eq!(done.retired, [at(root.path(), 1), at(root.path(), 2)]);
+        assert_eq!(done.removed, [at(root.path(), 1), at(root.path(), 2)]);
         assert_eq!(done.left.len(), 1);
         assert!(done.left[0].reason.contains("ranks 1, 2"), "{:?}", done.left);
         assert_eq!(names_in(root.path()), ["step-2", "step-3", "step-9"], "no spare files");
@@ -257,7 +257,7 @@ fn killed_removal_is_no_checkpoint_and_is_finished() {
         assert_eq!(found.status, Status::Incomplete);
         assert!(found.problem.as_ref().unwrap().contains("being removed"), "{found:?}");
         let done = retain(root.path(), 5, Disposal::Remove).unwrap();
-        assert_eq!((done.retired, done.left), (vec![whole], vec![]));
+        assert_eq!((done.removed, done.left), (vec![whole], vec![]));
         assert_eq!(names_in(root.path()), ["step-8"]);
     }
 }
@@ -267,7 +267,7 @@ fn no_shard_goes_before_every_part_is_taken_down() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
     // The third manifest cannot be renamed: whoever removes it ends there.
-    let obstacle = part(&whole, 2).join(names::RETIRED).join("obstacle");
+    let obstacle = part(&whole, 2).join(names::REMOVAL_MARK).join("obstacle");
     fs::create_dir_all(&obstacle).unwrap();
     retain(root.path(), 1, Disposal::Remove).unwrap();
     assert!(matches!(ringstow::remove(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
@@ -278,7 +278,7 @@ fn no_shard_goes_before_every_part_is_taken_down() {
     assert_incomplete(root.path(), &["being removed", "ringstow prune"]);
     fs::remove_dir_all(obstacle.parent().unwrap()).unwrap();
     let done = retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert_eq!(done.retired, std::slice::from_ref(&whole));
+    assert_eq!(done.removed, std::slice::from_ref(&whole));
     assert!(!whole.exists());
 }
 
@@ -289,7 +289,7 @@ fn share_saved_after_a_killed_removal_stays() {
     (0..3).for_each(|rank| take_down(&whole, rank));
     save_part(&whole, 1, 3, "b-7");
     let done = retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert_eq!((done.retired, done.left.len()), (vec![], 1));
+    assert_eq!((done.removed, done.left.len()), (vec![], 1));
     assert_eq!(step_at(&part(&whole, 1)), 1);
     save_part(&whole, 0, 3, "b-7");
     save_part(&whole, 2, 3, "b-7");
@@ -303,7 +303,7 @@ fn removal_of_damaged_shares_hinders_no_other() {
     take_down(&whole, 0);
     flip_last_byte(&part(&whole, 1).join(names::MANIFEST));
     let done = retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert_eq!(done.retired, [at(root.path(), 6)]);
+    assert_eq!(done.removed, [at(root.path(), 6)]);
     assert!(done.left[0].reason.contains("rank00001/manifest.json"), "{:?}", done.left);
     assert_eq!(step_at(&part(&whole, 2)), 2);
 }
@@ -316,7 +316,7 @@ fn retain_leaves_shares_without_a_save_alone() {
         State::new(1, &[100]).save(&runtime(), &part(&unknown, rank)).unwrap();
     }
     let done = retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert_eq!((done.kept, done.retired), (vec![at(root.path(), 7)], vec![]));
+    assert_eq!((done.kept, done.removed), (vec![at(root.path(), 7)], vec![]));
     assert!(done.left[0].reason.contains("not known"), "{:?}", done.left);
     // Asked for by name, it goes; also in a second call, after a kill.
     take_down(&unknown, 0);
@@ -351,7 +351,7 @@ fn what_cannot_be_removed_whole_is_not_touched() {
 #[test]
 fn retain_says_which_spare_files_it_removes() {
     let root = scratch();
-    let spares = root.path().join(names::SPARES);
+    let spares = root.path().join(names::RECYCLED_DIR);
     fs::create_dir(&spares).unwrap();
     for name in ["rank00000-0.spare", "rank00001-0.spare"] {
         fs::write(spares.join(name), "old").unwrap();
@@ -365,12 +365,12 @@ fn retain_says_which_spare_files_it_removes() {
             &config
         )
         .unwrap()
-        .spares
+        .removed_recycled
         .is_empty()
     );
     let plan =
         ringstow::internals::store::retain_plan(root.path(), &Retention::new(1), &config).unwrap();
-    assert_eq!(plan.spares, all);
+    assert_eq!(plan.removed_recycled, all);
     assert!(all[0].exists(), "a plan changes nothing");
     assert_eq!(retain(root.path(), 1, Disposal::Remove).unwrap(), plan);
     assert!(!spares.exists());
@@ -421,7 +421,7 @@ fn prune_clears_up_what_killed_saves_left_in_parts() {
     assert_eq!(done.renamed, [shard]);
     assert_eq!(done.left.len(), 1, "{done:?}");
     assert_eq!(done.left[0].path, part(&killed, 3));
-    assert!(done.left[0].reason.contains("under way"), "{done:?}");
+    assert!(done.left[0].reason.contains("in progress"), "{done:?}");
     assert_eq!(names_in(&killed), ["rank00000", "rank00003"]);
     drop(saving);
     assert_eq!(latest(root.path()).unwrap(), Some(whole.clone()));
@@ -446,7 +446,7 @@ fn prune_finishes_a_killed_removal_of_a_whole() {
             let whole = at(root.path(), 7);
             (0..taken_down).for_each(|rank| take_down(&whole, rank));
             (0..gone).for_each(|rank| fs::remove_dir_all(part(&whole, rank)).unwrap());
-            fs::create_dir(whole.join(names::SPARES)).unwrap();
+            fs::create_dir(whole.join(names::RECYCLED_DIR)).unwrap();
             let done = prune_as_planned(if asked_for_itself { &whole } else { root.path() });
             assert_eq!(done, Swept { removed: vec![whole], ..Swept::default() });
             assert_eq!(names_in(root.path()), ["step-8"]);
@@ -465,10 +465,10 @@ fn killed_removal_waits_while_a_rank_saves() {
     for left in [retained.left, pruned.left] {
         assert_eq!(left.len(), 1, "{left:?}");
         assert_eq!(left[0].path, whole);
-        assert!(left[0].reason.contains("under way"), "{left:?}");
+        assert!(left[0].reason.contains("in progress"), "{left:?}");
     }
     // Nothing was touched, least of all what says that it was being removed.
-    assert!(part(&whole, 0).join(names::RETIRED).exists());
+    assert!(part(&whole, 0).join(names::REMOVAL_MARK).exists());
     assert_eq!(step_at(&part(&whole, 1)), 1);
     drop(saving);
     prune_as_planned(root.path());
@@ -509,13 +509,13 @@ fn removal_killed_at_its_end_leaves_nothing() {
 fn recycled_files_go_while_a_share_marks_the_removal() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
-    let spares = whole.join(names::SPARES);
+    let spares = whole.join(names::RECYCLED_DIR);
     fs::create_dir(&spares).unwrap();
     fs::write(spares.join("rank00000-0.spare"), "old").unwrap();
     // The first part cannot be removed: whoever removes the whole ends there.
     fs::remove_file(part(&whole, 0).join(names::MANIFEST)).unwrap();
-    fs::create_dir(part(&whole, 0).join(names::RETIRED)).unwrap();
+    fs::create_dir(part(&whole, 0).join(names::REMOVAL_MARK)).unwrap();
     assert!(matches!(ringstow::remove(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));
     assert!(!spares.exists());
-    assert!(part(&whole, 2).join(names::RETIRED).exists());
+    assert!(part(&whole, 2).join(names::REMOVAL_MARK).exists());
 }

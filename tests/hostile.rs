@@ -47,7 +47,7 @@ fn a_directory_without_manifest_is_incomplete() {
     fs::remove_file(dir.join("manifest.json")).unwrap();
     let error = load_error(&dir);
     assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");
-    assert_says(&error, &["under way or was killed", "ringstow prune"]);
+    assert_says(&error, &["in progress or was killed", "ringstow prune"]);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn flipped_bit_in_a_shard_is_found_with_its_block() {
             let error = load_error(&dir);
             let Error::Corrupt { offset, .. } = &error else { panic!("{error:?}") };
             assert_eq!(*offset, at / 4096 * 4096);
-            assert_says(&error, &["crc32 of block", "rank00000-0.safetensors"]);
+            assert_says(&error, &["crc32 of checksum chunk", "rank00000-0.safetensors"]);
         }
         file.write_all_at(&byte, at).unwrap();
     }

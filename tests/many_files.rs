@@ -36,7 +36,7 @@ fn removal_locks_more_shares_than_the_soft_file_limit() {
         for rank in 0..120 {
             let part = root.path().join(format!("step-{step}")).join(names::rank_dir(rank));
             fs::create_dir_all(&part).unwrap();
-            fs::write(part.join(names::RETIRED), "of a removal that was killed").unwrap();
+            fs::write(part.join(names::REMOVAL_MARK), "of a removal that was killed").unwrap();
         }
     }
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

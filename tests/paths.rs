@@ -49,10 +49,10 @@ fn reports_of_paths_that_are_not_utf_8_become_json() {
     let found = to_value(list(&root).unwrap()).unwrap();
     assert_eq!(found[0]["path"], json!(format!("{told}/step-1")));
     let retained = to_value(retain(&root, 1, Disposal::Recycle).unwrap()).unwrap();
-    assert_eq!(retained["retired"], json!([format!("{told}/step-1")]));
+    assert_eq!(retained["removed"], json!([format!("{told}/step-1")]));
     assert_eq!(retained["kept"], json!([format!("{told}/step-2")]));
-    let retired = to_value(ringstow::remove(&second, Disposal::Remove).unwrap()).unwrap();
-    assert_eq!(retired["path"], json!(format!("{told}/step-2")));
+    let removed = to_value(ringstow::remove(&second, Disposal::Remove).unwrap()).unwrap();
+    assert_eq!(removed["path"], json!(format!("{told}/step-2")));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn the_program_tells_such_paths_in_json() {
     let checked = run(&["verify", "--quiet"], &root);
     assert_eq!((&checked[1]["path"], &checked[1]["report"]["path"]), (&second, &second));
     assert_eq!(run(&["prune"], &root)["removed"], json!([]));
-    assert_eq!(run(&["retain", "--keep", "1"], &root)["retired"], json!([first]));
+    assert_eq!(run(&["retain", "--keep", "1"], &root)["removed"], json!([first]));
 }
 
 #[test]

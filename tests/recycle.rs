@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 const SIZES: [usize; 3] = [30_000, 5, 12_288];
-const SPARES: &str = ".ringstow-spares";
+const RECYCLED_DIR: &str = ".ringstow-spares";
 
 /// A root with a checkpoint of these steps, each a state of its own.
 fn root(steps: &[i64]) -> (tempfile::TempDir, Runtime) {
@@ -43,8 +43,8 @@ fn next_save_overwrites_a_removed_checkpoints_files() {
     let (root, runtime) = root(&[1]);
     let (first, second) = (at(root.path(), 1), at(root.path(), 2));
     let file = inode(&shard(&first));
-    let retired = ringstow::remove(&first, Disposal::Recycle).unwrap();
-    assert_eq!((retired.recycled, first.exists()), (1, false));
+    let removed = ringstow::remove(&first, Disposal::Recycle).unwrap();
+    assert_eq!((removed.recycled, first.exists()), (1, false));
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &second).unwrap();
     assert_eq!(report.recycled_bytes, report.file_bytes);
@@ -52,7 +52,7 @@ fn next_save_overwrites_a_removed_checkpoints_files() {
     assert_eq!(inode(&shard(&second)), file);
     state.assert_at(&runtime, &second);
     assert_no_litter(&second);
-    assert!(names_in(&root.path().join(SPARES)).is_empty());
+    assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
     // There are no more: a new file.
     let report = State::new(3, &SIZES).save(&runtime, &at(root.path(), 3)).unwrap();
     assert_eq!(report.recycled_bytes, 0);
@@ -82,14 +82,14 @@ fn shards_recycle_files_of_their_rank_and_number() {
         state.assert_at(&runtime, &dir);
         let files = names_in(&dir).len() - 1;
         assert_eq!(ringstow::remove(&dir, Disposal::Recycle).unwrap().recycled, files);
-        assert_eq!(names_in(&root.path().join(SPARES)).len(), files);
+        assert_eq!(names_in(&root.path().join(RECYCLED_DIR)).len(), files);
     }
     // One rank, one shard: what five others left goes with the next retirement.
     let dir = at(root.path(), 9);
     let report = State::new(9, &[15_000]).save(&runtime, &dir).unwrap();
     assert!(report.recycled_bytes > 0);
     ringstow::remove(&dir, Disposal::Recycle).unwrap();
-    assert_eq!(names_in(&root.path().join(SPARES)), ["rank00000-0.spare"]);
+    assert_eq!(names_in(&root.path().join(RECYCLED_DIR)), ["rank00000-0.spare"]);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn what_somebody_reads_is_not_written_over() {
 #[test]
 fn a_hard_linked_copy_is_not_written_over() {
     let (root, runtime) = root(&[1, 2]);
-    // One linked before it is retired, one after.
+    // One linked before it is removed, one after.
     let (file, early, late) =
         (shard(&at(root.path(), 1)), root.path().join("early"), root.path().join("late"));
     fs::hard_link(&file, &early).unwrap();
@@ -136,7 +136,7 @@ fn a_hard_linked_copy_is_not_written_over() {
     assert_eq!(remove(at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 0);
     let second = fs::read(shard(&at(root.path(), 2))).unwrap();
     assert_eq!(remove(at(root.path(), 2), Disposal::Recycle).unwrap().recycled, 1);
-    fs::hard_link(root.path().join(SPARES).join("rank00000-0.spare"), &late).unwrap();
+    fs::hard_link(root.path().join(RECYCLED_DIR).join("rank00000-0.spare"), &late).unwrap();
     let report = State::new(3, &SIZES).save(&runtime, &at(root.path(), 3)).unwrap();
     assert_eq!(report.recycled_bytes, 0);
     assert!(fs::read(&early).unwrap() == before && fs::read(&late).unwrap() == second);
@@ -160,7 +160,7 @@ fn recycle_alternates_between_two_file_sets() {
     assert_eq!([inodes[2], inodes[3]], [inodes[4], inodes[5]]);
     // Not asked for: removed as ever, and the spare file is still taken.
     State::new(9, &SIZES).save(&common::runtime(), &dir).unwrap();
-    assert!(names_in(&root.path().join(SPARES)).is_empty());
+    assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn failed_save_over_a_recycled_file_leaves_nothing() {
     let error = State::new(3, &SIZES).save_as(&runtime, &at(root.path(), 3), &job).unwrap_err();
     assert!(matches!(error, Error::Cancelled { .. }), "{error}");
     assert!(!at(root.path(), 3).exists());
-    assert!(names_in(&root.path().join(SPARES)).is_empty());
+    assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
     State::new(2, &SIZES).assert_at(&runtime, &at(root.path(), 2));
 }
 
@@ -193,19 +193,19 @@ fn retain_keeps_the_newest_and_removes_only_loadable() {
     let done = retain(path, 2, Disposal::Recycle).unwrap();
     assert_eq!(plan, done);
     assert_eq!(done.kept, [at(path, 3), at(path, 10)]);
-    assert_eq!(done.retired, [at(path, 1), at(path, 2)]);
+    assert_eq!(done.removed, [at(path, 1), at(path, 2)]);
     let left: Vec<&Path> = done.left.iter().map(|left| left.path.as_path()).collect();
     assert_eq!(left, [path.join("latest-99"), path.join("step-11")]);
     assert_eq!(
         names_in(path),
-        [SPARES, "latest-99", "step-10", "step-11", "step-2", "step-3"],
+        [RECYCLED_DIR, "latest-99", "step-10", "step-11", "step-2", "step-3"],
         "what others put into it stays"
     );
     assert_eq!(names_in(&path.join("step-2")), ["notes.txt"]);
     State::new(10, &SIZES).assert_at(&runtime, &at(path, 10));
     // Nothing more to remove but the spare files.
-    assert!(retain(path, 2, Disposal::Remove).unwrap().retired.is_empty());
-    assert!(!path.join(SPARES).exists());
+    assert!(retain(path, 2, Disposal::Remove).unwrap().removed.is_empty());
+    assert!(!path.join(RECYCLED_DIR).exists());
     let error = retain(path, 0, Disposal::Remove).unwrap_err();
     assert!(error.to_string().contains("keep at least 1"), "{error}");
     assert_eq!(step_at(&at(path, 3)), 3);
@@ -228,7 +228,7 @@ fn killed_removal_is_not_a_checkpoint_and_is_finished() {
     assert_eq!(remove(at(root.path(), 1), Disposal::Recycle).unwrap().recycled, 1);
     let swept = prune(root.path()).unwrap();
     assert!(swept.removed.contains(&at(root.path(), 2)), "{swept:?}");
-    assert_eq!(names_in(root.path()), [SPARES, "step-3", "step-4"]);
+    assert_eq!(names_in(root.path()), [RECYCLED_DIR, "step-3", "step-4"]);
 }
 
 #[test]
@@ -276,7 +276,7 @@ fn rank_shares_are_not_counted_as_steps() {
         State::new(1, &SIZES).save(&runtime(), dir).unwrap();
     }
     let retained = retain(root.path(), 1, Disposal::Remove).unwrap();
-    assert_eq!((retained.kept, retained.retired), (vec![at(root.path(), 7)], vec![]));
+    assert_eq!((retained.kept, retained.removed), (vec![at(root.path(), 7)], vec![]));
     let left: Vec<&Path> = retained.left.iter().map(|left| left.path.as_path()).collect();
     assert_eq!(left, ranks);
     assert!(retained.left[0].reason.contains("one rank's share"));
@@ -324,6 +324,6 @@ fn files_of_another_mode_or_acl_are_not_written_over() {
             rustix::fs::getxattr(shard(&second), "system.posix_acl_access", &mut [0_u8; 64][..]);
         assert!(acl.is_err());
         state.assert_at(&runtime, &second);
-        assert!(names_in(&root.path().join(SPARES)).is_empty());
+        assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
     }
 }

@@ -32,7 +32,7 @@ impl Source for Waits {
     }
 }
 
-/// A save under way, the sign that it has begun, and the word that lets it end when dropped.
+/// A save in progress, the sign that it has begun, and the word that lets it end when dropped.
 fn standing_save(path: &Path) -> (ringstow::SaveHandle, Receiver<()>, Sender<()>) {
     let ((started, has_started), (word, go_on)) = (channel(), channel());
     let mut state = StateDict::new();
@@ -54,7 +54,7 @@ fn second_saver_in_this_process_is_refused() {
     started.recv().unwrap();
     let error = State::new(2, &SIZES).save(&runtime(), &dir).unwrap_err();
     assert!(matches!(error, Error::Busy { .. }), "{error:?}");
-    assert_says(&error, &["ckpt", "under way"]);
+    assert_says(&error, &["ckpt", "in progress"]);
     ringstow::prune(root.path()).unwrap();
     drop(word);
     first.result().unwrap();
@@ -94,7 +94,7 @@ fn second_saver_elsewhere_is_refused_until_first_dies() {
     child.wait().unwrap();
     assert!(started);
     assert!(matches!(error, Err(Error::Busy { .. })), "{error:?}");
-    assert_eq!(found, 1, "the earlier checkpoint stands while a save is under way");
+    assert_eq!(found, 1, "the earlier checkpoint stands while a save is in progress");
     let after = State::new(3, &SIZES);
     after.save(&runtime(), &dir).expect("a dead saver holds no lock");
     after.assert_at(&runtime(), &dir);

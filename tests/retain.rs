@@ -48,7 +48,7 @@ fn names_without_a_number_are_neither_counted_nor_removed() {
     let root = root(&["step-1", "step-2", "step-3", "best", "final", "step-1000.bak", "v2.pt"]);
     let done = retain_as_planned(root.path(), 2);
     assert_eq!(names(&done.kept), ["step-2", "step-3"]);
-    assert_eq!(names(&done.retired), ["step-1"]);
+    assert_eq!(names(&done.removed), ["step-1"]);
     let left = left(&done);
     assert_eq!(left.iter().map(|(name, _)| name).collect::<Vec<_>>(), named);
     for (name, reason) in left {
@@ -63,10 +63,10 @@ fn names_without_a_number_are_neither_counted_nor_removed() {
 fn a_directory_without_any_step_stays_as_it_is() {
     let root = root(&["last", "best"]);
     let done = retain_as_planned(root.path(), 1);
-    assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (0, 0, 2));
+    assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (0, 0, 2));
     // Nor does one that is itself a checkpoint go.
     let done = retain_as_planned(&root.path().join("last"), 1);
-    assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (0, 0, 1));
+    assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (0, 0, 1));
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
 }
 
@@ -109,7 +109,7 @@ fn what_is_being_saved_is_not_cleared_away() {
     let before = names_in(&killed(root.path(), "step-5"));
     let done = retain_as_planned(root.path(), 1);
     assert!(done.cleared.is_empty(), "{done:?}");
-    assert_eq!(left(&done), [("step-5".into(), "a save into it is under way".into())]);
+    assert_eq!(left(&done), [("step-5".into(), "a save into it is in progress".into())]);
     assert_eq!(names_in(&dir), before);
     drop(saving);
 }
@@ -153,7 +153,7 @@ fn several_that_retain_at_the_same_time_all_succeed() {
         assert_eq!(dirs, ["step-30", "step-31"], "{there:?}");
         for done in done {
             assert_eq!(names(&done.kept), ["step-30", "step-31"], "{done:?}");
-            assert!(done.left.iter().all(|left| left.reason.contains("under way")), "{done:?}");
+            assert!(done.left.iter().all(|left| left.reason.contains("in progress")), "{done:?}");
         }
     }
 }

@@ -94,7 +94,7 @@ fn names_with_numbers_of_their_own_are_no_steps() {
         assert_eq!(newest(root.path()).as_deref(), Some("step-1000"), "{order:?}");
         let done = retain_as_planned(root.path(), &keep(1));
         assert_eq!(all_named(&done.kept), ["step-1000"], "{order:?}");
-        assert_eq!(all_named(&done.retired), ["step-900"]);
+        assert_eq!(all_named(&done.removed), ["step-900"]);
         assert_eq!(done.counted.as_deref(), Some("step-*"));
         assert_eq!(names_in(root.path()), ["best-7", "ema-1000", "gpt2", "step-1000", "swa_v3"]);
         assert!(why_left(&done, "gpt2").contains("the steps here are step-*"));
@@ -109,7 +109,7 @@ fn a_loss_at_the_end_of_a_name_is_no_step() {
     // Nothing is a step: the time of the commit decides.
     assert_eq!(newest(root.path()).as_deref(), Some("epoch=10-loss=0.2"));
     let done = retain_as_planned(root.path(), &keep(1));
-    assert!(done.kept.is_empty() && done.retired.is_empty(), "{done:?}");
+    assert!(done.kept.is_empty() && done.removed.is_empty(), "{done:?}");
     assert_eq!(done.left.len(), 3);
     assert!(done.left[0].reason.contains("a fraction"), "{done:?}");
     assert_eq!((done.counted, done.warnings.len()), (None, 1));
@@ -133,7 +133,7 @@ fn losses_and_dates_in_names_are_not_steps() {
         let root = root(&all);
         assert_eq!(newest(root.path()).as_deref(), Some(all[2]));
         let done = retain_as_planned(root.path(), &keep(1));
-        assert_eq!((done.retired.len(), done.left.len()), (0, 3), "{done:?}");
+        assert_eq!((done.removed.len(), done.left.len()), (0, 3), "{done:?}");
         assert_eq!(done.warnings.len(), 1);
     }
 }
@@ -173,14 +173,14 @@ fn what_a_link_leads_to_is_not_removed() {
     symlink("nowhere", path.join("broken")).unwrap();
     let done = retain_as_planned(path, &keep(1));
     assert_eq!(all_named(&done.kept), ["step-4"]);
-    assert_eq!(all_named(&done.retired), ["step-3"]);
+    assert_eq!(all_named(&done.removed), ["step-3"]);
     assert!(why_left(&done, "step-1").contains("best leads to it"), "{done:?}");
     assert!(why_left(&done, "step-2").contains("model.safetensors leads to it"), "{done:?}");
     assert!(path.join("best/manifest.json").exists() && path.join("model.safetensors").exists());
     // The link gone, it counts as any other.
     fs::remove_file(path.join("best")).unwrap();
     fs::remove_file(path.join("good")).unwrap();
-    assert_eq!(all_named(&retain_as_planned(path, &keep(1)).retired), ["step-1"]);
+    assert_eq!(all_named(&retain_as_planned(path, &keep(1)).removed), ["step-1"]);
 }
 
 #[test]
@@ -205,12 +205,12 @@ fn newest_saves_row_of_steps_wins_with_a_warning() {
     let root = root(&names);
     assert_eq!(newest(root.path()).as_deref(), Some("epoch-2"));
     let done = retain_as_planned(root.path(), &keep(1));
-    assert_eq!(all_named(&done.retired), ["epoch-1"]);
+    assert_eq!(all_named(&done.removed), ["epoch-1"]);
     let [warning] = &done.warnings[..] else { panic!("{done:?}") };
     assert!(warning.contains("epoch-*, the newest save's, is taken, step-* left"), "{warning}");
     assert!(why_left(&done, "step-10").contains("the steps here are epoch-*"));
     let done = retain_as_planned(root.path(), &with_pattern(2, "step-*"));
-    assert_eq!(all_named(&done.retired), ["step-10"]);
+    assert_eq!(all_named(&done.removed), ["step-10"]);
     assert!(done.warnings.is_empty());
 }
 
@@ -241,7 +241,7 @@ fn an_epoch_before_the_step_does_not_part_a_row() {
     // Another number does.
     let root = self::root(&["run1-100", "run1-200", "run2-100", "run2-200"]);
     let done = retain_as_planned(root.path(), &keep(1));
-    assert_eq!(all_named(&done.retired), ["run2-100"]);
+    assert_eq!(all_named(&done.removed), ["run2-100"]);
 }
 
 // Steps that were saved as such.
@@ -258,7 +258,7 @@ fn what_was_saved_as_a_step_is_one_whatever_its_name() {
     save(&runtime, &path.join("best-9"), None);
     assert_eq!(newest(path).as_deref(), Some("final"));
     let done = retain_as_planned(path, &keep(1));
-    assert_eq!(all_named(&done.retired), ["epoch=1-loss=0.25", "epoch=2-loss=0.3"]);
+    assert_eq!(all_named(&done.removed), ["epoch=1-loss=0.25", "epoch=2-loss=0.3"]);
     assert_eq!(names_in(path), ["best-9", "final", "gpt2", "step-1", "step-2"]);
     assert!(why_left(&done, "step-1").contains("was not saved with step="), "{done:?}");
     assert!(done.warnings.is_empty());
@@ -271,7 +271,7 @@ fn steps_of_before_step_was_given_count_by_their_name() {
         save(&runtime, &root.path().join(format!("step-{step}")), Some(step));
     }
     let done = retain_as_planned(root.path(), &keep(2));
-    assert_eq!(all_named(&done.retired), ["step-1", "step-2"]);
+    assert_eq!(all_named(&done.removed), ["step-1", "step-2"]);
     assert_eq!(done.counted.as_deref(), Some("saved with step=, and step-*"));
     assert_eq!(names_in(root.path()), ["ema-2", "step-3", "step-4"]);
 }
@@ -379,8 +379,8 @@ fn a_dry_run_knows_what_is_being_saved() {
     let root = root(&["step-1", "step-2", "step-3"]);
     let saving = Session::begin(root.path().join("step-1"), 1).unwrap();
     let done = retain_as_planned(root.path(), &keep(1));
-    assert_eq!(all_named(&done.retired), ["step-2"]);
-    assert!(why_left(&done, "step-1").contains("under way"), "{done:?}");
+    assert_eq!(all_named(&done.removed), ["step-2"]);
+    assert!(why_left(&done, "step-1").contains("in progress"), "{done:?}");
     drop(saving);
 }
 
@@ -426,7 +426,7 @@ fn a_save_into_the_run_itself_hides_no_step() {
     assert_eq!(newest(root.path()).as_deref(), Some("step-2"));
     let done = retain_as_planned(root.path(), &Retention::new(1));
     assert_eq!(
-        (all_named(&done.kept), all_named(&done.retired)),
+        (all_named(&done.kept), all_named(&done.removed)),
         (vec!["step-2".into()], vec!["step-1".into()])
     );
 }
@@ -436,7 +436,7 @@ fn what_was_saved_last_stays_though_its_step_is_lower() {
     let root = root(&["step-10", "step-20", "step-30", "step-11"]);
     let done = retain_as_planned(root.path(), &Retention::new(1));
     assert_eq!(all_named(&done.kept), ["step-30"]);
-    assert_eq!(all_named(&done.retired), ["step-10", "step-20"]);
+    assert_eq!(all_named(&done.removed), ["step-10", "step-20"]);
     assert!(done.warnings[0].contains("step-11 stays: it was saved last"), "{done:?}");
     assert_eq!(names_in(root.path()), ["step-11", "step-30"]);
 }
@@ -472,7 +472,7 @@ mod refused {
                 // A look at all of them shows it, and none is removed in its place.
                 let found = ringstow::list(root.path()).unwrap();
                 assert_eq!(found.last().unwrap().status, Status::Unreadable);
-                assert!(retain_as_planned(root.path(), &keep(1)).retired.is_empty());
+                assert!(retain_as_planned(root.path(), &keep(1)).removed.is_empty());
             }
         }
         assert_eq!(newest(root.path()).as_deref(), Some("step-2"));

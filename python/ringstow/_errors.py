@@ -38,7 +38,7 @@ class NoCheckpointError(IncompleteCheckpointError):
 
 
 class NotCommittedError(IncompleteCheckpointError):
-    """The directory holds files of a save that is under way or was killed before its commit.
+    """The directory holds files of a save that is in progress or was killed before its commit.
 
     Or of a removal that was killed. Resume from an earlier checkpoint.
     """
@@ -130,7 +130,7 @@ class KeyMismatchError(Error, KeyError):
 
 
 class BusyError(Error):
-    """Another save into the same directory is under way. ``path`` is that directory."""
+    """Another save into the same directory is in progress. ``path`` is that directory."""
 
     def __init__(self, message: str = "", *, path: str = "") -> None:
         super().__init__(message)

@@ -61,7 +61,7 @@ def refuse_own(path: str) -> None:
     """
     other = _claims.get(path)
     if other is not None and other.job is not None and not other.job.done():
-        error = BusyError(f"another save into {path} is under way", path=path)
+        error = BusyError(f"another save into {path} is in progress", path=path)
         raise _others.explained(error, is_own=True)
 
 

@@ -61,7 +61,7 @@ def explained(error: BaseException, *, is_own: bool) -> BaseException:
     advice = []
     if is_own:
         advice.append(
-            "the save under way is this process' own: wait for its handle (handle.result()), or "
+            "the save in progress is this process' own: wait for its handle (handle.result()), or "
             "call handle.cancel() and then handle.result(). A signal handler may have "
             "interrupted that save: let it set a flag, and save after the step or to another "
             "path"

@@ -35,7 +35,7 @@ class Damage:
     offset: int
     """Byte offset of the chunk in the file."""
     what: str
-    """What was compared: ``"crc32 of block 7 (4194304 bytes)"``."""
+    """What was compared: ``"crc32 of checksum chunk 7 (4194304 bytes)"``."""
     expected: str
     """What was recorded when the checkpoint was written."""
     got: str
@@ -347,7 +347,7 @@ class Retained(_Cleaned):
     """What counted as a step: ``"step-*"``. None if nothing did."""
     kept: tuple[str, ...]
     """Steps that were kept, oldest first."""
-    retired: tuple[str, ...]
+    removed: tuple[str, ...]
     """Steps that were removed, oldest first."""
     cleared: tuple[str, ...]
     """Directories of killed saves of earlier steps. Their files were removed, and the directory if
@@ -355,7 +355,7 @@ class Retained(_Cleaned):
     left: tuple[tuple[str, str], ...]
     """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
     of one."""
-    spares: tuple[str, ...]
+    removed_recycled: tuple[str, ...]
     """Recycled files of earlier calls that were removed, and their directory if it was then
     empty."""
     warnings: tuple[str, ...]

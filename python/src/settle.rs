@@ -1,4 +1,4 @@
-//! Waits until no operation is under way that may have been writing to a tensor while it was copied.
+//! Waits until no operation is in progress that may have been writing to a tensor while it was copied.
 //!
 //! torch releases the GIL while an operation writes, and raises the tensor's version only afterwards. So a
 //! save that ends its copying in the middle of an operation would find the versions of the call.
@@ -33,7 +33,7 @@ struct Threads {
     tids: HashMap<Tid, Ident>,
 }
 
-/// Calls `look`, with the GIL, once all operations have ended that were under way at the time of the
+/// Calls `look`, with the GIL, once all operations have ended that were in progress at the time of the
 /// call; or after [`PATIENCE`].
 pub(crate) fn once_settled<T>(look: impl FnOnce(Python<'_>) -> T) -> T {
     let begun = Instant::now();

@@ -34,7 +34,7 @@ def test_everything_works_and_reports_name_the_path_as_it_is(root):
     assert (filled["w"] == 1).all()
     assert ringstow.latest(root) == paths[1]
     done = ringstow.retain(root, 1)
-    assert (done.retired, done.kept) == ((paths[0],), (paths[1],))
+    assert (done.removed, done.kept) == ((paths[0],), (paths[1],))
     assert os.listdir(os.fsencode(root)).count(b"step-1") == 0
     ringstow.remove(paths[1])
     assert not os.path.exists(paths[1])

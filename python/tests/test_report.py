@@ -44,7 +44,13 @@ def test_a_save_report_is_read_with_its_fallbacks_and_times():
 
 
 def test_damage_is_read_and_is_not_ok():
-    damage = {"file": "/a", "offset": 8, "what": "crc32 of block 0", "expected": "0", "got": "1"}
+    damage = {
+        "file": "/a",
+        "offset": 8,
+        "what": "crc32 of checksum chunk 0",
+        "expected": "0",
+        "got": "1",
+    }
     counts = {"path": "/", "files": 1, "blocks": 1, "read_bytes": 9, "seconds": 0.1}
     text = json.dumps({**counts, **fake_native.MOVED, "damage": [damage]})
     report = VerifyReport.from_json(text)

@@ -28,7 +28,7 @@ def test_retain_keeps_the_newest_and_recycles_the_rest(tmp_path):
         save(tmp_path, step)
     done = ringstow.retain(tmp_path, 2, recycle=True)
     assert done.kept == (str(tmp_path / "step-002"), str(tmp_path / "step-003"))
-    assert done.retired == (str(tmp_path / "step-000"), str(tmp_path / "step-001"))
+    assert done.removed == (str(tmp_path / "step-000"), str(tmp_path / "step-001"))
     assert done.left == ()
     report = save(tmp_path, 4)
     assert report.recycled_bytes == report.file_bytes
@@ -76,7 +76,7 @@ def test_retain_ignores_names_without_a_number(tmp_path):
         ringstow.save(state(3), tmp_path / name)
     done = ringstow.retain(tmp_path, 1)
     assert done.kept == (str(tmp_path / "step-002"),)
-    assert done.retired == (str(tmp_path / "step-001"),)
+    assert done.removed == (str(tmp_path / "step-001"),)
     assert [pathlib.Path(path).name for path, _ in done.left] == ["best", "final"]
     assert all("does not end in a number" in reason for _, reason in done.left)
     assert_is(tmp_path / "final", 3)

@@ -86,7 +86,7 @@ def test_the_report_says_what_counted_what_was_left_and_why(tmp_path, caplog):
     (tmp_path / "good").symlink_to("step-1")
     done = retain_as_planned(tmp_path, 1)
     assert done.counted == "step-*"
-    assert (names(done.kept), names(done.retired)) == (["step-3"], ["step-2"])
+    assert (names(done.kept), names(done.removed)) == (["step-3"], ["step-2"])
     reasons = left(done)
     assert sorted(reasons) == ["best", "good", "gpt2", "step-1", "v1.5"]
     assert re.search("the link .*good leads to it", reasons["step-1"])
@@ -109,7 +109,7 @@ def test_ambiguous_or_missing_steps_are_warned_of(tmp_path, caplog):
     assert 'pattern="step-*"' in warning
     assert newest(tmp_path) == "epoch-2"
     assert newest(tmp_path, pattern="step-*") == "step-3"
-    assert names(retain_as_planned(tmp_path, 1, pattern="step-*").retired) == ["step-1", "step-2"]
+    assert names(retain_as_planned(tmp_path, 1, pattern="step-*").removed) == ["step-1", "step-2"]
 
 
 def test_step_is_kept_whatever_the_name(tmp_path):
@@ -122,7 +122,7 @@ def test_step_is_kept_whatever_the_name(tmp_path):
         assert checkpoint.info.step == 200
     assert newest(tmp_path) == "epoch=10-loss=0.2"
     done = retain_as_planned(tmp_path, 1)
-    assert names(done.retired) == ["epoch=1-loss=0.25", "final"]
+    assert names(done.removed) == ["epoch=1-loss=0.25", "final"]
     assert sorted(left(done)) == ["gpt2", "step-8", "step-9"]
 
 

@@ -49,7 +49,7 @@ fn waiting(dir: &Path, recycled: &Recycled) -> Option<String> {
             "\n\n{} in {} are files of removed checkpoints, which the next save writes over; `ringstow prune \
              --recycled {}` removes them",
             text::size(recycled.bytes),
-            names::SPARES,
+            names::RECYCLED_DIR,
             text::path(dir)
         )
     })

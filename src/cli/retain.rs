@@ -55,14 +55,14 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
 }
 
 fn render(retained: &Retained, args: &Retain) -> String {
-    let (retired, cleared) = match args.clearing.dry_run {
+    let (removed, cleared) = match args.clearing.dry_run {
         true => ("would remove", "would clear"),
         false => ("removed", "cleared"),
     };
     let done = [
-        (retired, &*retained.retired),
+        (removed, &*retained.removed),
         (cleared, &*retained.cleared),
-        (retired, &*retained.spares),
+        (removed, &*retained.removed_recycled),
         ("kept", &*retained.kept),
     ];
     let Some(lines) = clearing::lines(&done, &retained.left) else {

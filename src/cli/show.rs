@@ -161,7 +161,7 @@ fn tensor_bytes(manifest: &Manifest) -> u64 {
 
 fn summary(checkpoint: &Checkpoint) -> String {
     let manifest = checkpoint.manifest();
-    let blocks: usize = manifest.files.iter().map(|file| file.crc32.len()).sum();
+    let checksums: usize = manifest.files.iter().map(|file| file.crc32.len()).sum();
     let committed = text::utc(manifest.created_unix_ms).unwrap_or_else(|| "-".into());
     let row = |name: &str, value: String| [name.to_owned(), value];
     let part_of = manifest.part_of.as_ref().map(|of| {
@@ -175,7 +175,10 @@ fn summary(checkpoint: &Checkpoint) -> String {
             format!("{}, {}", manifest.tensors.len(), text::size(tensor_bytes(manifest))),
         ),
         row("files", format!("{}, {}", manifest.files.len(), text::size(file_bytes(manifest)))),
-        row("blocks", format!("{blocks} of {}", text::binary_size(manifest.block_bytes))),
+        row(
+            "checksums",
+            format!("{checksums}, one per {}", text::binary_size(manifest.block_bytes)),
+        ),
         row("generation", format!("{} (earlier saves into this directory)", manifest.generation)),
     ];
     let rows = rows.into_iter().chain(part_of);
@@ -184,10 +187,10 @@ fn summary(checkpoint: &Checkpoint) -> String {
 
 fn files(manifest: &Manifest, all: bool) -> String {
     use Align::{Left, Right};
-    let columns = [("FILE", Left), ("BLOCKS", Right), ("SIZE", Right), ("BYTES", Right)];
+    let columns = [("FILE", Left), ("CHECKSUMS", Right), ("SIZE", Right), ("BYTES", Right)];
     let rows = manifest.files.iter().take(limit(all)).map(|file| {
-        let blocks = file.crc32.len().to_string();
-        [text::printable(&file.name), blocks, text::size(file.bytes), file.bytes.to_string()]
+        let checksums = file.crc32.len().to_string();
+        [text::printable(&file.name), checksums, text::size(file.bytes), file.bytes.to_string()]
     });
     table::table(columns, rows) + &more(manifest.files.len(), all)
 }

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Maximum damaged blocks to describe; the rest is counted.
+/// Maximum damaged checksum chunks to describe; the rest is counted.
 const DAMAGE_SHOWN_MAX: usize = 10;
 
 /// Maximum damaged tensors to name; the rest is counted.
@@ -70,9 +70,9 @@ struct Checked {
     verdict: Verdict,
     /// Why the whole checkpoint is damaged, or could not be checked.
     problem: Option<String>,
-    /// Names of the tensors in damaged blocks.
+    /// Names of the tensors in damaged checksum chunks.
     damaged_tensors: Vec<String>,
-    /// Bytes read, and each damaged block.
+    /// Bytes read, and each damaged checksum chunk.
     report: Option<VerifyReport>,
 }
 
@@ -170,7 +170,7 @@ fn verdict(path: &Path, error: &Error) -> Verdict {
     }
 }
 
-/// Names the tensors in damaged blocks.
+/// Names the tensors in damaged checksum chunks.
 fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
     let Ok(checkpoint) = Checkpoint::open_with(path, config) else { return Vec::new() };
     let manifest = checkpoint.manifest();
@@ -179,7 +179,7 @@ fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
         .filter_map(|damage| {
             let name = damage.file.file_name()?.to_str()?;
             // Without its last rename, a shard still has its uncommitted name.
-            let name = name.strip_suffix(names::PART_SUFFIX).unwrap_or(name);
+            let name = name.strip_suffix(names::UNCOMMITTED_SUFFIX).unwrap_or(name);
             Some((name, damage.offset / manifest.block_bytes))
         })
         .collect();
@@ -190,7 +190,7 @@ fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
     manifest.tensors.iter().filter(is_hit).map(|tensor| tensor.name.clone()).collect()
 }
 
-/// Returns the blocks of a tensor, as ranges per file.
+/// Returns the checksum chunks of a tensor, as ranges per file.
 fn blocks<'a>(
     manifest: &'a Manifest,
     tensor: &'a TensorEntry,
@@ -234,7 +234,7 @@ fn indented(text: String) -> String {
 fn read(report: &VerifyReport) -> String {
     let rate = report.read_bytes as f64 / 1e9 / report.seconds.max(1e-9);
     format!(
-        "{} in {}, {} blocks, {:.2} GB/s",
+        "{} in {}, {} checksum chunks, {:.2} GB/s",
         text::size(report.read_bytes),
         text::count(report.files, "file"),
         report.blocks,
@@ -244,7 +244,8 @@ fn read(report: &VerifyReport) -> String {
 
 fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> String {
     let damaged = report.damage.len();
-    let mut lines = vec![format!("DAMAGED  {path}  {damaged} of {} blocks", report.blocks)];
+    let mut lines =
+        vec![format!("DAMAGED  {path}  {damaged} of {} checksum chunks", report.blocks)];
     for Damage { file, offset, what, expected, got } in report.damage.iter().take(DAMAGE_SHOWN_MAX)
     {
         let file = text::printable(&file.file_name().unwrap_or_default().to_string_lossy());

@@ -172,7 +172,7 @@ fn wait(answer: &Receiver<Outcome>) -> Outcome {
     answer.recv().unwrap_or_else(|_| Outcome::gone())
 }
 
-/// A sync that is under way.
+/// A sync that is in progress.
 #[must_use = "only waiting for a sync shows whether it failed"]
 pub struct Syncing(Receiver<Outcome>);
 

@@ -110,7 +110,7 @@ fn too_many(regions: usize, split: usize) -> String {
     )
 }
 
-/// A survey under way.
+/// A survey in progress.
 struct Sweep {
     /// Regions that may still be looked at.
     steps_left: usize,

@@ -4,10 +4,10 @@
 pub const MANIFEST: &str = "manifest.json";
 
 /// The manifest's name before the commit renames it.
-pub const MANIFEST_PART: &str = "manifest.json.part";
+pub const UNCOMMITTED_MANIFEST: &str = "manifest.json.part";
 
 /// The manifest's name while its checkpoint is being removed, until the shards are gone.
-pub const RETIRED: &str = "manifest.json.retired";
+pub const REMOVAL_MARK: &str = "manifest.json.retired";
 
 /// The last file that PyTorch writes into its own checkpoints. Under DCP ringstow writes a dummy beside its manifest, for
 /// programs that check that the file exists.
@@ -23,16 +23,16 @@ pub const DCP_TORCH_WORDS: &[u8] = b"torch.distributed.checkpoint.metadata";
 pub const DCP_RANK_MARK: &str = "__0.metadata";
 
 /// Directory beside the checkpoints for recycled files.
-pub const SPARES: &str = ".ringstow-spares";
+pub const RECYCLED_DIR: &str = ".ringstow-spares";
 
 /// The marker of a stripe directory, which names the checkpoint that its shards belong to.
-pub const COMPANION: &str = "companion.json";
+pub const STRIPE_MARKER: &str = "companion.json";
 
 /// The marker's name before it is renamed into place.
-pub const COMPANION_PART: &str = "companion.json.part";
+pub const UNCOMMITTED_STRIPE_MARKER: &str = "companion.json.part";
 
 /// Ending of every uncommitted file. Readers of safetensors ignore such files.
-pub const PART_SUFFIX: &str = ".part";
+pub const UNCOMMITTED_SUFFIX: &str = ".part";
 
 /// Prefix of the tensors in shards that hold what safetensors cannot express.
 pub const RESERVED_PREFIX: &str = "__ringstow__.";
@@ -58,8 +58,8 @@ pub fn model_shard(index: usize, count: usize) -> String {
 pub const MODEL_INDEX: &str = "model.safetensors.index.json";
 
 /// Whether this is a file that an unfinished export left behind.
-pub fn is_model_part(name: &str) -> bool {
-    let Some(name) = name.strip_suffix(PART_SUFFIX) else { return false };
+pub fn is_uncommitted_model(name: &str) -> bool {
+    let Some(name) = name.strip_suffix(UNCOMMITTED_SUFFIX) else { return false };
     let is_numbered = || name.starts_with("model-") && numbered(name).is_some();
     name == MODEL_INDEX || name == "model.safetensors" || is_numbered()
 }
@@ -77,19 +77,19 @@ pub fn numbered(name: &str) -> Option<(&str, usize, usize)> {
 }
 
 /// Name of a shard until its checkpoint is committed.
-pub fn part(name: &str) -> String {
-    format!("{name}{PART_SUFFIX}")
+pub fn uncommitted(name: &str) -> String {
+    format!("{name}{UNCOMMITTED_SUFFIX}")
 }
 
 /// Name of a shard while one of several ranks writes it. `write` is unique to this write, so that no other process ever
-/// uses the name. The coordinator renames the file to [`part`].
-pub fn written_part(name: &str, write: &str) -> String {
-    format!("{name}.{write}{PART_SUFFIX}")
+/// uses the name. The coordinator renames the file to [`uncommitted`].
+pub fn uncommitted_write(name: &str, write: &str) -> String {
+    format!("{name}.{write}{UNCOMMITTED_SUFFIX}")
 }
 
-/// The shard and the write in a [`written_part`] name.
-pub fn written(name: &str) -> Option<(&str, &str)> {
-    let (shard, write) = name.strip_suffix(PART_SUFFIX)?.rsplit_once('.')?;
+/// The shard and the write in a [`uncommitted_write`] name.
+pub fn split_write(name: &str) -> Option<(&str, &str)> {
+    let (shard, write) = name.strip_suffix(UNCOMMITTED_SUFFIX)?.rsplit_once('.')?;
     let is_write =
         write.len() == 16 && write.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     (is_write && is_shard(shard)).then_some((shard, write))
@@ -97,23 +97,23 @@ pub fn written(name: &str) -> Option<(&str, &str)> {
 
 /// The file that marks that a rank has written its shards, for diagnosis if others have not. Removed at the commit.
 pub fn done(rank: u32) -> String {
-    format!("rank{rank:05}.done{PART_SUFFIX}")
+    format!("rank{rank:05}.done{UNCOMMITTED_SUFFIX}")
 }
 
 /// The rank in a [`done`] name.
 pub fn done_rank(name: &str) -> Option<u32> {
-    name.strip_prefix("rank")?.strip_suffix(PART_SUFFIX)?.strip_suffix(".done")?.parse().ok()
+    name.strip_prefix("rank")?.strip_suffix(UNCOMMITTED_SUFFIX)?.strip_suffix(".done")?.parse().ok()
 }
 
 /// Name of the recycled file of a shard. A shard of the same rank and number in another checkpoint writes over it.
 /// `None` if `name` is not a [`shard`] name.
-pub fn spare(name: &str) -> Option<String> {
+pub fn recycled(name: &str) -> Option<String> {
     let stem = is_shard(name).then(|| name.strip_suffix(".safetensors"))??;
     Some(format!("{}.spare", stem.split_once(".g").map_or(stem, |(stem, _)| stem)))
 }
 
-/// Whether this is a [`spare`] name.
-pub fn is_spare(name: &str) -> bool {
+/// Whether this is a [`recycled`] name.
+pub fn is_recycled(name: &str) -> bool {
     name.strip_suffix(".spare").is_some_and(|stem| is_shard(&format!("{stem}.safetensors")))
 }
 
@@ -140,11 +140,11 @@ pub fn generation(name: &str) -> u64 {
 }
 
 /// Whether this is a file that an unfinished save left behind.
-pub fn is_part(name: &str) -> bool {
-    name == MANIFEST_PART
+pub fn is_uncommitted(name: &str) -> bool {
+    name == UNCOMMITTED_MANIFEST
         || done_rank(name).is_some()
-        || name.strip_suffix(PART_SUFFIX).is_some_and(is_shard)
-        || written(name).is_some()
+        || name.strip_suffix(UNCOMMITTED_SUFFIX).is_some_and(is_shard)
+        || split_write(name).is_some()
 }
 
 /// Whether this looks like the name of a rank checkpoint's directory: `rank00003`.
@@ -171,7 +171,7 @@ pub fn rank_dir(rank: u32) -> String {
 
 /// Whether a file of this name shows that its directory holds a checkpoint, or the rest of one.
 pub fn is_trace(name: &str) -> bool {
-    [MANIFEST, RETIRED].contains(&name) || is_part(name) || is_shard(name)
+    [MANIFEST, REMOVAL_MARK].contains(&name) || is_uncommitted(name) || is_shard(name)
 }
 
 /// Whether a manifest may list this name: a safetensors file in the directory itself.
@@ -192,26 +192,34 @@ mod tests {
             assert!(is_shard(&own), "{own}");
             assert!(is_confined(&own));
             assert_eq!(generation(&own), if own.contains(".g3.") { 3 } else { 0 });
-            assert!(is_part(&part(&own)) && !is_shard(&part(&own)));
+            assert!(is_uncommitted(&uncommitted(&own)) && !is_shard(&uncommitted(&own)));
         }
-        assert!(is_part(&done(3)) && done_rank(&done(3)) == Some(3));
+        assert!(is_uncommitted(&done(3)) && done_rank(&done(3)) == Some(3));
         let (name, write) = (shard(7, 12, 3), "00ff00ff00ff00ff");
-        assert_eq!(written(&written_part(&name, write)), Some((&*name, write)));
-        assert!(is_part(&written_part(&name, write)));
-        for other in [part(&name), written_part(&name, "00FF"), written_part("model", write)] {
-            assert_eq!(written(&other), None, "{other}");
+        assert_eq!(split_write(&uncommitted_write(&name, write)), Some((&*name, write)));
+        assert!(is_uncommitted(&uncommitted_write(&name, write)));
+        for other in [
+            uncommitted(&name),
+            uncommitted_write(&name, "00FF"),
+            uncommitted_write("model", write),
+        ] {
+            assert_eq!(split_write(&other), None, "{other}");
         }
         assert_eq!(shard_rank(&shard(7, 12, 3)), Some(7));
-        assert_eq!(spare(&shard(7, 12, 3)).as_deref(), Some("rank00007-12.spare"));
-        assert_eq!(spare(&shard(7, 12, 0)), spare(&shard(7, 12, 9)));
-        assert!(is_spare("rank00007-12.spare") && !is_spare("notes.spare"));
-        assert_eq!(spare("model.safetensors"), None);
-        assert!(!is_part("rank00007-12.spare") && !is_part(RETIRED));
+        assert_eq!(recycled(&shard(7, 12, 3)).as_deref(), Some("rank00007-12.spare"));
+        assert_eq!(recycled(&shard(7, 12, 0)), recycled(&shard(7, 12, 9)));
+        assert!(is_recycled("rank00007-12.spare") && !is_recycled("notes.spare"));
+        assert_eq!(recycled("model.safetensors"), None);
+        assert!(!is_uncommitted("rank00007-12.spare") && !is_uncommitted(REMOVAL_MARK));
         for foreign in ["model.safetensors", "rank0-0.safetensors", "rank00000.safetensors"] {
             assert!(!is_shard(foreign), "{foreign}");
         }
-        assert!(is_part(MANIFEST_PART) && !is_part("notes.part"));
-        assert!(is_trace(RETIRED) && is_trace(&part(&shard(0, 0, 0))) && !is_trace(DCP_MARK));
+        assert!(is_uncommitted(UNCOMMITTED_MANIFEST) && !is_uncommitted("notes.part"));
+        assert!(
+            is_trace(REMOVAL_MARK)
+                && is_trace(&uncommitted(&shard(0, 0, 0)))
+                && !is_trace(DCP_MARK)
+        );
     }
 
     #[test]
@@ -228,7 +236,7 @@ mod tests {
         assert_eq!(model_shard(0, 1), "model.safetensors");
         assert_eq!(model_shard(1, 12), "model-00002-of-00012.safetensors");
         for own in [&*model_shard(0, 1), &*model_shard(99_999, 100_000), MODEL_INDEX] {
-            assert!(is_model_part(&part(own)) && !is_model_part(own), "{own}");
+            assert!(is_uncommitted_model(&uncommitted(own)) && !is_uncommitted_model(own), "{own}");
         }
         assert_eq!(numbered("my-model-00002-of-00012.safetensors"), Some(("my-model", 2, 12)));
         for other in ["model-2-of-3.safetensors", "model-00002-of-00003", "model.safetensors"] {
@@ -236,7 +244,7 @@ mod tests {
         }
         for foreign in ["model-x-of-y.safetensors.part", "my-model.safetensors.part", "model.part"]
         {
-            assert!(!is_model_part(foreign), "{foreign}");
+            assert!(!is_uncommitted_model(foreign), "{foreign}");
         }
     }
 

@@ -195,7 +195,7 @@ pub struct Damage {
     pub file: PathBuf,
     /// Byte offset of the chunk.
     pub offset: u64,
-    /// What was compared: `"crc32 of block 7"`.
+    /// What was compared: `"crc32 of checksum chunk 7"`.
     pub what: String,
     /// What was recorded when the checkpoint was written.
     pub expected: String,

@@ -124,7 +124,7 @@ fn verify_names_damaged_blocks_and_exits_with_1() {
     for flags in [&[][..], &["--engine", "portable", "--direct", "off"]] {
         let ran = ringstow(&[&["verify", dir.path()], flags].concat());
         assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
-        for part in [SHARD, "offset 131072", "block 2", "layer.weight", "step-00000002"] {
+        for part in [SHARD, "offset 131072", "checksum chunk 2", "layer.weight", "step-00000002"] {
             assert!(ran.out.contains(part), "no {part:?} in {}", ran.out);
         }
         assert!(!ran.out.contains("layer.bias"), "{}", ran.out);

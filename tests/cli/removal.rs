@@ -47,11 +47,11 @@ fn retain_removes_what_its_dry_run_lists() {
 
     let done = retain(&["--json"]).json();
     assert_eq!(plan, done, "it does what it said");
-    let [kept, retired] = [[newer.clone(), newest.clone()], [oldest.clone(), older.clone()]];
+    let [kept, removed] = [[newer.clone(), newest.clone()], [oldest.clone(), older.clone()]];
     assert_eq!(
         done,
         json!({
-            "counted": "step-*", "kept": kept, "retired": retired, "cleared": [], "left": [], "spares": [],
+            "counted": "step-*", "kept": kept, "removed": removed, "cleared": [], "left": [], "removed_recycled": [],
             "warnings": []
         })
     );
@@ -105,7 +105,7 @@ fn independent_ranks_count_as_one_checkpoint() {
     assert!(damaged.out.contains("step-00000002/rank00001"), "{}", damaged.out);
 
     let done = dir.retain(&["--keep", "1", "--json"]).json();
-    assert_eq!((&done["kept"], &done["retired"]), (&json!([newer]), &json!([whole])));
+    assert_eq!((&done["kept"], &done["removed"]), (&json!([newer]), &json!([whole])));
     assert_eq!(done["left"][0]["path"], json!(half));
     assert!(!whole.exists() && half.join("rank00002").join(SHARD).exists());
 }
@@ -121,7 +121,7 @@ fn retain_removes_nothing_up_to_keep() {
     assert_eq!(
         done,
         json!({
-            "counted": "step-*", "kept": all, "retired": [], "cleared": [], "left": [], "spares": [],
+            "counted": "step-*", "kept": all, "removed": [], "cleared": [], "left": [], "removed_recycled": [],
             "warnings": []
         })
     );
@@ -140,7 +140,7 @@ fn retain_ignores_what_cannot_be_loaded() {
         assert!(planned.contains(&line), "no {line:?} in {planned}");
     }
     let done = dir.retain(&["--keep", "1", "--json"]).json();
-    assert_eq!((&done["kept"], &done["retired"]), (&json!([older]), &json!([oldest])));
+    assert_eq!((&done["kept"], &done["removed"]), (&json!([older]), &json!([oldest])));
     let left: Vec<&Json> =
         done["left"].as_array().unwrap().iter().map(|left| &left["path"]).collect();
     assert_eq!(left, [&json!(damaged), &json!(killed)]);
@@ -178,9 +178,9 @@ fn retain_recycles_files_only_on_request() {
     let line = format!("would remove  {}", spare.display());
     assert!(planned.out.contains(&line), "no {line:?} in {}", planned.out);
     let planned = dir.retain(&["--keep", "1", "--dry-run", "--json"]).json();
-    assert_eq!(planned["spares"], json!([spare, spares]));
+    assert_eq!(planned["removed_recycled"], json!([spare, spares]));
     let recycled = dir.retain(&["--keep", "1", "--dry-run", "--json", "--recycle"]).json();
-    assert_eq!(recycled["spares"], json!([]));
+    assert_eq!(recycled["removed_recycled"], json!([]));
     assert!(spares.join("rank00000-0.spare").exists(), "a dry run changes nothing");
 
     let done = dir.retain(&["--keep", "1"]);
@@ -244,6 +244,6 @@ fn retain_takes_a_pattern_and_warns_if_nothing_matches() {
     assert_eq!(bad.code, Some(2));
     assert!(bad.err.contains("put `{step}` where the step is"), "{}", bad.err);
     let done = dir.retain(&["-k", "1", "--pattern", "epoch={step}-loss=*", "--json"]).json();
-    assert_eq!(done["retired"], json!([dir.0.path().join("epoch=1-loss=0.3")]));
+    assert_eq!(done["removed"], json!([dir.0.path().join("epoch=1-loss=0.3")]));
     assert_eq!(done["counted"], "epoch={step}-loss=*");
 }

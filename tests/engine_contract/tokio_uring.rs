@@ -81,7 +81,7 @@ fn panic_on_the_thread_returns_every_buffer() {
         let mut engine = setup.engine();
         let file = engine.attach(setup.create("file")).unwrap();
         engine.submit(Op { token: 0, file, action: Action::Write(whole(setup.filled(0), 0)) });
-        panic!("while an operation is under way");
+        panic!("while an operation is in progress");
     }));
     assert!(panicked.is_err());
     assert_eq!(std::fs::read(setup.path("file")).unwrap(), pattern(0));

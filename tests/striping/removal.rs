@@ -130,7 +130,7 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
     let disks = Disks::new(2);
     disks.save(1);
     let (run, manifest) = (disks.root.path().join("run"), disks.dir().join(names::MANIFEST));
-    fs::rename(&manifest, disks.dir().join(names::RETIRED)).unwrap();
+    fs::rename(&manifest, disks.dir().join(names::REMOVAL_MARK)).unwrap();
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     let others = Disks::new(2);
     for config in [small_config(), here_only, others.config()] {
@@ -159,7 +159,7 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
 fn killed_removal_is_finished_on_remounted_stripes() {
     let disks = Disks::new(1);
     disks.save(1);
-    fs::rename(disks.dir().join(names::MANIFEST), disks.dir().join(names::RETIRED)).unwrap();
+    fs::rename(disks.dir().join(names::MANIFEST), disks.dir().join(names::REMOVAL_MARK)).unwrap();
     let moved = disks.root.path().join("moved");
     fs::rename(disks.stripe(0), &moved).unwrap();
     let run = disks.root.path().join("run");
@@ -189,7 +189,7 @@ fn retain_leaves_checkpoints_with_missing_stripes() {
     let done =
         ringstow::internals::store::retain(&run, &Retention::new(1), &disks.config()).unwrap();
     assert_eq!(plan, done);
-    assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 0, 1));
+    assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (1, 0, 1));
     for words in ["rank00000-1.safetensors", "if you moved that to", "companion.json"] {
         assert!(done.left[0].reason.contains(words), "{done:?}");
     }
@@ -225,13 +225,13 @@ fn removed_checkpoint_is_recycled_on_each_stripe() {
         shards.map(|shard| shard.metadata().unwrap().len()).sum()
     };
     assert!(file_bytes(&disks.companion(0)) > 0);
-    let retired = ringstow::internals::store::remove_checkpoint(
+    let removed = ringstow::internals::store::remove_checkpoint(
         &disks.dir(),
         Disposal::Recycle,
         &disks.config(),
     )
     .unwrap();
-    assert_eq!(retired.recycled, 3);
+    assert_eq!(removed.recycled, 3);
     assert!(!disks.dir().exists() && !disks.companion(0).exists());
     let again = disks.dir().with_file_name("step-2");
     let (state, runtime) = (State::new(2, &SIZES), disks.runtime());

@@ -121,7 +121,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut saving: Option<SaveHandle> = None;
     while adam.step < args.steps {
         let loss = model.loss(&batch(adam.step)?)?;
-        // The save under way may still be reading what this step is about to change.
+        // The save in progress may still be reading what this step is about to change.
         saving.as_ref().inspect(|save| _ = save.wait_staged(None));
         adam.step(&loss)?;
         println!("step {} loss {:.9}", adam.step, loss.to_scalar::<f32>()?);

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut saving: Option<SaveHandle> = None;
     while model.step < args.steps {
-        // The save under way may still be reading what this step is about to change.
+        // The save in progress may still be reading what this step is about to change.
         saving.as_ref().inspect(|save| _ = save.wait_staged(None));
         model.train()?;
         if args.die_at == Some(model.step) {

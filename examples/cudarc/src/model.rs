@@ -87,7 +87,7 @@ impl Model {
     pub fn resume(&mut self, path: &Path) -> Result<(), Box<dyn Error>> {
         let checkpoint = Checkpoint::open(path)?;
         let targets = self.tensors.iter_mut().map(|Tensor { name, slice }| {
-            let slice = Arc::get_mut(slice).expect("no save is under way");
+            let slice = Arc::get_mut(slice).expect("no save is in progress");
             Ok((&*name, Target::of_slice(slice)?))
         });
         let targets = targets.collect::<ringstow::Result<Vec<_>>>()?;

@@ -50,7 +50,7 @@ def kind_of(path: str) -> str:
             "these can't be converted; load them with dcp.load, and save with collectives."
         )
     elif any(name.endswith(".part") for name in names):
-        hint = " It holds .part files: a save was killed, or is under way."
+        hint = " It holds .part files: a save was killed, or is in progress."
     raise InvalidStateError(
         f"{path} is not a checkpoint of a known kind. Known kinds are {listed}.{hint}"
     )

@@ -1,4 +1,4 @@
-"""Which saves of this process are under way: one save a writer at a time, one session a directory.
+"""Saves of this process in progress: one save a writer at a time, one session a directory.
 
 DCP calls all hooks of a save in one thread, so a save belongs to its thread. A save has ended when
 its thread has ended, or the thread pool's call that it is in, or when its thread uses a writer for
@@ -152,7 +152,7 @@ class CommitSession:
             part_of: which rank's part it is, if each rank saves by itself.
 
         Raises:
-            BusyError: another save into the directory is under way.
+            BusyError: another save into the directory is in progress.
             InvalidStateError: the directory holds another program's safetensors files.
             OSError: the directory can't be made or locked.
         """

@@ -185,7 +185,7 @@ class StreamingStager(AsyncStager):
         try:
             if not hold.begin():
                 raise UnsupportedError(
-                    "an optimizer's step is under way, which would change the tensors while they "
+                    "an optimizer's step is in progress, which would change the tensors while they "
                     "are saved: save before or after it, or leave out async_stager=, so that the "
                     "writer takes a snapshot"
                 )

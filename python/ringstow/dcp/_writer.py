@@ -228,7 +228,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Lock the directory, on the coordinator.
 
         Raises:
-            BusyError: another save into the directory is under way.
+            BusyError: another save into the directory is in progress.
             InvalidStateError: it holds safetensors files of another program.
             OSError: it can't be made or locked.
         """

@@ -131,7 +131,7 @@ def test_retain_counts_them_once_and_removes_all_parts(ranks, tmp_path):
         ranks(2).run(save, tmp_path / f"step-{step}", step, (0,) if step == 3 else ())
     done = ringstow.retain(tmp_path, keep=1)
     assert done.kept == (str(tmp_path / "step-2"),)
-    assert done.retired == tuple(str(tmp_path / f"step-{step}") for step in range(2))
+    assert done.removed == tuple(str(tmp_path / f"step-{step}") for step in range(2))
     ((left, reason),) = done.left
     assert (left, "of rank 0" in reason) == (str(tmp_path / "step-3"), True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
@@ -189,7 +189,7 @@ def test_retain_says_which_spare_files_went(tmp_path):
     ringstow.retain(tmp_path, keep=1, recycle=True)
     spares = sorted(map(str, (tmp_path / ".ringstow-spares").iterdir()))
     done = ringstow.retain(tmp_path, keep=1, recycle=False)
-    assert done.spares[: len(spares)] == tuple(spares)
+    assert done.removed_recycled[: len(spares)] == tuple(spares)
     assert not (tmp_path / ".ringstow-spares").exists()
 
 

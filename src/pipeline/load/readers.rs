@@ -247,7 +247,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                 self.damaged(Damage {
                     file: shard.path.clone(),
                     offset,
-                    what: format!("crc32 of block {number} ({} bytes)", bytes.len()),
+                    what: format!("crc32 of checksum chunk {number} ({} bytes)", bytes.len()),
                     expected: format!("{:08x}", shard.crc32[number]),
                     got: format!("{crc32:08x}"),
                 })?;

@@ -102,7 +102,7 @@ pub(super) fn make_durable(files: &OpenFiles, plan: &SavePlan) -> Result<()> {
     }
     let begin = |open: &OpenFile| open.queue.start_sync(&open.attached);
     let syncing: Vec<Syncing> = files.iter().map(begin).collect();
-    // Waits for each, also after a failure: nothing may be under way when the files are closed.
+    // Waits for each, also after a failure: nothing may be in progress when the files are closed.
     let mut outcome = Ok(());
     for (open, sync) in files.iter().zip(syncing) {
         outcome = outcome.and(sync.wait().map_err(|e| Error::io("syncing", &*open.path, e)));

@@ -110,7 +110,7 @@ impl Pruning<'_> {
     /// Finishes the killed removal of a checkpoint that consists of rank checkpoints.
     fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
         let _locks = match lock_parts(parts) {
-            Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
+            Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
             locks => locks?,
         };
         // Check again under the locks: a rank may have saved there meanwhile.
@@ -130,8 +130,9 @@ impl Pruning<'_> {
     /// Clears one directory.
     fn one(self, dir: &Path) -> Result<Swept> {
         let stripes = Stripes::to_clear(dir, self.stripe);
-        let ours =
-            |name: &String| names::is_part(name) || names::is_shard(name) || name == names::RETIRED;
+        let ours = |name: &String| {
+            names::is_uncommitted(name) || names::is_shard(name) || name == names::REMOVAL_MARK
+        };
         if !file_names(dir)?.iter().any(ours) && stripes.stripe_dirs().next().is_none() {
             return Ok(Swept::default());
         }
@@ -146,7 +147,7 @@ impl Pruning<'_> {
             return Ok(left(dir, reason));
         }
         let lock = match DirLock::take(dir) {
-            Err(Error::Busy { .. }) => return Ok(left(dir, UNDER_WAY)),
+            Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
             lock => lock?,
         };
         if !self.asked && !lock.is_held() {
@@ -185,7 +186,7 @@ impl Pruning<'_> {
     }
 }
 
-const UNDER_WAY: &str = "a save into it is under way";
+const IN_PROGRESS: &str = "a save into it is in progress";
 const NO_LOCKS: &str = "its file system has no locks, so a save into it may be in progress; if there is none, \
                         run `ringstow prune`";
 

@@ -175,7 +175,8 @@ pub(in crate::store) fn check_parts<'a>(
 /// stay on other disks. A checkpoint that is not striped has all its files in its directory.
 fn check_found(stripes: &Stripes) -> Result<()> {
     let Some(manifest) = manifest::read(stripes.own())? else { return check_remains(stripes) };
-    let is_found = |name: &str| stripes.find(name).or_else(|| stripes.find(&names::part(name)));
+    let is_found =
+        |name: &str| stripes.find(name).or_else(|| stripes.find(&names::uncommitted(name)));
     let files = manifest.files.iter().map(|file| &file.name);
     let missing: Vec<String> = files.filter(|name| is_found(name).is_none()).cloned().collect();
     if missing.is_empty() || manifest.stripes.is_empty() {
@@ -196,7 +197,7 @@ fn check_found(stripes: &Stripes) -> Result<()> {
 /// trace is removed, nothing would find its files on other disks. Accepts everything else.
 pub(in crate::store) fn check_remains(stripes: &Stripes) -> Result<()> {
     // A damaged manifest names no directories.
-    let Some(Some(manifest)) = manifest::read_retired(stripes.own()) else { return Ok(()) };
+    let Some(Some(manifest)) = manifest::read_half_removed(stripes.own()) else { return Ok(()) };
     let unseen = stripes.unseen(&manifest.stripes);
     if unseen.is_empty() {
         return Ok(());
@@ -244,7 +245,7 @@ fn uncommit(dir: &Path) -> Result<()> {
         None => return Err(diagnose::no_manifest(dir)),
     }
     remove_mark(dir)?;
-    dir::rename(&dir.join(names::MANIFEST), &dir.join(names::RETIRED))?;
+    dir::rename(&dir.join(names::MANIFEST), &dir.join(names::REMOVAL_MARK))?;
     dir::sync(dir)
 }
 
@@ -254,14 +255,14 @@ fn remove_mark(dir: &Path) -> Result<()> {
 }
 
 pub(in crate::store) fn is_being_removed(dir: &Path) -> bool {
-    dir::has(&dir.join(names::RETIRED))
+    dir::has(&dir.join(names::REMOVAL_MARK))
 }
 
 /// Whether no file of a checkpoint is left.
 pub(in crate::store) fn is_gone(dir: &Path) -> bool {
     let is_there = |name| dir::has(&dir.join(name));
     let parts = || rank_dirs::parts(dir).is_ok_and(|parts| !parts.is_empty());
-    !is_there(names::MANIFEST) && !is_there(names::RETIRED) && !parts()
+    !is_there(names::MANIFEST) && !is_there(names::REMOVAL_MARK) && !parts()
 }
 
 fn remove_if_empty(dir: &Path) -> Result<()> {

@@ -47,7 +47,7 @@ pub struct Retained {
     pub kept: Vec<PathBuf>,
     /// Steps that were removed, oldest first.
     #[serde(with = "crate::path_text::list")]
-    pub retired: Vec<PathBuf>,
+    pub removed: Vec<PathBuf>,
     /// Directories of killed saves of steps before the newest. Their files were removed, and the directory if it was
     /// then empty.
     #[serde(with = "crate::path_text::list")]
@@ -56,7 +56,7 @@ pub struct Retained {
     pub left: Vec<Left>,
     /// Recycled files of earlier calls that were removed, and their directory if nothing else was in it.
     #[serde(with = "crate::path_text::list")]
-    pub spares: Vec<PathBuf>,
+    pub removed_recycled: Vec<PathBuf>,
     /// Warnings if nothing counted as a step, or if several kinds of names looked like steps. Also logged.
     pub warnings: Vec<String>,
 }
@@ -74,7 +74,7 @@ fn carry_out(
     disposal: Disposal,
     config: &Config,
 ) -> Result<Retained> {
-    for path in std::mem::take(&mut plan.retired) {
+    for path in std::mem::take(&mut plan.removed) {
         let done = remove_checkpoint(&path, disposal, config);
         plan.note(path, done.map(drop))?;
     }
@@ -82,7 +82,7 @@ fn carry_out(
         plan.clear(path, config, Act::CarryOut, None);
     }
     if disposal == Disposal::Remove {
-        plan.spares = recycled::clear(&beside_all(root, config))?;
+        plan.removed_recycled = recycled::clear(&beside_all(root, config))?;
     }
     Ok(plan)
 }
@@ -144,7 +144,7 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         plan.note(path, goes)?;
     }
     if retention.disposal == Disposal::Remove {
-        plan.spares = recycled::all_but_none(&beside_all(root, config))?;
+        plan.removed_recycled = recycled::all_but_none(&beside_all(root, config))?;
     }
     Ok(plan)
 }
@@ -181,7 +181,7 @@ impl Retained {
             Err(error) => Some(error.to_string()),
         };
         match reason {
-            None => self.retired.push(path),
+            None => self.removed.push(path),
             Some(reason) => self.left.push(Left { path, reason }),
         }
         Ok(())
@@ -200,7 +200,7 @@ impl Retained {
         let nothing = swept.removed.is_empty() && swept.left.is_empty();
         match problem {
             // It was not a killed save: another call has finished its removal.
-            Some(_) if nothing && is_emptied(&path) => self.retired.push(path),
+            Some(_) if nothing && is_emptied(&path) => self.removed.push(path),
             Some(reason) if nothing => self.left.push(Left { path, reason }),
             _ if nothing || !swept.removed.is_empty() => self.cleared.push(path),
             _ => {} // `swept.left` says why
@@ -224,7 +224,7 @@ fn may_be_another_call(error: &Error) -> bool {
     error.is_not_found() || error.is_incomplete() || matches!(error, Error::Busy { .. })
 }
 
-const BUSY: &str = "a save into it, or its removal, is under way";
+const BUSY: &str = "a save into it, or its removal, is in progress";
 
 /// What `retain` does with a directory.
 enum Fate {
@@ -287,7 +287,7 @@ mod tests {
     fn disturbed(root: &Path, disturb: impl FnOnce(&Path)) -> Retained {
         let config = Config::default();
         let plan = retain_plan(root, &Retention::new(1), &config).unwrap();
-        disturb(&plan.retired[0]);
+        disturb(&plan.removed[0]);
         carry_out(plan, root, Disposal::Remove, &config).unwrap()
     }
 
@@ -304,7 +304,7 @@ mod tests {
                 }
                 remove(dir);
             });
-            assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 2, 0));
+            assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (1, 2, 0));
         }
     }
 
@@ -312,7 +312,7 @@ mod tests {
     fn retain_leaves_step_that_another_call_is_removing() {
         let (root, mut other) = (root(), None);
         let done = disturbed(root.path(), |dir| other = Some(Session::begin(dir, 1).unwrap()));
-        assert_eq!((done.kept.len(), done.retired.len(), done.left.len()), (1, 1, 1));
-        assert!(done.left[0].reason.contains("or its removal, is under way"), "{done:?}");
+        assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (1, 1, 1));
+        assert!(done.left[0].reason.contains("or its removal, is in progress"), "{done:?}");
     }
 }

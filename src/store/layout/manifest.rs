@@ -49,8 +49,8 @@ pub(in crate::store) fn read_files(dir: &Path) -> Result<Option<Listed>> {
 
 /// What the manifest in `dir` said before a removal renamed it. `None` if there is no such manifest,
 /// `Some(None)` if it cannot be read.
-pub(in crate::store) fn read_retired(dir: &Path) -> Option<Option<Manifest>> {
-    let path = dir.join(names::RETIRED);
+pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Manifest>> {
+    let path = dir.join(names::REMOVAL_MARK);
     let read = || Manifest::decode(file::read(&path).ok()?, &path).ok();
     has(&path).then(read)
 }

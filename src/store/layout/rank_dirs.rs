@@ -25,7 +25,7 @@ pub(in crate::store) fn dirs(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// [`Error::Io`] if it cannot be listed.
 pub(in crate::store) fn parts(dir: &Path) -> Result<Vec<PathBuf>> {
-    let itself = [names::MANIFEST, names::RETIRED, names::COMPANION];
+    let itself = [names::MANIFEST, names::REMOVAL_MARK, names::STRIPE_MARKER];
     if itself.iter().any(|name| has(&dir.join(name))) {
         return Ok(Vec::new());
     }
@@ -63,25 +63,25 @@ fn found_trace(dir: &Path) -> bool {
 /// Whether these shares are what a killed removal left. Shares of another save than those being removed are
 /// somebody's data.
 pub(in crate::store) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
-    if !parts.iter().any(|part| has(&part.join(names::RETIRED))) {
+    if !parts.iter().any(|part| has(&part.join(names::REMOVAL_MARK))) {
         return false;
     }
-    let (mut retired, mut stay) = (Vec::new(), Vec::new());
+    let (mut removed, mut stay) = (Vec::new(), Vec::new());
     for part in parts {
         match manifest::read(part) {
             Ok(Some(manifest)) => stay.push(save_of(&manifest)),
             Ok(None) => {
-                let read = manifest::read_retired(part);
-                retired.extend(read.map(|manifest| manifest.as_ref().and_then(save_of)));
+                let read = manifest::read_half_removed(part);
+                removed.extend(read.map(|manifest| manifest.as_ref().and_then(save_of)));
             }
             // Which save it belongs to is unknown.
             Err(_) => return false,
         }
     }
-    let first = retired.first();
+    let first = removed.first();
     first.is_some_and(|first| {
         stay.is_empty()
-            || (first.is_some() && retired.iter().chain(&stay).all(|save| save == first))
+            || (first.is_some() && removed.iter().chain(&stay).all(|save| save == first))
     })
 }
 

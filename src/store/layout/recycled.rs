@@ -62,7 +62,7 @@ impl RecycledFiles {
 
     /// Those beside the checkpoints in `root`.
     pub fn under(root: &Path) -> Self {
-        Self { dir: root.join(names::SPARES) }
+        Self { dir: root.join(names::RECYCLED_DIR) }
     }
 
     /// Moves a shard of a removed checkpoint to the recycled files, where it replaces an older one of its rank and
@@ -71,7 +71,8 @@ impl RecycledFiles {
     /// # Errors
     /// [`Error::Io`].
     pub fn keep(&self, shard: &Path) -> Result<bool> {
-        let Some(recycled) = shard.file_name().and_then(|name| names::spare(name.to_str()?)) else {
+        let Some(recycled) = shard.file_name().and_then(|name| names::recycled(name.to_str()?))
+        else {
             return Ok(false);
         };
         let found = dir::look_at(shard).map_err(|e| Error::io("opening", shard, e))?;
@@ -107,7 +108,7 @@ impl RecycledFiles {
     /// # Errors
     /// [`Error::Io`] if a refused file cannot be removed.
     fn take(&self, name: &str, part: &Path) -> Result<Taken> {
-        let Some(recycled) = names::spare(name).map(|name| self.dir.join(name)) else {
+        let Some(recycled) = names::recycled(name).map(|name| self.dir.join(name)) else {
             return Ok(Taken::Nothing);
         };
         if !dir::has(&recycled) {
@@ -143,8 +144,8 @@ impl RecycledFiles {
             Err(error) if error.is_not_found() => return Ok(Vec::new()),
             present => present?,
         };
-        let stay: HashSet<String> = shards.filter_map(names::spare).collect();
-        let goes = |name: &String| names::is_spare(name) && !stay.contains(name);
+        let stay: HashSet<String> = shards.filter_map(names::recycled).collect();
+        let goes = |name: &String| names::is_recycled(name) && !stay.contains(name);
         let mut found: Vec<PathBuf> =
             present.iter().filter(|name| goes(name)).map(|name| self.dir.join(name)).collect();
         if entries(&self.dir).is_ok_and(|all| all.len() == found.len()) {

@@ -29,7 +29,7 @@ impl Note {
     /// # Errors
     /// [`Error::Io`].
     pub fn read(dir: &Path) -> Result<Option<Self>> {
-        let path = dir.join(names::MANIFEST_PART);
+        let path = dir.join(names::UNCOMMITTED_MANIFEST);
         match read_start(&path, NOTE_BYTES_MAX) {
             Ok(text) => Ok(serde_json::from_slice(&text).ok()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),

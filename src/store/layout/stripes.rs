@@ -124,7 +124,7 @@ impl Stripes {
             Owner::Other(checkpoint, false) => Some(format!(
                 "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in its \
                  {} to {own}",
-                names::COMPANION
+                names::STRIPE_MARKER
             )),
             _ => Some("does not belong to this checkpoint".into()),
         })
@@ -329,7 +329,7 @@ impl Stripes {
         }
         let other = entries.iter().find_map(|entry| {
             let name = entry.file_name();
-            (name != names::COMPANION_PART).then(|| name.to_string_lossy().into_owned())
+            (name != names::UNCOMMITTED_STRIPE_MARKER).then(|| name.to_string_lossy().into_owned())
         });
         Ok(other.map_or(Owner::Nobody, Owner::Unknown))
     }
@@ -346,12 +346,12 @@ fn why_taken(owner: Owner, stripe_dir: &Path, own: &str) -> Option<String> {
             "belongs to the checkpoint {checkpoint}, which is not there: if you deleted that, remove {} too; if you \
              moved it to {own}, set \"checkpoint\" in its {} to {own}",
             stripe_dir.display(),
-            names::COMPANION
+            names::STRIPE_MARKER
         )),
         Owner::Unknown(name) => Some(format!(
             "holds {name} and no {}, so that it is nobody's stripe directory: stripe over another directory, or move \
              that away",
-            names::COMPANION
+            names::STRIPE_MARKER
         )),
     }
 }
@@ -364,7 +364,7 @@ const MARKER_BYTES_MAX: u64 = 65_536;
 /// # Errors
 /// [`Error::Io`] for a marker that exists and cannot be read: the files beside it may be somebody's.
 pub(in crate::store) fn stripe_owner(dir: &Path) -> Result<Option<String>> {
-    let path = dir.join(names::COMPANION);
+    let path = dir.join(names::STRIPE_MARKER);
     match file::read_start(&path, MARKER_BYTES_MAX) {
         Ok(text) => Ok(serde_json::from_slice(&text).ok().map(|marker: Marker| marker.checkpoint)),
         Err(e) if is_no_marker(&e) => Ok(None),

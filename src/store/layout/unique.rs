@@ -24,7 +24,8 @@ mod tests {
     fn unique_texts_differ_and_fit_file_names() {
         let all: HashSet<String> = (0..1000).map(|_| unique()).collect();
         assert_eq!(all.len(), 1000);
-        let name = |write| crate::format::names::written_part("rank00000-0.safetensors", write);
-        assert!(all.iter().all(|write| crate::format::names::written(&name(write)).is_some()));
+        let name =
+            |write| crate::format::names::uncommitted_write("rank00000-0.safetensors", write);
+        assert!(all.iter().all(|write| crate::format::names::split_write(&name(write)).is_some()));
     }
 }

@@ -234,7 +234,7 @@ fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> 
 }
 
 fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
-    let (own, part) = (dir.join(&file.name), dir.join(names::part(&file.name)));
+    let (own, part) = (dir.join(&file.name), dir.join(names::uncommitted(&file.name)));
     // Try its own name twice: a save may rename it between the first two tries.
     for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
         match dir::look_at(path) {

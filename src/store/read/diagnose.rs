@@ -55,7 +55,7 @@ pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
         let Some(first) = parts.iter().find(|part| is_committed(part)) else {
             let reason = format!(
                 "it is of ranks that save each by itself, such as {}, and none has committed its part: a save is \
-                 under way or was killed. {GO_BACK}",
+                 in progress or was killed. {GO_BACK}",
                 first.display()
             );
             return Error::NotCommitted { path, reason };
@@ -68,8 +68,8 @@ pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
         return Error::NoCheckpoint { path, reason };
     }
     let names = file_names(dir).unwrap_or_default();
-    let uncommitted = names.iter().filter(|name| names::is_part(name)).count();
-    if names.iter().any(|name| name == names::RETIRED) {
+    let uncommitted = names.iter().filter(|name| names::is_uncommitted(name)).count();
+    if names.iter().any(|name| name == names::REMOVAL_MARK) {
         let reason =
             "it was being removed, and the removal was killed; `ringstow prune` finishes it".into();
         return Error::NotCommitted { path, reason };
@@ -78,7 +78,7 @@ pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
         let what = unfinished_ranks(dir, &names)
             .unwrap_or_else(|| format!("it has {uncommitted} uncommitted file(s)"));
         let reason = format!(
-            "it has no {}: a save is under way or was killed before its commit; {what}. {GO_BACK}",
+            "it has no {}: a save is in progress or was killed before its commit; {what}. {GO_BACK}",
             names::MANIFEST
         );
         return Error::NotCommitted { path, reason };

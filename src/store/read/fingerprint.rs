@@ -56,7 +56,7 @@ impl Fingerprint {
             return Err(Error::Replaced { path });
         }
         // During a removal no save begins in the directory, and open shards keep their bytes.
-        if all_open && Self::at(&dir.join(names::RETIRED))? == Some(*self) {
+        if all_open && Self::at(&dir.join(names::REMOVAL_MARK))? == Some(*self) {
             return Ok(());
         }
         check_directory(dir)?;

@@ -39,7 +39,7 @@ struct Saved {
 /// Reads the headers of the files in a directory without a manifest.
 pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     let present = file_names(dir)?;
-    if present.iter().any(|name| names::is_part(name)) {
+    if present.iter().any(|name| names::is_uncommitted(name)) {
         return Err(no_manifest(dir));
     }
     if let Some(shard) = present.iter().find(|name| names::is_shard(name)) {
@@ -101,7 +101,7 @@ fn listed_files(dir: &Path, index: &WeightMap, present: &[String]) -> Result<Vec
 
 /// The files of a directory without an index, if no file of a numbered set is missing.
 fn unlisted_files(dir: &Path, present: Vec<String>) -> Result<Vec<String>> {
-    if let Some(part) = present.iter().find(|name| names::is_model_part(name)) {
+    if let Some(part) = present.iter().find(|name| names::is_uncommitted_model(name)) {
         let reason = format!(
             "{part} belongs to an unfinished export or download; wait for it, or repeat it if it was killed"
         );

@@ -55,7 +55,8 @@ fn export_all(
     let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;
     let mut rollback = Rollback::begin(path)?;
     make_room(path)?;
-    rollback.files = plan.shards.iter().map(|shard| path.join(names::part(&shard.name))).collect();
+    rollback.files =
+        plan.shards.iter().map(|shard| path.join(names::uncommitted(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
     create_files(rollback.files.iter())?;
@@ -102,8 +103,8 @@ fn make_room(dir: &Path) -> Result<()> {
     // Their list goes last: while it exists, the rest can be distinguished from other programs' files.
     let (list, parts): (Vec<&String>, Vec<&String>) = present
         .iter()
-        .filter(|name| names::is_model_part(name))
-        .partition(|name| **name == names::part(names::MODEL_INDEX));
+        .filter(|name| names::is_uncommitted_model(name))
+        .partition(|name| **name == names::uncommitted(names::MODEL_INDEX));
     unfinished.iter().try_for_each(|name| remove(&dir.join(name)))?;
     parts.into_iter().chain(list).try_for_each(|name| remove(&dir.join(name)))
 }
@@ -111,7 +112,7 @@ fn make_room(dir: &Path) -> Result<()> {
 /// The files that an export had renamed when it was killed. Its index, still a `.part`, lists them: the export
 /// wrote it before the first rename.
 fn unfinished(dir: &Path, present: &[String]) -> Result<BTreeSet<String>> {
-    let list = names::part(names::MODEL_INDEX);
+    let list = names::uncommitted(names::MODEL_INDEX);
     if !present.contains(&list) || present.iter().any(|name| name == names::MODEL_INDEX) {
         return Ok(BTreeSet::new());
     }
@@ -143,7 +144,7 @@ fn publish(
     }
     let files = plan.shards.iter().map(|shard| shard.name.as_str());
     for name in files.chain(several.then_some(names::MODEL_INDEX)) {
-        let (from, to) = (dir.join(names::part(name)), dir.join(name));
+        let (from, to) = (dir.join(names::uncommitted(name)), dir.join(name));
         // Noted first: if the directory cannot be synced, all of them are removed.
         rollback.files.push(to.clone());
         dir::rename(&from, &to)?;
@@ -163,7 +164,7 @@ fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, rollback: &mut Rollb
         .collect();
     let index =
         json!({ "metadata": { "total_size": plan.tensor_bytes }, "weight_map": weight_map });
-    let path = dir.join(names::part(names::MODEL_INDEX));
+    let path = dir.join(names::uncommitted(names::MODEL_INDEX));
     rollback.files.push(path.clone());
     file::write_durably(&path, |mut file| writeln!(file, "{index:#}"))
 }
@@ -258,7 +259,7 @@ mod tests {
         export_to(dir, 90_000).unwrap();
         let files = present(dir);
         for name in files.iter().skip(renamed) {
-            fs::rename(dir.join(name), dir.join(names::part(name))).unwrap();
+            fs::rename(dir.join(name), dir.join(names::uncommitted(name))).unwrap();
         }
     }
 
@@ -285,7 +286,7 @@ mod tests {
     fn export_keeps_numbered_files_without_a_part_index() {
         let dir = tempfile::tempdir().unwrap();
         killed_export(dir.path(), 1);
-        remove(&dir.path().join(names::part(names::MODEL_INDEX))).unwrap();
+        remove(&dir.path().join(names::uncommitted(names::MODEL_INDEX))).unwrap();
         let error = export_to(dir.path(), 0).unwrap_err();
         assert!(error.to_string().contains("model-00001-of-00002.safetensors"), "{error}");
     }

@@ -79,7 +79,7 @@ impl Leftovers {
     pub fn find(stripes: &Stripes, files: Option<&[FileEntry]>) -> Result<Self> {
         let listed: HashSet<&str> =
             files.iter().copied().flatten().map(|f| f.name.as_str()).collect();
-        let mark = stripes.own().join(names::RETIRED);
+        let mark = stripes.own().join(names::REMOVAL_MARK);
         let was_being_removed = dir::has(&mark);
         let mut found = Self::default();
         for dir in stripes.existing()? {
@@ -91,7 +91,7 @@ impl Leftovers {
         found.mark = was_being_removed.then_some(mark);
         let is_listed = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            listed.contains(name.strip_suffix(names::PART_SUFFIX).unwrap_or(name))
+            listed.contains(name.strip_suffix(names::UNCOMMITTED_SUFFIX).unwrap_or(name))
         };
         assert!(!found.remove.iter().any(is_listed), "a listed shard must stay under either name");
         Ok(found)
@@ -131,7 +131,8 @@ impl Leftovers {
         let so_far = self.remove.len() + self.rename.len();
         for name in &present {
             let path = dir.join(name);
-            let committed = name.strip_suffix(names::PART_SUFFIX).filter(|n| listed.contains(n));
+            let committed =
+                name.strip_suffix(names::UNCOMMITTED_SUFFIX).filter(|n| listed.contains(n));
             let stale_shard = shards_go && names::is_shard(name) && !listed.contains(&**name);
             match committed {
                 // `present` is sorted: the lookup takes logarithmic time.
@@ -139,7 +140,7 @@ impl Leftovers {
                     self.rename.push((path, dir.join(shard)));
                 }
                 Some(shard) => self.left.push(Left { path, reason: twice(shard) }),
-                _ if names::is_part(name) || stale_shard => self.remove.push(path),
+                _ if names::is_uncommitted(name) || stale_shard => self.remove.push(path),
                 _ => {}
             }
         }
@@ -152,7 +153,7 @@ impl Leftovers {
     /// Whether a stripe directory will hold nothing but its marker.
     fn empties(&self, stripe_dir: &Path) -> Result<bool> {
         let removed: HashSet<&Path> = self.remove.iter().map(PathBuf::as_path).collect();
-        let goes = |path: &Path| removed.contains(path) || path.ends_with(names::COMPANION);
+        let goes = |path: &Path| removed.contains(path) || path.ends_with(names::STRIPE_MARKER);
         Ok(entries(stripe_dir)?.iter().all(|entry| goes(&entry.path())))
     }
 
@@ -180,7 +181,7 @@ impl Leftovers {
         for dir in &self.emptied {
             // If another checkpoint of the same name is about to claim the directory, remove only the marker.
             let lock = DirLock::take(dir);
-            remove(&dir.join(names::COMPANION))?;
+            remove(&dir.join(names::STRIPE_MARKER))?;
             if lock.is_ok() {
                 dir::remove_if_empty(dir);
             }

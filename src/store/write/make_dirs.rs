@@ -41,7 +41,8 @@ pub(in crate::store) fn make_stripe_dirs(stripes: &Stripes, rollback: &mut Rollb
 }
 
 fn mark(dir: &Path, marker: &str, rollback: &mut Rollback) -> Result<()> {
-    let [part, path] = [names::COMPANION_PART, names::COMPANION].map(|name| dir.join(name));
+    let [part, path] =
+        [names::UNCOMMITTED_STRIPE_MARKER, names::STRIPE_MARKER].map(|name| dir.join(name));
     rollback.files.extend([part.clone(), path.clone()]);
     file::write_durably(&part, |mut file| writeln!(file, "{marker}"))?;
     dir::rename(&part, &path)?;

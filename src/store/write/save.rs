@@ -45,7 +45,7 @@ fn save_all(
     transaction.recycle(runtime.config().recycle);
     let generation = transaction.generation();
     let plan = contents.plan(runtime, transaction.stripes(), 0, generation)?;
-    let paths = paths(&plan, transaction.stripes(), 0, names::part);
+    let paths = paths(&plan, transaction.stripes(), 0, names::uncommitted);
     transaction.begin_files(&paths);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);

@@ -86,7 +86,7 @@ pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
             Ok(UnderWay { session, generation })
         }
         _ => Err(Error::invalid(format!(
-            "no save by several ranks is under way in {}: the coordinator begins its Session there before \
+            "no save by several ranks is in progress in {}: the coordinator begins its Session there before \
              any rank writes; do all ranks save to one path on one shared file system?",
             dir.display()
         ))),
@@ -104,7 +104,7 @@ impl Session {
         let mut transaction = Transaction::begin(dir.as_ref(), &config.stripe)?;
         transaction.recycle(config.recycle);
         transaction.begin_ranks();
-        let path = dir.as_ref().join(names::MANIFEST_PART);
+        let path = dir.as_ref().join(names::UNCOMMITTED_MANIFEST);
         let (id, generation) = (unique(), transaction.generation());
         let note = Note { world_size, session: Some(id.clone()), generation: Some(generation) };
         file::write(&path, serde_json::json!(note).to_string().as_bytes())?;
@@ -219,7 +219,7 @@ impl Session {
     fn check_files(&self, manifest: &Manifest, writes: &Writes) -> Result<Vec<PathBuf>> {
         let mut parts = Vec::with_capacity(manifest.files.len());
         for file in &manifest.files {
-            let name = names::written_part(&file.name, &writes.by_file[&file.name]);
+            let name = names::uncommitted_write(&file.name, &writes.by_file[&file.name]);
             let part = self.transaction.stripes().find(&name);
             let part = part.unwrap_or_else(|| self.path().join(&name));
             let found = dir::look(&part).map(|found| found.len());
@@ -270,7 +270,7 @@ impl Session {
     /// only the rank's own write used the files; from now on, only the holder of the lock does.
     fn adopt(&self, manifest: &Manifest, found: &[PathBuf]) -> Result<()> {
         for (file, path) in manifest.files.iter().zip(found) {
-            dir::rename_new(path, &path.with_file_name(names::part(&file.name)))?;
+            dir::rename_new(path, &path.with_file_name(names::uncommitted(&file.name)))?;
         }
         Ok(())
     }

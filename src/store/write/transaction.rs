@@ -143,7 +143,7 @@ impl Transaction {
     ) -> Result<()> {
         self.stripes.sync_stripe_dirs()?;
         self.rollback.sync_parents()?;
-        let path = self.dir().join(names::MANIFEST_PART);
+        let path = self.dir().join(names::UNCOMMITTED_MANIFEST);
         self.rollback.files.push(path.clone());
         file::write_durably(&path, |file| manifest.write(file))?;
         dir::sync(self.dir())
@@ -152,7 +152,8 @@ impl Transaction {
     /// The commit.
     fn publish(&mut self) -> Result<()> {
         assert!(!self.rollback.is_kept(), "a save commits once");
-        let [from, to] = [names::MANIFEST_PART, names::MANIFEST].map(|name| self.dir().join(name));
+        let [from, to] =
+            [names::UNCOMMITTED_MANIFEST, names::MANIFEST].map(|name| self.dir().join(name));
         dir::rename(&from, &to)?;
         // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();

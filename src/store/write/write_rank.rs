@@ -58,7 +58,7 @@ fn write_part(
         (plan.shards, plan.blocks) = (Vec::new(), Vec::new());
     }
     let write = unique();
-    let files = paths(&plan, &stripes, rank, |name| names::written_part(name, &write));
+    let files = paths(&plan, &stripes, rank, |name| names::uncommitted_write(name, &write));
     let mut rollback = Rollback::new();
     rollback.files.extend_from_slice(&files);
     let planned = started.elapsed().as_secs_f64();
@@ -95,7 +95,7 @@ fn write_part(
 fn take_over(stripes: &Stripes, rank: u32) -> Result<()> {
     for dir in stripes.dirs() {
         for name in file_names(dir)? {
-            let shard = names::written(&name).map(|(shard, _)| shard);
+            let shard = names::split_write(&name).map(|(shard, _)| shard);
             if shard.and_then(names::shard_rank) == Some(rank) {
                 dir::remove(&dir.join(name))?;
             }

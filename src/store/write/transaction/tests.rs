@@ -22,7 +22,7 @@ fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
     let shard = &plan.shards[0];
     let mut bytes = shard.header_bytes(&items);
     bytes.push(mark);
-    let part = tx.stripes().dir_of(shard, 0).join(names::part(&shard.name));
+    let part = tx.stripes().dir_of(shard, 0).join(names::uncommitted(&shard.name));
     tx.begin_files(std::slice::from_ref(&part));
     fs::write(&part, &bytes).unwrap();
     let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
@@ -252,7 +252,7 @@ fn manifest_of_a_killed_save_is_synced_before_files_go() {
 fn killed_removal_is_durable_before_files_go() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
-    fs::rename(dir.path().join(names::MANIFEST), dir.path().join(names::RETIRED)).unwrap();
+    fs::rename(dir.path().join(names::MANIFEST), dir.path().join(names::REMOVAL_MARK)).unwrap();
     let failing = fail_call(Call::Sync, dir.path(), Errno::EIO as i32);
     assert!(remove_checkpoint(dir.path(), Disposal::Remove, &Config::default()).is_err());
     assert!(prune(dir.path(), &Config::default()).is_err());
@@ -321,7 +321,7 @@ fn stripe_directory_that_cannot_be_reached_is_an_error() {
         assert!(matches!(tx.commit(&manifest), Err(Error::Io { .. })));
         drop(failing);
         // A marker that cannot be read is not taken for a missing one: the shards beside it are somebody's.
-        let _failing = fail_call(Call::Open, &stripe_dir.join(names::COMPANION), errno as i32);
+        let _failing = fail_call(Call::Open, &stripe_dir.join(names::STRIPE_MARKER), errno as i32);
         fs::create_dir_all(&stripe_dir).unwrap();
         assert!(matches!(begin(), Err(Error::Io { .. })));
     }
