@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,45 +22,51 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 
 
-def is_save_thread(thread: threading.Thread) -> bool:
-    """Tell whether DCP started a thread for one background save, with which the thread ends.
+class Call:
+    """The call that a save is made in, as other threads see it.
 
-    False for every thread if the name is another: then a time limit decides (see `_saves`).
+    A call of a thread pool ends when the pool drops it, whether it returned or raised; any other
+    ends with its thread. If Python keeps the calls of its pools in another way, all end with their
+    threads, and a time limit decides before that (see `_saves`).
     """
-    return thread.name.startswith("AsyncCheckpointExecutor")
+
+    def __init__(self) -> None:
+        """Note the call that runs in this thread."""
+        self._thread = threading.current_thread()
+        item, module = _pool_item()
+        self._item = None if item is None else weakref.ref(item)
+        self.is_save = f"{module}.".startswith("torch.distributed.checkpoint.")
+        """Whether it is DCP's own function, called by a pool: it makes one save."""
+
+    def is_here(self) -> bool:
+        """Tell whether it runs in this thread, or ran in it."""
+        return self._thread is threading.current_thread()
+
+    def has_ended(self) -> bool:
+        """Tell whether it has ended."""
+        return not self._thread.is_alive() or (self._item is not None and self._item() is None)
 
 
-class PoolCall(NamedTuple):
-    """The call that a thread of a ``ThreadPoolExecutor`` runs."""
+def _pool_item() -> tuple[object, str]:
+    """Return what this thread runs for a thread pool, and the module of the called function.
 
-    call: weakref.ref[Any]
-    """Dies when the call ends, whether it returns or raises."""
-    is_save: bool
-    """Whether the call is DCP's own function, which makes one save."""
-
-
-def pool_call() -> PoolCall | None:
-    """Return the call that this thread runs for a thread pool.
-
-    None in any other thread, and if Python keeps calls in another way: then a time limit decides.
+    (None, "") in any other thread.
     """
-    thread = concurrent.futures.thread
-    run = getattr(getattr(getattr(thread, "_WorkItem", None), "run", None), "__code__", None)
+    pool = concurrent.futures.thread
+    run = getattr(getattr(getattr(pool, "_WorkItem", None), "run", None), "__code__", None)
     frame: FrameType | None = sys._getframe(1)
     module = ""
     while frame is not None and frame.f_code is not run:
-        if frame.f_globals.get("__name__") != thread.__name__:
+        if frame.f_globals.get("__name__") != pool.__name__:
             module = frame.f_globals.get("__name__", "")
         frame = frame.f_back
     if frame is None:
-        return None
+        return None, ""
     names = frame.f_locals
-    call = names.get("self")
+    item = names.get("self")
     if isinstance(names, dict):  # before Python 3.13 a copy, which the frame keeps
         names.pop("self", None)
-    if call is None:
-        return None
-    return PoolCall(weakref.ref(call), f"{module}.".startswith("torch.distributed.checkpoint."))
+    return item, "" if item is None else module
 
 
 def group_text(key: str, text: str) -> str:

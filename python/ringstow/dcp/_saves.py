@@ -3,16 +3,15 @@
 DCP calls all hooks of a save in one thread, so a save belongs to its thread. A save has ended when
 its thread has ended, or the thread pool's call that it is in, or when its thread uses a writer for
 anything else. DCP does not tell a writer that a save failed between two hooks, nor that the
-collectives after the last hook have ended. So other threads wait for the end of a thread that DCP
-started for one save, or of a thread pool's call of DCP's own function. In all other cases they wait
-until the last hook, and no longer than `_UNSEEN_S` from one hook to the next.
+collectives after the last hook have ended. So other threads wait for the end of a thread pool's
+call of DCP's own function, which makes one save. In all other cases they wait until the last hook,
+and no longer than `_UNSEEN_S` from one hook to the next.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 import weakref
@@ -45,7 +44,7 @@ def end_here() -> None:
 
 
 class Save:
-    """One save of a writer: what its hooks share."""
+    """One save of a writer: what its hooks share, and the coordinator's lock on the directory."""
 
     def __init__(self, path: str) -> None:
         end_here()
@@ -58,13 +57,12 @@ class Save:
         self.commits = True
         """Whether this rank's last hook is `finish`, not `write_data`."""
         self.part_of: tuple[int, int, str] | None = None
-        self.session = CommitSession(self)
         self.stream: StagingFuture | None = None
         """Of a background save that copies no tensor."""
-        self.thread = threading.current_thread()
-        self._pool_call = _private.pool_call()
         self.is_over = False
         """Whether DCP has returned from it, as far as this thread has shown."""
+        self._call = _private.Call()
+        self._session: _native.Session | None = None
         self._is_done = False
         self._is_in_hook = False
         self._touched = time.monotonic()
@@ -93,9 +91,7 @@ class Save:
         """Tell whether another save of the writer, in another thread, has to wait for this one."""
         if self._has_ended():
             return False
-        if self._is_in_hook or _private.is_save_thread(self.thread):
-            return True
-        if self._pool_call is not None and self._pool_call.is_save:
+        if self._is_in_hook or self._call.is_save:
             return True
         return not self._is_done and time.monotonic() < self._touched + _UNSEEN_S
 
@@ -104,67 +100,29 @@ class Save:
         return not (self._is_done or self._has_ended())
 
     def _has_ended(self) -> bool:
-        is_here = self.thread is threading.current_thread()
-        if is_here or self.is_over or not self.thread.is_alive():
-            return True
-        return self._pool_call is not None and self._pool_call.call() is None
+        return self.is_over or self._call.is_here() or self._call.has_ended()
 
+    # The native session locks the directory from the coordinator's plan to the commit. After a save
+    # that failed unseen it stays until the writer's next save, or until another writer of this
+    # process saves into the directory. In a forked child it does nothing.
 
-class Turn:
-    """Makes the saves of one writer run one after the other, in whatever threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._save: Save | None = None
-
-    def take(self, save: Save) -> None:
-        """Wait until no other thread's save runs, then take the turn."""
-        while True:
-            with self._lock:
-                if self._save is None or not self._save.is_running():
-                    self._save = save
-                    return
-            time.sleep(_POLL_S)
-
-
-class CommitSession:
-    """The coordinator's lock on a directory, from its plan to the commit, and what goes with it.
-
-    Each save has one. After a save that failed unseen it stays until the writer's next save, or
-    until another writer of this process saves into the directory.
-    """
-
-    def __init__(self, save: Save) -> None:
-        self._session: _native.Session | None = None
-        self._save = weakref.ref(save)
-        self._pid = os.getpid()
-        self.path = ""
-
-    def open(
-        self, path: str, world_size: int, config: str, part_of: tuple[int, int, str] | None = None
-    ) -> None:
+    def lock(self, world_size: int, config: str) -> None:
         """Lock the directory for a save by ``world_size`` ranks, and the stripe directories.
 
         Args:
-            path: the directory.
             world_size: the number of ranks that write into it.
             config: the configuration, in JSON.
-            part_of: which rank's part it is, if each rank saves by itself.
 
         Raises:
             BusyError: another save into the directory is in progress.
             InvalidStateError: the directory holds another program's safetensors files.
             OSError: the directory can't be made or locked.
         """
-        self.abandon()
-        with _lock:
-            other = _sessions.get(path)
+        other = _locking.get(self.path)
         if other is not None and not other.may_commit():
             other.abandon()
-        self._session = _native.Session(path, world_size, config, part_of)
-        self.path, self._pid = path, os.getpid()
-        with _lock:
-            _sessions[path] = self
+        self._session = _native.Session(self.path, world_size, config, self.part_of)
+        _locking[self.path] = self
 
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> dict[str, object]:
         """Commit what the ranks wrote, and return the native side's report.
@@ -173,71 +131,44 @@ class CommitSession:
             InvalidStateError: there was no plan, or ranks or regions of tensors are missing.
             OSError: the system refused.
         """
-        session = self._session
-        if session is None:
+        if self._session is None:
             raise InvalidStateError("finish() came without prepare_global_plan() before it")
-        try:
-            done: dict[str, object] = json.loads(session.commit(receipts, state, names))
-        except BaseException:
-            self.abandon()
-            raise
-        self._let_go()
+        done: dict[str, object] = json.loads(self._session.commit(receipts, state, names))
         return done
 
     def abandon(self) -> None:
-        """Remove what the ranks wrote, unless it was committed."""
-        session = self._let_go()
-        if session is None:
-            return
-        if self._pid != os.getpid():
-            _inherited.append(session)  # a forked child must not clean up its parent's save
-        else:
-            session.abandon()
-
-    def may_commit(self) -> bool:
-        """Tell whether the save may still commit, in another thread than this one."""
-        save = self._save()
-        return save is not None and save.may_commit()
-
-    def _let_go(self) -> _native.Session | None:
-        with _lock:
-            session, self._session = self._session, None
-            if _sessions.get(self.path) is self:
-                del _sessions[self.path]
-        return session
+        """Unlock the directory and remove what the ranks wrote, unless it was committed."""
+        if self._session is not None:
+            self._session.abandon()
 
 
-class CommitSessions:
-    """The sessions of one writer's saves that run, or that failed."""
+# The save that locked each directory last.
+_locking: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
+
+
+class Saves:
+    """The saves of one writer, which run one after the other, in whatever threads."""
 
     def __init__(self) -> None:
-        self._open: list[CommitSession] = []
+        self.latest: Save | None = None
+        self._open: list[Save] = []
+        self._lock = threading.Lock()
 
-    def add(self, session: CommitSession) -> None:
-        """Add a new save's, and abandon those of saves that have ended."""
+    def begin(self, save: Save) -> None:
+        """Wait until no other thread's save runs, and abandon those that have ended."""
+        while True:
+            with self._lock:
+                if self.latest is None or not self.latest.is_running():
+                    self.latest = save
+                    break
+            time.sleep(_POLL_S)
         for other in list(self._open):
             if not other.may_commit():
                 self._open.remove(other)
                 other.abandon()
-        self._open.append(session)
+        self._open.append(save)
 
     def abandon(self) -> None:
         """Abandon them all."""
         while self._open:
             self._open.pop().abandon()
-
-
-# Re-entrant: the garbage collector may end a writer anywhere.
-_lock = threading.RLock()
-# By the directory that each has locked.
-_sessions: weakref.WeakValueDictionary[str, CommitSession] = weakref.WeakValueDictionary()
-_inherited: list[_native.Session] = []
-
-
-def _after_fork() -> None:
-    """Make a new lock in a forked child: another thread of the parent may have held the old one."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

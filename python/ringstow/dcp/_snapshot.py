@@ -51,8 +51,8 @@ class Lease:
         """Begin one; the thread that saves the snapshot calls ``claim(None)``."""
         self._over = threading.Event()
         self._since = time.monotonic()
-        self._thread: threading.Thread | None = None
-        self._stager = threading.current_thread()
+        self._stager = _private.Call()
+        self._save: _private.Call | None = None
         self._is_held = False
         self._claim = claim
 
@@ -62,9 +62,8 @@ class Lease:
 
     def claim(self) -> None:
         """Note that this thread saves the snapshot, unless it is the one that took it."""
-        thread = threading.current_thread()
-        if thread not in (self._stager, self._thread):
-            self._thread = thread
+        if not (self._stager.is_here() or (self._save is not None and self._save.is_here())):
+            self._save = _private.Call()
             self._claim(None)
 
     def end(self) -> None:
@@ -78,10 +77,10 @@ class Lease:
     def wait(self) -> bool:
         """Wait for the end; return False if the save may never say so."""
         while not self._over.wait(_POLL_S):
-            thread = self._thread
-            if thread is not None and not thread.is_alive():
+            save = self._save
+            if save is not None and save.has_ended():
                 return True  # it failed while DCP planned it
-            will_end = self._is_held or (thread is not None and _private.is_save_thread(thread))
+            will_end = self._is_held or (save is not None and save.is_save)
             if not will_end and time.monotonic() > self._since + _UNCLAIMED_S:
                 return False
         return True

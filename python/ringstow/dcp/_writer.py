@@ -30,7 +30,7 @@ from ringstow._report import SaveReport
 from ringstow.dcp import _ids, _items, _mark, _metadata, _paths, _private, _rank_parts
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._saves import CommitSessions, Save, Turn, end_here
+from ringstow.dcp._saves import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
 from ringstow.tree._select import listed
@@ -41,7 +41,7 @@ _log = logging.getLogger("ringstow")
 
 RECEIPT = "__ringstow__.receipt"
 
-# A forked child keeps its parent's objects here for good: ending them would end the parent's saves.
+# A forked child keeps its parent's objects here for good: ending them would unpin its memory.
 _inherited: list[object] = []
 
 
@@ -115,20 +115,18 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         end_here()
         self._pid = os.getpid()
         self._here = _Here()
-        self._save: Save | None = None
-        self._turn = Turn()
-        self._sessions = CommitSessions()
+        self._saves = Saves()
         self._snapshot = Snapshot()
         self.save_id = _ids.fresh()
         """The save's id, as in torch's StorageMeta; from the commit on, loads have the same."""
         self.report: SaveReport | None = None
         """Report of this rank's last successful save."""
-        weakref.finalize(self, self._sessions.abandon)
+        weakref.finalize(self, self._saves.abandon)
 
     def _adopt(self) -> None:
         """Start anew in a forked child: memory, saves and locks are the parent's."""
         if self._pid != os.getpid():
-            _inherited.append((self._snapshot, self._sessions, self._here))
+            _inherited.append((self._snapshot, self._here))
             self._start()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,7 +193,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._adopt()
         path = self._destination.take()
         save = Save(path)
-        self._turn.take(save)
+        self._saves.begin(save)
         save.rank = kwargs.get("rank")
         save.is_alone = not kwargs.get("use_collectives", True)
         save.commits = is_coordinator or save.is_alone
@@ -204,9 +202,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             save.path = _paths.of_rank(path, rank)
             save.part_of = _rank_parts.part_of(save.path, rank)
             save.rank = 0
-        self._sessions.add(save.session)
         save.stream, self._here.stream = self._here.stream, None
-        self._here.save = self._save = save
+        self._here.save = save
 
     def _current(self) -> Save:
         """Return the save that this thread began, or the latest if it began none.
@@ -214,7 +211,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         Raises:
             InvalidStateError: no save was begun.
         """
-        save = self._here.save or self._save
+        save = self._here.save or self._saves.latest
         if save is None:
             raise InvalidStateError("a save's hook came without set_up_storage_writer() before it")
         return save
@@ -234,7 +231,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """
         save = self._current()
         with save.hook():
-            save.session.open(save.path, len(plans), self._config.to_json(), save.part_of)
+            save.lock(len(plans), self._config.to_json())
         if save.rank is not None:
             return plans
         # torch 2.6 does not pass a writer its rank in the process group.
@@ -294,7 +291,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         with save.hook(is_last=True):
             with collector_paused():
                 tree = _metadata.tree_of(metadata)
-            done = save.session.commit(receipts, tree, names)
+            done = save.commit(receipts, tree, names)
             _log.debug("committed %s: %s", save.path, done)
             self.save_id = _ids.committed(save.path) or self.save_id
             # Torch broadcasts the metadata to all ranks: keep it small.
@@ -387,7 +384,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._adopt()
         end_here()
         self._snapshot.drop()
-        self._sessions.abandon()
+        self._saves.abandon()
 
     def _begin_staging(self) -> Callable[[StagingFuture | None], None]:
         """Return what the thread that saves the staged state calls, with its stream if it has one.

@@ -25,12 +25,11 @@ from ringstow.dcp import StorageWriter, _private, _saves
 SECONDS = 60
 
 
-@pytest.fixture(params=["torch's names", "other names"])
-def names(request, monkeypatch):
-    """Runs a test again as under a torch whose threads have other names."""
-    if request.param == "other names":
-        monkeypatch.setattr(_private, "is_save_thread", lambda thread: False)
-        monkeypatch.setattr(_private, "pool_call", lambda: None)
+@pytest.fixture(params=["pools as they are", "other pools"])
+def pools(request, monkeypatch):
+    """Runs a test again as under a Python whose thread pools keep their calls in another way."""
+    if request.param == "other pools":
+        monkeypatch.setattr(_private, "_pool_item", lambda: (None, ""))
         monkeypatch.setattr(_saves, "_UNSEEN_S", 0.1)
     return request.param
 
@@ -113,20 +112,20 @@ def test_after_a_failure_the_id_is_given_again(moment, tmp_path):
 
 
 @needs_background_process
-def test_background_save_thread_has_the_expected_name(tmp_path):
-    """Fails under a torch that gives it another name: then a time limit decides in its place."""
-    threads = []
+def test_background_save_is_a_pools_call_of_dcps_own(tmp_path):
+    """Fails under a torch that makes it in another way: then a time limit decides in its place."""
+    calls = []
 
     class Noting(DefaultSavePlanner):
         def create_local_plan(self):
-            threads.append(threading.current_thread())
+            calls.append(_private.Call())
             return super().create_local_plan()
 
     dcp.async_save(
         state_of(1), checkpoint_id=tmp_path, storage_writer=StorageWriter(), planner=Noting()
     ).result(SECONDS)
-    assert [_private.is_save_thread(thread) for thread in threads] == [True]
-    assert not _private.is_save_thread(threading.current_thread())
+    assert [call.is_save for call in calls] == [True]
+    assert not _private.Call().is_save
 
 
 @pytest.mark.parametrize("way", ["reset", "stage", "stager", "close", "another writer"])
@@ -134,7 +133,7 @@ def test_reused_writer_has_ended_its_save(way, tmp_path):
     writer = StorageWriter(tmp_path)
     with pytest.raises(CheckpointException):
         dcp.save(state_of(1), storage_writer=writer, planner=Failing("create_local_plan"))
-    save = writer._save
+    save = writer._saves.latest
     with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
         assert elsewhere.submit(save.may_commit).result(SECONDS)
         assert elsewhere.submit(save.is_running).result(SECONDS)
@@ -184,11 +183,11 @@ def test_save_in_a_pool_runs_until_its_call_ends(end, tmp_path, monkeypatch):
         done = pool.submit(dcp.save, state_of(1), storage_writer=writer, planner=planner)
         for reached, go_on in writer.stops[: 1 if end == "fails" else 2]:
             assert reached.wait(SECONDS)
-            assert writer._save.is_running()
+            assert writer._saves.latest.is_running()
             go_on.set()
         assert (done.exception(SECONDS) is None) == (end == "returns")
         pool.submit(int).result(SECONDS)
-        assert not writer._save.is_running()
+        assert not writer._saves.latest.is_running()
 
 
 @pytest.mark.parametrize("function", [dcp.save, lambda *args, **kwargs: dcp.save(*args, **kwargs)])
@@ -227,7 +226,7 @@ class Crossing(DefaultSavePlanner):
         return super().create_local_plan()
 
 
-def test_saves_of_one_writer_in_several_threads_never_mix(names, tmp_path):
+def test_saves_of_one_writer_in_several_threads_never_mix(pools, tmp_path):
     writer = StorageWriter()
     barrier = threading.Barrier(3)
     errors = []
@@ -250,7 +249,7 @@ def test_saves_of_one_writer_in_several_threads_never_mix(names, tmp_path):
         assert_same(load(tmp_path / str(number), state_of(number)), state_of(number))
 
 
-def test_no_save_takes_away_what_another_is_writing(names, tmp_path):
+def test_no_save_takes_away_what_another_is_writing(pools, tmp_path):
     writers = StorageWriter(), StorageWriter()
     planner = Held()
     first = dcp.async_save(
@@ -266,7 +265,7 @@ def test_no_save_takes_away_what_another_is_writing(names, tmp_path):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_failed_save_in_the_main_thread_blocks_no_other(moment, names, tmp_path):
+def test_failed_save_in_the_main_thread_blocks_no_other(moment, pools, tmp_path):
     writer = StorageWriter()
     with pytest.raises(CheckpointException) as kept:
         dcp.save(
