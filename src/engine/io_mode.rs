@@ -1,8 +1,8 @@
 //! Which I/O mode to try first, what the failure of one means, and what to report to the user. Pure but for two small trial transfers and one look at a sysctl.
 
-use super::Transfer;
 use super::fallback::Refusal;
-use super::queue::{Attached, Queue};
+use super::queue::{Attached, Outcome, Queue};
+use super::{Action, Transfer};
 use crate::config::{Config, EngineChoice, Switch};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
@@ -92,58 +92,49 @@ pub fn all_modes(config: &Config) -> Result<Vec<IoMode>> {
 }
 
 fn modes_of(config: &Config, is_built: impl Fn(EngineKind) -> bool) -> Result<Vec<IoMode>> {
-    if config.engine == EngineChoice::TokioUring {
-        return tokio_uring_modes(config, is_built(EngineKind::TokioUring));
-    }
+    use EngineKind::{Portable, TokioUring, Uring};
     config.validate()?;
-    let has_uring = is_built(EngineKind::Uring);
-    let uring_only = config.engine == EngineChoice::Uring || config.fixed == Switch::On;
-    if uring_only && !has_uring {
-        return Err(Error::Unsupported {
-            what: "this build of ringstow has no io_uring engine, which Config.engine = uring or \
-                   Config.fixed = on asks for"
-                .into(),
-            remedy: "build for Linux with the cargo feature `uring`, or leave both on auto".into(),
-        });
-    }
-    let uring = |direct| {
-        choices(config.fixed).iter().map(move |&fixed| IoMode {
-            engine: EngineKind::Uring,
-            fixed,
-            direct,
-        })
+    let engines: &[EngineKind] = match config.engine {
+        EngineChoice::TokioUring => &[TokioUring], // never falls back to another engine
+        EngineChoice::Portable => &[Portable],
+        EngineChoice::Auto if config.fixed != Switch::On => match is_built(Uring) {
+            true => &[Uring, Portable],
+            false => &[Portable],
+        },
+        EngineChoice::Uring | EngineChoice::Auto => &[Uring],
     };
-    let portable = |direct| IoMode { engine: EngineKind::Portable, fixed: false, direct };
+    if let Some(&missing) = engines.iter().find(|&&engine| !is_built(engine)) {
+        return Err(not_built(missing));
+    }
     let mut modes = Vec::new();
     for (step, &direct) in choices(config.direct).iter().enumerate() {
-        // The page cache takes several copying threads better than one ring: where io_uring is not
-        // insisted on, the step from direct to buffered is the portable engine's.
-        if has_uring && config.engine != EngineChoice::Portable && (step == 0 || uring_only) {
-            modes.extend(uring(direct));
-        }
-        if !uring_only {
-            modes.push(portable(direct));
+        for &engine in engines {
+            // The page cache takes several copying threads better than one ring: where io_uring is not
+            // insisted on, the step from direct to buffered is the portable engine's.
+            if step > 0 && engines.len() > 1 && engine == Uring {
+                continue;
+            }
+            let fixed = if engine == Portable { &[false] } else { choices(config.fixed) };
+            modes.extend(fixed.iter().map(|&fixed| IoMode { engine, fixed, direct }));
         }
     }
     Ok(modes)
 }
 
-/// The modes of tokio-uring, which never falls back to another engine.
-fn tokio_uring_modes(config: &Config, is_built: bool) -> Result<Vec<IoMode>> {
-    if !is_built {
-        return Err(Error::Unsupported {
-            what: "this build of ringstow has no tokio-uring engine, which Config.engine = \
-                   tokio-uring asks for (the Python wheel never has)"
-                .into(),
-            remedy: "build for Linux with the cargo feature `tokio-uring`, or set engine = uring, \
-                     which is as fast"
-                .into(),
-        });
-    }
-    let mode =
-        |direct| move |&fixed: &bool| IoMode { engine: EngineKind::TokioUring, fixed, direct };
-    let of = |&direct: &bool| choices(config.fixed).iter().map(mode(direct));
-    Ok(choices(config.direct).iter().flat_map(of).collect())
+/// The error for an engine that the configuration insists on and this build does not have.
+fn not_built(engine: EngineKind) -> Error {
+    let (what, remedy) = match engine {
+        EngineKind::TokioUring => (
+            "this build of ringstow has no tokio-uring engine, which Config.engine = tokio-uring asks for (the \
+             Python wheel never has)",
+            "build for Linux with the cargo feature `tokio-uring`, or set engine = uring, which is as fast",
+        ),
+        _ => (
+            "this build of ringstow has no io_uring engine, which Config.engine = uring or Config.fixed = on asks for",
+            "build for Linux with the cargo feature `uring`, or leave both on auto",
+        ),
+    };
+    Error::Unsupported { what: what.into(), remedy: remedy.into() }
 }
 
 /// The settings that a switch allows, preferred first.
@@ -269,29 +260,14 @@ pub fn none_left(failed: &[(IoMode, Refusal)]) -> Error {
     Error::Unsupported { what: causes.join("; "), remedy: remedies.join("; ") }
 }
 
-/// Writes the first [`ALIGN`] bytes of a buffer to the start of a file: some file systems take
-/// O_DIRECT at open and refuse it here. The buffer is lost only with the engine.
-///
-/// # Errors
-/// The system's; see [`refusal`].
-pub fn trial_write(
-    queue: &Queue,
-    file: &Attached,
-    buffer: Buffer,
-) -> (io::Result<()>, Option<Buffer>) {
-    queue.transfer(file, true, Transfer::of(buffer, ALIGN, 0), ALIGN)
-}
-
-/// Like [`trial_write`], but reads. The file may be shorter.
-///
-/// # Errors
-/// The system's; see [`refusal`].
-pub fn trial_read(
-    queue: &Queue,
-    file: &Attached,
-    buffer: Buffer,
-) -> (io::Result<()>, Option<Buffer>) {
-    queue.transfer(file, false, Transfer::of(buffer, ALIGN, 0), 0)
+/// Writes the first [`ALIGN`] bytes of a buffer to the start of a file, or reads them from there if the file may be
+/// shorter: some file systems take O_DIRECT at open and refuse it here. The buffer is lost only with the engine.
+pub fn trial(queue: &Queue, file: &Attached, write: bool, buffer: Buffer) -> Outcome {
+    let transfer = Transfer::of(buffer, ALIGN, 0);
+    match write {
+        true => queue.start_one(file, Action::Write(transfer), ALIGN).wait(),
+        false => queue.start_one(file, Action::Read(transfer), 0).wait(),
+    }
 }
 
 #[cfg(test)]

@@ -79,24 +79,28 @@ fn first_working(
 ) -> Result<(Vec<OpenFile>, Moved)> {
     let mut refused: Vec<(IoMode, Refusal)> = Vec::new();
     for mode in io_mode::modes(config)? {
-        let queue = match runtime.queue(&mode) {
-            Ok(queue) => queue,
-            Err(error) => {
-                let why = io_mode::refusal(&mode, Stage::Start, &error);
-                let fatal = || Error::io("starting", mode.to_string(), error);
-                refused.push((mode, why.ok_or_else(fatal)?));
-                continue;
+        let name = mode.to_string();
+        let failed = OpenFailure::of(Stage::Start, "starting", Path::new(&name));
+        let opened = runtime.queue(&mode).map_err(failed);
+        match opened.and_then(|queue| Ok((open(&queue, &mode)?, queue))) {
+            Ok(((files, notes), queue)) => {
+                return Ok((files, moved(&queue, &mode, refused, notes)));
             }
-        };
-        match open(&queue, &mode) {
-            Ok((files, notes)) => return Ok((files, moved(&queue, &mode, refused, notes))),
             Err(OpenFailure { stage, doing, path, error, room }) => {
-                let why = io_mode::refusal(&mode, stage, &error);
-                let fatal = || {
-                    let hint = String::new();
-                    Error::Io { doing, path, offset: None, cause: error, room, hint }
-                };
-                refused.push((mode, why.ok_or_else(fatal)?));
+                match io_mode::refusal(&mode, stage, &error) {
+                    Some(why) => refused.push((mode, why)),
+                    None => {
+                        let hint = String::new();
+                        return Err(Error::Io {
+                            doing,
+                            path,
+                            offset: None,
+                            cause: error,
+                            room,
+                            hint,
+                        });
+                    }
+                }
             }
         }
     }
@@ -160,9 +164,8 @@ fn merge(ways: Vec<(&Path, Moved)>) -> Moved {
         engine: if engines.is_empty() { "none".into() } else { engines.join(" and ") },
         direct: !ways.is_empty() && ways.iter().all(|(_, way)| way.direct),
         fixed_buffers: ways.iter().map(|(_, way)| way.fixed_buffers).max().unwrap_or(0),
-        device_bytes: 0,
-        pinned: None,
         fallbacks,
+        ..Moved::default()
     }
 }
 
@@ -180,9 +183,8 @@ fn moved(
         engine: queue.name().into(),
         direct: mode.direct,
         fixed_buffers: queue.registered(),
-        device_bytes: 0,
-        pinned: None,
         fallbacks,
+        ..Moved::default()
     }
 }
 
@@ -198,7 +200,7 @@ mod tests {
     fn way(engine: &str, direct: bool, steps: &[&str]) -> Moved {
         let fallbacks = steps.iter().map(|wanted| step(wanted)).collect();
         let (engine, fixed_buffers) = (engine.into(), if direct { 64 } else { 0 });
-        Moved { engine, direct, fixed_buffers, device_bytes: 0, pinned: None, fallbacks }
+        Moved { engine, direct, fixed_buffers, fallbacks, ..Moved::default() }
     }
 
     #[test]

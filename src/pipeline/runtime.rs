@@ -1,10 +1,10 @@
 //! What outlives a single save: the staging pool and the engines' threads.
 
 use crate::config::{Config, MachineConfig, Switch};
-use crate::engine::Engine;
 use crate::engine::io_mode::{EngineKind, IoMode};
 use crate::engine::portable::Portable;
 use crate::engine::queue::Queue;
+use crate::engine::{self, Engine};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::sys::fork;
@@ -193,52 +193,41 @@ impl Machine {
     }
 
     fn start(&self, engine: EngineKind, pool: Option<Pool>) -> io::Result<Queue> {
-        let depth = self.made_for.queue_depth as usize;
-        if let Some(build) = self.build.clone() {
-            return Queue::start(THREAD, move || build());
-        }
+        let (depth, build) = (self.made_for.queue_depth as usize, self.build.clone());
         // Whether registering the pool is required, optional or off.
         let fixed = if pool.is_some() { self.made_for.fixed } else { Switch::Off };
-        match engine {
-            EngineKind::Portable => {
-                Queue::start(THREAD, move || Ok(Box::new(Portable::new(depth)?) as Box<dyn Engine>))
-            }
-            EngineKind::Uring => start_uring(depth, pool, fixed),
-            EngineKind::TokioUring => start_tokio_uring(depth, pool, fixed),
-        }
+        Queue::start(THREAD, move || match build {
+            Some(build) => build(),
+            None => build_engine(engine, depth, pool.as_ref(), fixed),
+        })
     }
 }
 
-#[cfg(all(target_os = "linux", feature = "uring"))]
-fn start_uring(depth: usize, pool: Option<Pool>, fixed: Switch) -> io::Result<Queue> {
-    use crate::engine::uring::Uring;
-    Queue::start(THREAD, move || {
-        Ok(Box::new(Uring::new(depth, pool.as_ref(), fixed)?) as Box<dyn Engine>)
+fn build_engine(
+    kind: EngineKind,
+    depth: usize,
+    pool: Option<&Pool>,
+    fixed: Switch,
+) -> io::Result<Box<dyn Engine>> {
+    Ok(match kind {
+        EngineKind::Portable => Box::new(Portable::new(depth)?),
+        #[cfg(all(target_os = "linux", feature = "uring"))]
+        EngineKind::Uring => Box::new(engine::uring::Uring::new(depth, pool, fixed)?),
+        #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+        EngineKind::TokioUring => {
+            Box::new(engine::tokio_uring::TokioUring::new(depth, pool, fixed)?)
+        }
+        #[allow(unreachable_patterns)] // in a build with all of them
+        missing => {
+            let (_, _, name) = (pool, fixed, missing.name());
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!(
+                    "this build has no {name} engine (Linux with the cargo feature `{name}` has)"
+                ),
+            ));
+        }
     })
-}
-
-#[cfg(not(all(target_os = "linux", feature = "uring")))]
-fn start_uring(_depth: usize, _pool: Option<Pool>, _fixed: Switch) -> io::Result<Queue> {
-    Err(io::Error::new(
-        io::ErrorKind::Unsupported,
-        "this build has no io_uring engine (Linux with the cargo feature `uring` has)",
-    ))
-}
-
-#[cfg(all(target_os = "linux", feature = "tokio-uring"))]
-fn start_tokio_uring(depth: usize, pool: Option<Pool>, fixed: Switch) -> io::Result<Queue> {
-    use crate::engine::tokio_uring::TokioUring;
-    Queue::start(THREAD, move || {
-        Ok(Box::new(TokioUring::new(depth, pool.as_ref(), fixed)?) as Box<dyn Engine>)
-    })
-}
-
-#[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
-fn start_tokio_uring(_depth: usize, _pool: Option<Pool>, _fixed: Switch) -> io::Result<Queue> {
-    Err(io::Error::new(
-        io::ErrorKind::Unsupported,
-        "this build has no tokio-uring engine (Linux with the cargo feature `tokio-uring` has)",
-    ))
 }
 
 impl std::fmt::Debug for Runtime {
@@ -258,10 +247,9 @@ static KEPT: PerProcess<Vec<Arc<Machine>>> =
 mod tests {
     use super::*;
     use crate::config::EngineChoice;
-    use crate::engine::portable::Portable;
-    use crate::engine::{Completion, FileId, Op, Waker};
-    use crossbeam_channel::{Receiver, Sender, bounded};
-    use std::fs::File;
+    use crate::engine::queue::{Reply, Request};
+    use crate::engine::{Action, FileId};
+    use crossbeam_channel::bounded;
     use std::path::PathBuf;
 
     fn config(blocks: u64) -> Config {
@@ -296,56 +284,21 @@ mod tests {
         }
     }
 
-    /// An engine whose drop blocks until it receives a message.
-    struct Slow {
-        inner: Portable,
-        go: Receiver<()>,
-        gone: Sender<()>,
-    }
-
-    impl Engine for Slow {
-        fn name(&self) -> &'static str {
-            "slow"
-        }
-        fn depth(&self) -> usize {
-            self.inner.depth()
-        }
-        fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
-            self.inner.attach(file)
-        }
-        fn detach(&mut self, file: FileId) {
-            self.inner.detach(file);
-        }
-        fn submit(&mut self, op: Op) {
-            self.inner.submit(op);
-        }
-        fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
-            self.inner.wait(done)
-        }
-        fn waker(&self) -> Waker {
-            self.inner.waker()
-        }
-    }
-
-    impl Drop for Slow {
-        fn drop(&mut self) {
-            self.go.recv().unwrap();
-            self.gone.send(()).unwrap();
-        }
-    }
-
     #[test]
     fn evicting_a_runtime_does_not_join_its_threads() {
-        let ((tell, go), (gone, ended)) = (bounded(1), bounded(1));
-        let build: Build = Arc::new(move || {
-            let (inner, go, gone) = (Portable::new(1)?, go.clone(), gone.clone());
-            Ok(Box::new(Slow { inner, go, gone }))
-        });
-        let machine = Arc::new(Machine::new(config(1019).machine(), Some(build)));
-        machine
-            .queue(&IoMode { engine: EngineKind::Portable, fixed: false, direct: false })
-            .unwrap();
+        let machine = Arc::new(Machine::new(config(1019).machine(), None));
+        let mode = IoMode { engine: EngineKind::Portable, fixed: false, direct: false };
+        let queue = machine.queue(&mode).unwrap();
         KEPT.lock().unwrap().insert(0, machine);
+        // Keeps the I/O thread in a reply.
+        let ((tell, go), (gone, ended)) = (bounded::<()>(1), bounded(1));
+        let reply = Reply::new(move |_| {
+            go.recv().unwrap();
+            gone.send(()).unwrap();
+        });
+        let (file, action) = (FileId(0), Action::Sync);
+        queue.submit(Request { file, action, needed: 0, abort: None, reply });
+        drop(queue);
         for blocks in [1021, 1031, 1033] {
             drop(Runtime::shared(&config(blocks)).unwrap());
         }

@@ -43,14 +43,7 @@ pub(crate) struct Written {
 impl Written {
     /// The outcome for a rank that has nothing to write: no engine was needed.
     pub fn nothing() -> Self {
-        let moved = Moved {
-            engine: "none".into(),
-            direct: false,
-            fixed_buffers: 0,
-            device_bytes: 0,
-            pinned: None,
-            fallbacks: Vec::new(),
-        };
+        let moved = Moved { engine: "none".into(), ..Moved::default() };
         Self { crc32: Vec::new(), moved, seconds: SaveSeconds::default() }
     }
 }

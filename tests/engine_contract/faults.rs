@@ -4,7 +4,8 @@ use crate::queue::write_blocks;
 use crate::setup::*;
 use fake_engines::{Faults, Faulty, OpKind};
 use nix::libc::{EIO, ENOSPC};
-use ringstow::internals::engine::queue::{Queue, Syncing};
+use ringstow::internals::engine::Action;
+use ringstow::internals::engine::queue::Queue;
 use std::io;
 
 const SEEDS: u64 = 200;
@@ -21,15 +22,15 @@ pub fn short_interrupted_and_reordered_transfers_give_the_same_file(setup: &Setu
         let file = queue.attach(setup.create("file")).unwrap();
         let outcomes = write_blocks(setup, &queue, &file, BLOCKS);
         assert_eq!(outcomes.iter().map(Result::unwrap).count(), BLOCKS, "seed {seed}");
-        queue.sync(&file).unwrap();
+        sync(&queue, &file).unwrap();
         assert_eq!(std::fs::read(setup.path("file")).unwrap(), expected, "seed {seed}");
 
         let back = queue.attach(setup.open("file")).unwrap();
         for block in 0..BLOCKS {
             let read = whole(setup.pool.lease().unwrap(), block);
-            let (result, buffer) = queue.transfer(&back, false, read, BLOCK);
-            result.unwrap();
-            assert_eq!(buffer.unwrap()[..], pattern(block), "seed {seed}, block {block}");
+            let outcome = queue.start_one(&back, Action::Read(read), BLOCK).wait();
+            outcome.result.unwrap();
+            assert_eq!(outcome.buffer.unwrap()[..], pattern(block), "seed {seed}, block {block}");
         }
     }
     setup.assert_no_buffer_is_lost();
@@ -41,7 +42,7 @@ pub fn errors_surface_unchanged(setup: &Setup) {
         let queue = queue_with(setup, Faults::failing(kind, nth, errno));
         let file = queue.attach(setup.create("file")).unwrap();
         let mut results: Vec<_> = write_blocks(setup, &queue, &file, BLOCKS).iter().collect();
-        results.push(queue.sync(&file));
+        results.push(sync(&queue, &file));
         let errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
         assert_eq!(errors.len(), 1);
         assert_eq!(errors[0].raw_os_error(), Some(errno));
@@ -49,18 +50,18 @@ pub fn errors_surface_unchanged(setup: &Setup) {
     std::fs::write(setup.path("file"), pattern(0)).unwrap();
     let queue = queue_with(setup, Faults::failing(OpKind::Read, 0, EIO));
     let file = queue.attach(setup.open("file")).unwrap();
-    let (result, buffer) =
-        queue.transfer(&file, false, whole(setup.pool.lease().unwrap(), 0), BLOCK);
-    assert_eq!(result.unwrap_err().raw_os_error(), Some(EIO));
-    assert!(buffer.is_some());
+    let read = Action::Read(whole(setup.pool.lease().unwrap(), 0));
+    let outcome = queue.start_one(&file, read, BLOCK).wait();
+    assert_eq!(outcome.result.unwrap_err().raw_os_error(), Some(EIO));
+    assert!(outcome.buffer.is_some());
 }
 
 pub fn a_sync_that_fails_among_others_is_its_own_files(setup: &Setup) {
     let queue = queue_with(setup, Faults::failing(OpKind::Sync, 1, EIO));
     let names = ["a", "b", "c"];
     let files = names.map(|name| queue.attach(setup.create(name)).unwrap());
-    let syncing = files.each_ref().map(|file| queue.start_sync(file));
-    let results = syncing.map(Syncing::wait);
+    let syncing = files.each_ref().map(|file| queue.start_one(file, Action::Sync, 0));
+    let results = syncing.map(|sync| sync.wait().result);
     let errnos = results.iter().map(|r| r.as_ref().err().and_then(io::Error::raw_os_error));
     assert_eq!(errnos.collect::<Vec<_>>(), [None, Some(EIO), None]);
 }
@@ -68,7 +69,7 @@ pub fn a_sync_that_fails_among_others_is_its_own_files(setup: &Setup) {
 pub fn what_is_interrupted_for_ever_fails_in_the_end(setup: &Setup) {
     let queue = queue_with(setup, Faults { interrupt_percent: 100, ..Faults::default() });
     let file = queue.attach(setup.create("file")).unwrap();
-    let kind = queue.sync(&file).unwrap_err().kind();
+    let kind = sync(&queue, &file).unwrap_err().kind();
     assert!(matches!(kind, io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock), "{kind}");
 }
 
@@ -79,7 +80,7 @@ pub fn a_broken_engine_answers_every_request(setup: &Setup) {
     let results: Vec<_> = write_blocks(setup, &queue, &file, BLOCKS).iter().collect();
     assert_eq!(results.len(), BLOCKS);
     assert!(results.iter().any(Result::is_err));
-    assert!(queue.sync(&file).is_err());
+    assert!(sync(&queue, &file).is_err());
     drop((queue, file));
     setup.assert_no_buffer_is_lost();
 }

@@ -3,9 +3,9 @@
 use crate::setup::*;
 use crossbeam_channel::{Receiver, unbounded};
 use fake_engines::{Twist, Twisted};
-use ringstow::internals::engine::io_mode::{trial_read, trial_write};
+use ringstow::internals::engine::io_mode::trial;
 use ringstow::internals::engine::queue::{
-    Attached, Outcome, Queue, Reply, Request, Syncing, is_cancelled,
+    Answer, Attached, Outcome, Queue, Reply, Request, is_cancelled,
 };
 use ringstow::internals::engine::{Action, Completion, Engine, Op, Transfer};
 use std::io;
@@ -40,7 +40,7 @@ pub fn many_more_requests_than_the_depth_all_complete(setup: &Setup) {
     let file = queue.attach(setup.create("file")).unwrap();
     let outcomes = write_blocks(setup, &queue, &file, BLOCKS);
     assert_eq!(outcomes.iter().map(Result::unwrap).count(), BLOCKS);
-    queue.sync(&file).unwrap();
+    sync(&queue, &file).unwrap();
     let expected: Vec<u8> = (0..BLOCKS).flat_map(pattern).collect();
     assert_eq!(std::fs::read(setup.path("file")).unwrap(), expected);
     setup.assert_no_buffer_is_lost();
@@ -50,14 +50,17 @@ pub fn a_file_shorter_than_needed_is_an_unexpected_end(setup: &Setup) {
     std::fs::write(setup.path("file"), &pattern(0)[..5000]).unwrap();
     let queue = setup.queue();
     let file = queue.attach(setup.open("file")).unwrap();
-    let read = |needed| queue.transfer(&file, false, whole(setup.pool.lease().unwrap(), 0), needed);
+    let read = |needed| {
+        let action = Action::Read(whole(setup.pool.lease().unwrap(), 0));
+        queue.start_one(&file, action, needed).wait()
+    };
 
-    let (result, buffer) = read(5000);
-    result.unwrap();
-    assert_eq!(buffer.unwrap()[..5000], pattern(0)[..5000]);
-    assert_eq!(read(5001).0.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    assert_eq!(read(BLOCK).0.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    assert_eq!(read(BLOCK + 1).0.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    let outcome = read(5000);
+    outcome.result.unwrap();
+    assert_eq!(outcome.buffer.unwrap()[..5000], pattern(0)[..5000]);
+    assert_eq!(read(5001).result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(read(BLOCK).result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    assert_eq!(read(BLOCK + 1).result.unwrap_err().kind(), io::ErrorKind::InvalidInput);
 }
 
 pub fn a_misaligned_direct_transfer_is_refused_on_any_file_system(setup: &Setup) {
@@ -65,9 +68,9 @@ pub fn a_misaligned_direct_transfer_is_refused_on_any_file_system(setup: &Setup)
     let file = queue.attach(setup.create("file")).unwrap();
     for (offset, start, len) in [(512, 0, 4096), (0, 512, 4096), (0, 0, 4608)] {
         let transfer = Transfer { offset, buffer: setup.filled(0), start, len };
-        let (result, buffer) = queue.transfer(&file, true, transfer, len);
-        assert!(buffer.is_some());
-        match result {
+        let outcome = queue.start_one(&file, Action::Write(transfer), len).wait();
+        assert!(outcome.buffer.is_some());
+        match outcome.result {
             Err(error) => {
                 assert!(setup.direct);
                 assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
@@ -105,7 +108,7 @@ pub fn a_file_is_closed_after_the_requests_submitted_before(setup: &Setup) {
     assert_eq!(outcomes.iter().map(Result::unwrap).count(), BUFFERS);
     let other = queue.attach(setup.create("other")).unwrap();
     assert_eq!(other.id(), id);
-    queue.sync(&other).unwrap();
+    sync(&queue, &other).unwrap();
 }
 
 pub fn dropping_the_queue_finishes_what_was_submitted(setup: &Setup) {
@@ -137,18 +140,19 @@ pub fn a_reply_may_submit_the_next_request(setup: &Setup) {
 pub fn a_trial_tells_whether_a_file_takes_transfers(setup: &Setup) {
     let queue = setup.queue();
     let file = queue.attach(setup.create("file")).unwrap();
-    trial_write(&queue, &file, setup.filled(0)).0.unwrap();
+    trial(&queue, &file, true, setup.filled(0)).result.unwrap();
     let back = queue.attach(setup.open("file")).unwrap();
-    let (result, buffer) = trial_read(&queue, &back, setup.pool.lease().unwrap());
-    result.unwrap();
-    assert_eq!(buffer.unwrap()[..4096], pattern(0)[..4096]);
-    assert!(trial_write(&queue, &back, setup.filled(0)).0.is_err());
+    let read = trial(&queue, &back, false, setup.pool.lease().unwrap());
+    read.result.unwrap();
+    assert_eq!(read.buffer.unwrap()[..4096], pattern(0)[..4096]);
+    assert!(trial(&queue, &back, true, setup.filled(0)).result.is_err());
 }
 
 /// Syncs all files at the same time.
 fn sync_all(queue: &Queue, files: &[Attached]) -> Vec<io::Result<()>> {
-    let syncing: Vec<Syncing> = files.iter().map(|file| queue.start_sync(file)).collect();
-    syncing.into_iter().map(Syncing::wait).collect()
+    let start = |file| queue.start_one(file, Action::Sync, 0);
+    let syncing: Vec<Answer> = files.iter().map(start).collect();
+    syncing.into_iter().map(|sync| sync.wait().result).collect()
 }
 
 pub fn more_files_than_the_depth_are_synced_at_the_same_time(setup: &Setup) {
@@ -261,7 +265,7 @@ fn a_dead_io_thread_answers_everything_with_an_error() {
     assert_eq!(outcomes.iter().count(), BUFFERS);
     // Writes may all end well before the sync does.
     called.recv().unwrap();
-    assert!(queue.sync(&file).is_err());
+    assert!(sync(&queue, &file).is_err());
     assert!(queue.attach(setup.create("other")).is_err());
     drop((queue, file));
     setup.assert_no_buffer_is_lost();

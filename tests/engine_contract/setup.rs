@@ -3,7 +3,7 @@
 use fake_engines::Null;
 use ringstow::internals::config::Switch;
 use ringstow::internals::engine::portable::Portable;
-use ringstow::internals::engine::queue::Queue;
+use ringstow::internals::engine::queue::{Attached, Queue};
 use ringstow::internals::engine::{Action, Completion, Engine, FileId, Op, Transfer};
 use ringstow::internals::limits::ALIGN;
 use ringstow::internals::pool::{Buffer, Pool};
@@ -162,6 +162,11 @@ pub fn pattern(block: usize) -> Vec<u8> {
 /// The whole of a block, at its place in the file.
 pub fn whole(buffer: Buffer, block: usize) -> Transfer {
     Transfer::of(buffer, BLOCK, (block * BLOCK) as u64)
+}
+
+/// Syncs a file through its queue.
+pub fn sync(queue: &Queue, file: &Attached) -> io::Result<()> {
+    queue.start_one(file, Action::Sync, 0).wait().result
 }
 
 /// Submits the actions, tokens counting from 0, and returns their completions by token.

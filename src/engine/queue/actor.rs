@@ -1,11 +1,12 @@
 //! The I/O thread's loop: take commands, keep the engine full, carry transfers to their end.
 
-use super::channel::{AliveGuard, Command, Commands, EngineStatus, PublishedStatus};
+use super::channel::{Command, Shared};
 use super::request::{Outcome, Reply, Request, cancelled};
 use crate::engine::retry::{Progress, Step};
 use crate::engine::{Action, Completion, Engine, FileId, Op, not_attached};
 use crate::limits::ALIGN;
 use crate::sys::file;
+use crossbeam_channel::Receiver;
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -20,11 +21,9 @@ use std::time::Instant;
 /// the queue counts as dead, so that no thread that gets such an answer submits more.
 pub(super) struct Actor {
     engine: Box<dyn Engine>,
-    alive: AliveGuard,
-    commands: Commands,
-    /// What other threads know of the engine, and a copy of it to compare with without a lock.
-    published: PublishedStatus,
-    status: EngineStatus,
+    alive: Arc<()>,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
     files: HashMap<FileId, Open>,
     /// Accepted, not started yet; first in, first out.
     waiting: VecDeque<(Pending, Action)>,
@@ -62,16 +61,15 @@ impl Pending {
 impl Actor {
     pub(super) fn new(
         engine: Box<dyn Engine>,
-        alive: AliveGuard,
-        commands: Commands,
-        published: PublishedStatus,
+        alive: Arc<()>,
+        commands: Receiver<Command>,
+        shared: Arc<Shared>,
     ) -> Self {
         Self {
-            status: EngineStatus::of(&*engine),
-            published,
             engine,
             alive,
             commands,
+            shared,
             files: HashMap::new(),
             waiting: VecDeque::new(),
             in_flight: Slab::new(),
@@ -84,7 +82,7 @@ impl Actor {
         loop {
             self.take_commands();
             self.start_waiting();
-            self.publish_status();
+            self.shared.publish(&*self.engine); // before any request that changed it is answered
             if self.stopping && self.in_flight.is_empty() && self.waiting.is_empty() {
                 return;
             }
@@ -97,17 +95,9 @@ impl Actor {
         }
     }
 
-    /// Publishes what has changed about the engine, before any request that caused it is answered.
-    fn publish_status(&mut self) {
-        if !self.status.is_current(&*self.engine) {
-            self.status = EngineStatus::of(&*self.engine);
-            *self.published.lock() = self.status.clone();
-        }
-    }
-
     fn take_commands(&mut self) {
-        self.commands.acknowledge_wake();
-        while let Some(command) = self.commands.next() {
+        self.shared.acknowledge_wake();
+        while let Ok(command) = self.commands.try_recv() {
             match command {
                 Command::Attach(file, reply) => {
                     let _ = reply.send(self.attach(file));

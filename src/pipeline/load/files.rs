@@ -57,7 +57,7 @@ fn open_in_directory<'a>(
         let open = attach(queue, &shard.path, file)?;
         if files.is_empty() {
             // A page of its own is enough: the load may never need the pool.
-            let trial = |buffer| io_mode::trial_read(queue, &open.attached, buffer).0;
+            let trial = |buffer| io_mode::trial(queue, &open.attached, false, buffer).result;
             Buffer::alone(ALIGN).and_then(trial).map_err(failed(Stage::Trial, "reading"))?;
         }
         files.push(open);

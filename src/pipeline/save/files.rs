@@ -1,8 +1,9 @@
 //! The files of a save: opened and preallocated before its first block, durable after its last.
 
+use crate::engine::Action;
 use crate::engine::fallback::Fallback;
 use crate::engine::io_mode::{self, IoMode, Stage};
-use crate::engine::queue::{Queue, Syncing};
+use crate::engine::queue::{Answer, Queue};
 use crate::error::{Error, Result, Room};
 use crate::limits::ALIGN;
 use crate::pipeline::open::{OpenFailure, attach, open_each};
@@ -57,8 +58,8 @@ fn open_in_directory(
         }
         if files.is_empty() {
             let buffer = pool.lease().map_err(failed(Stage::Open, "taking staging memory for"))?;
-            let (written, _) = io_mode::trial_write(queue, &open.attached, buffer);
-            written.map_err(failed(Stage::Trial, "writing"))?;
+            let trial = io_mode::trial(queue, &open.attached, true, buffer);
+            trial.result.map_err(failed(Stage::Trial, "writing"))?;
         }
         files.push(open);
     }
@@ -100,12 +101,12 @@ pub(super) fn make_durable(files: &OpenFiles, plan: &SavePlan) -> Result<()> {
         file::finish(&open.file, shard.bytes)
             .map_err(|e| Error::io("cutting to length", &*open.path, e))?;
     }
-    let begin = |open: &OpenFile| open.queue.start_sync(&open.attached);
-    let syncing: Vec<Syncing> = files.iter().map(begin).collect();
+    let begin = |open: &OpenFile| open.queue.start_one(&open.attached, Action::Sync, 0);
+    let syncing: Vec<Answer> = files.iter().map(begin).collect();
     // Waits for each, also after a failure: nothing may be in progress when the files are closed.
     let mut outcome = Ok(());
     for (open, sync) in files.iter().zip(syncing) {
-        outcome = outcome.and(sync.wait().map_err(|e| Error::io("syncing", &*open.path, e)));
+        outcome = outcome.and(sync.wait().result.map_err(|e| Error::io("syncing", &*open.path, e)));
     }
     outcome
 }
