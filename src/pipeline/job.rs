@@ -44,24 +44,19 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// The trace to an absolute path, so that a later change of directory does not move it.
-fn trace_of(path: &Path) -> Trace {
-    Trace::new(std::path::absolute(path).unwrap_or_else(|_| path.into()))
-}
-
 impl Job {
     /// A job that traces each block. The save or load with this job writes the trace to `path` when it ends, in the
     /// trace format of Chrome and Perfetto.
     pub fn tracing(path: impl AsRef<Path>) -> Self {
         let job = Self::default();
-        job.trace.get_or_init(|| trace_of(path.as_ref()));
+        job.trace.get_or_init(|| Trace::new(path.as_ref()));
         job
     }
 
     /// Traces to the configuration's file, unless the job has a trace already.
     pub(crate) fn trace_to(&self, config: &Config) {
         if let Some(path) = &config.trace {
-            self.trace.get_or_init(|| trace_of(path));
+            self.trace.get_or_init(|| Trace::new(path));
         }
     }
 
@@ -72,8 +67,8 @@ impl Job {
 
     /// Traces a step of block number `block` from `from` until now.
     pub(crate) fn note(&self, what: What, from: Instant, block: Option<usize>, bytes: u64) {
-        if let Some(trace) = self.trace.get() {
-            trace.add(what, (from, Instant::now()), block, bytes);
+        if self.trace.get().is_some() {
+            self.note_span(what, (from, Instant::now()), block, bytes);
         }
     }
 

@@ -5,12 +5,12 @@
 //! complete events; what runs meanwhile (a GPU's copies, transfers) are asynchronous events.
 
 use crate::sys::file::create_or_empty;
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A step of a save or load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +94,9 @@ struct Span {
 }
 
 impl Trace {
-    /// Starts an empty trace now.
-    pub fn new(path: PathBuf) -> Self {
+    /// Starts an empty trace now. A later change of directory does not move its file.
+    pub fn new(path: &Path) -> Self {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         Self { path, began: Instant::now(), record: Mutex::default() }
     }
 
@@ -116,85 +117,53 @@ impl Trace {
         record.spans.push(Span { what, from, until, row, block, bytes });
     }
 
-    /// Writes the file.
+    /// Writes the file, event by event: a large save has hundreds of thousands.
     ///
     /// # Errors
     /// The system's.
     pub fn write(&self) -> io::Result<()> {
         let record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let rows = (0..record.threads.len()).map(Event::name_of);
-        let spans = record.spans.iter().enumerate().flat_map(|(id, span)| self.events(id, span));
-        let events = Events { trace_events: rows.chain(spans).collect(), display_time_unit: "ms" };
         let mut file = BufWriter::new(create_or_empty(&self.path)?);
-        serde_json::to_writer(&mut file, &events)?;
+        write!(file, r#"{{"displayTimeUnit":"ms","traceEvents":["#)?;
+        let mut separator = "";
+        let rows = (1..=record.threads.len()).map(name_of_row);
+        let spans = record.spans.iter().enumerate().flat_map(|(id, span)| self.events(id, span));
+        for event in rows.chain(spans) {
+            write!(file, "{separator}\n{event}")?;
+            separator = ",";
+        }
+        write!(file, "\n]}}")?;
         file.flush()
     }
 
-    fn events(&self, id: usize, span: &Span) -> Vec<Event> {
-        let event = |phase, moment: Instant| Event {
-            name: span.what.name(),
-            cat: span.what.name(),
-            ph: phase,
-            ts: microseconds(moment.saturating_duration_since(self.began)),
-            dur: None,
-            pid: 1,
-            tid: span.row + 1,
-            id: None,
-            args: Arguments { block: span.block, bytes: Some(span.bytes), name: None },
+    /// The events of a span, in the format's names.
+    fn events(&self, id: usize, span: &Span) -> Vec<Value> {
+        let mut args = json!({ "bytes": span.bytes });
+        if let Some(block) = span.block {
+            args["block"] = block.into();
+        }
+        let event = |phase, moment: Instant| {
+            let (name, ts) = (span.what.name(), microseconds(self.began, moment));
+            let (tid, args) = (span.row + 1, &args);
+            json!({ "name": name, "cat": name, "ph": phase, "ts": ts, "pid": 1, "tid": tid, "args": args })
         };
         if span.what.is_asynchronous() {
-            let (begin, end) = (event("b", span.from), event("e", span.until));
-            return vec![Event { id: Some(id), ..begin }, Event { id: Some(id), ..end }];
+            let mut pair = vec![event("b", span.from), event("e", span.until)];
+            pair.iter_mut().for_each(|event| event["id"] = id.into());
+            return pair;
         }
-        let dur = Some(microseconds(span.until.saturating_duration_since(span.from)));
-        vec![Event { dur, ..event("X", span.from) }]
+        let mut complete = event("X", span.from);
+        complete["dur"] = microseconds(span.from, span.until).into();
+        vec![complete]
     }
 }
 
-fn microseconds(time: Duration) -> f64 {
-    time.as_nanos() as f64 / 1e3
+/// Says what a row is called.
+fn name_of_row(row: usize) -> Value {
+    let args = json!({ "name": format!("thread {row}") });
+    json!({ "name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": args })
 }
 
-/// The file.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Events {
-    trace_events: Vec<Event>,
-    display_time_unit: &'static str,
-}
-
-/// An event, with the format's names.
-#[derive(Serialize)]
-struct Event {
-    name: &'static str,
-    cat: &'static str,
-    ph: &'static str,
-    ts: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dur: Option<f64>,
-    pid: u32,
-    tid: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<usize>,
-    args: Arguments,
-}
-
-#[derive(Serialize)]
-struct Arguments {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    block: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-}
-
-impl Event {
-    /// Says what a row is called.
-    fn name_of(row: usize) -> Self {
-        let name = Some(format!("thread {}", row + 1));
-        let args = Arguments { block: None, bytes: None, name };
-        let (pid, tid) = (1, row + 1);
-        Self { name: "thread_name", cat: "", ph: "M", ts: 0.0, dur: None, pid, tid, id: None, args }
-    }
+fn microseconds(from: Instant, until: Instant) -> f64 {
+    until.saturating_duration_since(from).as_nanos() as f64 / 1e3
 }
