@@ -11,8 +11,8 @@ use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The outcome of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// The outcome of a check, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// As it should be.
@@ -46,6 +46,14 @@ impl Check {
         Self { name: name.into(), status: Status::Warn, found: found.into(), remedy }
     }
 
+    /// A shortfall that fails saves only if the configuration insists on the missing thing.
+    fn short(insisted: bool, name: &str, found: String, remedy: impl Into<String>) -> Self {
+        match insisted {
+            true => Self::fail(name, found, remedy),
+            false => Self::warn(name, found, remedy),
+        }
+    }
+
     fn fail(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { status: Status::Fail, ..Self::warn(name, found, remedy) }
     }
@@ -61,14 +69,7 @@ pub struct Diagnosis {
 impl Diagnosis {
     /// The worst of all.
     pub fn status(&self) -> Status {
-        let any = |status| self.checks.iter().any(|check| check.status == status);
-        if any(Status::Fail) {
-            Status::Fail
-        } else if any(Status::Warn) {
-            Status::Warn
-        } else {
-            Status::Ok
-        }
+        self.checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
     }
 }
 

@@ -59,7 +59,7 @@ fn ring(config: &Config) -> Vec<Check> {
     };
     match setup::ring(config.queue_depth + 1) {
         Ok((ring, flags)) => {
-            let up = format!("works, with flags {}; {sysctl}", flags.name());
+            let up = format!("works, with flags {flags}; {sysctl}");
             vec![Check::ok("io_uring", up), operations(&ring)]
         }
         Err(error) => {
@@ -69,40 +69,21 @@ fn ring(config: &Config) -> Vec<Check> {
                 why.map_or((error.to_string(), String::new()), |why| (why.reason, why.remedy));
             let found =
                 if reason.contains(&sysctl) { reason } else { format!("{reason}; {sysctl}") };
-            vec![if insisted {
-                Check::fail("io_uring", found, remedy)
-            } else {
-                Check::warn("io_uring", found, remedy)
-            }]
+            vec![Check::short(insisted, "io_uring", found, remedy)]
         }
     }
 }
 
 #[cfg(all(target_os = "linux", feature = "uring"))]
 fn operations(ring: &io_uring::IoUring) -> Check {
-    use crate::engine::uring::setup::Operations;
+    use crate::engine::uring::setup::{OPERATIONS, missing_operations};
     let name = "io_uring operations";
     let upgrade = "use Linux 5.6 or later";
-    match Operations::probe(ring) {
-        Ok(known) => {
-            let all = [
-                ("READ", known.read),
-                ("WRITE", known.write),
-                ("READ_FIXED", known.read_fixed),
-                ("WRITE_FIXED", known.write_fixed),
-                ("FSYNC", known.sync),
-            ];
-            let list = |wanted| {
-                let names = all.iter().filter(|(_, has)| *has == wanted).map(|(name, _)| *name);
-                names.collect::<Vec<_>>().join(", ")
-            };
-            let missing = list(false);
-            if missing.is_empty() {
-                Check::ok(name, list(true))
-            } else {
-                Check::warn(name, format!("missing: {missing}"), upgrade)
-            }
+    match missing_operations(ring) {
+        Ok(missing) if missing.is_empty() => {
+            Check::ok(name, OPERATIONS.map(|(name, _)| name).join(", "))
         }
+        Ok(missing) => Check::warn(name, format!("missing: {}", missing.join(", ")), upgrade),
         Err(error) => Check::warn(name, format!("the kernel does not say: {error}"), upgrade),
     }
 }

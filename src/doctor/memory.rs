@@ -68,11 +68,7 @@ fn memory_lock(config: &Config) -> Check {
             let (limit, pool) = (binary_size(limit), binary_size(pool));
             let found = format!("{limit} of the pool's {pool} at most can be fixed buffers");
             let remedy = memlock::remedy(config.pool_bytes);
-            if config.fixed == Switch::On {
-                Check::fail(name, found, remedy)
-            } else {
-                Check::warn(name, found, remedy)
-            }
+            Check::short(config.fixed == Switch::On, name, found, remedy)
         }
     }
 }

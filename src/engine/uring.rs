@@ -62,14 +62,14 @@ impl Uring {
     pub fn new(depth: usize, pool: Option<&Pool>, fixed: Switch) -> io::Result<Self> {
         let entries = u32::try_from(depth.max(1) + 1).map_err(|_| io::ErrorKind::InvalidInput)?;
         let (ring, flags) = setup::ring(entries)?;
-        let known = setup::Operations::probe(&ring)?;
-        if !known.suffice() {
+        let missing = setup::missing_operations(&ring)?;
+        if missing.iter().any(|operation| !operation.ends_with("_FIXED")) {
             return Err(too_old());
         }
-        let fixed = registered(&ring, pool, fixed, known.take_fixed())
+        let fixed = registered(&ring, pool, fixed, missing.is_empty())
             .inspect_err(|_| unregister(&ring))?;
         let fd = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
-        tracing::debug!(depth, flags = flags.name(), registered = fixed.count(), "ring set up");
+        tracing::debug!(depth, flags, registered = fixed.count(), "ring set up");
         Ok(Self {
             _inherited: [Inherited::note(&ring), Inherited::note(&fd)],
             files: Files::new(&ring),
