@@ -2,9 +2,9 @@
 
 use super::Source;
 use super::layout::Layout;
+use super::runs::copy_runs;
 use crate::error::Result;
 use std::borrow::Cow;
-use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 impl Source for &[u8] {
@@ -152,44 +152,17 @@ impl Strided {
         let mut rest = to;
         self.layout.rows(offset, rest.len(), |row| {
             let (head, tail) = std::mem::take(&mut rest).split_at_mut(row.count * item);
+            let from = self.base.wrapping_offset(row.at);
+            let (len, count) = match row.stride == item as isize {
+                true => (head.len(), 1), // adjacent: one run
+                false => (item, row.count),
+            };
+            let to = (head.as_mut_ptr(), len as isize);
             // SAFETY: the row's elements are the tensor's, which the contract of `new` makes
             // readable; `head` has room for just as many.
-            unsafe { gather(self.base.wrapping_offset(row.at), row.stride, item, head) };
+            unsafe { copy_runs((from, row.stride), to, len, count) };
             rest = tail;
         });
-    }
-}
-
-/// Copies elements of `item` bytes that lie `stride` bytes apart into `to`, back to back.
-///
-/// # Safety
-/// `to.len() / item` elements are readable from `from` on, at that stride.
-unsafe fn gather(from: *const u8, stride: isize, item: usize, to: &mut [u8]) {
-    if stride == item as isize {
-        // SAFETY: dense, so the elements are `to.len()` adjacent bytes; `to` is a fresh `&mut`.
-        return unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
-    }
-    // SAFETY: the same contract; the arms fix the element's size for the compiler.
-    unsafe {
-        match item {
-            1 => gather_of::<1>(from, stride, to),
-            2 => gather_of::<2>(from, stride, to),
-            4 => gather_of::<4>(from, stride, to),
-            8 => gather_of::<8>(from, stride, to),
-            16 => gather_of::<16>(from, stride, to),
-            _ => unreachable!("elements are of 1, 2, 4, 8 or 16 bytes"),
-        }
-    }
-}
-
-/// [`gather`] for elements of `N` bytes.
-///
-/// # Safety
-/// As for [`gather`].
-unsafe fn gather_of<const N: usize>(from: *const u8, stride: isize, to: &mut [u8]) {
-    for (i, element) in to.as_chunks_mut::<N>().0.iter_mut().enumerate() {
-        // SAFETY: element `i` is readable. Read bytewise, so of any alignment.
-        *element = unsafe { from.wrapping_offset(i as isize * stride).cast::<[u8; N]>().read() };
     }
 }
 

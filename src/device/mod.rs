@@ -7,6 +7,7 @@ pub mod host;
 mod layout;
 #[cfg(not(feature = "cuda"))]
 mod no_cuda;
+mod runs;
 mod source;
 mod staged_copy;
 mod target;

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 use super::cuda::{Ready, ReadyEvent, StreamHandle};
+use super::runs::copy_runs;
 #[cfg(feature = "cuda")]
 use crate::error::Result;
 use crate::plan::slab::Runs;
@@ -9,7 +10,6 @@ use crate::plan::slab::Runs;
 use cudarc::driver::{CudaSlice, DevicePtrMut};
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::ptr;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
@@ -136,9 +136,10 @@ impl<'a> Target<'a> {
     /// same byte.
     pub(crate) fn write(&self, bytes: &[u8], runs: Runs) {
         if let Some(to) = self.place_of(bytes, runs) {
+            let from = (bytes[runs.from..].as_ptr(), runs.from_step as isize);
             // SAFETY: the runs lie in `bytes`; where they go lies within the memory, in which
             // concurrent writers are disjoint.
-            unsafe { scatter(bytes, runs, to) };
+            unsafe { copy_runs(from, (to, runs.to_step), runs.len, runs.count) };
         }
     }
 
@@ -217,48 +218,6 @@ impl<'a> StridedTarget<'a> {
     /// The memory, in which places are counted from the first element.
     pub(crate) fn memory(&self) -> &Target<'a> {
         &self.memory
-    }
-}
-
-/// Copies runs of bytes to where they go: `to`, and every `to_step` bytes from there.
-///
-/// # Safety
-/// The runs lie in `bytes`, and where they go is writable and nobody else's.
-unsafe fn scatter(bytes: &[u8], runs: Runs, to: *mut u8) {
-    // SAFETY: the same contract; the arms fix an element's size for the compiler.
-    unsafe {
-        let from = bytes.as_ptr().add(runs.from);
-        match runs.len {
-            1 => scatter_of::<1>(from, runs, to),
-            2 => scatter_of::<2>(from, runs, to),
-            4 => scatter_of::<4>(from, runs, to),
-            8 => scatter_of::<8>(from, runs, to),
-            16 => scatter_of::<16>(from, runs, to),
-            len => {
-                for i in 0..runs.count {
-                    let run = from.add(i * runs.from_step);
-                    ptr::copy_nonoverlapping(
-                        run,
-                        to.wrapping_offset(i as isize * runs.to_step),
-                        len,
-                    );
-                }
-            }
-        }
-    }
-}
-
-/// [`scatter`] for runs of `N` bytes.
-///
-/// # Safety
-/// As for [`scatter`], of runs from `from` on.
-unsafe fn scatter_of<const N: usize>(from: *const u8, runs: Runs, to: *mut u8) {
-    for i in 0..runs.count {
-        // SAFETY: run `i` is readable, and its place is writable. Bytewise, so of any alignment.
-        unsafe {
-            let run = from.add(i * runs.from_step).cast::<[u8; N]>().read();
-            to.wrapping_offset(i as isize * runs.to_step).cast::<[u8; N]>().write(run);
-        }
     }
 }
 
