@@ -10,6 +10,8 @@ use crate::plan::slab::Runs;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUmemorytype, CUstream};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 /// Rows of bytes, evenly apart on either side.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +25,7 @@ pub(super) struct RowCopy {
 }
 
 /// The copies of one GPU in one direction.
+#[derive(Debug)]
 struct Order {
     /// Events of that GPU to wait for before copying; never empty.
     events: Vec<Arc<ReadyEvent>>,
@@ -31,7 +34,7 @@ struct Order {
 }
 
 /// All copies of one buffer. They have ended when this is dropped.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Copies {
     orders: Vec<Order>,
     running: Vec<RunningCopies>,
@@ -44,7 +47,8 @@ pub(crate) struct Copies {
 unsafe impl Send for Copies {}
 
 impl Copies {
-    /// Orders a copy; it begins with [`Copies::start`].
+    /// Orders a copy; it begins with [`Copies::start`]. Rows too far apart for a GPU to copy them in one go
+    /// (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`, 2^31 - 1 of all GPUs so far) are copied one by one.
     ///
     /// # Safety
     /// Both sides are memory of the copy's size that is there, and used by nobody else, until this is
@@ -56,15 +60,24 @@ impl Copies {
         copy: RowCopy,
     ) {
         self.bytes += (copy.width * copy.height) as u64;
+        let is_in_one_go =
+            copy.height == 1 || copy.device_pitch.max(copy.host_pitch) <= i32::MAX as usize;
+        let (rows, height) = if is_in_one_go { (1, copy.height) } else { (copy.height, 1) };
+        let copies = (0..rows).map(|row| RowCopy {
+            device: copy.device + (row * copy.device_pitch) as u64,
+            host: copy.host.wrapping_add(row * copy.host_pitch),
+            height,
+            ..copy
+        });
         let same = |order: &&mut Order| {
             Arc::ptr_eq(order.events[0].device(), ready_event.device())
                 && order.direction == direction
         };
         let Some(order) = self.orders.iter_mut().find(same) else {
             let events = vec![ready_event.clone()];
-            return self.orders.push(Order { events, direction, copies: vec![copy] });
+            return self.orders.push(Order { events, direction, copies: copies.collect() });
         };
-        order.copies.push(copy);
+        order.copies.extend(copies);
         if order.events.last().is_none_or(|last| !Arc::ptr_eq(last, ready_event)) {
             order.events.push(ready_event.clone());
         }
@@ -88,8 +101,7 @@ impl Copies {
         // A GPU takes rows that neither overlap nor run backwards.
         if to_step >= width as isize || count == 1 {
             let (device_pitch, host_pitch) = (to_step.unsigned_abs(), from_step);
-            let rows = RowCopy { device, device_pitch, host, host_pitch, width, height: count };
-            return split(rows, order);
+            return order(RowCopy { device, device_pitch, host, host_pitch, width, height: count });
         }
         for run in 0..count {
             order(RowCopy {
@@ -145,11 +157,7 @@ impl Copies {
     /// # Errors
     /// As for [`Copies::have_ended`].
     pub fn wait(&mut self) -> Result<()> {
-        let mut pause = Pause::default();
-        while !self.have_ended()? {
-            pause.rest();
-        }
-        Ok(())
+        self.running.iter_mut().try_for_each(RunningCopies::wait)
     }
 
     /// Reorders what must be, and returns the seconds that the GPUs took. Call this when all copies have
@@ -167,6 +175,7 @@ impl Copies {
 }
 
 /// Copies in flight on one of our streams.
+#[derive(Debug)]
 struct RunningCopies {
     device: Arc<Device>,
     direction: Direction,
@@ -217,6 +226,21 @@ impl RunningCopies {
         Ok(self.over)
     }
 
+    /// Polls until they have ended: yields at first, then sleeps for about as long as copying a block takes.
+    fn wait(&mut self) -> Result<()> {
+        const YIELDS: u32 = 20;
+        const SLEEP: Duration = Duration::from_micros(50);
+        let mut polls = 0;
+        while !self.has_ended()? {
+            polls += 1;
+            match polls {
+                0..YIELDS => thread::yield_now(),
+                _ => thread::sleep(SLEEP),
+            }
+        }
+        Ok(())
+    }
+
     fn seconds(&self) -> f64 {
         let Ok(_current) = self.device.enter("timing") else { return 0.0 };
         self.ended.as_ref().map_or(0.0, |ended| ended.seconds_since(&self.began))
@@ -236,15 +260,9 @@ impl RunningCopies {
 impl Drop for RunningCopies {
     /// After this, the memory on both sides may be freed.
     fn drop(&mut self) {
-        let mut pause = Pause::default();
-        while self.ended.is_some() {
-            match self.has_ended() {
-                Ok(true) => return,
-                Ok(false) => pause.rest(),
-                Err(_) => break,
-            }
+        if self.ended.is_none() || self.wait().is_err() {
+            let _ = self.synchronize();
         }
-        let _ = self.synchronize();
     }
 }
 
@@ -296,45 +314,5 @@ fn rows(copy: &RowCopy, direction: Direction) -> sys::CUDA_MEMCPY2D {
         dstPitch: to_pitch,
         WidthInBytes: copy.width,
         Height: copy.height,
-    }
-}
-
-/// Pauses between two polls: first it yields, then it sleeps for about as long as copying a block takes.
-#[derive(Default)]
-struct Pause {
-    polls: u32,
-}
-
-impl Pause {
-    pub fn rest(&mut self) {
-        const YIELDS: u32 = 20;
-        const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
-        self.polls += 1;
-        match self.polls {
-            0..YIELDS => std::thread::yield_now(),
-            _ => std::thread::sleep(SLEEP),
-        }
-    }
-}
-
-impl std::fmt::Debug for Copies {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Copies").field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
-
-/// Rows too far apart for a GPU to copy them in one go (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`, 2^31 - 1 of
-/// all GPUs so far) are copied one by one.
-pub(super) fn split(copy: RowCopy, mut each: impl FnMut(RowCopy)) {
-    if copy.height == 1 || copy.device_pitch.max(copy.host_pitch) <= i32::MAX as usize {
-        return each(copy);
-    }
-    for row in 0..copy.height {
-        each(RowCopy {
-            device: copy.device + (row * copy.device_pitch) as u64,
-            host: copy.host.wrapping_add(row * copy.host_pitch),
-            height: 1,
-            ..copy
-        });
     }
 }

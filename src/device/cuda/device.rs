@@ -229,8 +229,9 @@ impl CopyStream {
         for ready_event in events {
             let awaited = &ready_event.awaited[to as usize];
             if !awaited.load(Relaxed) {
-                // SAFETY: our own live stream.
-                unsafe { ready_event.event.make_wait(self.stream) }?;
+                let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+                // SAFETY: our own live stream; a live event.
+                unsafe { result::stream::wait_event(self.stream, ready_event.event.raw, flags) }?;
                 awaited.store(true, Relaxed);
                 waits = true;
             }
@@ -247,6 +248,7 @@ impl CopyStream {
 }
 
 /// An event of a device's, which gets it back.
+#[derive(Debug)]
 pub(super) struct Event {
     device: Arc<Device>,
     raw: CUevent,
@@ -270,16 +272,6 @@ impl Event {
         // SAFETY: a live event; the stream is the same context's, by the contract.
         unsafe { result::event::record(event.raw, stream) }?;
         Ok(event)
-    }
-
-    /// Makes all later work on `stream` wait for this event.
-    ///
-    /// # Safety
-    /// The stream is a live one.
-    unsafe fn make_wait(&self, stream: CUstream) -> std::result::Result<(), DriverError> {
-        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: a live event; a live stream by the contract.
-        unsafe { result::stream::wait_event(stream, self.raw, flags) }
     }
 
     /// Whether the work before it on its stream has ended.
@@ -307,17 +299,12 @@ impl Drop for Event {
 }
 
 /// An event on the stream that produces tensors: once it has completed, their memory may be copied.
+#[derive(Debug)]
 pub(crate) struct ReadyEvent {
     device: Arc<Device>,
     event: Event,
     /// Whether each of our streams waits for it already. Used under that stream's lock.
     awaited: [AtomicBool; 2],
-}
-
-impl std::fmt::Debug for ReadyEvent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("ReadyEvent").field(&self.device).finish()
-    }
 }
 
 impl ReadyEvent {
@@ -331,7 +318,7 @@ impl ReadyEvent {
 ///
 /// Copies of the tensors named with it wait for these events, and for nothing that is put on the
 /// streams later. So make one for each save or load, and queue no work between its tensors.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Ready {
     events: HashMap<(u32, StreamHandle), Arc<ReadyEvent>>,
 }
@@ -384,10 +371,4 @@ unsafe fn record(device: &Arc<Device>, stream: CUstream) -> Result<Event> {
     checked(asked, DOING, device.ordinal)?;
     // SAFETY: the same contract.
     unsafe { Event::record(device, stream) }.map_err(|e| failed(e, DOING, device.ordinal))
-}
-
-impl std::fmt::Debug for Ready {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ready").field("streams", &self.events.len()).finish()
-    }
 }

@@ -22,33 +22,31 @@ pub(super) fn load() -> Result<()> {
 /// The newest CUDA version that the driver supports, major and minor; also of drivers that are too old.
 /// `None` if no driver can be loaded.
 pub fn version() -> Option<(u32, u32)> {
-    // SAFETY: as in `try_load`.
-    if !unsafe { sys::is_culib_present() } {
-        return None;
-    }
-    let mut version = 0;
-    // SAFETY: as in `try_load`.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().ok()?;
-    let version = u32::try_from(version).ok()?;
+    let version = u32::try_from(raw_version()?.ok()?).ok()?;
     Some((version / 1000, version % 1000 / 10))
+}
+
+/// What the driver returns for its version; `None` if none can be loaded.
+fn raw_version() -> Option<std::result::Result<i32, DriverError>> {
+    // SAFETY: loads a library by its system name; NVIDIA's has no initialisers that matter.
+    unsafe { sys::is_culib_present() }.then(|| {
+        let mut version = 0;
+        // SAFETY: `version` is an int to be written to; the call needs no cuInit before.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map(|()| version)
+    })
 }
 
 fn try_load() -> std::result::Result<(), (String, &'static str)> {
     const INSTALL: &str = "install NVIDIA's driver; in a container, start it with the GPUs \
                            (`docker run --gpus all`)";
-    // SAFETY: loads a library by its system name; NVIDIA's has no initialisers that matter.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(("no CUDA driver can be loaded here (libcuda.so.1)".into(), INSTALL));
-    }
-    let mut version = 0;
-    // SAFETY: `version` is an int to be written to; the call needs no cuInit before.
-    let asked = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
-    if let Err(error) = asked {
-        return Err((
-            format!("the CUDA driver does not say its version: {}", text(error)),
-            INSTALL,
-        ));
-    }
+    let version = match raw_version() {
+        None => return Err(("no CUDA driver can be loaded here (libcuda.so.1)".into(), INSTALL)),
+        Some(Err(error)) => {
+            let what = format!("the CUDA driver does not say its version: {}", text(error));
+            return Err((what, INSTALL));
+        }
+        Some(Ok(version)) => version,
+    };
     if version < VERSION_MIN {
         let (major, minor) = (version / 1000, version % 1000 / 10);
         let what = format!("the CUDA driver is one for CUDA {major}.{minor}, 12.0 is needed");

@@ -1,6 +1,6 @@
 //! A tensor in a GPU's memory.
 
-use super::copies::{Copies, RowCopy, split};
+use super::copies::{Copies, RowCopy};
 use super::device::{Device, Direction, Ready, ReadyEvent, StreamHandle};
 use super::pieces::{Rows, pieces};
 use crate::device::layout::Layout;
@@ -98,7 +98,7 @@ impl<'a> CudaSource<'a> {
             let copy =
                 RowCopy { device, device_pitch: pitch, host, host_pitch: width, width, height };
             // SAFETY: the tensor's own bytes on one side; on the other, as many of the caller's.
-            split(copy, |copy| unsafe { copies.order(&self.ready_event, Direction::ToHost, copy) });
+            unsafe { copies.order(&self.ready_event, Direction::ToHost, copy) };
         };
         pieces(&self.layout, offset, len, copy, |reorder| reorders.push(reorder));
         for reorder in reorders {
