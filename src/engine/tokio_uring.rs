@@ -11,7 +11,7 @@ use super::file_table::FileTable;
 use super::fixed::Fixed;
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Transfer, Waker, not_attached};
 use crate::config::Switch;
-use crate::pool::{Owner, Pool};
+use crate::pool::{FreeSlots, Pool};
 use futures_util::Stream;
 use futures_util::stream::FuturesUnordered;
 use std::fs::File as StdFile;
@@ -34,8 +34,8 @@ pub struct TokioUring {
     files: FileTable<Rc<File>>,
     fixed: Fixed,
     wakeup: Arc<Notify>,
-    /// The pools whose buffers may be in flight.
-    owners: Vec<Owner>,
+    /// Of the pools whose buffers may be in flight.
+    homes: Vec<Arc<FreeSlots>>,
     /// Whether tokio-uring is at work. Seen in drop, it has panicked.
     running: bool,
     // Dropped once nothing is in flight, or never: what is in flight has memory that the kernel uses.
@@ -72,7 +72,7 @@ impl TokioUring {
             files: FileTable::new(),
             fixed,
             wakeup: Arc::default(),
-            owners: Vec::new(),
+            homes: Vec::new(),
             running: false,
             in_flight: ManuallyDrop::default(),
             registry: ManuallyDrop::new(registry),
@@ -224,10 +224,11 @@ impl Engine for TokioUring {
 
     fn submit(&mut self, op: Op) {
         if self.in_flight.is_empty() {
-            self.owners.clear();
+            self.homes.clear();
         }
-        let owner = op.action.transfer().and_then(|transfer| transfer.buffer.owner());
-        self.owners.extend(owner.filter(|owner| !self.owners.contains(owner)));
+        let home = op.action.transfer().and_then(|transfer| transfer.buffer.home());
+        let is_new = |home: &&_| !self.homes.iter().any(|known| Arc::ptr_eq(known, home));
+        self.homes.extend(home.filter(is_new).cloned());
         // Only the next wait can start it: outside of `block_on` there is no ring to be had.
         let operation = self.carry_out(op);
         self.in_flight.push(Box::pin(operation));
@@ -260,7 +261,7 @@ impl Drop for TokioUring {
         if self.running {
             // The kernel may still use these buffers: they are never to be used again.
             tracing::error!("tokio-uring panicked; the buffers in flight are given up");
-            return self.owners.iter().for_each(Owner::give_up);
+            return self.homes.iter().for_each(|home| home.give_up());
         }
         let (in_flight, registry) = (&mut *self.in_flight, self.registry.as_ref());
         self.runtime.block_on(async {

@@ -84,35 +84,18 @@ impl Buffer {
     /// Gives the buffer up for good, because the kernel may still use its memory: that stays mapped as long as
     /// the process. Threads that wait for a buffer of the pool get an error.
     pub fn give_up(self) {
-        self.owner().iter().for_each(Owner::give_up);
+        self.home.iter().for_each(|home| home.give_up());
         std::mem::forget(self);
     }
 
-    /// The pool that it returns to, if it has one.
-    pub fn owner(&self) -> Option<Owner> {
-        self.home.clone().map(Owner)
+    /// Where it returns to, if it is a pool's.
+    pub fn home(&self) -> Option<&Arc<FreeSlots>> {
+        self.home.as_ref()
     }
 
     /// Faults the buffer's pages in; see [`Mapping::prefault`].
     pub fn prefault(&mut self) {
         self.mapping.prefault(self.range.start, self.range.len());
-    }
-}
-
-/// The pool that a buffer returns to.
-#[derive(Debug, Clone)]
-pub struct Owner(Arc<FreeSlots>);
-
-impl Owner {
-    /// Notes that buffers of the pool will never be returned. Threads that wait for one get an error.
-    pub fn give_up(&self) {
-        self.0.give_up();
-    }
-}
-
-impl PartialEq for Owner {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

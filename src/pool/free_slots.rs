@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// The free slots of a pool. Buffers return theirs when they are dropped.
 #[derive(Debug)]
-pub(super) struct FreeSlots {
+pub struct FreeSlots {
     /// Slots that there can be.
     count: usize,
     slots: Mutex<Slots>,
@@ -31,7 +31,7 @@ pub(super) struct Slot {
 
 impl FreeSlots {
     /// `count` slots, all free.
-    pub fn new(count: usize) -> Self {
+    pub(super) fn new(count: usize) -> Self {
         Self { count, slots: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -43,7 +43,7 @@ impl FreeSlots {
     ///
     /// # Errors
     /// If no slot is free and a broken engine could not return some: waiting could last forever.
-    pub fn wait(&self) -> io::Result<Slot> {
+    pub(super) fn wait(&self) -> io::Result<Slot> {
         let mut slots = self.slots();
         loop {
             if let Some(slot) = slots.take(self.count) {
@@ -60,12 +60,12 @@ impl FreeSlots {
     }
 
     /// Takes a free slot, if there is one now.
-    pub fn take(&self) -> Option<Slot> {
+    pub(super) fn take(&self) -> Option<Slot> {
         self.slots().take(self.count)
     }
 
     /// Returns a slot.
-    pub fn put(&self, slot: u16) {
+    pub(super) fn put(&self, slot: u16) {
         let mut slots = self.slots();
         debug_assert!(usize::from(slot) < slots.used && !slots.free.contains(&slot));
         slots.free.push(slot);
@@ -73,24 +73,24 @@ impl FreeSlots {
         self.changed.notify_one();
     }
 
-    /// Notes that a buffer will never be returned.
+    /// Notes that a buffer will never be returned. Threads that wait for one get an error.
     pub fn give_up(&self) {
         self.slots().broken = true;
         self.changed.notify_all();
     }
 
     /// Slots that there can be.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.count
     }
 
     /// Slots that were ever lent.
-    pub fn used(&self) -> usize {
+    pub(super) fn used(&self) -> usize {
         self.slots().used
     }
 
     /// Whether a buffer was given up.
-    pub fn is_broken(&self) -> bool {
+    pub(super) fn is_broken(&self) -> bool {
         self.slots().broken
     }
 }

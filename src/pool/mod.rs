@@ -10,6 +10,7 @@ mod free_slots;
 mod mapping;
 mod staging;
 
-pub use buffer::{Buffer, CutMapping, Owner};
+pub use buffer::{Buffer, CutMapping};
+pub use free_slots::FreeSlots;
 pub use mapping::Mapping;
 pub use staging::Pool;
