@@ -23,7 +23,7 @@ use crate::limits::ALIGN;
 use crate::plan::load::Scattered;
 use crate::plan::slab::Slab;
 use crate::pool::{Buffer, CutMapping, Mapping, Pool};
-use readers::{Damages, Memory, Readers};
+use readers::{Memory, Readers};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -60,7 +60,7 @@ pub(crate) fn read_arenas(
             // Staging is not involved, so neither are fixed buffers.
             let config = Config { fixed: Switch::Off, ..runtime.config().clone() };
             let memory = Memory::Arena(&buffers);
-            read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Damages::Stop)?
+            read_blocks(runtime, &config, reads, job, memory, |_, _| {}, None)?
         }
     };
     drop(buffers);
@@ -83,7 +83,7 @@ fn read_through(
             place[..len].copy_from_slice(staged.bytes(0..len));
         }
     };
-    read_blocks(runtime, &config, reads, job, Memory::Pool(&pool), deliver, Damages::Stop)
+    read_blocks(runtime, &config, reads, job, Memory::Pool(&pool), deliver, None)
 }
 
 /// Where regions of the files go.
@@ -121,7 +121,7 @@ pub(crate) fn read_into(
         }
     };
     let memory = Memory::Pool(&pool);
-    let mut read = read_blocks(runtime, &config, reads, job, memory, deliver, Damages::Stop)?;
+    let mut read = read_blocks(runtime, &config, reads, job, memory, deliver, None)?;
     read.moved.note(reads.dir, pinning);
     read.seconds.prepare += staged;
     read.seconds.total += staged;
@@ -139,8 +139,8 @@ pub(crate) fn check(
 ) -> Result<(Vec<Damage>, ReadOutcome)> {
     let (pool, config) = staging(runtime, reads)?;
     let found = Mutex::new(Vec::new());
-    let (memory, damages) = (Memory::Pool(&pool), Damages::Collect(&found));
-    let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, damages)?;
+    let memory = Memory::Pool(&pool);
+    let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Some(&found))?;
     let mut damage = found.into_inner().expect("no panic while it was held");
     damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
     Ok((damage, read))
@@ -182,7 +182,7 @@ fn read_blocks(
     job: &Arc<Job>,
     memory: Memory,
     deliver: impl Fn(usize, &mut StagedCopy) + Sync,
-    damages: Damages,
+    damages: Option<&Mutex<Vec<Damage>>>,
 ) -> Result<ReadOutcome> {
     let started = Instant::now();
     job.trace_to(config);

@@ -31,13 +31,6 @@ pub(super) enum Memory<'a> {
     Pool(&'a Pool),
 }
 
-/// What to do about a block that is not what was written.
-#[derive(Clone, Copy)]
-pub(super) enum Damages<'a> {
-    Stop,
-    Collect(&'a Mutex<Vec<Damage>>),
-}
-
 /// The threads that read and check the blocks of one load.
 pub(super) struct Readers<'a, Deliver> {
     reads: Reads<'a>,
@@ -50,7 +43,8 @@ pub(super) struct Readers<'a, Deliver> {
     share: usize,
     memory: Memory<'a>,
     deliver: Deliver,
-    damages: Damages<'a>,
+    /// Where to note damage; `None`: the first damaged chunk ends the load.
+    damages: Option<&'a Mutex<Vec<Damage>>>,
     checksum: Clock,
     /// What GPUs spent on copies.
     device: Clock,
@@ -86,7 +80,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         share: usize,
         memory: Memory<'a>,
         deliver: Deliver,
-        damages: Damages<'a>,
+        damages: Option<&'a Mutex<Vec<Damage>>>,
     ) -> Self {
         Self {
             turns: turns(reads),
@@ -111,9 +105,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         let mut hand = InHand::default();
         loop {
             self.note(self.take_back(&mut hand.leaving, false));
-            while hand.in_flight < self.share && self.started_next(&send, &mut hand) {
-                hand.in_flight += 1;
-            }
+            while hand.in_flight < self.share && self.start_next(&send, &mut hand) {}
             if hand.in_flight > 0 {
                 let (number, outcome) = receive.recv().expect("`send` is alive");
                 hand.in_flight -= 1;
@@ -124,13 +116,6 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                 return;
             }
         }
-    }
-
-    fn started_next(&self, send: &Sender<Done>, hand: &mut InHand) -> bool {
-        let started = self.start_next(send, hand);
-        let is_started = matches!(started, Ok(true));
-        self.note(started.map(drop));
-        is_started
     }
 
     /// A failure ends the load.
@@ -154,32 +139,40 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         Ok(())
     }
 
-    /// Starts one more read; false if there is none left, or no memory for it now.
-    ///
-    /// # Errors
-    /// When there will never be memory for it.
-    fn start_next(&self, send: &Sender<Done>, hand: &mut InHand) -> Result<bool> {
+    /// Starts one more read; false if there is none left, or no memory for it now. That there will never be memory
+    /// for it ends the load.
+    fn start_next(&self, send: &Sender<Done>, hand: &mut InHand) -> bool {
         if self.job.stopped() {
-            return Ok(false);
+            return false;
         }
         // The block comes first: a buffer without one would be memory that nobody needs.
-        let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return Ok(false) };
+        let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return false };
         let block = &self.reads.blocks[number];
-        let leased = match self.memory {
-            Memory::Arena(_) => match self.arena_buffer(number) {
-                None => return Ok(false),
-                place => place,
-            },
+        let buffer = match self.memory {
+            Memory::Arena(places) => {
+                let mut place = places[number].lock().expect("no panic while it is held");
+                let mut buffer = place.take().expect("each block is read once");
+                // Page faults here, on this thread, instead of inside of the engine's submission.
+                buffer.prefault();
+                buffer
+            }
             // Only a worker with nothing in flight waits: others have blocks to check, which frees
             // buffers.
-            Memory::Pool(pool) if hand.is_idle() => Some(pool.lease().map_err(|error| {
-                Error::io("taking staging memory for", &self.reads.files[block.file].path, error)
-            })?),
-            Memory::Pool(pool) => pool.try_lease(),
-        };
-        let Some(buffer) = leased else {
-            hand.claimed = Some(number);
-            return Ok(false);
+            Memory::Pool(pool) if hand.is_idle() => match pool.lease() {
+                Ok(buffer) => buffer,
+                Err(error) => {
+                    let path = &self.reads.files[block.file].path;
+                    self.files.fail(Error::io("taking staging memory for", path, error));
+                    return false;
+                }
+            },
+            Memory::Pool(pool) => match pool.try_lease() {
+                Some(buffer) => buffer,
+                None => {
+                    hand.claimed = Some(number);
+                    return false;
+                }
+            },
         };
         let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
         let action = Action::Read(Transfer { offset: block.offset, buffer, start: 0, len });
@@ -188,7 +181,8 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         self.files.submit(block.file, transfer, (action, block.len), move |_, outcome| {
             let _ = send.send((number, outcome)); // a worker that panicked receives nothing
         });
-        Ok(true)
+        hand.in_flight += 1;
+        true
     }
 
     /// Adds what the threads measured.
@@ -203,15 +197,6 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         let turn = self.next.fetch_add(1, Relaxed);
         let number = self.turns.as_ref().and_then(|turns| turns.get(turn).copied()).unwrap_or(turn);
         (number < self.reads.blocks.len()).then_some(number)
-    }
-
-    /// The place of a block in its arena.
-    fn arena_buffer(&self, number: usize) -> Option<Buffer> {
-        let Memory::Arena(places) = self.memory else { return None };
-        let mut buffer = places[number].lock().expect("no panic while it is held").take()?;
-        // Page faults here, on this thread, instead of inside of the engine's submission.
-        buffer.prefault();
-        Some(buffer)
     }
 
     /// Checks a block that was read, and delivers it. Returns the buffer if GPUs still copy from it.
@@ -259,13 +244,9 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
     }
 
     fn damaged(&self, damage: Damage) -> Result<()> {
-        match self.damages {
-            Damages::Stop => Err(damage.into()),
-            Damages::Collect(found) => {
-                found.lock().expect("no panic while it is held").push(damage);
-                Ok(())
-            }
-        }
+        let Some(found) = self.damages else { return Err(damage.into()) };
+        found.lock().expect("no panic while it is held").push(damage);
+        Ok(())
     }
 
     fn read_failed(&self, block: &BlockRead, error: io::Error) -> Error {
