@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError, TornSaveError
@@ -49,14 +49,6 @@ def check_staging(staging: object) -> None:
         raise InvalidStateError(f"staging={staging!r} is not one of {known}")
 
 
-class _Wanted(NamedTuple):
-    """Tensors that `_native.copy_now` copies."""
-
-    largest: int
-    room: int
-    copy_gpu: Any
-
-
 def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int = 0) -> bool:
     """Copy what must be copied at the call, and return whether the call may then return.
 
@@ -70,10 +62,8 @@ def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int
     if staging == "wait":
         return False
     if staging == "snapshot":
-        wanted = _Wanted(_U64_MAX, _U64_MAX, _to_host)
-    else:
-        wanted = _Wanted(SMALL, pool_bytes // 2, _on_gpu)
-    return _native.copy_now(tensors, path, wanted)
+        return _native.copy_now(tensors, path, _U64_MAX, _U64_MAX, _to_host)
+    return _native.copy_now(tensors, path, SMALL, pool_bytes // 2, _on_gpu)
 
 
 def _on_gpu(tensors: list[torch.Tensor]) -> list[tuple[Address, object]] | None:

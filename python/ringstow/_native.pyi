@@ -125,22 +125,17 @@ def encode(state: object, tensors: Tensors, others: _Others) -> str: ...
 # if one has changed once the last byte has been copied.
 def watch(tensors: Tensors) -> None: ...
 
-# What copy_now is to copy: tensors of at most `largest` bytes, and those without a version, unless
-# together they need more than `room` bytes. Tensors on GPUs by `copy_gpu`, which may decline.
-class _Wanted(Protocol):
-    @property
-    def largest(self) -> int: ...
-    @property
-    def room(self) -> int: ...
-    @property
-    def copy_gpu(
-        self,
-    ) -> Callable[[list[Any]], Sequence[tuple[Address, object]] | None]: ...
-
-# After watch, before start_save: copies tensors, which may be changed from then on. False if some
-# of those that should have been copied were not. `path` is for the TornSaveError that is raised if
-# another thread changes one meanwhile.
-def copy_now(tensors: Tensors, path: str, wanted: _Wanted) -> bool: ...
+# After watch, before start_save: copies tensors of at most `largest` bytes, and those without a version;
+# they may be changed from then on. False if it copied only some of them, or none, because together
+# they need more than `room` bytes. `copy_gpu` copies tensors on GPUs, and may decline. `path` is for the
+# TornSaveError that is raised if another thread changes one meanwhile.
+def copy_now(
+    tensors: Tensors,
+    path: str,
+    largest: int,
+    room: int,
+    copy_gpu: Callable[[list[Any]], Sequence[tuple[Address, object]] | None],
+) -> bool: ...
 
 # Tensors whose versions are noted, by name; any without a version is left out.
 @final

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ringstow::Error;
 use std::ffi::OsString;
+use std::path::Path;
 
 /// The exception for an error.
 pub(crate) fn to_python(error: Error) -> PyErr {
@@ -12,28 +13,22 @@ pub(crate) fn to_python(error: Error) -> PyErr {
 }
 
 fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-    let message = error.to_string();
     let attributes = PyDict::new(py);
+    let at_path = |class: &'static str, path: &Path| {
+        attributes.set_item("path", path.as_os_str()).map(|()| class)
+    };
     let class = match error {
         Error::Io { path, cause, .. } => {
             return Ok(os_error(path.clone().into_os_string(), cause, error));
         }
-        Error::NoCheckpoint { path, .. } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "NoCheckpointError"
-        }
-        Error::NotCommitted { path, .. } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "NotCommittedError"
-        }
-        Error::MissingShare { path, .. } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "MissingShareError"
-        }
-        Error::MissingFiles { path, .. } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "MissingFilesError"
-        }
+        Error::NoCheckpoint { path, .. } => at_path("NoCheckpointError", path)?,
+        Error::NotCommitted { path, .. } => at_path("NotCommittedError", path)?,
+        Error::MissingShare { path, .. } => at_path("MissingShareError", path)?,
+        Error::MissingFiles { path, .. } => at_path("MissingFilesError", path)?,
+        Error::Format { path, .. } => at_path("FormatError", path)?,
+        Error::Busy { path } => at_path("BusyError", path)?,
+        Error::Replaced { path } => at_path("ReplacedCheckpointError", path)?,
+        Error::Cancelled { path } => at_path("SaveCancelledError", path)?,
         Error::Corrupt { path, offset, expected, got, .. } => {
             attributes.set_item("file", path.as_os_str())?;
             attributes.set_item("offset", offset)?;
@@ -41,33 +36,15 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             attributes.set_item("got", got)?;
             "CorruptCheckpointError"
         }
-        Error::Format { path, .. } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "FormatError"
-        }
         Error::Keys { path, missing, unexpected, mismatched } => {
-            attributes.set_item("path", path.as_os_str())?;
             attributes.set_item("missing", missing)?;
             attributes.set_item("unexpected", unexpected)?;
             attributes.set_item("mismatched", mismatched)?;
-            "KeyMismatchError"
-        }
-        Error::Busy { path } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "BusyError"
-        }
-        Error::Replaced { path } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "ReplacedCheckpointError"
+            at_path("KeyMismatchError", path)?
         }
         Error::NotDurable { path, cause } => {
-            attributes.set_item("path", path.as_os_str())?;
             attributes.set_item("errno", cause.raw_os_error())?;
-            "NotDurableError"
-        }
-        Error::Cancelled { path } => {
-            attributes.set_item("path", path.as_os_str())?;
-            "SaveCancelledError"
+            at_path("NotDurableError", path)?
         }
         Error::Gpu { device, .. } => {
             attributes.set_item("device", device)?;
@@ -79,7 +56,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         _ => "Error",
     };
     let class = py.import("ringstow._errors")?.getattr(class)?;
-    Ok(PyErr::from_value(class.call((message,), Some(&attributes))?))
+    Ok(PyErr::from_value(class.call((error.to_string(),), Some(&attributes))?))
 }
 
 /// OSError picks its sub-class (FileNotFoundError, PermissionError) by the errno, and prints errno and path

@@ -103,43 +103,36 @@ fn forget_after_fork() {
     logging::forget_after_fork();
 }
 
-// What `exchange` and `tensors` do with torch's memory relies on the GIL: until that is true no more, an
-// interpreter without one turns it on for this module.
+// What `exchange` and `tensors` do with torch's memory relies on the GIL: until that changes, an interpreter
+// without a GIL turns it on for this module.
 #[pymodule(gil_used = true)]
-fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    logging::install(module.py())?;
-    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add("DEPTH_MAX", encode::DEPTH_MAX)?;
-    module.add_class::<exchange::Exchange>()?;
-    module.add_class::<tensors::Tensors>()?;
-    module.add_class::<save::SaveJob>()?;
-    module.add_class::<session::Session>()?;
-    module.add_class::<load::Block>()?;
-    module.add_class::<load::Checkpoint>()?;
-    module.add_class::<place::Pin>()?;
-    module.add_class::<watch::Watch>()?;
-    module.add_function(wrap_pyfunction!(encode::encode, module)?)?;
-    module.add_function(wrap_pyfunction!(snapshot::watch, module)?)?;
-    module.add_function(wrap_pyfunction!(snapshot::copy_now, module)?)?;
-    module.add_function(wrap_pyfunction!(save::start_save, module)?)?;
-    module.add_function(wrap_pyfunction!(save::start_export, module)?)?;
-    module.add_function(wrap_pyfunction!(save::start_write, module)?)?;
-    module.add_function(wrap_pyfunction!(found_config, module)?)?;
-    module.add_function(wrap_pyfunction!(check_config, module)?)?;
-    module.add_function(wrap_pyfunction!(parse_size, module)?)?;
-    module.add_function(wrap_pyfunction!(verify, module)?)?;
-    module.add_function(wrap_pyfunction!(catalog::latest, module)?)?;
-    module.add_function(wrap_pyfunction!(catalog::steps, module)?)?;
-    module.add_function(wrap_pyfunction!(part_of, module)?)?;
-    module.add_function(wrap_pyfunction!(catalog::remove, module)?)?;
-    module.add_function(wrap_pyfunction!(catalog::retain, module)?)?;
-    module.add_function(wrap_pyfunction!(catalog::prune, module)?)?;
-    module.add_function(wrap_pyfunction!(place::gpus, module)?)?;
-    module.add_function(wrap_pyfunction!(swap_names, module)?)?;
-    module.add_function(wrap_pyfunction!(cli, module)?)?;
-    module.add_function(wrap_pyfunction!(forget_after_fork, module)?)?;
-    module.add_function(wrap_pyfunction!(exit::end_jobs, module)?)?;
-    module.add_function(wrap_pyfunction!(exit::fail_exit, module)?)?;
-    module.add_function(wrap_pyfunction!(logging::deliver, module)?)?;
-    Ok(())
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    const DEPTH_MAX: usize = crate::encode::DEPTH_MAX;
+
+    #[pymodule_export]
+    use crate::{
+        catalog::{latest, prune, remove, retain, steps},
+        encode::encode,
+        exchange::Exchange,
+        exit::{end_jobs, fail_exit},
+        load::{Block, Checkpoint},
+        logging::deliver,
+        place::{Pin, gpus},
+        save::{SaveJob, start_export, start_save, start_write},
+        session::Session,
+        snapshot::{copy_now, watch},
+        tensors::Tensors,
+        watch::Watch,
+        {check_config, cli, forget_after_fork, found_config},
+        {parse_size, part_of, swap_names, verify},
+    };
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::logging::install(module.py())?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
 }

@@ -17,24 +17,6 @@ const ALIGN: usize = 64;
 const PIECE: usize = 8 << 20;
 const THREADS_MAX: usize = 4;
 
-/// Which tensors are copied now, and how.
-#[derive(FromPyObject)]
-pub(crate) struct Wanted<'py> {
-    /// Those of at most so many bytes; larger ones only if they cannot be watched.
-    largest: u64,
-    /// All of them together take at most this.
-    room: u64,
-    /// Copies tensors on GPUs: called with those, returns where each copy lies and what keeps it.
-    copy_gpu: Bound<'py, PyAny>,
-}
-
-impl Wanted<'_> {
-    /// Whether no tensor is too large.
-    fn is_all(&self) -> bool {
-        self.largest == u64::MAX
-    }
-}
-
 /// Notes the version of every tensor, so that the save fails if one is changed before its last byte has
 /// been copied.
 #[pyfunction]
@@ -45,21 +27,23 @@ pub(crate) fn watch(py: Python<'_>, tensors: &Bound<'_, Tensors>) {
     }
 }
 
-/// Copies now the tensors that are wanted: from then on they may be changed. After `watch`.
+/// Copies tensors of at most `largest` bytes, and those that cannot be watched: they may be changed from then on.
+/// Call it after `watch`. `copy_gpu` gets tensors on GPUs, and returns the address and the owner of each copy.
 ///
-/// Tells whether that was all of them. It is not if they are too many, and nothing is copied then; and
-/// for arrays on GPUs, which only their own library can copy.
+/// Returns whether it copied all of them. It copies nothing if they take more than `room` bytes, and never copies
+/// an array on a GPU, which only its own library can copy.
 #[pyfunction]
 pub(crate) fn copy_now(
     py: Python<'_>,
     tensors: &Bound<'_, Tensors>,
     path: PathBuf,
-    wanted: Wanted<'_>,
+    largest: u64,
+    room: u64,
+    copy_gpu: &Bound<'_, PyAny>,
 ) -> PyResult<bool> {
     let mut tensors = tensors.borrow_mut();
-    let Some(Chosen { host, gpu, nbytes, is_all }) = choose(&tensors.specs, &wanted)? else {
-        return Ok(false);
-    };
+    let Some(chosen) = choose(&tensors.specs, largest, room) else { return Ok(false) };
+    let Chosen { host, gpu, nbytes, is_all } = chosen;
     let mut copied = host.clone();
     if !host.is_empty() {
         tensors.copy_host(py, &host, nbytes)?;
@@ -67,15 +51,14 @@ pub(crate) fn copy_now(
     if !gpu.is_empty() {
         let originals: Vec<Py<PyAny>> =
             gpu.iter().map(|&at| tensors.specs[at].tensor(py, &tensors.owners[at])).collect();
-        let copies: Option<Vec<(Address, Py<PyAny>)>> =
-            wanted.copy_gpu.call1((originals,))?.extract()?;
+        let copies: Option<Vec<(Address, Py<PyAny>)>> = copy_gpu.call1((originals,))?.extract()?;
         let Some(copies) = copies else { return Ok(false) };
         for (&at, (address, owner)) in gpu.iter().zip(copies) {
             tensors.replace(at, address, owner);
         }
         copied.extend(gpu);
     }
-    if wanted.is_all() {
+    if largest == u64::MAX {
         // An operation of another thread may still be writing, and has given no new version yet. Where
         // only small tensors are copied, that takes microseconds, and the call is not to wait.
         py.detach(|| once_settled(|_| ()));
@@ -97,13 +80,13 @@ struct Chosen {
     is_all: bool,
 }
 
-/// `None` if there is no room for them.
-fn choose(specs: &[Spec], wanted: &Wanted<'_>) -> PyResult<Option<Chosen>> {
+/// Returns `None` if there is no room for them.
+fn choose(specs: &[Spec], largest: u64, room: u64) -> Option<Chosen> {
     let mut chosen = Chosen { host: Vec::new(), gpu: Vec::new(), nbytes: 0, is_all: true };
     let mut on_gpu = 0;
     for (at, spec) in specs.iter().enumerate() {
         let nbytes = spec.nbytes();
-        if nbytes == 0 || (nbytes > wanted.largest && spec.version.is_some()) {
+        if nbytes == 0 || (nbytes > largest && spec.version.is_some()) {
             continue;
         }
         match spec.data {
@@ -120,7 +103,7 @@ fn choose(specs: &[Spec], wanted: &Wanted<'_>) -> PyResult<Option<Chosen>> {
         }
     }
     let needed = (chosen.nbytes as u64).saturating_add(on_gpu);
-    Ok((needed <= wanted.room).then_some(chosen))
+    (needed <= room).then_some(chosen)
 }
 
 impl Tensors {
