@@ -19,15 +19,19 @@ class Error(Exception):
         super().__init__(message)
 
 
-class IncompleteCheckpointError(Error):
-    """The path holds no checkpoint that can be loaded, or only some of one.
-
-    The subclasses say which. ``path`` is the checkpoint's directory.
-    """
+class _PathError(Error):
+    """An error that concerns the file or directory at ``path``."""
 
     def __init__(self, message: str = "", *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class IncompleteCheckpointError(_PathError):
+    """The path holds no checkpoint that can be loaded, or only some of one.
+
+    The subclasses say which. ``path`` is the checkpoint's directory.
+    """
 
 
 class NoCheckpointError(IncompleteCheckpointError):
@@ -82,12 +86,8 @@ class CorruptCheckpointError(Error):
         self.got = got
 
 
-class FormatError(Error):
+class FormatError(_PathError):
     """A manifest or header that cannot be what ringstow wrote. ``path`` is the file concerned."""
-
-    def __init__(self, message: str = "", *, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
 
 
 class UnsupportedError(Error):
@@ -102,7 +102,7 @@ class PanickedError(Error):
     """A thread that saved or loaded panicked: a bug. An earlier checkpoint is untouched."""
 
 
-class KeyMismatchError(Error, KeyError):
+class KeyMismatchError(_PathError, KeyError):
     """The checkpoint and the request do not hold the same things.
 
     ``path`` is the checkpoint's directory. ``missing``: asked for and not in the checkpoint, in the
@@ -122,22 +122,17 @@ class KeyMismatchError(Error, KeyError):
         unexpected: Sequence[str] = (),
         mismatched: Sequence[str] = (),
     ) -> None:
-        super().__init__(message)
-        self.path = path
+        super().__init__(message, path=path)
         self.missing = list(missing)
         self.unexpected = list(unexpected)
         self.mismatched = list(mismatched)
 
 
-class BusyError(Error):
+class BusyError(_PathError):
     """Another save into the same directory is in progress. ``path`` is that directory."""
 
-    def __init__(self, message: str = "", *, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
 
-
-class NotDurableError(Error):
+class NotDurableError(_PathError):
     """A save is committed, but may not survive a crash or power cut: the last sync failed.
 
     Readers see the new checkpoint; the earlier one's files are kept as well. Save again, best to
@@ -148,23 +143,18 @@ class NotDurableError(Error):
     """
 
     def __init__(self, message: str = "", *, path: str = "", errno: int | None = None) -> None:
-        super().__init__(message)
-        self.path = path
+        super().__init__(message, path=path)
         self.errno = errno
 
 
-class ReplacedCheckpointError(Error):
+class ReplacedCheckpointError(_PathError):
     """Another save replaced the checkpoint after it was opened: open it again, for the newer one.
 
     Nothing of the two was mixed. ``path`` is the checkpoint's directory.
     """
 
-    def __init__(self, message: str = "", *, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
 
-
-class SaveCancelledError(Error):
+class SaveCancelledError(_PathError):
     """The save was cancelled; an earlier checkpoint at ``path`` is untouched.
 
     Neither ``asyncio.CancelledError`` nor that of ``concurrent.futures``: those say that a task or
@@ -172,12 +162,8 @@ class SaveCancelledError(Error):
     with it has failed, and was not cancelled.
     """
 
-    def __init__(self, message: str = "", *, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
 
-
-class TornSaveError(Error):
+class TornSaveError(_PathError):
     """Tensors were changed while a save still read them: it failed, and nothing was committed.
 
     ``path`` is the checkpoint's directory; an earlier checkpoint there stands. ``tensors`` are the
@@ -185,8 +171,7 @@ class TornSaveError(Error):
     """
 
     def __init__(self, message: str = "", *, path: str = "", tensors: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.path = path
+        super().__init__(message, path=path)
         self.tensors = list(tensors)
 
 
