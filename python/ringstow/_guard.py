@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError, TornSaveError

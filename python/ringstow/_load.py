@@ -14,7 +14,7 @@ from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
-from ringstow.tree import _build, _select, _skeleton
+from ringstow.tree import _build, _select, _skeleton, _walk
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +139,7 @@ def _load(
     checkpoint = _native.Checkpoint(where, config)
     if prefix or names is not None:
         skeleton = _selected(checkpoint, where, prefix, names)
-        rows = checkpoint.tensors_named(_skeleton.stored_in(skeleton))
+        rows = checkpoint.tensors_named(_walk.stored_in(skeleton))
     else:
         skeleton, rows = _skeleton.parse(checkpoint.state, where), checkpoint.tensors
     contents = _build.Contents(where, rows)

@@ -16,10 +16,19 @@ from ringstow.tensors._device_array import DeviceArray
 from ringstow.tensors._memory import Address, Stored, place_at, share_elements
 from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
-from ringstow.tree._encode import Attribute, Path, describe, flat_name
 from ringstow.tree._remedies import type_name
 from ringstow.tree._select import listed
-from ringstow.tree._skeleton import METADATA, Box, Leaf, metadata_of, parse, parts, rebuild_key
+from ringstow.tree._skeleton import parse
+from ringstow.tree._walk import (
+    METADATA,
+    Box,
+    Leaf,
+    Path,
+    describe,
+    flat_name,
+    metadata_of,
+    rebuild_key,
+)
 
 if TYPE_CHECKING:
     from ringstow._report import LoadReport
@@ -208,27 +217,27 @@ class Merge:
     def _fields(self, target: Any, node: Any, path: Path) -> Make | None:
         here = _program.fields_of(target)
         assert here is not None
-        if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.kind):
+        if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.name):
             self._differ(path, f"a {type_name(target)}", _kind(node))
             return None
-        saved = dict(node.steps())
-        for name, item in here.fields.items():
+        held, saved = dict(here.steps()), dict(node.steps())
+        for name, item in held.items():
             if name not in saved:
-                self.missing += _names(item, (*path, Attribute(name)))
+                self.missing += _names(item, (*path, name))
         makes: dict[str, Make] = {}
         for name, child in saved.items():
             at = (*path, name)
-            if name not in here.fields:
+            if name not in held:
                 self.unexpected += _names(child, at)
-            elif (make := self.merge(here.fields[name], child, at)) is not None:
+            elif (make := self.merge(held[name], child, at)) is not None:
                 makes[str(name)] = make
         if _program.is_frozen(target):
-            return lambda builder: _program.with_fields(
-                here.tag,
-                here.kind,
-                {**here.fields, **{name: make(builder) for name, make in makes.items()}},
-                describe(path),
-            )
+
+            def remake(builder: Builder) -> Any:
+                items = {**held, **{name: make(builder) for name, make in makes.items()}}
+                return _program.with_fields(Box(here.tag, here.name, items), describe(path))
+
+            return remake
         for name, make in makes.items():
             self.assigns.append((functools.partial(_program.set_field, target, name), make))
         return None
@@ -419,7 +428,7 @@ def _holds_tensors(value: Any) -> bool:
     """Return whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
-    items = parts(value)
+    items = _program.parts(value)
     if items is not None:
         return any(_holds_tensors(item) for _, item in items)
     return (

@@ -125,10 +125,10 @@ def encode(state: object, tensors: Tensors, others: _Others) -> str: ...
 # if one has changed once the last byte has been copied.
 def watch(tensors: Tensors) -> None: ...
 
-# After watch, before start_save: copies tensors of at most `largest` bytes, and those without a version;
-# they may be changed from then on. False if it copied only some of them, or none, because together
-# they need more than `room` bytes. `copy_gpu` copies tensors on GPUs, and may decline. `path` is for the
-# TornSaveError that is raised if another thread changes one meanwhile.
+# After watch, before start_save: copies tensors of at most `largest` bytes, and those without a
+# version; they may be changed from then on. False if it copied only some of them, or none, because
+# together they need more than `room` bytes. `copy_gpu` copies tensors on GPUs, and may decline.
+# `path` is for the TornSaveError that is raised if another thread changes one meanwhile.
 def copy_now(
     tensors: Tensors,
     path: str,

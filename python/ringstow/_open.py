@@ -14,10 +14,9 @@ from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
 from ringstow.tensors import _numpy, _torch
-from ringstow.tree import _build, _skeleton
-from ringstow.tree._encode import Path, flat_name
+from ringstow.tree import _build, _skeleton, _walk
 from ringstow.tree._select import missing_names
-from ringstow.tree._skeleton import Box, Leaf
+from ringstow.tree._walk import Box, Leaf, Path, flat_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -175,7 +174,7 @@ class Checkpoint(Mapping[str, "Entry"]):
             except UnsupportedError:
                 return Entry(self, flat_name(at), at, leaf)
 
-        return _skeleton.rebuild(self._skeleton, (), make)  # type: ignore[no-any-return]
+        return _walk.rebuild(self._skeleton, (), make)  # type: ignore[no-any-return]
 
     def value(self, name: str) -> Any:
         """Return the value of a name, or the dict or list of values; a tensor is an `Entry`.
@@ -192,7 +191,7 @@ class Checkpoint(Mapping[str, "Entry"]):
                 does not have.
         """
         self._alive()
-        found = _skeleton.find(self._skeleton, name)
+        found = _walk.find(self._skeleton, name)
         if found is None:
             raise self._unknown(name)
         path, node = found
@@ -212,7 +211,7 @@ class Checkpoint(Mapping[str, "Entry"]):
                 survey.add(leaf, at)
             return leaf
 
-        _skeleton.rebuild(node, path, note)
+        _walk.rebuild(node, path, note)
         objects = list(survey.objects)
         blocks = opened.load(objects, self._verify, self._config)[0] if objects else []
         builder = _build.Builder(
@@ -227,28 +226,28 @@ class Checkpoint(Mapping[str, "Entry"]):
                 return self._entry(leaf, at)
             return builder.value(leaf, at)
 
-        return _skeleton.rebuild(node, path, make)
+        return _walk.rebuild(node, path, make)
 
     def _entry(self, leaf: Leaf, path: Path) -> Entry:
-        name = _skeleton.leaf_name(path, leaf)
+        name = _walk.leaf_name(path, leaf)
         known = self._entries.get(name)
         return Entry(self, name, path, leaf) if known is None or known._leaf != leaf else known
 
     def _all(self, opened: _native.Checkpoint) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         unreferenced = {name: None for name, *_ in opened.tensors}
-        for path, leaf in _skeleton.leaves(self._skeleton):
-            if isinstance(leaf, Leaf) and leaf.tag in _skeleton.STORED:
+        for path, leaf in _walk.leaves(self._skeleton):
+            if isinstance(leaf, Leaf) and leaf.tag in _walk.STORED:
                 unreferenced.pop(leaf.body, None)
                 if leaf.tag != "$object":
-                    name = _skeleton.leaf_name(path, leaf)
+                    name = _walk.leaf_name(path, leaf)
                     entries.setdefault(name, Entry(self, name, path, leaf))
         for name in unreferenced:
             entries.setdefault(name, Entry(self, name, (name,), Leaf("$tensor", name)))
         return entries
 
     def _unknown(self, name: str) -> KeyMismatchError:
-        if _skeleton.find(self._skeleton, name) is not None:
+        if _walk.find(self._skeleton, name) is not None:
             text = f"{self.path}: {name!r} is not a tensor: value({name!r}) returns it"
             return KeyMismatchError(text, path=self.path, missing=[name])
         return missing_names([name], [name], self._skeleton or dict(self._entries), self.path)

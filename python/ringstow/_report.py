@@ -13,6 +13,32 @@ if TYPE_CHECKING:
     import datetime
 
 
+class _Report:
+    """What the native side reports as JSON. Subclasses are dataclasses of the fields they take."""
+
+    _classes: ClassVar[dict[str, type[Any]]] = {}
+    """The class of the objects in a field, by the field's name. Other objects become tuples."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Build one from the native side's JSON text."""
+        return cls._of(json.loads(text))
+
+    @classmethod
+    def _of(cls, values: dict[str, Any]) -> Self:
+        taken = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: cls._field(name, values[name]) for name in values.keys() & taken})
+
+    @classmethod
+    def _field(cls, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(cls._field(name, item) for item in value)
+        if not isinstance(value, dict):
+            return value
+        kind = cls._classes.get(name)
+        return tuple(value.values()) if kind is None else kind(**value)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fallback:
     """A step to a slower way of working, because the faster one was unavailable."""
@@ -87,10 +113,8 @@ class LoadSeconds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Moved:
+class _Moved(_Report):
     """How bytes were moved."""
-
-    _seconds: ClassVar[type[SaveSeconds] | type[LoadSeconds] | None] = None
 
     path: str
     """The checkpoint's directory."""
@@ -106,17 +130,6 @@ class _Moved:
     """Bytes of tensors that were on GPUs."""
     pinned: bool | None
     """Whether the staging memory was registered with CUDA; None if no GPU copied."""
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
-        values: dict[str, Any] = json.loads(text)
-        for name, part in (("fallbacks", Fallback), ("damage", Damage)):
-            if name in values:
-                values[name] = tuple(part(**item) for item in values[name])
-        if cls._seconds is not None:
-            values["seconds"] = cls._seconds(**values["seconds"])
-        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +158,7 @@ class _Copied(_Moved):
 class SaveReport(_Copied):
     """What a save did."""
 
-    _seconds = SaveSeconds
+    _classes: ClassVar = {"fallbacks": Fallback, "seconds": SaveSeconds}
 
     generation: int
     """Number of earlier saves into this directory."""
@@ -174,7 +187,7 @@ class SaveReport(_Copied):
 class LoadReport(_Copied):
     """What a load did."""
 
-    _seconds = LoadSeconds
+    _classes: ClassVar = {"fallbacks": Fallback, "seconds": LoadSeconds}
 
     tensors: int
     """Tensors loaded."""
@@ -213,12 +226,15 @@ class LoadReport(_Copied):
 
 def _both(one: bool | None, other: bool | None) -> bool | None:
     """Return whether both are true, ignoring None."""
-    return (one and other) if None not in (one, other) else (other if one is None else one)
+    known = [value for value in (one, other) if value is not None]
+    return all(known) if known else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyReport(_Moved):
     """What a verification found."""
+
+    _classes: ClassVar = {"fallbacks": Fallback, "damage": Damage}
 
     files: int
     """Files checked."""
@@ -238,7 +254,7 @@ class VerifyReport(_Moved):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointInfo:
+class CheckpointInfo(_Report):
     """What a checkpoint's manifest says about the save."""
 
     path: str
@@ -277,19 +293,9 @@ class CheckpointInfo:
         """When it was committed, in UTC."""
         return _utc(self.created_unix_ms)
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
-        values: dict[str, Any] = json.loads(text)
-        values["files"] = tuple((file["name"], file["bytes"]) for file in values["files"])
-        values["stripes"] = tuple(values["stripes"])
-        part = values["part_of"]
-        values["part_of"] = part and (part["rank"], part["ranks"], part["save"])
-        return cls(**values)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(_Report):
     """One of the steps of a run, as `steps` lists them."""
 
     path: str
@@ -315,32 +321,12 @@ class Step:
     @classmethod
     def list_from_json(cls, text: str) -> list[Self]:
         """Build a list of them from the native side's JSON text."""
-        return [cls._of(values) for values in json.loads(text)]
-
-    @classmethod
-    def _of(cls, values: dict[str, Any]) -> Self:
-        same = ("path", "step", "created_unix_ms", "status", "problem")
-        return cls(nbytes=values["file_bytes"], **{name: values[name] for name in same})
+        found = json.loads(text)
+        return [cls._of({**values, "nbytes": values["file_bytes"]}) for values in found]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Cleaned:
-    """What was removed."""
-
-    left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why."""
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
-        values: dict[str, Any] = json.loads(text)
-        values["left"] = [(item["path"], item["reason"]) for item in values["left"]]
-        fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Retained(_Cleaned):
+class Retained(_Report):
     """What `retain` did, or would do."""
 
     counted: str | None
@@ -364,13 +350,15 @@ class Retained(_Cleaned):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Swept(_Cleaned):
+class Swept(_Report):
     """What `prune` did."""
 
     removed: tuple[str, ...]
     """Files that were removed, and directories that held nothing else."""
     renamed: tuple[str, ...]
     """Shards of a committed checkpoint that got their final name."""
+    left: tuple[tuple[str, str], ...]
+    """Directories that were left alone, and why."""
 
 
 def _utc(unix_ms: int) -> datetime.datetime:

@@ -20,7 +20,7 @@ from value_list import EQUAL, REFUSED, Checked, Color, Config, Frozen, Point
 import ringstow
 from ringstow import InvalidStateError, UnsupportedError
 from ringstow.convert import convert
-from ringstow.tree import _encode
+from ringstow.tree import _encode, _walk
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -326,8 +326,8 @@ def test_names_of_tensors_follow_the_fields():
     state = {"c": Config(nested=Point(torch.ones(1), torch.ones(2)))}
     names = [spec[0] for spec in _encode.encode(state).tensors]
     assert names == ["c.nested.x", "c.nested.y"]
-    path = ("c", _encode.Attribute("nested"), _encode.Attribute("x"))
-    assert "c.nested.x" in _encode.describe(path)
+    path = ("c", _walk.Attribute("nested"), _walk.Attribute("x"))
+    assert "c.nested.x" in _walk.describe(path)
 
 
 def test_a_set_of_text_is_saved_in_one_order():

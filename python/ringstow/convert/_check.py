@@ -13,9 +13,9 @@ from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes
 from ringstow.tensors import _numpy
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _program
-from ringstow.tree._encode import Path, describe
+from ringstow.tree._program import parts
 from ringstow.tree._remedies import type_name
-from ringstow.tree._skeleton import METADATA, metadata_of, parts
+from ringstow.tree._walk import METADATA, Path, describe, metadata_of
 
 # Packages whose types have a reliable `==`. Other values, which were pickled, compare by type.
 _PLAIN = (

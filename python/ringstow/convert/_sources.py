@@ -17,8 +17,7 @@ from ringstow.convert._files import REMEDY, plain_numpy, reading
 from ringstow.convert._walk import State
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _build, _skeleton
-from ringstow.tree._encode import Path
-from ringstow.tree._skeleton import Leaf
+from ringstow.tree._walk import STORED, Leaf, Path, rebuild
 
 # How files by torch.save begin: as a zip archive; before torch 1.6 with a pickled number.
 _ZIP = b"PK\x03\x04"
@@ -71,7 +70,7 @@ def _ringstow(path: str, options: Options) -> State:
 
     def value(leaf: Leaf, at: Path) -> Any:
         blocks: dict[str, Any] = {}
-        if leaf.tag in _skeleton.STORED:
+        if leaf.tag in STORED:
             blocks[leaf.body] = ahead.take(leaf.body)
         return _build.Builder(contents, blocks, allow_pickle=options.allow_pickle).value(leaf, at)
 
@@ -82,7 +81,7 @@ def _ringstow(path: str, options: Options) -> State:
         lazy = LazyTensor(*stored, functools.partial(value, leaf, at), leaf.dtype)
         return known.setdefault(leaf.body + leaf.dtype, lazy)
 
-    return _skeleton.rebuild(skeleton, (), make)  # type: ignore[no-any-return]
+    return rebuild(skeleton, (), make)  # type: ignore[no-any-return]
 
 
 def _dcp(path: str, options: Options) -> State:

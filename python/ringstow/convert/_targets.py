@@ -20,8 +20,8 @@ from ringstow.convert._paths import sync_dir
 from ringstow.convert._walk import State, is_stored, is_tensor, loaded, nbytes, replaced, stored
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
-from ringstow.tree import _encode, _skeleton
-from ringstow.tree._encode import describe, flat_name
+from ringstow.tree import _encode
+from ringstow.tree._walk import describe, flat_name, leaves
 
 Advance = Callable[[str, int, int], None]
 """Called with the phase, its bytes done, and its bytes in all."""
@@ -58,11 +58,7 @@ def to_dcp(state: State, path: str, advance: Advance) -> Written:
     from ringstow.convert import _dcp
 
     expected = _dcp.as_stored(state)
-    empty = {
-        flat_name(at)
-        for at, value in _skeleton.leaves(state)
-        if value == {} and not is_stored(value)
-    }
+    empty = {flat_name(at) for at, value in leaves(state) if value == {} and not is_stored(value)}
     with _counted(advance, sum(nbytes(v) for _, v in stored(expected))) as wrote:
         _dcp.write(state, path, wrote)
     return Written(expected=expected, left_out=tuple(sorted(empty)))
@@ -225,7 +221,7 @@ def cast(value: Any, dtype: str | None, key: str) -> Any:
 
 def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
     """Yield all leaves except empty containers, with which nothing is lost."""
-    for at, value in _skeleton.leaves(state):
+    for at, value in leaves(state):
         if is_stored(value) or not (isinstance(value, (dict, list, tuple)) and not value):
             yield at, value
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _program
-from ringstow.tree._encode import Attribute, Path, describe
-from ringstow.tree._skeleton import METADATA, like, metadata_of, parts
+from ringstow.tree._program import parts
+from ringstow.tree._walk import Box, Path, describe, rebuild
 
 State = dict[Any, Any]
 Make = Callable[[Any, Path], Any]
@@ -54,32 +53,18 @@ def total_bytes(state: object) -> int:
 
 def replaced(node: Any, make: Make, path: Path = ()) -> Any:
     """Return a copy of a state with ``make(value, path)`` in place of each tensor and array."""
-    if is_stored(node):
-        return make(node, path)
-    kind = type(node)
-    if kind in (list, tuple, collections.deque):
-        return like(node, [replaced(child, make, (*path, n)) for n, child in enumerate(node)])
-    if _program.has_fields(node):
-        return _with_fields_replaced(node, make, path)
-    if kind not in (dict, collections.OrderedDict, collections.defaultdict):
-        return node
-    result: Any = like(node, ())
-    for key, child in node.items():
-        result[key] = replaced(child, make, (*path, key))
-    metadata = metadata_of(node)
-    if metadata is not None:
-        result._metadata = replaced(metadata, make, (*path, METADATA))
-    return result
 
+    def made(value: Any, at: Path) -> Any:
+        if is_stored(value):
+            return make(value, at)
+        if type(value) is Box:
+            return _program.with_fields(value, describe(at))
+        return rebuild(_program.fields_of(value), at, made, is_leaf)
 
-def _with_fields_replaced(node: Any, make: Make, path: Path) -> Any:
-    taken = _program.fields_of(node)
-    assert taken is not None
-    fields = {
-        name: replaced(child, make, (*path, Attribute(name)))
-        for name, child in taken.fields.items()
-    }
-    return _program.with_fields(taken.tag, taken.kind, fields, describe(path))
+    def is_leaf(value: object) -> bool:
+        return is_stored(value) or _program.has_fields(value)
+
+    return rebuild(node, path, made, is_leaf)
 
 
 def spec_of(dtype: Any, size: Any, key: str) -> tuple[str, tuple[int, ...], int]:

@@ -17,8 +17,8 @@ from ringstow._errors import InvalidStateError
 from ringstow.dcp import _private
 from ringstow.dcp._private import ShardedTensor
 from ringstow.tensors import _cuda, _torch
-from ringstow.tree._encode import Path, describe
 from ringstow.tree._remedies import type_name
+from ringstow.tree._walk import Path, describe
 
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes),

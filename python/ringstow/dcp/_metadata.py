@@ -28,6 +28,7 @@ from ringstow._errors import FormatError, UnsupportedError
 from ringstow.tensors import _torch
 from ringstow.tree import _skeleton
 from ringstow.tree._encode import DEPTH_MAX, Json
+from ringstow.tree._walk import STORED, Leaf, leaves
 
 Shape = tuple[int, ...]
 Step = str | int
@@ -268,12 +269,12 @@ def _is_walked(items: list[Any]) -> bool:
 
 def _is_item(node: Any) -> bool:
     """Tell whether a leaf is an item for DCP too; an array is not."""
-    return isinstance(node, _skeleton.Leaf) and node.tag in ("$tensor", "$object")
+    return isinstance(node, Leaf) and node.tag in ("$tensor", "$object")
 
 
-def _leaves_in(node: Any) -> Iterator[_skeleton.Leaf]:
-    return (leaf for _, leaf in _skeleton.leaves(node) if isinstance(leaf, _skeleton.Leaf))
+def _leaves_in(node: Any) -> Iterator[Leaf]:
+    return (leaf for _, leaf in leaves(node) if isinstance(leaf, Leaf))
 
 
-def _stored_in(node: Any) -> Iterator[_skeleton.Leaf]:
-    return (leaf for leaf in _leaves_in(node) if leaf.tag in _skeleton.STORED)
+def _stored_in(node: Any) -> Iterator[Leaf]:
+    return (leaf for leaf in _leaves_in(node) if leaf.tag in STORED)

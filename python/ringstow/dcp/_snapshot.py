@@ -23,7 +23,7 @@ from ringstow._errors import GpuError, UnsupportedError
 from ringstow.dcp import _copies, _private
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Address
-from ringstow.tree._encode import Path
+from ringstow.tree._walk import Path
 
 _log = logging.getLogger("ringstow")
 

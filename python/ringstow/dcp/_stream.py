@@ -16,7 +16,7 @@ from ringstow._errors import Error, UnsupportedError
 from ringstow._guard import SMALL, Hold
 from ringstow.dcp import _copies
 from ringstow.tensors import _cuda
-from ringstow.tree._encode import Path, flat_name
+from ringstow.tree._walk import Path, flat_name
 
 # How long a save may take from stage() until it first reads the state. A later save fails, and
 # steps no longer wait for it.

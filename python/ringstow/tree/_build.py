@@ -16,8 +16,8 @@ from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import Stored
 from ringstow.tensors._optional import require
 from ringstow.tree import _fixed, _packed, _program
-from ringstow.tree._encode import Path, describe
-from ringstow.tree._skeleton import STORED, Box, Leaf, parse, rebuild
+from ringstow.tree._skeleton import parse
+from ringstow.tree._walk import STORED, Box, Leaf, Path, describe, rebuild
 
 
 class Contents:
@@ -89,7 +89,7 @@ class Survey:
     def _note(self, leaf: Leaf | Box, path: Path) -> object:
         if isinstance(leaf, Box):
             if isinstance(leaf.items, dict):
-                _program.check_fields(leaf.tag, leaf.name, leaf.items, describe(path))
+                _program.check_fields(leaf, describe(path))
         elif leaf.tag in STORED:
             stored = self._contents.stored(leaf, path)
             if self._apart and leaf.tag == "$tensor":
@@ -121,7 +121,7 @@ def _of_type(leaf: Leaf, key: str) -> Any:
 def _boxed(box: Box, path: Path) -> Any:
     """Return the value of a box whose items have been made."""
     if isinstance(box.items, dict):
-        return _program.with_fields(box.tag, box.name, box.items, describe(path))
+        return _program.with_fields(box, describe(path))
     try:
         return (set if box.tag == "$set" else frozenset)(box.items)
     except TypeError as error:  # of a list in it, say

@@ -71,9 +71,9 @@ from ringstow.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow.tensors._optional import imported
 from ringstow.tree import _fixed, _program
 from ringstow.tree._remedies import Refusals, Refused, remedy, type_name
+from ringstow.tree._walk import Attribute, Path, describe, flat_name
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-Path = tuple[object, ...]
 Parts = tuple[str | list[Any] | dict[Any, Any] | tuple[tuple[str, Any], ...], ...]
 """A container's JSON: text as it is, and between it items that are yet to be encoded.
 
@@ -87,12 +87,6 @@ _NOT_UNICODE = "which is not valid Unicode (a lone surrogate)"
 _INT_MAX = 1 << 53
 # safetensors keeps this name in a shard's header for itself.
 RESERVED_NAMES = {"__metadata__"}
-
-
-class Attribute(str):
-    """A step of a path that is an attribute, not a key."""
-
-    __slots__ = ()
 
 
 class Encoded:
@@ -143,26 +137,6 @@ def encode(
     if refusals is None:
         others.refusals.check()
     return Encoded(tensors, tree)
-
-
-def describe(path: Path) -> str:
-    """Return a path as it would be written in Python: ``optimizer['state'][0]``."""
-    if not path:
-        return "the state dict"
-    root, *rest = path
-    text = root if isinstance(root, str) else f"[{root!r}]"
-    for step in rest:
-        text += f".{step}" if isinstance(step, Attribute) else f"[{step!r}]"
-    return text
-
-
-def flat_name(path: Path) -> str:
-    """Return a path joined by dots: ``optimizer.state.0``."""
-    return ".".join(map(_step, path))
-
-
-def _step(step: object) -> str:
-    return step if isinstance(step, str) else repr(step)
 
 
 class _Others:
@@ -319,12 +293,11 @@ def _parts(value: Any) -> Parts | None:
     if kind is collections.defaultdict:
         factory = json.dumps(_program.factory_of(value))
         return ('{"$defaultdict":', dict(value), f',"factory":{factory}}}')
-    taken = _program.fields_of(value)
-    if taken is None:
+    box = _program.fields_of(value)
+    if box is None:
         return None
-    fields = tuple((Attribute(name), item) for name, item in taken.fields.items())
-    name = json.dumps(taken.kind, ensure_ascii=False)
-    return (f'{{"{taken.tag}":{name},"fields":', fields, "}")
+    name = json.dumps(box.name, ensure_ascii=False)
+    return (f'{{"{box.tag}":{name},"fields":', tuple(box.steps()), "}")
 
 
 def _ordered(items: Iterable[Any]) -> list[Any]:

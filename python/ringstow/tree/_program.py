@@ -12,11 +12,12 @@ import dataclasses
 import enum
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from ringstow._errors import UnsupportedError
 from ringstow.tree._remedies import Refused
+from ringstow.tree._walk import Box, children
 
 # What a defaultdict may make by itself, by name.
 FACTORIES: dict[str, Any] = {
@@ -27,18 +28,7 @@ FACTORIES: dict[str, Any] = {
     )
 }  # fmt: skip
 NAMESPACES = ("argparse.Namespace", "types.SimpleNamespace")
-_MISSING: Any = object()
 _NOT_FOUND = "of a type that can't be found by its name, {name}"
-
-
-class Fields(NamedTuple):
-    """A value with named fields, taken apart."""
-
-    tag: str
-    """``"$dataclass"``, ``"$namedtuple"`` or ``"$namespace"``."""
-    kind: str
-    """Of a namespace, which of `NAMESPACES`; else the type's `reference`."""
-    fields: dict[str, Any]
 
 
 def reference(kind: type) -> str:
@@ -79,8 +69,8 @@ def resolve(tag: str, name: str, key: str) -> type:
             f"{key} is a {shown}, a type that is not imported here; {remedy}, or load the rest "
             "with prefix= or keys="
         )
-    if not _KINDS[tag](found) or _has_finalizer(found):
-        what = _KIND_NAMES[tag]
+    what, is_of_kind = _KINDS[tag]
+    if not is_of_kind(found) or _has_finalizer(found):
         raise UnsupportedError(
             f"{key} is a {shown}, which is no {what} here as it was when it was saved; load the "
             "rest with prefix= or keys="
@@ -113,50 +103,59 @@ def _is_named_tuple(kind: type) -> bool:
     )
 
 
-_KINDS: dict[str, Callable[[type], bool]] = {
-    "$dataclass": dataclasses.is_dataclass,
-    "$namedtuple": _is_named_tuple,
-    "$enum": lambda kind: issubclass(kind, enum.Enum),
-    "$str": lambda kind: issubclass(kind, str),
-}
-_KIND_NAMES = {
-    "$dataclass": "dataclass",
-    "$namedtuple": "named tuple",
-    "$enum": "Enum",
-    "$str": "sub-class of str",
+_KINDS: dict[str, tuple[str, Callable[[type], bool]]] = {
+    "$dataclass": ("dataclass", dataclasses.is_dataclass),
+    "$namedtuple": ("named tuple", _is_named_tuple),
+    "$enum": ("Enum", lambda kind: issubclass(kind, enum.Enum)),
+    "$str": ("sub-class of str", lambda kind: issubclass(kind, str)),
 }
 
 
 # Values with fields.
 
 
-def fields_of(value: Any) -> Fields | None:
+def fields_of(value: Any) -> Box | None:
     """Take a value with named fields apart; None for a value of any other type.
 
     Raises:
         Refused: it has more to it than its fields.
     """
-    kind = type(value)
-    if isinstance(value, tuple) and kind is not tuple and _is_named_tuple(kind):
+    kind, tag = type(value), _tag_of(value)
+    if tag == "$namespace":
+        return Box(tag, _name_of(kind), _plain_names(vars(value)))
+    if tag == "$dataclass":
+        return Box(tag, reference(kind), _dataclass_fields(value, kind))
+    if tag == "$namedtuple":
         items = tuple(tuple.__iter__(value))
         if len(items) != len(kind._fields) or getattr(value, "__dict__", None):
             raise Refused("tuple(x)", "which has more to it than its fields")
-        return Fields("$namedtuple", reference(kind), dict(zip(kind._fields, items, strict=True)))
-    if _namespace_of(kind) is not None:
-        return Fields("$namespace", _namespace_of(kind) or "", _plain_names(vars(value)))
-    if dataclasses.is_dataclass(kind) and not isinstance(value, enum.Enum):
-        return Fields("$dataclass", reference(kind), _dataclass_fields(value, kind))
+        return Box(tag, reference(kind), dict(zip(kind._fields, items, strict=True)))
     return None
 
 
 def has_fields(value: object) -> bool:
     """Return whether `fields_of` takes a value apart, or would if there were nothing else to it."""
+    return _tag_of(value) is not None
+
+
+def _tag_of(value: object) -> str | None:
     kind = type(value)
-    return (
-        (isinstance(value, tuple) and kind is not tuple and _is_named_tuple(kind))
-        or _namespace_of(kind) is not None
-        or (dataclasses.is_dataclass(kind) and not isinstance(value, enum.Enum))
-    )
+    if isinstance(value, tuple):
+        return "$namedtuple" if kind is not tuple and _is_named_tuple(kind) else None
+    name = _name_of(kind)
+    if name in NAMESPACES and _namespace_type(name) is kind:
+        return "$namespace"
+    is_dataclass = dataclasses.is_dataclass(kind) and not isinstance(value, enum.Enum)
+    return "$dataclass" if is_dataclass else None
+
+
+def parts(node: object) -> Iterator[tuple[Any, Any]] | None:
+    """Return what `children` does; and the fields of a dataclass, named tuple or namespace."""
+    pairs = children(node)
+    if pairs is None:
+        box = fields_of(node)
+        return None if box is None else iter(box.steps())
+    return pairs
 
 
 def is_frozen(value: object) -> bool:
@@ -168,45 +167,45 @@ def is_frozen(value: object) -> bool:
 def items_of(value: object) -> list[Any]:
     """Return what the fields of a value hold; nothing for a value without."""
     try:
-        taken = fields_of(value)
+        box = fields_of(value)
     except Refused:
-        taken = None
-    return [] if taken is None else list(taken.fields.values())
+        box = None
+    return [] if box is None else [item for _, item in box.steps()]
 
 
-def with_fields(tag: str, name: str, fields: Mapping[str, Any], key: str) -> Any:
+def with_fields(box: Box, key: str) -> Any:
     """Return the value that `fields_of` took apart.
 
     Raises:
         UnsupportedError: its type is not here, or has other fields now.
     """
-    if tag == "$namespace":
+    assert isinstance(box.items, dict)
+    fields, name = box.items, box.name
+    if box.tag == "$namespace":
         value: Any = _namespace_type(name)()
         vars(value).update(fields)
         return value
-    kind: Any = resolve(tag, name, key)
-    if tag == "$namedtuple":
+    kind: Any = resolve(box.tag, name, key)
+    if box.tag == "$namedtuple":
         _check_fields(kind._fields, fields, kind._fields, name, key)
         return tuple.__new__(kind, [fields[field] for field in kind._fields])
     known = dataclasses.fields(kind)
-    needed = [field.name for field in known if _default(field) is _MISSING and field.init]
+    needed = [field.name for field in known if field.init and not _has_default(field)]
     _check_fields([field.name for field in known], fields, needed, name, key)
     value = _new(kind)
     for field in known:
+        if field.name in fields:
+            set_field(value, field.name, fields[field.name])
         # A field that the type got since has its default, as if the constructor had been called.
-        given = fields.get(field.name, _MISSING)
-        if given is _MISSING and field.default_factory is not dataclasses.MISSING and field.init:
-            given = field.default_factory()
-        if given is not _MISSING:
-            set_field(value, field.name, given)
+        elif field.init and field.default_factory is not dataclasses.MISSING:
+            set_field(value, field.name, field.default_factory())
     return value
 
 
-def check_fields(tag: str, name: str, fields: Mapping[str, Any], key: str) -> None:
+def check_fields(box: Box, key: str) -> None:
     """Raise what `with_fields` would raise, whatever the values of the fields are."""
-    if tag != "$namespace":
-        empty = dict.fromkeys(fields)
-        with_fields(tag, name, empty, key)
+    if box.tag != "$namespace":
+        with_fields(Box(box.tag, box.name, dict.fromkeys(box.items)), key)
 
 
 def set_field(value: Any, name: str, item: object) -> None:
@@ -257,9 +256,9 @@ def _new(kind: Any) -> Any:
     return object.__new__(kind)
 
 
-def _default(field: Any) -> Any:
-    has_none = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    return _MISSING if has_none else field
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    nothing = dataclasses.MISSING
+    return field.default is not nothing or field.default_factory is not nothing
 
 
 def _check_fields(
@@ -282,9 +281,8 @@ def _plain_names(fields: dict[Any, Any]) -> dict[str, Any]:
     return dict(fields)
 
 
-def _namespace_of(kind: type) -> str | None:
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return name if name in NAMESPACES and _namespace_type(name) is kind else None
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _namespace_type(name: str) -> Any:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ringstow._errors import KeyMismatchError
-from ringstow.tree._encode import Path
-from ringstow.tree._skeleton import children, leaf_name, leaves, like, metadata_of
+from ringstow.tree._walk import Path, children, leaf_name, leaves, like, metadata_of
 
 # Close matches are looked for among so many names at most: it takes long.
 _CANDIDATES_MAX = 5_000

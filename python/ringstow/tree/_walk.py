@@ -1,0 +1,209 @@
+"""Paths in a state dict, and walks over states and skeletons. Pure.
+
+A skeleton is a state dict with a `Leaf` or `Box` for each value that is not made yet.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+# The tags whose body is the name of an entry of the manifest.
+STORED = ("$tensor", "$ndarray", "$object")
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_LISTS = (list, tuple, collections.deque)
+
+Path = tuple[object, ...]
+Make = Callable[[Any, Path], Any]
+
+
+class Attribute(str):
+    """A step of a path that is an attribute, not a key."""
+
+    __slots__ = ()
+
+
+METADATA = Attribute("_metadata")
+
+
+def describe(path: Path) -> str:
+    """Return a path as it would be written in Python: ``optimizer['state'][0]``."""
+    if not path:
+        return "the state dict"
+    root, *rest = path
+    text = root if isinstance(root, str) else f"[{root!r}]"
+    for step in rest:
+        text += f".{step}" if isinstance(step, Attribute) else f"[{step!r}]"
+    return text
+
+
+def flat_name(path: Path) -> str:
+    """Return a path joined by dots: ``optimizer.state.0``."""
+    return ".".join(step if isinstance(step, str) else repr(step) for step in path)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Leaf:
+    """A value that needs its tensor's bytes, torch, numpy, a type or pickle to be made.
+
+    ``tag`` is the tree's: ``"$tensor"``; ``body`` what it holds: the tensor's name, for one.
+    """
+
+    tag: str
+    body: Any
+    dtype: str = ""
+    """numpy's dtype string, for arrays and scalars; the type's name, for an Enum or a str."""
+
+    def __repr__(self) -> str:
+        """Return what a flat name shows of a leaf that is a dict's key."""
+        return f"torch.{self.body}" if self.tag == "$dtype" else f"<{self.tag[1:]}>"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Box:
+    """A container that can be made only when its items are there: a set, or one with fields.
+
+    ``tag`` is the tree's: ``"$set"``, ``"$dataclass"``; ``name`` that of the type.
+    """
+
+    tag: str
+    name: str
+    items: list[Any] | dict[str, Any]
+    """Of a set in a list; of all else by the field's name."""
+
+    def __repr__(self) -> str:
+        """Return what a flat name shows of one that is a dict's key."""
+        return f"<{self.tag[1:]}>"
+
+    def steps(self) -> list[tuple[Any, Any]]:
+        """Return the (step of the path, item) pairs."""
+        if isinstance(self.items, dict):
+            return [(Attribute(name), item) for name, item in self.items.items()]
+        return list(enumerate(self.items))
+
+
+def children(node: object) -> Iterator[tuple[Any, Any]] | None:
+    """Return the (key or index, child) pairs of a container that has any, else None."""
+    if isinstance(node, dict) and node:
+        return iter(node.items())
+    if isinstance(node, (list, tuple, collections.deque)) and node:
+        return iter(enumerate(node))
+    if type(node) is Box and node.items:
+        return iter(node.steps())
+    return None
+
+
+def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and value of all that is no container; an empty container is a leaf too."""
+    pairs = children(node)
+    if pairs is None:
+        yield path, node
+        return
+    for key, child in pairs:
+        yield from leaves(child, (*path, key))
+
+
+def rebuild(node: Any, path: Path, make: Make, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """Return a copy of a state or skeleton with ``make(leaf, path)`` in place of each leaf.
+
+    Leaves are every `Leaf`, every `Box`, and all that ``is_leaf`` is true for. ``make`` gets a box
+    with what it made of the items.
+    """
+    kind = type(node)
+    if kind is Leaf or (is_leaf is not None and kind is not Box and is_leaf(node)):
+        return make(node, path)
+    if kind in _DICTS:
+        return _rebuild_dict(node, path, make, is_leaf)
+    if kind in _LISTS or kind is Box:
+        # A loop, not a comprehension, which would be one more frame on the way down.
+        items = []
+        for step, child in enumerate(node) if kind in _LISTS else node.steps():
+            items.append(rebuild(child, (*path, step), make, is_leaf))
+        if kind is Box:
+            return make(with_items(node, items), path)
+        return items if kind is list else like(node, items)
+    return node
+
+
+def like(node: Any, items: Iterable[Any]) -> Any:
+    """Return a container of the same kind as a list, tuple, deque or dict, with other items."""
+    if type(node) is collections.deque:
+        return collections.deque(items, node.maxlen)
+    if type(node) is collections.defaultdict:
+        return collections.defaultdict(node.default_factory, items)
+    return type(node)(items)
+
+
+def with_items(box: Box, items: list[Any]) -> Box:
+    """Return a box with other items in the same order."""
+    if isinstance(box.items, dict):
+        return Box(box.tag, box.name, dict(zip(box.items, items, strict=True)))
+    return Box(box.tag, box.name, items)
+
+
+def rebuild_key(key: Any, path: Path, make: Make) -> Any:
+    """Return the dict key that a skeleton's key stands for."""
+    is_made = type(key) in (Leaf, tuple, Box)
+    return rebuild(key, (*path, "<key>"), make) if is_made else key
+
+
+def _rebuild_dict(
+    node: dict[Any, Any], path: Path, make: Make, is_leaf: Callable[[Any], bool] | None
+) -> Any:
+    result: dict[Any, Any] = like(node, ())
+    for key, child in node.items():
+        at = (*path, key)
+        made = key if type(key) is str else rebuild_key(key, path, make)
+        result[made] = make(child, at) if type(child) is Leaf else rebuild(child, at, make, is_leaf)
+    metadata = metadata_of(node)
+    if metadata is not None:
+        value = rebuild(metadata, (*path, METADATA), make, is_leaf)
+        result._metadata = value  # type: ignore[attr-defined]
+    return result
+
+
+def leaf_name(path: Path, node: object) -> str:
+    """Return the flat name of a leaf.
+
+    It is the name under which its tensor is stored, unless that is another leaf's, with which
+    this one shares memory.
+    """
+    name = flat_name(path)
+    if isinstance(node, Leaf) and node.tag in STORED:
+        stored: str = node.body
+        if stored.startswith(f"{name}#"):
+            return stored
+    return name
+
+
+def stored_in(node: Any) -> list[str]:
+    """Return the names of the tensors and objects that a skeleton refers to, each once."""
+    names: dict[str, None] = {}
+
+    def note(leaf: Leaf | Box, path: Path) -> Leaf | Box:
+        if isinstance(leaf, Leaf) and leaf.tag in STORED:
+            names[leaf.body] = None
+        return leaf
+
+    rebuild(node, (), note)
+    return list(names)
+
+
+def find(node: Any, name: str, path: Path = ()) -> tuple[Path, Any] | None:
+    """Return the path and node of what has a name, a path joined by dots; None if nothing has."""
+    for key, child in children(node) or ():
+        step, at = flat_name((key,)), (*path, key)
+        if name in (step, leaf_name(at, child)):
+            return at, child
+        if name.startswith(f"{step}."):
+            found = find(child, name[len(step) + 1 :], at)
+            if found is not None:
+                return found
+    return None
+
+
+def metadata_of(node: object) -> Any:
+    """Return the ``_metadata`` that an OrderedDict carries; None if it carries none."""
+    return getattr(node, "_metadata", None) if isinstance(node, collections.OrderedDict) else None
