@@ -5,15 +5,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
-from ringstow.tensors._device_array import DeviceArray
-from ringstow.tensors._memory import Address, Stored, place_at, share_elements
+from ringstow.tensors._memory import Stored, Target, dense_strides, moved, place_at
 from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._remedies import type_name
@@ -31,6 +31,8 @@ from ringstow.tree._walk import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from ringstow._report import LoadReport
 
 _SEQUENCES = (list, tuple, collections.deque)
@@ -41,13 +43,10 @@ Make = Callable[[Builder], Any]
 class Fill(NamedTuple):
     """A tensor or array of the state dict, and the stored one to fill it with."""
 
-    target: Any
-    """A torch tensor, a numpy array, or a `DeviceArray`."""
+    target: Target
     leaf: Leaf
     stored: Stored
-    dense: Address | None = None
-    """Its address, if it is known to be dense memory that bytes can be read into."""
-    cast: bool = False
+    cast: bool
     """Whether to convert the stored elements to another dtype."""
 
 
@@ -100,11 +99,11 @@ class Merge:
         """
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         if type(target) in self._usual.kinds or _torch.is_tensor(target):
-            self._tensor(target, node, path)
+            self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
         elif _numpy.is_array(target) and _numpy.code_of_array(target):
-            self._array(target, node, path)
-        elif (interface := _device_array.interface_of(target)) is not None:
-            self._device_array(target, interface, node, path)
+            self._fill(target, node, path, self._array, ("$ndarray", "$tensor"), "a numpy array")
+        elif _device_array.interface_of(target) is not None:
+            self._fill(target, node, path, self._device_array, ("$ndarray",), "an array on a GPU")
         elif isinstance(target, dict) and not is_opaque and type(target) is not collections.Counter:
             self._dict(target, node, path)
         elif type(target) in _SEQUENCES and not is_opaque and _holds_tensors(target):
@@ -116,61 +115,46 @@ class Merge:
             return lambda builder: builder.value(node, path)
         return None
 
-    def _tensor(self, target: Any, node: Any, path: Path) -> None:
-        if not (isinstance(node, Leaf) and node.tag == "$tensor"):
-            return self._differ(path, "a tensor", _kind(node))
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> Target:
         if self._usual.exchange is not None:
-            found = self._usual.exchange.find(target, self._address_of)
+            found = self._usual.exchange.find(tensor, self._address_of)
             if found is not None:
-                return self._fill(target, node, path, *found)
-        key = describe(path)
-        _torch.check_dense(target, key)
-        _torch.check_storage(target, key)
-        if _torch.overlaps_itself(target):
-            return self._differ(path, "an expanded view, which can't be filled,", "a tensor")
-        self._fill(target, node, path, _torch.code_of(target, key), _torch.shape_of(target, key))
+                return Target(tensor, *found, strides=None)
+        return _torch.target_of(tensor, describe(path), self._address_of)
 
-    def _array(self, target: Any, node: Any, path: Path) -> None:
-        if not (isinstance(node, Leaf) and node.tag in ("$ndarray", "$tensor")):
-            return self._differ(path, "a numpy array", _kind(node))
-        if not target.flags.writeable:
-            return self._differ(path, "a read-only array, which can't be filled,", "an array")
-        self._fill(target, node, path, _numpy.code_of_array(target) or "", target.shape)
+    def _array(self, array: Any, path: Path) -> Target:
+        return _numpy.target_of(array)
 
-    def _device_array(
-        self, target: Any, interface: Mapping[str, Any], node: Any, path: Path
-    ) -> None:
-        if not (isinstance(node, Leaf) and node.tag == "$ndarray"):
-            return self._differ(path, "an array on a GPU", _kind(node))
-        array = _device_array.parse(target, interface, describe(path))
-        if array.is_readonly:
-            return self._differ(path, "a read-only array, which can't be filled,", "an array")
-        if _device_array.overlaps_itself(array):
-            return self._differ(path, "a broadcast array, which can't be filled,", "an array")
-        self._fill(array, node, path, array.memory.dtype, array.memory.shape)
+    def _device_array(self, array: Any, path: Path) -> Target:
+        return _device_array.target_of(array, describe(path))
 
     def _fill(
         self,
-        target: Any,
-        leaf: Leaf,
+        value: Any,
+        node: Any,
         path: Path,
-        dtype: str,
-        shape: tuple[int, ...],
-        dense: Address | None = None,
+        target_of: Callable[[Any, Path], Target],
+        tags: tuple[str, ...],
+        kind: str,
     ) -> None:
-        stored = self.contents.stored(leaf, path)
+        if not (isinstance(node, Leaf) and node.tag in tags):
+            return self._differ(path, kind, _kind(node))
+        target = target_of(value, path)
+        if target.problem:
+            return self._differ(path, f"{target.problem}, which can't be filled,", _kind(node))
+        stored = self.contents.stored(node, path)
+        here, there = (target.dtype, target.shape), (stored.dtype, stored.shape)
         cast = (
-            stored.dtype != dtype
-            and stored.shape == shape
-            and _can_cast(stored.dtype, dtype)
-            and not isinstance(target, DeviceArray)
+            stored.dtype != target.dtype
+            and stored.shape == target.shape
+            and target.value is not None
+            and any({stored.dtype, target.dtype} <= family for family in _FAMILIES)
         )
         self.needs_cast = self.needs_cast or cast
-        if (stored.dtype, stored.shape) != (dtype, shape) and not (cast and self.cast):
-            here, there = f"{dtype} {list(shape)}", f"{stored.dtype} {list(stored.shape)}"
-            self._differ(path, here, there)
+        if here != there and not (cast and self.cast):
+            self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)))
         elif stored.nbytes:
-            self.fills.append(Fill(target, leaf, stored, None if cast else dense, cast))
+            self.fills.append(Fill(target, node, stored, cast))
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
@@ -281,7 +265,7 @@ def load_into(
     ways = _split(merge.fills)
     for fill in ways.copied:
         merge.survey.add(fill.leaf)
-    targets = [(fill.leaf.body, _address(fill), fill.stored.nbytes) for fill in ways.direct]
+    targets = [(fill.leaf.body, fill.target.address, fill.stored.nbytes) for fill in ways.direct]
 
     # Strided targets are read after the first change, so check their tensors now.
     checkpoint.check_whole([fill.leaf.body for fill in ways.strided()])
@@ -291,19 +275,20 @@ def load_into(
     values = [(assign, make(builder)) for assign, make in merge.assigns]
     arrays = Builder(contents, named, as_numpy=True)
     sources = [
-        (arrays if _numpy.is_array(fill.target) else builder).value(fill.leaf)
+        (arrays if _numpy.is_array(fill.target.value) else builder).value(fill.leaf)
         for fill in ways.copied
     ]
 
     # From here on the state dict changes.
     report = LoadReport.from_json(checkpoint.load_into(targets, verify, config))
-    for fills in filter(None, ways.boxes):
-        boxes = checkpoint.read(_slices(fills, checkpoint), verify, config)
-        report = report.followed_by(LoadReport.from_json(boxes))
-    filled = [fill.target for fill in ways.direct + ways.strided()]
+    for fills in filter(None, ways.regions):
+        regions = checkpoint.read(_slices(fills, checkpoint), verify, config)
+        report = report.followed_by(LoadReport.from_json(regions))
+    filled = [fill.target.value for fill in ways.direct + ways.strided()]
     _torch.mark_changed(filter(_torch.is_tensor, filled))
     for fill, source in zip(ways.copied, sources, strict=True):
-        _copy(fill.target, source)
+        module: Any = _torch if _torch.is_tensor(fill.target.value) else _numpy
+        module.copy_into(fill.target.value, source)
     for assign, value in values:
         assign(value)
     report = report.followed_by(LoadReport.from_json(read))
@@ -316,40 +301,40 @@ class _Ways(NamedTuple):
 
     direct: list[Fill]
     """Dense memory: read straight into it."""
-    boxes: list[list[Fill]]
+    regions: list[list[Fill]]
     """Strided memory on GPUs: read region by region, one list after the other."""
     copied: list[Fill]
     """Everything else: read into other memory, then copied."""
 
     def strided(self) -> list[Fill]:
-        """Return all of `boxes`."""
-        return [fill for fills in self.boxes for fill in fills]
+        """Return all of `regions`."""
+        return [fill for fills in self.regions for fill in fills]
 
 
 def _split(fills: list[Fill]) -> _Ways:
     """Choose a way for each fill.
 
     Targets that share one memory, such as tied weights, are filled once. Each stored tensor is read
-    into one address, and each address is read into once; everything else is copied. Only a
-    `DeviceArray` can't be copied to: it is always read into.
+    into one address, and each address is read into once; everything else is copied. Another
+    library's array on a GPU can't be copied to: it is always read into.
     """
     ways = _Ways([], [[]], [])
     seen: set[tuple[object, ...]] = set()
     names: set[str] = set()
     places: set[tuple[int, int | None]] = set()
     for fill in fills:
-        name, place = fill.leaf.body, place_at(_address(fill))
-        identity = (name, place, None if fill.dense else _strides(fill.target))
+        name, target = fill.leaf.body, fill.target
+        place = place_at(target.address)
         is_free = name not in names and place not in places and not fill.cast
-        if identity in seen:
+        if (name, place, target.strides) in seen:
             continue
-        seen.add(identity)
-        if is_free and (fill.dense or _can_take_bytes(fill.target)):
+        seen.add((name, place, target.strides))
+        if is_free and target.strides is None:
             ways.direct.append(fill)
-        elif is_free and _can_take_boxes(fill):
-            ways.boxes[0].append(fill)
-        elif isinstance(fill.target, DeviceArray):
-            ways.boxes.append([fill])
+        elif is_free and target.takes_regions:
+            ways.regions[0].append(fill)
+        elif target.value is None:
+            ways.regions.append([fill])
         else:
             ways.copied.append(fill)
             continue
@@ -360,63 +345,17 @@ def _split(fills: list[Fill]) -> _Ways:
 
 def _slices(fills: list[Fill], checkpoint: _native.Checkpoint) -> list[Any]:
     """Return the stored chunks to read, each with the strided region of its target."""
-    chunks = {entry[0]: entry[4] for entry in checkpoint.entries}
     slices = []
     for fill in fills:
-        name, strides = fill.leaf.body, _strides(fill.target)
-        for number, (offsets, sizes) in enumerate(chunks[name]):
+        name, target = fill.leaf.body, fill.target
+        strides = target.strides
+        if strides is None:
+            strides = dense_strides(target.shape, fill.stored.nbytes // math.prod(target.shape))
+        for number, (offsets, sizes) in enumerate(checkpoint.chunks(name)):
             ahead = sum(n * step for n, step in zip(offsets, strides, strict=True))
-            address = _moved(_address(fill), ahead)
+            address = moved(target.address, ahead)
             slices.append((name, number, (0,) * len(sizes), sizes, address, strides))
     return slices
-
-
-def _moved(address: Address, nbytes: int) -> Address:
-    if isinstance(address, tuple):
-        return (address[0] + nbytes, *address[1:])
-    return address + nbytes
-
-
-def _can_take_bytes(target: Any) -> bool:
-    if isinstance(target, DeviceArray):
-        return _device_array.can_take_bytes(target)
-    module = _torch if _torch.is_tensor(target) else _numpy
-    return bool(module.can_take_bytes(target))
-
-
-def _can_take_boxes(fill: Fill) -> bool:
-    """Return whether a target is strided GPU memory."""
-    target = fill.target
-    if isinstance(target, DeviceArray):
-        return True
-    return (
-        _torch.is_tensor(target)
-        and _cuda.place_of(target) is not None
-        and _torch.in_reach(target)
-        and not target.is_contiguous()
-        and fill.stored.dtype != "F4"  # half a byte an element has no stride in bytes
-        and not share_elements(target.shape, target.stride())
-    )
-
-
-def _address(fill: Fill) -> Address:
-    target = fill.target
-    if fill.dense is not None:
-        return fill.dense
-    if isinstance(target, DeviceArray):
-        return target.memory.address
-    return _cuda.address_of(target) if _torch.is_tensor(target) else int(target.ctypes.data)
-
-
-def _strides(target: Any) -> tuple[int, ...]:
-    """Return a target's strides in bytes."""
-    if isinstance(target, DeviceArray):
-        return target.strides
-    return _torch.strides_of(target) if _torch.is_tensor(target) else tuple(target.strides)
-
-
-def _copy(target: Any, source: Any) -> None:
-    (_torch if _torch.is_tensor(target) else _numpy).copy_into(target, source)
 
 
 def _new_tuple(old: tuple[Any, ...], makes: list[Make | None], builder: Builder) -> Any:
@@ -436,11 +375,6 @@ def _holds_tensors(value: Any) -> bool:
         or _numpy.is_array(value)
         or _device_array.interface_of(value) is not None
     )
-
-
-def _can_cast(there: str, here: str) -> bool:
-    """Return whether converting elements of one dtype to another loses only precision."""
-    return any({there, here} <= family for family in _FAMILIES)
 
 
 # Dtypes that `cast` converts between. Not integers: they could overflow or lose a fraction.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.tensors import _cuda, _numpy
-from ringstow.tensors._memory import Memory, dense_strides, share_elements
+from ringstow.tensors._memory import Memory, Target, dense_strides, share_elements
 
 VERSION_MAX = 3
 # Handles that CUDA gives a meaning.
@@ -24,8 +24,6 @@ class DeviceArray(NamedTuple):
 
     memory: Memory
     """The owner is the library's array."""
-    strides: tuple[int, ...]
-    """In bytes, also where it is dense."""
     typestr: str
     """As numpy writes a dtype: ``"<f4"``."""
     is_readonly: bool
@@ -72,7 +70,7 @@ def parse(value: object, interface: Mapping[str, Any], key: str) -> DeviceArray:
     nbytes = math.prod(shape) * size
     where = (pointer, _cuda.device_at(pointer, key), stream) if nbytes else 0
     memory = Memory(code, shape, None if is_dense or not nbytes else strides, where, nbytes, value)
-    return DeviceArray(memory, strides, typestr, bool(is_readonly))
+    return DeviceArray(memory, typestr, bool(is_readonly))
 
 
 def _stream(stream: Any) -> int:
@@ -107,15 +105,13 @@ def _checked(shape: tuple[int, ...], strides: tuple[int, ...], key: str) -> tupl
     return strides
 
 
-# The questions that `_torch` and `_numpy` answer for their own.
-
-
-def can_take_bytes(array: DeviceArray) -> bool:
-    """Return whether dense bytes written to the array's address are its elements."""
-    return array.memory.strides is None
-
-
-def overlaps_itself(array: DeviceArray) -> bool:
-    """Return whether two elements may share memory."""
-    memory = array.memory
-    return memory.strides is not None and share_elements(memory.shape, memory.strides)
+def target_of(value: object, key: str) -> Target:
+    """Return how a load can fill an array. Raises as `parse`."""
+    interface = interface_of(value)
+    assert interface is not None, "the caller checks it"
+    memory, _, is_readonly = parse(value, interface, key)
+    dtype, shape, strides, address, *_ = memory
+    problem = "a read-only array" if is_readonly else ""
+    if strides is not None and share_elements(shape, strides):
+        problem = "a broadcast array"
+    return Target(None, dtype, shape, address, strides, takes_regions=True, problem=problem)

@@ -42,6 +42,13 @@ def place_at(address: Address) -> tuple[int, int | None]:
     return address[:2] if isinstance(address, tuple) else (address, None)
 
 
+def moved(address: Address, nbytes: int) -> Address:
+    """Return the address that is so many bytes further on."""
+    if isinstance(address, tuple):
+        return (address[0] + nbytes, *address[1:])
+    return address + nbytes
+
+
 def dense_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
     """Return the strides in bytes of a dense array in row-major order."""
     strides = []
@@ -117,6 +124,24 @@ class LazyMemory(NamedTuple):
     def identity(self) -> tuple[object, ...]:
         """Equal for one lazy tensor in two places."""
         return ("lazy", id(self.owner))
+
+
+class Target(NamedTuple):
+    """A tensor or array that a load fills."""
+
+    value: Any
+    """torch's tensor or numpy's array; None for another library's, which can only be read into."""
+    dtype: str
+    """safetensors' name of the element type: ``"F32"``."""
+    shape: tuple[int, ...]
+    """In elements of that type."""
+    address: Address
+    strides: tuple[int, ...] | None
+    """In bytes; None where dense bytes that are read to the address are its elements."""
+    takes_regions: bool = False
+    """Whether the native side can read regions into it by its strides."""
+    problem: str = ""
+    """What it is, if it can't be filled: ``"an expanded view"``."""
 
 
 class Stored(NamedTuple):

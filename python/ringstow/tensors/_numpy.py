@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ringstow._errors import UnsupportedError
-from ringstow.tensors._memory import Memory, Stored
+from ringstow.tensors._memory import Memory, Stored, Target
 from ringstow.tensors._optional import imported, require
 
 if TYPE_CHECKING:
@@ -187,9 +187,17 @@ def scalar_from(data: bytes, dtype: str, key: str) -> np.generic:
     return scalar  # type: ignore[no-any-return]
 
 
-def can_take_bytes(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether dense little-endian bytes written to the array's address are its elements."""
-    return array.flags.c_contiguous and not array.dtype.str.startswith(">")
+def target_of(array: np.ndarray[Any, Any]) -> Target:
+    """Return how a load can fill an array; its dtype must be one that `code_of_array` knows."""
+    is_dense = array.flags.c_contiguous and not array.dtype.str.startswith(">")
+    return Target(
+        array,
+        code_of_array(array) or "",
+        array.shape,
+        array.ctypes.data,
+        None if is_dense else array.strides,
+        problem="" if array.flags.writeable else "a read-only array",
+    )
 
 
 def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.tensors import _cuda
-from ringstow.tensors._memory import Memory, Stored
+from ringstow.tensors._memory import Address, Memory, Stored, Target, share_elements
 from ringstow.tensors._optional import imported, require
 
 if TYPE_CHECKING:
@@ -324,10 +324,31 @@ def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(step * size for step in tensor.stride())
 
 
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether two elements share memory (an expanded view), so that it can't be filled."""
+def target_of(
+    tensor: torch.Tensor, key: str, address_of: Callable[[torch.Tensor], Address]
+) -> Target:
+    """Return how a load can fill a tensor.
+
+    Raises:
+        UnsupportedError: not a strided tensor of a known dtype; says what to do.
+        InvalidStateError: the tensor has no memory (lazy, or its storage was freed).
+    """
+    check_dense(tensor, key)
+    check_storage(tensor, key)
+    code = code_of(tensor, key)
+    strides = None if can_take_bytes(tensor) else strides_of(tensor)
+    takes_regions = (
+        strides is not None
+        and in_reach(tensor)
+        and _cuda.place_of(tensor) is not None
+        and code != "F4"  # half a byte an element has no stride in bytes
+        and not share_elements(tensor.shape, tensor.stride())
+    )
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.numel() > 0 and any(step == 0 and n > 1 for n, step in pairs)
+    is_expanded = tensor.numel() > 0 and any(step == 0 and n > 1 for n, step in pairs)
+    problem = "an expanded view" if is_expanded else ""
+    shape = shape_of(tensor, key)
+    return Target(tensor, code, shape, address_of(tensor), strides, takes_regions, problem)
 
 
 def mark_changed(tensors: Iterable[torch.Tensor]) -> None:
