@@ -23,7 +23,7 @@ from ringstow.convert import (
     ringstow_to_torch,
     torch_to_ringstow,
 )
-from ringstow.convert._ahead import ReadAhead
+from ringstow.convert._sources import ReadAhead
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

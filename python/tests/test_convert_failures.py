@@ -143,13 +143,13 @@ def test_a_target_that_is_not_what_was_written_is_found(at, monkeypatch):
     ringstow.save({"a": {"w": torch.zeros(1000)}}, at / "ckpt")
     write = conversions._targets.to_hf
 
-    def write_and_damage(*args, **options):
-        written = write(*args, **options)
+    def write_and_damage(*args):
+        written = write(*args)
         file = at / "hf" / "model.safetensors"
         flip(file, file.stat().st_size - 1)
         return written
 
-    monkeypatch.setattr(conversions._targets, "to_hf", write_and_damage)
+    monkeypatch.setitem(conversions._targets.WRITERS, "hf", write_and_damage)
     with pytest.raises(ringstow.CorruptCheckpointError, match=r"a\.w"):
         ringstow_to_hf(at / "ckpt", at / "hf")
     assert (at / "hf" / "model.safetensors").exists()

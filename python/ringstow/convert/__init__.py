@@ -139,33 +139,21 @@ def convert(
     target_kind = target or _paths.target_kind(source_kind, there)
     _paths.check_target(here, there, target_kind, overwrite=overwrite)
     _check_options(target_kind, prefix, dtype)
-    options = Options(allow_pickle=allow_pickle, verify=verify, config=config or Config())
+    options = Options(
+        allow_pickle=allow_pickle,
+        verify=verify,
+        config=config or Config(),
+        prefix=prefix,
+        dtype=dtype,
+        max_shard_bytes=parse_size(max_shard_size),
+    )
     advance = progress or _silent
 
-    written: _targets.Written
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
     with _replace.place(there, target_kind) as to:
-        match target_kind:
-            case "ringstow":
-                written = _targets.to_ringstow(
-                    state, to, advance, config=options.config, allow_pickle=allow_pickle
-                )
-            case "dcp":
-                written = _targets.to_dcp(state, to, advance)
-            case "torch":
-                written = _targets.to_torch(state, to, advance)
-            case "hf":
-                written = _targets.to_hf(
-                    state,
-                    to,
-                    advance,
-                    config=options.config,
-                    prefix=prefix,
-                    dtype=dtype,
-                    max_shard_bytes=parse_size(max_shard_size),
-                )
+        written = _targets.WRITERS[target_kind](state, to, advance, options)
     if written.left_out:
         _log.warning("%s", listed(f"{there} can't hold, and is without", [*written.left_out]))
     if verify:

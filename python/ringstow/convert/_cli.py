@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -11,7 +12,7 @@ import warnings
 from typing import Any
 
 from ringstow._errors import Error
-from ringstow.convert import ConvertReport, convert
+from ringstow.convert import ConvertReport, Progress, convert
 from ringstow.convert._paths import KINDS
 
 _EXAMPLES = """\
@@ -40,10 +41,9 @@ def main(argv: list[str]) -> int:
     """Run ``ringstow convert`` with these arguments, and return its exit code."""
     args = _parser().parse_args(argv)
     logging.basicConfig(format="ringstow: %(message)s", level=logging.WARNING)
-    progress = _Quiet() if args.quiet else _progress()
     warnings.showwarning = lambda message, *_, **__: print(f"ringstow: {message}", file=sys.stderr)
     try:
-        with progress:
+        with contextlib.nullcontext() if args.quiet else _progress() as progress:
             report = convert(
                 args.src,
                 args.dst,
@@ -140,31 +140,30 @@ def _tell(report: ConvertReport) -> None:
         print(f"{fallback.wanted} -> {fallback.got}: {fallback.reason}; {fallback.remedy}")
 
 
-class _Quiet:
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        pass
+def _progress() -> contextlib.AbstractContextManager[Progress]:
+    if os.isatty(2):
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
+            return _Bar(tqdm)
+    return contextlib.nullcontext(_lines())
 
 
-class _Lines(_Quiet):
-    """Prints a line to stderr every few seconds, for logs and if tqdm is not installed."""
+def _lines() -> Progress:
+    """Return what prints a line to stderr every few seconds, for logs and without tqdm."""
+    due = time.monotonic() + _SLICE_S
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _SLICE_S
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
+    def show(phase: str, done: int, total: int) -> None:
+        nonlocal due
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _SLICE_S
+        if now >= due:
+            due = now + _SLICE_S
             print(f"{phase}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", file=sys.stderr)
 
+    return show
 
-class _Bar(_Quiet):
+
+class _Bar(contextlib.AbstractContextManager[Progress]):
     """Shows a tqdm bar per phase."""
 
     def __init__(self, tqdm: Any) -> None:
@@ -182,16 +181,9 @@ class _Bar(_Quiet):
         self._bar.total = total
         self._bar.update(done - self._bar.n)
 
+    def __enter__(self) -> Progress:
+        return self
+
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def _progress() -> _Quiet:
-    if not os.isatty(2):
-        return _Lines()
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        return _Lines()
-    return _Bar(tqdm)

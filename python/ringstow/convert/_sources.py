@@ -1,10 +1,15 @@
-"""Opens the source of a conversion as a nested state whose tensors are loaded one at a time."""
+"""Opens the source of a conversion as a nested state whose tensors load on demand.
+
+A verified read covers complete checksum chunks: reading small tensors one by one would read the
+same chunk for each. So a small tensor is read together with those behind it in the file.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
+import threading
 import warnings
 import zipfile
 from typing import Any
@@ -12,7 +17,6 @@ from typing import Any
 from ringstow import _native
 from ringstow._config import Config
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
-from ringstow.convert._ahead import ReadAhead
 from ringstow.convert._files import REMEDY, plain_numpy, reading
 from ringstow.convert._walk import State
 from ringstow.tensors._memory import LazyTensor
@@ -24,14 +28,21 @@ _ZIP = b"PK\x03\x04"
 _OLD = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _HEAD_BYTES = 512
 
+# In bytes: read at once, and held for later calls. Larger tensors are read alone.
+_WINDOW_BYTES = 4 << 20
+_HELD_BYTES_MAX = 4 * _WINDOW_BYTES
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of opening a source."""
+    """Options of a conversion; see `ringstow.convert.convert`."""
 
-    allow_pickle: bool = False
-    verify: bool = True
-    config: Config = dataclasses.field(default_factory=Config)
+    allow_pickle: bool
+    verify: bool
+    config: Config
+    prefix: str
+    dtype: str | None
+    max_shard_bytes: int
 
     @property
     def reading(self) -> Config:
@@ -62,8 +73,18 @@ def open_source(path: str, kind: str, options: Options) -> State:
 def _ringstow(path: str, options: Options) -> State:
     checkpoint = _native.Checkpoint(path, options.reading.to_json())
     checkpoint.check_whole([name for name, *_ in checkpoint.tensors])
+    return _lazy(path, checkpoint, _skeleton.parse(checkpoint.state, path), options)
+
+
+def _hf(path: str, options: Options) -> State:
+    checkpoint = _native.Checkpoint(path, options.reading.to_json(), foreign=True)
+    skeleton = {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
+    return _lazy(path, checkpoint, skeleton, options)
+
+
+def _lazy(path: str, checkpoint: _native.Checkpoint, skeleton: State, options: Options) -> State:
+    """Return the state of a skeleton, whose tensors and arrays load on demand."""
     contents = _build.Contents(path, checkpoint.tensors)
-    skeleton = _skeleton.parse(checkpoint.state, path)
     _build.Survey(contents, allow_pickle=options.allow_pickle).add(skeleton)
     ahead = ReadAhead(checkpoint, verify=options.verify, config=options.reading.to_json())
     known: dict[str, LazyTensor] = {}
@@ -84,26 +105,57 @@ def _ringstow(path: str, options: Options) -> State:
     return rebuild(skeleton, (), make)  # type: ignore[no-any-return]
 
 
+class ReadAhead:
+    """The tensors of a checkpoint. Several threads may use it at once."""
+
+    def __init__(self, checkpoint: _native.Checkpoint, *, verify: bool, config: str) -> None:
+        self._checkpoint = checkpoint
+        self._verify = verify
+        self._config = config
+        # In the order of a shard: see `natural_alignment` in src/format/header.rs.
+        tensors = sorted(checkpoint.tensors, key=lambda tensor: -_alignment(tensor[3]))
+        self._names = [name for name, *_ in tensors]
+        self._nbytes = [nbytes for *_, nbytes in tensors]
+        self._number = {name: number for number, name in enumerate(self._names)}
+        self._held: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def take(self, name: str) -> Any:
+        """Return a tensor's bytes, in memory that only the caller has.
+
+        Raises:
+            CorruptCheckpointError: the bytes are not those that were written.
+        """
+        with self._lock:
+            block = self._held.pop(name, None)
+            if block is not None:
+                return block
+            names = self._window(self._number[name])
+            block, *others = self._checkpoint.load(names, self._verify, self._config)[0]
+            self._held.update(zip(names[1:], others, strict=True))
+            while sum(other.nbytes for other in self._held.values()) > _HELD_BYTES_MAX:
+                del self._held[next(iter(self._held))]
+            return block
+
+    def _window(self, number: int) -> list[str]:
+        """Return a name and those of the small tensors behind it that are not held yet."""
+        names, room = [self._names[number]], _WINDOW_BYTES - self._nbytes[number]
+        for behind in range(number + 1, len(self._names)):
+            room -= self._nbytes[behind]
+            if room < 0 or self._names[behind] in self._held:
+                break
+            names.append(self._names[behind])
+        return names
+
+
+def _alignment(nbytes: int) -> int:
+    return min(nbytes & -nbytes, 4096) if nbytes else 4096
+
+
 def _dcp(path: str, options: Options) -> State:
     from ringstow.convert import _dcp
 
     return _dcp.read(path, allow_pickle=options.allow_pickle)
-
-
-def _hf(path: str, options: Options) -> State:
-    checkpoint = _native.Checkpoint(path, options.reading.to_json(), foreign=True)
-    contents = _build.Contents(path, checkpoint.tensors)
-    ahead = ReadAhead(checkpoint, verify=options.verify, config=options.reading.to_json())
-
-    def load(name: str) -> Any:
-        blocks = {name: ahead.take(name)}
-        return _build.Builder(contents, blocks).value(Leaf("$tensor", name), (name,))
-
-    def lazy(name: str) -> LazyTensor:
-        stored = contents.stored(Leaf("$tensor", name), (name,))
-        return LazyTensor(*stored, functools.partial(load, name))
-
-    return {name: lazy(name) for name, *_ in checkpoint.tensors}
 
 
 def _torch_file(path: str, options: Options) -> State:

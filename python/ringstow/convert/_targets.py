@@ -10,13 +10,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _jobs, _native, _save
-from ringstow._config import Config
+from ringstow import _jobs, _native, _others
 from ringstow._errors import InvalidStateError, KeyMismatchError
-from ringstow._handle import SaveHandle
 from ringstow._report import SaveReport
 from ringstow.convert import _files
 from ringstow.convert._paths import sync_dir
+from ringstow.convert._sources import Options
 from ringstow.convert._walk import State, is_stored, is_tensor, loaded, nbytes, replaced, stored
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
@@ -42,18 +41,28 @@ class Written:
     tied: tuple[tuple[str, str], ...] = ()
 
 
-def to_ringstow(
-    state: State, path: str, advance: Advance, *, config: Config, allow_pickle: bool
-) -> Written:
+def to_ringstow(state: State, path: str, advance: Advance, options: Options) -> Written:
     """Save a state as a ringstow checkpoint."""
+    _others.refuse_other_ranks(path)
+    encoded = _encode.encode(state, allow_pickle=options.allow_pickle)
     # No other code has the tensors, so nothing has to guard them.
-    handle = _save.save_async(
-        state, path, config=config, allow_pickle=allow_pickle, staging="unguarded"
+    config = options.config.to_json()
+    report = _saved(
+        lambda: _native.start_save(encoded.tensors, encoded.tree, path, config), path, advance
     )
-    return Written(expected=state, report=_follow(handle, advance))
+    return Written(expected=state, report=report)
 
 
-def to_dcp(state: State, path: str, advance: Advance) -> Written:
+def _saved(begin: Callable[[], _native.SaveJob], path: str, advance: Advance) -> SaveReport:
+    """Start a save, report its progress, and return once it is durable; Ctrl-C cancels it."""
+    report = _jobs.run(
+        begin, path, advance=lambda written, total: advance("writing", written, total)
+    )
+    advance("writing", report.file_bytes, report.file_bytes)
+    return report
+
+
+def to_dcp(state: State, path: str, advance: Advance, options: Options) -> Written:
     """Write a state as torch.distributed.checkpoint does."""
     from ringstow.convert import _dcp
 
@@ -64,7 +73,7 @@ def to_dcp(state: State, path: str, advance: Advance) -> Written:
     return Written(expected=expected, left_out=tuple(sorted(empty)))
 
 
-def to_torch(state: State, path: str, advance: Advance) -> Written:
+def to_torch(state: State, path: str, advance: Advance, options: Options) -> Written:
     """Write a state as torch.save does.
 
     torch.save needs all tensors at once. They go into an unlinked, mapped file beside the target,
@@ -128,25 +137,11 @@ class _Mapped:
         return self._done[id(value)]
 
 
-def to_hf(
-    state: State,
-    path: str,
-    advance: Advance,
-    *,
-    config: Config,
-    prefix: str,
-    dtype: str | None,
-    max_shard_bytes: int,
-) -> Written:
+def to_hf(state: State, path: str, advance: Advance, options: Options) -> Written:
     """Write the tensors of a state as Hugging Face's programs read them."""
-    model = _Model(state, prefix, dtype)
-    sized = dataclasses.replace(config, shard_bytes=max_shard_bytes)
-    report = _jobs.run(
-        lambda: _native.start_export(model.stored, path, sized.to_json()),
-        path,
-        advance=lambda written, total: advance("writing", written, total),
-    )
-    advance("writing", report.file_bytes, report.file_bytes)
+    model = _Model(state, options.prefix, options.dtype)
+    config = dataclasses.replace(options.config, shard_bytes=options.max_shard_bytes).to_json()
+    report = _saved(lambda: _native.start_export(model.stored, path, config), path, advance)
     return Written(
         expected=model.tensors,
         report=report,
@@ -239,17 +234,9 @@ def _counted(advance: Advance, total: int) -> Iterator[Callable[[int], None]]:
     yield wrote
 
 
-def _follow(handle: SaveHandle, advance: Advance) -> SaveReport:
-    """Wait for a save and report its progress; Ctrl-C cancels it and waits until it has ended."""
-    try:
-        while not handle.done():
-            now = handle.progress()
-            advance("writing", now.written, now.total)
-            with contextlib.suppress(TimeoutError):
-                handle.result(timeout=0.1)
-        report = handle.result()
-        advance("writing", report.file_bytes, report.file_bytes)
-        return report
-    except BaseException:
-        handle._abandon()
-        raise
+WRITERS: dict[str, Callable[[State, str, Advance, Options], Written]] = {
+    "ringstow": to_ringstow,
+    "dcp": to_dcp,
+    "torch": to_torch,
+    "hf": to_hf,
+}

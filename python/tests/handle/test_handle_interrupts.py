@@ -81,7 +81,7 @@ def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, no_thre
 
 def test_a_save_that_is_waited_for_starts_no_thread(gate, state, tmp_path, monkeypatch):
     """Python 3.12 starts none in functions of `atexit`; in a signal handler, 3.11 may hang."""
-    from ringstow.convert import _targets
+    from ringstow.convert import _sources, _targets
 
     started = []
     gate()
@@ -90,15 +90,16 @@ def test_a_save_that_is_waited_for_starts_no_thread(gate, state, tmp_path, monke
     monkeypatch.setattr(threading.Thread, "start", started.append)
     ringstow.save(state, tmp_path / "c")
     monkeypatch.setattr(_native, "start_export", lambda *args: ended)
-    _targets.to_hf(
-        state,
-        str(tmp_path / "c"),
-        lambda *args: None,
+    options = _sources.Options(
+        allow_pickle=False,
+        verify=True,
         config=ringstow.Config(),
         prefix="",
         dtype=None,
         max_shard_bytes=1 << 30,
     )
+    for write in _targets.to_hf, _targets.to_ringstow:
+        write(state, str(tmp_path / "c"), lambda *args: None, options)
     assert started == []
 
 
