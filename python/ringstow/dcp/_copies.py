@@ -68,14 +68,6 @@ def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
             yield from tensors(item, (*path, n))
 
 
-def devices(state: Any) -> list[int]:
-    """Return the indices of the GPUs that tensors of a state are on."""
-    if not _cuda.is_in_use():  # to_local() of each DTensor takes a while
-        return []
-    plain = (part for _, tensor in tensors(state) for part in parts(tensor) or [])
-    return _cuda.devices_of(plain)
-
-
 def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     """Return the plain tensors in this process's memory that a tensor consists of, if any.
 

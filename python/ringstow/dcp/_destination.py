@@ -46,16 +46,12 @@ class Destination:
 
     def __getstate__(self) -> dict[str, Any]:
         # A given path is pickled too, and used up here: the save it is for runs elsewhere.
-        with self._lock:
-            given = self.hand_over()
-            if given is not None:
-                given.is_used, self._saved = True, given.path
-        path = None if given is None else given.path
+        given = self._use()
         return {
             "path": self._path,
             "keeps_id": self._keeps_id,
-            "saved": self._saved if path is None else None,
-            "given": path,
+            "saved": self._saved if given is None else None,
+            "given": given,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -84,15 +80,17 @@ class Destination:
         Raises:
             InvalidStateError: the save has no path, or only one that an earlier save used up.
         """
-        with self._lock:
-            given = self.hand_over()
-            if given is not None:
-                given.is_used = True
-                path = self._saved = given.path
-            else:
-                path = self._without()
-        self._here.saved = path
+        path = self._here.saved = self._use() or self._without()
         return path
+
+    def _use(self) -> str | None:
+        """Use up this thread's path for its next save, if it has one."""
+        with self._lock:  # another thread may have the same one
+            given = self.hand_over()
+            if given is None:
+                return None
+            given.is_used, self._saved = True, given.path
+            return given.path
 
     def path(self) -> str | None:
         """Return where this thread's save goes, or the next one; None if none was given yet."""

@@ -56,9 +56,8 @@ def resolve(
         memory = _resolve(item, planner, refusals, allow_pickle=allow_pickle)
         if memory is None:
             continue
-        spec = _spec(item, memory)
-        if alone and memory.nbytes == 0:
-            spec = None if item.index.fqn in names else spec or _empty_spec(item, memory)
+        is_known = alone and memory.nbytes == 0 and item.index.fqn in names
+        spec = None if is_known else _spec(item, memory, keeps_empty=alone)
         if spec is not None:
             names.add(spec[0])
             items.specs.append(spec)
@@ -155,28 +154,21 @@ def _chunk(item: WriteItem, dtype: str) -> tuple[Shape, Shape, Shape]:
     return sizes, offsets, shape
 
 
-def _spec(item: WriteItem, memory: Memory) -> ItemSpec | None:
-    """Return an item as the native side takes it; None if others write all of the tensor."""
-    name, dtype, sizes, strides, address, nbytes = (item.index.fqn, *memory[:5])
-    if item.type == WriteItemType.BYTE_IO:
-        return (name, dtype, sizes, strides, address, nbytes, None, None, True)
-    _, offsets, shape = _chunk(item, dtype)
-    if sizes == shape:
-        return (name, dtype, sizes, strides, address, nbytes, None, None, False)
-    if nbytes == 0 and (0 not in shape or any(offsets)):
-        return None
-    if nbytes == 0:  # the first of several empty chunks of an empty tensor stands for all
-        return (name, dtype, shape, None, 0, 0, None, None, False)
-    return (name, dtype, sizes, strides, address, nbytes, shape, offsets, False)
+def _spec(item: WriteItem, memory: Memory, *, keeps_empty: bool) -> ItemSpec | None:
+    """Return an item as the native side takes it; None if other ranks write all of the tensor.
 
-
-def _empty_spec(item: WriteItem, memory: Memory) -> ItemSpec:
-    """Return a chunk without elements, as the native side takes it."""
-    sizes, offsets, shape = _chunk(item, memory.dtype)
-    name, dtype = item.index.fqn, memory.dtype
-    if 0 in shape:
-        return (name, dtype, shape, None, 0, 0, None, None, False)
-    return (name, dtype, sizes, None, 0, 0, shape, offsets, False)
+    With ``keeps_empty`` a chunk without elements is an item, too.
+    """
+    dtype, sizes, strides, address, nbytes = memory[:5]
+    is_object = item.type == WriteItemType.BYTE_IO
+    _, offsets, shape = (sizes, sizes, sizes) if is_object else _chunk(item, dtype)
+    if nbytes == 0 and sizes != shape:
+        if not keeps_empty and (0 not in shape or any(offsets)):
+            return None
+        if 0 in shape:  # one of several empty chunks of an empty tensor stands for all
+            sizes = shape
+    region = (None, None) if sizes == shape else (shape, offsets)
+    return (item.index.fqn, dtype, sizes, strides, address, nbytes, *region, is_object)
 
 
 def sharded(plan: SavePlan) -> list[str]:

@@ -138,13 +138,6 @@ def in_elements(lengths: Shape, dtype: str) -> Shape:
     return (*lengths[:-1], lengths[-1] * 2) if dtype == "F4" and lengths else lengths
 
 
-def _in_torch(lengths: Shape, dtype: str) -> torch.Size:
-    """Undo `in_elements`."""
-    if dtype == "F4" and lengths:
-        lengths = (*lengths[:-1], lengths[-1] // 2)
-    return torch.Size(lengths)
-
-
 @dataclasses.dataclass
 class Contents:
     """A checkpoint's table of contents, by flat name."""
@@ -221,18 +214,15 @@ class Contents:
 def _stored(name: str, entry: Entry) -> BytesStorageMetadata | TensorStorageMetadata:
     if entry.is_object:
         return BytesStorageMetadata()
-    chunks = [
-        ChunkStorageMetadata(_in_torch(offsets, entry.dtype), _in_torch(sizes, entry.dtype))
-        for offsets, sizes in entry.chunks
-    ]
     # Holes are chunks too, so that a planner asks for them and the load can refuse.
-    chunks.extend(_hole(offsets, sizes, entry.dtype) for offsets, sizes in entry.holes)
+    chunks = [_chunk(*region, entry.dtype) for region in (*entry.chunks, *entry.holes)]
     properties = TensorProperties(dtype=_torch.dtype_of(entry.dtype, name))
-    return TensorStorageMetadata(properties, _in_torch(entry.shape, entry.dtype), chunks)
+    whole = _chunk((0,) * len(entry.shape), entry.shape, entry.dtype)
+    return TensorStorageMetadata(properties, whole.sizes, chunks)
 
 
-def _hole(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkStorageMetadata:
-    """Return a hole as one of torch's chunks, rounded up to pairs of 4-bit elements."""
+def _chunk(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkStorageMetadata:
+    """Return a region as one of torch's chunks; a hole is rounded up to pairs of 4-bit elements."""
     first, ends = list(offsets), [o + n for o, n in zip(offsets, sizes, strict=True)]
     if dtype == "F4" and ends:
         first[-1], ends[-1] = first[-1] // 2, -(-ends[-1] // 2)

@@ -33,7 +33,8 @@ _ALIGNMENT = 64
 _PIECE = 8 << 20
 # Registered with CUDA at once. It takes a while, in which the driver lets nobody else do anything.
 _PIN = 64 << 20
-_BATCH = 16 << 20
+# Bytes for which another thread is worth its start.
+_A_THREADS = 16 << 20
 _THREADS_MAX = 4
 
 _Key = tuple[object, ...]
@@ -325,35 +326,24 @@ def _from_gpu(target: torch.Tensor, slot: _Slot) -> None:
 
 def _from_host(pairs: list[_Pair]) -> None:
     """Copy what is in host memory; what is dense there by threads."""
-    batch: list[tuple[int, int, int]] = []
-    batches = [batch]
-    room = _BATCH
+    pieces: list[tuple[int, int, int]] = []
+    nbytes_dense = 0
     for target, (source, _, nbytes) in pairs:
         if source.device.type != "cpu" or not _torch.can_take_bytes(source):
             target.copy_(source)
             continue
         to, start = target.data_ptr(), source.data_ptr()
         for at in range(0, nbytes, _PIECE):
-            size = min(_PIECE, nbytes - at)
-            batch.append((to + at, start + at, size))
-            room -= size
-            if room <= 0:
-                batches.append(batch := [])
-                room = _BATCH
-    _run(batches)
+            pieces.append((to + at, start + at, min(_PIECE, nbytes - at)))
+        nbytes_dense += nbytes
+    threads = min(_THREADS_MAX, len(os.sched_getaffinity(0)), -(-nbytes_dense // _A_THREADS))
+    left = iter(pieces)
 
+    def move() -> None:
+        for to, start, size in left:  # each thread takes the next one
+            ctypes.memmove(to, start, size)  # without the GIL
 
-def _run(batches: list[list[tuple[int, int, int]]]) -> None:
-    threads = min(_THREADS_MAX, len(os.sched_getaffinity(0)), len(batches))
-    if threads == 1:
-        for batch in batches:
-            _move(batch)
-        return
-    with concurrent.futures.ThreadPoolExecutor(threads, "ringstow-snapshot") as pool:
-        for _ in pool.map(_move, batches):
-            pass
-
-
-def _move(batch: list[tuple[int, int, int]]) -> None:
-    for to, start, size in batch:
-        ctypes.memmove(to, start, size)  # without the GIL
+    with concurrent.futures.ThreadPoolExecutor(_THREADS_MAX, "ringstow-snapshot") as pool:
+        for _ in range(threads - 1):
+            pool.submit(move)
+        move()

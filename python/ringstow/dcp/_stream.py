@@ -38,7 +38,7 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         self._claim = claim
         guarded = _Guarded()
         self._live: dict[str, Any] | None = _copies.rebuild(state, guarded.replace)
-        self.fence = _cuda.Fence(_copies.devices(self._live))
+        self.fence = _cuda.Fence(_cuda.devices_of(guarded.tensors()))
         """Tensors on GPUs are saved as they are at the call."""
         self.watched: _native.Watch | None = _native.Watch(guarded.streamed)
         """The tensors that are not copied: the save fails if one changes while it is read."""
@@ -135,6 +135,10 @@ class _Guarded:
         if all(part is one for part, one in zip(parts, taken, strict=True)):
             return tensor
         return _copies.with_parts(tensor, taken)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the plain tensors, as they were at the call."""
+        return [*(tensor for _, tensor in self.streamed), *self.copied]
 
     def _take(self, part: torch.Tensor, path: Path) -> torch.Tensor:
         is_small = part.numel() * part.element_size() <= SMALL
