@@ -6,6 +6,9 @@ ROUNDS ?= 3
 LOOPS  ?= 1000
 SEED   ?= 0
 MINUTES ?= 10
+# Cuts of each file system; FS=ext4 cuts that one alone.
+CUTS   ?= 200
+FS     ?=
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
 OUT    ?= sweep-out
@@ -24,7 +27,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu torture-background lint doc bench bench-check bench-baseline \
+.PHONY: help demo test test-rust test-python test-gpu torture-background torture-cuts lint doc bench bench-check bench-baseline \
 	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
@@ -33,6 +36,7 @@ help:
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
+	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
@@ -62,6 +66,10 @@ test-gpu: $(READY)
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
+
+torture-cuts:
+	RINGSTOW_CUTS=$(CUTS) RINGSTOW_SEED=$(SEED) RINGSTOW_REQUIRE_RIGS=1 \
+		cargo test --test power_cut $(FS) -- --nocapture --test-threads=1
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)

@@ -2,10 +2,11 @@
 //! the test's thread, so that they end with it, whatever becomes of the test.
 
 use super::rig;
+use cut_disk::on_loop;
+pub use cut_disk::run;
 use nix::sched::{CloneFlags, unshare};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -40,18 +41,6 @@ impl Mount {
         run("xfs_io", &["-x", "-c", "shutdown", self.point.to_str().unwrap()]).map(drop)
     }
 
-    /// Mounts an image again; the file system recovers from its journal, as after a power cut.
-    pub fn mount_again(&self) {
-        let point = self.point.to_str().unwrap();
-        // The kernel holds files that were registered with a ring a little longer than the ring.
-        while let Err(why) = run("umount", &[point]) {
-            assert!(why.contains("busy"), "{why}");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        let image = self.root.path().join("image");
-        on_loop(&image, 512, |device| run("mount", &[device, point])).unwrap();
-    }
-
     /// A file system without a device.
     pub fn of_memory(kind: &str, options: &str) -> Result<Self, String> {
         Self::mounted(tempfile::tempdir().unwrap(), &["-t", kind, "-o", options, "none"])
@@ -78,33 +67,6 @@ impl Drop for Mount {
             eprintln!("{}: {error}", self.root.path().display());
         }
     }
-}
-
-/// Does something with a loop device over an image. It is detached by the kernel at the unmount, or now
-/// if it was not mounted.
-fn on_loop<T>(
-    image: &Path,
-    sector: u32,
-    work: impl FnOnce(&str) -> Result<T, String>,
-) -> Result<T, String> {
-    let (image, sector) = (image.to_str().unwrap(), sector.to_string());
-    let device = run("losetup", &["--find", "--show", "--sector-size", &sector, image])?;
-    let device = device.trim();
-    let done = work(device);
-    let _ = run("losetup", &["--detach", device]);
-    done
-}
-
-/// Runs a program; its output, or what it said about its failure.
-pub fn run(program: &str, args: &[&str]) -> Result<String, String> {
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .map_err(|error| format!("{program} cannot be run: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    Err(format!("{program} {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// Runs a test where it may mount. [`rig::missing`] says so if there is no such place or no such file system.

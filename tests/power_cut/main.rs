@@ -1,0 +1,108 @@
+//! The power goes at any moment of any operation. Afterwards every checkpoint that was reported as committed is there,
+//! every one that is there is whole, the next save works, and `prune` finds what is left over.
+//!
+//! ext4, XFS and btrfs live on disks that lose what they had not flushed (`tests/cut-disk`). `RINGSTOW_CUTS` sets the
+//! number of cuts, `RINGSTOW_SEED` what each loses; `make torture-cuts` is the long form.
+#![cfg(target_os = "linux")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod operations;
+mod saved;
+
+use common::mounts::where_mounts_work;
+use cut_disk::{BTRFS, EXT4, FileSystem, Powered, XFS};
+use fastrand::Rng;
+use operations::{Machine, OPERATIONS};
+use ringstow::EngineChoice;
+use saved::Saved;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// Operations before the one that is cut.
+const BEFORE_MAX: usize = 3;
+
+/// Cuts the power in each operation in turn, at a random moment.
+fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
+    let mut powered = Powered::new(of, 2, seed)?;
+    let mut random = Rng::with_seed(seed);
+    let saved = Saved::new(powered.path(0), powered.path(1));
+    let mut took = BTreeMap::new();
+    let mut hits = BTreeMap::<_, u64>::new();
+    for cut in 0..cuts {
+        let engine = [EngineChoice::Auto, EngineChoice::Portable][random.usize(..2)];
+        let machine = Machine::new(&saved, engine);
+        let target = OPERATIONS[cut as usize % OPERATIONS.len()];
+        let before: Vec<_> = (0..random.usize(..=BEFORE_MAX))
+            .map(|_| OPERATIONS[random.usize(..OPERATIONS.len())])
+            .collect();
+        let usual = took.get(&target).copied().unwrap_or(Duration::from_millis(20));
+        let delay = usual.mul_f64(random.f64() * 1.2);
+        let (begins, begun) = channel();
+        let dead = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (saved, machine, dead) = (&saved, &machine, &dead);
+            scope.spawn(move || {
+                let work = || -> ringstow::Result<()> {
+                    before.iter().try_for_each(|operation| saved.run(machine, *operation))?;
+                    let _ = begins.send(());
+                    loop {
+                        saved.run(machine, target)?;
+                    }
+                };
+                let error = work().unwrap_err();
+                assert!(dead.load(SeqCst), "cut {cut}: there was power, and yet: {error}");
+            });
+            let _ = begun.recv();
+            std::thread::sleep(delay); // chooses the moment
+            dead.store(true, SeqCst);
+            powered.cut();
+        });
+        drop(machine);
+        powered.restore()?;
+        *hits.entry(saved.under_way()).or_default() += 1;
+        let what = format!("cut {cut} of seed {seed}, in {:?}", saved.under_way());
+        let machine = Machine::new(&saved, engine);
+        saved.check(&machine, &what);
+        if random.bool() {
+            saved.prune(&machine, &what);
+        }
+        for operation in OPERATIONS {
+            let started = Instant::now();
+            let done = saved.run(&machine, operation);
+            done.unwrap_or_else(|e| panic!("{what}: afterwards {operation:?} fails: {e}"));
+            took.insert(operation, started.elapsed());
+        }
+        saved.check(&machine, &what);
+        saved.prune(&machine, &what);
+    }
+    println!("{}: {cuts} cuts of seed {seed}, in {hits:?}", of.name);
+    Ok(())
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn power_cut_on(of: FileSystem) {
+    where_mounts_work(|| {
+        cut_and_check(of, number("RINGSTOW_CUTS", 16), number("RINGSTOW_SEED", 1))
+    });
+}
+
+#[test]
+fn power_cut_on_ext4_keeps_what_was_committed() {
+    power_cut_on(EXT4);
+}
+
+#[test]
+fn power_cut_on_xfs_keeps_what_was_committed() {
+    power_cut_on(XFS);
+}
+
+#[test]
+fn power_cut_on_btrfs_keeps_what_was_committed() {
+    power_cut_on(BTRFS);
+}
