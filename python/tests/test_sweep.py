@@ -245,7 +245,7 @@ def test_the_program_takes_the_setting_from_the_file(best_file):
     for name in ("block_bytes", "engine", "direct"):
         assert measured_by_it["config"][name] == dict(BEST.changes)[name]
     assert measured_by_it["config"]["queue_depth"] == 4  # what is said goes before the file
-    assert [way["engine"] for way in measured_by_it["ways"]] == ["portable"]
+    assert measured_by_it["moved"]["engine"] == "portable"
 
 
 def test_a_default_that_stays_is_a_file_that_changes_nothing(tmp_path, monkeypatch):

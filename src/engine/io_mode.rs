@@ -78,19 +78,6 @@ pub fn modes(config: &Config) -> Result<Vec<IoMode>> {
     modes_of(config, EngineKind::is_built)
 }
 
-/// [`modes`], followed by those of tokio-uring if this build has it and the caller's choices allow it:
-/// every mode there is, to measure them.
-///
-/// # Errors
-/// As for [`modes`].
-pub fn all_modes(config: &Config) -> Result<Vec<IoMode>> {
-    let mut all = modes(config)?;
-    if config.engine == EngineChoice::Auto && EngineKind::TokioUring.is_built() {
-        all.extend(modes(&Config { engine: EngineChoice::TokioUring, ..config.clone() })?);
-    }
-    Ok(all)
-}
-
 fn modes_of(config: &Config, is_built: impl Fn(EngineKind) -> bool) -> Result<Vec<IoMode>> {
     use EngineKind::{Portable, TokioUring, Uring};
     config.validate()?;
