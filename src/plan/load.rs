@@ -57,41 +57,35 @@ impl Unit {
     ///
     /// `file_bytes` has each file's length. Wants lie within their files and may be empty.
     pub fn reads(self, wants: &[Want], file_bytes: &[u64]) -> Vec<BlockRead> {
-        match self {
-            Self::Blocks { bytes, most } => blocks(wants, file_bytes, bytes, most),
-            Self::Pages(most) => pages(wants, file_bytes, most),
-        }
+        // Reads begin and end on multiples of `grain`; ranges fewer than `apart` bytes apart then are merged.
+        let (grain, apart, most, numbered_by) = match self {
+            Self::Blocks { bytes, most } => (bytes, 1, (most / bytes).max(1) * bytes, bytes),
+            Self::Pages(most) => (ALIGN as u64, PAGES_GAP, most, most),
+        };
+        let wanted = wants.iter().filter(|want| !want.range.is_empty());
+        let mut ranges: Vec<(usize, Range<u64>)> = wanted
+            .map(|Want { file, range }| {
+                let end = range.end.next_multiple_of(grain).min(file_bytes[*file]);
+                (*file, range.start / grain * grain..end)
+            })
+            .collect();
+        ranges.sort_unstable_by_key(|(file, range)| (*file, range.start));
+        ranges.dedup_by(|(file, range), (before, merged)| {
+            let joins = file == before && range.start < merged.end.saturating_add(apart);
+            if joins {
+                merged.end = merged.end.max(range.end);
+            }
+            joins
+        });
+        let cut = |(file, range): (usize, Range<u64>)| {
+            let end = range.end;
+            range.step_by(most as usize).map(move |offset| {
+                let len = (end - offset).min(most) as usize;
+                BlockRead { file, block: (offset / numbered_by) as usize, offset, len }
+            })
+        };
+        ranges.into_iter().flat_map(cut).collect()
     }
-}
-
-/// The checksum chunks that hold all wanted bytes, none twice.
-fn blocks(wants: &[Want], file_bytes: &[u64], block_bytes: u64, most: u64) -> Vec<BlockRead> {
-    let mut numbers: Vec<(usize, Range<u64>)> = wants
-        .iter()
-        .filter(|want| !want.range.is_empty())
-        .map(|want| {
-            let last = want.range.end.div_ceil(block_bytes);
-            (want.file, want.range.start / block_bytes..last)
-        })
-        .collect();
-    numbers.sort_unstable_by_key(|(file, range)| (*file, range.start));
-    numbers.dedup_by(|(file, range), (before, merged)| {
-        let joins = file == before && range.start <= merged.end;
-        if joins {
-            merged.end = merged.end.max(range.end);
-        }
-        joins
-    });
-    let together = (most / block_bytes).max(1);
-    let cut = |(file, range): (usize, Range<u64>)| {
-        let end = (range.end * block_bytes).min(file_bytes[file]);
-        range.step_by(together as usize).map(move |block| {
-            let offset = block * block_bytes;
-            let len = (end - offset).min(together * block_bytes) as usize;
-            BlockRead { file, block: block as usize, offset, len }
-        })
-    };
-    numbers.into_iter().flat_map(cut).collect()
 }
 
 /// All blocks of all files.
@@ -99,35 +93,6 @@ pub fn all_blocks(file_bytes: &[u64], unit: Unit) -> Vec<BlockRead> {
     let whole = |(file, &bytes)| Want { file, range: 0..bytes };
     let wants: Vec<Want> = file_bytes.iter().enumerate().map(whole).collect();
     unit.reads(&wants, file_bytes)
-}
-
-/// The pages that hold all wanted bytes, in reads of at most `most` bytes.
-fn pages(wants: &[Want], file_bytes: &[u64], most: u64) -> Vec<BlockRead> {
-    const PAGE: u64 = ALIGN as u64;
-    let mut ranges: Vec<(usize, Range<u64>)> = wants
-        .iter()
-        .filter(|want| !want.range.is_empty())
-        .map(|Want { file, range }| {
-            let end = range.end.next_multiple_of(PAGE).min(file_bytes[*file]);
-            (*file, range.start / PAGE * PAGE..end)
-        })
-        .collect();
-    ranges.sort_unstable_by_key(|(file, range)| (*file, range.start));
-    ranges.dedup_by(|(file, range), (before, merged)| {
-        let joins = file == before && range.start < merged.end.saturating_add(PAGES_GAP);
-        if joins {
-            merged.end = merged.end.max(range.end);
-        }
-        joins
-    });
-    let cut = |(file, range): (usize, Range<u64>)| {
-        let end = range.end;
-        range.step_by(most as usize).map(move |offset| {
-            let len = (end - offset).min(most) as usize;
-            BlockRead { file, block: (offset / most) as usize, offset, len }
-        })
-    };
-    ranges.into_iter().flat_map(cut).collect()
 }
 
 /// The reads of a number of slabs, and which slabs each read has bytes of.
@@ -211,7 +176,7 @@ mod tests {
                     Want { file, range: start..(start + len).min(file_bytes[file]) }
                 })
                 .collect();
-            let reads = blocks(&wants, &file_bytes, 4096, most);
+            let reads = Unit::Blocks { bytes: 4096, most }.reads(&wants, &file_bytes);
             let touched = |read: &BlockRead| wants.iter().any(|w| {
                 w.file == read.file && !w.range.is_empty()
                     && w.range.start < read.offset + read.len as u64 && read.offset < w.range.end
