@@ -16,7 +16,8 @@ use crate::sys::path::absolute;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Saves, loads, lists and removes checkpoints with one configuration.
+/// Saves, loads, lists and removes checkpoints with one configuration. Each method does what the function of its name
+/// does, and returns the same errors.
 ///
 /// Stores whose configurations need the same pool and engines share them. A store takes nothing from the system until
 /// it saves or loads, and a clone of it costs nothing.
@@ -65,18 +66,12 @@ impl Store {
         })
     }
 
-    /// See [`save`].
-    ///
-    /// # Errors
-    /// As for [`save`].
+    /// As [`save`].
     pub fn save(&self, state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
         store::save(&*self.runtime()?, state, path.as_ref(), &Job::of(&self.config))
     }
 
-    /// See [`save_async`].
-    ///
-    /// # Errors
-    /// As for [`save_async`].
+    /// As [`save_async`].
     pub fn save_async(
         &self,
         state: StateDict<'static>,
@@ -86,18 +81,12 @@ impl Store {
         self.start(path.as_ref(), move |runtime, path, job| store::save(runtime, &state, path, job))
     }
 
-    /// See [`export`].
-    ///
-    /// # Errors
-    /// As for [`export`].
+    /// As [`export`].
     pub fn export(&self, state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
         store::export(&*self.runtime()?, state, path.as_ref(), &Job::of(&self.config))
     }
 
-    /// [`Store::export`] in the background.
-    ///
-    /// # Errors
-    /// As for [`save_async`].
+    /// As [`export_async`].
     pub fn export_async(
         &self,
         state: StateDict<'static>,
@@ -108,18 +97,12 @@ impl Store {
         })
     }
 
-    /// Begins a save by several ranks; see [`Session`].
-    ///
-    /// # Errors
-    /// As for [`Session::begin`].
+    /// As [`Session::begin`].
     pub fn begin(&self, path: impl AsRef<Path>, world_size: u32) -> Result<Session> {
         Session::begin_with(path, world_size, &self.config)
     }
 
-    /// See [`write_rank`].
-    ///
-    /// # Errors
-    /// As for [`write_rank`].
+    /// As [`write_rank`].
     pub fn write_rank(
         &self,
         state: &StateDict<'_>,
@@ -130,10 +113,7 @@ impl Store {
         store::write_rank(&*self.runtime()?, state, rank, path.as_ref(), &job)
     }
 
-    /// [`Store::write_rank`] in the background.
-    ///
-    /// # Errors
-    /// As for [`save_async`].
+    /// As [`write_rank_async`].
     pub fn write_rank_async(
         &self,
         state: StateDict<'static>,
@@ -145,34 +125,22 @@ impl Store {
         })
     }
 
-    /// See [`Checkpoint::open`].
-    ///
-    /// # Errors
-    /// As for [`Checkpoint::open`].
+    /// As [`Checkpoint::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
         Checkpoint::open_with(path, &self.config)
     }
 
-    /// See [`Checkpoint::open_foreign`].
-    ///
-    /// # Errors
-    /// As for [`Checkpoint::open_foreign`].
+    /// As [`Checkpoint::open_foreign`].
     pub fn open_foreign(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
         Checkpoint::open_foreign_with(path, &self.config)
     }
 
-    /// See [`load`].
-    ///
-    /// # Errors
-    /// As for [`load`].
+    /// As [`load`].
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         self.load_all(path.as_ref(), &Job::of(&self.config))
     }
 
-    /// See [`load_async`].
-    ///
-    /// # Errors
-    /// As for [`load_async`].
+    /// As [`load_async`].
     pub fn load_async(&self, path: impl AsRef<Path>) -> Result<LoadHandle> {
         let (store, path) = (self.clone(), absolute(path.as_ref())?);
         Handle::start(Work::Load, path.clone(), Job::of(&self.config), move |job| {
@@ -189,26 +157,17 @@ impl Store {
         })
     }
 
-    /// See [`verify`].
-    ///
-    /// # Errors
-    /// As for [`verify`].
+    /// As [`verify`].
     pub fn verify(&self, path: impl AsRef<Path>) -> Result<VerifyReport> {
         store::verify(&*self.runtime()?, path.as_ref(), &Job::of(&self.config))
     }
 
-    /// See [`list`].
-    ///
-    /// # Errors
-    /// As for [`list`].
+    /// As [`list`].
     pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<Found>> {
         store::list(dir.as_ref(), &self.config)
     }
 
-    /// See [`steps`]. With a pattern, the steps are the names that fit it, and nothing else.
-    ///
-    /// # Errors
-    /// As for [`steps`].
+    /// As [`steps`]. With a pattern, the steps are the names that fit it, and nothing else.
     pub fn steps(
         &self,
         dir: impl AsRef<Path>,
@@ -235,33 +194,21 @@ impl Store {
     }
 
     /// What [`Store::retain`] would do now. Changes nothing.
-    ///
-    /// # Errors
-    /// As for [`Store::retain`].
     pub fn retain_plan(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
         store::retain_plan(root, retention, &self.config)
     }
 
-    /// See [`remove`].
-    ///
-    /// # Errors
-    /// As for [`remove`].
+    /// As [`remove`].
     pub fn remove(&self, path: impl AsRef<Path>, disposal: Disposal) -> Result<Removed> {
         store::remove_checkpoint(path.as_ref(), disposal, &self.config)
     }
 
-    /// See [`prune`].
-    ///
-    /// # Errors
-    /// As for [`prune`].
+    /// As [`prune`].
     pub fn prune(&self, dir: impl AsRef<Path>) -> Result<Swept> {
         store::prune(dir.as_ref(), &self.config)
     }
 
     /// What [`Store::prune`] would do now. Changes nothing.
-    ///
-    /// # Errors
-    /// As for [`Store::prune`].
     pub fn prune_plan(&self, dir: impl AsRef<Path>) -> Result<Swept> {
         store::prune_plan(dir.as_ref(), &self.config)
     }
