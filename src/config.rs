@@ -96,22 +96,6 @@ pub(crate) struct MachineConfig {
     pub fixed: Switch,
 }
 
-/// The fields' names, in order.
-const FIELDS: &[&str] = &[
-    "pool_bytes",
-    "block_bytes",
-    "queue_depth",
-    "fillers",
-    "engine",
-    "direct",
-    "fixed",
-    "shard_bytes",
-    "files",
-    "stripe",
-    "recycle",
-    "trace",
-];
-
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -137,35 +121,21 @@ impl Config {
     /// # Errors
     /// [`Error::Invalid`] with the field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
-        let bad = |field: &str, value: u64, may_be: &str| {
-            Err(Error::invalid(format!("Config.{field} = {value}: must be {may_be}")))
+        let check = |field: &str, value: u64, is_allowed: bool, must_be: &str| match is_allowed {
+            true => Ok(()),
+            false => Err(Error::invalid(format!("Config.{field} = {value}: must be {must_be}"))),
         };
-        if self.block_bytes < ALIGN as u64
-            || self.block_bytes > 1 << 30
-            || !self.block_bytes.is_multiple_of(ALIGN as u64)
-        {
-            return bad("block_bytes", self.block_bytes, "a multiple of 4096, from 4 KiB to 1 GiB");
-        }
-        if self.pool_bytes < 2 * self.block_bytes {
-            return bad("pool_bytes", self.pool_bytes, "at least two blocks (2 * block_bytes)");
-        }
-        if self.pool_bytes > 1 << 44 {
-            return bad("pool_bytes", self.pool_bytes, "at most 16 TiB");
-        }
-        if self.buffers() > FIXED_BUFFERS_MAX {
-            let most =
-                format!("at most {} times block_bytes = {}", FIXED_BUFFERS_MAX, self.block_bytes);
-            return bad("pool_bytes", self.pool_bytes, &most);
-        }
-        if self.queue_depth == 0 || self.queue_depth > 1024 {
-            return bad("queue_depth", self.queue_depth.into(), "from 1 to 1024");
-        }
-        if self.fillers > 256 {
-            return bad("fillers", self.fillers.into(), "from 0 (automatic) to 256");
-        }
-        if self.files == 0 || self.files > 64 {
-            return bad("files", self.files.into(), "from 1 to 64");
-        }
+        let (block, pool, align) = (self.block_bytes, self.pool_bytes, ALIGN as u64);
+        let is_block = block.is_multiple_of(align) && (align..=1 << 30).contains(&block);
+        check("block_bytes", block, is_block, "a multiple of 4096, from 4 KiB to 1 GiB")?;
+        check("pool_bytes", pool, pool >= 2 * block, "at least two blocks (2 * block_bytes)")?;
+        check("pool_bytes", pool, pool <= 1 << 44, "at most 16 TiB")?;
+        let most = format!("at most {FIXED_BUFFERS_MAX} times block_bytes = {block}");
+        check("pool_bytes", pool, self.buffers() <= FIXED_BUFFERS_MAX, &most)?;
+        let (depth, fillers, files) = (self.queue_depth, self.fillers, self.files);
+        check("queue_depth", depth.into(), (1..=1024).contains(&depth), "from 1 to 1024")?;
+        check("fillers", fillers.into(), fillers <= 256, "from 0 (automatic) to 256")?;
+        check("files", files.into(), (1..=64).contains(&files), "from 1 to 64")?;
         if self.engine == EngineChoice::Portable && self.fixed == Switch::On {
             return Err(Error::invalid(
                 "Config.engine = portable and Config.fixed = on contradict each other: only io_uring \

@@ -1,6 +1,6 @@
 //! The configuration from `ringstow.toml` and the environment.
 
-use super::{Config, FIELDS};
+use super::Config;
 use crate::error::{Error, Result};
 use crate::sys::dir::is_file;
 use crate::sys::file::read_text;
@@ -113,10 +113,18 @@ fn without_places(mut table: Table, path: &Path) -> Table {
     table
 }
 
+/// Each field, in order, with its default, which shows the type of its values.
+fn fields() -> serde_json::Map<String, serde_json::Value> {
+    match serde_json::to_value(Config::default()) {
+        Ok(serde_json::Value::Object(fields)) => fields,
+        other => unreachable!("a struct is an object: {other:?}"),
+    }
+}
+
 /// A warning for each unknown variable that begins with the prefix, sorted.
 fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
-    let known: Vec<String> =
-        FIELDS.iter().map(|field| variable_of(field)).chain([FILE_VARIABLE.into()]).collect();
+    let mut known: Vec<String> = fields().keys().map(|field| variable_of(field)).collect();
+    known.push(FILE_VARIABLE.into());
     let is_other = |name: &str| {
         OTHERS.contains(&name) || OTHERS_BEGIN.iter().any(|begin| name.starts_with(begin))
     };
@@ -124,21 +132,14 @@ fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
         .filter(|name| name.starts_with(PREFIX) && !known.contains(name) && !is_other(name))
         .collect();
     unknown.sort();
-    let sentence = |name: &String| match nearest(name, &known) {
-        Some(near) => {
-            format!(
-                "{name} in the environment is not a setting of ringstow, and is ignored: did you mean {near}?"
-            )
-        }
-        None => {
-            let fields: Vec<&str> = known.iter().map(String::as_str).collect();
-            format!(
-                "{name} in the environment is not a setting of ringstow, and is ignored: there are {}",
-                fields.join(", ")
-            )
-        }
+    let warning = |name: &String| {
+        let hint = match nearest(name, &known) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("there are {}", known.join(", ")),
+        };
+        format!("{name} in the environment is not a setting of ringstow, and is ignored: {hint}")
     };
-    unknown.iter().map(sentence).collect()
+    unknown.iter().map(warning).collect()
 }
 
 /// The known name with the smallest edit distance, if less than half of the name after the prefix differs.
@@ -159,15 +160,12 @@ fn variable_of(field: &str) -> String {
 fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
     let variable = |name: &str| said_by(name, environment(name));
     let mut table = of_file(dir, variable(FILE_VARIABLE)?)?;
-    // Each field's default shows the type of its values.
-    let defaults = serde_json::to_value(Config::default()).unwrap_or_default();
-    for field in FIELDS {
-        let name = variable_of(field);
+    for (field, default) in fields() {
+        let name = variable_of(&field);
         let Some(text) = variable(&name)? else { continue };
         let wrong =
             |why: &str| Error::invalid(format!("the environment says {name}={text}: {why}"));
-        let value = value(&text, &defaults[field]).map_err(wrong)?;
-        table.insert((*field).into(), value);
+        table.insert(field, value(&text, &default).map_err(wrong)?);
         config(&table).map_err(|why| wrong(why.message()))?;
     }
     let config = config(&table).map_err(|why| Error::invalid(why.message()))?;
@@ -339,11 +337,9 @@ mod tests {
 
     #[test]
     fn every_field_has_a_variable() {
-        let default = serde_json::to_value(Config::default()).unwrap();
-        let fields: Vec<&str> = default.as_object().unwrap().keys().map(String::as_str).collect();
-        assert_eq!(fields, FIELDS);
-        for field in FIELDS {
-            let (text, expected) = match *field {
+        let default = json!(fields());
+        for field in fields().keys() {
+            let (text, expected) = match field.as_str() {
                 "pool_bytes" => ("1G", json!(1 << 30)),
                 "block_bytes" => ("65536", json!(65536)),
                 "queue_depth" => ("3", json!(3)),
@@ -399,8 +395,8 @@ mod tests {
             assert!(warning.starts_with(&format!("{misspelt} ")), "{warning}");
             assert!(warning.contains(meant), "{warning}");
         }
-        let fields: Vec<String> = FIELDS.iter().map(|field| variable_of(field)).collect();
-        assert_eq!(unknown(fields.into_iter()), [""; 0]);
+        let fields = fields();
+        assert_eq!(unknown(fields.keys().map(|field| variable_of(field))), [""; 0]);
         assert_eq!(
             said(&["RINGSTOW_CONFIG", "RINGSTOW_KILLS", "RINGSTOW_BENCH_MB", "PATH"]),
             [""; 0]
