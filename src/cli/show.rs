@@ -6,12 +6,13 @@ use super::place::place;
 use super::table::{self, Align};
 use super::{Exit, text, values};
 use crate::error::Result;
-use crate::format::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};
+use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
 use crate::store::Checkpoint;
 use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use std::path::{Path, PathBuf};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
 
 /// Rows per section without `--all`.
 const ROWS_MAX: usize = 24;
@@ -80,21 +81,12 @@ pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
 /// A checkpoint as JSON, with the names and units of the manifest.
 #[derive(Serialize)]
 struct Shown<'a> {
-    #[serde(with = "crate::path_text")]
-    path: &'a Path,
-    version: u32,
-    writer: &'a str,
-    created_unix_ms: u64,
+    /// The manifest in brief; files and tensors follow in full.
+    #[serde(flatten)]
+    info: Map<String, Value>,
     created: Option<String>,
-    generation: u64,
-    world_size: u32,
-    block_bytes: u64,
-    file_bytes: u64,
-    tensor_bytes: u64,
     files: Vec<ShownFile<'a>>,
     tensors: Vec<ShownTensor<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    part_of: &'a Option<RankShare>,
     /// In the manifest's notation, see `docs/format.md`.
     values: &'a RawValue,
 }
@@ -121,6 +113,10 @@ struct ShownTensor<'a> {
 impl<'a> Shown<'a> {
     fn of(checkpoint: &'a Checkpoint) -> Self {
         let manifest = checkpoint.manifest();
+        let Ok(Value::Object(mut info)) = serde_json::to_value(checkpoint.info()) else {
+            unreachable!("a struct of texts and numbers is an object in JSON");
+        };
+        info.retain(|field, _| !["files", "tensors"].contains(&field.as_str()));
         let file = |entry: &'a FileEntry| ShownFile { blocks: entry.crc32.len(), entry };
         let tensor = |entry: &'a TensorEntry| ShownTensor {
             bytes: entry.nbytes(),
@@ -129,19 +125,10 @@ impl<'a> Shown<'a> {
             entry,
         };
         Self {
-            path: checkpoint.path(),
-            version: manifest.version,
-            writer: &manifest.writer,
-            created_unix_ms: manifest.created_unix_ms,
+            info,
             created: text::utc(manifest.created_unix_ms),
-            generation: manifest.generation,
-            world_size: manifest.world_size,
-            block_bytes: manifest.block_bytes,
-            file_bytes: file_bytes(manifest),
-            tensor_bytes: tensor_bytes(manifest),
             files: manifest.files.iter().map(file).collect(),
             tensors: manifest.tensors.iter().map(tensor).collect(),
-            part_of: &manifest.part_of,
             values: &manifest.state,
         }
     }
@@ -151,16 +138,8 @@ fn file_name<'a>(manifest: &'a Manifest, chunk: &Chunk) -> &'a str {
     manifest.files.get(chunk.file as usize).map_or("", |file| &file.name)
 }
 
-fn file_bytes(manifest: &Manifest) -> u64 {
-    manifest.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add)
-}
-
-fn tensor_bytes(manifest: &Manifest) -> u64 {
-    manifest.tensors.iter().map(TensorEntry::held_bytes).fold(0, u64::saturating_add)
-}
-
 fn summary(checkpoint: &Checkpoint) -> String {
-    let manifest = checkpoint.manifest();
+    let (manifest, info) = (checkpoint.manifest(), checkpoint.info());
     let checksums: usize = manifest.files.iter().map(|file| file.crc32.len()).sum();
     let committed = text::utc(manifest.created_unix_ms).unwrap_or_else(|| "-".into());
     let row = |name: &str, value: String| [name.to_owned(), value];
@@ -170,11 +149,8 @@ fn summary(checkpoint: &Checkpoint) -> String {
     let rows = [
         row("committed", committed),
         row("written by", format!("ringstow {}", text::printable(&manifest.writer))),
-        row(
-            "tensors",
-            format!("{}, {}", manifest.tensors.len(), text::size(tensor_bytes(manifest))),
-        ),
-        row("files", format!("{}, {}", manifest.files.len(), text::size(file_bytes(manifest)))),
+        row("tensors", format!("{}, {}", info.tensors, text::size(info.tensor_bytes))),
+        row("files", format!("{}, {}", info.files.len(), text::size(info.file_bytes))),
         row(
             "checksums",
             format!("{checksums}, one per {}", text::binary_size(manifest.block_bytes)),
