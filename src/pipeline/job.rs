@@ -92,8 +92,10 @@ impl Job {
         self.note(what, started, Some(block), bytes);
     }
 
-    /// Runs a save or load, then writes its trace, if it has one. If writing the trace fails, this only logs a warning.
-    pub(crate) fn traced<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Runs a save or load, then writes its trace, if the job or the configuration asks for one. If writing the trace
+    /// fails, this only logs a warning.
+    pub(crate) fn traced<T>(&self, config: &Config, work: impl FnOnce() -> T) -> T {
+        self.trace_to(config);
         let done = work();
         if let Some(trace) = self.trace.get()
             && let Err(error) = trace.write()

@@ -37,8 +37,7 @@ pub fn export(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
-    job.trace_to(runtime.config());
-    job.traced(|| export_all(runtime, state, path, job))
+    job.traced(runtime.config(), || export_all(runtime, state, path, job))
 }
 
 fn export_all(

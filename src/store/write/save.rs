@@ -28,8 +28,7 @@ pub fn save(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
-    job.trace_to(runtime.config());
-    job.traced(|| save_all(runtime, state, path, job))
+    job.traced(runtime.config(), || save_all(runtime, state, path, job))
 }
 
 fn save_all(

@@ -31,8 +31,7 @@ pub fn write_rank(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<(Receipt, SaveReport)> {
-    job.trace_to(runtime.config());
-    job.traced(|| write_part(runtime, state, rank, path, job))
+    job.traced(runtime.config(), || write_part(runtime, state, rank, path, job))
 }
 
 fn write_part(
