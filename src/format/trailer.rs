@@ -36,7 +36,7 @@ pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     })
 }
 
-pub(super) fn of(crc32: u32) -> String {
+fn of(crc32: u32) -> String {
     format!("{KEY}{crc32:08x}\"}}\n")
 }
 
