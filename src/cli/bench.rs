@@ -3,10 +3,9 @@
 use super::config::ConfigFlags;
 use super::output::Output;
 use super::place::place;
-use super::table::{Align, list, table};
+use super::table::{list, table};
 use super::{Exit, progress, text};
 use crate::config::Config;
-use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::Dtype;
 use crate::pipeline::job::Job;
@@ -65,7 +64,7 @@ struct Measured {
     rounds: u16,
     config: Config,
     ringstow: Rates,
-    /// How ringstow moved the bytes of the first save, and what was unavailable in any save or load.
+    /// How ringstow moved the bytes of the last save.
     moved: Option<Moved>,
     fio: Rates,
     /// Why fio was not measured, and what to do about it.
@@ -125,11 +124,9 @@ impl Measured {
         let label = |what| format!("{what} {round}/{}", self.rounds);
         let (save, load, fio) = (label("save"), label("load"), label("fio"));
         let (moved, rate) = progress::watch(&save, false, |job| work.save(job))?;
+        self.moved = Some(moved);
         self.ringstow.save.push(rate);
-        self.note(moved);
-        let (moved, rate) = progress::watch(&load, false, |job| work.load(job))?;
-        self.ringstow.load.push(rate);
-        self.note(moved);
+        self.ringstow.load.push(progress::watch(&load, false, |job| work.load(job))?);
         work.clear()?;
         if self.fio_refused.is_some() {
             return Ok(());
@@ -143,15 +140,6 @@ impl Measured {
             Err(error) => return Err(error),
         }
         work.clear()
-    }
-
-    fn note(&mut self, moved: Moved) {
-        let Some(known) = &mut self.moved else { return self.moved = Some(moved) };
-        for fallback in moved.fallbacks {
-            if !known.fallbacks.contains(&fallback) {
-                known.fallbacks.push(fallback);
-            }
-        }
     }
 }
 
@@ -173,19 +161,19 @@ impl Work<'_> {
         Ok((report.moved, rate))
     }
 
-    fn load(self, job: &Arc<Job>) -> Result<(Moved, f64)> {
+    fn load(self, job: &Arc<Job>) -> Result<f64> {
         let open = || Checkpoint::open_with(self.path, self.runtime.config());
         for path in open()?.shard_paths() {
             open_read(path, false)
                 .and_then(|file| drop_page_cache(&file))
                 .map_err(|e| Error::io("dropping from the page cache", path, e))?;
         }
-        let (loaded, rate) = self.timed(|| {
+        let (_, rate) = self.timed(|| {
             let checkpoint = open()?;
             let names = checkpoint.tensors().iter().map(|tensor| &tensor.name);
             checkpoint.load_names(names, LoadOptions::default().on(self.runtime, job))
         })?;
-        Ok((loaded.report.moved, rate))
+        Ok(rate)
     }
 
     /// The result, and the GB/s.
@@ -309,24 +297,15 @@ fn render(measured: &Measured) -> String {
         text::binary_size(block_bytes),
         text::binary_size(pool_bytes),
         table(
-            [("", Align::Left), ("SAVE GB/s", Align::Right), ("LOAD GB/s", Align::Right)],
+            ["<", ">SAVE GB/s", ">LOAD GB/s"],
             [
                 row(format!("ringstow: {mode}"), &measured.ringstow),
                 row("fio: uring, fixed buffers, O_DIRECT".into(), &measured.fio),
             ]
         )
     );
-    let fallbacks = measured.moved.iter().flat_map(|moved| &moved.fallbacks);
-    let fallbacks = fallbacks.map(|Fallback { wanted, got, reason, remedy }| {
-        [
-            "ringstow".into(),
-            text::printable(&format!("{got} instead of {wanted}: {reason}; {remedy}")),
-        ]
-    });
-    let refused = measured.fio_refused.iter().map(|why| ["fio".into(), text::printable(why)]);
-    let notes: Vec<[String; 2]> = fallbacks.chain(refused).collect();
-    if !notes.is_empty() {
-        text += &format!("\n\n{}", list(notes));
+    if let Some(why) = &measured.fio_refused {
+        text += &format!("\n\n{}", list([["fio".into(), text::printable(why)]]));
     }
     if cfg!(debug_assertions) {
         text += "\n\nThis is a debug build; one with --release is many times faster.";

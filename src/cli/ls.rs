@@ -3,7 +3,7 @@
 use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place;
-use super::table::{Align, list as rows, table};
+use super::table::{list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::names;
@@ -59,16 +59,8 @@ fn render(dir: &Path, found: &[Found]) -> String {
     if found.is_empty() {
         return format!("no checkpoints in {}", text::path(dir));
     }
-    use Align::{Left, Right};
-    let columns = [
-        ("NAME", Left),
-        ("STEP", Right),
-        ("STATUS", Left),
-        ("TENSORS", Right),
-        ("SIZE", Right),
-        ("COMMITTED", Left),
-    ];
-    let mut text = table(columns, found.iter().map(|found| row(dir, found)));
+    let titles = ["<NAME", ">STEP", "<STATUS", ">TENSORS", ">SIZE", "<COMMITTED"];
+    let mut text = table(titles, found.iter().map(|found| row(dir, found)));
     let problems: Vec<[String; 1]> = found
         .iter()
         .filter_map(|found| found.problem.as_deref())

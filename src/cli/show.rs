@@ -3,8 +3,7 @@
 use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place;
-use super::table::{self, Align};
-use super::{Exit, text, values};
+use super::{Exit, table, text, values};
 use crate::error::Result;
 use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
 use crate::store::Checkpoint;
@@ -162,27 +161,18 @@ fn summary(checkpoint: &Checkpoint) -> String {
 }
 
 fn files(manifest: &Manifest, all: bool) -> String {
-    use Align::{Left, Right};
-    let columns = [("FILE", Left), ("CHECKSUMS", Right), ("SIZE", Right), ("BYTES", Right)];
+    let titles = ["<FILE", ">CHECKSUMS", ">SIZE", ">BYTES"];
     let rows = manifest.files.iter().take(limit(all)).map(|file| {
         let checksums = file.crc32.len().to_string();
         [text::printable(&file.name), checksums, text::size(file.bytes), file.bytes.to_string()]
     });
-    table::table(columns, rows) + &more(manifest.files.len(), all)
+    table::table(titles, rows) + &more(manifest.files.len(), all)
 }
 
 fn tensors(manifest: &Manifest, all: bool) -> String {
-    use Align::{Left, Right};
-    let columns = [
-        ("TENSOR", Left),
-        ("DTYPE", Left),
-        ("SHAPE", Left),
-        ("SIZE", Right),
-        ("FILE", Left),
-        ("OFFSET", Right),
-    ];
+    let titles = ["<TENSOR", "<DTYPE", "<SHAPE", ">SIZE", "<FILE", ">OFFSET"];
     let rows = manifest.tensors.iter().take(limit(all)).map(|tensor| tensor_row(manifest, tensor));
-    table::table(columns, rows) + &more(manifest.tensors.len(), all)
+    table::table(titles, rows) + &more(manifest.tensors.len(), all)
 }
 
 fn tensor_row(manifest: &Manifest, tensor: &TensorEntry) -> [String; 6] {

@@ -6,46 +6,34 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 /// Maximum width in characters; longer cells wrap.
 pub const WIDTH_MAX: u16 = 100;
 
-/// Alignment of a column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Align {
-    /// Text.
-    Left,
-    /// Numbers.
-    Right,
-}
-
-/// Formats a table with a header.
+/// Formats a table with a header. A title begins with its column's alignment, as in `format!`: `<` for text, `>` for
+/// numbers.
 pub fn table<const N: usize>(
-    columns: [(&str, Align); N],
+    titles: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
-    let mut table = bare();
-    table.set_header(columns.map(|(title, _)| title));
-    table.add_rows(rows);
-    set(table, columns.map(|(_, align)| align))
-}
-
-/// Formats rows without a header: names and descriptions.
-pub fn list<const N: usize>(rows: impl IntoIterator<Item = [String; N]>) -> String {
-    let mut table = bare();
-    table.add_rows(rows);
-    set(table, [Align::Left; N])
-}
-
-fn bare() -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH_MAX);
-    table
-}
-
-fn set<const N: usize>(mut table: Table, aligns: [Align; N]) -> String {
-    for (column, align) in table.column_iter_mut().zip(aligns) {
-        column.set_padding((0, 2));
-        if align == Align::Right {
+    let mut table = bare(rows);
+    table.set_header(titles.map(|title| &title[1..]));
+    for (column, title) in table.column_iter_mut().zip(titles) {
+        if title.starts_with('>') {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     table.trim_fmt()
+}
+
+/// Formats rows without a header: names and descriptions.
+pub fn list<const N: usize>(rows: impl IntoIterator<Item = [String; N]>) -> String {
+    bare(rows).trim_fmt()
+}
+
+fn bare<const N: usize>(rows: impl IntoIterator<Item = [String; N]>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH_MAX);
+    table.add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
 }

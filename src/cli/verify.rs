@@ -207,8 +207,7 @@ fn blocks<'a>(
 /// Prints one result immediately, since the next may take minutes.
 fn print(checked: &Checked, quiet: bool, out: &mut Output) -> Result<()> {
     match checked.verdict {
-        Verdict::Ok if quiet => {}
-        Verdict::Incomplete if quiet => {}
+        Verdict::Ok | Verdict::Incomplete if quiet => {}
         Verdict::Unchecked => output::note(checked.problem.as_deref().unwrap_or_default()),
         _ => out.line(render(checked))?,
     }
