@@ -40,7 +40,7 @@ pub(crate) enum NoStep {
 }
 
 impl StepName {
-    /// Splits the last part of a path.
+    /// Splits the last component of a path.
     ///
     /// # Errors
     /// Why it has no step.
@@ -155,39 +155,39 @@ fn without_epoch(before: &[u8]) -> Vec<u8> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepPattern {
     text: String,
-    parts: Vec<Part>,
+    tokens: Vec<Token>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum Token {
     Text(Vec<u8>),
     Step,
     Any,
 }
 
 impl StepPattern {
-    /// The step in the last part of a path, if that matches the pattern.
+    /// The step in the last component of a path, if that matches the pattern.
     pub(crate) fn step_in(&self, name: &[u8]) -> Option<u64> {
-        fit(&self.parts, name, false).flatten()
+        fit(&self.tokens, name, false).flatten()
     }
 }
 
-/// The step in a name that matches, if the parts have one; `None` if it does not match.
-fn fit(parts: &[Part], name: &[u8], follows_digit: bool) -> Option<Option<u64>> {
-    let Some((part, rest)) = parts.split_first() else { return name.is_empty().then_some(None) };
-    match part {
-        Part::Text(text) => {
+/// The step in a name that matches, if the pattern has one; `None` if it does not match.
+fn fit(tokens: &[Token], name: &[u8], follows_digit: bool) -> Option<Option<u64>> {
+    let Some((token, rest)) = tokens.split_first() else { return name.is_empty().then_some(None) };
+    match token {
+        Token::Text(text) => {
             let follows_digit = text.last().is_some_and(u8::is_ascii_digit);
             fit(rest, name.strip_prefix(&**text)?, follows_digit)
         }
-        Part::Step => {
+        Token::Step => {
             let digits = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
             // A step never begins in the middle of a number.
             let number = std::str::from_utf8(&name[..digits]).ok().filter(|_| !follows_digit)?;
             let step = number.parse().ok()?;
             fit(rest, &name[digits..], false).map(|_| Some(step))
         }
-        Part::Any => (0..=name.len()).find_map(|taken| {
+        Token::Any => (0..=name.len()).find_map(|taken| {
             let follows_digit = match taken.checked_sub(1) {
                 Some(last) => name[last].is_ascii_digit(),
                 None => follows_digit,
@@ -214,25 +214,20 @@ impl FromStr for StepPattern {
         if text.contains('/') {
             return Err(bad("matches names in the directory, so it must have no `/`"));
         }
-        let stands_for = |star: &str| match star {
-            "*" if steps == 1 => Part::Any,
-            _ => Part::Step,
-        };
-        let mut parts = Vec::new();
-        let mut rest = text;
-        while let Some(at) = rest.find(['*', '{']) {
-            let (before, from) = rest.split_at(at);
-            let placeholder = ["*", "{step}"].into_iter().find(|p| from.starts_with(p));
-            let Some(placeholder) = placeholder else {
-                return Err(bad("has a `{` that begins no `{step}`"));
-            };
-            parts.push(Part::Text(before.into()));
-            parts.push(stands_for(placeholder));
-            rest = &from[placeholder.len()..];
+        if text.replace("{step}", "").contains('{') {
+            return Err(bad("has a `{` that begins no `{step}`"));
         }
-        parts.push(Part::Text(rest.into()));
-        parts.retain(|part| *part != Part::Text(Vec::new()));
-        Ok(Self { text: text.into(), parts })
+        let star = if steps == 1 { Token::Any } else { Token::Step };
+        let mut tokens = Vec::new();
+        for (index, between) in text.split("{step}").enumerate() {
+            tokens.extend((index > 0).then_some(Token::Step));
+            for (index, text) in between.split('*').enumerate() {
+                tokens.extend((index > 0).then(|| star.clone()));
+                tokens.push(Token::Text(text.into()));
+            }
+        }
+        tokens.retain(|token| *token != Token::Text(Vec::new()));
+        Ok(Self { text: text.into(), tokens })
     }
 }
 
