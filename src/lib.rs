@@ -88,40 +88,14 @@ pub use store::{
 /// with every version.
 #[doc(hidden)]
 pub mod internals {
-    pub mod config {
-        pub use crate::config::*;
+    macro_rules! all_of {
+        ($($module:ident),*) => {
+            $(pub mod $module {
+                pub use crate::$module::*;
+            })*
+        };
     }
-    pub mod device {
-        pub use crate::device::*;
-    }
-    pub mod doctor {
-        pub use crate::doctor::*;
-    }
-    pub mod engine {
-        pub use crate::engine::*;
-    }
-    pub mod format {
-        pub use crate::format::*;
-    }
-    pub mod limits {
-        pub use crate::limits::*;
-    }
-    pub mod path_text {
-        pub use crate::path_text::*;
-    }
-    pub mod pipeline {
-        pub use crate::pipeline::*;
-    }
-    pub mod plan {
-        pub use crate::plan::*;
-    }
-    pub mod pool {
-        pub use crate::pool::*;
-    }
-    pub mod store {
-        pub use crate::store::*;
-    }
-    pub mod sys {
-        pub use crate::sys::*;
-    }
+    all_of!(
+        config, device, doctor, engine, format, limits, path_text, pipeline, plan, pool, store, sys
+    );
 }

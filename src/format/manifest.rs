@@ -147,20 +147,14 @@ impl Manifest {
     /// # Errors
     /// As for [`Manifest::decode`].
     pub fn decode_files(bytes: Vec<u8>, path: &Path) -> Result<Listed> {
-        let manifest = Manifest::<IgnoredAny, IgnoredAny>::parse(bytes, path)?;
+        let manifest = Listed::parse(bytes, path)?;
         manifest.check_files().map_err(|reason| Error::format(path, reason))?;
-        Ok(Listed { generation: manifest.generation, files: manifest.files })
+        Ok(manifest)
     }
 }
 
-/// The files of a manifest.
-#[derive(Debug)]
-pub struct Listed {
-    /// Number of earlier saves into the directory.
-    pub generation: u64,
-    /// The shards.
-    pub files: Vec<FileEntry>,
-}
+/// A manifest without its tensors and values.
+pub type Listed = Manifest<IgnoredAny, IgnoredAny>;
 
 impl Listed {
     /// The first generation that no listed name uses.

@@ -294,6 +294,14 @@ impl<'de> Deserialize<'de> for Value {
     }
 }
 
+macro_rules! scalars {
+    ($($visit:ident: $scalar:ty),*) => {
+        $(fn $visit<E>(self, value: $scalar) -> std::result::Result<Value, E> {
+            Ok(value.into())
+        })*
+    };
+}
+
 struct ValueVisitor;
 
 impl<'de> Visitor<'de> for ValueVisitor {
@@ -307,25 +315,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
         Ok(Value::Null)
     }
 
-    fn visit_bool<E>(self, value: bool) -> std::result::Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> std::result::Result<Value, E> {
-        Ok(Value::Int(value))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> std::result::Result<Value, E> {
-        Ok(Value::from(value))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> std::result::Result<Value, E> {
-        Ok(Value::Float(value))
-    }
-
-    fn visit_str<E>(self, value: &str) -> std::result::Result<Value, E> {
-        Ok(Value::Str(value.into()))
-    }
+    scalars! { visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> std::result::Result<Value, A::Error> {
         let mut items = Vec::new();
