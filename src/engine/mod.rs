@@ -6,7 +6,6 @@
 //! which engine to try first and what each failure means.
 
 pub mod fallback;
-mod file_table;
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 mod fixed;
 pub mod io_mode;
@@ -28,6 +27,13 @@ use std::sync::Arc;
 /// A file attached to an engine. Numbers are reused once detached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileId(pub u32);
+
+impl FileId {
+    /// The number as the key of an engine's `Slab` of files.
+    fn key(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// One operation.
 #[derive(Debug)]

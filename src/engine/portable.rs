@@ -2,9 +2,9 @@
 //!
 //! Direct I/O where the file was opened for it; no registered buffers, no unsafe code.
 
-use super::file_table::FileTable;
 use super::{Action, Completion, Engine, FileId, Op, Waker, not_attached};
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use slab::Slab;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ const THREADS_MAX: usize = 8;
 /// Positioned reads and writes on a few threads.
 pub struct Portable {
     depth: usize,
-    files: FileTable<Arc<File>>,
+    files: Slab<Arc<File>>,
     /// `None` once the engine is being dropped, which is what ends the threads.
     jobs: Option<Sender<Job>>,
     events: Receiver<Event>,
@@ -43,14 +43,8 @@ impl Portable {
     pub fn new(depth: usize) -> io::Result<Self> {
         let (jobs, queued) = unbounded::<Job>();
         let (post, events) = unbounded();
-        let mut engine = Self {
-            depth,
-            files: FileTable::new(),
-            jobs: Some(jobs),
-            events,
-            post,
-            threads: Vec::new(),
-        };
+        let mut engine =
+            Self { depth, files: Slab::new(), jobs: Some(jobs), events, post, threads: Vec::new() };
         for number in 0..depth.clamp(1, THREADS_MAX) {
             let (queued, post) = (queued.clone(), engine.post.clone());
             let thread = thread::Builder::new().name(format!("ringstow-rw{number}"));
@@ -97,15 +91,15 @@ impl Engine for Portable {
     }
 
     fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
-        Ok(self.files.insert_with(|_| file))
+        Ok(FileId(self.files.insert(file) as u32))
     }
 
     fn detach(&mut self, file: FileId) {
-        self.files.remove(file);
+        self.files.try_remove(file.key());
     }
 
     fn submit(&mut self, op: Op) {
-        let file = self.files.get(op.file).cloned();
+        let file = self.files.get(op.file.key()).cloned();
         match (file, &self.jobs) {
             (Some(file), Some(jobs)) => {
                 jobs.send(Job { op, file }).expect("the threads live as long as the engine");

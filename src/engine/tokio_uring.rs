@@ -7,13 +7,13 @@
 #![allow(unsafe_code)]
 
 use super::fallback::Fallback;
-use super::file_table::FileTable;
 use super::fixed::Fixed;
 use super::{Action, Completion, Engine, FileId, Op, TRANSFER_MAX, Transfer, Waker, not_attached};
 use crate::config::Switch;
 use crate::pool::{FreeSlots, Pool};
 use futures_util::Stream;
 use futures_util::stream::FuturesUnordered;
+use slab::Slab;
 use std::fs::File as StdFile;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -31,7 +31,7 @@ use tokio_uring::fs::File;
 /// A tokio-uring runtime and what is in flight in it. Not to be built or used within another runtime.
 pub struct TokioUring {
     depth: usize,
-    files: FileTable<Rc<File>>,
+    files: Slab<Rc<File>>,
     fixed: Fixed,
     wakeup: Arc<Notify>,
     /// Of the pools whose buffers may be in flight.
@@ -69,7 +69,7 @@ impl TokioUring {
         tracing::debug!(depth, registered = fixed.count(), "tokio-uring runtime set up");
         Ok(Self {
             depth,
-            files: FileTable::new(),
+            files: Slab::new(),
             fixed,
             wakeup: Arc::default(),
             homes: Vec::new(),
@@ -82,7 +82,7 @@ impl TokioUring {
 
     /// The operation's way from here to its completion.
     fn carry_out(&self, mut op: Op) -> impl Future<Output = Completion> + use<> {
-        let file = self.files.get(op.file).cloned();
+        let file = self.files.get(op.file.key()).cloned();
         let fixed = op.action.transfer().and_then(|transfer| self.fixed_buffer(transfer));
         async move {
             let result = match file {
@@ -215,11 +215,11 @@ impl Engine for TokioUring {
     fn attach(&mut self, file: Arc<StdFile>) -> io::Result<FileId> {
         // tokio-uring closes what it is given, so it gets a descriptor of its own.
         let file = Rc::new(File::from_std(file.try_clone()?));
-        Ok(self.files.insert_with(|_| file))
+        Ok(FileId(self.files.insert(file) as u32))
     }
 
     fn detach(&mut self, file: FileId) {
-        self.files.remove(file);
+        self.files.try_remove(file.key());
     }
 
     fn submit(&mut self, op: Op) {

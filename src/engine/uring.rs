@@ -98,17 +98,16 @@ impl Uring {
 
     /// The submission for an operation, all addresses and lengths checked.
     fn entry(&mut self, op: &mut Op) -> io::Result<squeue::Entry> {
-        let slot = self.files.get(op.file).ok_or_else(|| not_attached(op.file))?;
+        let attached = self.files.get(op.file).ok_or_else(|| not_attached(op.file))?;
         if let Some(transfer) = op.action.transfer() {
             transfer.check()?;
         }
         let (fixed, ring) = (&mut self.fixed, &self.ring);
         let register = |pool: &Pool, step: &Step| register_step(ring, pool, step);
         let index = op.action.transfer().and_then(|t| fixed.index_of(&t.buffer, register));
-        Ok(if slot.registered {
-            submission!(types::Fixed(op.file.0), &mut op.action, index)
-        } else {
-            submission!(types::Fd(slot.file.as_raw_fd()), &mut op.action, index)
+        Ok(match attached.entry {
+            Some(entry) => submission!(types::Fixed(entry), &mut op.action, index),
+            None => submission!(types::Fd(attached.file.as_raw_fd()), &mut op.action, index),
         })
     }
 

@@ -2,8 +2,8 @@
 //! operation, or by descriptor when the table is refused or full.
 
 use crate::engine::FileId;
-use crate::engine::file_table::FileTable;
 use io_uring::IoUring;
+use slab::Slab;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,15 +13,15 @@ use std::sync::Arc;
 const TABLE: u32 = 256;
 
 pub(super) struct Files {
-    /// Entries of the kernel's table; 0 without one. A file in it has the same number in both.
-    table: usize,
-    slots: FileTable<Slot>,
+    /// Free entries of the kernel's table; none without one.
+    free: Vec<u32>,
+    attached: Slab<AttachedFile>,
 }
 
-pub(super) struct Slot {
+pub(super) struct AttachedFile {
     pub(super) file: Arc<File>,
-    /// Whether the file is in the kernel's table.
-    pub(super) registered: bool,
+    /// Its entry in the kernel's table, if it has one.
+    pub(super) entry: Option<u32>,
 }
 
 impl Files {
@@ -34,27 +34,26 @@ impl Files {
         if let Err(error) = &table {
             tracing::debug!(%error, "no table of registered files: descriptors are used instead");
         }
-        Self { table: table.map_or(0, |()| TABLE as usize), slots: FileTable::new() }
+        let free = table.map_or_else(|_| Vec::new(), |()| (0..TABLE).rev().collect());
+        Self { free, attached: Slab::new() }
     }
 
-    /// Takes the lowest free number, so that the table is used as far as it goes.
     pub(super) fn attach(&mut self, ring: &IoUring, file: Arc<File>) -> FileId {
-        let table = self.table;
-        self.slots.insert_with(|number| {
-            let registered = (number as usize) < table
-                && ring.submitter().register_files_update(number, &[file.as_raw_fd()]).is_ok();
-            Slot { file, registered }
-        })
+        let entry = self.free.pop().filter(|&entry| {
+            ring.submitter().register_files_update(entry, &[file.as_raw_fd()]).is_ok()
+        });
+        FileId(self.attached.insert(AttachedFile { file, entry }) as u32)
     }
 
     pub(super) fn detach(&mut self, ring: &IoUring, id: FileId) {
-        if self.slots.remove(id).is_some_and(|slot| slot.registered) {
-            // Were it to fail, the kernel would keep the file until the number is used again.
-            let _: io::Result<usize> = ring.submitter().register_files_update(id.0, &[-1]);
+        if let Some(entry) = self.attached.try_remove(id.key()).and_then(|file| file.entry) {
+            // Were it to fail, the kernel would keep the file until the entry is used again.
+            let _: io::Result<usize> = ring.submitter().register_files_update(entry, &[-1]);
+            self.free.push(entry);
         }
     }
 
-    pub(super) fn get(&self, id: FileId) -> Option<&Slot> {
-        self.slots.get(id)
+    pub(super) fn get(&self, id: FileId) -> Option<&AttachedFile> {
+        self.attached.get(id.key())
     }
 }
