@@ -205,7 +205,7 @@ mod tests {
     fn expected(data: &[u8], item: usize, shape: &[usize], strides: &[isize]) -> Vec<u8> {
         let mut dense = Vec::new();
         for mut n in 0..shape.iter().product::<usize>() {
-            let mut at = 0;
+            let mut at = data.len() as isize / 2;
             for d in (0..shape.len()).rev() {
                 at += (n % shape[d]) as isize * strides[d];
                 n /= shape[d];
@@ -220,14 +220,14 @@ mod tests {
         fn any_strided_view_is_gathered_element_by_element(
             item in prop::sample::select(vec![1usize, 2, 4, 8, 16]),
             shape in prop::collection::vec(1..5usize, 0..4),
-            strides in prop::collection::vec(0..6usize, 4),
+            strides in prop::collection::vec(-5..6isize, 4),
             cut in any::<prop::sample::Index>(),
         ) {
             let data: Vec<u8> = (0..4096).map(|i| (i * 7 % 251) as u8).collect();
             let strides: Vec<isize> =
-                strides.iter().take(shape.len()).map(|s| (s * item) as isize).collect();
-            // SAFETY: the largest offset is 3 dimensions * 4 steps * 5 items of 16 bytes.
-            let source = unsafe { Strided::new(data.as_ptr(), item, &shape, Some(&strides)) };
+                strides.iter().take(shape.len()).map(|s| s * item as isize).collect();
+            // SAFETY: 3 dimensions * 4 steps * 5 items of 16 bytes lie within 2048 of the first.
+            let source = unsafe { Strided::new(&data[2048], item, &shape, Some(&strides)) };
             let dense = expected(&data, item, &shape, &strides);
             prop_assert_eq!(source.nbytes(), dense.len() as u64);
             let cut = cut.index(dense.len() / item + 1) * item;
@@ -237,16 +237,6 @@ mod tests {
             source.copy(cut, tail);
             prop_assert_eq!(read, dense);
         }
-    }
-
-    #[test]
-    fn negative_strides_run_backwards() {
-        let data = [1u8, 2, 3, 4];
-        // SAFETY: starts at the last byte and steps back over all four.
-        let source = unsafe { Strided::new(&data[3], 1, &[4], Some(&[-1])) };
-        let mut read = [0; 4];
-        source.copy(0, &mut read);
-        assert_eq!(read, [4, 3, 2, 1]);
     }
 
     #[test]

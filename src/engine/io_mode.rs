@@ -261,73 +261,68 @@ pub fn trial(queue: &Queue, file: &Attached, write: bool, buffer: Buffer) -> Out
 mod tests {
     use super::*;
 
-    fn names(engine: EngineChoice, fixed: Switch, direct: Switch) -> Vec<String> {
-        let config = Config { engine, fixed, direct, ..Config::default() };
-        modes_of(&config, |_| true).unwrap().iter().map(IoMode::to_string).collect()
-    }
-
     #[test]
-    fn modes_go_from_fixed_and_direct_to_portable_and_buffered() {
-        assert_eq!(
-            names(EngineChoice::Auto, Switch::Auto, Switch::Auto),
-            [
-                "uring, fixed buffers, O_DIRECT",
-                "uring, O_DIRECT",
-                "portable, O_DIRECT",
-                "portable, buffered"
-            ]
-        );
-    }
-
-    #[test]
-    fn every_mode_has_what_the_caller_insists_on() {
-        use EngineChoice::*;
-        assert_eq!(names(Uring, Switch::On, Switch::On), ["uring, fixed buffers, O_DIRECT"]);
-        assert_eq!(names(Uring, Switch::Off, Switch::Off), ["uring, buffered"]);
-        assert_eq!(names(Uring, Switch::Off, Switch::Auto), ["uring, O_DIRECT", "uring, buffered"]);
-        assert_eq!(
-            names(Auto, Switch::On, Switch::Auto),
-            ["uring, fixed buffers, O_DIRECT", "uring, fixed buffers, buffered"]
-        );
-        assert_eq!(names(Portable, Switch::Auto, Switch::On), ["portable, O_DIRECT"]);
-    }
-
-    #[test]
-    fn tokio_uring_is_used_only_where_it_is_chosen() {
-        use EngineChoice::*;
-        assert_eq!(
-            names(TokioUring, Switch::Auto, Switch::Auto),
-            [
-                "tokio-uring, fixed buffers, O_DIRECT",
-                "tokio-uring, O_DIRECT",
-                "tokio-uring, fixed buffers, buffered",
-                "tokio-uring, buffered"
-            ]
-        );
-        assert_eq!(names(TokioUring, Switch::Off, Switch::On), ["tokio-uring, O_DIRECT"]);
-        for choice in [Auto, Uring, Portable] {
-            let all = names(choice, Switch::Auto, Switch::Auto);
-            assert!(all.iter().all(|name| !name.contains("tokio")), "{all:?}");
+    fn modes_are_those_of_the_callers_choices_best_first() {
+        use EngineChoice::{Auto, Portable, TokioUring, Uring};
+        use Switch::{Auto as Either, Off, On};
+        let cases: [(EngineChoice, Switch, Switch, &[&str]); 8] = [
+            (
+                Auto,
+                Either,
+                Either,
+                &[
+                    "uring, fixed buffers, O_DIRECT",
+                    "uring, O_DIRECT",
+                    "portable, O_DIRECT",
+                    "portable, buffered",
+                ],
+            ),
+            (Uring, On, On, &["uring, fixed buffers, O_DIRECT"]),
+            (Uring, Off, Off, &["uring, buffered"]),
+            (Uring, Off, Either, &["uring, O_DIRECT", "uring, buffered"]),
+            (
+                Auto,
+                On,
+                Either,
+                &["uring, fixed buffers, O_DIRECT", "uring, fixed buffers, buffered"],
+            ),
+            (Portable, Either, On, &["portable, O_DIRECT"]),
+            (
+                TokioUring,
+                Either,
+                Either,
+                &[
+                    "tokio-uring, fixed buffers, O_DIRECT",
+                    "tokio-uring, O_DIRECT",
+                    "tokio-uring, fixed buffers, buffered",
+                    "tokio-uring, buffered",
+                ],
+            ),
+            (TokioUring, Off, On, &["tokio-uring, O_DIRECT"]),
+        ];
+        for (engine, fixed, direct, expected) in cases {
+            let config = Config { engine, fixed, direct, ..Config::default() };
+            let modes = modes_of(&config, |_| true).unwrap();
+            assert_eq!(modes.iter().map(IoMode::to_string).collect::<Vec<_>>(), expected);
         }
     }
 
     #[test]
-    fn build_without_tokio_uring_refuses_it_with_a_remedy() {
-        let config = Config { engine: EngineChoice::TokioUring, ..Config::default() };
-        let refused = modes_of(&config, |kind| kind != EngineKind::TokioUring).unwrap_err();
-        assert!(matches!(refused, Error::Unsupported { .. }));
-        let text = refused.to_string();
-        assert!(text.contains("cargo feature `tokio-uring`"), "{text}");
-    }
-
-    #[test]
-    fn build_without_io_uring_has_only_portable_modes() {
+    fn a_build_refuses_engines_that_it_does_not_have() {
         let without = |kind| kind == EngineKind::Portable;
         let auto = modes_of(&Config::default(), without).unwrap();
-        assert!(auto.iter().all(|mode| mode.engine == EngineKind::Portable));
         assert_eq!(auto.len(), 2);
-        let insisting = Config { engine: EngineChoice::Uring, ..Config::default() };
-        assert!(matches!(modes_of(&insisting, without), Err(Error::Unsupported { .. })));
+        assert!(auto.iter().all(|mode| mode.engine == EngineKind::Portable));
+        for (engine, feature) in
+            [(EngineChoice::Uring, "uring"), (EngineChoice::TokioUring, "tokio-uring")]
+        {
+            let refused = modes_of(&Config { engine, ..Config::default() }, without).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { .. }));
+            assert!(
+                refused.to_string().contains(&format!("cargo feature `{feature}`")),
+                "{refused}"
+            );
+        }
     }
 
     #[test]

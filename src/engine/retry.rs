@@ -47,14 +47,9 @@ pub(super) enum Step {
 }
 
 impl Progress {
-    /// A transfer that is complete after `needed` bytes.
+    /// A transfer that is complete after `needed` bytes; a sync needs none.
     pub(super) fn new(write: bool, direct: bool, needed: usize) -> Self {
         Self { write, direct, needed, moved: 0, from: 0, interruptions: 0, stalled: 0 }
-    }
-
-    /// A sync, which moves nothing.
-    pub(super) fn of_sync() -> Self {
-        Self::new(true, false, 0)
     }
 
     /// Takes in how the transfer in flight ended.
@@ -116,81 +111,70 @@ impl Progress {
 mod tests {
     use super::*;
 
-    fn skip(step: Step) -> usize {
-        match step {
-            Step::Continue { skip, .. } => skip,
-            other => panic!("{other:?}"),
+    /// A [`Step`] to compare with.
+    #[derive(Debug, PartialEq)]
+    enum Next {
+        Done,
+        Skip(usize),
+        Fail(io::ErrorKind),
+    }
+
+    fn next(progress: &mut Progress, result: io::Result<usize>) -> Next {
+        match progress.next(result) {
+            Step::Done => Next::Done,
+            Step::Continue { skip, .. } => Next::Skip(skip),
+            Step::Fail(error) => Next::Fail(error.kind()),
         }
     }
 
-    fn kind(step: Step) -> io::ErrorKind {
-        match step {
-            Step::Fail(error) => error.kind(),
-            other => panic!("{other:?}"),
+    #[test]
+    fn transfer_continues_where_it_stopped() {
+        use Next::{Done, Fail, Skip};
+        use io::ErrorKind::{UnexpectedEof, WriteZero};
+        const WRITE: bool = true;
+        const DIRECT: bool = true;
+        // Bytes needed; then bytes moved, and what comes next.
+        type Case<'a> = (bool, bool, usize, &'a [(usize, Next)]);
+        let cases: [Case; 6] = [
+            (WRITE, !DIRECT, 10_000, &[(1, Skip(1)), (5000, Skip(5001)), (4999, Done)]),
+            // From the last aligned byte.
+            (WRITE, DIRECT, 16384, &[(512, Skip(0)), (4608, Skip(4096)), (12288, Done)]),
+            (WRITE, DIRECT, 16384, &[(12287, Skip(8192)), (8192, Done)]),
+            (!WRITE, DIRECT, 5000, &[(5000, Done)]), // short, with the needed bytes
+            (!WRITE, !DIRECT, 1, &[(0, Fail(UnexpectedEof))]),
+            (WRITE, !DIRECT, 1, &[(0, Fail(WriteZero))]), // a full device
+        ];
+        for (write, direct, needed, steps) in cases {
+            let mut progress = Progress::new(write, direct, needed);
+            for (moved, expected) in steps {
+                assert_eq!(next(&mut progress, Ok(*moved)), *expected, "{needed} needed");
+            }
         }
-    }
-
-    #[test]
-    fn buffered_transfer_continues_where_it_stopped() {
-        let mut progress = Progress::new(true, false, 10_000);
-        assert_eq!(skip(progress.next(Ok(1))), 1);
-        assert_eq!(skip(progress.next(Ok(5000))), 5001);
-        assert!(matches!(progress.next(Ok(4999)), Step::Done));
-    }
-
-    #[test]
-    fn direct_transfer_continues_from_the_last_aligned_byte() {
-        let mut progress = Progress::new(true, true, 16384);
-        assert_eq!(skip(progress.next(Ok(512))), 0);
-        assert_eq!(skip(progress.next(Ok(4608))), 4096);
-        assert_eq!(skip(progress.next(Ok(8191))), 8192);
-        assert!(matches!(progress.next(Ok(8192)), Step::Done));
-    }
-
-    #[test]
-    fn short_read_with_the_needed_bytes_is_complete() {
-        let mut progress = Progress::new(false, true, 5000);
-        assert!(matches!(progress.next(Ok(5000)), Step::Done));
     }
 
     #[test]
     fn end_of_a_direct_file_is_detected() {
         let mut progress = Progress::new(false, true, 6000);
-        let mut step = progress.next(Ok(5000));
-        while let Step::Continue { skip, .. } = step {
+        let mut step = next(&mut progress, Ok(5000));
+        while let Next::Skip(skip) = step {
             assert_eq!(skip, 4096);
-            step = progress.next(Ok(5000 - 4096));
+            step = next(&mut progress, Ok(5000 - 4096));
         }
-        assert_eq!(kind(step), io::ErrorKind::UnexpectedEof);
-    }
-
-    #[test]
-    fn zero_bytes_mean_end_of_file_or_full_device() {
-        assert_eq!(kind(Progress::new(false, false, 1).next(Ok(0))), io::ErrorKind::UnexpectedEof);
-        assert_eq!(kind(Progress::new(true, false, 1).next(Ok(0))), io::ErrorKind::WriteZero);
+        assert_eq!(step, Next::Fail(io::ErrorKind::UnexpectedEof));
     }
 
     #[test]
     fn interruptions_are_retried_but_not_forever() {
         let mut progress = Progress::new(true, false, 10);
-        for _ in 0..INTERRUPTIONS_MAX - 1 {
-            assert_eq!(skip(progress.next(Err(io::ErrorKind::Interrupted.into()))), 0);
+        for (kind, skip) in [(io::ErrorKind::Interrupted, 0), (io::ErrorKind::WouldBlock, 4)] {
+            for _ in 0..INTERRUPTIONS_MAX - 1 {
+                assert_eq!(next(&mut progress, Err(kind.into())), Next::Skip(skip));
+            }
+            if skip == 0 {
+                assert_eq!(next(&mut progress, Ok(4)), Next::Skip(4));
+            }
         }
-        assert_eq!(skip(progress.next(Ok(4))), 4);
-        for _ in 0..INTERRUPTIONS_MAX - 1 {
-            assert_eq!(skip(progress.next(Err(io::ErrorKind::WouldBlock.into()))), 4);
-        }
-        let last = progress.next(Err(io::ErrorKind::WouldBlock.into()));
-        assert_eq!(kind(last), io::ErrorKind::WouldBlock);
-    }
-
-    #[test]
-    fn other_errors_pass_through_unchanged() {
-        let error = io::Error::from_raw_os_error(nix::libc::EIO);
-        match Progress::of_sync().next(Err(error)) {
-            Step::Fail(error) => assert_eq!(error.raw_os_error(), Some(nix::libc::EIO)),
-            other => panic!("{other:?}"),
-        }
-        assert!(matches!(Progress::of_sync().next(Ok(0)), Step::Done));
+        let last = next(&mut progress, Err(io::ErrorKind::WouldBlock.into()));
+        assert_eq!(last, Next::Fail(io::ErrorKind::WouldBlock));
     }
 }

@@ -133,13 +133,8 @@ impl Actor {
         if let Err(error) = check(&action, needed, open.direct) {
             return answer(reply, Err(error), action);
         }
-        let (asked, progress) = match action.transfer() {
-            Some(t) => {
-                let write = matches!(action, Action::Write(_));
-                ((t.offset, t.start, t.len), Progress::new(write, open.direct, needed))
-            }
-            None => ((0, 0, 0), Progress::of_sync()),
-        };
+        let asked = action.transfer().map_or((0, 0, 0), |t| (t.offset, t.start, t.len));
+        let progress = Progress::new(!matches!(action, Action::Read(_)), open.direct, needed);
         open.requests += 1;
         let started = None;
         self.waiting.push_back((Pending { file, asked, progress, started, abort, reply }, action));
