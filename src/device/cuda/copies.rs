@@ -2,7 +2,7 @@
 //! have ended.
 
 use super::device::{Device, Direction, Event, ReadyEvent};
-use super::driver::{checked, failed};
+use super::driver::{DriverResult, checked, failed};
 use super::pieces::Reorder;
 use crate::device::host::Strided;
 use crate::error::Result;
@@ -270,11 +270,7 @@ impl Drop for RunningCopies {
 ///
 /// # Safety
 /// As for [`Copies::order`]; the device's context is current.
-unsafe fn put(
-    copy: &RowCopy,
-    direction: Direction,
-    stream: CUstream,
-) -> std::result::Result<(), cudarc::driver::DriverError> {
+unsafe fn put(copy: &RowCopy, direction: Direction, stream: CUstream) -> DriverResult<()> {
     let (host, device) = (copy.host.cast(), copy.device);
     // SAFETY: the caller's promise.
     unsafe {

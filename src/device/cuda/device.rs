@@ -1,6 +1,6 @@
 //! A GPU as this process uses it, and events on its streams.
 
-use super::driver::{self, Current, checked, failed};
+use super::driver::{self, Current, DriverResult, checked, failed};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
 use cudarc::driver::{DriverError, result};
@@ -110,7 +110,7 @@ impl Device {
         (0..Self::count()?).map(named).collect()
     }
 
-    fn new(ordinal: u32) -> std::result::Result<Self, DriverError> {
+    fn new(ordinal: u32) -> DriverResult<Self> {
         let number = ordinal.try_into().unwrap_or(i32::MAX);
         let raw = result::device::get(number)?;
         let name = result::device::get_name(raw)?;
@@ -125,24 +125,14 @@ impl Device {
             events: Mutex::default(),
             process: std::process::id(),
         };
-        // Dropped, and so released, if that fails.
-        device.streams = device.open_streams()?;
-        Ok(device)
-    }
-
-    fn open_streams(&self) -> std::result::Result<[Mutex<CopyStream>; 2], DriverError> {
-        // SAFETY: the context was retained and `self` will release it.
-        let _current = unsafe { Current::enter(self.context) }?;
-        let create = || result::stream::create(result::stream::StreamKind::NonBlocking);
-        let first = create()?;
-        match create() {
-            Ok(second) => Ok([CopyStream::new(first), CopyStream::new(second)]),
-            Err(error) => {
-                // SAFETY: made above, and nothing was put on it.
-                let _ = unsafe { result::stream::destroy(first) };
-                Err(error)
-            }
+        // From here on, a failure drops the device, and so releases what it has.
+        // SAFETY: the context was retained, and `device` releases it after this.
+        let _current = unsafe { Current::enter(context) }?;
+        for ours in &mut device.streams {
+            let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+            ours.get_mut().unwrap_or_else(PoisonError::into_inner).stream = stream;
         }
+        Ok(device)
     }
 
     /// Its number.
@@ -175,7 +165,7 @@ impl Device {
     }
 
     /// An event, new or used before. In the device's context.
-    fn take_event(&self) -> std::result::Result<CUevent, DriverError> {
+    fn take_event(&self) -> DriverResult<CUevent> {
         let known = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
         known.map_or_else(|| result::event::create(CUevent_flags::CU_EVENT_DEFAULT), Ok)
     }
@@ -224,7 +214,7 @@ impl CopyStream {
         device: &Arc<Device>,
         events: &[Arc<ReadyEvent>],
         to: Direction,
-    ) -> std::result::Result<Arc<Event>, DriverError> {
+    ) -> DriverResult<Arc<Event>> {
         let mut waits = false;
         for ready_event in events {
             let awaited = &ready_event.awaited[to as usize];
@@ -264,10 +254,7 @@ impl Event {
     ///
     /// # Safety
     /// The stream is one of the device's.
-    pub unsafe fn record(
-        device: &Arc<Device>,
-        stream: CUstream,
-    ) -> std::result::Result<Self, DriverError> {
+    pub unsafe fn record(device: &Arc<Device>, stream: CUstream) -> DriverResult<Self> {
         let event = Self { device: device.clone(), raw: device.take_event()? };
         // SAFETY: a live event; the stream is the same context's, by the contract.
         unsafe { result::event::record(event.raw, stream) }?;
@@ -275,7 +262,7 @@ impl Event {
     }
 
     /// Whether the work before it on its stream has ended.
-    pub fn has_completed(&self) -> std::result::Result<bool, DriverError> {
+    pub fn has_completed(&self) -> DriverResult<bool> {
         // SAFETY: a live event.
         match unsafe { result::event::query(self.raw) } {
             Ok(()) => Ok(true),

@@ -5,6 +5,9 @@ use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{DriverError, result};
 use std::sync::OnceLock;
 
+/// What a call of the driver's returns.
+pub(super) type DriverResult<T> = std::result::Result<T, DriverError>;
+
 /// The oldest supported driver, as `cuDriverGetVersion` returns it: that of CUDA 12.0 (525).
 const VERSION_MIN: i32 = 12000;
 
@@ -27,7 +30,7 @@ pub fn version() -> Option<(u32, u32)> {
 }
 
 /// What the driver returns for its version; `None` if none can be loaded.
-fn raw_version() -> Option<std::result::Result<i32, DriverError>> {
+fn raw_version() -> Option<DriverResult<i32>> {
     // SAFETY: loads a library by its system name; NVIDIA's has no initialisers that matter.
     unsafe { sys::is_culib_present() }.then(|| {
         let mut version = 0;
@@ -60,7 +63,7 @@ fn try_load() -> std::result::Result<(), (String, &'static str)> {
 
 /// The driver's name and description of an error.
 pub(super) fn text(error: DriverError) -> String {
-    let known = |said: std::result::Result<&std::ffi::CStr, DriverError>| {
+    let known = |said: DriverResult<&std::ffi::CStr>| {
         said.map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
     };
     let name = known(error.error_name());
@@ -97,11 +100,7 @@ pub(super) fn remedy(error: DriverError) -> &'static str {
 }
 
 /// Converts a driver's result.
-pub(super) fn checked(
-    answer: std::result::Result<(), DriverError>,
-    doing: &'static str,
-    device: u32,
-) -> Result<()> {
+pub(super) fn checked(answer: DriverResult<()>, doing: &'static str, device: u32) -> Result<()> {
     answer.map_err(|error| failed(error, doing, device))
 }
 
@@ -127,7 +126,7 @@ impl Current {
     ///
     /// # Safety
     /// The context is retained for longer than this lives.
-    pub unsafe fn enter(context: sys::CUcontext) -> std::result::Result<Self, DriverError> {
+    pub unsafe fn enter(context: sys::CUcontext) -> DriverResult<Self> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: a live context, by the contract; `mode` is read and written.
         unsafe {

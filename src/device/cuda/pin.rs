@@ -1,10 +1,9 @@
 //! Host memory that is pinned, so that GPUs copy to and from it by themselves.
 
 use super::device::Device;
-use super::driver::failed;
+use super::driver::{DriverResult, failed};
 use crate::error::{Error, Result};
 use crate::pool::Pool;
-use cudarc::driver::DriverError;
 use cudarc::driver::sys;
 use std::sync::Arc;
 
@@ -58,8 +57,7 @@ impl Drop for Pin {
         for &(at, _) in self.pieces.iter().rev() {
             // SAFETY: registered by us, and no copy uses it any more: who copies holds the memory,
             // which goes after this. Fails only where the driver is going away, and all pins with it.
-            let _: std::result::Result<(), DriverError> =
-                unsafe { sys::cuMemHostUnregister(at as *mut _) }.result();
+            let _: DriverResult<()> = unsafe { sys::cuMemHostUnregister(at as *mut _) }.result();
         }
     }
 }
