@@ -82,20 +82,16 @@ impl Runtime {
     pub fn shared(config: &Config) -> Result<Arc<Self>> {
         config.validate()?;
         let machine_config = config.machine();
-        let mut let_go = Vec::new();
-        let machine = match KEPT.lock() {
-            None => Arc::new(Machine::new(machine_config, None)),
+        let (machine, let_go) = match KEPT.lock() {
+            None => (Arc::new(Machine::new(machine_config, None)), Vec::new()),
             Some(mut kept) => {
                 let known = kept.iter().position(|machine| machine.made_for == machine_config);
-                let machine = match known {
-                    Some(index) => kept.remove(index),
-                    None => Arc::new(Machine::new(machine_config, None)),
-                };
+                let machine = known.map(|index| kept.remove(index));
+                let machine =
+                    machine.unwrap_or_else(|| Arc::new(Machine::new(machine_config, None)));
                 kept.insert(0, machine.clone());
-                while kept.len() > KEPT_MAX {
-                    let_go.extend(kept.pop());
-                }
-                machine
+                let remaining = kept.len().min(KEPT_MAX);
+                (machine, kept.split_off(remaining))
             }
         };
         let_go.into_iter().for_each(let_go_elsewhere);

@@ -84,8 +84,12 @@ pub(crate) fn write(
     files::make_durable(&files, plan)?;
     seconds.sync = syncing.elapsed().as_secs_f64();
     job.note(What::Sync, syncing, None, 0);
-    inputs.clocks.report(&mut seconds);
+    let clocks = &inputs.clocks;
+    seconds.copy_cpu = clocks.copy.seconds();
+    seconds.checksum_cpu = clocks.checksum.seconds();
+    seconds.wait = clocks.wait.seconds();
+    seconds.device_copy = clocks.device.seconds();
+    moved.device_bytes = clocks.device_bytes.load(Relaxed);
     update(&mut moved, dir, &files.queues());
-    moved.device_bytes = inputs.device_bytes.load(Relaxed);
     Ok(Written { crc32: fillers.checksums(), moved, seconds })
 }

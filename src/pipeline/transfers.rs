@@ -54,22 +54,25 @@ impl OpenFiles {
         queues
     }
 
-    /// Submits a transfer of which at least `needed` bytes must move. When it ends, the I/O thread
-    /// traces it and calls `end`.
+    /// Submits the transfer of a block of `bytes` bytes. A write moves its padding too; a read need not, since the
+    /// file may end before. When the transfer ends, the I/O thread traces it and calls `end`.
     pub fn submit(
         &self,
         file: usize,
-        transfer: BlockTransfer,
-        (action, needed): (Action, usize),
+        (block, bytes): (usize, usize),
+        action: Action,
         end: impl FnOnce(&Transfers, Outcome) + Send + 'static,
     ) {
         let (open, transfers) = (self.get(file), self.transfers.clone());
+        let (what, needed) = match &action {
+            Action::Write(transfer) => (What::Write, transfer.len),
+            _ => (What::Read, bytes),
+        };
         transfers.state().in_flight += 1;
         let queued = Instant::now();
         let abort = Some(transfers.job.stop_flag());
         let reply = Reply::new(move |outcome: Outcome| {
-            let BlockTransfer { what, block, bytes } = transfer;
-            transfers.job.note_transfer(what, (queued, outcome.started), block, bytes);
+            transfers.job.note_transfer(what, (queued, outcome.started), block, bytes as u64);
             end(&transfers, outcome);
             transfers.finish();
         });
@@ -101,14 +104,6 @@ impl Drop for OpenFiles {
         self.files.clear();
         queues.iter().for_each(|queue| queue.settle());
     }
-}
-
-/// A block's transfer: what it is called in the trace, the block's number and its bytes.
-#[derive(Clone, Copy)]
-pub(super) struct BlockTransfer {
-    pub what: What,
-    pub block: usize,
-    pub bytes: u64,
 }
 
 /// How many transfers of one save or load are in flight, and its first failure.

@@ -1,24 +1,24 @@
 //! The threads that read blocks, check them and deliver them.
 
 use super::reads::Reads;
-use crate::device::{Finished, StagedCopy};
+use crate::device::StagedCopy;
 use crate::engine::queue::Outcome;
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
-use crate::pipeline::clock::Clock;
+use crate::pipeline::clock::Clocks;
 use crate::pipeline::job::Job;
 use crate::pipeline::open::by_directory;
 use crate::pipeline::report::{Damage, LoadSeconds, Moved};
 use crate::pipeline::trace::What;
-use crate::pipeline::transfers::{BlockTransfer, OpenFiles};
+use crate::pipeline::transfers::OpenFiles;
 use crate::plan::load::BlockRead;
 use crate::pool::{Buffer, Pool};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -45,11 +45,7 @@ pub(super) struct Readers<'a, Deliver> {
     deliver: Deliver,
     /// Where to note damage; `None`: the first damaged chunk ends the load.
     damages: Option<&'a Mutex<Vec<Damage>>>,
-    checksum: Clock,
-    /// What GPUs spent on copies.
-    device: Clock,
-    /// Bytes that GPUs copied.
-    device_bytes: AtomicU64,
+    clocks: Clocks,
 }
 
 /// A read that came back: the block's number, and the read's outcome.
@@ -92,9 +88,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             deliver,
             damages,
             next: AtomicUsize::new(0),
-            checksum: Clock::default(),
-            device: Clock::default(),
-            device_bytes: AtomicU64::new(0),
+            clocks: Clocks::default(),
         }
     }
 
@@ -132,9 +126,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             && (std::mem::take(&mut wait) || first.has_ended()?)
         {
             let Some(first) = leaving.pop_front() else { break };
-            let Finished { device_bytes, device_seconds, .. } = first.finish()?;
-            self.device.add_seconds(device_seconds);
-            self.device_bytes.fetch_add(device_bytes, Relaxed);
+            drop(self.clocks.add_finished(first.finish()?));
         }
         Ok(())
     }
@@ -176,9 +168,8 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         };
         let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
         let action = Action::Read(Transfer { offset: block.offset, buffer, start: 0, len });
-        let transfer = BlockTransfer { what: What::Read, block: number, bytes: block.len as u64 };
         let send = send.clone();
-        self.files.submit(block.file, transfer, (action, block.len), move |_, outcome| {
+        self.files.submit(block.file, (number, block.len), action, move |_, outcome| {
             let _ = send.send((number, outcome)); // a worker that panicked receives nothing
         });
         hand.in_flight += 1;
@@ -187,9 +178,9 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
 
     /// Adds what the threads measured.
     pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) {
-        seconds.checksum_cpu = self.checksum.seconds();
-        seconds.device_copy = self.device.seconds();
-        moved.device_bytes = self.device_bytes.load(Relaxed);
+        seconds.checksum_cpu = self.clocks.checksum.seconds();
+        seconds.device_copy = self.clocks.device.seconds();
+        moved.device_bytes = self.clocks.device_bytes.load(Relaxed);
     }
 
     /// The number of the next block in turn.
@@ -238,7 +229,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                 })?;
             }
         }
-        self.checksum.add(hashing);
+        self.clocks.checksum.add(hashing);
         self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
         Ok(good)
     }

@@ -1,14 +1,12 @@
 //! One block on its way from its tensors into a staging buffer.
 
-use crate::device::{Finished, StagedCopy, TensorSource};
+use crate::device::{StagedCopy, TensorSource};
 use crate::error::{Error, Result, some_of};
 use crate::format::Item;
 use crate::limits::ALIGN;
-use crate::pipeline::clock::Clock;
-use crate::pipeline::report::SaveSeconds;
+use crate::pipeline::clock::Clocks;
 use crate::plan::save::{Block, Piece, PieceSource, SavePlan};
 use crate::pool::Buffer;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 /// Copied and checksummed in runs of this many bytes, so that the checksum finds them in the L2.
@@ -28,8 +26,6 @@ pub(super) struct Inputs<'a> {
     /// Bytes that one checksum covers.
     pub checksum_bytes: usize,
     pub clocks: Clocks,
-    /// Bytes that GPUs copied.
-    pub device_bytes: AtomicU64,
 }
 
 /// A block, and the buffer that its bytes are copied to.
@@ -89,10 +85,8 @@ impl<'a> Filling<'a> {
         let (block, inputs) = (self.block, self.inputs);
         let checksums = self.checksums.take();
         let landed = self.staged.finish().map_err(|error| inputs.naming(error, block))?;
-        let Finished { mut buffer, device_bytes, device_seconds } = landed;
         staged(block)?;
-        inputs.device_bytes.fetch_add(device_bytes, Relaxed);
-        inputs.clocks.device.add_seconds(device_seconds);
+        let mut buffer = inputs.clocks.add_finished(landed);
         buffer[block.len..block.len.next_multiple_of(ALIGN)].fill(0);
         let checksums = checksums.unwrap_or_else(|| inputs.checksums(&buffer[..block.len]));
         Ok(Filled { buffer, checksums })
@@ -168,8 +162,7 @@ impl<'a> Inputs<'a> {
         check: Option<Check<'a>>,
         checksum_bytes: usize,
     ) -> Self {
-        let (clocks, device_bytes) = (Clocks::default(), AtomicU64::new(0));
-        Self { plan, items, sources, check, checksum_bytes, clocks, device_bytes }
+        Self { plan, items, sources, check, checksum_bytes, clocks: Clocks::default() }
     }
 
     fn checksums(&self, bytes: &[u8]) -> Vec<u32> {
@@ -191,24 +184,5 @@ impl<'a> Inputs<'a> {
         let names: Vec<String> = self.plan.pieces(block).iter().filter_map(name).collect();
         let reason = format!("{reason}, at a block with {}", some_of(&names));
         Error::Gpu { doing, device, reason, remedy }
-    }
-}
-
-/// Time spent, added up over the threads.
-#[derive(Debug, Default)]
-pub(super) struct Clocks {
-    pub copy: Clock,
-    pub checksum: Clock,
-    pub wait: Clock,
-    /// Of GPUs.
-    pub device: Clock,
-}
-
-impl Clocks {
-    pub fn report(&self, seconds: &mut SaveSeconds) {
-        seconds.copy_cpu = self.copy.seconds();
-        seconds.checksum_cpu = self.checksum.seconds();
-        seconds.wait = self.wait.seconds();
-        seconds.device_copy = self.device.seconds();
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
 use crate::pipeline::trace::What;
-use crate::pipeline::transfers::{BlockTransfer, OpenFiles};
+use crate::pipeline::transfers::OpenFiles;
 use crate::pipeline::workers::scoped_workers;
 use crate::plan::save::Block;
 use crate::pool::{Buffer, Pool};
@@ -181,9 +181,8 @@ impl<'a> Fillers<'a> {
         let (offset, bytes) = (block.offset, block.len as u64);
         let len = block.len.next_multiple_of(ALIGN);
         let action = Action::Write(Transfer { offset, buffer, start: 0, len });
-        let transfer = BlockTransfer { what: What::Write, block: number, bytes };
         let path = self.files.get(block.shard).path.clone();
-        self.files.submit(block.shard, transfer, (action, len), move |transfers, outcome| {
+        self.files.submit(block.shard, (number, block.len), action, move |transfers, outcome| {
             match outcome.result {
                 Ok(()) => transfers.job().add_written(bytes),
                 // After a failure, other transfers are cancelled, which says nothing new.
