@@ -93,20 +93,6 @@ mod tests {
     use crate::config::Switch;
     use crate::doctor::*;
 
-    fn check<'a>(diagnosis: &'a Diagnosis, name: &str) -> &'a Check {
-        diagnosis.checks.iter().find(|check| check.name == name).unwrap()
-    }
-
-    #[test]
-    fn a_diagnosis_leaves_the_directory_as_it_was() {
-        let dir = tempfile::tempdir().unwrap();
-        let diagnosis = diagnose(dir.path(), &Config::default());
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        assert_eq!(check(&diagnosis, "directory").status, Status::Ok);
-        assert!(check(&diagnosis, "engines").found.contains("portable"));
-        assert!(diagnosis.checks.iter().all(|check| !check.found.is_empty()));
-    }
-
     #[test]
     fn every_shortfall_has_a_remedy() {
         let dir = tempfile::tempdir().unwrap();

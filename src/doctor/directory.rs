@@ -7,51 +7,23 @@ use crate::pool::Buffer;
 use crate::sys::{dir, file};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
-    let mut checks = Vec::new();
-    let trial = match Trial::create(dir) {
-        Ok(trial) => {
-            checks.push(Check::ok("directory", format!("{} can be written to", dir.display())));
-            trial
-        }
-        Err(error) => {
-            let found = format!("no file can be created in {}: {error}", dir.display());
-            let remedy = "create the directory, and check its owner and mode";
-            return vec![Check::fail("directory", found, remedy)];
-        }
-    };
-    checks.push(space(dir, config));
-    checks.push(direct(&trial, config));
-    checks.push(reserve(&trial));
+    let name = "directory";
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let trial = dir.join(format!(".ringstow-doctor-{}-{now}", std::process::id()));
+    // Only a new file: an existing one may be somebody's.
+    if let Err(error) = file::create_new(&trial, false) {
+        let found = format!("no file can be created in {}: {error}", dir.display());
+        let remedy = "create the directory, and check its owner and mode";
+        return vec![Check::fail(name, found, remedy)];
+    }
+    let writable = Check::ok(name, format!("{} can be written to", dir.display()));
+    let checks = vec![writable, space(dir, config), direct(&trial, config), reserve(&trial)];
+    let _ = dir::remove(&trial);
     checks
-}
-
-/// A trial file, removed on drop.
-struct Trial(PathBuf);
-
-impl Trial {
-    fn create(dir: &Path) -> io::Result<Self> {
-        let mut number = 0;
-        loop {
-            let path = dir.join(format!(".ringstow-doctor-{}-{number}", std::process::id()));
-            // Only a new file: an existing one may be somebody's.
-            match file::create_new(&path, false) {
-                Ok(_) => return Ok(Self(path)),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100 => {
-                    number += 1;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        let _ = dir::remove(&self.0);
-    }
 }
 
 fn space(dir: &Path, config: &Config) -> Check {
@@ -100,38 +72,36 @@ fn unescape(point: &str) -> String {
         .fold(point.to_string(), |text, (escape, plain)| text.replace(escape, plain))
 }
 
-fn direct(trial: &Trial, config: &Config) -> Check {
+fn direct(trial: &Path, config: &Config) -> Check {
     let name = "O_DIRECT";
-    let align = match file::dio_align(&trial.0) {
-        Some(align) => format!("needs {} in memory, {} in the file", align.mem, align.offset),
-        None => "no alignment announced".to_string(),
-    };
-    match write_direct(&trial.0) {
-        Ok(()) => match file::dio_align(&trial.0) {
-            Some(align) if align.offset as usize > ALIGN || align.mem as usize > ALIGN => {
-                let found = format!(
-                    "works, though the file system asks for an alignment of {} in memory and {} in \
-                     the file, more than the {ALIGN} bytes that ringstow keeps",
-                    align.mem, align.offset
-                );
-                Check::warn(name, found, "set direct = off if transfers fail")
-            }
-            _ if file::is_checksummed_by_btrfs(&trial.0) => Check::warn(
-                name,
-                format!(
-                    "works; {align}; but btrfs keeps checksums, for which newer kernels write through the page cache"
-                ),
-                "save into a directory without them, made by `mkdir DIR && chattr +C DIR`: a checkpoint has checksums \
-                 of its own",
-            ),
-            _ => Check::ok(name, format!("works; {align}")),
-        },
-        Err(error) => {
-            let found = format!("refused ({error}); {align}");
+    let align = file::dio_align(trial);
+    let announced = align.as_ref().map_or("no alignment announced".into(), |align| {
+        format!("needs {} in memory, {} in the file", align.mem, align.offset)
+    });
+    match (write_direct(trial), align) {
+        (Err(error), _) => {
+            let found = format!("refused ({error}); {announced}");
             let remedy = "save to a file system with direct I/O (ext4, XFS, btrfs, NFS); \
                           otherwise files are written through the page cache";
             Check::short(config.direct == Switch::On, name, found, remedy)
         }
+        (Ok(()), Some(align)) if align.offset.max(align.mem) as usize > ALIGN => {
+            let found = format!(
+                "works, though the file system asks for an alignment of {} in memory and {} in \
+                 the file, more than the {ALIGN} bytes that ringstow keeps",
+                align.mem, align.offset
+            );
+            Check::warn(name, found, "set direct = off if transfers fail")
+        }
+        (Ok(()), _) if file::is_checksummed_by_btrfs(trial) => Check::warn(
+            name,
+            format!(
+                "works; {announced}; but btrfs keeps checksums, for which newer kernels write through the page cache"
+            ),
+            "save into a directory without them, made by `mkdir DIR && chattr +C DIR`: a checkpoint has checksums \
+             of its own",
+        ),
+        (Ok(()), _) => Check::ok(name, format!("works; {announced}")),
     }
 }
 
@@ -142,10 +112,9 @@ fn write_direct(path: &Path) -> io::Result<()> {
     file.write_all_at(&block, 0)
 }
 
-fn reserve(trial: &Trial) -> Check {
+fn reserve(trial: &Path) -> Check {
     let name = "preallocation";
-    let done =
-        file::create(&trial.0, false).and_then(|file| file::preallocate(&file, ALIGN as u64));
+    let done = file::create(trial, false).and_then(|file| file::preallocate(&file, ALIGN as u64));
     match done {
         Ok(file::Preallocated::Allocated) => Check::ok(name, "works"),
         Ok(file::Preallocated::SizeOnly) => Check::warn(

@@ -118,7 +118,7 @@ fn absent(nodes: &Nodes, version: Option<(u32, u32)>, refused: Option<(String, S
 /// GPUs that are there.
 #[cfg(feature = "cuda")]
 mod present {
-    use crate::device::cuda::{Device, Gpu, LargeCopy, Rates, measure};
+    use crate::device::cuda::{Device, Gpu, LargeCopy, measure};
     use crate::doctor::{Check, binary_size};
     use crate::error::{Error, Result};
     use std::sync::Arc;
@@ -133,7 +133,10 @@ mod present {
         let mut checks = vec![Check::ok(&name, &gpu.name)];
         let tried = Device::get(gpu.ordinal).and_then(|device| {
             checks.push(pinning(&format!("{name} pinning"), &device)?);
-            checks.extend(rates(&name, measure(&device, COPIED_BYTES)?));
+            let rates = measure(&device, COPIED_BYTES)?;
+            let to = rate(&format!("{name} to host"), rates.to_host_pinned, rates.to_host_pageable);
+            let (pinned, pageable) = (rates.to_device_pinned, rates.to_device_pageable);
+            checks.extend([to, rate(&format!("{name} from host"), pinned, pageable)]);
             Ok(())
         });
         if let Err(error) = tried {
@@ -155,15 +158,6 @@ mod present {
                  memlock=-1`) and leave some free; without it copies are several times slower",
             ),
         })
-    }
-
-    fn rates(name: &str, rates: Rates) -> [Check; 2] {
-        let Rates { to_host_pinned, to_host_pageable, .. } = rates;
-        let Rates { to_device_pinned, to_device_pageable, .. } = rates;
-        [
-            rate(&format!("{name} to host"), to_host_pinned, to_host_pageable),
-            rate(&format!("{name} from host"), to_device_pinned, to_device_pageable),
-        ]
     }
 
     /// Pinned memory is worth its while when the GPU copies it at twice the rate of other memory.
