@@ -5,7 +5,7 @@ use super::layout::Layout;
 use super::runs::copy_runs;
 use crate::error::Result;
 use std::borrow::Cow;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 impl Source for &[u8] {
     fn nbytes(&self) -> u64 {
@@ -37,14 +37,8 @@ impl Source for Vec<u8> {
 pub struct ViewSource<V> {
     view: V,
     nbytes: usize,
-    copy: Mutex<Copied>,
-}
-
-#[derive(Debug, Default)]
-struct Copied {
-    bytes: Option<std::sync::Arc<Vec<u8>>>,
-    /// Bytes of the copy that were read.
-    used: usize,
+    /// The view's own copy of its bytes, and how many of them were read.
+    copy: Mutex<(Option<Arc<Vec<u8>>>, usize)>,
 }
 
 impl<V: safetensors::View> ViewSource<V> {
@@ -54,29 +48,24 @@ impl<V: safetensors::View> ViewSource<V> {
         Self { view, nbytes, copy: Mutex::default() }
     }
 
-    /// The view's code runs under this lock and may panic; nothing has changed then.
-    fn copy(&self) -> MutexGuard<'_, Copied> {
-        self.copy.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The view's own copy of its bytes, made at the first call.
-    fn copied(&self) -> Option<std::sync::Arc<Vec<u8>>> {
-        let mut copy = self.copy();
-        if copy.bytes.is_none() {
-            match self.view.data() {
+    /// The view's own copy of its bytes, made when `count` are first read. Given up here once all are read.
+    fn copied(&self, count: usize) -> Option<Arc<Vec<u8>>> {
+        // The view's code runs under this lock and may panic; nothing has changed then.
+        let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = match copy.0.take() {
+            Some(bytes) => bytes,
+            None => match self.view.data() {
                 Cow::Borrowed(_) => return None,
-                Cow::Owned(bytes) => copy.bytes = Some(bytes.into()),
-            }
+                Cow::Owned(bytes) => bytes.into(),
+            },
+        };
+        copy.1 += count;
+        if copy.1 >= self.nbytes {
+            copy.1 = 0;
+        } else {
+            copy.0 = Some(bytes.clone());
         }
-        copy.bytes.clone()
-    }
-
-    fn used(&self, bytes: usize) {
-        let mut copy = self.copy();
-        copy.used += bytes;
-        if copy.used >= self.nbytes {
-            *copy = Copied::default();
-        }
+        Some(bytes)
     }
 }
 
@@ -86,11 +75,8 @@ impl<V: safetensors::View + Send + Sync> Source for ViewSource<V> {
     }
 
     fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
-        match self.copied() {
-            Some(bytes) => {
-                to.copy_from_slice(&bytes[offset..offset + to.len()]);
-                self.used(to.len());
-            }
+        match self.copied(to.len()) {
+            Some(bytes) => to.copy_from_slice(&bytes[offset..offset + to.len()]),
             None => to.copy_from_slice(&self.view.data()[offset..offset + to.len()]),
         }
         Ok(())
@@ -263,6 +249,6 @@ mod tests {
         source.read(2, &mut read[2..]).unwrap();
         assert_eq!(read, [1, 2, 3, 4]);
         assert_eq!(source.view.0.load(std::sync::atomic::Ordering::Relaxed), 1);
-        assert!(source.copy.lock().unwrap().bytes.is_none());
+        assert!(source.copy.lock().unwrap().0.is_none());
     }
 }

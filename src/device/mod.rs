@@ -13,7 +13,7 @@ mod staged_copy;
 mod target;
 mod tensor_source;
 
-pub(crate) use staged_copy::{Finished, Pinning, StagedCopy};
+pub(crate) use staged_copy::{Finished, Pinning, StagedCopy, pin_for_sources, pin_for_targets};
 
 pub use source::Source;
 pub use target::{StridedTarget, Target};

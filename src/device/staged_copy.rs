@@ -116,41 +116,25 @@ impl StagedCopy {
     }
 }
 
-/// Whether the staging memory is pinned for GPUs.
-#[derive(Debug, Default)]
-pub(crate) struct Pinning {
-    /// `None` where no GPU is involved.
-    pub pinned: Option<bool>,
-    /// Why it is not, where it should be.
-    pub refused: Option<String>,
+/// Whether the staging memory is pinned for GPUs, or why not. `None` where no GPU is involved.
+pub(crate) type Pinning = Option<std::result::Result<(), String>>;
+
+/// Pins the pool if one of the sources is on a GPU.
+pub(crate) fn pin_for_sources(pool: &Pool, sources: &[TensorSource]) -> Pinning {
+    #[cfg(feature = "cuda")]
+    if let Some(tensor) = sources.iter().find_map(|source| source.cuda()) {
+        return Some(super::cuda::pin(pool, tensor.device()));
+    }
+    let _ = (pool, sources);
+    None
 }
 
-impl Pinning {
-    /// Pins the pool if one of the sources is on a GPU.
-    pub fn for_sources(pool: &Pool, sources: &[TensorSource]) -> Self {
-        #[cfg(feature = "cuda")]
-        if let Some(tensor) = sources.iter().find_map(|source| source.cuda()) {
-            return Self::of(pool, tensor.device());
-        }
-        let _ = (pool, sources);
-        Self::default()
-    }
-
-    /// Pins the pool if one of the targets is on a GPU.
-    pub fn for_targets(pool: &Pool, targets: &[&Target]) -> Self {
-        #[cfg(feature = "cuda")]
-        if let Some(ready_event) = targets.iter().find_map(|target| target.ready_event()) {
-            return Self::of(pool, ready_event.device());
-        }
-        let _ = (pool, targets);
-        Self::default()
-    }
-
+/// Pins the pool if one of the targets is on a GPU.
+pub(crate) fn pin_for_targets(pool: &Pool, targets: &[&Target]) -> Pinning {
     #[cfg(feature = "cuda")]
-    fn of(pool: &Pool, device: &std::sync::Arc<super::cuda::Device>) -> Self {
-        match super::cuda::pin(pool, device) {
-            Ok(_) => Self { pinned: Some(true), refused: None },
-            Err(error) => Self { pinned: Some(false), refused: Some(error.to_string()) },
-        }
+    if let Some(ready_event) = targets.iter().find_map(|target| target.ready_event()) {
+        return Some(super::cuda::pin(pool, ready_event.device()));
     }
+    let _ = (pool, targets);
+    None
 }

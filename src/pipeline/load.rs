@@ -17,7 +17,7 @@ use super::runtime::Runtime;
 use super::trace::What;
 use super::workers::scoped_workers;
 use crate::config::{Config, Switch};
-use crate::device::{Pinning, StagedCopy, Target};
+use crate::device::{StagedCopy, Target, pin_for_targets};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
 use crate::plan::load::Scattered;
@@ -110,7 +110,7 @@ pub(crate) fn read_into(
     let started = Instant::now();
     let (pool, config) = staging(runtime, reads)?;
     let staged = started.elapsed().as_secs_f64();
-    let pinning = Pinning::for_targets(&pool, to.targets);
+    let pinning = pin_for_targets(&pool, to.targets);
     let deliver = |number: usize, staged: &mut StagedCopy| {
         let block = &reads.blocks[number];
         let span = block.offset..block.offset + block.len as u64;

@@ -27,8 +27,8 @@ pub struct Moved {
 impl Moved {
     /// Notes how the staging memory was pinned for GPUs. Warns once for each `dir` if it was not.
     pub(super) fn note(&mut self, dir: &Path, pinning: Pinning) {
-        self.pinned = pinning.pinned;
-        let pageable = pinning.refused.map(|reason| Fallback {
+        self.pinned = pinning.as_ref().map(|pinned| pinned.is_ok());
+        let pageable = pinning.and_then(|pinned| pinned.err()).map(|reason| Fallback {
             wanted: "pinned staging memory".into(),
             got: "pageable copies".into(),
             reason,

@@ -20,7 +20,7 @@ use super::report::{Moved, SaveSeconds};
 use super::runtime::Runtime;
 use super::trace::What;
 use super::transfers::OpenFiles;
-use crate::device::{Pinning, TensorSource};
+use crate::device::{TensorSource, pin_for_sources};
 use crate::error::{Error, Result};
 use crate::format::Item;
 use crate::plan::save::SavePlan;
@@ -67,7 +67,7 @@ pub(crate) fn write(
     let pool = runtime.pool().map_err(|e| Error::io("taking staging memory for", dir, e))?;
     let (files, mut moved) = files::open(runtime, &pool, plan, paths)?;
     let files = OpenFiles::new(files, job);
-    moved.note(dir, Pinning::for_sources(&pool, sources));
+    moved.note(dir, pin_for_sources(&pool, sources));
     seconds.prepare = started.elapsed().as_secs_f64();
     job.note(What::Prepare, started, None, 0);
 

@@ -285,13 +285,10 @@ unsafe fn put(copy: &RowCopy, direction: Direction, stream: CUstream) -> DriverR
 
 fn rows(copy: &RowCopy, direction: Direction) -> sys::CUDA_MEMCPY2D {
     use CUmemorytype::{CU_MEMORYTYPE_DEVICE as DEVICE, CU_MEMORYTYPE_HOST as HOST};
-    let (from, to) = match direction {
-        Direction::ToHost => (DEVICE, HOST),
-        Direction::ToDevice => (HOST, DEVICE),
-    };
-    let (from_pitch, to_pitch) = match direction {
-        Direction::ToHost => (copy.device_pitch, copy.host_pitch),
-        Direction::ToDevice => (copy.host_pitch, copy.device_pitch),
+    let (host, device) = ((HOST, copy.host_pitch), (DEVICE, copy.device_pitch));
+    let ((from, from_pitch), (to, to_pitch)) = match direction {
+        Direction::ToHost => (device, host),
+        Direction::ToDevice => (host, device),
     };
     sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,

@@ -66,13 +66,10 @@ impl Drop for Pin {
 ///
 /// # Errors
 /// Why it is not pinned: the driver copies through memory of its own then, at a fraction of the rate.
-pub(crate) fn pin<'a>(
-    pool: &'a Pool,
-    device: &Arc<Device>,
-) -> std::result::Result<&'a Pin, &'a Error> {
+pub(crate) fn pin(pool: &Pool, device: &Arc<Device>) -> std::result::Result<(), String> {
     let pinned: &Result<Pin> = pool.attachment(|| {
         // SAFETY: the pool's mapping drops its attachment before it is unmapped.
         unsafe { Pin::new(device, pool.base(), pool.bytes(), pool.block_bytes()) }
     });
-    pinned.as_ref()
+    pinned.as_ref().map(drop).map_err(Error::to_string)
 }
