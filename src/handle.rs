@@ -1,7 +1,7 @@
 //! The caller's handle on a save or load in the background.
 
 use crate::error::{Error, Result};
-use crate::pipeline::job::{Job, Progress};
+use crate::pipeline::job::{ENDED, Job, Progress, STAGED};
 use crate::pipeline::report::SaveReport;
 use crate::store::Loaded;
 use std::any::Any;
@@ -177,7 +177,7 @@ impl<T> Future for Handle<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.awaited = true;
-        if self.job.wake_at_end(context.waker()) {
+        if self.job.wake(context.waker(), ENDED) {
             return Poll::Pending;
         }
         Poll::Ready(self.take().unwrap_or_else(|| Err(Error::invalid("polled after it was ready"))))
@@ -209,7 +209,7 @@ impl Future for Staged {
     type Output = bool;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<bool> {
-        if self.job.wake_when_staged(context.waker()) {
+        if self.job.wake(context.waker(), STAGED) {
             return Poll::Pending;
         }
         Poll::Ready(self.job.staged())

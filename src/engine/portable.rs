@@ -20,20 +20,13 @@ pub struct Portable {
     files: Slab<Arc<File>>,
     /// `None` once the engine is being dropped, which is what ends the threads.
     jobs: Option<Sender<Job>>,
-    events: Receiver<Event>,
-    post: Sender<Event>,
+    /// What has completed; `None` wakes.
+    events: Receiver<Option<Completion>>,
+    post: Sender<Option<Completion>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Job {
-    op: Op,
-    file: Arc<File>,
-}
-
-enum Event {
-    Done(Completion),
-    Wake,
-}
+type Job = (Op, Arc<File>);
 
 impl Portable {
     /// Starts `depth` threads, at most eight.
@@ -55,12 +48,12 @@ impl Portable {
 }
 
 /// A thread's life: do jobs until there are no more to come.
-fn work(queued: &Receiver<Job>, post: &Sender<Event>) {
-    for Job { mut op, file } in queued {
+fn work(queued: &Receiver<Job>, post: &Sender<Option<Completion>>) {
+    for (mut op, file) in queued {
         let result = perform(&mut op.action, &file);
         // Closed before the completion is seen: who detaches the file then has really let go of it.
         drop(file);
-        if post.send(Event::Done(Completion { op, result })).is_err() {
+        if post.send(Some(Completion { op, result })).is_err() {
             return;
         }
     }
@@ -102,11 +95,11 @@ impl Engine for Portable {
         let file = self.files.get(op.file.key()).cloned();
         match (file, &self.jobs) {
             (Some(file), Some(jobs)) => {
-                jobs.send(Job { op, file }).expect("the threads live as long as the engine");
+                jobs.send((op, file)).expect("the threads live as long as the engine");
             }
             _ => {
                 let result = Err(not_attached(op.file));
-                let failed = Event::Done(Completion { op, result });
+                let failed = Some(Completion { op, result });
                 self.post.send(failed).expect("the engine holds the receiver");
             }
         }
@@ -114,11 +107,7 @@ impl Engine for Portable {
 
     fn wait(&mut self, done: &mut Vec<Completion>) -> io::Result<()> {
         let first = self.events.recv().expect("the engine holds a sender");
-        for event in std::iter::once(first).chain(self.events.try_iter()) {
-            if let Event::Done(completion) = event {
-                done.push(completion);
-            }
-        }
+        done.extend(first.into_iter().chain(self.events.try_iter().flatten()));
         Ok(())
     }
 
@@ -126,7 +115,7 @@ impl Engine for Portable {
         let post = self.post.clone();
         Arc::new(move || {
             // Fails only when the engine is gone, and then nobody waits.
-            let _ = post.send(Event::Wake);
+            let _ = post.send(None);
         })
     }
 }

@@ -21,7 +21,7 @@ pub struct Job {
 }
 
 #[derive(Debug, Default)]
-struct Phase {
+pub(crate) struct Phase {
     staged: bool,
     ended: bool,
     wakers: Vec<Waker>,
@@ -30,8 +30,10 @@ struct Phase {
 /// Whether the phase that a thread or task waits for is reached.
 type Reached = fn(&Phase) -> bool;
 
-const STAGED: Reached = |phase| phase.staged || phase.ended;
-const ENDED: Reached = |phase| phase.ended;
+/// The phase that [`Job::wait_staged`] waits for.
+pub(crate) const STAGED: Reached = |phase| phase.staged || phase.ended;
+/// The phase that [`Job::wait_ended`] waits for.
+pub(crate) const ENDED: Reached = |phase| phase.ended;
 
 /// Progress of a save or load, in bytes of its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,18 +186,9 @@ impl Job {
         self.wait(timeout, ENDED)
     }
 
-    /// Registers `waker` to be called when the job ends, or earlier. Returns false, and registers nothing,
-    /// if the job has ended.
-    pub(crate) fn wake_at_end(&self, waker: &Waker) -> bool {
-        self.wake(waker, ENDED)
-    }
-
-    /// Like [`Job::wake_at_end`], for the phase that [`Job::wait_staged`] waits for.
-    pub(crate) fn wake_when_staged(&self, waker: &Waker) -> bool {
-        self.wake(waker, STAGED)
-    }
-
-    fn wake(&self, waker: &Waker, reached: Reached) -> bool {
+    /// Registers `waker` to be called when the phase is reached, or earlier. Returns false, and registers nothing,
+    /// if it is reached.
+    pub(crate) fn wake(&self, waker: &Waker, reached: Reached) -> bool {
         let mut phase = self.phase();
         if reached(&phase) {
             return false;

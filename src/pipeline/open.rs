@@ -31,20 +31,17 @@ impl OpenFailure {
     }
 }
 
-type Opened = std::result::Result<(Vec<OpenFile>, Vec<Fallback>), OpenFailure>;
+/// What comes of an attempt to open files with one I/O mode.
+pub(super) type Attempt<T> = std::result::Result<T, OpenFailure>;
+
+/// A directory's files, and what was unavailable for them.
+pub(super) type Opened = (Vec<OpenFile>, Vec<Fallback>);
 
 /// Attaches a file that was just opened.
-pub(super) fn attach(
-    queue: &Arc<Queue>,
-    path: &Path,
-    file: File,
-) -> std::result::Result<OpenFile, OpenFailure> {
+pub(super) fn attach(queue: &Arc<Queue>, path: &Path, file: File) -> Attempt<OpenFile> {
     let file = Arc::new(file);
-    let attached = queue.attach(file.clone()).map_err(OpenFailure::of(
-        Stage::Open,
-        "attaching to the engine",
-        path,
-    ))?;
+    let failed = OpenFailure::of(Stage::Open, "attaching to the engine", path);
+    let attached = queue.attach(file.clone()).map_err(failed)?;
     Ok(OpenFile { path: path.into(), file, attached, queue: queue.clone() })
 }
 
@@ -55,7 +52,7 @@ pub(super) fn open_each(
     runtime: &Runtime,
     config: &Config,
     paths: &[Option<&Path>],
-    mut open: impl FnMut(&[usize], &Arc<Queue>, &IoMode) -> Opened,
+    mut open: impl FnMut(&[usize], &Arc<Queue>, &IoMode) -> Attempt<Opened>,
 ) -> Result<(Vec<Option<OpenFile>>, Moved)> {
     let mut files: Vec<Option<OpenFile>> = paths.iter().map(|_| None).collect();
     let mut ways = Vec::new();
@@ -75,7 +72,7 @@ pub(super) fn open_each(
 fn first_working(
     runtime: &Runtime,
     config: &Config,
-    mut open: impl FnMut(&Arc<Queue>, &IoMode) -> Opened,
+    mut open: impl FnMut(&Arc<Queue>, &IoMode) -> Attempt<Opened>,
 ) -> Result<(Vec<OpenFile>, Moved)> {
     let mut refused: Vec<(IoMode, Refusal)> = Vec::new();
     for mode in io_mode::modes(config)? {

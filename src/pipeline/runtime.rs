@@ -302,13 +302,4 @@ mod tests {
         tell.send(()).unwrap();
         ended.recv().unwrap();
     }
-
-    #[test]
-    fn a_pool_that_lost_buffers_is_replaced() {
-        let runtime = Runtime::new(config(2)).unwrap();
-        let pool = runtime.pool().unwrap();
-        assert_eq!(runtime.pool().unwrap().base(), pool.base());
-        pool.lease().unwrap().give_up();
-        assert_ne!(runtime.pool().unwrap().base(), pool.base());
-    }
 }

@@ -5,6 +5,7 @@
 //! complete events; what runs meanwhile (a GPU's copies, transfers) are asynchronous events.
 
 use crate::sys::file::create_or_empty;
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -13,17 +14,20 @@ use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 /// A step of a save or load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum What {
     /// Laying out the shards.
     Plan,
     /// Memory, files, the trial transfer.
     Prepare,
     /// Waiting for a free buffer.
+    #[serde(rename = "wait for a buffer")]
     Wait,
     /// Copying a block's tensors into its buffer, with the checksum of what is in host memory.
     Fill,
     /// A GPU's copies from or to a buffer.
+    #[serde(rename = "GPU copy")]
     Device,
     /// A checksum.
     Checksum,
@@ -42,23 +46,6 @@ pub(crate) enum What {
 }
 
 impl What {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Plan => "plan",
-            Self::Prepare => "prepare",
-            Self::Wait => "wait for a buffer",
-            Self::Fill => "fill",
-            Self::Device => "GPU copy",
-            Self::Checksum => "checksum",
-            Self::Queued => "queued",
-            Self::Write => "write",
-            Self::Read => "read",
-            Self::Deliver => "deliver",
-            Self::Sync => "sync",
-            Self::Commit => "commit",
-        }
-    }
-
     /// Whether it runs while the thread that started it does something else.
     fn is_asynchronous(self) -> bool {
         matches!(self, Self::Device | Self::Queued | Self::Write | Self::Read)
@@ -143,7 +130,7 @@ impl Trace {
             args["block"] = block.into();
         }
         let event = |phase, moment: Instant| {
-            let (name, ts) = (span.what.name(), microseconds(self.began, moment));
+            let (name, ts) = (span.what, microseconds(self.began, moment));
             let (tid, args) = (span.row + 1, &args);
             json!({ "name": name, "cat": name, "ph": phase, "ts": ts, "pid": 1, "tid": tid, "args": args })
         };

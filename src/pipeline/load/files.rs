@@ -7,7 +7,7 @@ use crate::engine::queue::Queue;
 use crate::error::Result;
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
-use crate::pipeline::open::{OpenFailure, attach, open_each};
+use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles};
@@ -49,7 +49,7 @@ fn open_in_directory<'a>(
     queue: &Arc<Queue>,
     mode: &IoMode,
     shards: impl Iterator<Item = &'a ShardFile>,
-) -> std::result::Result<Vec<OpenFile>, OpenFailure> {
+) -> Attempt<Vec<OpenFile>> {
     let mut files = Vec::new();
     for shard in shards {
         let failed = |stage, doing| OpenFailure::of(stage, doing, &shard.path);

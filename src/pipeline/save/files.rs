@@ -6,7 +6,7 @@ use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::{Answer, Queue};
 use crate::error::{Error, Result, Room};
 use crate::limits::ALIGN;
-use crate::pipeline::open::{OpenFailure, attach, open_each};
+use crate::pipeline::open::{Attempt, OpenFailure, Opened, attach, open_each};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles};
@@ -41,7 +41,7 @@ fn open_in_directory(
     mode: &IoMode,
     pool: &Pool,
     paths: &[(&Path, u64)],
-) -> std::result::Result<(Vec<OpenFile>, Vec<Fallback>), OpenFailure> {
+) -> Attempt<Opened> {
     let (mut files, mut notes) = (Vec::with_capacity(paths.len()), Vec::new());
     for &(path, bytes) in paths {
         let failed = |stage, doing| OpenFailure::of(stage, doing, path);
