@@ -19,6 +19,7 @@ __all__ = [
     "Watch",
     "__version__",
     "check_config",
+    "check_own_share",
     "cli",
     "copy_now",
     "deliver_log",
@@ -30,7 +31,6 @@ __all__ = [
     "gpus",
     "latest",
     "parse_size",
-    "part_of",
     "prune",
     "remove",
     "retain",
@@ -278,9 +278,10 @@ def latest(
 # JSON list of Found: the steps in a directory, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
-# Whose part of what the checkpoint at a path is: rank, number of ranks, which save. None for a
-# whole, and for a damaged manifest.
-def part_of(path: str) -> tuple[int, int, str] | None: ...
+# Refuses to load a rank's own share of what ranks saved each by itself, in rank00003 below path,
+# if it is missing or not of the same save as rank 0's; for rank 0 also if any share is missing.
+# Raises MissingShareError.
+def check_own_share(path: str, rank: int) -> None: ...
 
 # Removes a checkpoint; with `recycle`, its files stay to be written over.
 def remove(path: str, recycle: bool, config: str) -> None: ...

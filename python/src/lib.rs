@@ -77,10 +77,8 @@ fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
 }
 
 #[pyfunction]
-fn part_of(py: Python<'_>, path: PathBuf) -> PyResult<Option<(u32, u32, String)>> {
-    let noted =
-        py.detach(|| ringstow::internals::store::part_of(&path)).map_err(error::to_python)?;
-    Ok(noted.map(|of| (of.rank, of.ranks, of.save)))
+fn check_own_share(py: Python<'_>, path: PathBuf, rank: u32) -> PyResult<()> {
+    py.detach(|| ringstow::internals::store::check_own_share(&path, rank)).map_err(error::to_python)
 }
 
 /// Swaps what two paths name.
@@ -126,8 +124,8 @@ mod _native {
         snapshot::{copy_now, watch},
         tensors::Tensors,
         watch::Watch,
-        {check_config, cli, forget_after_fork, found_config},
-        {parse_size, part_of, swap_names, verify},
+        {check_config, check_own_share, cli, forget_after_fork, found_config},
+        {parse_size, swap_names, verify},
     };
 
     #[pymodule_init]

@@ -1,14 +1,18 @@
-"""Which ids are paths, and where a rank's part of a checkpoint is. No I/O."""
+"""Which checkpoint ids are paths, where a rank's part is, and the ids of saves and loads."""
 
 from __future__ import annotations
 
 import os
+import uuid
 from typing import Any
 
 from ringstow._arguments import StrPath, absolute
 from ringstow._errors import InvalidStateError
 
 MANIFEST = "manifest.json"
+# A manifest ends in `,"crc32":"xxxxxxxx"}` and a newline: the checksum of all before it.
+_TRAILER_LEN = 21
+_NAMESPACE = uuid.UUID("6f1f6c0e-5f0a-4c1e-9d53-7d1d0b2a8f11")
 
 
 def is_path(checkpoint_id: Any) -> bool:
@@ -36,3 +40,24 @@ def directory(checkpoint_id: StrPath) -> str:
 def of_rank(path: str, rank: int) -> str:
     """Return the directory of a rank's part, of ranks that save each by itself."""
     return os.path.join(path, f"rank{rank:05}")
+
+
+def fresh_id() -> str:
+    """Return a new id of a save or a load, as torch's storage has them."""
+    return str(uuid.uuid4())
+
+
+def id_of(fingerprint: str | None) -> str | None:
+    """Return the id of the save that made a checkpoint, from its manifest's fingerprint."""
+    return None if fingerprint is None else str(uuid.uuid5(_NAMESPACE, fingerprint))
+
+
+def committed_id(path: str) -> str | None:
+    """Return the id of the save that has just committed a checkpoint at a path."""
+    try:
+        with open(os.path.join(path, MANIFEST), "rb") as file:
+            nbytes = file.seek(-_TRAILER_LEN, os.SEEK_END) + _TRAILER_LEN
+            trailer = file.read(_TRAILER_LEN).decode().rstrip()
+    except (OSError, ValueError):  # replaced or removed already
+        return None
+    return id_of(f"{nbytes} bytes{trailer}")

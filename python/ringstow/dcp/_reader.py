@@ -29,7 +29,7 @@ from ringstow._errors import (
     ReplacedCheckpointError,
 )
 from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _ids, _objects, _paths, _private, _rank_parts, _targets
+from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry
@@ -91,7 +91,7 @@ class StorageReader(storage.StorageReader):
         self._use_collectives = True
         self._checkpoint: _native.Checkpoint | None = None
         self._contents: Contents | None = None
-        self.load_id = _ids.fresh()
+        self.load_id = _paths.fresh_id()
         """The load's id, as in torch's StorageMeta."""
         self.report: LoadReport | None = None
         """Report of this rank's last successful load."""
@@ -105,7 +105,7 @@ class StorageReader(storage.StorageReader):
         self._checkpoint = self._contents = None
         if checkpoint_id is not None:
             self._path = _paths.directory(checkpoint_id)
-        self.load_id = _ids.fresh()
+        self.load_id = _paths.fresh_id()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
@@ -153,7 +153,7 @@ class StorageReader(storage.StorageReader):
     def _with_ids(self, metadata: Metadata) -> Metadata:
         stamp = None if self._checkpoint is None else self._checkpoint.stamp
         meta = metadata.storage_meta or StorageMeta()
-        meta.save_id, meta.load_id = _ids.of(stamp), self.load_id
+        meta.save_id, meta.load_id = _paths.id_of(stamp), self.load_id
         metadata.storage_meta = meta
         if stamp is not None:
             _private.set_version(metadata)
@@ -179,7 +179,7 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         if not self._use_collectives and rank is not None:
             # Not in `read_metadata`, whose errors DCP turns into an AssertionError.
-            _rank_parts.check(self._require_path(), rank)
+            _native.check_own_share(self._require_path(), rank)
         if self._contents is None:
             self._open(self._require_path())
 
@@ -390,7 +390,7 @@ class StorageReader(storage.StorageReader):
         try:
             return self._open(_paths.of_rank(path, rank))
         except (FileNotFoundError, IncompleteCheckpointError):
-            _rank_parts.check(path, rank)  # says more, if rank 0's part is there
+            _native.check_own_share(path, rank)  # says more, if rank 0's part is there
             raise
 
     def _open(self, path: str) -> Contents:

@@ -10,7 +10,6 @@ import logging
 import os
 import pathlib
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
@@ -34,6 +33,8 @@ StockReader = filesystem.FileSystemReader
 
 _SIGNATURE = inspect.signature(StockWriter)
 _HONOURED = {"path", "overwrite", "cache_staged_state_dict", "_extensions"}
+# What torch leaves beside the data of rank 0 without collectives.
+_RANK_MARK = f"__0{_mark.NAME}"
 _warned: set[str] = set()
 
 
@@ -87,22 +88,21 @@ class FileSystemWriter(StorageWriter):
         given = _SIGNATURE.bind(path, *args, **kwargs)
         _check(given.arguments)
         super().__init__(path, Settings.config, allow_pickle=Settings.allow_pickle)
-        self._keeps_snapshot = bool(given.arguments.get("cache_staged_state_dict", True))
         given.apply_defaults()
         self._given = {k: v for k, v in given.arguments.items() if k not in ("path", "_extensions")}
         vars(self).update(self._given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **super().__getstate__(),
-            "given": self._given,
-            "keeps_snapshot": self._keeps_snapshot,
-        }
+        return {**super().__getstate__(), "given": self._given}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._given, self._keeps_snapshot = state["given"], state["keeps_snapshot"]
+        self._given = state["given"]
         vars(self).update(self._given)
+
+    @property
+    def _keeps_snapshot(self) -> bool:
+        return bool(self._given.get("cache_staged_state_dict", True))
 
     @property
     def path(self) -> pathlib.Path:
@@ -191,34 +191,20 @@ class FileSystemReader(StorageReader):
 FileSystemReader.register(StockReader)
 
 
-def _single_file(value: Any) -> str | None:
-    return None if value else "a rank writes as few files as Config(shard_bytes=...) allows"
-
-
-def _sync(value: Any) -> str | None:
-    return None if value else "a save is durable when it returns"
-
-
-def _threads(value: Any) -> str | None:
-    return None if value == 1 else "one ring does the I/O, whose knobs are in ringstow.Config"
-
-
-def _ahead(value: Any) -> str | None:
-    default = _SIGNATURE.parameters["per_thread_copy_ahead"].default
-    return None if value == default else "copies ahead go to Config(pool_bytes=...)"
-
-
-def _serialization(value: Any) -> str | None:
-    return None if getattr(value, "name", "") == "SAFETENSORS" else "the files are safetensors"
-
-
-# For each argument without effect: a function that says what ringstow does instead.
-_INSTEAD: dict[str, Callable[[Any], str | None]] = {
-    "single_file_per_rank": _single_file,
-    "sync_files": _sync,
-    "thread_count": _threads,
-    "per_thread_copy_ahead": _ahead,
-    "serialization_format": _serialization,
+# For each argument without effect: the value (or its name) that asks for nothing else, and what
+# ringstow does instead.
+_INSTEAD: dict[str, tuple[object, str]] = {
+    "single_file_per_rank": (
+        True,
+        "a rank writes as few files as Config(shard_bytes=...) allows",
+    ),
+    "sync_files": (True, "a save is durable when it returns"),
+    "thread_count": (1, "one ring does the I/O; ringstow.Config has its settings"),
+    "per_thread_copy_ahead": (
+        _SIGNATURE.parameters["per_thread_copy_ahead"].default,
+        "Config(pool_bytes=...) limits how much is copied ahead",
+    ),
+    "serialization_format": ("SAFETENSORS", "the files are safetensors"),
 }
 
 
@@ -227,10 +213,10 @@ def _check(given: dict[str, Any]) -> None:
     unknown = []
     for name, value in given.items():
         if name in _INSTEAD:
-            why = _INSTEAD[name](value)
-            if why is not None:
+            harmless, instead = _INSTEAD[name]
+            if getattr(value, "name", value) != harmless:
                 _warn_once(
-                    name, f"FileSystemWriter({name}={value!r}) has no effect in ringstow: {why}"
+                    name, f"FileSystemWriter({name}={value!r}) has no effect in ringstow: {instead}"
                 )
         elif name not in _HONOURED and value != _SIGNATURE.parameters[name].default:
             unknown.append(f"{name}={value!r}")
@@ -249,30 +235,19 @@ def _warn_once(name: str, text: str) -> None:
 
 def _holds_checkpoint(save: Save) -> bool:
     """Tell whether a save would replace a checkpoint, ringstow's or torch's."""
-    path = save.path
     if save.is_alone:
-        files = [
-            os.path.join(path, _paths.MANIFEST),
-            os.path.join(os.path.dirname(path), f"__0{_mark.NAME}"),
-        ]
-    else:
-        parts = _paths.of_rank(path, 0)
-        files = [
-            os.path.join(place, name)
-            for place, name in (
-                (path, _paths.MANIFEST),
-                (path, _mark.NAME),
-                (parts, _paths.MANIFEST),
-            )
-        ]
-    return any(map(os.path.exists, files))
+        return _has(save.path, _paths.MANIFEST) or _has(os.path.dirname(save.path), _RANK_MARK)
+    return _has(save.path, _mark.NAME) or _is_ours(save.path)
 
 
 def _is_stock(path: str) -> bool:
     """Tell whether a directory holds a checkpoint by torch's own writer, and none by ringstow."""
-    ours = (path, _paths.of_rank(path, 0))
-    if any(os.path.exists(os.path.join(place, _paths.MANIFEST)) for place in ours):
-        return False
-    return any(
-        os.path.exists(os.path.join(path, name)) for name in (_mark.NAME, f"__0{_mark.NAME}")
-    )
+    return not _is_ours(path) and (_has(path, _mark.NAME) or _has(path, _RANK_MARK))
+
+
+def _is_ours(path: str) -> bool:
+    return _has(path, _paths.MANIFEST) or _has(_paths.of_rank(path, 0), _paths.MANIFEST)
+
+
+def _has(directory: str, name: str) -> bool:
+    return os.path.exists(os.path.join(directory, name))

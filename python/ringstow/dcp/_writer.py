@@ -27,7 +27,7 @@ from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
-from ringstow.dcp import _ids, _items, _mark, _metadata, _paths, _private, _rank_parts
+from ringstow.dcp import _items, _mark, _metadata, _paths, _private, _rank_parts
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._saves import Save, Saves, end_here
@@ -82,8 +82,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     # Whether a save without a path goes where the one before went.
     _keeps_id = False
-    # Whether the next snapshot reuses the memory of the one before.
-    _keeps_snapshot = True
+
+    @property
+    def _keeps_snapshot(self) -> bool:
+        """Whether the next snapshot reuses the memory of the one before."""
+        return True
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._here = _Here()
         self._saves = Saves()
         self._snapshot = Snapshot()
-        self.save_id = _ids.fresh()
+        self.save_id = _paths.fresh_id()
         """The save's id, as in torch's StorageMeta; from the commit on, loads have the same."""
         self.report: SaveReport | None = None
         """Report of this rank's last successful save."""
@@ -158,7 +161,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         end_here()
         if checkpoint_id is not None:
             self._destination.give(_paths.directory(checkpoint_id))
-        self.save_id = _ids.fresh()
+        self.save_id = _paths.fresh_id()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
@@ -293,7 +296,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 tree = _metadata.tree_of(metadata)
             done = save.commit(receipts, tree, names)
             _log.debug("committed %s: %s", save.path, done)
-            self.save_id = _ids.committed(save.path) or self.save_id
+            self.save_id = _paths.committed_id(save.path) or self.save_id
             # Torch broadcasts the metadata to all ranks: keep it small.
             metadata.storage_data = None
             metadata.storage_meta = self.storage_meta()

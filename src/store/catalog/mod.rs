@@ -4,6 +4,7 @@ pub(crate) mod found;
 pub(crate) mod latest;
 pub(crate) mod links;
 pub(crate) mod list;
+pub(crate) mod own_share;
 pub(crate) mod row;
 pub(crate) mod shares;
 pub(crate) mod steps;

@@ -2,22 +2,8 @@
 //! elements of a tensor; every other checkpoint covers all its tensors. Loads refuse tensors with missing elements.
 
 use crate::error::{Error, Result, some_of};
-use crate::format::{RankShare, TensorEntry};
-use crate::store::layout::manifest;
+use crate::format::TensorEntry;
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::diagnose::{explain, no_manifest};
-use std::path::Path;
-
-/// Which rank's share the checkpoint at `dir` is. Cheap for any size: parses nothing else of the manifest. `None` for
-/// a complete checkpoint, and for a damaged manifest, which opening reports.
-///
-/// # Errors
-/// [`Error::NoCheckpoint`] or [`Error::NotCommitted`] if nothing is committed there; [`Error::Format`] for a
-/// manifest that is a link; [`Error::Io`].
-pub fn part_of(dir: &Path) -> Result<Option<RankShare>> {
-    let manifest = manifest::read_bytes(dir).map_err(|error| explain(dir, error))?;
-    Ok(RankShare::noted_in(&manifest.ok_or_else(|| no_manifest(dir))?))
-}
 
 impl Checkpoint {
     /// Checks that the checkpoint holds all elements of these tensors. Ignores names that it does not have.
