@@ -27,7 +27,8 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu torture-background torture-cuts lint doc bench bench-check bench-baseline \
+.PHONY: help demo test test-rust test-python test-gpu torture-background torture-cuts torture-hosts \
+	lint doc bench bench-check bench-baseline \
 	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
@@ -37,6 +38,7 @@ help:
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
+	@echo "make torture-hosts  500 interleavings of two hosts on one network file system (SEED=$(SEED))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
@@ -73,6 +75,9 @@ torture-cuts:
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)
+
+torture-hosts:
+	RINGSTOW_SEED=$(SEED) cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
 
 lint: $(READY) doc
 	tools/preflight.sh $(PYTHON) lint

@@ -1,0 +1,259 @@
+//! One program on one host: a process of its own, which is this test binary again.
+
+use crate::common::State;
+use ringstow::internals::store::{Wanted, remove_checkpoint, write_rank};
+use ringstow::{
+    Checkpoint, Config, Disposal, EngineChoice, Error, LoadOptions, Receipt, Retention, Runtime,
+    Session, StateDict, Store, Value,
+};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+/// The [`Order`] of a child; set only for it.
+const ORDER: &str = "RINGSTOW_TEST_HOSTS_ORDER";
+
+/// Three shards of some blocks each, with a tensor across their ends.
+const SIZES: [usize; 4] = [40_000, 1, 70_000, 5000];
+const RANKS: u32 = 2;
+
+/// What a program does. A state is told by its number, which no other save has.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Job {
+    Save(i64),
+    SaveByRanks(i64),
+    /// Begins a session for two ranks, is rank 0, gets all receipts and commits.
+    Coordinate(i64),
+    /// Is rank 1 of that session.
+    Rank(i64),
+    Load,
+    Latest,
+    Retain(usize),
+    Prune,
+    Remove,
+}
+
+impl Job {
+    /// The state that it saves as a whole.
+    pub fn saves(&self) -> Option<i64> {
+        match *self {
+            Self::Save(id) | Self::SaveByRanks(id) | Self::Coordinate(id) => Some(id),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Order {
+    pub job: Job,
+    /// Below the mount point.
+    pub at: PathBuf,
+    pub portable: bool,
+    /// Whether the mount passes locks on. Of FUSE nobody can know, so the program takes it for NFS.
+    pub shared_locks: bool,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Outcome {
+    Done(Seen),
+    /// The error, and its kind.
+    Refused(String, String),
+    /// It was killed before its end.
+    Killed,
+}
+
+/// What a program saw or did.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub struct Seen {
+    /// The state that it loaded, each byte compared.
+    pub loaded: Option<i64>,
+    /// The newest checkpoint.
+    pub newest: Option<PathBuf>,
+    /// The checkpoints that it removed.
+    pub removed: Vec<PathBuf>,
+}
+
+fn config(portable: bool) -> Config {
+    let engine = if portable { EngineChoice::Portable } else { EngineChoice::Auto };
+    let (block_bytes, shard_bytes) = (16_384, 60_000);
+    let config = Config { block_bytes, shard_bytes, engine, ..Config::default() };
+    Config { pool_bytes: 8 * block_bytes, fillers: 1, ..config }
+}
+
+/// A program's life, when a host starts it; nothing in an ordinary run.
+#[test]
+fn program_of_a_host() {
+    let Ok(order) = std::env::var(ORDER) else { return };
+    let (point, order): (PathBuf, Order) = serde_json::from_str(&order).unwrap();
+    let outcome = match order.carry_out(&point) {
+        Ok(seen) => Outcome::Done(seen),
+        Err(error) => {
+            let kind = format!("{error:?}")
+                .split(|c: char| !c.is_alphanumeric())
+                .next()
+                .unwrap()
+                .to_owned();
+            Outcome::Refused(kind, error.to_string())
+        }
+    };
+    say("outcome", &outcome);
+}
+
+fn say(what: &str, value: &impl Serialize) {
+    println!("\n{what} {}", serde_json::to_string(value).unwrap());
+}
+
+impl Order {
+    fn carry_out(&self, point: &Path) -> Result<Seen, Error> {
+        let (runtime, path) = (Runtime::new(config(self.portable))?, point.join(&self.at));
+        let store = Store::new(runtime.config().clone())?;
+        let below = |path: PathBuf| path.strip_prefix(point).unwrap().to_path_buf();
+        let mut seen = Seen::default();
+        match self.job {
+            Job::Save(id) => drop(State::new(id, &SIZES).save(&runtime, &path)?),
+            Job::SaveByRanks(id) => {
+                let session = Session::begin_with(&path, RANKS, runtime.config())?;
+                let write = |rank| write_share(id, rank, &runtime, &path);
+                commit(id, session, (0..RANKS).map(write).collect::<Result<_, _>>()?)?;
+            }
+            Job::Coordinate(id) => {
+                let session = Session::begin_with(&path, RANKS, runtime.config())?;
+                say("begun", &());
+                say("receipt", &write_share(id, 0, &runtime, &path)?);
+                let mut receipts = String::new();
+                std::io::stdin().read_line(&mut receipts).unwrap();
+                commit(id, session, serde_json::from_str(&receipts).unwrap())?;
+            }
+            Job::Rank(id) => say("receipt", &write_share(id, 1, &runtime, &path)?),
+            Job::Load => seen.loaded = Some(load(&runtime, &path)?),
+            Job::Latest => seen.newest = store.latest(&path, &Wanted::default())?.map(below),
+            Job::Retain(keep) => {
+                let retained = store.retain(&path, &Retention::new(keep))?;
+                seen.removed = retained.removed.into_iter().map(below).collect();
+            }
+            Job::Prune => drop(store.prune(&path)?),
+            Job::Remove => {
+                remove_checkpoint(&path, Disposal::Remove, runtime.config())?;
+                seen.removed.push(self.at.clone());
+            }
+        }
+        Ok(seen)
+    }
+}
+
+fn write_share(id: i64, rank: u32, runtime: &Runtime, path: &Path) -> Result<Receipt, Error> {
+    let (state, mut share) = (State::new(id, &SIZES), StateDict::new());
+    for (name, data) in state.tensors.iter().skip(rank as usize).step_by(RANKS as usize) {
+        share.bytes(name, ringstow::Dtype::U8, &[data.len() as u64], data)?;
+    }
+    Ok(write_rank(runtime, &share, rank, path, &Arc::default())?.0)
+}
+
+fn commit(id: i64, session: Session, receipts: Vec<Receipt>) -> Result<(), Error> {
+    let state = State::new(id, &SIZES);
+    let tensors = state
+        .tensors
+        .iter()
+        .map(|(name, _)| (Value::from(name.as_str()), Value::Tensor(name.clone())));
+    let tree = [(Value::from("step"), Value::Int(id))].into_iter().chain(tensors).collect();
+    session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
+}
+
+/// Loads a checkpoint, and returns which state it is. Panics if it is not wholly that state.
+pub fn load(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
+    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
+    let loaded =
+        match checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default())) {
+            // As a trainer does: it opens the newer one.
+            Err(Error::Replaced { .. }) => return load(runtime, path),
+            loaded => loaded?,
+        };
+    let id = checkpoint.value("step")?.as_int().unwrap();
+    let state = State::new(id, &SIZES);
+    assert_eq!(loaded.tensors().count(), state.tensors.len());
+    for (name, data) in &state.tensors {
+        assert!(loaded.tensor(name).unwrap().data() == data, "MIXED: {name} is not of state {id}");
+    }
+    Ok(id)
+}
+
+/// A program that runs.
+pub struct Running {
+    child: Child,
+    told: BufReader<ChildStdout>,
+    stdin: ChildStdin,
+}
+
+impl Running {
+    /// Starts a program on the host with this mount point, and kills it before its `kill`th system call.
+    pub fn start(point: &Path, order: &Order, kill: Option<u64>) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        if let Some(call) = kill {
+            command.env("RINGSTOW_TEST_SEAM", format!("kill:{call}"));
+        }
+        if order.shared_locks {
+            command.env("RINGSTOW_TEST_FILE_SYSTEM", format!("nfs4::{}", point.display()));
+        }
+        let mut child = command
+            .args(["--exact", "job::program_of_a_host", "--nocapture"])
+            .env(ORDER, serde_json::to_string(&(point, order)).unwrap())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let told = BufReader::new(child.stdout.take().unwrap());
+        let stdin = child.stdin.take().unwrap();
+        Self { child, told, stdin }
+    }
+
+    /// What it says under a name; `None` if it ends first, or says its outcome.
+    pub fn says<T: serde::de::DeserializeOwned>(&mut self, what: &str) -> Result<T, Outcome> {
+        let mut line = String::new();
+        while self.told.read_line(&mut line).unwrap() > 0 {
+            let (word, said) = line.trim_end().split_once(' ').unwrap_or_default();
+            if word == what {
+                return Ok(serde_json::from_str(said).unwrap());
+            }
+            if word == "outcome" {
+                return Err(serde_json::from_str(said).unwrap());
+            }
+            line.clear();
+        }
+        Err(Outcome::Killed)
+    }
+
+    /// Gives the coordinator all receipts.
+    pub fn give(&mut self, receipts: &[Receipt]) {
+        // It may have been killed.
+        let _ = writeln!(self.stdin, "{}", serde_json::to_string(receipts).unwrap());
+    }
+
+    /// Waits for its end.
+    pub fn finish(mut self) -> Outcome {
+        let outcome = match self.says::<()>("nothing") {
+            Ok(()) => unreachable!(),
+            Err(outcome) => outcome,
+        };
+        drop(self.stdin);
+        let status = self.child.wait().unwrap();
+        let killed = status.signal() == Some(nix::libc::SIGABRT);
+        assert!(killed || status.success(), "a program failed: {status}");
+        if killed { Outcome::Killed } else { outcome }
+    }
+}
+
+/// Loads in this process.
+pub fn load_here(path: &Path) -> Result<i64, Error> {
+    load(&Runtime::new(config(true))?, path)
+}
+
+/// Whether an error means that there is no checkpoint, and never claims damage.
+pub fn is_none(error: &Error) -> bool {
+    matches!(error, Error::NoCheckpoint { .. } | Error::NotCommitted { .. })
+        || error.io_error().is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound)
+}
