@@ -69,9 +69,12 @@ test-gpu: $(READY)
 test-python: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
-torture-cuts:
-	RINGSTOW_CUTS=$(CUTS) RINGSTOW_SEED=$(SEED) RINGSTOW_REQUIRE_RIGS=1 \
-		cargo test --test power_cut $(FS) -- --nocapture --test-threads=1
+torture-cuts: export RINGSTOW_CUTS = $(CUTS)
+torture-cuts: export RINGSTOW_SEED = $(SEED)
+torture-cuts: export RINGSTOW_REQUIRE_RIGS = 1
+torture-cuts: $(READY)
+	cargo test --test power_cut $(FS) -- --nocapture --test-threads=1
+	$(BIN)/python -m pytest -q -s python/tests/test_power_cut.py -k "$(FS)"
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)

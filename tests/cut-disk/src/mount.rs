@@ -102,15 +102,20 @@ const SECTOR: u32 = 512;
 /// A mounted file system; unmounted, and its device gone, when dropped.
 struct Mounted {
     point: PathBuf,
-    device: String,
+    /// Where the kernel says what is behind the loop device, and what it says.
+    behind: (PathBuf, String),
 }
 
 impl Mounted {
     fn new(image: &Path, point: &Path) -> Result<Self, String> {
         let device = on_loop(image, SECTOR, |device| {
-            run("mount", &[device, &point.to_string_lossy()]).map(|_| device.to_owned())
+            run("mount", &[device, &point.to_string_lossy()])?;
+            Ok(device.to_owned())
         })?;
-        Ok(Self { point: point.into(), device })
+        let name = device.rsplit('/').next().unwrap_or_default();
+        let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+        let behind = fs::read_to_string(&file).map_err(|e| e.to_string())?;
+        Ok(Self { point: point.into(), behind: (file, behind) })
     }
 }
 
@@ -126,8 +131,8 @@ impl Drop for Mounted {
             }
         }
         // What is still on its way to the disk must fail before the power comes back.
-        let name = self.device.rsplit('/').next().unwrap_or_default();
-        while Path::new("/sys/block").join(name).join("loop/backing_file").exists() {
+        let (file, behind) = &self.behind;
+        while fs::read_to_string(file).is_ok_and(|now| now == *behind) {
             pause();
         }
     }
