@@ -9,8 +9,8 @@ use crate::pipeline::report::{SaveReport, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{
-    self, Checkpoint, Disposal, Found, LoadOptions, Loaded, Removed, Retained, Retention, Session,
-    Swept, Wanted, while_replaced,
+    self, Checkpoint, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained, Retention,
+    Session, Swept, Wanted, while_replaced,
 };
 use crate::sys::path::absolute;
 use std::path::{Path, PathBuf};
@@ -206,6 +206,15 @@ impl Store {
     /// As [`prune`].
     pub fn prune(&self, dir: impl AsRef<Path>) -> Result<Swept> {
         store::prune(dir.as_ref(), &self.config)
+    }
+
+    /// [`prune`], as `pruning` says: also directories to which other hosts could be saving, if the caller promises that
+    /// none does.
+    ///
+    /// # Errors
+    /// As for [`prune`].
+    pub fn prune_with(&self, dir: impl AsRef<Path>, pruning: Pruning) -> Result<Swept> {
+        store::prune_with(dir.as_ref(), pruning, &self.config)
     }
 
     /// What [`Store::prune`] would do now. Changes nothing.

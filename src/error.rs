@@ -153,7 +153,7 @@ pub enum Error {
     },
 
     /// Another save into the same directory is in progress.
-    #[error("another save into {} is in progress (in this process or another); \
+    #[error("another save into {} is in progress (in this process, in another or on another host); \
              wait for it, or save to another path", path.display())]
     Busy {
         /// The checkpoint's directory.

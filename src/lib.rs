@@ -80,8 +80,8 @@ pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
     Before, Checkpoint, CheckpointKind, Committed, Disposal, FileInfo, Found, Info, Left,
-    LoadOptions, Loaded, LoadedTensor, Recycled, Removed, Retained, Retention, Session, Slice,
-    Status, Swept, TensorPart, TensorView, Wanted,
+    LoadOptions, Loaded, LoadedTensor, Pruning, Recycled, Removed, Retained, Retention, Session,
+    Slice, Status, Swept, TensorPart, TensorView, Wanted,
 };
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change

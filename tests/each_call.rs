@@ -4,110 +4,19 @@
 
 mod common;
 
-use common::{State, assert_no_litter_in, names_in, scratch, small_config, step_with};
+use common::place::{self, Place, SIZES, WAYS, Way};
+use common::{State, names_in, scratch, small_config, step_with};
 use ringstow::internals::sys::seam::{Outcome, Watch, from_nth, in_process, nth};
-use ringstow::{Checkpoint, Config, Disposal, Dtype, Error, Runtime, Session, StateDict, Value};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use ringstow::{Checkpoint, Config, Disposal, Dtype, Error, Runtime, StateDict};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Of the tensors: each of the two shards has some.
-const SIZES: [usize; 3] = [5000, 12_288, 20_001];
-
 const EIO: i32 = 5;
-
-/// Says to a child process where it saves, and in which way.
-const CHILD_DIR: &str = "RINGSTOW_TEST_EACH_CALL_DIR";
-const CHILD_WAY: &str = "RINGSTOW_TEST_EACH_CALL_WAY";
 
 /// The seam is the whole process': one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The ways of saving that make different calls.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
-    Plain,
-    Recycled,
-    Striped,
-    ByRanks,
-}
-
-const WAYS: [Way; 4] = [Way::Plain, Way::Recycled, Way::Striped, Way::ByRanks];
-
-/// A directory of checkpoints, and what saves into it.
-struct Place {
-    way: Way,
-    root: PathBuf,
-    runtime: Runtime,
-}
-
-impl Place {
-    fn new(way: Way, root: &Path) -> Self {
-        let mut config = Config { files: 2, recycle: way == Way::Recycled, ..small_config() };
-        if way == Way::Striped {
-            config.stripe = vec![root.join("disk")];
-        }
-        Self { way, root: root.into(), runtime: Runtime::new(config).unwrap() }
-    }
-
-    /// With the checkpoint of step 1.
-    fn with_step_1(way: Way, root: &Path) -> Self {
-        std::fs::create_dir(root.join("disk")).unwrap();
-        let place = Self::new(way, root);
-        if way == Way::Recycled {
-            place.save(0).unwrap(); // its files are the recycled ones of the next saves
-        }
-        place.save(1).unwrap();
-        place
-    }
-
-    fn dir(&self) -> PathBuf {
-        self.root.join("run/checkpoint")
-    }
-
-    fn config(&self) -> &Config {
-        self.runtime.config()
-    }
-
-    fn save(&self, step: i64) -> ringstow::Result<()> {
-        let (state, dir) = (State::new(step, &SIZES), self.dir());
-        if self.way != Way::ByRanks {
-            return state.save(&self.runtime, &dir).map(drop);
-        }
-        let session = Session::begin_with(&dir, 2, self.config())?;
-        let mut tree = vec![(Value::from("step"), Value::Int(step))];
-        let mut receipts = Vec::new();
-        for rank in 0..2 {
-            let mut share = StateDict::new();
-            for (name, data) in state.tensors.iter().skip(rank).step_by(2) {
-                share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-                tree.push((Value::from(name.as_str()), Value::Tensor(name.clone())));
-            }
-            let job = Arc::default();
-            let written = ringstow::internals::store::write_rank(
-                &self.runtime,
-                &share,
-                rank as u32,
-                &dir,
-                &job,
-            )?;
-            receipts.push(written.0);
-        }
-        session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
-    }
-
-    /// The checkpoint is the one of this step, byte by byte; and the next save replaces it and leaves nothing else.
-    #[track_caller]
-    fn assert_whole(&self, step: i64) {
-        State::new(step, &SIZES).assert_at(&self.runtime, &self.dir());
-        self.save(9).unwrap();
-        State::new(9, &SIZES).assert_at(&self.runtime, &self.dir());
-        assert_no_litter_in(self.config(), &self.dir());
-    }
 }
 
 /// Makes trouble at each call of `operation` in turn, until it has fewer calls than that.
@@ -230,28 +139,14 @@ fn export_with_a_failing_call_is_whole_or_refused_and_can_be_repeated() {
     }
 }
 
-/// The child's life, when started by a test below.
 #[test]
 fn child_that_saves_once() {
-    let Some(root) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
-    let way = std::env::var(CHILD_WAY).unwrap();
-    let way = WAYS.into_iter().find(|known| format!("{known:?}") == way).unwrap();
-    Place::new(way, &root).save(2).unwrap();
+    place::save_as_child();
 }
 
 /// Saves step 2 in a child process; says whether it came to its end.
 fn save_in_child(place: &Place, seam: &str) -> bool {
-    let program = std::env::current_exe().unwrap();
-    let status = Command::new(program)
-        .args(["child_that_saves_once", "--exact"])
-        .env(CHILD_DIR, &place.root)
-        .env(CHILD_WAY, format!("{:?}", place.way))
-        .env("RINGSTOW_TEST_SEAM", seam)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .unwrap();
-    status.success()
+    place.save_in_child(&[("RINGSTOW_TEST_SEAM", seam)])
 }
 
 #[test]

@@ -169,7 +169,13 @@ def retain(
     )
 
 
-def prune(directory: StrPath, *, recycled: bool = False, config: Config | None = None) -> Swept:
+def prune(
+    directory: StrPath,
+    *,
+    recycled: bool = False,
+    no_other_writers: bool = False,
+    config: Config | None = None,
+) -> Swept:
     """Remove what killed saves and removals left in a directory and directly below it.
 
     Committed checkpoints, other programs' files and saves in progress stay. A save does the same
@@ -178,6 +184,9 @@ def prune(directory: StrPath, *, recycled: bool = False, config: Config | None =
     Args:
         directory: the directory that holds the checkpoints, or one checkpoint.
         recycled: also remove the recycled files in ``.ringstow-spares``.
+        no_other_writers: promise that no other process saves there, on this host or another.
+            Without it, directories whose lock does not keep out other hosts stay as they are; their
+            reason is in `Swept.left`.
         config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Returns:
@@ -188,7 +197,8 @@ def prune(directory: StrPath, *, recycled: bool = False, config: Config | None =
     """
     from ringstow._report import Swept
 
-    return Swept.from_json(_native.prune(absolute(directory), recycled, native_json(config)))
+    knobs = native_json(config)
+    return Swept.from_json(_native.prune(absolute(directory), recycled, no_other_writers, knobs))
 
 
 def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None = None) -> None:

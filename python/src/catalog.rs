@@ -91,11 +91,13 @@ pub(crate) fn prune(
     py: Python<'_>,
     directory: PathBuf,
     recycled: bool,
+    no_other_writers: bool,
     config: &str,
 ) -> PyResult<String> {
     let config = self::config(config)?;
+    let pruning = ringstow::Pruning { no_other_writers, dry_run: false };
     let prune = || {
-        let mut swept = ringstow::internals::store::prune(&directory, &config)?;
+        let mut swept = ringstow::internals::store::prune_with(&directory, pruning, &config)?;
         if recycled {
             swept.removed.extend(ringstow::internals::store::remove_recycled(&directory, &config)?);
         }

@@ -5,7 +5,7 @@ use super::output::Output;
 use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Swept, prune, prune_plan, recycled, remove_recycled};
+use crate::store::{Pruning, Swept, prune_with, recycled, remove_recycled};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -25,16 +25,19 @@ pub struct Prune {
     #[arg(short, long)]
     recycled: bool,
 
+    /// Promise that no other process or host saves there. Without it, directories whose lock does not keep
+    /// out other hosts stay as they are
+    #[arg(long)]
+    no_other_writers: bool,
+
     #[command(flatten)]
     clearing: ClearingFlags,
 }
 
 pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
-    let mut swept = match args.clearing.dry_run {
-        true => prune_plan(&args.dir, &config),
-        false => prune(&args.dir, &config),
-    }?;
+    let (no_other_writers, dry_run) = (args.no_other_writers, args.clearing.dry_run);
+    let mut swept = prune_with(&args.dir, Pruning { no_other_writers, dry_run }, &config)?;
     if args.recycled {
         swept.removed.extend(match args.clearing.dry_run {
             true => recycled(&args.dir, &config)?.paths,

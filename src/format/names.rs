@@ -89,10 +89,37 @@ pub fn uncommitted_write(name: &str, write: &str) -> String {
 
 /// The shard and the write in a [`uncommitted_write`] name.
 pub fn split_write(name: &str) -> Option<(&str, &str)> {
-    let (shard, write) = name.strip_suffix(UNCOMMITTED_SUFFIX)?.rsplit_once('.')?;
-    let is_write =
-        write.len() == 16 && write.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    (is_write && is_shard(shard)).then_some((shard, write))
+    split_unique(name).filter(|(shard, _)| is_shard(shard))
+}
+
+/// The name and the unique text, of sixteen hex digits, in an uncommitted file's name.
+fn split_unique(name: &str) -> Option<(&str, &str)> {
+    let (name, unique) = name.strip_suffix(UNCOMMITTED_SUFFIX)?.rsplit_once('.')?;
+    let is_hex = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    (unique.len() == 16 && unique.bytes().all(is_hex)).then_some((name, unique))
+}
+
+/// The name of a shard once it is committed, from any of its names.
+pub fn committed(name: &str) -> &str {
+    let part = || name.strip_suffix(UNCOMMITTED_SUFFIX).unwrap_or(name);
+    split_write(name).map_or_else(part, |(shard, _)| shard)
+}
+
+/// A manifest's name before the commit renames it, where other hosts may save to the directory as well: no other save
+/// has the same `unique` text.
+pub fn unique_manifest(unique: &str) -> String {
+    format!("{MANIFEST}.{unique}{UNCOMMITTED_SUFFIX}")
+}
+
+/// A marker's name before it is renamed into place, where other hosts may save as well.
+pub fn unique_stripe_marker(unique: &str) -> String {
+    format!("{STRIPE_MARKER}.{unique}{UNCOMMITTED_SUFFIX}")
+}
+
+/// Whether this is a marker's name before it is renamed into place.
+pub fn is_uncommitted_stripe_marker(name: &str) -> bool {
+    name == UNCOMMITTED_STRIPE_MARKER
+        || split_unique(name).is_some_and(|(name, _)| name == STRIPE_MARKER)
 }
 
 /// The file that marks that a rank has written its shards, for diagnosis if others have not. Removed at the commit.
@@ -144,7 +171,8 @@ pub fn is_uncommitted(name: &str) -> bool {
     name == UNCOMMITTED_MANIFEST
         || done_rank(name).is_some()
         || name.strip_suffix(UNCOMMITTED_SUFFIX).is_some_and(is_shard)
-        || split_write(name).is_some()
+        || split_unique(name)
+            .is_some_and(|(name, _)| [MANIFEST, STRIPE_MARKER].contains(&name) || is_shard(name))
 }
 
 /// Whether this looks like the name of a rank checkpoint's directory: `rank00003`.
@@ -197,7 +225,17 @@ mod tests {
         assert!(is_uncommitted(&done(3)) && done_rank(&done(3)) == Some(3));
         let (name, write) = (shard(7, 12, 3), "00ff00ff00ff00ff");
         assert_eq!(split_write(&uncommitted_write(&name, write)), Some((&*name, write)));
-        assert!(is_uncommitted(&uncommitted_write(&name, write)));
+        assert!(
+            is_uncommitted(&uncommitted_write(&name, write))
+                && is_uncommitted(&unique_manifest(write))
+        );
+        assert!(
+            !is_uncommitted(&unique_manifest("00FF"))
+                && !is_uncommitted("notes.json.00ff00ff00ff00ff.part")
+        );
+        for one in [name.clone(), uncommitted(&name), uncommitted_write(&name, write)] {
+            assert_eq!(committed(&one), name);
+        }
         for other in [
             uncommitted(&name),
             uncommitted_write(&name, "00FF"),

@@ -37,6 +37,16 @@ pub(crate) fn create_new(path: &Path, direct: bool) -> io::Result<File> {
     open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, direct)
 }
 
+/// Opens a file that is only ever locked, and creates it if it is missing. A lock that other hosts see needs a file
+/// that is open for writing.
+///
+/// # Errors
+/// As [`create`].
+pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
+    call(Call::Create, path)?;
+    open(path, OFlags::RDWR | OFlags::CREATE, false)
+}
+
 /// Creates a file of an output that the user named, or empties the one that is there. Follows links.
 ///
 /// # Errors

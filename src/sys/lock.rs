@@ -1,33 +1,60 @@
-//! One saver per directory at a time.
+//! One saver per directory at a time, on all hosts where the file system can tell them of each other.
 
 use crate::error::{Error, Result};
+use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::inherited::Inherited;
-use crate::sys::seam::{Call, call};
+use crate::sys::seam::{Call, call, call_on};
 use crate::sys::{dir, file};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// The file that is locked besides its directory, where the file system passes locks on to other hosts. It stays as
+/// long as the directory.
+pub(crate) const FILE: &str = ".ringstow-lock";
 
 /// An exclusive lock on a directory, held until dropped or until the process ends.
 ///
-/// The lock (flock) is on the directory itself, so it leaves no file behind, however the process ends.
+/// It is a lock (flock) on the directory itself, so it leaves no file behind, however the process ends. That lock never
+/// reaches other hosts. On a file system that passes locks on to them, a lock on [`FILE`] is held as well.
 #[derive(Debug)]
 pub(crate) struct DirLock {
-    _inherited: Option<Inherited>,
-    held: Option<Flock<File>>,
+    dir: PathBuf,
+    file: Option<FileLock>,
+    own: Option<Held>,
+    reach: Reach,
+    shared: bool,
+    why: String,
+}
+
+/// Unlocks when it is dropped. Closing alone would not, while a forked child has the descriptor.
+#[derive(Debug)]
+struct Held {
+    _inherited: Inherited,
+    _lock: Flock<File>,
+}
+
+/// The lock on [`FILE`].
+#[derive(Debug)]
+struct FileLock {
+    inherited: Option<Inherited>,
+    file: File,
 }
 
 impl DirLock {
-    /// Takes the lock without waiting. On a file system without locks, logs a warning and goes on without.
+    /// Takes the lock without waiting. If it cannot be locked, or the lock does not reach other hosts that may use the
+    /// file system, [`DirLock::reach`] says so, and a warning is logged once.
     ///
     /// # Errors
     /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is gone.
     pub fn take(dir: &Path) -> Result<Self> {
         loop {
-            let opened = call(Call::Lock, dir).and_then(|()| File::open(dir));
-            let file = opened.map_err(|e| Error::io("opening", dir, e))?;
+            let file = File::open(dir).map_err(|e| Error::io("opening", dir, e))?;
             if let Some(lock) = Self::of(file, dir)? {
                 return Ok(lock);
             }
@@ -36,32 +63,173 @@ impl DirLock {
 
     /// Locks a directory that was opened by this path. `None` if another directory has the path by now: a
     /// clean-up has removed the opened one, and another process may hold the lock of the new one.
-    fn of(file: File, dir: &Path) -> Result<Option<Self>> {
-        // Flock unlocks when it is dropped. Closing alone would not, while a forked child has the descriptor.
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => {
-                let identity = |found: Metadata| (found.dev(), found.ino());
-                let [own, now] =
-                    [file::look(&held), dir::look(dir)].map(|found| found.map(identity));
-                let io = |e| Error::io("opening", dir, e);
-                if own.map_err(io)? != now.map_err(io)? {
-                    return Ok(None);
-                }
-                let inherited = Some(Inherited::note(&*held));
-                Ok(Some(Self { _inherited: inherited, held: Some(held) }))
+    fn of(opened: File, dir: &Path) -> Result<Option<Self>> {
+        let io = |e| Error::io("opening", dir, e);
+        let system = FileSystem::of_open(&opened).map_err(io)?;
+        let (mut reach, mut why) = (system.locks, system.why());
+        let shared = system.is_shared();
+        let identity = identity(file::look(&opened).map_err(io)?);
+        let (dir_path, failed) = (dir.to_path_buf(), |errno: io::Error| {
+            format!("the lock failed on {}: {errno}", system.name)
+        });
+        let own = match flock(opened) {
+            Ok(own) => Some(own),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(Error::Busy { path: dir_path });
             }
-            Err((_, Errno::EWOULDBLOCK)) => Err(Error::Busy { path: dir.into() }),
-            Err((_, errno)) => {
-                tracing::warn!(dir = %dir.display(), %errno, "cannot lock the directory: concurrent saves will not be detected");
-                Ok(Some(Self { _inherited: None, held: None }))
+            Err(error) => {
+                if !shared {
+                    (reach, why) = (Reach::ThisHost, failed(error));
+                }
+                None
+            }
+        };
+        let mut file = None;
+        if shared && reach == Reach::EveryHost {
+            match FileLock::take(&dir.join(FILE)) {
+                Ok(None) => return Ok(None),
+                Ok(taken) => file = taken,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(Error::Busy { path: dir_path });
+                }
+                // The directory is gone, or the disk fails.
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound) => {
+                    return Err(io(error));
+                }
+                Err(error) => (reach, why) = (Reach::ThisHost, failed(error)),
             }
         }
+        if identity != self::identity(dir::look(dir).map_err(io)?) {
+            return Ok(None);
+        }
+        let lock = Self { dir: dir_path, file, own, reach, shared, why };
+        lock.warn();
+        Ok(Some(lock))
     }
 
-    /// Whether the lock keeps others out: false on a file system without locks.
-    pub fn is_held(&self) -> bool {
-        self.held.is_some()
+    /// Whom the lock keeps out.
+    pub fn reach(&self) -> Reach {
+        self.reach
     }
+
+    /// Whether another process may write here in spite of the lock: on another host, whose view may also be late, or on
+    /// this one if the directory cannot be locked.
+    pub fn is_shared(&self) -> bool {
+        self.shared || self.own.is_none()
+    }
+
+    /// Why the lock has this reach.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Removes the directory if it holds nothing but [`FILE`]; says whether it did. Another host may lock the directory
+    /// at any moment after the file is gone. Then the directory stays.
+    pub fn remove_dir(mut self) -> bool {
+        if let Some(file) = self.file.take() {
+            let is_empty = dir::entries(&self.dir).is_ok_and(|all| all.iter().all(is_lock));
+            // NFS keeps a removed file under another name while it is open.
+            if !is_empty || dir::remove(&self.dir.join(FILE)).is_err() {
+                return false;
+            }
+            drop(file);
+        }
+        dir::remove_if_empty(&self.dir)
+    }
+
+    fn warn(&self) {
+        static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+        // In a forked child, nobody may ever release it.
+        if self.reach == Reach::ThisHost
+            && let Ok(mut warned) = WARNED.try_lock()
+            && warned.insert(self.why.clone())
+        {
+            tracing::warn!(dir = %self.dir.display(), why = self.why, "the lock does not keep out every other process that may save here: a save removes only its own files and those of the checkpoint that it replaces; `ringstow prune --no-other-writers` removes what killed saves left");
+        }
+    }
+}
+
+/// Removes a directory that holds nothing (but [`FILE`]); says whether it did. Takes its lock: another save may be about
+/// to write into it.
+pub(crate) fn remove_if_empty(dir: &Path) -> bool {
+    // Locking creates the file.
+    is_empty(dir) && DirLock::take(dir).is_ok_and(DirLock::remove_dir)
+}
+
+/// Whether a directory holds nothing (but [`FILE`]).
+pub(crate) fn is_empty(dir: &Path) -> bool {
+    dir::entries(dir).is_ok_and(|all| all.iter().all(is_lock))
+}
+
+fn is_lock(entry: &std::fs::DirEntry) -> bool {
+    entry.file_name() == FILE
+}
+
+fn identity(found: Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
+fn flock(opened: File) -> io::Result<Held> {
+    call_on(Call::Lock, &opened)?;
+    match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Held { _inherited: Inherited::note(&*lock), _lock: lock }),
+        Err((_, errno)) => Err(errno.into()),
+    }
+}
+
+impl FileLock {
+    /// `None` if another file has the path by now.
+    fn take(path: &Path) -> io::Result<Option<Self>> {
+        let file = file::open_lock(path)?;
+        call(Call::Lock, path)?;
+        set(&file, nix::libc::F_WRLCK)?;
+        let inherited = Some(Inherited::note(&file));
+        let lock = Self { inherited, file };
+        // An open asks the server of a network file system; a look may be answered from memory.
+        let now = match file::open_read(path, false) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            now => now?,
+        };
+        let is_same = identity(now.metadata()?) == identity(lock.file.metadata()?);
+        Ok(is_same.then_some(lock))
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Before the descriptor is closed.
+        self.inherited = None;
+        if let Err(error) = set(&self.file, nix::libc::F_UNLCK) {
+            tracing::debug!(%error, "cannot unlock; closing the file will");
+        }
+    }
+}
+
+/// Sets a lock on a whole file. It belongs to this descriptor: other threads' descriptors are kept out, too.
+///
+/// # Errors
+/// The system's; [`io::ErrorKind::WouldBlock`] if another has the lock.
+#[cfg(target_os = "linux")]
+fn set(file: &File, kind: i32) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, fcntl};
+    let range = nix::libc::flock {
+        l_type: kind as nix::libc::c_short,
+        l_whence: nix::libc::SEEK_SET as nix::libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
+        Ok(_) => Ok(()),
+        Err(Errno::EAGAIN | Errno::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Off Linux, no file system is known to pass locks on.
+#[cfg(not(target_os = "linux"))]
+fn set(_: &File, _: i32) -> io::Result<()> {
+    Err(Errno::ENOSYS.into())
 }
 
 #[cfg(test)]
@@ -82,8 +250,103 @@ mod tests {
         assert!(error.is_not_found(), "{error}");
         fs::create_dir(&dir).unwrap();
         let held = DirLock::take(&dir).unwrap();
-        assert!(held.is_held());
+        assert_eq!((held.reach(), held.is_shared()), (Reach::EveryHost, false));
         assert!(DirLock::of(again, &dir).unwrap().is_none());
         assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
+        drop(held);
+        assert!(lock_file(&dir).is_none());
+    }
+
+    fn lock_file(dir: &Path) -> Option<Metadata> {
+        dir.join(FILE).metadata().ok()
+    }
+
+    /// Other hosts do not see this one's locks on directories.
+    #[cfg(all(debug_assertions, target_os = "linux"))]
+    mod other_hosts {
+        use super::*;
+        use crate::sys::file_system::play;
+        use crate::sys::seam::{Outcome, Watch, fail_call, on_thread};
+
+        const ENOLCK: i32 = 37;
+
+        fn no_flock(dir: &Path) -> Watch {
+            fail_call(Call::Lock, dir, ENOLCK)
+        }
+
+        #[test]
+        fn lock_file_keeps_out_hosts_that_do_not_see_the_lock_on_the_directory() {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let _nfs = play(&dir, "nfs4", "local_lock=none");
+            let _hosts = no_flock(&dir);
+            let held = DirLock::take(&dir).unwrap();
+            assert_eq!((held.reach(), held.is_shared()), (Reach::EveryHost, true));
+            assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
+            drop(held);
+            assert!(DirLock::take(&dir).is_ok());
+            assert_eq!(lock_file(&dir).unwrap().len(), 0);
+        }
+
+        #[test]
+        fn lock_file_goes_with_its_directory() {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap().join("step");
+            fs::create_dir(&dir).unwrap();
+            let _nfs = play(&dir, "nfs4", "");
+            let held = DirLock::take(&dir).unwrap();
+            fs::write(dir.join("notes.txt"), "").unwrap();
+            assert!(!held.remove_dir() && lock_file(&dir).is_some());
+            assert!(!remove_if_empty(&dir));
+            fs::remove_file(dir.join("notes.txt")).unwrap();
+            assert!(remove_if_empty(&dir) && !dir.exists());
+        }
+
+        #[test]
+        fn lock_file_that_was_removed_and_recreated_has_one_lock() {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let path = dir.join(FILE);
+            let _nfs = play(&dir, "nfs4", "");
+            let _hosts = no_flock(&dir);
+            // Another host replaces the file after it was opened and before it is locked.
+            let mut replace = Some(path.clone());
+            let watch = on_thread(move |_, call, on| {
+                if call == Call::Lock && replace.as_deref() == Some(on) {
+                    let path = replace.take().unwrap();
+                    fs::remove_file(&path).unwrap();
+                    fs::write(&path, "").unwrap();
+                }
+                Outcome::Pass
+            });
+            let held = DirLock::take(&dir).unwrap();
+            assert_eq!(watch.take_paths(Call::Lock), [path.clone(), path]);
+            let now = lock_file(&dir).unwrap();
+            let file = &held.file.as_ref().unwrap().file;
+            assert_eq!(identity(now), identity(file.metadata().unwrap()));
+        }
+
+        #[test]
+        fn locks_that_fail_or_stay_on_this_host_have_no_reach() {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let without = no_flock(&dir);
+            let lock = DirLock::take(&dir).unwrap();
+            assert_eq!((lock.reach(), lock.is_shared()), (Reach::ThisHost, true));
+            assert!(lock.why().contains("the lock failed"), "{}", lock.why());
+            drop((lock, without));
+            let nolock = play(&dir, "nfs4", "nolock");
+            let lock = DirLock::take(&dir).unwrap();
+            assert_eq!(lock.reach(), Reach::ThisHost);
+            assert!(lock.why().contains("`nolock`"), "{}", lock.why());
+            // This host's processes still keep each other out.
+            assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
+            drop((lock, nolock));
+            let _nfs = play(&dir, "nfs4", "");
+            let _failing = fail_call(Call::Lock, &dir.join(FILE), ENOLCK);
+            let lock = DirLock::take(&dir).unwrap();
+            assert_eq!(lock.reach(), Reach::ThisHost);
+            assert!(lock.why().contains("the lock failed on nfs4"), "{}", lock.why());
+        }
     }
 }

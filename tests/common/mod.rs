@@ -3,6 +3,7 @@
 
 #[cfg(target_os = "linux")]
 pub mod mounts;
+pub mod place;
 pub mod rig;
 
 use ringstow::internals::engine::Engine;

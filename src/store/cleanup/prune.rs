@@ -9,18 +9,38 @@ use crate::store::layout::stripes::{Stripes, stripe_owner};
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::leftovers::{Left, Leftovers, Swept};
+use crate::store::write::scope::Scope;
 use crate::sys::dir::{self, directories, file_names};
-use crate::sys::lock::DirLock;
+use crate::sys::file_system::Reach;
+use crate::sys::lock::{self, DirLock};
 use std::path::{Path, PathBuf};
+
+/// How [`Store::prune_with`](crate::Store::prune_with) cleans up.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Pruning {
+    /// No other process saves into these directories, on this host or another. Without this promise, directories stay as
+    /// they are if a lock does not keep out all other processes: on most network file systems, and where the file
+    /// system cannot lock.
+    pub no_other_writers: bool,
+    /// Only report what would be done. Changes nothing.
+    pub dry_run: bool,
+}
 
 /// See [`prune`](crate::prune()).
 pub fn prune(dir: &Path, config: &Config) -> Result<Swept> {
-    Pruning { stripe: &config.stripe, act: Act::CarryOut, asked: true }.all(dir)
+    prune_with(dir, Pruning::default(), config)
 }
 
 /// See [`Store::prune_plan`](crate::Store::prune_plan).
 pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
-    Pruning { stripe: &config.stripe, act: Act::Plan, asked: true }.all(dir)
+    prune_with(dir, Pruning { dry_run: true, ..Pruning::default() }, config)
+}
+
+/// See [`Store::prune_with`](crate::Store::prune_with).
+pub fn prune_with(dir: &Path, pruning: Pruning, config: &Config) -> Result<Swept> {
+    let Pruning { no_other_writers, dry_run } = pruning;
+    let act = if dry_run { Act::Plan } else { Act::CarryOut };
+    CleanUp { stripe: &config.stripe, act, no_other_writers }.all(dir)
 }
 
 impl Checkpoint {
@@ -29,18 +49,17 @@ impl Checkpoint {
     /// # Errors
     /// As for [`prune`](crate::prune()).
     pub fn prune(&self) -> Result<Swept> {
-        Pruning { stripe: &self.config().stripe, act: Act::CarryOut, asked: true }.one(self.path())
+        let (stripe, act) = (&*self.config().stripe, Act::CarryOut);
+        CleanUp { stripe, act, no_other_writers: false }.one(self.path())
     }
 }
 
-/// Removes what killed saves left in this directory, and the directory if it is then empty. Only if the file system
-/// has locks: the user did not ask for this, and a save may be in progress.
+/// Removes what killed saves left in this directory, and the directory if it is then empty.
 ///
 /// # Errors
 /// As for [`prune`].
 pub(in crate::store) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
-    let pruning = Pruning { stripe, act, asked: false };
-    pruning.below(dir, Pruning::checkpoint)
+    CleanUp { stripe, act, no_other_writers: false }.below(dir, CleanUp::checkpoint)
 }
 
 /// Whether to carry out a clean-up, or only to plan it.
@@ -52,15 +71,13 @@ pub(in crate::store) enum Act {
 
 /// A clean-up of several directories.
 #[derive(Clone, Copy)]
-struct Pruning<'a> {
+struct CleanUp<'a> {
     stripe: &'a [PathBuf],
     act: Act,
-    /// Whether the user asked for it. If not, directories on file systems without locks are left alone: a save may be
-    /// in progress.
-    asked: bool,
+    no_other_writers: bool,
 }
 
-impl Pruning<'_> {
+impl CleanUp<'_> {
     fn all(self, dir: &Path) -> Result<Swept> {
         let mut all = self.checkpoint(dir)?;
         if all.removed.iter().any(|path| path == dir) {
@@ -109,10 +126,13 @@ impl Pruning<'_> {
 
     /// Finishes the killed removal of a checkpoint that consists of rank checkpoints.
     fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
-        let _locks = match lock_parts(parts) {
+        let locks = match lock_parts(parts) {
             Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
             locks => locks?,
         };
+        if let Some(reason) = locks.iter().find_map(|lock| self.why_not(lock)) {
+            return Ok(left(dir, reason));
+        }
         // Check again under the locks: a rank may have saved there meanwhile.
         if !rank_dirs::removal_was_interrupted(parts) {
             return Ok(Swept::default());
@@ -122,7 +142,7 @@ impl Pruning<'_> {
             _ => {}
         }
         if self.act == Act::CarryOut {
-            remove_parts(dir, parts, self.stripe)?;
+            remove_parts(dir, parts, locks, self.stripe)?;
         }
         Ok(Swept { removed: vec![dir.into()], ..Swept::default() })
     }
@@ -150,14 +170,11 @@ impl Pruning<'_> {
             Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
             lock => lock?,
         };
-        if !self.asked && !lock.is_held() {
-            return Ok(left(dir, NO_LOCKS));
-        }
         if let Err(error) = check_remains(&stripes) {
             return Ok(left(dir, error.to_string()));
         }
         let leftovers = manifest::read_files(dir)
-            .and_then(|listed| Leftovers::of_killed(&stripes, listed.as_ref()));
+            .and_then(|listed| Leftovers::of_killed(&stripes, listed.as_ref(), &Scope::Everything));
         let leftovers = match leftovers {
             Ok(leftovers) => leftovers,
             Err(error @ Error::Io { .. }) if !error.is_damage() => return Err(error),
@@ -168,6 +185,9 @@ impl Pruning<'_> {
                 ));
             }
         };
+        if let Some(reason) = self.why_not(&lock).filter(|_| leftovers.changes_anything()) {
+            return Ok(left(dir, reason));
+        }
         match self.act {
             Act::CarryOut => leftovers.clear(),
             Act::Plan => Ok(leftovers.swept()),
@@ -177,19 +197,29 @@ impl Pruning<'_> {
     /// Removes a directory that a clean-up emptied. Returns false if something else is in it.
     fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
         match self.act {
-            // Take the lock: a save may be about to write into the directory.
-            Act::CarryOut => DirLock::take(dir).is_ok_and(|_lock| dir::remove_if_empty(dir)),
+            Act::CarryOut => lock::remove_if_empty(dir),
             Act::Plan => dir::entries(dir).is_ok_and(|entries| {
-                entries.iter().all(|entry| swept.removed.contains(&entry.path()))
+                let goes =
+                    |path: PathBuf| swept.removed.contains(&path) || path.ends_with(lock::FILE);
+                entries.iter().all(|entry| goes(entry.path()))
             }),
         }
+    }
+
+    /// Why another process may be writing what would be removed, in spite of this lock.
+    fn why_not(self, lock: &DirLock) -> Option<String> {
+        let may_be = lock.reach() == Reach::ThisHost && !self.no_other_writers;
+        may_be.then(|| {
+            format!(
+                "a save from elsewhere may be writing to it, and no lock would show that ({}); if no other process \
+                 or host saves there, run `ringstow prune --no-other-writers`",
+                lock.why()
+            )
+        })
     }
 }
 
 const IN_PROGRESS: &str = "a save into it is in progress";
-const NO_LOCKS: &str = "its file system has no locks, so a save into it may be in progress; if there is none, \
-                        run `ringstow prune`";
-
 fn left(dir: &Path, reason: impl Into<String>) -> Swept {
     let left = Left { path: dir.into(), reason: reason.into() };
     Swept { left: vec![left], ..Swept::default() }
@@ -213,9 +243,9 @@ mod tests {
         let dir = root.path().join("step");
         std::fs::create_dir(&dir).unwrap();
         let saver = DirLock::take(&dir).unwrap();
-        let pruning = Pruning { stripe: &[], act: Act::CarryOut, asked: true };
-        assert!(!pruning.remove_emptied(&dir, &Swept::default()));
+        let clean_up = CleanUp { stripe: &[], act: Act::CarryOut, no_other_writers: false };
+        assert!(!clean_up.remove_emptied(&dir, &Swept::default()));
         drop(saver);
-        assert!(pruning.remove_emptied(&dir, &Swept::default()));
+        assert!(clean_up.remove_emptied(&dir, &Swept::default()));
     }
 }

@@ -13,10 +13,11 @@ use crate::store::layout::stripes::Stripes;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::{dcp_mark, diagnose};
 use crate::store::write::leftovers::{Leftovers, Swept};
+use crate::store::write::scope::Scope;
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::file::make_room_for;
-use crate::sys::lock::DirLock;
+use crate::sys::lock::{self, DirLock};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -57,8 +58,8 @@ pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Res
     match rank_dirs::parts(dir)? {
         parts if parts.is_empty() => remove_one(dir, disposal, config),
         parts => {
-            let _locks = lock_parts(&parts)?;
-            let removed = remove_parts(dir, &parts, &config.stripe)?;
+            let locks = lock_parts(&parts)?;
+            let removed = remove_parts(dir, &parts, locks, &config.stripe)?;
             Ok(Removed { path: dir.into(), recycled: 0, removed })
         }
     }
@@ -79,16 +80,16 @@ fn refuse_link(dir: &Path) -> Result<()> {
 }
 
 fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
-    let _lock = DirLock::take(dir)?;
+    let lock = DirLock::take(dir)?;
     let stripes = Stripes::to_clear(dir, &config.stripe);
     check_found(&stripes)?;
     uncommit(dir)?;
-    let leftovers = Leftovers::find(&stripes, None)?;
+    let leftovers = retired(&stripes, &lock)?;
     let swept = match disposal {
         Disposal::Recycle => recycle(&stripes, leftovers),
         Disposal::Remove => leftovers.clear(),
     }?;
-    remove_if_empty(dir)?;
+    remove_if_empty(dir, Some(lock))?;
     Ok(Removed { path: dir.into(), recycled: swept.kept.len(), removed: swept.removed })
 }
 
@@ -102,13 +103,14 @@ pub(in crate::store) fn lock_parts(parts: &[PathBuf]) -> Result<Vec<DirLock>> {
 }
 
 /// Removes a checkpoint that consists of rank checkpoints, or what a killed removal left of it. Returns the removed
-/// files. The caller holds the locks of `parts`.
+/// files. `locks` are those of `parts`.
 ///
 /// # Errors
 /// Those of [`check_parts`], before any change; [`Error::Io`].
 pub(in crate::store) fn remove_parts(
     dir: &Path,
     parts: &[PathBuf],
+    locks: Vec<DirLock>,
     stripe: &[PathBuf],
 ) -> Result<Vec<PathBuf>> {
     check_parts(dir, parts, stripe)?.into_iter().try_for_each(uncommit)?;
@@ -117,21 +119,16 @@ pub(in crate::store) fn remove_parts(
     // Remove the recycled files of ranks that saved over their own checkpoints first: once the last rank checkpoint
     // is gone, nothing marks them for removal.
     let mut removed = RecycledFiles::under(dir).clear_but(std::iter::empty())?;
-    for part in parts {
-        let leftovers = Leftovers::find(&Stripes::to_clear(part, stripe), None)?;
+    for (part, lock) in parts.iter().zip(locks) {
+        let leftovers = retired(&Stripes::to_clear(part, stripe), &lock)?;
         removed.extend(leftovers.clear()?.removed);
-        remove_if_empty(part)?;
+        remove_if_empty(part, Some(lock))?;
     }
     for part in rank_dirs::dirs(dir)? {
-        // A killed call may have emptied this one. Take the lock: a save may be about to begin.
-        if let Ok(_lock) = DirLock::take(&part) {
-            remove_if_empty(&part)?;
-        }
+        // A killed call may have emptied this one.
+        remove_if_empty(&part, None)?;
     }
-    // Take the lock: a save may be about to begin.
-    if let Ok(_lock) = DirLock::take(dir) {
-        remove_if_empty(dir)?;
-    }
+    remove_if_empty(dir, None)?;
     Ok(removed)
 }
 
@@ -223,6 +220,14 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     )
 }
 
+/// What is left of a checkpoint whose manifest was renamed. If another host has committed since this process read the
+/// manifest, that is the checkpoint that was removed: its files are those that the renamed manifest lists.
+fn retired(stripes: &Stripes, lock: &DirLock) -> Result<Leftovers> {
+    let manifest = manifest::read_half_removed(stripes.own()).flatten();
+    let listed = manifest.as_ref().map(|manifest| &*manifest.files);
+    Leftovers::find(stripes, None, &Scope::of_removal(lock, listed))
+}
+
 fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
     // Find them first: clearing up may remove the directories beside them.
     let recycled: Vec<RecycledFiles> =
@@ -265,9 +270,11 @@ pub(in crate::store) fn is_gone(dir: &Path) -> bool {
     !is_there(names::MANIFEST) && !is_there(names::REMOVAL_MARK) && !parts()
 }
 
-fn remove_if_empty(dir: &Path) -> Result<()> {
+/// Removes a directory if it is empty. Takes its lock, unless this process holds it: a save may be about to begin.
+fn remove_if_empty(dir: &Path, held: Option<DirLock>) -> Result<()> {
     let parent = dir::real(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
-    match (dir::remove_if_empty(dir), parent) {
+    let is_gone = held.map_or_else(|| lock::remove_if_empty(dir), DirLock::remove_dir);
+    match (is_gone, parent) {
         (true, Some(parent)) => dir::sync(&parent),
         // Other programs' files are in it.
         _ => Ok(()),

@@ -15,7 +15,7 @@ use crate::store::cleanup::remove::{
 use crate::store::layout::recycled::beside_all;
 use crate::store::layout::{rank_dirs, recycled};
 use crate::store::write::leftovers::Left;
-use crate::sys::dir;
+use crate::sys::{dir, lock};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -216,7 +216,7 @@ impl Retained {
 
 /// Whether a directory is gone or empty.
 fn is_emptied(dir: &Path) -> bool {
-    dir::entries(dir).map_or_else(|error| error.is_not_found(), |entries| entries.is_empty())
+    lock::is_empty(dir) || !dir::has(dir)
 }
 
 /// Whether another call that removes the checkpoint may have caused this error.

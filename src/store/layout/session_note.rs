@@ -38,6 +38,18 @@ impl Note {
     }
 }
 
+/// Whether a note or a rank's mark is of this session.
+pub(in crate::store) fn is_of_session(path: &Path, session: &str) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let content = || read_start(path, NOTE_BYTES_MAX).unwrap_or_default();
+    match names::done_rank(name) {
+        Some(_) => content().split(|byte| *byte == b' ').any(|word| word == session.as_bytes()),
+        None if name == names::UNCOMMITTED_MANIFEST => serde_json::from_slice(&content())
+            .is_ok_and(|note: Note| note.session.as_deref() == Some(session)),
+        None => false,
+    }
+}
+
 /// Says which ranks have not finished writing, for a directory whose files are `names`. `None` if no save by
 /// several ranks has begun there.
 pub(in crate::store) fn unfinished_ranks(dir: &Path, names: &[String]) -> Option<String> {

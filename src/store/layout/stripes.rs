@@ -10,7 +10,8 @@ use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::plan::save::Shard;
-use crate::sys::{dir, file};
+use crate::sys::file_system::{FileSystem, Hosts};
+use crate::sys::{dir, file, lock};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io;
@@ -83,6 +84,9 @@ impl Stripes {
         for (index, StripeDir { dir: stripe_dir, stripe }) in stripes.stripe_dirs.iter().enumerate()
         {
             check_stripe(stripe)?;
+            if let Some(why) = why_apart(dir, stripe) {
+                return Err(Error::invalid(format!("{} cannot be striped: {why}", dir.display())));
+            }
             let is = |other: &Path| dir::is_same(stripe_dir, other);
             if is(dir) || stripes.stripe_dirs[..index].iter().any(|other| is(&other.dir)) {
                 return Err(Error::invalid(format!(
@@ -118,8 +122,8 @@ impl Stripes {
 
     /// The directories from which to remove files: only stripe directories whose marker names this checkpoint.
     pub fn to_clear(dir: &Path, stripe: &[PathBuf]) -> Self {
-        Self::filtered(dir, stripe, |owner, _, own| match owner {
-            Owner::This => None,
+        Self::filtered(dir, stripe, |owner, stripe_dir, own| match owner {
+            Owner::This => why_apart(dir, stripe_dir),
             Owner::Nobody => Some("is not there, or empty".into()),
             Owner::Other(checkpoint, false) => Some(format!(
                 "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in its \
@@ -329,10 +333,27 @@ impl Stripes {
         }
         let other = entries.iter().find_map(|entry| {
             let name = entry.file_name();
-            (name != names::UNCOMMITTED_STRIPE_MARKER).then(|| name.to_string_lossy().into_owned())
+            let name = name.to_string_lossy().into_owned();
+            (name != lock::FILE && !names::is_uncommitted_stripe_marker(&name)).then_some(name)
         });
         Ok(other.map_or(Owner::Nobody, Owner::Unknown))
     }
+}
+
+/// Why a checkpoint's own directory and a stripe cannot belong together: checkpoints of one path on the disks of two
+/// hosts would have one stripe directory on the network file system, and the lock of neither keeps out the other.
+fn why_apart(own: &Path, stripe: &Path) -> Option<String> {
+    let [own_system, system] = [own, stripe].map(|dir| FileSystem::of(dir).ok());
+    let (own_system, system) = (own_system?, system?);
+    (!own_system.is_shared() && system.hosts == Hosts::Many).then(|| {
+        format!(
+            "{} is on {}, which several hosts share, and {} is on {}, which this host has alone: a checkpoint of the              same path on another host would have the same stripe directory; keep both on the shared file system,              or stripe over disks of this host",
+            stripe.display(),
+            system.name,
+            own.display(),
+            own_system.name
+        )
+    })
 }
 
 /// Why a stripe directory cannot be used, and what to do; `None` if it can.

@@ -8,11 +8,22 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// [`RandomState`] has random keys in each thread, but a forked child has its parent's. So the process number and the
 /// time are hashed too.
 pub(in crate::store) fn unique() -> String {
+    format!("{:016x}", random())
+}
+
+/// A step from one generation to the next, for a file system on which another host may see the same files and save
+/// at the same time: both would choose the same number with one step of 1.
+pub(in crate::store) fn random_step() -> u64 {
+    const STEP_MAX: u64 = 1 << 20;
+    1 + random() % STEP_MAX
+}
+
+fn random() -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     hasher.write_u128(now.as_nanos());
-    format!("{:016x}", hasher.finish())
+    hasher.finish()
 }
 
 #[cfg(test)]

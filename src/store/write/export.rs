@@ -2,7 +2,7 @@
 //! there are several. The pipeline is that of a save, but there is neither a manifest nor a checksum. The files'
 //! names make them a model, or the index if there are several; so they get their names last.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, some_of};
 use crate::format::{Item, header, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
@@ -12,15 +12,16 @@ use crate::plan::save::{SavePlan, plan_model};
 use crate::state::Contents;
 use crate::state::StateDict;
 use crate::store::write::rollback::Rollback;
-use crate::store::write::save::{create_files, report};
+use crate::store::write::save::report;
 use crate::sys::dir;
 use crate::sys::dir::{file_names, remove};
 use crate::sys::file;
+use crate::sys::file_system::Reach;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -53,13 +54,22 @@ fn export_all(
     let config = runtime.config();
     let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;
     let mut rollback = Rollback::begin(path)?;
-    make_room(path)?;
-    rollback.files =
+    let lock = rollback.held();
+    let (clears_up, is_shared) = (lock.reach() == Reach::EveryHost, lock.is_shared());
+    make_room(path, clears_up, &[])?;
+    let files: Vec<PathBuf> =
         plan.shards.iter().map(|shard| path.join(names::uncommitted(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    create_files(rollback.files.iter())?;
-    let written = contents.write(runtime, &plan, (path, &rollback.files), job)?;
+    for file in &files {
+        file::create_new(file, false).map_err(|e| Error::io("creating", file, e))?;
+        rollback.files.push(file.clone());
+    }
+    if is_shared {
+        // An export on another host may have begun or ended since then. One that begins now finds these files.
+        make_room(path, false, &files)?;
+    }
+    let written = contents.write(runtime, &plan, (path, &files), job)?;
 
     let committing = Instant::now();
     publish(&plan, &contents, path, &mut rollback)?;
@@ -84,10 +94,37 @@ fn check_plain(items: &[Item]) -> Result<()> {
     })
 }
 
-/// Removes what a killed export left. Refuses to write beside other tensors.
-fn make_room(dir: &Path) -> Result<()> {
-    let present = file_names(dir)?;
+/// Removes what a killed export left, or refuses to write beside that if another host may be writing it. Refuses to
+/// write beside other tensors. `own` are files of this export.
+fn make_room(dir: &Path, clears_up: bool, own: &[PathBuf]) -> Result<()> {
+    let mut present = file_names(dir)?;
+    present.retain(|name| !own.contains(&dir.join(name)));
     let unfinished = unfinished(dir, &present)?;
+    refuse_beside_others(dir, &present, &unfinished)?;
+    // Their list goes last: while it exists, the rest can be distinguished from other programs' files.
+    let (list, parts): (Vec<&String>, Vec<&String>) = present
+        .iter()
+        .filter(|name| names::is_uncommitted_model(name))
+        .partition(|name| **name == names::uncommitted(names::MODEL_INDEX));
+    let all: Vec<&String> = unfinished.iter().chain(parts).chain(list).collect();
+    match all.first() {
+        Some(name) if !clears_up => Err(Error::invalid(format!(
+            "{} holds {name} of an export that was killed, or that another host is writing now, and no lock would \
+             show that: export to another directory, or remove {} file(s) that an export left there: {}",
+            dir.display(),
+            all.len(),
+            some_of(&all.iter().map(|name| name.to_string()).collect::<Vec<_>>())
+        ))),
+        _ => all.into_iter().try_for_each(|name| remove(&dir.join(name))),
+    }
+}
+
+/// Refuses to write beside tensors that are not an unfinished export's.
+fn refuse_beside_others(
+    dir: &Path,
+    present: &[String],
+    unfinished: &BTreeSet<String>,
+) -> Result<()> {
     let is_model = |name: &&String| {
         let is_theirs = name.ends_with(".safetensors") && !unfinished.contains(name.as_str());
         is_theirs || *name == names::MODEL_INDEX || *name == names::MANIFEST
@@ -99,13 +136,7 @@ fn make_room(dir: &Path) -> Result<()> {
             dir.display()
         )));
     }
-    // Their list goes last: while it exists, the rest can be distinguished from other programs' files.
-    let (list, parts): (Vec<&String>, Vec<&String>) = present
-        .iter()
-        .filter(|name| names::is_uncommitted_model(name))
-        .partition(|name| **name == names::uncommitted(names::MODEL_INDEX));
-    unfinished.iter().try_for_each(|name| remove(&dir.join(name)))?;
-    parts.into_iter().chain(list).try_for_each(|name| remove(&dir.join(name)))
+    Ok(())
 }
 
 /// The files that an export had renamed when it was killed. Its index, still a `.part`, lists them: the export
@@ -144,9 +175,9 @@ fn publish(
     let files = plan.shards.iter().map(|shard| shard.name.as_str());
     for name in files.chain(several.then_some(names::MODEL_INDEX)) {
         let (from, to) = (dir.join(names::uncommitted(name)), dir.join(name));
-        // Noted first: if the directory cannot be synced, all of them are removed.
-        rollback.files.push(to.clone());
-        dir::rename(&from, &to)?;
+        dir::rename_new(&from, &to)?;
+        // If the directory cannot be synced, all of them are removed.
+        rollback.files.push(to);
     }
     dir::sync(dir)?;
     rollback.sync_parents()?;

@@ -7,9 +7,10 @@ use crate::format::manifest::Listed;
 use crate::format::{FileEntry, names};
 use crate::store::layout::recycled::RecycledFiles;
 use crate::store::layout::stripes::Stripes;
+use crate::store::write::scope::Scope;
 use crate::sys::dir;
 use crate::sys::dir::{entries, file_names, remove};
-use crate::sys::lock::DirLock;
+use crate::sys::lock::{self, DirLock};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -47,7 +48,7 @@ pub struct Left {
 /// - remove ringstow's other files,
 /// - remove stripe directories that are then empty.
 ///
-/// Other programs' files stay. If a shard exists under both of its names, both files stay: either may be the
+/// Other programs' files stay, and so do files outside the [`Scope`]. If a shard exists under both of its names, both files stay: either may be the
 /// checkpoint's.
 #[derive(Default)]
 #[must_use = "only `clear` changes anything"]
@@ -71,20 +72,22 @@ pub(in crate::store) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Finds the leftovers. `files` are those of a manifest that this process has synced; `None` if there is no
-    /// manifest.
+    /// Finds the leftovers within a scope. `files` are those of a manifest that this process has synced; `None` if
+    /// there is no manifest.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn find(stripes: &Stripes, files: Option<&[FileEntry]>) -> Result<Self> {
+    pub fn find(stripes: &Stripes, files: Option<&[FileEntry]>, scope: &Scope) -> Result<Self> {
         let listed: HashSet<&str> =
             files.iter().copied().flatten().map(|f| f.name.as_str()).collect();
         let mark = stripes.own().join(names::REMOVAL_MARK);
-        let was_being_removed = dir::has(&mark);
+        let was_being_removed = scope.covers(&mark) && dir::has(&mark);
         let mut found = Self::default();
         for dir in stripes.existing()? {
-            found.add(dir, &listed, files.is_some() || was_being_removed)?;
-            if dir != stripes.own() && found.empties(dir)? {
+            found.add(dir, &listed, (scope, files.is_some() || was_being_removed))?;
+            // Another host may be about to write into it.
+            let may_go = dir != stripes.own() && matches!(scope, Scope::Everything);
+            if may_go && found.empties(dir)? {
                 found.emptied.push(dir.into());
             }
         }
@@ -101,8 +104,8 @@ impl Leftovers {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn of_killed(stripes: &Stripes, committed: Option<&Listed>) -> Result<Self> {
-        let found = Self::find(stripes, committed.map(|listed| &*listed.files))?;
+    pub fn of_killed(stripes: &Stripes, committed: Option<&Listed>, scope: &Scope) -> Result<Self> {
+        let found = Self::find(stripes, committed.map(|listed| &*listed.files), scope)?;
         Ok(Self { unsynced: Some(stripes.own().into()), ..found })
     }
 
@@ -126,11 +129,19 @@ impl Leftovers {
 
     /// Adds the leftovers of one directory. Without a manifest, and if the checkpoint was not being removed, only
     /// uncommitted files are removed: the shards may be all that is left of the user's data.
-    fn add(&mut self, dir: &Path, listed: &HashSet<&str>, shards_go: bool) -> Result<()> {
+    fn add(
+        &mut self,
+        dir: &Path,
+        listed: &HashSet<&str>,
+        (scope, shards_go): (&Scope, bool),
+    ) -> Result<()> {
         let present = file_names(dir)?;
         let so_far = self.remove.len() + self.rename.len();
         for name in &present {
             let path = dir.join(name);
+            if !scope.covers(&path) {
+                continue;
+            }
             let committed =
                 name.strip_suffix(names::UNCOMMITTED_SUFFIX).filter(|n| listed.contains(n));
             let stale_shard = shards_go && names::is_shard(name) && !listed.contains(&**name);
@@ -153,7 +164,9 @@ impl Leftovers {
     /// Whether a stripe directory will hold nothing but its marker.
     fn empties(&self, stripe_dir: &Path) -> Result<bool> {
         let removed: HashSet<&Path> = self.remove.iter().map(PathBuf::as_path).collect();
-        let goes = |path: &Path| removed.contains(path) || path.ends_with(names::STRIPE_MARKER);
+        let own = [names::STRIPE_MARKER, lock::FILE];
+        let goes =
+            |path: &Path| removed.contains(path) || own.iter().any(|name| path.ends_with(name));
         Ok(entries(stripe_dir)?.iter().all(|entry| goes(&entry.path())))
     }
 
@@ -182,9 +195,7 @@ impl Leftovers {
             // If another checkpoint of the same name is about to claim the directory, remove only the marker.
             let lock = DirLock::take(dir);
             remove(&dir.join(names::STRIPE_MARKER))?;
-            if lock.is_ok() {
-                dir::remove_if_empty(dir);
-            }
+            let _gone = lock.is_ok_and(DirLock::remove_dir);
         }
         if let Some(mark) = &self.mark {
             remove(mark)?;
@@ -192,7 +203,8 @@ impl Leftovers {
         Ok(self.swept())
     }
 
-    fn changes_anything(&self) -> bool {
+    /// Whether there is anything to remove or rename.
+    pub fn changes_anything(&self) -> bool {
         let lists = [&self.remove, &self.touched, &self.emptied];
         self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
     }

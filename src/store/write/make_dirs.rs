@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::layout::stripes::{Owner, Stripes};
+use crate::store::layout::unique::unique;
 use crate::store::write::rollback::Rollback;
 use crate::sys::lock::DirLock;
 use crate::sys::{dir, file};
@@ -18,7 +19,7 @@ pub(in crate::store) fn make_stripe_dirs(stripes: &Stripes, rollback: &mut Rollb
     for dir in stripes.stripe_dirs() {
         rollback.make_dir(dir)?;
         // Only without a marker can two checkpoints want the same directory.
-        let _claiming = match DirLock::take(dir) {
+        let claiming = match DirLock::take(dir) {
             // A clean-up has just removed it.
             Err(error) if error.is_not_found() => {
                 rollback.make_dir(dir)?;
@@ -28,7 +29,7 @@ pub(in crate::store) fn make_stripe_dirs(stripes: &Stripes, rollback: &mut Rollb
         };
         match stripes.owner(dir)? {
             Owner::This => {}
-            Owner::Nobody => mark(dir, &stripes.marker(), rollback)?,
+            Owner::Nobody => mark(dir, (&claiming, &stripes.marker()), rollback)?,
             Owner::Other(checkpoint, _) | Owner::Unknown(checkpoint) => {
                 return Err(Error::invalid(format!(
                     "{} was taken for {checkpoint} just now: save under another name",
@@ -40,10 +41,18 @@ pub(in crate::store) fn make_stripe_dirs(stripes: &Stripes, rollback: &mut Rollb
     Ok(())
 }
 
-fn mark(dir: &Path, marker: &str, rollback: &mut Rollback) -> Result<()> {
-    let [part, path] =
-        [names::UNCOMMITTED_STRIPE_MARKER, names::STRIPE_MARKER].map(|name| dir.join(name));
-    rollback.files.extend([part.clone(), path.clone()]);
+fn mark(dir: &Path, (lock, marker): (&DirLock, &str), rollback: &mut Rollback) -> Result<()> {
+    let path = dir.join(names::STRIPE_MARKER);
+    let part = match lock.is_shared() {
+        false => {
+            rollback.files.push(path.clone());
+            dir.join(names::UNCOMMITTED_STRIPE_MARKER)
+        }
+        // Another host may have written the same marker at the same time, and rely on it: it stays, whatever becomes
+        // of this save.
+        true => dir.join(names::unique_stripe_marker(&unique())),
+    };
+    rollback.files.push(part.clone());
     file::write_durably(&part, |mut file| writeln!(file, "{marker}"))?;
     dir::rename(&part, &path)?;
     // Before any shard: without the marker, nobody could tell whose the shards are.

@@ -5,6 +5,7 @@ pub(crate) mod leftovers;
 pub(crate) mod make_dirs;
 pub(crate) mod rollback;
 pub(crate) mod save;
+pub(crate) mod scope;
 pub(crate) mod session;
 pub(crate) mod transaction;
 pub(crate) mod write_rank;

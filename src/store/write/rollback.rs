@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::format::names;
 use crate::sys::dir;
 use crate::sys::dir::remove;
-use crate::sys::lock::DirLock;
+use crate::sys::lock::{self, DirLock};
 use crate::sys::path;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -74,6 +74,14 @@ impl Rollback {
         Ok(())
     }
 
+    /// The lock on the directory.
+    ///
+    /// # Panics
+    /// If another process holds it: after [`Rollback::new`].
+    pub fn held(&self) -> &DirLock {
+        self.lock.as_ref().expect("a save holds the lock on its directory")
+    }
+
     fn lock(&mut self, dir: &Path) -> Result<()> {
         self.lock = Some(DirLock::take(dir)?);
         Ok(())
@@ -115,16 +123,11 @@ impl Rollback {
     }
 
     /// Removes a created directory if it is empty. Takes its lock first: another save may be about to write into it.
-    fn remove_dir(&self, dir: &Path) {
-        let is_locked = self.lock.is_some() && dir == self.dir;
-        let _lock = match is_locked {
-            true => None,
-            false => match DirLock::take(dir) {
-                Ok(lock) => Some(lock),
-                Err(_) => return,
-            },
-        };
-        dir::remove_if_empty(dir);
+    fn remove_dir(&mut self, dir: &Path) -> bool {
+        match self.lock.take_if(|_| dir == self.dir) {
+            Some(lock) => lock.remove_dir(),
+            None => lock::remove_if_empty(dir),
+        }
     }
 }
 
@@ -138,7 +141,7 @@ impl Drop for Rollback {
                 tracing::warn!(%error, "could not remove what a failed save wrote");
             }
         }
-        for dir in self.made.iter().rev() {
+        for dir in std::mem::take(&mut self.made).iter().rev() {
             self.remove_dir(dir);
         }
     }

@@ -16,7 +16,8 @@ use crate::state::{Contents, StateDict};
 use crate::store::layout::recycled;
 use crate::store::layout::stripes::Stripes;
 use crate::store::write::transaction::Transaction;
-use crate::sys::file;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,10 +47,11 @@ fn save_all(
     let plan = contents.plan(runtime, transaction.stripes(), 0, generation)?;
     let paths = paths(&plan, transaction.stripes(), 0, names::uncommitted);
     transaction.begin_files(&paths);
+    let (stripes, create) = (transaction.stripes(), transaction.create());
+    let files = NewFiles { stripes, paths: &paths, create };
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let (written, recycled_bytes) =
-        contents.write_recycling(runtime, &plan, (transaction.stripes(), &paths), job)?;
+    let (written, recycled_bytes) = contents.write_recycling(runtime, &plan, files, job)?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
@@ -68,6 +70,15 @@ fn save_all(
     Ok(report)
 }
 
+/// The files that a save writes its shards to.
+pub(in crate::store) struct NewFiles<'a> {
+    pub stripes: &'a Stripes,
+    /// One for each shard.
+    pub paths: &'a [PathBuf],
+    /// Creates one. Never opens an existing one: another process may still write to it.
+    pub create: fn(&Path, bool) -> io::Result<File>,
+}
+
 impl Contents<'_> {
     pub(in crate::store) fn plan(
         &self,
@@ -82,16 +93,19 @@ impl Contents<'_> {
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
     }
 
-    /// Writes the planned shards to `paths`, over recycled files if there are any. Also returns the recycled bytes.
+    /// Writes the planned shards, over recycled files if there are any. Also returns the recycled bytes.
     pub(in crate::store) fn write_recycling(
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
-        (stripes, paths): (&Stripes, &[PathBuf]),
+        files: NewFiles<'_>,
         job: &Arc<Job>,
     ) -> Result<(Written, u64)> {
+        let NewFiles { stripes, paths, create } = files;
         let claimed = recycled::claim(stripes, &plan.shards, paths)?;
-        create_files(paths.iter().filter(|path| !claimed.files.contains(*path)))?;
+        for path in paths.iter().filter(|path| !claimed.files.contains(*path)) {
+            create(path, false).map_err(|e| Error::io("creating", path, e))?;
+        }
         let (mut written, gave_up) = match plan.shards.is_empty() {
             true => (Written::nothing(), None),
             false => self.write_giving_up(runtime, plan, (stripes, paths), job)?,
@@ -167,14 +181,6 @@ pub(in crate::store) fn paths(
 ) -> Vec<PathBuf> {
     let path = |shard: &Shard| stripes.dir_of(shard, rank).join(name(&shard.name));
     plan.shards.iter().map(path).collect()
-}
-
-/// Creates the files that a save writes. Never opens an existing one: another process may still write to it.
-pub(in crate::store) fn create_files<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> Result<()> {
-    for path in paths {
-        file::create(path, false).map_err(|e| Error::io("creating", path, e))?;
-    }
-    Ok(())
 }
 
 pub(in crate::store) fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {

@@ -49,7 +49,7 @@ pub struct Session {
 /// What a commit did.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Committed {
-    /// Saves into this directory that came before.
+    /// Saves into this directory that came before; more on a file system that hosts share.
     pub generation: u64,
     /// Shards of all ranks.
     pub files: usize,
@@ -103,9 +103,9 @@ impl Session {
         }
         let mut transaction = Transaction::begin(dir.as_ref(), &config.stripe)?;
         transaction.recycle(config.recycle);
-        transaction.begin_ranks();
         let path = dir.as_ref().join(names::UNCOMMITTED_MANIFEST);
         let (id, generation) = (unique(), transaction.generation());
+        transaction.begin_ranks(&id);
         let note = Note { world_size, session: Some(id.clone()), generation: Some(generation) };
         file::write(&path, serde_json::json!(note).to_string().as_bytes())?;
         Ok(Self { transaction, id, world_size, part_of: None, step: None })

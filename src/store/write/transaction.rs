@@ -7,19 +7,26 @@
 //! 3. It removes or recycles the earlier checkpoint's shards, renames the new ones to their final names, and syncs the
 //!    directories. It also removes recycled files that no shard of this save could have claimed. If the process is
 //!    killed before step 3 ends, the next save into the directory or `prune` finishes it.
+//!
+//! Where other hosts may save to the directory, too, no two saves have a name in common, and a save whose lock does not
+//! keep them out clears up within its own [`Scope`].
 
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Manifest, names};
 use crate::store::layout::manifest::read_files;
 use crate::store::layout::recycled;
 use crate::store::layout::stripes::Stripes;
+use crate::store::layout::unique::{random_step, unique};
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::make_dirs::make_stripe_dirs;
 use crate::store::write::rollback::Rollback;
+use crate::store::write::scope::Scope;
 use crate::sys::dir;
 use crate::sys::dir::file_names;
 use crate::sys::file;
+use crate::sys::file_system::Reach;
 use serde::Serialize;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +35,10 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Transaction {
     stripes: Stripes,
     generation: u64,
+    /// What the save may remove.
+    scope: Scope,
+    /// The manifest's uncommitted name.
+    uncommitted_manifest: String,
     /// Set by [`Transaction::begin_ranks`]: every uncommitted file in the directories is this save's.
     ranks: bool,
     /// Whether the shards of the replaced checkpoint are recycled.
@@ -37,14 +48,18 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    /// Creates the directory if it is missing, locks it, clears up after a killed save, and creates its stripe
-    /// directories in `stripe`.
+    /// Creates the directory if it is missing, locks it, clears up after a killed save if its scope allows that, and
+    /// creates its stripe directories in `stripe`.
     ///
     /// # Errors
     /// As for [`Session::begin`](crate::Session::begin); [`Error::Invalid`] also if the checkpoint cannot be striped.
     pub fn begin(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
         let mut rollback = Rollback::begin(dir)?;
         let stripes = Stripes::to_save(dir, stripe)?;
+        let (clears_up, is_shared) = {
+            let lock = rollback.held();
+            (lock.reach() == Reach::EveryHost, lock.is_shared())
+        };
         let mut generation = 0;
         match read_files(dir) {
             // The save replaces a damaged checkpoint, and does not touch it before the commit.
@@ -53,16 +68,27 @@ impl Transaction {
             }
             listed => {
                 let listed = listed?;
-                Leftovers::of_killed(&stripes, listed.as_ref())?.clear()?;
+                if clears_up {
+                    let all = Scope::Everything;
+                    Leftovers::of_killed(&stripes, listed.as_ref(), &all)?.clear()?;
+                }
                 generation = listed.map_or(0, |listed| listed.next_generation());
             }
         }
-        let generation = next_generation(&stripes)?.max(generation);
+        let mut generation = next_generation(&stripes)?.max(generation);
+        let mut uncommitted_manifest = names::UNCOMMITTED_MANIFEST.to_owned();
+        if is_shared {
+            generation = generation.saturating_add(random_step());
+            uncommitted_manifest = names::unique_manifest(&unique());
+        }
+        let scope = Scope::of_save(rollback.held(), generation);
         make_stripe_dirs(&stripes, &mut rollback)?;
-        Ok(Self { stripes, generation, ranks: false, recycle: false, rollback })
+        let (ranks, recycle) = (false, false);
+        Ok(Self { stripes, generation, scope, uncommitted_manifest, ranks, recycle, rollback })
     }
 
-    /// How many saves into this directory came before, by its manifest and files.
+    /// The number in the shards' names. At least as many as saves into this directory came before, by its manifest and
+    /// files.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -72,9 +98,17 @@ impl Transaction {
         self.rollback.files.extend_from_slice(files);
     }
 
-    /// Notes that several ranks will write, to remove everything they wrote if the save does not commit.
-    pub fn begin_ranks(&mut self) {
+    /// Notes that the ranks of a session will write, to remove everything they wrote if the save does not commit.
+    pub fn begin_ranks(&mut self, session: &str) {
         self.ranks = true;
+        if let Scope::Own(own) = &mut self.scope {
+            own.session = Some(session.into());
+        }
+    }
+
+    /// How the save creates its files. Where other hosts save, too, it never removes what has the name already.
+    pub fn create(&self) -> fn(&Path, bool) -> io::Result<File> {
+        if self.rollback.held().is_shared() { file::create_new } else { file::create }
     }
 
     /// Sets whether the shards of the replaced checkpoint are recycled.
@@ -95,7 +129,8 @@ impl Transaction {
     /// Commits. All shards of `manifest` must be durable at their uncommitted paths.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Invalid`] if a file already has the final name of a shard. Then nothing is committed.
+    /// [`Error::Io`]; [`Error::Invalid`] if a shard is gone, or a file already has its final name. Then nothing is
+    /// committed.
     /// [`Error::NotDurable`] if the sync after the commit fails.
     pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
         self.check_free(&manifest.files)?;
@@ -107,6 +142,7 @@ impl Transaction {
             }
             written => written?,
         }
+        self.check_there(&manifest.files)?;
         self.publish()?;
         if let Err(error) = self.settle(&manifest.files) {
             // The checkpoint is committed: readers find the shards under either name.
@@ -136,6 +172,25 @@ impl Transaction {
         Ok(())
     }
 
+    /// Checks that each shard is still there, with its length: on a file system that hosts share, a clean-up elsewhere
+    /// may have removed it, and this process may have lost its lock.
+    fn check_there(&self, files: &[FileEntry]) -> Result<()> {
+        for file in files {
+            let name = names::uncommitted(&file.name);
+            let len = |dir: &Path| dir::look_at(&dir.join(&name)).ok().map(|found| found.len());
+            let found = self.stripes.dirs().find_map(len);
+            if found != Some(file.bytes) {
+                let found = found.map_or("is gone".into(), |len| format!("has {len} bytes now"));
+                return Err(Error::invalid(format!(
+                    "{name}, which this save has written into {}, {found}, and should have {} bytes: another                      process has changed it; nothing was committed, save again",
+                    self.dir().display(),
+                    file.bytes
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// The end of step 1 and step 2 up to the rename.
     fn write_manifest<T: Serialize, S: Serialize>(
         &mut self,
@@ -143,7 +198,7 @@ impl Transaction {
     ) -> Result<()> {
         self.stripes.sync_stripe_dirs()?;
         self.rollback.sync_parents()?;
-        let path = self.dir().join(names::UNCOMMITTED_MANIFEST);
+        let path = self.dir().join(&self.uncommitted_manifest);
         self.rollback.files.push(path.clone());
         file::write_durably(&path, |file| manifest.write(file))?;
         dir::sync(self.dir())
@@ -153,7 +208,12 @@ impl Transaction {
     fn publish(&mut self) -> Result<()> {
         assert!(!self.rollback.is_kept(), "a save commits once");
         let [from, to] =
-            [names::UNCOMMITTED_MANIFEST, names::MANIFEST].map(|name| self.dir().join(name));
+            [&*self.uncommitted_manifest, names::MANIFEST].map(|name| self.dir().join(name));
+        if let Scope::Own(own) = &mut self.scope {
+            // Another host may have committed since this save began. If its manifest is damaged, its files stay.
+            let replaced = read_files(self.stripes.own()).unwrap_or_default();
+            own.replaces(replaced.as_ref().map_or(&[], |listed| &listed.files));
+        }
         dir::rename(&from, &to)?;
         // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
@@ -163,7 +223,7 @@ impl Transaction {
 
     /// Step 3.
     fn settle(&mut self, files: &[FileEntry]) -> Result<()> {
-        let leftovers = Leftovers::find(&self.stripes, Some(files))?;
+        let leftovers = Leftovers::find(&self.stripes, Some(files), &self.scope)?;
         let leftovers = if self.recycle { leftovers.recycle(&self.stripes)? } else { leftovers };
         leftovers.clear()?;
         recycled::drop_unfit(&self.stripes, files)
@@ -174,7 +234,7 @@ impl Transaction {
     /// Removes what the ranks wrote.
     fn clear_ranks(&self) -> Result<()> {
         let listed = read_files(self.dir())?;
-        Leftovers::of_killed(&self.stripes, listed.as_ref())?.clear().map(drop)
+        Leftovers::of_killed(&self.stripes, listed.as_ref(), &self.scope)?.clear().map(drop)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::state::StateDict;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::unique::unique;
 use crate::store::write::rollback::Rollback;
-use crate::store::write::save::{file_entries, paths, report};
+use crate::store::write::save::{NewFiles, file_entries, paths, report};
 use crate::store::write::session::{UnderWay, under_way};
 use crate::sys::dir;
 use crate::sys::dir::file_names;
@@ -51,7 +51,7 @@ fn write_part(
     dir::remove(&done)?;
     let stripes = Stripes::to_save(path, &runtime.config().stripe)?;
     stripes.check_created()?;
-    take_over(&stripes, rank)?;
+    take_over(&stripes, rank, generation)?;
     let mut plan = contents.plan(runtime, &stripes, rank, generation)?;
     if contents.items.is_empty() {
         (plan.shards, plan.blocks) = (Vec::new(), Vec::new());
@@ -62,7 +62,9 @@ fn write_part(
     rollback.files.extend_from_slice(&files);
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let written = contents.write_recycling(runtime, &plan, (&stripes, &files), job);
+    // No other write has these names.
+    let new = NewFiles { stripes: &stripes, paths: &files, create: file::create_new };
+    let written = contents.write_recycling(runtime, &plan, new, job);
     let (written, recycled_bytes) = match written {
         // A fallback to another I/O mode opens the files again.
         Err(error) if error.is_not_found() => {
@@ -89,13 +91,16 @@ fn write_part(
     Ok((receipt, report))
 }
 
-/// Removes the files of earlier writes of this rank. That frees their disk space, and a process that still writes to
-/// them notices.
-fn take_over(stripes: &Stripes, rank: u32) -> Result<()> {
+/// Removes the files of earlier writes of this rank in this generation. That frees their disk space, and a process that
+/// still writes to them notices. Files of another generation may be those of a save on another host.
+fn take_over(stripes: &Stripes, rank: u32, generation: u64) -> Result<()> {
     for dir in stripes.dirs() {
         for name in file_names(dir)? {
             let shard = names::split_write(&name).map(|(shard, _)| shard);
-            if shard.and_then(names::shard_rank) == Some(rank) {
+            let is_own = |shard: &str| {
+                (names::shard_rank(shard), names::generation(shard)) == (Some(rank), generation)
+            };
+            if shard.is_some_and(is_own) {
                 dir::remove(&dir.join(name))?;
             }
         }

@@ -1,0 +1,121 @@
+//! What a save or a clean-up may remove: the one rule that keeps it from removing what another host is writing.
+//!
+//! A process that holds a lock which keeps out every host may remove all files that no manifest lists. Any other
+//! process removes only
+//!
+//! - files of its own generation. On a file system that other hosts may use, no other save ever has the same one;
+//! - the session note and the marks of its own session;
+//! - files that a manifest listed which it has replaced or renamed: no process ever commits them again.
+//!
+//! [`Leftovers`](crate::store::write::leftovers::Leftovers) finds no file to remove or rename outside its scope.
+//! A [`Rollback`](crate::store::write::rollback::Rollback) removes only what its save has created.
+
+use crate::format::{FileEntry, names};
+use crate::store::layout::session_note::is_of_session;
+use crate::sys::file_system::Reach;
+use crate::sys::lock::DirLock;
+use std::collections::HashSet;
+use std::path::Path;
+
+/// Which files a process may remove.
+#[derive(Debug)]
+pub(in crate::store) enum Scope {
+    /// All that no manifest lists: nobody else is writing.
+    Everything,
+    /// Only these: other processes may be writing the rest.
+    Own(Own),
+}
+
+/// Files that a process knows to be its own, or of no use to anybody.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Own {
+    /// The generation of the shards that this save writes.
+    pub generation: Option<u64>,
+    /// The session of this save by several ranks.
+    pub session: Option<String>,
+    /// Shards of a manifest that this process has replaced or renamed, and the name of a renamed manifest.
+    pub dead: HashSet<String>,
+}
+
+impl Scope {
+    /// The scope of a save that holds this lock.
+    pub fn of_save(lock: &DirLock, generation: u64) -> Self {
+        match lock.reach() {
+            Reach::EveryHost => Self::Everything,
+            Reach::ThisHost => Self::Own(Own { generation: Some(generation), ..Own::default() }),
+        }
+    }
+
+    /// The scope of a removal that holds this lock and has renamed the manifest of these files.
+    pub fn of_removal(lock: &DirLock, listed: Option<&[FileEntry]>) -> Self {
+        match lock.reach() {
+            Reach::EveryHost => Self::Everything,
+            Reach::ThisHost => {
+                let mut own = Own::default();
+                if let Some(listed) = listed {
+                    own.replaces(listed);
+                    own.dead.insert(names::REMOVAL_MARK.into());
+                }
+                Self::Own(own)
+            }
+        }
+    }
+
+    /// Whether this file may be removed or renamed if no manifest needs it under its name.
+    pub fn covers(&self, path: &Path) -> bool {
+        let Self::Own(own) = self else { return true };
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let shard = names::committed(name);
+        let is_own = own.generation.is_some_and(|own| own == names::generation(shard));
+        let is_of_session = || own.session.as_ref().is_some_and(|id| is_of_session(path, id));
+        own.dead.contains(shard) || is_own && names::is_shard(shard) || is_of_session()
+    }
+}
+
+impl Own {
+    /// Adds the files of a manifest that this process replaces.
+    pub fn replaces(&mut self, listed: &[FileEntry]) {
+        self.dead.extend(listed.iter().map(|file| file.name.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::names::{UNCOMMITTED_MANIFEST, done, shard, uncommitted, uncommitted_write};
+
+    #[test]
+    fn own_scope_covers_its_generation_its_session_and_what_it_replaced_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, content: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            path
+        };
+        let scope = Scope::Own(Own {
+            generation: Some(7),
+            session: Some("00ff00ff00ff00ff".into()),
+            dead: HashSet::from([shard(0, 0, 0)]),
+        });
+        let hex = "0123456789abcdef";
+        let own = [shard(3, 1, 7), shard(0, 0, 0)];
+        for name in &own {
+            for name in [name.clone(), uncommitted(name), uncommitted_write(name, hex)] {
+                assert!(scope.covers(&dir.path().join(&name)), "{name}");
+                assert!(Scope::Everything.covers(&dir.path().join(&name)), "{name}");
+            }
+        }
+        for name in
+            [&*shard(3, 1, 8), &*shard(0, 1, 0), names::REMOVAL_MARK, names::MANIFEST, "x.part"]
+        {
+            assert!(!scope.covers(&dir.path().join(uncommitted(name))), "{name}");
+            assert!(!scope.covers(&dir.path().join(name)), "{name}");
+        }
+        let own_note = r#"{"world_size":2,"session":"00ff00ff00ff00ff","generation":7}"#;
+        let others = r#"{"world_size":2,"session":"0000000000000000","generation":7}"#;
+        assert!(scope.covers(&write(UNCOMMITTED_MANIFEST, own_note)));
+        assert!(!scope.covers(&write(UNCOMMITTED_MANIFEST, others)));
+        assert!(scope.covers(&write(&done(1), "12345678 00ff00ff00ff00ff 0123456789abcdef")));
+        assert!(!scope.covers(&write(&done(1), "12345678 0000000000000000 0123456789abcdef")));
+    }
+}

@@ -1,0 +1,120 @@
+//! A checkpoint that is saved over in each of the ways which make different system calls, also by a child process.
+
+use super::{State, assert_no_litter_in, small_config};
+use ringstow::{Config, Dtype, Runtime, Session, StateDict, Value};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+/// Of the tensors: each of the two shards has some.
+pub const SIZES: [usize; 3] = [5000, 12_288, 20_001];
+
+/// Says to a child process where it saves, and in which way.
+const CHILD_DIR: &str = "RINGSTOW_TEST_EACH_CALL_DIR";
+const CHILD_WAY: &str = "RINGSTOW_TEST_EACH_CALL_WAY";
+
+/// The ways of saving that make different calls.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Way {
+    Plain,
+    Recycled,
+    Striped,
+    ByRanks,
+}
+
+pub const WAYS: [Way; 4] = [Way::Plain, Way::Recycled, Way::Striped, Way::ByRanks];
+
+/// A directory of checkpoints, and what saves into it.
+pub struct Place {
+    pub way: Way,
+    pub root: PathBuf,
+    pub runtime: Runtime,
+}
+
+impl Place {
+    pub fn new(way: Way, root: &Path) -> Self {
+        let mut config = Config { files: 2, recycle: way == Way::Recycled, ..small_config() };
+        if way == Way::Striped {
+            config.stripe = vec![root.join("disk")];
+        }
+        Self { way, root: root.into(), runtime: Runtime::new(config).unwrap() }
+    }
+
+    /// With the checkpoint of step 1.
+    pub fn with_step_1(way: Way, root: &Path) -> Self {
+        std::fs::create_dir(root.join("disk")).unwrap();
+        let place = Self::new(way, root);
+        if way == Way::Recycled {
+            place.save(0).unwrap(); // its files are the recycled ones of the next saves
+        }
+        place.save(1).unwrap();
+        place
+    }
+
+    pub fn dir(&self) -> PathBuf {
+        self.root.join("run/checkpoint")
+    }
+
+    pub fn config(&self) -> &Config {
+        self.runtime.config()
+    }
+
+    pub fn save(&self, step: i64) -> ringstow::Result<()> {
+        let (state, dir) = (State::new(step, &SIZES), self.dir());
+        if self.way != Way::ByRanks {
+            return state.save(&self.runtime, &dir).map(drop);
+        }
+        let session = Session::begin_with(&dir, 2, self.config())?;
+        let mut tree = vec![(Value::from("step"), Value::Int(step))];
+        let mut receipts = Vec::new();
+        for rank in 0..2 {
+            let mut share = StateDict::new();
+            for (name, data) in state.tensors.iter().skip(rank).step_by(2) {
+                share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+                tree.push((Value::from(name.as_str()), Value::Tensor(name.clone())));
+            }
+            let job = Arc::default();
+            let written = ringstow::internals::store::write_rank(
+                &self.runtime,
+                &share,
+                rank as u32,
+                &dir,
+                &job,
+            )?;
+            receipts.push(written.0);
+        }
+        session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
+    }
+
+    /// Saves step 2 in a child process, with these variables in its environment; says whether it came to its end.
+    pub fn save_in_child(&self, variables: &[(&str, &str)]) -> bool {
+        let program = std::env::current_exe().unwrap();
+        let status = Command::new(program)
+            .args(["child_that_saves_once", "--exact"])
+            .env(CHILD_DIR, &self.root)
+            .env(CHILD_WAY, format!("{:?}", self.way))
+            .envs(variables.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        status.success()
+    }
+
+    /// The checkpoint is the one of this step, byte by byte; and the next save replaces it and leaves nothing else.
+    #[track_caller]
+    pub fn assert_whole(&self, step: i64) {
+        State::new(step, &SIZES).assert_at(&self.runtime, &self.dir());
+        self.save(9).unwrap();
+        State::new(9, &SIZES).assert_at(&self.runtime, &self.dir());
+        assert_no_litter_in(self.config(), &self.dir());
+    }
+}
+
+/// The child's life, in a test `child_that_saves_once` of each program that calls [`Place::save_in_child`].
+pub fn save_as_child() {
+    let Some(root) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
+    let way = std::env::var(CHILD_WAY).unwrap();
+    let way = WAYS.into_iter().find(|known| format!("{known:?}") == way).unwrap();
+    Place::new(way, &root).save(2).unwrap();
+}
