@@ -130,6 +130,11 @@ impl Store {
         Checkpoint::open_with(path, &self.config)
     }
 
+    /// As [`Checkpoint::open_damaged`].
+    pub fn open_damaged(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
+        Checkpoint::open_damaged_with(path, &self.config)
+    }
+
     /// As [`Checkpoint::open_foreign`].
     pub fn open_foreign(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
         Checkpoint::open_foreign_with(path, &self.config)
@@ -326,10 +331,11 @@ pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
     Store::found()?.load_async(path)
 }
 
-/// Reads every byte of the checkpoint at `path` and compares it with its checksums. The report lists the damage.
+/// Reads every byte of the checkpoint at `path` and compares it with its checksums. The report lists all damage: ranges
+/// of files that are not what was written, cannot be read or are missing, with the names of the tensors in them.
 ///
 /// # Errors
-/// As for [`Checkpoint::open`], including a file of a different length; [`Error::Io`](crate::Error::Io).
+/// As for [`Checkpoint::open_damaged`], a damaged manifest included; [`Error::Io`](crate::Error::Io).
 pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
     Store::found()?.verify(path)
 }
@@ -430,6 +436,15 @@ impl Checkpoint {
     /// [`Config::found`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Store::found()?.open(path)
+    }
+
+    /// [`Checkpoint::open`] that also opens a checkpoint whose files are missing, or have another length than they
+    /// should. Loads of tensors in them fail; with [`OnCorrupt::Skip`](crate::OnCorrupt::Skip) they return all others.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`], except for missing files and wrong lengths. A damaged manifest is still an error.
+    pub fn open_damaged(path: impl AsRef<Path>) -> Result<Self> {
+        Store::found()?.open_damaged(path)
     }
 
     /// [`Checkpoint::open`] that also opens a directory of safetensors files without a manifest. The files may hold

@@ -24,7 +24,7 @@ impl Checkpoint {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let checkpoint = self.clone();
         Handle::start(Work::Load, self.path().into(), Job::of(self.config()), move |job| {
-            let options = LoadOptions { verify, runtime: None, job: Some(job) };
+            let options = LoadOptions { verify, job: Some(job), ..LoadOptions::default() };
             checkpoint.load_names(names, options)
         })
     }
@@ -43,8 +43,10 @@ impl Checkpoint {
         Handle::start(Work::Load, self.path().into(), Job::of(self.config()), move |job| {
             let memory = targets.iter_mut().map(|(name, to)| (&*name, Target::new(to.as_mut())));
             let memory: Vec<(&String, Target)> = memory.collect();
-            let report = checkpoint
-                .load_into(&memory, LoadOptions { verify, runtime: None, job: Some(job) })?;
+            let report = checkpoint.load_into(
+                &memory,
+                LoadOptions { verify, job: Some(job), ..LoadOptions::default() },
+            )?;
             Ok((targets, report))
         })
     }

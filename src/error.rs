@@ -70,9 +70,9 @@ pub enum Error {
     },
 
     /// Bytes on disk are not the bytes that were written.
-    #[error("{} is damaged at offset {offset}: {what} should be {expected}, is {got}; \
+    #[error("{} is damaged at offset {offset}{}: {what} should be {expected}, is {got}; \
              restore the file from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)` finds the \
-             newest that is intact", path.display())]
+             newest that is intact", path.display(), which_holds(tensors))]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
@@ -84,6 +84,8 @@ pub enum Error {
         expected: String,
         /// The value found now.
         got: String,
+        /// The names of the tensors with bytes in the damaged range, where known.
+        tensors: Vec<String>,
     },
 
     /// A manifest or header that cannot be what ringstow wrote: bad JSON, ranges that overlap or
@@ -289,8 +291,30 @@ impl Error {
     }
 }
 
+/// Whether the system said that the medium is damaged: a bad sector, or what a file system's own checksums find.
+pub(crate) fn is_bad_medium(error: &io::Error) -> bool {
+    use nix::errno::Errno;
+    let bad = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG, Errno::ENODATA];
+    bad.iter().any(|bad| error.raw_os_error() == Some(*bad as i32))
+}
+
 fn at(offset: Option<u64>) -> String {
     offset.map(|o| format!(" at offset {o}")).unwrap_or_default()
+}
+
+/// Which tensors a damaged range holds.
+fn which_holds(tensors: &[String]) -> String {
+    match tensors {
+        [] => String::new(),
+        tensors => format!(", in {}", tensors_named(tensors)),
+    }
+}
+
+/// `tensor "a"`, or `tensors "a", "b"`.
+pub(crate) fn tensors_named(tensors: &[String]) -> String {
+    let quoted: Vec<String> = tensors.iter().map(|name| format!("{name:?}")).collect();
+    let plural = if tensors.len() == 1 { "" } else { "s" };
+    format!("tensor{plural} {}", some_of(&quoted))
 }
 
 /// What follows the system's message: the space needed, what to do, what is at the path instead.

@@ -74,14 +74,14 @@ pub use format::{
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{
-    Damage, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,
+    Damage, DamagedTensor, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,
 };
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
     Before, Checkpoint, CheckpointKind, Committed, Disposal, FileInfo, Found, Info, Left,
-    LoadOptions, Loaded, LoadedTensor, Pruning, Recycled, Removed, Retained, Retention, Session,
-    Slice, Status, Swept, TensorPart, TensorView, Wanted,
+    LoadOptions, Loaded, LoadedTensor, OnCorrupt, Pruning, Recycled, Removed, Retained, Retention,
+    Session, Slice, Status, Swept, TensorPart, TensorView, Wanted,
 };
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change

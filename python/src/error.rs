@@ -29,11 +29,12 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::Busy { path } => at_path("BusyError", path)?,
         Error::Replaced { path } => at_path("ReplacedCheckpointError", path)?,
         Error::Cancelled { path } => at_path("SaveCancelledError", path)?,
-        Error::Corrupt { path, offset, expected, got, .. } => {
+        Error::Corrupt { path, offset, expected, got, tensors, .. } => {
             attributes.set_item("file", path.as_os_str())?;
             attributes.set_item("offset", offset)?;
             attributes.set_item("expected", expected)?;
             attributes.set_item("got", got)?;
+            attributes.set_item("tensors", tensors)?;
             "CorruptCheckpointError"
         }
         Error::Keys { path, missing, unexpected, mismatched } => {

@@ -120,12 +120,19 @@ pub(crate) struct Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[new]
-    #[pyo3(signature = (path, config, foreign = false))]
-    fn new(py: Python<'_>, path: PathBuf, config: &str, foreign: bool) -> PyResult<Self> {
+    #[pyo3(signature = (path, config, foreign = false, damaged = false))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        config: &str,
+        foreign: bool,
+        damaged: bool,
+    ) -> PyResult<Self> {
         let config = crate::config(config)?;
-        let open = || match foreign {
-            true => ringstow::Checkpoint::open_foreign_with(path, &config),
-            false => ringstow::Checkpoint::open_with(path, &config),
+        let open = || match (foreign, damaged) {
+            (true, _) => ringstow::Checkpoint::open_foreign_with(path, &config),
+            (_, true) => ringstow::Checkpoint::open_damaged_with(path, &config),
+            _ => ringstow::Checkpoint::open_with(path, &config),
         };
         let inner = py.detach(open).map_err(to_python)?;
         Ok(Self { inner })
@@ -205,6 +212,12 @@ impl Checkpoint {
             return Err(PyKeyError::new_err(name.to_owned()));
         };
         chunks_of(py, tensor)
+    }
+
+    /// Reads and checks the tensors of these names; those that are damaged, in JSON.
+    fn damaged(&self, py: Python<'_>, names: Vec<String>, config: &str) -> PyResult<String> {
+        let ((runtime, job), options) = (runtime(config)?, LoadOptions::default());
+        to_json(&wait::run(py, &job, |job| self.inner.damaged(&names, options.on(&runtime, job)))?)
     }
 
     fn check_whole(&self, names: Vec<String>) -> PyResult<()> {

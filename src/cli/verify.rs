@@ -6,15 +6,13 @@ use super::place::place;
 use super::{Exit, progress, table, text};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, TensorEntry, names};
+use crate::format::names;
 use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
-use crate::store::{Checkpoint, list, verify};
+use crate::store::{list, verify};
 use crate::sys::dir::{has, is_dir};
 use clap::Args;
 use serde::Serialize;
-use std::collections::HashSet;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Maximum damaged checksum chunks to describe; the rest is counted.
@@ -22,6 +20,9 @@ const DAMAGE_SHOWN_MAX: usize = 10;
 
 /// Maximum damaged tensors to name; the rest is counted.
 const TENSORS_SHOWN_MAX: usize = 8;
+
+/// Maximum tensors to name beside each damaged range.
+const TENSORS_BESIDE_MAX: usize = 3;
 
 /// Maximum characters of a tensor's name.
 const TENSOR_NAME_MAX: usize = 90;
@@ -68,9 +69,9 @@ struct Checked {
     #[serde(with = "crate::path_text")]
     path: PathBuf,
     verdict: Verdict,
-    /// Why the whole checkpoint is damaged, or could not be checked.
+    /// Why the whole checkpoint is damaged or could not be checked, or which files are missing.
     problem: Option<String>,
-    /// Names of the tensors in damaged checksum chunks.
+    /// Names of the tensors that cannot be loaded.
     damaged_tensors: Vec<String>,
     /// Bytes read, and each damaged checksum chunk.
     report: Option<VerifyReport>,
@@ -145,7 +146,9 @@ fn check(runtime: &Runtime, path: &Path, quiet: bool) -> Result<Checked> {
         Ok(report) => {
             if !report.damage.is_empty() {
                 checked.verdict = Verdict::Damaged;
-                checked.damaged_tensors = hit(path, runtime.config(), &report.damage);
+                let names = report.damaged_tensors().into_iter().map(str::to_owned);
+                checked.damaged_tensors = names.collect();
+                checked.problem = report.problem.clone();
             }
             checked.report = Some(report);
         }
@@ -170,40 +173,6 @@ fn verdict(path: &Path, error: &Error) -> Verdict {
     }
 }
 
-/// Names the tensors in damaged checksum chunks.
-fn hit(path: &Path, config: &Config, damage: &[Damage]) -> Vec<String> {
-    let Ok(checkpoint) = Checkpoint::open_with(path, config) else { return Vec::new() };
-    let manifest = checkpoint.manifest();
-    let damaged: HashSet<(&str, u64)> = damage
-        .iter()
-        .filter_map(|damage| {
-            let name = damage.file.file_name()?.to_str()?;
-            // Without its last rename, a shard still has its uncommitted name.
-            let name = name.strip_suffix(names::UNCOMMITTED_SUFFIX).unwrap_or(name);
-            Some((name, damage.offset / manifest.block_bytes))
-        })
-        .collect();
-    let is_hit = |tensor: &&TensorEntry| {
-        blocks(manifest, tensor)
-            .any(|(file, mut range)| range.any(|b| damaged.contains(&(file, b))))
-    };
-    manifest.tensors.iter().filter(is_hit).map(|tensor| tensor.name.clone()).collect()
-}
-
-/// Returns the checksum chunks of a tensor, as ranges per file.
-fn blocks<'a>(
-    manifest: &'a Manifest,
-    tensor: &'a TensorEntry,
-) -> impl Iterator<Item = (&'a str, Range<u64>)> {
-    tensor.chunks.iter().filter_map(|chunk| {
-        let file = manifest.files.get(chunk.file as usize)?;
-        let bytes = tensor.dtype.nbytes(chunk.sizes.as_deref().unwrap_or(&tensor.shape))?;
-        let end = (chunk.begin + bytes).div_ceil(manifest.block_bytes);
-        let begin = if bytes == 0 { end } else { chunk.begin / manifest.block_bytes };
-        Some((file.name.as_str(), begin..end))
-    })
-}
-
 /// Prints one result immediately, since the next may take minutes.
 fn print(checked: &Checked, quiet: bool, out: &mut Output) -> Result<()> {
     match checked.verdict {
@@ -219,7 +188,13 @@ fn render(checked: &Checked) -> String {
     let problem = text::printable(checked.problem.as_deref().unwrap_or_default());
     match (checked.verdict, &checked.report) {
         (Verdict::Ok, Some(report)) => format!("ok       {path}  {}", read(report)),
-        (Verdict::Damaged, Some(report)) => render_damage(&path, report, &checked.damaged_tensors),
+        (Verdict::Damaged, Some(report)) => {
+            let damage = render_damage(&path, report, &checked.damaged_tensors);
+            match &checked.problem {
+                Some(_) => format!("{damage}\n{}", indented(problem)),
+                None => damage,
+            }
+        }
         (Verdict::Damaged, None) => format!("DAMAGED  {path}\n{}", indented(problem)),
         _ => format!("skipped  {path}\n{}", indented(problem)),
     }
@@ -243,25 +218,48 @@ fn read(report: &VerifyReport) -> String {
 
 fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> String {
     let damaged = report.damage.len();
-    let mut lines =
-        vec![format!("DAMAGED  {path}  {damaged} of {} checksum chunks", report.blocks)];
-    for Damage { file, offset, what, expected, got } in report.damage.iter().take(DAMAGE_SHOWN_MAX)
-    {
-        let file = text::printable(&file.file_name().unwrap_or_default().to_string_lossy());
-        lines.push(format!("  {file} at offset {offset}"));
-        lines.push(format!("    {what} should be {expected}, is {got}"));
+    let places = text::count(damaged, "damaged place");
+    let mut lines = vec![format!("DAMAGED  {path}  {places}, {} checksum chunks", report.blocks)];
+    for damage in report.damage.iter().take(DAMAGE_SHOWN_MAX) {
+        lines.extend(render_place(damage));
     }
     if damaged > DAMAGE_SHOWN_MAX {
         lines.push(format!("  … {} more; --json lists them all", damaged - DAMAGE_SHOWN_MAX));
     }
     if !tensors.is_empty() {
-        lines.push(format!("  {} hit:", text::count(tensors.len(), "tensor")));
+        lines.push(format!("  {} cannot be loaded:", text::count(tensors.len(), "tensor")));
         let shown = tensors.iter().take(TENSORS_SHOWN_MAX);
         lines.extend(shown.map(|name| format!("    {}", text::short(name, TENSOR_NAME_MAX))));
         if tensors.len() > TENSORS_SHOWN_MAX {
             lines.push(format!("    … {} more", tensors.len() - TENSORS_SHOWN_MAX));
         }
     }
-    lines.push("  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`.".into());
+    lines.push(
+        "  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`. \
+         `load(path, on_corrupt=\"skip\")` returns what is intact."
+            .into(),
+    );
     lines.join("\n")
+}
+
+/// The file and byte range of one damage, what is wrong, and the first tensors in it.
+fn render_place(damage: &Damage) -> [String; 2] {
+    let Damage { file, offset, bytes, what, expected, got, tensors } = damage;
+    let file = text::printable(&file.file_name().unwrap_or_default().to_string_lossy());
+    let mut names: Vec<String> = tensors
+        .iter()
+        .take(TENSORS_BESIDE_MAX)
+        .map(|name| text::short(name, TENSOR_NAME_MAX))
+        .collect();
+    if tensors.len() > names.len() {
+        names.push(format!("{} more", tensors.len() - names.len()));
+    }
+    let inside = match names.is_empty() {
+        true => "no tensor".into(),
+        false => names.join(", "),
+    };
+    [
+        format!("  {file} at offset {offset}, {bytes} bytes: {inside}"),
+        format!("    {what} should be {expected}, is {}", text::printable(got)),
+    ]
 }

@@ -20,10 +20,10 @@ use crate::config::{Config, Switch};
 use crate::device::{StagedCopy, Target, pin_for_targets};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
-use crate::plan::load::Scattered;
+use crate::plan::load::{BlockRead, Scattered};
 use crate::plan::slab::Slab;
 use crate::pool::{Buffer, CutMapping, Mapping, Pool};
-use readers::{Memory, Readers};
+use readers::{Collected, Memory, Readers, unreadable};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -128,20 +128,33 @@ pub(crate) fn read_into(
     Ok(read)
 }
 
-/// Reads blocks through the staging pool, and returns the damaged ones.
+/// Reads blocks through the staging pool, and returns the damaged checksum chunks by file and offset.
+///
+/// Goes on after damage. A read of several chunks that fails because the medium is damaged is repeated chunk by chunk.
 ///
 /// # Errors
-/// The first failure to read. Damage is not a failure here.
+/// The first failure to read that is not damage.
 pub(crate) fn check(
     runtime: &Runtime,
     reads: Reads,
     job: &Arc<Job>,
 ) -> Result<(Vec<Damage>, ReadOutcome)> {
     let (pool, config) = staging(runtime, reads)?;
-    let found = Mutex::new(Vec::new());
-    let memory = Memory::Pool(&pool);
-    let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Some(&found))?;
-    let mut damage = found.into_inner().expect("no panic while it was held");
+    let pass = |reads: Reads| -> Result<(Collected, ReadOutcome)> {
+        let found = Mutex::default();
+        let memory = Memory::Pool(&pool);
+        let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Some(&found))?;
+        Ok((found.into_inner().expect("no panic while it was held"), read))
+    };
+    let (Collected { mut damage, unread }, read) = pass(reads)?;
+    if !unread.is_empty() {
+        let mut singles: Vec<BlockRead> =
+            unread.iter().flat_map(|(read, _)| reads.chunks_of(read)).collect();
+        singles.sort_unstable_by_key(|read| (read.file, read.offset));
+        let (again, _) = pass(Reads { blocks: &singles, ..reads })?;
+        damage.extend(again.damage);
+        damage.extend(again.unread.iter().map(|(read, error)| unreadable(reads, read, error)));
+    }
     damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
     Ok((damage, read))
 }
@@ -182,11 +195,11 @@ fn read_blocks(
     job: &Arc<Job>,
     memory: Memory,
     deliver: impl Fn(usize, &mut StagedCopy) + Sync,
-    damages: Option<&Mutex<Vec<Damage>>>,
+    damages: Option<&Mutex<Collected>>,
 ) -> Result<ReadOutcome> {
     let started = Instant::now();
     job.trace_to(config);
-    let (files, mut moved) = files::open(runtime, config, reads, job)?;
+    let (files, mut moved) = files::open(runtime, config, reads, job, damages.is_some())?;
     let mut seconds =
         LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
     job.note(What::Prepare, started, None, 0);

@@ -5,6 +5,7 @@ use crate::device::Pinning;
 use crate::engine::fallback::Fallback;
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// How bytes were moved.
@@ -137,6 +138,8 @@ pub struct LoadReport {
     pub moved: Moved,
     /// Where the time went.
     pub seconds: LoadSeconds,
+    /// Tensors that were left out because they are damaged; see [`OnCorrupt::Skip`](crate::OnCorrupt::Skip).
+    pub damaged: Vec<DamagedTensor>,
 }
 
 /// Seconds of each part of a load. Reading and checksums overlap.
@@ -178,8 +181,10 @@ pub struct VerifyReport {
     pub blocks: usize,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Every damaged checksum chunk; empty for an intact checkpoint.
+    /// Every damaged range of a file; empty for an intact checkpoint.
     pub damage: Vec<Damage>,
+    /// If files are missing: which, and where to look for them.
+    pub problem: Option<String>,
     /// How the bytes were moved.
     #[serde(flatten)]
     pub moved: Moved,
@@ -187,26 +192,69 @@ pub struct VerifyReport {
     pub seconds: f64,
 }
 
-/// A damaged checksum chunk of a file.
+impl VerifyReport {
+    /// The names of the tensors with bytes in damaged ranges, each once, by file and offset.
+    pub fn damaged_tensors(&self) -> Vec<&str> {
+        let mut seen = HashSet::new();
+        let names = self.damage.iter().flat_map(|damage| &damage.tensors);
+        names.map(String::as_str).filter(|name| seen.insert(*name)).collect()
+    }
+}
+
+/// A damaged range of a file: a checksum chunk, or what is missing of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
     /// The file.
     #[serde(with = "crate::path_text")]
     pub file: PathBuf,
-    /// Byte offset of the chunk.
+    /// Byte offset of the range.
     pub offset: u64,
-    /// What was compared: `"crc32 of checksum chunk 7"`.
+    /// Bytes of the range.
+    pub bytes: u64,
+    /// What was compared: `"crc32 of checksum chunk 7 (1048576 bytes)"`, `"length in bytes"`.
     pub what: String,
     /// What was recorded when the checkpoint was written.
     pub expected: String,
     /// What was found.
     pub got: String,
+    /// The names of the tensors and objects with bytes in the range. Empty if it holds only a header or padding.
+    pub tensors: Vec<String>,
 }
 
 impl From<Damage> for Error {
     fn from(damage: Damage) -> Self {
-        let Damage { file: path, offset, what, expected, got } = damage;
-        Self::Corrupt { path, offset, what, expected, got }
+        let Damage { file: path, offset, what, expected, got, tensors, .. } = damage;
+        Self::Corrupt { path, offset, what, expected, got, tensors }
+    }
+}
+
+/// A tensor or object that cannot be loaded, because bytes of it are damaged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DamagedTensor {
+    /// Its name.
+    pub name: String,
+    /// The file of the first damage.
+    #[serde(with = "crate::path_text")]
+    pub file: PathBuf,
+    /// Byte offset of that damage.
+    pub offset: u64,
+    /// What is wrong there.
+    pub why: String,
+}
+
+impl DamagedTensor {
+    /// The tensors with bytes in damaged ranges, each once.
+    pub(crate) fn all_in(damage: &[Damage]) -> Vec<Self> {
+        let mut seen = HashSet::new();
+        let each = damage.iter().flat_map(|one| one.tensors.iter().map(move |name| (name, one)));
+        let first = each.filter(|(name, _)| seen.insert(name.as_str()));
+        let new = |(name, damage): (&String, &Damage)| Self {
+            name: name.clone(),
+            file: damage.file.clone(),
+            offset: damage.offset,
+            why: format!("{} should be {}, is {}", damage.what, damage.expected, damage.got),
+        };
+        first.map(new).collect()
     }
 }
 

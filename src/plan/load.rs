@@ -26,6 +26,13 @@ pub struct BlockRead {
     pub len: usize,
 }
 
+impl BlockRead {
+    /// Its bytes in the file.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len as u64
+    }
+}
+
 /// The unit of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {

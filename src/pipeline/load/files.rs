@@ -4,7 +4,7 @@ use super::reads::{Reads, ShardFile};
 use crate::config::Config;
 use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::Queue;
-use crate::error::Result;
+use crate::error::{Result, is_bad_medium};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
 use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each};
@@ -19,12 +19,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Opens all files that are read, those of each directory with the first I/O mode that passes its trial
-/// there. From then on nobody can take them away.
+/// there. From then on nobody can take them away. If the load `collects` damage, a trial may hit a bad sector.
 pub(super) fn open(
     runtime: &Runtime,
     config: &Config,
     reads: Reads,
     job: &Arc<Job>,
+    collects: bool,
 ) -> Result<(OpenFiles, Moved)> {
     let paths: Vec<Option<&Path>> = reads
         .files
@@ -35,7 +36,7 @@ pub(super) fn open(
     file::make_room_for(paths.iter().flatten().count());
     let opened = open_each(runtime, config, &paths, |numbers, queue, mode| {
         let shards = numbers.iter().map(|&number| &reads.files[number]);
-        Ok((open_in_directory(queue, mode, shards)?, Vec::new()))
+        Ok((open_in_directory(queue, mode, shards, collects)?, Vec::new()))
     });
     let opened = opened.map(|(files, moved)| (OpenFiles::new(files, job), moved));
     if !reads.blocks.is_empty() {
@@ -49,6 +50,7 @@ fn open_in_directory<'a>(
     queue: &Arc<Queue>,
     mode: &IoMode,
     shards: impl Iterator<Item = &'a ShardFile>,
+    collects: bool,
 ) -> Attempt<Vec<OpenFile>> {
     let mut files = Vec::new();
     for shard in shards {
@@ -58,7 +60,11 @@ fn open_in_directory<'a>(
         if files.is_empty() {
             // A page of its own is enough: the load may never need the pool.
             let trial = |buffer| io_mode::trial(queue, &open.attached, false, buffer).result;
-            Buffer::alone(ALIGN).and_then(trial).map_err(failed(Stage::Trial, "reading"))?;
+            match Buffer::alone(ALIGN).and_then(trial) {
+                // No other mode reads a bad sector; its own read says that it is bad.
+                Err(error) if collects && is_bad_medium(&error) => {}
+                tried => tried.map_err(failed(Stage::Trial, "reading"))?,
+            }
         }
         files.push(open);
     }

@@ -4,7 +4,7 @@ use super::reads::Reads;
 use crate::device::StagedCopy;
 use crate::engine::queue::Outcome;
 use crate::engine::{Action, Transfer};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_bad_medium, tensors_named};
 use crate::limits::ALIGN;
 use crate::pipeline::clock::Clocks;
 use crate::pipeline::job::Job;
@@ -31,6 +31,15 @@ pub(super) enum Memory<'a> {
     Pool(&'a Pool),
 }
 
+/// What is damaged, while the load goes on.
+#[derive(Default)]
+pub(super) struct Collected {
+    /// Checksum chunks that are not what was written.
+    pub damage: Vec<Damage>,
+    /// Reads that failed because the medium is damaged, or the file was cut.
+    pub unread: Vec<(BlockRead, io::Error)>,
+}
+
 /// The threads that read and check the blocks of one load.
 pub(super) struct Readers<'a, Deliver> {
     reads: Reads<'a>,
@@ -44,7 +53,7 @@ pub(super) struct Readers<'a, Deliver> {
     memory: Memory<'a>,
     deliver: Deliver,
     /// Where to note damage; `None`: the first damaged chunk ends the load.
-    damages: Option<&'a Mutex<Vec<Damage>>>,
+    damages: Option<&'a Mutex<Collected>>,
     clocks: Clocks,
 }
 
@@ -76,7 +85,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         share: usize,
         memory: Memory<'a>,
         deliver: Deliver,
-        damages: Option<&'a Mutex<Vec<Damage>>>,
+        damages: Option<&'a Mutex<Collected>>,
     ) -> Self {
         Self {
             turns: turns(reads),
@@ -196,7 +205,9 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         if self.job.stopped() {
             return Ok(None); // failed elsewhere, or cancelled: deliver nothing more
         }
-        outcome.result.map_err(|error| self.read_failed(block, error))?;
+        if let Err(error) = outcome.result {
+            return self.read_failed(block, error).map(|()| None);
+        }
         let buffer = outcome.buffer.expect("a read that succeeds returns its buffer");
         if self.reads.verify && !self.check(number, &buffer[..block.len])? {
             return Ok(None);
@@ -220,12 +231,15 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             if crc32 != shard.crc32[number] {
                 good = false;
                 let offset = (number * chunk_bytes) as u64;
+                let range = offset..offset + bytes.len() as u64;
                 self.damaged(Damage {
                     file: shard.path.clone(),
                     offset,
+                    bytes: bytes.len() as u64,
                     what: format!("crc32 of checksum chunk {number} ({} bytes)", bytes.len()),
                     expected: format!("{:08x}", shard.crc32[number]),
                     got: format!("{crc32:08x}"),
+                    tensors: self.reads.owner.tensors_in(read.file, &range),
                 })?;
             }
         }
@@ -236,22 +250,52 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
 
     fn damaged(&self, damage: Damage) -> Result<()> {
         let Some(found) = self.damages else { return Err(damage.into()) };
-        found.lock().expect("no panic while it is held").push(damage);
+        found.lock().expect("no panic while it is held").damage.push(damage);
         Ok(())
     }
 
-    fn read_failed(&self, block: &BlockRead, error: io::Error) -> Error {
-        let shard = &self.reads.files[block.file];
-        if error.kind() != io::ErrorKind::UnexpectedEof {
-            return Error::io_at("reading", &shard.path, block.offset, error);
+    /// Keeps a read that failed because of damage, if damage is collected.
+    ///
+    /// # Errors
+    /// Otherwise the read's failure.
+    fn read_failed(&self, block: &BlockRead, error: io::Error) -> Result<()> {
+        let is_cut = error.kind() == io::ErrorKind::UnexpectedEof;
+        match self.damages {
+            Some(found) if is_cut || is_bad_medium(&error) => {
+                let mut found = found.lock().expect("no panic while it is held");
+                found.unread.push((block.clone(), error));
+                Ok(())
+            }
+            _ if is_cut => Err(unreadable(self.reads, block, &error).into()),
+            _ => {
+                let path = &self.reads.files[block.file].path;
+                let error = Error::io_at("reading", path, block.offset, error);
+                let tensors = self.reads.owner.tensors_in(block.file, &block.range());
+                Err(match tensors.is_empty() {
+                    true => error,
+                    false => error.hinted(format!("it holds {}", tensors_named(&tensors))),
+                })
+            }
         }
-        Error::Corrupt {
-            path: shard.path.clone(),
-            offset: block.offset,
-            what: "length in bytes".into(),
-            expected: shard.bytes.to_string(),
-            got: "less: the file was cut while it was read".into(),
-        }
+    }
+}
+
+/// The damage that a failed read is.
+pub(super) fn unreadable(reads: Reads, read: &BlockRead, error: &io::Error) -> Damage {
+    let shard = &reads.files[read.file];
+    let is_cut = error.kind() == io::ErrorKind::UnexpectedEof;
+    let (what, expected, got) = match is_cut {
+        true => ("length in bytes", shard.bytes.to_string(), "less: the file was cut".into()),
+        false => ("the medium", "readable".into(), error.to_string()),
+    };
+    Damage {
+        file: shard.path.clone(),
+        offset: read.offset,
+        bytes: read.len as u64,
+        what: what.into(),
+        expected,
+        got,
+        tensors: reads.owner.tensors_in(read.file, &read.range()),
     }
 }
 

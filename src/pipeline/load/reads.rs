@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::plan::load::BlockRead;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A shard to read from.
@@ -27,6 +28,9 @@ pub(crate) trait FileOwner: Sync {
     /// # Errors
     /// What the load then fails with.
     fn check_same(&self, all_open: bool) -> Result<()>;
+
+    /// Names of the tensors with bytes in a range of a file, for messages.
+    fn tensors_in(&self, file: usize, range: &Range<u64>) -> Vec<String>;
 }
 
 /// What to read.
@@ -47,6 +51,19 @@ pub(crate) struct Reads<'a> {
 }
 
 impl<'a> Reads<'a> {
+    /// A read's checksum chunks, each as a read of its own.
+    pub(super) fn chunks_of(self, read: &BlockRead) -> impl Iterator<Item = BlockRead> + use<> {
+        let BlockRead { file, block, offset, len } = *read;
+        let chunk = (self.checksum_bytes as usize).clamp(1, len.max(1));
+        let starts = (0..len).step_by(chunk).enumerate();
+        starts.map(move |(number, start)| BlockRead {
+            file,
+            block: block + number,
+            offset: offset + start as u64,
+            len: chunk.min(len - start),
+        })
+    }
+
     /// The blocks of each file, in order; empty for files of which nothing is read.
     pub(super) fn by_file(self) -> impl Iterator<Item = &'a [BlockRead]> {
         let mut rest = self.blocks;

@@ -137,6 +137,12 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
     let itself = std::slice::from_ref(&found.path);
     let parts = if found.parts.is_empty() { itself } else { &found.parts };
     for part in parts {
+        // Says which files are missing as loading would.
+        match Checkpoint::open_with(part, config) {
+            Ok(_) => {}
+            Err(error) if is_of_checkpoint(&error) => return Ok(Some(error)),
+            Err(error) => return Err(error),
+        }
         match verify(&runtime, part, job) {
             Ok(report) => {
                 if let Some(first) = report.damage.into_iter().next() {

@@ -6,6 +6,7 @@ use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripes::{Stripes, stripe_owner};
+use crate::store::read::damage::{Fault, PlaceIndex};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest};
 use crate::store::read::fingerprint::{Fingerprint, while_replaced};
@@ -15,8 +16,9 @@ use crate::store::read::values::Values;
 use crate::sys::{dir, file};
 use std::fs::Metadata;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Which program wrote a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -28,6 +30,14 @@ pub enum CheckpointKind {
     Safetensors,
 }
 
+/// The shards of a manifest, as they were found.
+struct Shards {
+    /// One for each file, under its own name if it is missing.
+    files: Vec<ShardFile>,
+    faults: Vec<Fault>,
+    problem: Option<String>,
+}
+
 /// A committed checkpoint, opened.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -35,7 +45,12 @@ pub struct Checkpoint {
     kind: CheckpointKind,
     pub(in crate::store) manifest: Arc<Manifest>,
     by_name: NameIndex,
+    pub(in crate::store) by_place: OnceLock<PlaceIndex>,
     pub(in crate::store) files: Vec<ShardFile>,
+    /// What is wrong with the files, by rising number; empty unless it was opened although damaged.
+    pub(in crate::store) faults: Vec<Fault>,
+    /// Which files are missing, and what to do.
+    pub(in crate::store) problem: Option<String>,
     pub(in crate::store) values: Arc<Values>,
     config: Config,
     /// The fingerprint of the manifest; `None` for another program's directory.
@@ -49,28 +64,34 @@ impl Checkpoint {
         while_replaced(|| Self::open_once(path.as_ref(), config))
     }
 
+    /// See [`Checkpoint::open_damaged`].
+    #[doc(hidden)]
+    pub fn open_damaged_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
+        while_replaced(|| Self::open_damaged_once(path.as_ref(), config))
+    }
+
     /// [`Checkpoint::open`] without its retry on [`Error::Replaced`], for callers that retry themselves.
     pub(crate) fn open_once(path: &Path, config: &Config) -> Result<Self> {
+        let checkpoint = Self::open_damaged_once(path, config)?;
+        checkpoint.check_files()?;
+        Ok(checkpoint)
+    }
+
+    /// [`Checkpoint::open_damaged`] without its retry on [`Error::Replaced`].
+    pub(in crate::store) fn open_damaged_once(path: &Path, config: &Config) -> Result<Self> {
         config.validate()?;
         let bytes = manifest::read_bytes(path).map_err(|error| explain(path, error))?;
         let bytes = bytes.ok_or_else(|| no_manifest(path))?;
         dcp_mark::refuse_newer(path)?;
         let fingerprint = Fingerprint::of(&bytes);
         let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
-        match find_shards(path, &config.stripe, &manifest) {
-            Ok(files) => Ok(Self::new(
-                path,
-                CheckpointKind::Ringstow,
-                (manifest, files),
-                fingerprint,
-                config,
-            )),
-            Err(error) => {
-                // A save that committed since the manifest was read has removed its shards.
-                fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(path, false))?;
-                Err(error)
-            }
+        let shards = find_shards(path, &config.stripe, &manifest);
+        if !shards.as_ref().is_ok_and(|shards| shards.faults.is_empty()) {
+            // A save that committed since the manifest was read has removed its shards.
+            fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(path, false))?;
         }
+        let kind = CheckpointKind::Ringstow;
+        Ok(Self::new(path, kind, (manifest, shards?), fingerprint, config))
     }
 
     /// See [`Checkpoint::open_foreign`].
@@ -84,13 +105,15 @@ impl Checkpoint {
         if stripe_owner(path)?.is_some() {
             return Err(no_manifest(path));
         }
-        Ok(Self::new(path, CheckpointKind::Safetensors, foreign::read(path)?, None, config))
+        let (manifest, files) = foreign::read(path)?;
+        let shards = Shards { files, faults: Vec::new(), problem: None };
+        Ok(Self::new(path, CheckpointKind::Safetensors, (manifest, shards), None, config))
     }
 
     fn new(
         path: &Path,
         kind: CheckpointKind,
-        (manifest, files): (Manifest, Vec<ShardFile>),
+        (manifest, shards): (Manifest, Shards),
         fingerprint: Option<Fingerprint>,
         config: &Config,
     ) -> Self {
@@ -98,7 +121,20 @@ impl Checkpoint {
         let manifest = Arc::new(manifest);
         let values = Arc::new(Values::new(path, &manifest));
         let (path, config) = (path.into(), config.clone());
-        Self { path, kind, manifest, by_name, files, values, config, fingerprint }
+        let (by_place, Shards { files, faults, problem }) = (OnceLock::new(), shards);
+        Self {
+            path,
+            kind,
+            manifest,
+            by_name,
+            by_place,
+            files,
+            faults,
+            problem,
+            values,
+            config,
+            fingerprint,
+        }
     }
 
     /// Which program wrote it.
@@ -170,36 +206,47 @@ impl FileOwner for Checkpoint {
     fn check_same(&self, all_open: bool) -> Result<()> {
         self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
     }
-}
 
-/// Finds all shards of a manifest and checks their length.
-fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Vec<ShardFile>> {
-    let stripes = Stripes::to_read(dir, stripe);
-    let (mut found, mut missing) = (Vec::with_capacity(manifest.files.len()), Vec::new());
-    for file in &manifest.files {
-        match find_shard(&stripes, file)? {
-            Some(shard) => found.push(shard),
-            None => missing.push(file.name.as_str()),
-        }
+    fn tensors_in(&self, file: usize, range: &Range<u64>) -> Vec<String> {
+        self.names_in(file, range)
     }
-    if missing.is_empty() { Ok(found) } else { Err(missing_shards(&stripes, manifest, &missing)) }
 }
 
-fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> Error {
+/// Finds all shards of a manifest, and notes which are missing or of another length.
+fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Shards> {
+    let stripes = Stripes::to_read(dir, stripe);
+    let (mut files, mut faults) = (Vec::with_capacity(manifest.files.len()), Vec::new());
+    let mut missing = Vec::new();
+    for (number, file) in manifest.files.iter().enumerate() {
+        let (shard, fault) = match find_shard(&stripes, file)? {
+            Some((shard, len)) => (shard, Fault::of_length(number, file, len)),
+            None => {
+                missing.push(file.name.as_str());
+                (shard_in(dir, file), Some(Fault::of_missing(number, file)))
+            }
+        };
+        files.push(shard);
+        faults.extend(fault);
+    }
+    let problem = (!missing.is_empty()).then(|| missing_shards(&stripes, manifest, &missing));
+    Ok(Shards { files, faults, problem })
+}
+
+/// Says which files are missing and what to do.
+fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> String {
     let mut ranks: Vec<u32> = missing.iter().filter_map(|name| names::shard_rank(name)).collect();
     ranks.dedup();
     let of = match manifest.world_size {
         1 => String::new(),
         n => format!(" (of {}, {n} ranks in all)", numbered("rank", &ranks)),
     };
-    let reason = format!(
+    format!(
         "{} of {} files that its manifest lists are missing{of}: {}; {}",
         missing.len(),
         manifest.files.len(),
         missing[..missing.len().min(20)].join(", "),
         how_to_find(stripes, manifest)
-    );
-    Error::MissingFiles { path: stripes.own().into(), reason }
+    )
 }
 
 /// What to do about missing shards.
@@ -223,8 +270,8 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
 }
 
 /// Finds a committed shard: under its own name or, if the save has not renamed it yet or was killed before, under the
-/// uncommitted name.
-fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> {
+/// uncommitted name. Returns its length too.
+fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<(ShardFile, u64)>> {
     for dir in stripes.dirs() {
         if let Some(found) = find_shard_in(dir, file)? {
             return Ok(Some(found));
@@ -233,44 +280,48 @@ fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<ShardFile>> 
     Ok(None)
 }
 
-fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<ShardFile>> {
-    let (own, part) = (dir.join(&file.name), dir.join(names::uncommitted(&file.name)));
+fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<(ShardFile, u64)>> {
+    let mut shard = shard_in(dir, file);
     // Try its own name twice: a save may rename it between the first two tries.
-    for (path, other_path) in [(&own, &part), (&part, &own), (&own, &part)] {
-        match dir::look_at(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            Err(e) => return Err(Error::io("opening", path, e)),
+    for _ in 0..3 {
+        match dir::look_at(&shard.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                std::mem::swap(&mut shard.path, &mut shard.other_path);
+            }
+            Err(e) => return Err(Error::io("opening", &shard.path, e)),
             Ok(found) => {
-                check_shard(path, &found, file.bytes)?;
-                let (path, other_path) = (path.clone(), other_path.clone());
-                let (bytes, crc32) = (file.bytes, file.crc32.clone());
-                return Ok(Some(ShardFile { path, other_path, bytes, crc32 }));
+                check_kind(&shard.path, &found)?;
+                let len = length_of(&shard.path, &found, file.bytes)?;
+                return Ok(Some((shard, len)));
             }
         }
     }
     Ok(None)
 }
 
-/// Checks that a shard is a regular file of its full length.
-fn check_shard(path: &Path, found: &Metadata, bytes: u64) -> Result<()> {
-    if !found.is_file() {
-        let reason = "is not a regular file: ringstow refuses shards that are links or devices";
-        return Err(Error::format(path, reason));
-    }
+/// The length of a shard that should be of this many bytes.
+fn length_of(path: &Path, found: &Metadata, bytes: u64) -> Result<u64> {
     if found.len() == bytes {
-        return Ok(());
+        return Ok(bytes);
     }
     // A network file system may show the length that this host saw during the save, until the file is opened.
     let opened = file::open_read(path, false).and_then(|file| file::look(&file));
-    let len = opened.map_err(|e| Error::io("opening", path, e))?.len();
-    if len == bytes {
-        return Ok(());
+    Ok(opened.map_err(|e| Error::io("opening", path, e))?.len())
+}
+
+/// A shard under its own name.
+fn shard_in(dir: &Path, file: &FileEntry) -> ShardFile {
+    let (path, other_path) = (dir.join(&file.name), dir.join(names::uncommitted(&file.name)));
+    ShardFile { path, other_path, bytes: file.bytes, crc32: file.crc32.clone() }
+}
+
+/// Checks that a shard is a regular file.
+fn check_kind(path: &Path, found: &Metadata) -> Result<()> {
+    match found.is_file() {
+        true => Ok(()),
+        false => {
+            let reason = "is not a regular file: ringstow refuses shards that are links or devices";
+            Err(Error::format(path, reason))
+        }
     }
-    Err(Error::Corrupt {
-        path: path.into(),
-        offset: len.min(bytes),
-        what: "length in bytes".into(),
-        expected: bytes.to_string(),
-        got: len.to_string(),
-    })
 }

@@ -13,15 +13,31 @@ use crate::plan::slab::{Dense, Place, Slab, dense_strides};
 use crate::pool::{Buffer, Mapping};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::store::read::loaded::{Loaded, LoadedTensor};
+use crate::store::read::salvage::intact;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// What a load does about damaged tensors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnCorrupt {
+    /// It fails.
+    #[default]
+    Raise,
+    /// It leaves them out, and [`LoadReport::damaged`] names them. Every byte of the others is checked. The load first
+    /// reads and checks all, then reads what is intact. Takes [`Checkpoint::load_names`] and
+    /// [`Checkpoint::load_into`], whose targets of damaged tensors stay as they are, and no options without `verify`.
+    Skip,
+}
 
 /// How to load.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadOptions<'a> {
     /// Check every checksum chunk before returning any of it. Default true.
     pub verify: bool,
+    /// What to do about damaged tensors. Default: fail. To load although files are missing, also open the checkpoint
+    /// with [`Checkpoint::open_damaged`].
+    pub on_corrupt: OnCorrupt,
     /// The pool and engines to use. Default: those that the process shares for the checkpoint's configuration.
     pub runtime: Option<&'a Runtime>,
     /// Shows the progress to other threads, and lets them cancel the load. Default none.
@@ -30,7 +46,7 @@ pub struct LoadOptions<'a> {
 
 impl Default for LoadOptions<'_> {
     fn default() -> Self {
-        Self { verify: true, runtime: None, job: None }
+        Self { verify: true, on_corrupt: OnCorrupt::Raise, runtime: None, job: None }
     }
 }
 
@@ -76,10 +92,10 @@ pub(in crate::store) struct Fetched {
 
 /// A tensor to load.
 #[derive(Clone, Copy)]
-struct Request<'a> {
+pub(in crate::store) struct Request<'a> {
     /// Its number in the manifest.
     number: usize,
-    entry: &'a TensorEntry,
+    pub entry: &'a TensorEntry,
 }
 
 /// Chunks of whole tensors, and what to read for them.
@@ -96,8 +112,21 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`Error::Keys`] listing all names that are not in the checkpoint; [`Error::MissingShare`] listing all tensors that
-    /// a rank checkpoint holds only some of; [`Error::Corrupt`] for a damaged checksum chunk; [`Error::Io`].
+    /// a rank checkpoint holds only some of; [`Error::Corrupt`] for a damaged checksum chunk, naming the tensors in it;
+    /// [`Error::Io`].
     pub fn load_names<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+        options: LoadOptions<'_>,
+    ) -> Result<Loaded> {
+        match options.on_corrupt {
+            OnCorrupt::Raise => self.load_all(names, options),
+            OnCorrupt::Skip => self.load_intact(names, options),
+        }
+    }
+
+    /// [`Checkpoint::load_names`] that fails at the first damage.
+    pub(in crate::store) fn load_all<S: AsRef<str>>(
         &self,
         names: impl IntoIterator<Item = S>,
         options: LoadOptions<'_>,
@@ -141,14 +170,20 @@ impl Checkpoint {
         targets: &[(S, Target<'_>)],
         options: LoadOptions<'_>,
     ) -> Result<LoadReport> {
+        let skips = options.on_corrupt == OnCorrupt::Skip;
         let (runtime, job) = self.resources(options)?;
+        let options = options.on(&runtime, &job);
+        let names = || targets.iter().map(|(name, _)| name.as_ref());
+        let damaged = if skips { self.damaged(names(), options)? } else { Vec::new() };
+        let targets: Vec<(&str, &Target)> = intact(targets, &damaged);
         let loading = self.loading(options.verify, &runtime, &job);
         let requests = self.find_whole(targets.iter().map(|(name, _)| name))?;
-        self.check_sizes(&requests, targets)?;
+        self.check_sizes(&requests, &targets)?;
         let chunks = self.plan_chunks(&requests, loading)?;
         job.set_total(bytes_of(&chunks.plan.reads));
-        let fetched = self.fill(&chunks, |tensor| &targets[tensor].1, loading)?;
-        Ok(self.report(requests.len(), bytes_in(&requests), vec![fetched], loading))
+        let fetched = self.fill(&chunks, |tensor| targets[tensor].1, loading)?;
+        let report = self.report(requests.len(), bytes_in(&requests), vec![fetched], loading);
+        Ok(LoadReport { damaged, ..report })
     }
 
     /// The runtime and job of a load: the caller's, or else the checkpoint's own.
@@ -191,11 +226,15 @@ impl Checkpoint {
     ) -> Result<Vec<Request<'_>>> {
         let requests = self.find(names)?;
         self.check_entries(requests.iter().map(|request| request.entry))?;
+        requests.iter().try_for_each(|request| self.check_faults(request.entry))?;
         Ok(requests)
     }
 
     /// The entries of these names. Refuses duplicates: two results cannot own one tensor's memory.
-    fn find<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<Request<'_>>> {
+    pub(in crate::store) fn find<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+    ) -> Result<Vec<Request<'_>>> {
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         let mut seen = vec![false; self.tensors().len()];
         for name in names {
@@ -217,7 +256,7 @@ impl Checkpoint {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    fn check_sizes<S>(&self, requests: &[Request], targets: &[(S, Target<'_>)]) -> Result<()> {
+    fn check_sizes(&self, requests: &[Request], targets: &[(&str, &Target<'_>)]) -> Result<()> {
         let mismatched: Vec<String> = requests
             .iter()
             .zip(targets)
@@ -354,7 +393,8 @@ impl Checkpoint {
         }
         seconds.total = loading.started.elapsed().as_secs_f64();
         let (path, verified) = (self.path().into(), loading.verify);
-        LoadReport { path, tensors, tensor_bytes, read_bytes, verified, moved, seconds }
+        let damaged = Vec::new();
+        LoadReport { path, tensors, tensor_bytes, read_bytes, verified, moved, seconds, damaged }
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoint;
 pub(crate) mod coverage;
+pub(crate) mod damage;
 pub(crate) mod dcp_mark;
 pub(crate) mod diagnose;
 pub(crate) mod fingerprint;
@@ -11,6 +12,7 @@ pub(crate) mod info;
 pub(crate) mod load;
 pub(crate) mod loaded;
 pub(crate) mod part;
+pub(crate) mod salvage;
 pub(crate) mod slices;
 pub(crate) mod values;
 pub(crate) mod verify;

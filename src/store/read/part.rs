@@ -80,6 +80,7 @@ impl Checkpoint {
             mismatched: Vec::new(),
         })?;
         self.check_entries([entry])?;
+        self.check_faults(entry)?;
         let ranges = whole_ranges(entry, ranges)?;
         let shape: Vec<u64> = ranges.iter().map(|range| range.end - range.start).collect();
         let uneven = || {

@@ -6,7 +6,7 @@ use crate::format::{Dtype, TensorEntry};
 use crate::pipeline::report::LoadReport;
 use crate::plan::slab::{Dense, Place, Slab};
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::load::{LoadOptions, bytes_of};
+use crate::store::read::load::{LoadOptions, OnCorrupt, bytes_of};
 use std::collections::HashSet;
 
 /// A region of one chunk of a tensor, and the memory for its elements.
@@ -37,6 +37,11 @@ impl Checkpoint {
     /// [`Error::Corrupt`] for a damaged block and [`Error::Io`], when blocks read before it are in
     /// place already.
     pub fn read(&self, slices: &[Slice<'_>], options: LoadOptions<'_>) -> Result<LoadReport> {
+        if options.on_corrupt == OnCorrupt::Skip {
+            return Err(Error::invalid(
+                "regions cannot be read with on_corrupt = skip: ask Checkpoint::damaged first which tensors are damaged",
+            ));
+        }
         let (runtime, job) = self.resources(options)?;
         let loading = self.loading(options.verify, &runtime, &job);
         let (slabs, targets) = self.slabs_of(slices)?;
@@ -76,6 +81,8 @@ impl Checkpoint {
             let path = self.path().into();
             return Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: bad });
         }
+        let used: HashSet<&str> = slices.iter().map(|slice| slice.name).collect();
+        used.iter().filter_map(|name| self.tensor(name)).try_for_each(|e| self.check_faults(e))?;
         match bad.is_empty() {
             true => Ok((slabs, targets)),
             false => Err(Error::invalid(format!(

@@ -1,42 +1,92 @@
 //! Checks all of a checkpoint against its checksums.
 
-use crate::error::Result;
+use crate::error::{Error, Result, is_bad_medium};
 use crate::pipeline::job::Job;
-use crate::pipeline::load::check;
-use crate::pipeline::report::VerifyReport;
+use crate::pipeline::load::{ReadOutcome, ShardFile, check};
+use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
-use crate::plan::load::all_blocks;
+use crate::plan::load::Want;
 use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::damage::Fault;
 use crate::store::read::fingerprint::while_replaced;
+use crate::store::read::load::bytes_of;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Reads every byte of the checkpoint at `path` and compares each block's checksum. Damaged blocks
-/// are listed in the report. If a save replaces the checkpoint meanwhile, it is all of the one or all of the
-/// other that was read.
+/// Reads every byte of the checkpoint at `path` and compares each checksum chunk with its checksum. The report lists
+/// all damage, and the tensors that it hits: chunks that differ, bad sectors, files that are missing or cut. If a save
+/// replaces the checkpoint meanwhile, the result is entirely of the old or entirely of the new one.
 ///
 /// # Errors
-/// What [`Checkpoint::open`] gives, a file of another length among it, and failures to read.
+/// What [`Checkpoint::open_damaged`] returns, a damaged manifest included; failures to read other than damage.
 pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     while_replaced(|| verify_once(runtime, path, job))
 }
 
 fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open_once(path, runtime.config())?;
-    let file_bytes: Vec<u64> = checkpoint.files.iter().map(|file| file.bytes).collect();
-    let blocks = all_blocks(&file_bytes, checkpoint.checked_unit(runtime.config().block_bytes));
-    job.set_total(file_bytes.iter().sum());
-    let reads = checkpoint.reads(&blocks, true);
-    let (damage, read) = check(runtime, reads, job)?;
+    let checkpoint = Checkpoint::open_damaged_once(path, runtime.config())?;
+    let all: Vec<Want> = (0..checkpoint.files.len())
+        .map(|file| Want { file, range: 0..checkpoint.files[file].bytes })
+        .collect();
+    let (damage, read_bytes, read) = checkpoint.check_wants(&all, runtime, job)?;
     Ok(VerifyReport {
         path: path.into(),
-        files: file_bytes.len(),
+        files: checkpoint.files.len(),
         blocks: checkpoint.files.iter().map(|file| file.crc32.len()).sum(),
-        read_bytes: file_bytes.iter().sum(),
+        read_bytes,
         damage,
+        problem: checkpoint.problem.clone(),
         moved: read.moved,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+impl Checkpoint {
+    /// Reads what is wanted of the files, as far as it exists, and compares it with its checksums. Returns all damage
+    /// to the files by file and offset, and how many bytes were read.
+    ///
+    /// # Errors
+    /// Failures that are not damage.
+    pub(in crate::store) fn check_wants(
+        &self,
+        wants: &[Want],
+        runtime: &Runtime,
+        job: &Arc<Job>,
+    ) -> Result<(Vec<Damage>, u64, ReadOutcome)> {
+        let file_bytes: Vec<u64> = self.files.iter().map(|file| file.bytes).collect();
+        let mut faults = self.faults.clone();
+        loop {
+            let there: Vec<Want> =
+                wants.iter().map(|want| self.readable_of(want, &faults)).collect();
+            let unit = self.checked_unit(runtime.config().block_bytes);
+            let blocks = unit.reads(&there, &file_bytes);
+            let read_bytes = bytes_of(&blocks);
+            job.set_total(read_bytes);
+            match check(runtime, self.reads(&blocks, true), job) {
+                Ok((mut damage, read)) => {
+                    damage.extend(faults.iter().map(|fault| self.damage_of(fault)));
+                    damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
+                    return Ok((damage, read_bytes, read));
+                }
+                Err(error) => faults.push(self.fault_of(error, &faults)?),
+            }
+        }
+    }
+
+    /// The fault of a file that cannot be opened because the medium is damaged.
+    ///
+    /// # Errors
+    /// Any other error, and one of a file whose fault is known.
+    fn fault_of(&self, error: Error, known: &[Fault]) -> Result<Fault> {
+        let Error::Io { doing: "opening", path, cause, .. } = &error else { return Err(error) };
+        let is_it = |file: &ShardFile| [&file.path, &file.other_path].contains(&path);
+        match self.files.iter().position(is_it) {
+            Some(file) if is_bad_medium(cause) && known.iter().all(|fault| fault.file != file) => {
+                Ok(Fault::of_whole(file, self.files[file].bytes, cause.to_string()))
+            }
+            _ => Err(error),
+        }
+    }
 }

@@ -1,0 +1,75 @@
+//! Loads what is intact of a damaged checkpoint.
+
+use crate::device::Target;
+use crate::error::{Error, Result};
+use crate::pipeline::report::DamagedTensor;
+use crate::plan::load::Want;
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
+use crate::store::read::damage::wants_of;
+use crate::store::read::load::LoadOptions;
+use crate::store::read::loaded::Loaded;
+use std::collections::{HashMap, HashSet};
+
+impl Checkpoint {
+    /// Reads and checks the tensors of these names, and returns those that are damaged, in the order of the names. A
+    /// tensor is damaged if a checksum chunk with bytes of it is not what was written, or cannot be read.
+    ///
+    /// # Errors
+    /// [`Error::Keys`] listing all names that are not in the checkpoint; [`Error::Invalid`] without checksums: for
+    /// another program's files, or with `verify` off; failures that are not damage.
+    pub fn damaged<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+        options: LoadOptions<'_>,
+    ) -> Result<Vec<DamagedTensor>> {
+        if !options.verify || self.kind() == CheckpointKind::Safetensors {
+            return Err(Error::invalid(format!(
+                "{}: damage is found by its checksums, so on_corrupt = skip needs verify = true and a checkpoint of \
+                 ringstow's",
+                self.path().display()
+            )));
+        }
+        let (runtime, job) = self.resources(options)?;
+        let requests = self.find(names)?;
+        let wants: Vec<Want> =
+            requests.iter().flat_map(|request| wants_of(request.entry)).collect();
+        let (damage, ..) = self.check_wants(&wants, &runtime, &job)?;
+        let mut found = DamagedTensor::all_in(&damage);
+        let names = requests.iter().map(|request| request.entry.name.as_str());
+        let order: HashMap<&str, usize> = names.zip(0..).collect();
+        found.retain(|tensor| order.contains_key(tensor.name.as_str()));
+        found.sort_by_key(|tensor| order[tensor.name.as_str()]);
+        Ok(found)
+    }
+
+    /// Loads those of the named tensors that are intact, and reports the others.
+    pub(in crate::store) fn load_intact<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+        options: LoadOptions<'_>,
+    ) -> Result<Loaded> {
+        let (runtime, job) = self.resources(options)?;
+        let options = options.on(&runtime, &job);
+        let names: Vec<S> = names.into_iter().collect();
+        let damaged = self.damaged(&names, options)?;
+        let is_damaged = names_of(&damaged);
+        let rest = names.iter().map(S::as_ref).filter(|name| !is_damaged.contains(name));
+        let mut loaded = self.load_all(rest, options)?;
+        loaded.report.damaged = damaged;
+        Ok(loaded)
+    }
+}
+
+fn names_of(damaged: &[DamagedTensor]) -> HashSet<&str> {
+    damaged.iter().map(|tensor| tensor.name.as_str()).collect()
+}
+
+/// The targets of tensors that are not damaged.
+pub(in crate::store) fn intact<'a, 'm, S: AsRef<str>>(
+    targets: &'a [(S, Target<'m>)],
+    damaged: &[DamagedTensor],
+) -> Vec<(&'a str, &'a Target<'m>)> {
+    let is_damaged = names_of(damaged);
+    let each = targets.iter().map(|(name, target)| (name.as_ref(), target));
+    each.filter(|(name, _)| !is_damaged.contains(name)).collect()
+}
