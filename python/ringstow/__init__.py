@@ -14,6 +14,7 @@ from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
     CorruptCheckpointError,
+    CorruptCheckpointWarning,
     Error,
     FormatError,
     GpuError,
@@ -33,6 +34,7 @@ from ringstow._errors import (
 )
 from ringstow._load import load, load_into
 from ringstow._open import Checkpoint, Entry, open
+from ringstow._salvage import DamagedTensor, Salvaged
 from ringstow._save import save, save_async
 
 if TYPE_CHECKING:
@@ -58,7 +60,9 @@ __all__ = [
     "CheckpointInfo",
     "Config",
     "CorruptCheckpointError",
+    "CorruptCheckpointWarning",
     "Damage",
+    "DamagedTensor",
     "Entry",
     "Error",
     "Fallback",
@@ -78,6 +82,7 @@ __all__ = [
     "Progress",
     "ReplacedCheckpointError",
     "Retained",
+    "Salvaged",
     "SaveCancelledError",
     "SaveHandle",
     "SaveReport",

@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     """Read a whole checkpoint and compare every checksum chunk with its checksum.
 
+    Goes on after damage: checksum chunks that differ, bad sectors, files that are missing or have
+    another length.
+
     Args:
         path: the checkpoint's directory.
         config: the settings; None means the defaults.
 
     Returns:
-        The report: ``ok``, and each damaged chunk in ``damage``.
+        The report: ``ok``; each damaged range in ``damage``, with file, offset, bytes and the
+        names of the tensors in it; all these names in ``damaged_tensors``.
 
     Raises:
         IncompleteCheckpointError: the directory holds no committed checkpoint.
-        CorruptCheckpointError: the manifest is damaged, or a file's length has changed.
+        CorruptCheckpointError: the manifest is damaged.
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """

@@ -67,7 +67,7 @@ class CorruptCheckpointError(Error):
     """Bytes on disk are not the bytes that were written.
 
     ``file`` and ``offset`` (bytes) say where; ``expected`` and ``got`` are what was recorded and
-    what was found, as text.
+    what was found, as text. ``tensors`` are the names of the tensors there; none if unknown.
     """
 
     def __init__(
@@ -78,12 +78,18 @@ class CorruptCheckpointError(Error):
         offset: int = 0,
         expected: str = "",
         got: str = "",
+        tensors: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.file = file
         self.offset = offset
         self.expected = expected
         self.got = got
+        self.tensors = list(tensors)
+
+
+class CorruptCheckpointWarning(UserWarning):
+    """``load(on_corrupt="skip")`` left damaged tensors out; names each."""
 
 
 class FormatError(_PathError):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ringstow import _arguments, _merge, _native
+from ringstow import _arguments, _merge, _native, _salvage
 from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ringstow._report import LoadReport
+    from ringstow._salvage import DamagedTensor
 
 _T = TypeVar("_T")
 # Attempts to load a checkpoint that saves keep replacing.
@@ -35,6 +36,7 @@ def load(
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
     verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
     config: Config | None = None,
     device: str | torch.device | None = None,
@@ -60,6 +62,11 @@ def load(
             not ``model_ema.*``.
         keys: select the leaves of exactly these names.
         verify: verify every checksum chunk that is read before using any of it.
+        on_corrupt: what to do about damaged tensors, arrays and objects. ``"skip"`` returns all
+            others in a `Salvaged`, a dict whose ``damaged`` names each that is missing, and warns
+            with CorruptCheckpointWarning. Dicts lack their keys; lists, tuples, defaultdicts and
+            fields have a `DamagedTensor` in the place. Missing and cut files count as damage, a
+            damaged manifest is an error. Reads everything twice: to check it, and to load it.
         allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
             refuses with ``weights_only``; this can run any code.
         config: the settings; None means the defaults.
@@ -74,8 +81,8 @@ def load(
         The state dict.
 
     Raises:
-        ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework``, or a
-            ``device`` for numpy.
+        ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework`` or
+            ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``.
         KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed).
         UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
             program has not imported; tensors without torch, or of a dtype that numpy lacks; an
@@ -83,7 +90,8 @@ def load(
         IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
             None, which `latest` returns if there is none.
         ReplacedCheckpointError: saves replaced it again and again, faster than it could be loaded.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: the bytes on disk are not those that were written; names the
+            tensors.
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
@@ -94,10 +102,11 @@ def load(
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
     check_framework(framework, device)
+    skips = _salvage.check_choice(on_corrupt, verify=verify)
     where = of_checkpoint(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
-    return _while_replaced(
+    loaded, damaged = _while_replaced(
         lambda: _load(
             where,
             prefix,
@@ -105,10 +114,17 @@ def load(
             gpu,
             native_json(config),
             verify=verify,
+            skips=skips,
             allow_pickle=allow_pickle,
             as_numpy=framework == "numpy",
         )
     )
+    if not skips:
+        return loaded
+    salvaged = _salvage.Salvaged(loaded)
+    salvaged.damaged = damaged
+    _salvage.warn(where, damaged, "the load left tensors out")
+    return salvaged
 
 
 def check_framework(framework: str, device: object) -> None:
@@ -132,16 +148,19 @@ def _load(
     config: str,
     *,
     verify: bool,
+    skips: bool,
     allow_pickle: bool,
     as_numpy: bool,
-) -> dict[Any, Any]:
-    """Load the selected leaves of a checkpoint."""
-    checkpoint = _native.Checkpoint(where, config)
+) -> tuple[dict[Any, Any], tuple[DamagedTensor, ...]]:
+    """Load the selected leaves of a checkpoint; return what is damaged too."""
+    checkpoint = _native.Checkpoint(where, config, damaged=skips)
     if prefix or names is not None:
         skeleton = _selected(checkpoint, where, prefix, names)
         rows = checkpoint.tensors_named(_walk.stored_in(skeleton))
     else:
         skeleton, rows = _skeleton.parse(checkpoint.state, where), checkpoint.tensors
+    damaged = _salvage.find(checkpoint, skeleton, config) if skips else {}
+    skeleton = _salvage.without(skeleton, damaged)
     contents = _build.Contents(where, rows)
     survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
     survey.add(skeleton)
@@ -152,7 +171,7 @@ def _load(
     flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, config)
     rest = [name for name in survey.names if name not in survey.objects]
     builder.add(dict(_blocks(checkpoint, rest, verify, config)), flat)
-    return builder.value(skeleton)  # type: ignore[no-any-return]
+    return builder.value(skeleton), tuple(damaged.values())
 
 
 def _blocks(
@@ -214,6 +233,7 @@ def load_into(
     strict: bool = True,
     cast: bool = False,
     verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
     config: Config | None = None,
 ) -> LoadReport:
@@ -236,6 +256,10 @@ def load_into(
         cast: convert floating-point elements to the target's dtype, and complex ones likewise, with
             a temporary copy. Other dtypes, such as integers, must be equal.
         verify: verify every checksum chunk that is read before using any of it.
+        on_corrupt: ``"skip"`` fills everything whose bytes are intact, and leaves every target of
+            damaged bytes as it is: the report lists these as ``damaged``, and
+            CorruptCheckpointWarning names them. A value that holds something damaged stays too.
+            Reads everything twice, as in `load`.
         allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
         config: the settings; None means the defaults.
 
@@ -247,6 +271,7 @@ def load_into(
 
     Raises:
         KeyMismatchError: lists every key that is missing, unexpected or different.
+        ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``.
         InvalidStateError: the state dict is not a dict.
         UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
             program has not imported.
@@ -258,18 +283,22 @@ def load_into(
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     where = of_checkpoint(path)
-    return _while_replaced(
+    skips = _salvage.check_choice(on_corrupt, verify=verify)
+    report = _while_replaced(
         lambda: _merge.load_into(
             state_dict,
             where,
-            _native.Checkpoint(where, native_json(config)),
+            _native.Checkpoint(where, native_json(config), damaged=skips),
             strict=strict,
             cast=cast,
             verify=verify,
+            skips=skips,
             allow_pickle=allow_pickle,
             config=native_json(config),
         )
     )
+    _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")
+    return report
 
 
 def _while_replaced(attempt: Callable[[], _T]) -> _T:

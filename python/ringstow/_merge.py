@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError, KeyMismatchError
+from ringstow._salvage import DamagedTensor, find, holds_damage, marked
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
 from ringstow.tensors._memory import Stored, Target, dense_strides, moved, place_at
 from ringstow.tree import _program
@@ -97,6 +98,8 @@ class Merge:
         Returns:
             A function that builds the new value; None if the target stays the same object.
         """
+        if isinstance(node, DamagedTensor):
+            return None
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         if type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
@@ -110,7 +113,7 @@ class Merge:
             return self._sequence(target, node, path)
         elif _program.has_fields(target) and not is_opaque and _holds_tensors(target):
             return self._fields(target, node, path)
-        else:
+        elif not holds_damage(node):
             self.survey.add(node, path)
             return lambda builder: builder.value(node, path)
         return None
@@ -242,6 +245,7 @@ def load_into(
     *,
     strict: bool,
     verify: bool,
+    skips: bool,
     allow_pickle: bool,
     cast: bool,
     config: str,
@@ -260,7 +264,9 @@ def load_into(
 
     contents = Contents(path, checkpoint.tensors)
     merge = Merge(contents, allow_pickle=allow_pickle, cast=cast)
-    merge.merge(state, parse(checkpoint.state, path), ())
+    skeleton = parse(checkpoint.state, path)
+    damaged = find(checkpoint, skeleton, config) if skips else {}
+    merge.merge(state, marked(skeleton, damaged), ())
     merge.check(path, strict=strict)
     ways = _split(merge.fills)
     for fill in ways.copied:
@@ -293,7 +299,8 @@ def load_into(
         assign(value)
     report = report.followed_by(LoadReport.from_json(read))
     missing, unexpected = tuple(merge.missing), tuple(merge.unexpected)
-    return dataclasses.replace(report, missing=missing, unexpected=unexpected)
+    left = tuple(damaged.values())
+    return dataclasses.replace(report, missing=missing, unexpected=unexpected, damaged=left)
 
 
 class _Ways(NamedTuple):

@@ -9,6 +9,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from ringstow._salvage import DamagedTensor
+
 if TYPE_CHECKING:
     import datetime
 
@@ -36,7 +38,9 @@ class _Report:
         if not isinstance(value, dict):
             return value
         kind = cls._classes.get(name)
-        return tuple(value.values()) if kind is None else kind(**value)
+        if kind is None:
+            return tuple(value.values())
+        return kind(**{part: cls._field(part, item) for part, item in value.items()})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,17 +59,21 @@ class Fallback:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage:
-    """A damaged checksum chunk of a file."""
+    """A damaged range of a file: a checksum chunk, or what is missing of the file."""
 
     file: str
     offset: int
-    """Byte offset of the chunk in the file."""
+    """Byte offset of the range in the file."""
+    bytes: int
+    """Bytes of the range."""
     what: str
-    """What was compared: ``"crc32 of checksum chunk 7 (4194304 bytes)"``."""
+    """What was compared: ``"crc32 of checksum chunk 7 (1048576 bytes)"``, ``"length in bytes"``."""
     expected: str
     """What was recorded when the checkpoint was written."""
     got: str
     """What was found."""
+    tensors: tuple[str, ...]
+    """Names of the tensors and objects with bytes in the range; none if it is only a header."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +195,11 @@ class SaveReport(_Copied):
 class LoadReport(_Copied):
     """What a load did."""
 
-    _classes: ClassVar = {"fallbacks": Fallback, "seconds": LoadSeconds}
+    _classes: ClassVar = {
+        "fallbacks": Fallback,
+        "seconds": LoadSeconds,
+        "damaged": DamagedTensor,
+    }
 
     tensors: int
     """Tensors loaded."""
@@ -203,6 +215,8 @@ class LoadReport(_Copied):
     """Names that only the state dict has, in its order, after `load_into` with ``strict=False``."""
     unexpected: tuple[str, ...] = ()
     """Likewise, names that only the checkpoint has, in the order in which they were saved."""
+    damaged: tuple[DamagedTensor, ...] = ()
+    """What was left as it was by `load_into` with ``on_corrupt="skip"``."""
 
     def followed_by(self, other: LoadReport) -> LoadReport:
         """Return one report of this load followed by the other."""
@@ -215,6 +229,7 @@ class LoadReport(_Copied):
             device_bytes=self.device_bytes + other.device_bytes,
             pinned=_both(self.pinned, other.pinned),
             fallbacks=tuple(dict.fromkeys(self.fallbacks + other.fallbacks)),
+            damaged=tuple(dict.fromkeys(self.damaged + other.damaged)),
             seconds=LoadSeconds(**{part: mine[part] + others[part] for part in mine}),
         )
 
@@ -243,7 +258,9 @@ class VerifyReport(_Moved):
     read_bytes: int
     """Bytes read."""
     damage: tuple[Damage, ...]
-    """Every damaged checksum chunk; empty for an intact checkpoint."""
+    """Every damaged range of a file; empty for an intact checkpoint."""
+    problem: str | None
+    """If files are missing: which, and where to look for them."""
     seconds: float
     """Seconds in total."""
 
@@ -251,6 +268,12 @@ class VerifyReport(_Moved):
     def ok(self) -> bool:
         """Whether nothing is damaged."""
         return not self.damage
+
+    @property
+    def damaged_tensors(self) -> tuple[str, ...]:
+        """Names of the tensors, arrays and objects that can't be loaded, each once."""
+        names = (name for damage in self.damage for name in damage.tensors)
+        return tuple(dict.fromkeys(names))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -47,15 +47,18 @@ def test_damage_is_read_and_is_not_ok():
     damage = {
         "file": "/a",
         "offset": 8,
+        "bytes": 4,
         "what": "crc32 of checksum chunk 0",
         "expected": "0",
         "got": "1",
+        "tensors": ["w"],
     }
     counts = {"path": "/", "files": 1, "blocks": 1, "read_bytes": 9, "seconds": 0.1}
-    text = json.dumps({**counts, **fake_native.MOVED, "damage": [damage]})
+    text = json.dumps({**counts, **fake_native.MOVED, "damage": [damage], "problem": None})
     report = VerifyReport.from_json(text)
     assert not report.ok
     assert report.damage[0].offset == 8
+    assert report.damaged_tensors == ("w",)
 
 
 def test_load_reports_add_up():

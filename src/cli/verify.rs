@@ -234,11 +234,8 @@ fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> Strin
             lines.push(format!("    … {} more", tensors.len() - TENSORS_SHOWN_MAX));
         }
     }
-    lines.push(
-        "  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`. \
-         `load(path, on_corrupt=\"skip\")` returns what is intact."
-            .into(),
-    );
+    lines.push("  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`.".into());
+    lines.push("  What is intact loads with `load(path, on_corrupt=\"skip\")`.".into());
     lines.join("\n")
 }
 

@@ -1,0 +1,128 @@
+"""What ``on_corrupt="skip"`` leaves out of a load, and what it puts in the place of each."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ringstow import _native
+from ringstow._errors import CorruptCheckpointWarning
+from ringstow.tree._encode import Path
+from ringstow.tree._select import listed
+from ringstow.tree._skeleton import STORED, Box, Leaf, children, metadata_of, rebuild, stored_in
+
+
+class DamagedTensor:
+    """A tensor, array or object that can't be loaded, because bytes of it are damaged.
+
+    ``load(on_corrupt="skip")`` puts one in the place of each in a list, a tuple or a field: these
+    can't lack an item. It has none of a tensor's methods, and `save` refuses it.
+    """
+
+    __slots__ = ("file", "name", "offset", "why")
+
+    def __init__(self, *, name: str, file: str, offset: int, why: str) -> None:
+        self.name = name
+        """The name under which it is stored: its path in the state dict, joined by dots."""
+        self.file = file
+        """The file of its first damage."""
+        self.offset = offset
+        """Byte offset of that damage."""
+        self.why = why
+        """What is wrong there."""
+
+    def __repr__(self) -> str:
+        return (
+            f"DamagedTensor(name={self.name!r}, file={self.file!r}, offset={self.offset}, "
+            f"why={self.why!r})"
+        )
+
+
+class Salvaged(dict[Any, Any]):
+    """What ``load(on_corrupt="skip")`` returns: a dict, and what is missing in it."""
+
+    damaged: tuple[DamagedTensor, ...] = ()
+    """What could not be loaded, in the order of the state dict; empty if all is intact."""
+
+
+def check_choice(on_corrupt: str, *, verify: bool) -> bool:
+    """Return whether a call asks to skip what is damaged.
+
+    Raises:
+        ValueError: an unknown choice; or without ``verify``, when damage would not be found.
+    """
+    if on_corrupt not in ("raise", "skip"):
+        raise ValueError(f'on_corrupt is "raise" or "skip", not {on_corrupt!r}')
+    if on_corrupt == "skip" and not verify:
+        raise ValueError('on_corrupt="skip" needs verify=True: checksums find the damage')
+    return on_corrupt == "skip"
+
+
+def find(checkpoint: _native.Checkpoint, skeleton: Any, config: str) -> dict[str, DamagedTensor]:
+    """Read and check what a skeleton refers to, and return what is damaged, by name."""
+    found = json.loads(checkpoint.damaged(stored_in(skeleton), config))
+    return {values["name"]: DamagedTensor(**values) for values in found}
+
+
+def marked(skeleton: Any, damaged: Mapping[str, DamagedTensor]) -> Any:
+    """Return the skeleton with a `DamagedTensor` for each damaged leaf."""
+
+    def make(leaf: Leaf | Box, path: Path) -> Any:
+        if isinstance(leaf, Leaf) and leaf.tag in STORED:
+            return damaged.get(leaf.body, leaf)
+        return leaf
+
+    return rebuild(skeleton, (), make) if damaged else skeleton
+
+
+def without(skeleton: Any, damaged: Mapping[str, DamagedTensor]) -> Any:
+    """Return the skeleton without damaged leaves.
+
+    Dicts lack their keys. A defaultdict would make a new value for a lacking key: it has a
+    `DamagedTensor`, like lists, tuples and fields.
+    """
+    whole = marked(skeleton, damaged)
+    if damaged:
+        _drop(whole)
+    return whole
+
+
+def _drop(node: Any) -> None:
+    """Remove the keys of damaged leaves from the dicts in a skeleton."""
+    # Only dict and OrderedDict: see `without`.
+    if isinstance(node, dict) and not hasattr(node, "default_factory"):
+        for key in [key for key, child in node.items() if isinstance(child, DamagedTensor)]:
+            del node[key]
+    for _, child in children(node) or ():
+        _drop(child)
+
+
+def holds_damage(node: Any) -> bool:
+    """Return whether a marked skeleton holds a `DamagedTensor` at any depth."""
+    if isinstance(node, DamagedTensor):
+        return True
+    inside: Iterator[tuple[Any, Any]] | tuple[()] = children(node) or ()
+    return any(holds_damage(child) for _, child in inside) or (
+        metadata_of(node) is not None and holds_damage(metadata_of(node))
+    )
+
+
+def warn(path: str, damaged: Iterable[DamagedTensor], what_became: str) -> None:
+    """Warn of what was left out, if anything was, on the line that called ringstow."""
+    places = ((repr(d.name), f"{d.file} at offset {d.offset}: {d.why}") for d in damaged)
+    reasons = [f"{name} ({place})" for name, place in places]
+    if reasons:
+        text = f"{path} is damaged, and {what_became}; {listed('damaged', reasons)}"
+        warnings.warn(CorruptCheckpointWarning(text), stacklevel=_depth())
+
+
+def _depth() -> int:
+    """Return how many frames of ringstow's own are between `warn` and the caller's code."""
+    import sys
+
+    depth = 2
+    while sys._getframe(depth - 1).f_globals.get("__name__", "").startswith("ringstow."):
+        depth += 1
+    return depth

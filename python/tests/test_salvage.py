@@ -1,0 +1,254 @@
+"""A damaged checkpoint: verify names what is lost, and a load returns all else and says what."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same, manifest_of, shards_of
+
+import ringstow
+
+CONFIG = ringstow.Config(block_bytes=4096, pool_bytes=64 << 10)
+FILES = ringstow.Config(block_bytes=4096, pool_bytes=64 << 10, shard_bytes=40 << 10)
+
+
+@dataclasses.dataclass
+class Ema:
+    decay: float
+    weight: torch.Tensor
+
+
+def state_of():
+    def big(n):
+        return torch.full((4096,), float(n))
+
+    return {
+        "model": collections.OrderedDict(a=big(1), b=big(2)),
+        "optimizer": {"state": {0: {"exp_avg": big(3), "step": 5}}},
+        "list": [big(4), "text", big(5)],
+        "pair": (big(6), 7),
+        "default": collections.defaultdict(list, x=big(8)),
+        "ema": Ema(0.9, big(9)),
+        "array": np.full(4096, 10.0),
+        "step": 7,
+    }
+
+
+NAMES = {
+    "model.b": ("model", "b"),
+    "optimizer.state.0.exp_avg": ("optimizer", "state", 0, "exp_avg"),
+    "array": ("array",),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    ringstow.save(state_of(), tmp_path / "c", config=CONFIG)
+    return tmp_path / "c"
+
+
+def place_of(path, name):
+    """Returns the file and offset of a tensor's first byte."""
+    manifest = manifest_of(path)
+    (entry,) = [entry for entry in manifest["tensors"] if entry["name"] == name]
+    chunk = entry["chunks"][0]
+    return path / manifest["files"][chunk["file"]]["name"], chunk["begin"]
+
+
+def damage(path, *names):
+    """Flips a byte of each tensor in a checksum chunk that holds no other."""
+    for name in names:
+        file, begin = place_of(path, name)
+        data = bytearray(file.read_bytes())
+        data[begin + 8000] ^= 1
+        file.write_bytes(data)
+
+
+def salvage(path, **options):
+    with pytest.warns(ringstow.CorruptCheckpointWarning) as caught:
+        loaded = ringstow.load(path, on_corrupt="skip", **options)
+    (warning,) = caught
+    assert warning.filename == __file__
+    for item in loaded.damaged:
+        assert repr(item.name) in str(warning.message)
+        assert item.file in str(warning.message)
+    return loaded
+
+
+def names(damaged):
+    return [item.name for item in damaged]
+
+
+def test_verify_names_the_tensors_of_each_damage(path):
+    damage(path, "model.b", "array")
+    report = ringstow.verify(path)
+    assert not report.ok
+    assert set(report.damaged_tensors) == {"model.b", "array"}
+    for item in report.damage:
+        _, begin = place_of(path, item.tensors[0])
+        assert item.offset <= begin + 8000 < item.offset + item.bytes
+
+
+def test_the_error_names_the_tensor(path):
+    damage(path, "model.b")
+    with pytest.raises(ringstow.CorruptCheckpointError, match=r"model\.b") as caught:
+        ringstow.load(path)
+    assert caught.value.tensors == ["model.b"]
+    with ringstow.open(path) as checkpoint:
+        with pytest.raises(ringstow.CorruptCheckpointError, match=r"model\.b"):
+            checkpoint["model.b"].load()
+        with pytest.raises(ringstow.CorruptCheckpointError, match=r"model\.b"):
+            checkpoint["model.b"][1990:2010]
+        assert checkpoint["model.a"][0] == 1
+
+
+def test_an_intact_checkpoint_loads_whole_and_without_a_warning(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = ringstow.load(path, on_corrupt="skip")
+    assert loaded.damaged == ()
+    assert isinstance(loaded, ringstow.Salvaged)
+    assert_same(dict(loaded), state_of())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dict_lacks_the_key_of_what_is_damaged(path, name):
+    damage(path, name)
+    loaded = salvage(path)
+    assert names(loaded.damaged) == [name]
+    expected = state_of()
+    *above, last = NAMES[name]
+    holder = expected
+    for key in above:
+        holder = holder[key]
+    del holder[last]
+    assert_same(dict(loaded), expected)
+
+
+def test_what_cannot_lack_an_item_holds_its_name_instead(path):
+    damage(path, "list.2", "pair.0", "default.x", "ema.weight")
+    loaded = salvage(path)
+    places = {
+        "list.2": loaded["list"][2],
+        "pair.0": loaded["pair"][0],
+        "default.x": loaded["default"]["x"],
+        "ema.weight": loaded["ema"].weight,
+    }
+    assert sorted(names(loaded.damaged)) == sorted(places)
+    for name, item in places.items():
+        assert isinstance(item, ringstow.DamagedTensor)
+        assert item.name == name
+        assert name in repr(item)
+        assert "crc32" in item.why
+    assert_same(loaded["list"][0], state_of()["list"][0])
+    assert loaded["list"][1] == "text"
+    assert loaded["pair"][1] == 7
+    assert loaded["ema"].decay == 0.9
+
+
+def test_what_was_salvaged_saves_and_a_gap_does_not(path, tmp_path):
+    damage(path, "model.b")
+    loaded = salvage(path)
+    ringstow.save(dict(loaded), tmp_path / "new")
+    assert_same(ringstow.load(tmp_path / "new"), dict(loaded))
+    damage(path, "list.0")
+    with pytest.raises(ringstow.Error, match="list"):
+        ringstow.save(dict(salvage(path)), tmp_path / "newer")
+
+
+def test_a_part_is_judged_by_its_own_damage(path):
+    damage(path, "model.b")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = ringstow.load(path, prefix="list", on_corrupt="skip")
+    assert loaded.damaged == ()
+    assert names(salvage(path, prefix="model").damaged) == ["model.b"]
+    assert dict(salvage(path, keys=["model.b"])) == {"model": {}}
+    assert names(salvage(path, framework="numpy").damaged) == ["model.b"]
+
+
+def test_tied_tensors_are_missing_under_every_name(tmp_path):
+    weight = torch.ones(4096)
+    ringstow.save({"a": weight, "b": weight, "c": torch.ones(3)}, tmp_path / "c", config=CONFIG)
+    damage(tmp_path / "c", "a")
+    assert list(salvage(tmp_path / "c")) == ["c"]
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut", "empty"])
+def test_a_missing_or_cut_file_loses_its_tensors_alone(tmp_path, harm):
+    path = tmp_path / "c"
+    ringstow.save(state_of(), path, config=FILES)
+    assert len(shards_of(path)) > 2
+    file, begin = place_of(path, "list.0")
+    if harm == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: begin + 100 if harm == "cut" else 0])
+    report = ringstow.verify(path)
+    assert not report.ok
+    assert "list.0" in report.damaged_tensors
+    assert (report.problem is not None) == (harm == "missing")
+    loaded = salvage(path)
+    assert set(names(loaded.damaged)) == set(report.damaged_tensors)
+    whole = state_of()
+    for name in ("a", "b"):
+        if f"model.{name}" not in report.damaged_tensors:
+            assert_same(loaded["model"][name], whole["model"][name])
+    with pytest.raises((ringstow.MissingFilesError, ringstow.CorruptCheckpointError)):
+        ringstow.load(path)
+
+
+def test_load_into_leaves_the_targets_of_what_is_damaged(path):
+    damage(path, "model.b", "list.0", "pair.0", "ema.weight")
+    state = state_of()
+    for value in (state["model"]["a"], state["model"]["b"], state["list"][0], state["list"][2]):
+        value.fill_(-1)
+    state["pair"][0].fill_(-1)
+    state["ema"].weight.fill_(-1)
+    state["step"] = 0
+    with pytest.warns(ringstow.CorruptCheckpointWarning, match=r"model\.b"):
+        report = ringstow.load_into(state, path, on_corrupt="skip")
+    assert sorted(names(report.damaged)) == ["ema.weight", "list.0", "model.b", "pair.0"]
+    assert (report.missing, report.unexpected) == ((), ())
+    expected = state_of()
+    for value in (expected["model"]["b"], expected["list"][0], expected["pair"][0]):
+        value.fill_(-1)
+    expected["ema"].weight.fill_(-1)
+    assert_same(state, expected)
+
+
+def test_load_into_keeps_a_value_that_holds_something_damaged(path):
+    damage(path, "list.0", "array")
+    state = {**state_of(), "list": ["mine"], "array": None}
+    with pytest.warns(ringstow.CorruptCheckpointWarning):
+        ringstow.load_into(state, path, on_corrupt="skip")
+    assert state["list"] == ["mine"]
+    assert state["array"] is None
+
+
+def test_a_damaged_manifest_stays_an_error(path):
+    manifest = path / "manifest.json"
+    data = bytearray(manifest.read_bytes())
+    data[40] ^= 1
+    manifest.write_bytes(data)
+    for act in (
+        ringstow.verify,
+        lambda path: ringstow.load(path, on_corrupt="skip"),
+        lambda path: ringstow.load_into({}, path, on_corrupt="skip"),
+    ):
+        with pytest.raises((ringstow.CorruptCheckpointError, ringstow.FormatError)):
+            act(path)
+
+
+def test_wrong_choices_are_refused(path):
+    with pytest.raises(ValueError, match="on_corrupt"):
+        ringstow.load(path, on_corrupt="ignore")
+    with pytest.raises(ValueError, match="verify=True"):
+        ringstow.load(path, on_corrupt="skip", verify=False)
+    with pytest.raises(ValueError, match="verify=True"):
+        ringstow.load_into({}, path, on_corrupt="skip", verify=False)
