@@ -9,9 +9,17 @@ from typing import Any
 
 from ringstow import _native
 from ringstow._errors import CorruptCheckpointWarning
-from ringstow.tree._encode import Path
 from ringstow.tree._select import listed
-from ringstow.tree._skeleton import STORED, Box, Leaf, children, metadata_of, rebuild, stored_in
+from ringstow.tree._walk import (
+    STORED,
+    Box,
+    Leaf,
+    Path,
+    children,
+    metadata_of,
+    rebuild,
+    stored_in,
+)
 
 
 class DamagedTensor:
