@@ -85,7 +85,7 @@ pub enum Error {
         /// The value found now.
         got: String,
         /// The names of the tensors with bytes in the damaged range, where known.
-        tensors: Vec<String>,
+        tensors: Box<[String]>,
     },
 
     /// A manifest or header that cannot be what ringstow wrote: bad JSON, ranges that overlap or

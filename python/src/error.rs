@@ -34,7 +34,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             attributes.set_item("offset", offset)?;
             attributes.set_item("expected", expected)?;
             attributes.set_item("got", got)?;
-            attributes.set_item("tensors", tensors)?;
+            attributes.set_item("tensors", tensors.to_vec())?;
             "CorruptCheckpointError"
         }
         Error::Keys { path, missing, unexpected, mismatched } => {

@@ -33,7 +33,7 @@ pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
         what: "the manifest's closing checksum".into(),
         expected: expected.trim_end().into(),
         got: String::from_utf8_lossy(found).trim_end().into(),
-        tensors: Vec::new(),
+        tensors: Box::default(),
     })
 }
 

@@ -224,7 +224,7 @@ pub struct Damage {
 impl From<Damage> for Error {
     fn from(damage: Damage) -> Self {
         let Damage { file: path, offset, what, expected, got, tensors, .. } = damage;
-        Self::Corrupt { path, offset, what, expected, got, tensors }
+        Self::Corrupt { path, offset, what, expected, got, tensors: tensors.into() }
     }
 }
 

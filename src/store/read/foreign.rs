@@ -209,7 +209,7 @@ fn read_header(path: &Path) -> Result<Header> {
             what: "length in bytes".into(),
             expected: expected.to_string(),
             got: bytes.to_string(),
-            tensors: Vec::new(),
+            tensors: Box::default(),
         });
     }
     Ok(Header { metadata, data, bytes })
