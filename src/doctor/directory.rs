@@ -4,6 +4,7 @@ use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
+use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::{dir, file};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -21,7 +22,8 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
         return vec![Check::fail(name, found, remedy)];
     }
     let writable = Check::ok(name, format!("{} can be written to", dir.display()));
-    let checks = vec![writable, space(dir, config), direct(&trial, config), reserve(&trial)];
+    let (space, locks) = (space(dir, config), locks(dir));
+    let checks = vec![writable, space, locks, direct(&trial, config), reserve(&trial)];
     let _ = dir::remove(&trial);
     checks
 }
@@ -31,7 +33,7 @@ fn space(dir: &Path, config: &Config) -> Check {
     match dir::free(dir) {
         Ok(free) => {
             let free = free.unwrap_or(0);
-            let kind = kind_of(dir).unwrap_or_else(|| "of unknown type".into());
+            let kind = FileSystem::of(dir).map_or("of unknown type".into(), |found| found.name);
             let found = format!("{kind}, {} free", binary_size(free));
             if kind == "tmpfs" || kind == "ramfs" {
                 let remedy = "a checkpoint in memory is lost at the next boot: save to a disk";
@@ -47,29 +49,27 @@ fn space(dir: &Path, config: &Config) -> Check {
     }
 }
 
-/// The type of the file system that holds a directory: that of the deepest mount above it.
-fn kind_of(dir: &Path) -> Option<String> {
-    let dir = dir::real(dir).ok()?;
-    let mounts = file::read_text("/proc/self/mounts").ok()?;
-    let mut best: Option<(usize, String)> = None;
-    for line in mounts.lines() {
-        let mut words = line.split(' ').skip(1);
-        let (Some(point), Some(kind)) = (words.next(), words.next()) else { continue };
-        let point = unescape(point);
-        let depth = Path::new(&point).components().count();
-        // A later mount on the same point hides the earlier one.
-        if dir.starts_with(&point) && best.as_ref().is_none_or(|(other, _)| depth >= *other) {
-            best = Some((depth, kind.to_string()));
+/// Whether a save here keeps out other hosts, which decides how much it clears up.
+fn locks(dir: &Path) -> Check {
+    let name = "locks";
+    match FileSystem::of(dir) {
+        Ok(found) if found.locks == Reach::EveryHost => {
+            let found = format!("{}; saves clean up after killed ones", found.why());
+            Check::ok(name, found)
+        }
+        Ok(found) => Check::warn(
+            name,
+            format!(
+                "{}; a save removes only its own files and those that it replaces",
+                found.why()
+            ),
+            "see docs/network.md; after killed saves, and if no other host saves there, run \
+             `ringstow prune --no-other-writers`",
+        ),
+        Err(error) => {
+            Check::warn(name, format!("the file system is unknown: {error}"), "see `findmnt`")
         }
     }
-    best.map(|(_, kind)| kind)
-}
-
-/// Undoes the octal escapes that the kernel writes for space, tab and backslash in a mount point.
-fn unescape(point: &str) -> String {
-    [(r"\040", " "), (r"\011", "\t"), (r"\134", "\\")]
-        .iter()
-        .fold(point.to_string(), |text, (escape, plain)| text.replace(escape, plain))
 }
 
 fn direct(trial: &Path, config: &Config) -> Check {

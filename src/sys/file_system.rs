@@ -195,7 +195,8 @@ fn mount_of(open: &File) -> Option<(String, String)> {
     use std::os::fd::AsRawFd;
     let info = read_text(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).ok()?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
-    let mounts = read_text("/proc/self/mountinfo").ok()?;
+    // A thread may have a mount namespace of its own.
+    let mounts = read_text("/proc/thread-self/mountinfo").ok()?;
     let mount = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
     // Type, source and options follow a dash; the fields before it vary in number.
     let mut fields = mount.split(" - ").nth(1)?.split(' ');

@@ -5,10 +5,13 @@ use crate::job::is_none;
 use crate::rig::{STALE, both};
 use crate::with_hosts;
 use nix::libc;
+use ringstow::internals::doctor::{Status, diagnose};
 use ringstow::internals::store::remove_checkpoint;
+use ringstow::internals::sys::file_system::play;
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
 use ringstow::{Checkpoint, Config, Disposal, Error, Runtime, Switch};
 use std::fs::File;
+use std::path::Path;
 use two_hosts::Rules;
 
 #[test]
@@ -105,4 +108,29 @@ fn length_that_a_host_saw_during_the_save_is_not_taken_for_damage() {
         drop(watch);
         state.assert_at(&runtime(), &b);
     });
+}
+
+#[test]
+fn doctor_says_whether_locks_reach_other_hosts_and_why() {
+    let locks = |dir: &Path| {
+        let checks = diagnose(dir, &Config::default()).checks;
+        checks.into_iter().find(|check| check.name == "locks").unwrap()
+    };
+    with_hosts(Rules::default(), 1, |share| {
+        let found = locks(share.host(0).path());
+        assert_eq!(found.status, Status::Warn);
+        assert!(found.found.contains("cannot know whether fuse"), "{found:?}");
+        assert!(found.remedy.unwrap().contains("--no-other-writers"));
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let found = locks(dir.path());
+    assert!(found.status == Status::Ok && found.found.contains("this host alone"), "{found:?}");
+    for (name, options, status, says) in [
+        ("nfs4", "rw,local_lock=none", Status::Ok, "nfs4 passes locks on"),
+        ("lustre", "rw,localflock", Status::Warn, "mount it without `localflock`"),
+    ] {
+        let _played = play(dir.path(), name, options);
+        let found = locks(dir.path());
+        assert!(found.status == status && found.found.contains(says), "{found:?}");
+    }
 }
