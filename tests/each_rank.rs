@@ -128,7 +128,7 @@ fn step_with_unfinished_ranks_is_skipped() {
     let found = list(root.path()).unwrap();
     assert_eq!(found[1].status, Status::Incomplete);
     let problem = found[1].problem.as_ref().unwrap();
-    assert!(problem.contains("of 4 ranks") && problem.contains("ranks 1, 3"), "{problem}");
+    assert!(problem.contains("4 ranks saved it") && problem.contains("ranks 1, 3"), "{problem}");
     assert_eq!(latest(root.path()).unwrap(), Some(at(root.path(), 6)));
     save_part(&whole, 1, 4, "a-7");
     save_part(&whole, 3, 4, "a-7");
@@ -141,7 +141,7 @@ fn damage_and_losses_in_a_part_are_those_of_the_whole() {
     let whole = at(root.path(), 7);
     let shard = part(&whole, 1).join("rank00000-0.safetensors");
     fs::rename(&shard, shard.with_extension("away")).unwrap();
-    assert_incomplete(root.path(), &["of 3 ranks", "of rank 1", "rank00000-0.safetensors"]);
+    assert_incomplete(root.path(), &["3 ranks saved it", "of rank 1", "rank00000-0.safetensors"]);
     fs::rename(shard.with_extension("away"), &shard).unwrap();
     flip_last_byte(&part(&whole, 2).join(names::MANIFEST));
     let found = only(root.path());
@@ -159,7 +159,7 @@ fn rank_shares_without_a_count_are_never_a_checkpoint() {
     }
     assert_incomplete(root.path(), &["ranks 0, 1", "not known", "dcp.load"]);
     save_part(&whole, 2, 3, "a");
-    assert_incomplete(root.path(), &["different saves", "ranks 0, 1 of one that does not say"]);
+    assert_incomplete(root.path(), &["different saves", "ranks 0, 1 of one whose manifest"]);
 }
 
 #[test]

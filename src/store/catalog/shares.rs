@@ -65,7 +65,7 @@ fn problem_of(saves: &Saves<'_>) -> Option<String> {
     match (each.next(), each.next()) {
         (None, _) => Some("no rank's part is committed".into()),
         (Some((None, ranks)), None) => Some(format!(
-            "{} saved by itself, and of how many ranks is not known: the manifests do not say it (an older \
+            "{} saved by itself, and the number of ranks is not known: the manifests do not record it (an older \
              ringstow wrote them, or there was no process group)",
             numbered("rank", ranks)
         )),
@@ -73,7 +73,7 @@ fn problem_of(saves: &Saves<'_>) -> Option<String> {
             let missing = missing_ranks(*count, &ranks.iter().copied().collect::<HashSet<u32>>());
             (!missing.is_empty()).then(|| {
                 format!(
-                    "of {count} ranks that saved each by itself, no committed part is there of {}",
+                    "{count} ranks saved it, each by itself, and the committed part of {} is missing",
                     numbered("rank", &missing)
                 )
             })
@@ -90,22 +90,22 @@ fn group(save: Option<(u32, &str)>, ranks: &[u32]) -> String {
     let ranks = numbered("rank", ranks);
     match save {
         Some((count, _)) => format!("{ranks} of one by {count} ranks"),
-        None => format!("{ranks} of one that does not say by how many"),
+        None => format!("{ranks} of one whose manifest does not record the number of ranks"),
     }
 }
 
 fn remedy(saves: &Saves<'_>) -> String {
     const GO_BACK: &str = "Resume from an earlier checkpoint, or save again on all ranks";
     if saves.keys().eq([&None]) {
-        return "If the part of every rank is there, dcp.load on as many ranks loads it; the next save says \
-                how many they are"
+        return "If the parts of all ranks are there, load it by dcp.load on that many ranks. A save with a process \
+                group records the number"
             .into();
     }
     match surplus(saves) {
         Some(ranks) => {
             let names: Vec<String> = ranks.iter().map(|rank| names::rank_dir(*rank)).collect();
             format!(
-                "{GO_BACK}; without {} it is whole: remove that, if it is of an earlier save",
+                "{GO_BACK}. Or remove {} if an earlier save left it: the rest is a complete checkpoint",
                 some_of(&names)
             )
         }
