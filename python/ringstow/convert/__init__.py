@@ -147,7 +147,7 @@ def convert(
         dtype=dtype,
         max_shard_bytes=parse_size(max_shard_size),
     )
-    advance = progress or _silent
+    advance = progress or (lambda phase, done, total: None)
 
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
@@ -281,17 +281,6 @@ def _verify(
                 expected=damage[0].expected,
                 got=damage[0].got,
             )
-    done, total = 0, total_bytes(expected)
-    advance("verifying", 0, total)
-
-    def compared(count: int) -> None:
-        nonlocal done
-        done += count
-        advance("verifying", min(done, total), total)
-
-    found = open_source(target, kind, options)
-    Comparison(source, target, compared).check(expected, found)
-
-
-def _silent(phase: str, done: int, total: int) -> None:
-    pass
+    with _targets.counted(advance, "verifying", total_bytes(expected)) as compared:
+        found = open_source(target, kind, options)
+        Comparison(source, target, compared).check(expected, found)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringstow._errors import CorruptCheckpointError
-from ringstow.convert._walk import is_stored, is_tensor, loaded, nbytes
+from ringstow.convert._walk import is_stored, is_tensor, loaded
 from ringstow.tensors import _numpy
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _program
@@ -87,9 +87,7 @@ class Comparison:
         # Ids are unique only among objects that live as long: lazy tensors do, loaded ones don't.
         if type(expected) is LazyTensor:
             self._known.add(pair)
-            self._compared(nbytes(expected))
-        else:
-            self._compared(nbytes(one))
+        self._compared(one.nbytes)
 
     def _differ(self, path: Path, expected: str, got: str) -> None:
         raise CorruptCheckpointError(

@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.planner import (
     ReadItem,
     SavePlan,
     SavePlanner,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
@@ -267,10 +266,11 @@ class _Writer(filesystem.FileSystemWriter):
         with _files.naming(path), open(path, "xb") as stream:
             for item in plan.items:
                 begin = stream.tell()
-                if item.type == WriteItemType.BYTE_IO:
-                    stream.write(_bytes_of(planner.resolve_data(item)))
+                data = planner.resolve_data(item)
+                if isinstance(data, io.BytesIO):
+                    stream.write(data.getbuffer())
                 else:
-                    self._wrote(_append(planner.resolve_data(item), stream))
+                    self._wrote(_append(data, stream))
                 length = stream.tell() - begin
                 place = _private.storage_info(name, begin, length)
                 results.append(
@@ -281,11 +281,6 @@ class _Writer(filesystem.FileSystemWriter):
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
-
-
-def _bytes_of(data: Any) -> memoryview:
-    assert isinstance(data, io.BytesIO)
-    return data.getbuffer()
 
 
 def _append(tensor: Any, stream: IO[bytes]) -> int:

@@ -16,7 +16,7 @@ from ringstow._report import SaveReport
 from ringstow.convert import _files
 from ringstow.convert._paths import sync_dir
 from ringstow.convert._sources import Options
-from ringstow.convert._walk import State, is_stored, is_tensor, loaded, nbytes, replaced, stored
+from ringstow.convert._walk import State, is_stored, is_tensor, loaded, replaced, stored
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _encode
@@ -68,7 +68,7 @@ def to_dcp(state: State, path: str, advance: Advance, options: Options) -> Writt
 
     expected = _dcp.as_stored(state)
     empty = {flat_name(at) for at, value in leaves(state) if value == {} and not is_stored(value)}
-    with _counted(advance, sum(nbytes(v) for _, v in stored(expected))) as wrote:
+    with counted(advance, "writing", sum(v.nbytes for _, v in stored(expected))) as wrote:
         _dcp.write(state, path, wrote)
     return Written(expected=expected, left_out=tuple(sorted(empty)))
 
@@ -82,10 +82,10 @@ def to_torch(state: State, path: str, advance: Advance, options: Options) -> Wri
     directory = os.path.dirname(path)
     part = f"{path}.part"
     with _files.naming(path), tempfile.TemporaryFile(dir=directory) as scratch:
-        mapped = _Mapped(state, scratch.fileno(), advance)
+        mapped = _mapped(state, scratch.fileno(), advance)
         try:
             with open(part, "wb") as stream:
-                _files.save(mapped.state, stream)
+                _files.save(mapped, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.rename(part, path)
@@ -97,44 +97,37 @@ def to_torch(state: State, path: str, advance: Advance, options: Options) -> Wri
     return Written(expected=state)
 
 
-class _Mapped:
-    """A state with each lazy tensor loaded once, into one mapped file."""
+def _mapped(state: State, file: int, advance: Advance) -> State:
+    """Return a state with each lazy tensor loaded once, into one mapped file."""
+    import torch
 
-    def __init__(self, state: State, file: int, advance: Advance) -> None:
-        lazies = {id(v): v for _, v in stored(state) if type(v) is LazyTensor and not v.array}
-        self._places: dict[int, int] = {}
-        size = 0
-        for key, lazy in lazies.items():
-            self._places[key] = size
-            size += -(-lazy.nbytes // _ALIGN) * _ALIGN
-        if size:
-            # Reserve the space: a full disk is an error now, not a SIGBUS when a page is written.
-            os.posix_fallocate(file, 0, size)
-            self._memory = mmap.mmap(file, size)
-        self._done: dict[int, Any] = {}
-        with _counted(advance, sum(lazy.nbytes for lazy in lazies.values())) as self._loaded:
-            self.state = replaced(state, lambda value, path: self._place(value))
+    lazies = {id(v): v for _, v in stored(state) if type(v) is LazyTensor and not v.array}
+    offsets: dict[int, int] = {}
+    size = 0
+    for key, lazy in lazies.items():
+        offsets[key] = size
+        size += -(-lazy.nbytes // _ALIGN) * _ALIGN
+    # Reserve the space: a full disk is an error now, not a SIGBUS when a page is written.
+    os.posix_fallocate(file, 0, max(size, 1))
+    memory = mmap.mmap(file, max(size, 1))
+    done: dict[int, Any] = {}
 
-    def _place(self, value: Any) -> Any:
-        import torch
-
-        if type(value) is not LazyTensor or value.array:
+    def place(value: Any, _path: object) -> Any:
+        if id(value) not in lazies:
             return loaded(value)
-        if id(value) not in self._done:
-            tensor = value.load()
-            place = tensor
+        if id(value) not in done:
+            tensor = done[id(value)] = value.load()
             if value.nbytes:
-                at = self._places[id(value)]
-                place = torch.frombuffer(
-                    self._memory, dtype=torch.uint8, count=value.nbytes, offset=at
-                )
-                place = place.view(tensor.dtype).view(tensor.shape)
-                place.copy_(tensor)
+                at, count = offsets[id(value)], value.nbytes
+                flat = torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=at)
+                done[id(value)] = flat.view(tensor.dtype).view(tensor.shape).copy_(tensor)
                 # The pages stay in the page cache but no longer count as this process's memory.
-                self._memory.madvise(mmap.MADV_DONTNEED, at, value.nbytes)
-            self._done[id(value)] = place
-            self._loaded(value.nbytes)
-        return self._done[id(value)]
+                memory.madvise(mmap.MADV_DONTNEED, at, count)
+            wrote(value.nbytes)
+        return done[id(value)]
+
+    with counted(advance, "writing", sum(lazy.nbytes for lazy in lazies.values())) as wrote:
+        return replaced(state, place)  # type: ignore[no-any-return]
 
 
 def to_hf(state: State, path: str, advance: Advance, options: Options) -> Written:
@@ -208,7 +201,7 @@ def cast(value: Any, dtype: str | None, key: str) -> Any:
         return value
     to = _torch.dtype_of(code, key)
     size = to.itemsize
-    count = nbytes(value) // _torch.dtype_of(memory.dtype, key).itemsize
+    count = value.nbytes // _torch.dtype_of(memory.dtype, key).itemsize
     return LazyTensor(
         code, tuple(memory.shape), count * size, lambda: loaded(value).detach().to(to)
     )
@@ -222,16 +215,17 @@ def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def _counted(advance: Advance, total: int) -> Iterator[Callable[[int], None]]:
+def counted(advance: Advance, phase: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield what adds bytes to those that are done in a phase."""
     done = 0
-    advance("writing", 0, total)
+    advance(phase, 0, total)
 
-    def wrote(count: int) -> None:
+    def add(count: int) -> None:
         nonlocal done
         done += count
-        advance("writing", done, total)
+        advance(phase, min(done, total), total)
 
-    yield wrote
+    yield add
 
 
 WRITERS: dict[str, Callable[[State, str, Advance, Options], Written]] = {

@@ -30,11 +30,6 @@ def loaded(value: Any) -> Any:
     return value.load() if type(value) is LazyTensor else value
 
 
-def nbytes(value: Any) -> int:
-    """Return the bytes of a tensor's or array's dense data."""
-    return int(value.nbytes)
-
-
 def stored(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the path and value of every tensor and array."""
     pairs = None if is_stored(node) else parts(node)
@@ -48,7 +43,7 @@ def stored(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 def total_bytes(state: object) -> int:
     """Return the bytes of all tensors and arrays; the same object counts once."""
-    return sum(nbytes(value) for value in {id(v): v for _, v in stored(state)}.values())
+    return sum(value.nbytes for value in {id(v): v for _, v in stored(state)}.values())
 
 
 def replaced(node: Any, make: Make, path: Path = ()) -> Any:
