@@ -7,6 +7,7 @@ its next batch while the others' are sent.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -112,13 +113,19 @@ class Exchange:
         self._device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
         self._free: list[torch.Tensor] = []
 
-    def agree(self, error: BaseException | None) -> None:
-        """Return if no rank has failed.
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Run a part of the load that every rank runs; fail on all ranks if it fails on one.
 
         Raises:
             Error: another rank has failed.
-            Exception: ``error``, if this rank has failed.
+            Exception: this rank's own failure.
         """
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as caught:
+            error = caught
         failed = torch.tensor(0 if error is None else self._rank + 1, device=self._device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, self._group)
         if error is not None:
@@ -135,36 +142,30 @@ class Exchange:
             Error: another rank has failed.
             Exception: this rank's own failure.
         """
-        batches: list[Batch] = []
-        error: BaseException | None = None
-        try:
-            batches = list(_schedule(fills, share, dist.get_world_size(self._group)))
-        except Exception as caught:
-            error = caught
-        self.agree(error)
-        mine = iter([batch for batch in batches if batch.source == self._rank])
         reports: list[LoadReport] = []
+        sent: tuple[Batch, torch.Tensor] | None = None
         with ThreadPoolExecutor(1, "ringstow-broadcast") as thread:
-            ahead = None
-            try:
+            with self.together():
+                batches = list(_schedule(fills, share, dist.get_world_size(self._group)))
+                mine = iter([batch for batch in batches if batch.source == self._rank])
                 ahead = self._read_next(mine, thread)
-            except Exception as caught:  # no memory; the next `agree` passes it on
-                error = caught
             for batch in batches:
-                wire = None
-                try:
+                with self.together():
+                    if sent is not None:
+                        self._deliver(*sent)
                     if batch.source != self._rank:
                         wire = self._memory(batch)
-                    elif error is None and ahead is not None:
+                    else:
+                        assert ahead is not None
                         wire, report = ahead.result()
                         reports.append(report)
                         ahead = self._read_next(mine, thread)
-                except BaseException as caught:
-                    error = error or caught
-                self.agree(error)
-                assert wire is not None
-                error = self._send(batch, wire)
-        self.agree(error)
+                source = dist.get_global_rank(self._group, batch.source)
+                dist.broadcast(wire[: _length(batch)], source, self._group)
+                sent = batch, wire
+        with self.together():
+            if sent is not None:
+                self._deliver(*sent)
         return reports
 
     def _read_next(
@@ -180,18 +181,11 @@ class Exchange:
         slices = [fill.slice_to(view) for fill, view in pairs]
         return thread.submit(lambda: (wire, self._read(slices)))
 
-    def _send(self, batch: Batch, wire: torch.Tensor) -> BaseException | None:
-        """Send or receive a batch; return this rank's failure."""
-        source = dist.get_global_rank(self._group, batch.source)
-        used = wire[: _length(batch)]
-        dist.broadcast(used, source, self._group)
-        try:
-            for fill, view in zip(batch.fills, _views(batch, used), strict=True):
-                _targets.deliver(fill, view)
-            self._free.append(wire)
-        except BaseException as error:
-            return error  # the next `agree` passes it on
-        return None
+    def _deliver(self, batch: Batch, wire: torch.Tensor) -> None:
+        """Copy a batch that was sent or received into its targets."""
+        for fill, view in zip(batch.fills, _views(batch, wire), strict=True):
+            _targets.deliver(fill, view)
+        self._free.append(wire)
 
     def _memory(self, batch: Batch) -> torch.Tensor:
         nbytes = _length(batch)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.dcp import _private
 from ringstow.dcp._private import ShardedTensor
 from ringstow.tensors import _cuda, _torch
@@ -102,14 +102,11 @@ def local_of(tensor: DTensor) -> torch.Tensor:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor's elements are in memory, one after another by its strides."""
-    return (
-        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        and tensor.device.type != "meta"
-        and not tensor.is_nested
-        and tensor.layout == torch.strided
-        and not tensor.is_quantized
-        and not torch.nn.parameter.is_lazy(tensor)
-    )
+    try:
+        _torch.check_dense(tensor, "")
+    except (InvalidStateError, UnsupportedError):
+        return False
+    return True
 
 
 def clone(tensor: torch.Tensor, path: Path) -> torch.Tensor:

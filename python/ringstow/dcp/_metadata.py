@@ -158,7 +158,8 @@ class Contents:
         entries = {row[0]: Entry(*row) for row in rows}
         contents = cls(path, {}, {}, {})
         placed: set[str] = set()
-        for place, node in _leaves(path, state):
+        tree = {} if state is None else _skeleton.parse(state, path)
+        for place, node in _walk(tree, ()):
             names = [leaf.body for leaf in _stored_in(node)]
             for name in names:
                 if name not in entries:
@@ -230,14 +231,8 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkSto
     return ChunkStorageMetadata(torch.Size(first), torch.Size(lengths))
 
 
-def _leaves(path: str, state: str | None) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the skeleton of each value that DCP does not take apart."""
-    if state is None:
-        return
-    yield from _walk(_skeleton.parse(state, path), ())
-
-
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the path and the skeleton of each value that DCP does not take apart."""
     if isinstance(node, dict):
         for key, child in node.items():  # DCP knows only str keys in a dict
             yield from _walk(child, (*path, str(key)))

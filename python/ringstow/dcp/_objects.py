@@ -168,7 +168,8 @@ def loadable(
         if value is _UNKNOWN:
             raise
         if _packed.pack(key, value, refusals):
-            _refuse(key, value, f"which can't be pickled ({error})", refusals)
+            refused = Refused(remedy(value), f"which can't be pickled ({error})")
+            refusals.add_value(key, value, refused, pickled=True)
         return None
     if not isinstance(data, (io.BytesIO, bytes, bytearray)) or _is_plain(value):
         return data
@@ -207,10 +208,6 @@ def _is_plain(value: Any) -> bool:
     if kind is list or kind is tuple:
         return all(map(_is_plain, value))
     return kind in _PLAIN
-
-
-def _refuse(key: str, value: Any, reason: str, refusals: Refusals) -> None:
-    refusals.add_value(key, value, Refused(remedy(value), reason), pickled=True)
 
 
 def _unpickled(stream: io.BytesIO, key: str, why: str) -> Any:

@@ -227,7 +227,8 @@ class StorageReader(storage.StorageReader):
         if len(plans) != dist.get_world_size(group):
             raise InvalidStateError(
                 f"the load has {len(plans)} ranks and the group to broadcast in has "
-                f"{dist.get_world_size(group)}: give StorageReader(broadcast=) the load's own"
+                f"{dist.get_world_size(group)}: pass the load's own process group as "
+                "StorageReader(broadcast=)"
             )
         return _broadcast.plan(plans, self._shareable, self._config.pool_bytes)
 
@@ -307,13 +308,10 @@ class StorageReader(storage.StorageReader):
         """Read what only this rank needs, then together with the others what all ranks need."""
         exchange = Exchange(group, self._read)
         shared = set(share.items)
-        try:
+        with exchange.together():
             targets = self._resolve(plan, planner)
             fills = [t for n in share.items if isinstance(t := targets[n], Fill)]
             report = self._read_own([t for n, t in enumerate(targets) if n not in shared])
-        except BaseException as error:
-            exchange.agree(error)  # raises it; the others must not wait for this rank
-            raise
         for part in exchange.run(fills, share):
             report = report.followed_by(part)
         return targets, report

@@ -93,12 +93,7 @@ class FileSystemWriter(StorageWriter):
         vars(self).update(self._given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "given": self._given}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._given = state["given"]
-        vars(self).update(self._given)
+        return {**super().__getstate__(), "_given": self._given, **self._given}
 
     @property
     def _keeps_snapshot(self) -> bool:

@@ -137,16 +137,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if future is not None and not future.is_over():
             _refuse_elsewhere(future)
             future.is_elsewhere = True
-        return {
-            "destination": self._destination.__getstate__(),
-            "config": self._config,
-            "allow_pickle": self._allow_pickle,
-        }
+        return {name: vars(self)[name] for name in ("_destination", "_config", "_allow_pickle")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._destination = Destination(None)
-        self._destination.__setstate__(state["destination"])
-        self._config, self._allow_pickle = state["config"], state["allow_pickle"]
+        vars(self).update(state)
         self._start()
 
     # Where to.
