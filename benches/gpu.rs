@@ -14,7 +14,9 @@ mod common;
 use common::{Args, Result, bench_dir, median};
 use fake_engines::Null;
 use ringstow::internals::device::Target;
-use ringstow::internals::device::cuda::{Device, DeviceMemory, LargeCopy, Rates, Ready, measure};
+use ringstow::internals::device::cuda::{
+    Device, DeviceMemory, Direction, LargeCopy, Rates, Ready, measure,
+};
 use ringstow::internals::store::save;
 use ringstow::internals::sys::file::drop_page_cache;
 use ringstow::{
@@ -237,7 +239,7 @@ fn copies(
     let (mut rates, mut ratios) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
         rates.push(save()?);
-        ratios.push(rates[rates.len() - 1] / large.to_host()?);
+        ratios.push(rates[rates.len() - 1] / large.best_rate(Direction::ToHost)?);
     }
     Ok(Copies {
         ordinal: device.ordinal(),

@@ -15,7 +15,7 @@ mod source;
 
 pub(crate) use copies::Copies;
 pub(crate) use device::ReadyEvent;
-pub use device::{Device, Gpu, Ready, StreamHandle};
+pub use device::{Device, Direction, Gpu, Ready, StreamHandle};
 pub use driver::version;
 pub use memory::{DeviceMemory, LargeCopy, Rates, measure};
 pub use pin::Pin;

@@ -23,8 +23,10 @@ pub struct Gpu {
 
 /// The direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
+    /// From the GPU to the host.
     ToHost = 0,
+    /// From the host to the GPU.
     ToDevice = 1,
 }
 

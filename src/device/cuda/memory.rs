@@ -127,11 +127,11 @@ pub struct Rates {
 /// [`Error::Gpu`] or [`Error::Io`] where there is not so much memory.
 pub fn measure(device: &Arc<Device>, nbytes: usize) -> Result<Rates> {
     let mut copy = LargeCopy::new(device, nbytes)?;
-    let to_host_pageable = copy.to_host()?;
-    let to_device_pageable = copy.to_device()?;
+    let to_host_pageable = copy.best_rate(Direction::ToHost)?;
+    let to_device_pageable = copy.best_rate(Direction::ToDevice)?;
     let pinned = copy.pin().is_ok();
-    let to_host_pinned = pinned.then(|| copy.to_host()).transpose()?;
-    let to_device_pinned = pinned.then(|| copy.to_device()).transpose()?;
+    let to_host_pinned = pinned.then(|| copy.best_rate(Direction::ToHost)).transpose()?;
+    let to_device_pinned = pinned.then(|| copy.best_rate(Direction::ToDevice)).transpose()?;
     Ok(Rates { to_host_pinned, to_host_pageable, to_device_pinned, to_device_pageable })
 }
 
@@ -168,23 +168,11 @@ impl LargeCopy {
         Ok(())
     }
 
-    /// GB/s (10^9) from the GPU to the host: the best of a few.
+    /// GB/s (10^9) of copies in one direction: the best of a few.
     ///
     /// # Errors
     /// [`Error::Gpu`] if the driver fails.
-    pub fn to_host(&self) -> Result<f64> {
-        self.best_rate(Direction::ToHost)
-    }
-
-    /// GB/s (10^9) from the host to the GPU: the best of a few.
-    ///
-    /// # Errors
-    /// As for [`LargeCopy::to_host`].
-    pub fn to_device(&self) -> Result<f64> {
-        self.best_rate(Direction::ToDevice)
-    }
-
-    fn best_rate(&self, direction: Direction) -> Result<f64> {
+    pub fn best_rate(&self, direction: Direction) -> Result<f64> {
         const ROUNDS: usize = 4;
         let mut best = f64::INFINITY;
         for _ in 0..ROUNDS {

@@ -15,12 +15,9 @@ pub struct CudaSource<'a> {
     base: u64,
     layout: Layout,
     ready_event: Arc<ReadyEvent>,
-    _owner: Box<dyn Owner + 'a>,
+    /// What keeps the memory.
+    _owner: Box<dyn Send + Sync + 'a>,
 }
-
-/// What keeps the memory.
-trait Owner: Send + Sync {}
-impl<T: Send + Sync> Owner for T {}
 
 impl CudaSource<'static> {
     /// A tensor of `shape` at `base` on the GPU of number `ordinal`, with strides in bytes (`None`:
