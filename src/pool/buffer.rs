@@ -24,10 +24,9 @@ impl CutMapping {
 pub struct Buffer {
     mapping: Arc<Mapping>,
     range: Range<usize>,
-    /// Number in the pool, which is its index among the ring's fixed buffers.
-    slot: Option<u16>,
-    /// Where the slot is returned to.
-    home: Option<Arc<FreeSlots>>,
+    /// Of a pool's: where it is returned to, and its number there, which is its index among the ring's fixed
+    /// buffers.
+    home: Option<(Arc<FreeSlots>, u16)>,
 }
 
 impl Buffer {
@@ -45,7 +44,7 @@ impl Buffer {
             let range = start..start + len;
             assert!(range.end <= mapping.len());
             start = range.end;
-            Buffer { mapping: mapping.clone(), range, slot: None, home: None }
+            Buffer { mapping: mapping.clone(), range, home: None }
         });
         let buffers = buffers.collect();
         (CutMapping(mapping), buffers)
@@ -57,22 +56,21 @@ impl Buffer {
     /// The system's, when there is no memory for it.
     pub fn alone(len: usize) -> std::io::Result<Buffer> {
         let mapping = Arc::new(Mapping::new(len)?);
-        Ok(Buffer { mapping, range: 0..len, slot: None, home: None })
+        Ok(Buffer { mapping, range: 0..len, home: None })
     }
 
     /// A pool's buffer. The pool hands each slot to one holder at a time.
     pub(super) fn of_pool(
         mapping: Arc<Mapping>,
         range: Range<usize>,
-        slot: u16,
-        home: Arc<FreeSlots>,
+        home: (Arc<FreeSlots>, u16),
     ) -> Self {
-        Self { mapping, range, slot: Some(slot), home: Some(home) }
+        Self { mapping, range, home: Some(home) }
     }
 
     /// Number in the pool; `None` for memory that is not a pool's.
     pub fn slot(&self) -> Option<u16> {
-        self.slot
+        self.home.as_ref().map(|(_, slot)| *slot)
     }
 
     /// First byte, for the kernel. Valid for `len()` bytes while this buffer lives.
@@ -84,13 +82,13 @@ impl Buffer {
     /// Gives the buffer up for good, because the kernel may still use its memory: that stays mapped as long as
     /// the process. Threads that wait for a buffer of the pool get an error.
     pub fn give_up(self) {
-        self.home.iter().for_each(|home| home.give_up());
+        self.home().iter().for_each(|home| home.give_up());
         std::mem::forget(self);
     }
 
     /// Where it returns to, if it is a pool's.
     pub fn home(&self) -> Option<&Arc<FreeSlots>> {
-        self.home.as_ref()
+        self.home.as_ref().map(|(home, _)| home)
     }
 
     /// Faults the buffer's pages in; see [`Mapping::prefault`].
@@ -121,8 +119,8 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let (Some(home), Some(slot)) = (&self.home, self.slot) {
-            home.put(slot);
+        if let Some((home, slot)) = &self.home {
+            home.put(*slot);
         }
     }
 }

@@ -57,7 +57,7 @@ impl Pool {
     fn buffer(&self, Slot { number, is_new }: Slot) -> Buffer {
         let start = usize::from(number) * self.block_bytes;
         let range = start..start + self.block_bytes;
-        let mut buffer = Buffer::of_pool(self.mapping.clone(), range, number, self.home.clone());
+        let mut buffer = Buffer::of_pool(self.mapping.clone(), range, (self.home.clone(), number));
         if is_new {
             buffer.prefault(); // here, and not in the middle of a copy or a transfer
         }
