@@ -104,22 +104,15 @@ fn first_working(
     Err(io_mode::none_left(&refused))
 }
 
-/// Adds to `moved` what has changed about the engines since: they register buffers when these are
-/// first used. `dir` is the checkpoint's.
+/// Adds to `moved` what the engines could not get, and how many buffers they registered. Call this at the end: they
+/// register buffers when these are first used. `dir` is the checkpoint's.
 pub(super) fn update(moved: &mut Moved, dir: &Path, queues: &[Arc<Queue>]) {
     for queue in queues {
         moved.fixed_buffers = moved.fixed_buffers.max(queue.registered());
         for step in queue.fallbacks() {
-            // The same shortfall may be there already, with another number of buffers or a directory's name.
-            let same = |known: &&mut Fallback| {
-                known.wanted == step.wanted && known.reason.ends_with(&step.reason)
-            };
-            match moved.fallbacks.iter_mut().find(same) {
-                Some(known) => known.got = step.got,
-                None => {
-                    warn_once(dir, [&step]);
-                    moved.fallbacks.push(step);
-                }
+            if !moved.fallbacks.contains(&step) {
+                warn_once(dir, [&step]);
+                moved.fallbacks.push(step);
             }
         }
     }
@@ -160,7 +153,6 @@ fn merge(ways: Vec<(&Path, Moved)>) -> Moved {
     Moved {
         engine: if engines.is_empty() { "none".into() } else { engines.join(" and ") },
         direct: !ways.is_empty() && ways.iter().all(|(_, way)| way.direct),
-        fixed_buffers: ways.iter().map(|(_, way)| way.fixed_buffers).max().unwrap_or(0),
         fallbacks,
         ..Moved::default()
     }
@@ -174,15 +166,8 @@ fn moved(
 ) -> Moved {
     let steps = refused.into_iter().map(|(tried, why)| why.fallback(tried, mode));
     let mut fallbacks: Vec<Fallback> = steps.collect();
-    fallbacks.extend(queue.fallbacks());
     fallbacks.extend(notes);
-    Moved {
-        engine: queue.name().into(),
-        direct: mode.direct,
-        fixed_buffers: queue.registered(),
-        fallbacks,
-        ..Moved::default()
-    }
+    Moved { engine: queue.name().into(), direct: mode.direct, fallbacks, ..Moved::default() }
 }
 
 #[cfg(test)]
@@ -196,8 +181,7 @@ mod tests {
 
     fn way(engine: &str, direct: bool, steps: &[&str]) -> Moved {
         let fallbacks = steps.iter().map(|wanted| step(wanted)).collect();
-        let (engine, fixed_buffers) = (engine.into(), if direct { 64 } else { 0 });
-        Moved { engine, direct, fixed_buffers, fallbacks, ..Moved::default() }
+        Moved { engine: engine.into(), direct, fallbacks, ..Moved::default() }
     }
 
     #[test]
@@ -208,10 +192,7 @@ mod tests {
             (b, way("portable", false, &["memlock", "direct"])),
         ];
         let all = merge(ways);
-        assert_eq!(
-            (&*all.engine, all.direct, all.fixed_buffers),
-            ("uring and portable", false, 64)
-        );
+        assert_eq!((&*all.engine, all.direct), ("uring and portable", false));
         let reasons: Vec<&str> = all.fallbacks.iter().map(|step| &*step.reason).collect();
         assert_eq!(reasons, ["no O_DIRECT", "in /b: no O_DIRECT"]);
         let alone = merge(vec![(b, way("portable", false, &["direct"]))]);
