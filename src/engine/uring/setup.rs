@@ -1,14 +1,21 @@
 //! Setting up a ring: the flags that this kernel takes, the operations that it knows.
 
-use io_uring::{IoUring, Probe, opcode};
+use io_uring::{Builder, IoUring, Probe, opcode};
 use std::time::Duration;
 use std::{io, thread};
 
-/// How a ring runs its completions, best first: its flags, as the kernel's headers call them.
-const FLAGS: [&str; 3] = [
-    "SINGLE_ISSUER | DEFER_TASKRUN", // Linux 6.1: completions run when the thread asks for them
-    "COOP_TASKRUN",                  // Linux 5.19: completions run at the thread's next system call
-    "none",
+/// Sets flags of a ring to be built.
+type SetFlags = fn(&mut Builder) -> &mut Builder;
+
+/// How a ring runs its completions, best first: the flags as the kernel's headers call them, and how to set them.
+const FLAGS: [(&str, SetFlags); 3] = [
+    // Linux 6.1: completions run when the thread asks for them.
+    ("SINGLE_ISSUER | DEFER_TASKRUN", |ring| {
+        ring.setup_single_issuer().setup_defer_taskrun().setup_submit_all()
+    }),
+    // Linux 5.19: completions run at the thread's next system call.
+    ("COOP_TASKRUN", |ring| ring.setup_coop_taskrun().setup_submit_all()),
+    ("none", |ring| ring),
 ];
 
 /// A ring for `entries` submissions with the best flags that the kernel takes.
@@ -28,14 +35,8 @@ pub(crate) fn ring(entries: u32) -> io::Result<(IoUring, &'static str)> {
 
 fn try_ring(entries: u32) -> io::Result<(IoUring, &'static str)> {
     let mut refused = None;
-    for (rank, flags) in FLAGS.into_iter().enumerate() {
-        let mut builder = IoUring::builder();
-        match rank {
-            0 => builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all(),
-            1 => builder.setup_coop_taskrun().setup_submit_all(),
-            _ => &mut builder,
-        };
-        match builder.dontfork().build(entries) {
+    for (flags, set) in FLAGS {
+        match set(&mut IoUring::builder()).dontfork().build(entries) {
             // A seccomp filter may let a ring be set up, and deny its use.
             Ok(ring) => return ring.submit().map(|_| (ring, flags)),
             // Flags that the kernel does not know. Anything else would be refused again.
