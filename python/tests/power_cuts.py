@@ -225,7 +225,9 @@ def cut_and_check(disk, outside, cuts, seed):
     for cut in range(cuts):
         name = list(OPERATIONS)[cut % len(OPERATIONS)]
         operation, folder = OPERATIONS[name], disk.path / name
-        folder.mkdir(exist_ok=True)
+        if not folder.exists():
+            folder.mkdir()
+            os.sync()
         if not steps[name]:
             began = time.monotonic()
             for step in (1, 2):

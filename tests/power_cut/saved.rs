@@ -28,6 +28,7 @@ impl Saved {
         for operation in OPERATIONS {
             std::fs::create_dir(root.join(format!("{operation:?}"))).unwrap();
         }
+        std::fs::File::open(&root).unwrap().sync_all().unwrap();
         Self { root, second, told: Mutex::default() }
     }
 
