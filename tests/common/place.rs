@@ -1,7 +1,7 @@
 //! A checkpoint that is saved over in each of the ways which make different system calls, also by a child process.
 
-use super::{State, assert_no_litter_in, small_config};
-use ringstow::{Config, Dtype, Runtime, Session, StateDict, Value};
+use super::{State, assert_no_litter_in, names_in, small_config};
+use ringstow::{Checkpoint, Config, Disposal, Dtype, Error, Runtime, Session, StateDict, Value};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -60,11 +60,15 @@ impl Place {
     }
 
     pub fn save(&self, step: i64) -> ringstow::Result<()> {
-        let (state, dir) = (State::new(step, &SIZES), self.dir());
+        self.save_to(step, &self.dir())
+    }
+
+    pub fn save_to(&self, step: i64, dir: &Path) -> ringstow::Result<()> {
+        let state = State::new(step, &SIZES);
         if self.way != Way::ByRanks {
-            return state.save(&self.runtime, &dir).map(drop);
+            return state.save(&self.runtime, dir).map(drop);
         }
-        let session = Session::begin_with(&dir, 2, self.config())?;
+        let session = Session::begin_with(dir, 2, self.config())?;
         let mut tree = vec![(Value::from("step"), Value::Int(step))];
         let mut receipts = Vec::new();
         for rank in 0..2 {
@@ -78,7 +82,7 @@ impl Place {
                 &self.runtime,
                 &share,
                 rank as u32,
-                &dir,
+                dir,
                 &job,
             )?;
             receipts.push(written.0);
@@ -86,11 +90,26 @@ impl Place {
         session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
     }
 
+    pub fn remove(&self) -> ringstow::Result<()> {
+        let disposal = Disposal::of(self.config());
+        ringstow::internals::store::remove_checkpoint(&self.dir(), disposal, self.config())
+            .map(drop)
+    }
+
+    pub fn prune(&self) -> ringstow::Result<()> {
+        ringstow::internals::store::prune(&self.root.join("run"), self.config()).map(drop)
+    }
+
     /// Saves step 2 in a child process, with these variables in its environment; says whether it came to its end.
     pub fn save_in_child(&self, variables: &[(&str, &str)]) -> bool {
+        self.in_child("child_that_saves_once", variables)
+    }
+
+    /// Runs a test in a child process, with these variables in its environment; says whether it passed.
+    pub fn in_child(&self, test: &str, variables: &[(&str, &str)]) -> bool {
         let program = std::env::current_exe().unwrap();
         let status = Command::new(program)
-            .args(["child_that_saves_once", "--exact"])
+            .args([test, "--exact"])
             .env(CHILD_DIR, &self.root)
             .env(CHILD_WAY, format!("{:?}", self.way))
             .envs(variables.iter().copied())
@@ -99,6 +118,35 @@ impl Place {
             .status()
             .unwrap();
         status.success()
+    }
+
+    /// In a child process, its parent's.
+    pub fn of_parent() -> Option<Self> {
+        let root = std::env::var_os(CHILD_DIR).map(PathBuf::from)?;
+        let way = std::env::var(CHILD_WAY).unwrap();
+        let way = WAYS.into_iter().find(|known| format!("{known:?}") == way).unwrap();
+        Some(Self::new(way, &root))
+    }
+
+    /// Whether the checkpoint is there; if not, it was removed, or its removal began.
+    #[track_caller]
+    pub fn exists(&self) -> bool {
+        match Checkpoint::open_with(self.dir(), self.config()) {
+            Ok(_) => true,
+            Err(Error::NotCommitted { .. } | Error::NoCheckpoint { .. } | Error::Io { .. }) => {
+                false
+            }
+            Err(error) => panic!("{:?}: {error}", self.way),
+        }
+    }
+
+    /// No file of a removed checkpoint is left. An empty directory may be anybody's.
+    #[track_caller]
+    pub fn assert_nothing_left(&self, what: &str) {
+        for dir in [self.dir(), self.root.join("disk/checkpoint")] {
+            let left = if dir.exists() { names_in(&dir) } else { Vec::new() };
+            assert!(left.is_empty(), "{:?}, {what}: {left:?} in {}", self.way, dir.display());
+        }
     }
 
     /// The checkpoint is the one of this step, byte by byte; and the next save replaces it and leaves nothing else.
@@ -113,8 +161,6 @@ impl Place {
 
 /// The child's life, in a test `child_that_saves_once` of each program that calls [`Place::save_in_child`].
 pub fn save_as_child() {
-    let Some(root) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
-    let way = std::env::var(CHILD_WAY).unwrap();
-    let way = WAYS.into_iter().find(|known| format!("{known:?}") == way).unwrap();
-    Place::new(way, &root).save(2).unwrap();
+    let Some(place) = Place::of_parent() else { return };
+    place.save(2).unwrap();
 }

@@ -1,13 +1,16 @@
-//! A save meets trouble at each of its system calls in turn: the call fails, all calls from it on fail, or the
-//! process ends before it. Each time the earlier or the new checkpoint loads whole, and the next save works.
+//! An operation meets trouble at each of its system calls in turn: the call fails, all calls from it on fail, or the
+//! process ends before it (`killed.rs`). Each time the earlier or the new checkpoint loads whole, and the next save
+//! works.
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
+#[path = "../common/mod.rs"]
 mod common;
+mod killed;
 
-use common::place::{self, Place, SIZES, WAYS, Way};
+use common::place::{Place, SIZES, WAYS, Way};
 use common::{State, names_in, scratch, small_config, step_with};
 use ringstow::internals::sys::seam::{Outcome, Watch, from_nth, in_process, nth};
-use ringstow::{Checkpoint, Config, Disposal, Dtype, Error, Runtime, StateDict};
+use ringstow::{Checkpoint, Config, Dtype, Error, Runtime, StateDict};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const EIO: i32 = 5;
@@ -77,29 +80,15 @@ fn removal_with_a_failing_call_is_undone_or_prunable() {
     let _alone = alone();
     for way in WAYS {
         let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
-        let remove = |place: &Place| {
-            let disposal = Disposal::of(place.config());
-            ringstow::internals::store::remove_checkpoint(&place.dir(), disposal, place.config())
-                .map(drop)
-        };
-        at_each_call(way, arm, remove, |place, n, done| {
-            let (way, dir) = (place.way, place.dir());
-            match Checkpoint::open_with(&dir, place.config()) {
-                Ok(_) => {
-                    assert!(done.is_err(), "{way:?}, call {n}: it is still there");
-                    place.assert_whole(1);
-                }
-                Err(Error::NotCommitted { .. } | Error::NoCheckpoint { .. } | Error::Io { .. }) => {
-                    ringstow::internals::store::prune(dir.parent().unwrap(), place.config())
-                        .unwrap();
-                    // An empty directory may be anybody's.
-                    let left = if dir.exists() { names_in(&dir) } else { Vec::new() };
-                    assert!(left.is_empty(), "{way:?}, call {n}: {left:?}");
-                    place.save(2).unwrap();
-                    place.assert_whole(2);
-                }
-                Err(error) => panic!("{way:?}, call {n}: {error}"),
+        at_each_call(way, arm, Place::remove, |place, n, done| {
+            if place.exists() {
+                assert!(done.is_err(), "{way:?}, call {n}: it is still there");
+                return place.assert_whole(1);
             }
+            place.prune().unwrap();
+            place.assert_nothing_left(&format!("call {n}"));
+            place.save(2).unwrap();
+            place.assert_whole(2);
         });
     }
 }
@@ -137,46 +126,4 @@ fn export_with_a_failing_call_is_whole_or_refused_and_can_be_repeated() {
             assert_eq!(Checkpoint::open_foreign(&to).unwrap().tensors().len(), SIZES.len());
         });
     }
-}
-
-#[test]
-fn child_that_saves_once() {
-    place::save_as_child();
-}
-
-/// Saves step 2 in a child process; says whether it came to its end.
-fn save_in_child(place: &Place, seam: &str) -> bool {
-    place.save_in_child(&[("RINGSTOW_TEST_SEAM", seam)])
-}
-
-#[test]
-fn save_killed_at_any_call_leaves_old_or_new() {
-    let _alone = alone();
-    for way in WAYS {
-        let mut committed = 0;
-        for n in 1.. {
-            let root = scratch();
-            let place = Place::with_step_1(way, root.path());
-            let ended = save_in_child(&place, &format!("kill:{n}"));
-            let found = step_with(place.config(), &place.dir());
-            assert!(found == 2 || (found == 1 && !ended), "{way:?}, call {n}: step {found}");
-            committed += u64::from(found == 2 && !ended);
-            place.assert_whole(found);
-            if ended {
-                assert!(n > 20 && committed > 0, "{way:?}: {n} calls, {committed} committed");
-                break;
-            }
-        }
-    }
-}
-
-#[test]
-fn child_process_gets_the_error_from_its_environment() {
-    let _alone = alone();
-    let root = scratch();
-    let place = Place::with_step_1(Way::Plain, root.path());
-    assert!(!save_in_child(&place, "fail-from:10:5"));
-    place.assert_whole(1);
-    assert!(!save_in_child(&place, "nonsense"));
-    assert!(save_in_child(&place, "fail:100000:5"));
 }
