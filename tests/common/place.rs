@@ -140,10 +140,10 @@ impl Place {
         }
     }
 
-    /// No file of a removed checkpoint is left. An empty directory may be anybody's.
+    /// No file of a removed checkpoint is left in its directories. An empty directory may be anybody's.
     #[track_caller]
-    pub fn assert_nothing_left(&self, what: &str) {
-        for dir in [self.dir(), self.root.join("disk/checkpoint")] {
+    pub fn assert_nothing_left(&self, dirs: &[PathBuf], what: &str) {
+        for dir in dirs {
             let left = if dir.exists() { names_in(&dir) } else { Vec::new() };
             assert!(left.is_empty(), "{:?}, {what}: {left:?} in {}", self.way, dir.display());
         }

@@ -86,7 +86,8 @@ fn removal_with_a_failing_call_is_undone_or_prunable() {
                 return place.assert_whole(1);
             }
             place.prune().unwrap();
-            place.assert_nothing_left(&format!("call {n}"));
+            // Where a lock failed, the marker of a stripe directory stays: another host may be about to save there.
+            place.assert_nothing_left(&[place.dir()], &format!("call {n}"));
             place.save(2).unwrap();
             place.assert_whole(2);
         });
