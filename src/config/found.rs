@@ -19,7 +19,13 @@ const PREFIX: &str = "RINGSTOW_";
 const FILE_VARIABLE: &str = "RINGSTOW_CONFIG";
 const FILE_NAME: &str = "ringstow.toml";
 /// Variables for ringstow's own tests and benches.
-const OTHERS: &[&str] = &["RINGSTOW_CUTS", "RINGSTOW_KILLS", "RINGSTOW_REAL_GPU"];
+const OTHERS: &[&str] = &[
+    "RINGSTOW_CUTS",
+    "RINGSTOW_KILLS",
+    "RINGSTOW_REAL_GPU",
+    "RINGSTOW_REQUIRE_RIGS",
+    "RINGSTOW_SEED",
+];
 const OTHERS_BEGIN: &[&str] = &["RINGSTOW_BENCH_", "RINGSTOW_FAKE_CUDA", "RINGSTOW_TEST_"];
 
 impl Config {

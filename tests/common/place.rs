@@ -144,7 +144,7 @@ impl Place {
     #[track_caller]
     pub fn assert_nothing_left(&self, dirs: &[PathBuf], what: &str) {
         for dir in dirs {
-            let left = if dir.exists() { names_in(&dir) } else { Vec::new() };
+            let left = if dir.exists() { names_in(dir) } else { Vec::new() };
             assert!(left.is_empty(), "{:?}, {what}: {left:?} in {}", self.way, dir.display());
         }
     }
