@@ -29,6 +29,7 @@ __all__ = [
     "forget_after_fork",
     "found_config",
     "gpus",
+    "is_shared",
     "latest",
     "parse_size",
     "prune",
@@ -300,6 +301,9 @@ def retain(
 # With `recycled`, so do the files that wait to be written over.
 def prune(directory: str, recycled: bool, no_other_writers: bool, config: str) -> str: ...
 def swap_names(one: str, other: str) -> None: ...
+
+# Whether other hosts may use the file system of an existing path.
+def is_shared(path: str) -> bool: ...
 def cli(argv: Sequence[str]) -> int: ...
 
 # Passes the log records of native threads to `logging`, which they never call themselves: a signal

@@ -87,6 +87,12 @@ fn swap_names(py: Python<'_>, one: PathBuf, other: PathBuf) -> PyResult<()> {
     Ok(py.detach(|| ringstow::internals::sys::dir::exchange(&one, &other))?)
 }
 
+/// Whether other hosts may use the file system of an existing path.
+#[pyfunction]
+fn is_shared(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+    Ok(py.detach(|| ringstow::internals::sys::file_system::FileSystem::of(&path))?.is_shared())
+}
+
 #[pyfunction]
 fn cli(py: Python<'_>, argv: Vec<OsString>) -> PyResult<u8> {
     let code = py.detach(|| ringstow::cli::run(argv));
@@ -125,7 +131,7 @@ mod _native {
         tensors::Tensors,
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
-        {parse_size, swap_names, verify},
+        {is_shared, parse_size, swap_names, verify},
     };
 
     #[pymodule_init]

@@ -299,3 +299,58 @@ def test_the_program_refuses_and_replaces(at):
     ran = forked.python(run, "convert", at / "new.pt", at / "ckpt", "--overwrite")
     assert ran.returncode == 0, ran.stderr
     assert ringstow.load(at / "ckpt") == {"new": 2}
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_conversion_never_clears_what_another_host_may_be_writing(at, monkeypatch, swaps):
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    new = source(at, NEW, "other")
+    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    if not swaps:
+
+        def unsupported(*_):
+            raise OSError(errno.EINVAL, "invalid argument")
+
+        monkeypatch.setattr(_replace._native, "swap_names", unsupported)
+    for beside in (at / "to.convert.part", at / "to.convert.old"):
+        beside.mkdir()
+        (beside / "model.safetensors").write_text("theirs")
+        before = files(at)
+        with pytest.raises(ringstow.BusyError, match=r"another host.*remove it") as refused:
+            convert(new, at / "to", target="hf", overwrite=True)
+        assert str(beside) in str(refused.value)
+        assert files(at) == before
+        (beside / "model.safetensors").unlink()
+        beside.rmdir()
+    convert(new, at / "to", target="hf", overwrite=True)
+    assert same(read_hf(at / "to"), NEW)
+    assert not [name for name in os.listdir(at) if ".convert." in name]
+
+
+def test_conversion_on_another_host_that_begins_now_wins(at, monkeypatch):
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    new = source(at, NEW, "other")
+    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    mkdir = os.mkdir
+
+    def late(path, mode=0o777):
+        mkdir(path, mode)  # by the other host
+        (at / "to.convert.part" / "model.safetensors").write_text("theirs")
+        mkdir(path, mode)
+
+    monkeypatch.setattr(_replace.os, "mkdir", late)
+    with pytest.raises(ringstow.BusyError, match="another host"):
+        convert(new, at / "to", target="hf", overwrite=True)
+    assert same(read_hf(at / "to"), OLD)
+    assert (at / "to.convert.part" / "model.safetensors").read_text() == "theirs"
+
+
+def test_old_checkpoint_between_two_renames_of_another_host_stays(at, monkeypatch):
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    os.rename(at / "to", at / "to.convert.old")
+    new, before = source(at, NEW, "other"), files(at)
+    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    with pytest.raises(ringstow.BusyError, match=r"another host.*rename it to"):
+        convert(new, at / "to", target="hf", overwrite=True)
+    assert files(at) | before == files(at)
+    assert (at / "to.convert.old").is_dir()

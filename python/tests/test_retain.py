@@ -125,6 +125,8 @@ def test_prune_removes_what_killed_saves_left_wherever_it_is(tmp_path):
     assert done == ringstow.Swept(removed=tuple(map(str, gone)), renamed=(), left=())
     assert sorted(os.listdir(tmp_path)) == ["last", "step-001"]
     assert_is(tmp_path / "step-001", 1)
+    leave_half(tmp_path / "step-003")
+    assert len(ringstow.prune(tmp_path, no_other_writers=True).removed) == 2
     with pytest.raises(FileNotFoundError):
         ringstow.prune(tmp_path / "nowhere")
 

@@ -247,3 +247,26 @@ fn retain_takes_a_pattern_and_warns_if_nothing_matches() {
     assert_eq!(done["removed"], json!([dir.0.path().join("epoch=1-loss=0.3")]));
     assert_eq!(done["counted"], "epoch={step}-loss=*");
 }
+
+#[test]
+#[cfg(all(debug_assertions, target_os = "linux"))] // only such builds play a network file system
+fn prune_needs_a_promise_where_other_hosts_may_be_saving() {
+    let dir = Checkpoints::new();
+    let (whole, killed) = (dir.save(1), dir.killed(2));
+    let prune = |flags: &[&str]| {
+        let play = format!("nfs4:nolock:{}", dir.path());
+        let mut prune = command(&[&["prune", dir.path(), "--json"], flags].concat());
+        let done = prune.env("RINGSTOW_TEST_FILE_SYSTEM", play).output().unwrap();
+        serde_json::from_slice::<Json>(&done.stdout).unwrap()
+    };
+    let done = prune(&[]);
+    assert_eq!(done["removed"], json!([]));
+    let reason = done["left"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("`nolock`") && reason.contains("--no-other-writers"), "{reason}");
+    let planned = prune(&["--no-other-writers", "--dry-run"]);
+    assert!(killed.exists());
+    let done = prune(&["--no-other-writers"]);
+    assert_eq!(done, planned);
+    assert!(!killed.exists() && done["left"] == json!([]), "{done}");
+    assert_eq!(ringstow(&["verify", whole.to_str().unwrap()]).code, Some(0));
+}

@@ -3,7 +3,8 @@
 The new checkpoint is written into a directory beside the old one, ``NAME.convert.part``. When it is
 complete, the two directories swap their names in one system call, so that the path holds either the
 complete old checkpoint or the complete new one. The next conversion to that path removes what a
-kill leaves beside it.
+kill leaves beside it. On a file system that other hosts may use, that could be what another host is
+writing: the next conversion refuses instead, and says what to remove.
 """
 
 from __future__ import annotations
@@ -39,12 +40,27 @@ def put_back(path: str) -> None:
     """Put back an old checkpoint that a kill between two renames left beside its path.
 
     Raises:
+        BusyError: another host may be between these renames.
         OSError: it can't be renamed.
     """
     path = os.path.realpath(path)
     if not os.path.lexists(path) and os.path.isdir(aside(path)):
+        if _native.is_shared(aside(path)):
+            raise _busy(aside(path), f"rename it to {path}")
+        _put_back(path)
+
+
+def _put_back(path: str) -> None:
+    if not os.path.lexists(path) and os.path.isdir(aside(path)):
         os.rename(aside(path), path)
         sync_dir(os.path.dirname(path))
+
+
+def _busy(left: str, remedy: str) -> BusyError:
+    return BusyError(
+        f"{left} is of a conversion that was killed, or that another host is running, and no lock "
+        f"would show that: if none is running, {remedy}"
+    )
 
 
 @contextlib.contextmanager
@@ -55,7 +71,8 @@ def place(path: str, kind: str) -> Iterator[str]:
     when the block ends. If the block fails, the old checkpoint stays unchanged.
 
     Raises:
-        BusyError: another conversion replaces the same checkpoint.
+        BusyError: another conversion replaces the same checkpoint, or may be doing so on another
+            host.
         OSError: the system refused; the old checkpoint stays.
     """
     path = os.path.realpath(path)
@@ -65,10 +82,16 @@ def place(path: str, kind: str) -> Iterator[str]:
         return
     with contextlib.ExitStack() as locks:
         locks.enter_context(_locked(path))
-        _clear_all(path, is_part_of)
+        if _native.is_shared(path):
+            _refuse_left(path)
+        else:
+            _clear_all(path, is_part_of)
         if any(map(is_part_of, os.listdir(path))):
             new = beside(path)
-            _make_like(new, path)
+            try:
+                _make_like(new, path)
+            except FileExistsError:  # another host made it just now
+                raise _busy(new, "remove it") from None
             try:
                 yield new
                 # After the swap this directory has the path's name, and others must still wait.
@@ -125,9 +148,15 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
             os.rename(path, aside(path))
             os.rename(new, path)
         except BaseException:  # also Ctrl-C, which Python raises right after a call
-            put_back(path)
+            _put_back(path)
             raise
     sync_dir(os.path.dirname(path))
+
+
+def _refuse_left(path: str) -> None:
+    for left in (beside(path), aside(path)):
+        if os.path.lexists(left):
+            raise _busy(left, "remove it")
 
 
 def _clear_all(path: str, is_part_of: Callable[[str], bool]) -> None:

@@ -7,6 +7,7 @@
 
     dcp.save(state, checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter())
     dcp.load(state, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader())
+    path = ringstow.dcp.latest("run")  # the same on every rank
 
 Unlike ``import ringstow`` this imports torch. ``docs/dcp.md`` is the guide.
 """
@@ -15,10 +16,11 @@ from __future__ import annotations
 
 try:
     from ringstow.dcp._defaults import use_by_default
+    from ringstow.dcp._latest import latest
     from ringstow.dcp._planner import LoadPlanner
     from ringstow.dcp._reader import StorageReader
     from ringstow.dcp._writer import StorageWriter
 except ImportError as error:
     raise ImportError(f"ringstow.dcp needs torch 2.6 or newer: {error}") from error
 
-__all__ = ["LoadPlanner", "StorageReader", "StorageWriter", "use_by_default"]
+__all__ = ["LoadPlanner", "StorageReader", "StorageWriter", "latest", "use_by_default"]

@@ -1,0 +1,113 @@
+"""The newest checkpoint of a run, the same on every rank.
+
+On a network file system a rank may see a new directory seconds after rank 0. Ranks that each look
+for the newest checkpoint may then load different ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import torch.distributed as dist
+
+import ringstow
+from ringstow._arguments import StrPath
+from ringstow._config import Config
+from ringstow._errors import Error, NoCheckpointError
+from ringstow.dcp import _paths
+from ringstow.dcp._errors import survives
+
+# For how long a rank waits to see what rank 0 sees. NFS shows new names after 60 s at the latest,
+# by the mount option acdirmax.
+SEEN_S = 90.0
+POLL_S = 0.2
+
+
+def latest(
+    directory: StrPath,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    verify: bool = False,
+    before: int | StrPath | None = None,
+    pattern: str | None = None,
+    config: Config | None = None,
+) -> str | None:
+    """Return the path of the newest step that can be loaded, as the group's rank 0 sees it.
+
+    All ranks of the group call this. Rank 0 looks, and the others wait until they see that
+    checkpoint as well. Without a process group it is `ringstow.latest`.
+
+    Args:
+        directory: the directory that holds the checkpoints; only rank 0's counts.
+        process_group: the ranks; None means the default group.
+        verify: as in `ringstow.latest`; rank 0 reads every byte.
+        before: as in `ringstow.latest`.
+        pattern: as in `ringstow.latest`.
+        config: as in `ringstow.latest`.
+
+    Raises:
+        NoCheckpointError: some ranks do not see the checkpoint that rank 0 has found; names them.
+            All ranks raise it.
+        Exception: what `ringstow.latest` raises on rank 0, on all ranks.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return ringstow.latest(
+            directory, verify=verify, before=before, pattern=pattern, config=config
+        )
+    first = 0 if process_group is None else dist.get_global_rank(process_group, 0)
+    answer: list[str | BaseException | None] = [None]
+    if dist.get_rank() == first:
+        try:
+            answer[0] = ringstow.latest(
+                directory, verify=verify, before=before, pattern=pattern, config=config
+            )
+        except Exception as error:  # the others must not wait for this rank
+            answer[0] = error if survives(error) else Error(f"{type(error).__name__}: {error}")
+    dist.broadcast_object_list(answer, src=first, group=process_group)
+    (found,) = answer
+    if isinstance(found, BaseException):
+        raise found
+    if found is not None:
+        _agree(found, process_group)
+    return found
+
+
+def _agree(path: str, group: dist.ProcessGroup | None) -> None:
+    """Wait until all ranks see a checkpoint.
+
+    Raises:
+        NoCheckpointError: some do not see it.
+    """
+    seen: list[bool] = [False] * dist.get_world_size(group)
+    dist.all_gather_object(seen, _wait_for(path), group=group)
+    blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+    if blind:
+        raise NoCheckpointError(
+            f"rank 0 has found {path}, but rank(s) {', '.join(blind)} did not see it for "
+            f"{SEEN_S:.0f} s: do all ranks use one shared file system, mounted at the same path?",
+            path=path,
+        )
+
+
+def _wait_for(path: str) -> bool:
+    """Wait until this rank sees a checkpoint; tell whether it does."""
+    until = time.monotonic() + SEEN_S
+    while not _sees(path):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _sees(path: str) -> bool:
+    """Tell whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
+    # Listing makes a network file system look for new names.
+    with contextlib.suppress(OSError):
+        os.listdir(os.path.dirname(path))
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    return _paths.MANIFEST in names or any(name.startswith("rank") for name in names)

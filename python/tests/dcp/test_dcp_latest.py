@@ -1,0 +1,110 @@
+"""The newest checkpoint of a run: rank 0 looks, and the other ranks get the same answer."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringstow
+import ringstow.dcp
+from ringstow.dcp import _latest
+
+STATE = {"a": torch.arange(10.0)}
+
+
+def save_steps(root, *steps):
+    for step in steps:
+        ringstow.save(STATE, root / f"step-{step}", step=step)
+
+
+def newest(rank, roots, **options):
+    return ringstow.dcp.latest(roots[rank], **options)
+
+
+def test_all_ranks_get_what_rank_0_sees(ranks, tmp_path):
+    roots = [tmp_path / "as rank 0 sees it", tmp_path / "as rank 1 sees it"]
+    save_steps(roots[0], 1, 2)
+    save_steps(roots[1], 1)  # a listing that is late
+    expected = str(roots[0] / "step-2")
+    assert ranks(2).run(newest, roots) == [expected, expected]
+    assert {ringstow.latest(root) for root in roots} == {expected, str(roots[1] / "step-1")}
+
+
+def older(rank, root):
+    return ringstow.dcp.latest(root, before=2), ringstow.dcp.latest(root / "nothing")
+
+
+def test_arguments_and_a_run_without_checkpoints(ranks, tmp_path):
+    save_steps(tmp_path, 1, 2)
+    assert ranks(2).run(older, tmp_path) == [(str(tmp_path / "step-1"), None)] * 2
+
+
+def newest_seen_late(rank, root, looks):
+    """Rank 1 sees the checkpoint at a later look; None is never."""
+    seen = 0
+
+    def late(path):
+        nonlocal seen
+        seen += 1
+        return rank != 1 or (looks is not None and seen >= looks)
+
+    before = _latest._sees, _latest.SEEN_S, _latest.POLL_S
+    _latest._sees, _latest.POLL_S = late, 0.0
+    if looks is None:
+        _latest.SEEN_S = 0.0
+    try:
+        return ringstow.dcp.latest(root), seen
+    except ringstow.NoCheckpointError as error:
+        return str(error), seen
+    finally:
+        _latest._sees, _latest.SEEN_S, _latest.POLL_S = before
+
+
+def test_rank_waits_until_it_sees_the_checkpoint(ranks, tmp_path):
+    save_steps(tmp_path, 1)
+    path = str(tmp_path / "step-1")
+    assert ranks(2).run(newest_seen_late, tmp_path, 3) == [(path, 1), (path, 3)]
+
+
+def test_all_ranks_raise_if_one_never_sees_the_checkpoint(ranks, tmp_path):
+    save_steps(tmp_path, 1)
+    for said, _ in ranks(2).run(newest_seen_late, tmp_path, None):
+        assert "rank(s) 1 did not see it" in said
+        assert str(tmp_path / "step-1") in said
+
+
+def raised(rank, root):
+    try:
+        ringstow.dcp.latest(root)
+    except ringstow.Error as error:
+        return type(error).__name__, str(error)
+    raise AssertionError("it was found")
+
+
+def test_error_of_rank_0_is_every_rank_s(ranks, tmp_path):
+    save_steps(tmp_path, 1)
+    for shard in (tmp_path / "step-1").glob("*.safetensors"):
+        shard.unlink()
+    one, other = ranks(2).run(raised, tmp_path)
+    assert one == other
+    assert one[0] == "MissingFilesError"
+
+
+def test_rank_checkpoints_are_seen(tmp_path):
+    (tmp_path / "step-1/rank00000").mkdir(parents=True)
+    assert _latest._sees(str(tmp_path / "step-1"))
+    assert not _latest._sees(str(tmp_path / "step-2"))
+    os.mkdir(tmp_path / "step-3")
+    assert not _latest._sees(str(tmp_path / "step-3"))
+
+
+def test_without_a_process_group_it_is_the_core_s(tmp_path):
+    assert not dist.is_initialized()
+    assert ringstow.dcp.latest(tmp_path) is None
+    save_steps(tmp_path, 7)
+    assert ringstow.dcp.latest(tmp_path) == str(tmp_path / "step-7")
+    with pytest.raises(ringstow.InvalidStateError):
+        ringstow.dcp.latest(tmp_path, pattern="nothing")
