@@ -27,7 +27,6 @@ use std::thread::{self, JoinHandle};
 pub struct Queue {
     channel: Arc<CommandChannel>,
     name: &'static str,
-    depth: usize,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -51,12 +50,12 @@ impl Queue {
                 Err(error) => return drop(built.send(Err(error))),
             };
             published.publish(&*engine);
-            let _ = built.send(Ok((engine.name(), engine.depth(), engine.waker())));
+            let _ = built.send(Ok((engine.name(), engine.waker())));
             Actor::new(engine, alive, received, published).run();
         })?;
-        let (name, depth, waker) = first_answer.recv().unwrap_or_else(|_| Err(gone()))?;
+        let (name, waker) = first_answer.recv().unwrap_or_else(|_| Err(gone()))?;
         let channel = CommandChannel { commands, waker, shared, alive: still_alive };
-        Ok(Self { channel: Arc::new(channel), name, depth, thread: Some(thread) })
+        Ok(Self { channel: Arc::new(channel), name, thread: Some(thread) })
     }
 
     /// The engine's name, for reports.
@@ -68,11 +67,6 @@ impl Queue {
     /// failure. Looking at the thread instead would find it running for a moment longer.
     pub fn is_alive(&self) -> bool {
         self.channel.alive.strong_count() > 0
-    }
-
-    /// How many operations are in flight at most; further requests wait their turn.
-    pub fn depth(&self) -> usize {
-        self.depth
     }
 
     /// How many of the pool's buffers are fixed buffers of this engine by now.
