@@ -272,7 +272,8 @@ class StorageReader(storage.StorageReader):
             if item.storage_index.fqn in values:
                 targets.append(Blob.made(item, values[item.storage_index.fqn]))
             elif entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
-                wrong.append(f"{item.storage_index.fqn} is missing, or not of the planned type")
+                kind = "an object" if item.type == LoadItemType.BYTE_IO else "a tensor"
+                wrong.append(f"{item.storage_index.fqn} is not there as {kind}")
             elif entry.is_object:
                 targets.append(Blob.of(item, entry))
             else:
@@ -283,7 +284,10 @@ class StorageReader(storage.StorageReader):
                     targets.append(fill)
         if wrong:
             path = self._require_path()
-            message = f"{path} does not fit the plan; {'; '.join(wrong)}"
+            message = (
+                f"{path} does not hold what the planner asked for: {'; '.join(wrong)}. Was the "
+                "load planned with the metadata of another checkpoint?"
+            )
             raise KeyMismatchError(message, path=path, mismatched=wrong)
         return targets
 
@@ -351,7 +355,9 @@ class StorageReader(storage.StorageReader):
 
     def _entry(self, item: ReadItem) -> Entry | None:
         if self._contents is None:
-            raise InvalidStateError("read_data() came without read_metadata() before it")
+            raise InvalidStateError(
+                "read_data() was called without read_metadata() first: load by dcp.load"
+            )
         return self._contents.entries.get(item.storage_index.fqn)
 
     def _check_held(self, plan: LoadPlan) -> None:

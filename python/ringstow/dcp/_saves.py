@@ -132,7 +132,10 @@ class Save:
             OSError: the system refused.
         """
         if self._session is None:
-            raise InvalidStateError("finish() came without prepare_global_plan() before it")
+            raise InvalidStateError(
+                "finish() was called without prepare_global_plan() first: save by dcp.save or "
+                "dcp.async_save"
+            )
         done: dict[str, object] = json.loads(self._session.commit(receipts, state, names))
         return done
 

@@ -210,7 +210,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """
         save = self._here.save or self._saves.latest
         if save is None:
-            raise InvalidStateError("a save's hook came without set_up_storage_writer() before it")
+            raise InvalidStateError(
+                "the writer was called without set_up_storage_writer() first: save by dcp.save or "
+                "dcp.async_save"
+            )
         return save
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
