@@ -14,7 +14,7 @@ pub enum Error {
     ///
     /// The message ends with the system's own, so [`source`](std::error::Error::source) is `None` and a printed
     /// chain of sources says everything once.
-    #[error("{doing} {}{}: {cause}{}", path.display(), at(*offset), advice(cause, *room, hint))]
+    #[error("{doing} {}{}: {cause}{}", path.display(), at(*offset), advice(cause, *space, hint))]
     Io {
         /// What was being done, as a verb phrase: `"writing"`, `"opening"`.
         doing: &'static str,
@@ -25,7 +25,7 @@ pub enum Error {
         /// The system's error; see also [`Error::io_error`].
         cause: io::Error,
         /// For a save that does not fit: the bytes that it needs, and those that are free.
-        room: Option<Room>,
+        space: Option<DiskSpace>,
         /// What is at the path instead, and what to do; empty if nothing more is known.
         hint: String,
     },
@@ -191,19 +191,19 @@ pub enum Error {
     },
 }
 
-/// Room on a file system, in bytes.
+/// Space on a file system, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
-    /// What a save needs there.
+pub struct DiskSpace {
+    /// What a save needs.
     pub needed: u64,
-    /// What is free there, with what the save's own files have of it.
+    /// What is free, including what the save's own files take.
     pub free: u64,
 }
 
 impl Error {
     /// An [`Error::Io`] without an offset.
     pub fn io(doing: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
-        Self::Io { doing, path: path.into(), offset: None, cause, room: None, hint: String::new() }
+        Self::Io { doing, path: path.into(), offset: None, cause, space: None, hint: String::new() }
     }
 
     /// An [`Error::Io`] at a byte offset of a file.
@@ -214,7 +214,7 @@ impl Error {
         cause: io::Error,
     ) -> Self {
         let offset = Some(offset);
-        Self::Io { doing, path: path.into(), offset, cause, room: None, hint: String::new() }
+        Self::Io { doing, path: path.into(), offset, cause, space: None, hint: String::new() }
     }
 
     /// The system's error, if this is an [`Error::Io`] or [`Error::NotDurable`].
@@ -248,11 +248,11 @@ impl Error {
     /// The message of an [`Error::Io`] without its path and error number, for languages whose own errors print
     /// these. `None` for any other error.
     pub fn without_path(&self) -> Option<String> {
-        let Self::Io { doing, offset, cause, room, hint, .. } = self else { return None };
+        let Self::Io { doing, offset, cause, space, hint, .. } = self else { return None };
         let text = cause.to_string();
         let number = cause.raw_os_error().map(|errno| format!(" (os error {errno})"));
         let text = number.and_then(|number| text.strip_suffix(&number)).unwrap_or(&text);
-        Some(format!("{doing}{}: {text}{}", at(*offset), advice(cause, *room, hint)))
+        Some(format!("{doing}{}: {text}{}", at(*offset), advice(cause, *space, hint)))
     }
 
     /// Whether the system said that a file or directory is not there.
@@ -318,12 +318,12 @@ pub(crate) fn tensors_named(tensors: &[String]) -> String {
 }
 
 /// What follows the system's message: the space needed, what to do, what is at the path instead.
-fn advice(cause: &io::Error, room: Option<Room>, hint: &str) -> String {
-    let room = room.map_or_else(String::new, |Room { needed, free }| {
+fn advice(cause: &io::Error, space: Option<DiskSpace>, hint: &str) -> String {
+    let space = space.map_or_else(String::new, |DiskSpace { needed, free }| {
         format!("; the save needs {needed} bytes on this file system, which has {free} free")
     });
     let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
-    format!("{room}{}{hint}", remedy_for(cause))
+    format!("{space}{}{hint}", remedy_for(cause))
 }
 
 /// What to do about a refusal of the system, for the errors that users meet.

@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Saves one rank's part, as a rank does that talks to no other.
+/// Saves one rank's share, as a rank does that talks to no other.
 fn save_part(whole: &Path, rank: u32, ranks: u32, save: &str) {
     let part_of = RankShare { rank, ranks, save: save.into() };
     save_part_as(whole, rank, part_of);
@@ -196,7 +196,7 @@ fn a_renamed_part_is_not_taken_for_another_rank_s() {
     fs::remove_dir_all(part(&whole, 0)).unwrap();
     fs::rename(part(&whole, 1), part(&whole, 0)).unwrap();
     save_part(&whole, 1, 3, "a-7");
-    assert_incomplete(root.path(), &["rank00000 holds the part of rank 1"]);
+    assert_incomplete(root.path(), &["rank00000 holds the share of rank 1"]);
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn what_cannot_be_removed_whole_is_not_touched() {
     fs::create_dir_all(part(&killed, 0)).unwrap();
     fs::write(part(&killed, 0).join("rank00000-0.safetensors.part"), "half").unwrap();
     let error = ringstow::remove(&killed, Disposal::Remove).unwrap_err();
-    assert_says(&error, &["no rank's part is committed", "prune"]);
+    assert_says(&error, &["no rank's share is committed", "prune"]);
     assert_eq!(prune(&killed).unwrap().removed.len(), 2);
 }
 

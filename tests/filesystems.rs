@@ -141,11 +141,11 @@ fn assert_full_disk_is_told_before_a_byte_is_written(on: &Path, too_much: usize)
             let text = error.to_string();
             assert!(text.contains("preallocating") && text.contains("free some space"), "{text}");
             assert!(text.contains("safetensors"), "{text}");
-            let Error::Io { room: Some(room), .. } = error else { panic!("{error:?}") };
-            assert!(room.free < room.needed && room.needed >= too_much as u64, "{room:?}");
+            let Error::Io { space: Some(space), .. } = error else { panic!("{error:?}") };
+            assert!(space.free < space.needed && space.needed >= too_much as u64, "{space:?}");
             let said = format!(
                 "needs {} bytes on this file system, which has {} free",
-                room.needed, room.free
+                space.needed, space.free
             );
             assert!(text.contains(&said), "{text}");
             assert_eq!((job.progress().staged, job.progress().written), (0, 0));

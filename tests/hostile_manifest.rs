@@ -182,7 +182,7 @@ fn a_save_replaces_a_damaged_checkpoint() {
     assert_no_litter(&dir);
 }
 
-/// A manifest's text as that of the part of one of two ranks, its last tensor as the beginning of a
+/// A manifest's text as that of the share of one of two ranks, its last tensor as the beginning of a
 /// larger one of so many bytes.
 fn as_a_part(body: &[u8], bytes: &str) -> String {
     let body = String::from_utf8(body.to_vec()).unwrap();
@@ -200,7 +200,7 @@ fn share_of_a_huge_tensor_takes_no_memory() {
     reseal(&dir, as_a_part(&body, "1152921504606846976").as_bytes());
     let error = load_error(&dir);
     assert!(matches!(error, Error::MissingShare { .. }), "{error:?}");
-    assert_says(&error, &["rank 0's part", "of 1152921504606846976 bytes", "layer.3.weight"]);
+    assert_says(&error, &["rank 0's share", "of 1152921504606846976 bytes", "layer.3.weight"]);
     reseal(&dir, as_a_part(&body, "18446744073709551616").as_bytes());
     assert_format_error(&load_error(&dir), &[]);
     let of_one = as_a_part(&body, "1099511627776").replace("\"ranks\":2", "\"ranks\":1");

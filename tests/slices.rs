@@ -447,7 +447,7 @@ fn rank_share_loads_whole_tensors_and_names_the_others() {
     let hole = |row, rows| (vec![row, 0], vec![rows, 128]);
     assert_eq!(rows.holes(), [hole(0, 128), hole(192, 64)]);
     checkpoint.check_coverage(["whole", "no such tensor"]).unwrap();
-    let said = ["rank 2's part", "4 ranks", "32768 of 131072 bytes of \"rows\"", "dcp.load"];
+    let said = ["rank 2's share", "4 ranks", "32768 of 131072 bytes of \"rows\"", "dcp.load"];
     let refused = |error: Error, words: &[&str]| {
         assert!(matches!(error, Error::MissingShare { .. }), "{error:?}");
         assert_says(&error, words);

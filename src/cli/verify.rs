@@ -109,7 +109,7 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
     })
 }
 
-/// Finds the checkpoints at or under a path, including each rank's part if ranks saved independently. Returns
+/// Finds the checkpoints at or under a path, including each rank's share if ranks saved independently. Returns
 /// the path itself if there are none, so that it is the one that fails.
 fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
     let found = match is_dir(path) {

@@ -11,19 +11,19 @@ pub fn within(shape: &[u64], (offsets, sizes): Extent) -> bool {
             .all(|d| offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= shape[d]))
 }
 
-/// The most dimensions along which an array may be split, and the most corners that are counted
-/// (16 bytes each): a million regions split along four dimensions, with room to spare.
+/// Limits on the dimensions along which an array is split, and on the corners to sort (16 bytes each). A million
+/// regions split along four dimensions stay below both.
 const SPLIT_MAX: usize = 16;
 const CORNERS_MAX: usize = 1 << 25;
 
 /// Whether `regions`, which lie within `shape`, hold each of its elements exactly once.
 ///
-/// Takes n log n time in the number of regions, however they lie. How often an element is held is a step
-/// function, determined by its steps, which are at the regions' corners. So the corners, each counted
-/// as plus or minus one, must cancel except those of the whole array.
+/// Takes n log n time in the number of regions, whatever their arrangement. The number of regions that hold an
+/// element changes only at the regions' corners. So if each corner counts as plus or minus one, those of the regions
+/// must cancel those of the whole array.
 ///
 /// # Errors
-/// Why it cannot be decided: regions split along very many dimensions.
+/// The reason for giving up: the regions are split along too many dimensions.
 pub fn tiles(shape: &[u64], regions: &[Extent]) -> Result<bool, String> {
     if shape.contains(&0) {
         return Ok(true);
@@ -72,20 +72,19 @@ pub struct Survey {
 
 /// Surveys `regions`, which lie within `shape`.
 ///
-/// Cuts the array along one dimension after the other where regions begin or end. Of grids, however
-/// many dimensions they have, that takes time n log n; of regions that lie criss-cross it grows faster,
-/// and is given up.
+/// Cuts the array along one dimension after the other where regions begin or end. This takes n log n time for grids
+/// of any number of dimensions, and longer for regions that cross each other.
 ///
 /// # Errors
-/// What keeps it from being found out: very many regions across each other, or dimensions.
+/// The reason for giving up: too many regions that cross each other, or too many dimensions.
 pub fn survey(shape: &[u64], regions: &[Extent]) -> Result<Survey, String> {
     const STEPS_MIN: usize = 1 << 16;
-    const STEPS_PER_BOX: usize = 64;
+    const STEPS_PER_REGION: usize = 64;
     let regions: Vec<Extent> =
         regions.iter().copied().filter(|(_, sizes)| !sizes.contains(&0)).collect();
     let split = split_dims(shape, &regions);
     let mut sweep = Sweep {
-        steps_left: STEPS_MIN + STEPS_PER_BOX * regions.len(),
+        steps_left: STEPS_MIN + STEPS_PER_REGION * regions.len(),
         at: (vec![0; shape.len()], shape.to_vec()),
         found: Survey::default(),
     };
@@ -112,16 +111,16 @@ fn too_many(regions: usize, split: usize) -> String {
 
 /// A survey in progress.
 struct Sweep {
-    /// Regions that may still be looked at.
+    /// Regions that the sweep may still visit.
     steps_left: usize,
-    /// The piece of the array that is looked at.
+    /// The current piece of the array.
     at: (Vec<u64>, Vec<u64>),
     found: Survey,
 }
 
 impl Sweep {
-    /// Looks at the piece, of which `regions` are those that reach into it: through all of it but along
-    /// `split`. `None` if there is too much to look at.
+    /// Surveys the current piece. `regions` are those that reach into it; except along `split`, each reaches through
+    /// all of it. `None` if that takes too many steps.
     fn cut(&mut self, split: &[usize], regions: &[Extent]) -> Option<()> {
         if regions.is_empty() {
             self.found.holes.push(self.at.clone());
@@ -179,7 +178,7 @@ mod tests {
         (0..elements).map(|n| regions.iter().filter(|b| holds(b, &at(n))).count()).collect()
     }
 
-    /// Splits a box in two again and again, at places that `choices` says.
+    /// Splits a region in two again and again, at the offsets in `choices`.
     fn split(shape: &[u64], choices: &[(usize, usize, u64)]) -> Vec<Owned> {
         let mut regions = vec![(vec![0; shape.len()], shape.to_vec())];
         for &(which, d, at) in choices {
@@ -196,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn boxes_tile_an_array_if_each_element_is_held_once(
+        fn regions_tile_an_array_if_each_element_is_held_once(
             shape in prop::collection::vec(1..6u64, 1..4),
             choices in prop::collection::vec((any::<usize>(), any::<usize>(), any::<u64>()), 0..8),
             moved in prop::option::of((any::<usize>(), any::<usize>(), any::<u64>())),
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_alone_do_not_hide_a_hole() {
+    fn overlap_of_the_same_size_does_not_hide_a_hole() {
         let regions = [(vec![0, 0], vec![2, 2]), (vec![1, 0], vec![2, 2])];
         assert_eq!(tiles(&[4, 2], &lend(&regions)), Ok(false));
         let holes = vec![(vec![3, 0], vec![1, 2])];
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinwheel_that_no_straight_cut_parts_is_fine() {
+    fn pinwheel_without_a_straight_cut_tiles() {
         let regions = [
             (vec![0, 0], vec![1, 2]),
             (vec![0, 2], vec![2, 1]),
@@ -239,13 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn boxes_split_along_a_hundred_dimensions_are_refused_at_once() {
+    fn regions_split_along_a_hundred_dimensions_are_refused() {
         let regions = [(vec![0; 100], vec![1; 100])];
         assert!(tiles(&[2; 100], &lend(&regions)).unwrap_err().contains("100 dimensions"));
     }
 
     #[test]
-    fn boxes_that_lie_criss_cross_by_the_thousand_are_given_up_and_grids_are_not() {
+    fn survey_gives_up_on_crossing_regions_and_not_on_grids() {
         let crossed: Vec<Owned> = (0..4000)
             .flat_map(|i| [(vec![2 * i, 0], vec![1, 8000]), (vec![0, 2 * i], vec![8000, 1])])
             .collect();

@@ -1,4 +1,4 @@
-//! Element types: those of safetensors, and two complex ones that it has no word for.
+//! Element types: those of safetensors, and two complex ones that it lacks.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -12,7 +12,7 @@ macro_rules! dtypes {
         pub enum Dtype { $($(#[$doc])* $name,)* }
 
         impl Dtype {
-            /// All of them.
+            /// All types.
             pub const ALL: &'static [Dtype] = &[$(Dtype::$name,)*];
 
             /// Bits of one element.
@@ -25,7 +25,7 @@ macro_rules! dtypes {
                 match self { $(Dtype::$name => stringify!($name),)* }
             }
 
-            /// The same type in the safetensors format; `None` where that has none.
+            /// The same type in the safetensors format; `None` if that lacks it.
             pub fn safetensors(self) -> Option<safetensors::Dtype> {
                 match self { $(Dtype::$name => $stored,)* }
             }
@@ -76,7 +76,7 @@ dtypes! {
     F8_E4M3FNUZ = 8, Some(safetensors::Dtype::F8_E4M3FNUZ);
     /// float8 e5m2 ("fnuz").
     F8_E5M2FNUZ = 8, Some(safetensors::Dtype::F8_E5M2FNUZ);
-    /// Complex of two F16. Lies in its shard as U8, under a reserved name.
+    /// Complex of two F16. Stored in its shard as U8, under a reserved name.
     C32 = 32, None;
     /// Complex of two F32.
     C64 = 64, Some(safetensors::Dtype::C64);
@@ -96,7 +96,7 @@ impl Dtype {
     }
 
     /// Bytes of a dense tensor of this shape; `None` if that overflows 2^63 or, for types of less
-    /// than a byte, is no whole number.
+    /// than a byte, is not a whole number.
     pub fn nbytes(self, shape: &[u64]) -> Option<u64> {
         if shape.contains(&0) {
             return Some(0);

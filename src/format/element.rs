@@ -1,14 +1,14 @@
-//! Rust's types that are elements of tensors.
+//! Rust types of tensor elements.
 
 use super::Dtype;
 use crate::error::{Error, Result};
 
-/// A Rust type that is some [`Dtype`]'s element.
+/// A Rust type of a tensor's elements.
 pub trait Element: bytemuck::Pod {
-    /// That type.
+    /// The corresponding [`Dtype`].
     const DTYPE: Dtype;
 
-    /// The elements in the bytes of the tensor of a name.
+    /// Casts the bytes of the tensor `name` to its elements.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the tensor is of another type.

@@ -1,8 +1,8 @@
 //! The header of a shard, a valid safetensors file: 8 bytes of length (little endian), then JSON
 //! padded with spaces so that the data section starts on a multiple of 4096.
 //!
-//! The header of a million tensors has 150 MB. So it is never in memory as a whole: laying out a shard
-//! measures it, and writing a run of it makes the text of that run.
+//! The header of a million tensors takes 150 MB, so it is never in memory as a whole: laying out a shard only
+//! measures it, and writing a run of it makes the text of that run alone.
 
 use super::manifest::VERSION;
 use super::{Dtype, Item, TensorInfo, names};
@@ -13,13 +13,13 @@ use std::borrow::Cow;
 /// Bytes before the JSON: its length.
 const LENGTH_BYTES: u64 = 8;
 
-/// How many passages are made in vain at most, to begin in the midst of a header.
+/// Most passages that are made and dropped to start in the middle of a header.
 const PASSAGES_A_MARK: usize = 16;
 
 /// A tensor's place in a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed<'a> {
-    /// What it is.
+    /// The item.
     pub item: &'a Item,
     /// First byte, from the start of the data section.
     pub begin: u64,
@@ -38,7 +38,7 @@ pub enum Reader {
 
 /// The length of a shard's header, before the offsets of its items are known.
 ///
-/// Exact but for the items' offsets, which are counted as if each had as many digits as the end of
+/// Exact except for the items' offsets, which are counted as if each had as many digits as the end of
 /// the data.
 #[derive(Debug, Clone, Copy)]
 pub struct Length {
@@ -51,7 +51,7 @@ pub struct Length {
 }
 
 impl Length {
-    /// That of a shard without items.
+    /// The length of the header of an empty shard.
     pub fn empty(reader: Reader) -> Self {
         let fixed = reader.opening().len() + reader.middle().len() + CLOSING.len();
         Self { reader, fixed: fixed as u64, items: 0, data: 0 }
@@ -64,13 +64,13 @@ impl Length {
         Self { fixed, items: self.items + 1, data: self.data.saturating_add(nbytes), ..self }
     }
 
-    /// Bytes of the header at most: length, JSON, padding.
+    /// Most bytes of the header: length, JSON, padding.
     pub fn bytes_max(&self) -> u64 {
         (LENGTH_BYTES + self.fixed + 2 * self.items * digits(self.data))
             .next_multiple_of(ALIGN as u64)
     }
 
-    /// Bytes of the file at most.
+    /// Most bytes of the file.
     pub fn file_bytes_max(&self) -> u64 {
         self.bytes_max().saturating_add(self.data)
     }
@@ -102,7 +102,7 @@ fn escaped(text: &str) -> (u64, u64) {
         0..0x20 => (6, 7),
         _ => (1, 1),
     };
-    // Of nearly all names, and told without a branch a byte.
+    // True for nearly all names, and found without a branch per byte.
     let is_plain =
         text.bytes().fold(true, |plain, b| plain & (b >= 0x20 && b != b'"' && b != b'\\'));
     if is_plain {
@@ -121,19 +121,18 @@ fn digits(number: u64) -> u64 {
     1 + u64::from(number.checked_ilog10().unwrap_or(0))
 }
 
-/// What an item is in its shard: itself, or bytes under a reserved name where safetensors has no
-/// word for it.
+/// How an item is stored in its shard: as itself, or as bytes under a reserved name if safetensors cannot express it.
 #[derive(Debug)]
 pub struct Stored<'a> {
     /// Name in the shard.
     pub name: Cow<'a, str>,
     /// Element type in the shard.
     pub dtype: safetensors::Dtype,
-    /// Elements a dimension in the shard; owned where they are the item's bytes.
+    /// Elements per dimension in the shard; owned if it counts the item's bytes.
     pub shape: Cow<'a, [u64]>,
 }
 
-/// What an item is in its shard.
+/// Returns how an item is stored in its shard.
 pub fn stored_as(item: &Item) -> Stored<'_> {
     let TensorInfo { name, dtype, shape } = &item.info;
     let (dtype, shape) = match dtype.safetensors() {
@@ -148,19 +147,18 @@ pub fn stored_as(item: &Item) -> Stored<'_> {
     Stored { name, dtype, shape }
 }
 
-/// Names that mean something else to a reader of safetensors, or could be taken for ours.
+/// Whether a name means something else to readers of safetensors, or looks like a reserved name.
 fn is_reserved(name: &str) -> bool {
     name == "__metadata__" || name.starts_with(names::RESERVED_PREFIX)
 }
 
-/// Whether safetensors has a word for an item, and its name is free there: it lies in a file as what
-/// it is.
+/// Whether an item is stored as itself: safetensors has its type, and its name is not reserved.
 pub fn is_plain(item: &Item) -> bool {
     !item.object && !is_reserved(&item.info.name) && item.info.dtype.safetensors().is_some()
 }
 
-/// The first bytes of a shard, up to its data section: length, JSON, padding. It knows how long they
-/// are, and makes them where they are wanted.
+/// The first bytes of a shard, up to its data section: length, JSON, padding. Knows their length, and makes them on
+/// demand.
 #[derive(Debug, Clone)]
 pub struct Header {
     reader: Reader,
@@ -171,12 +169,12 @@ pub struct Header {
     marks: Vec<u64>,
 }
 
-/// The header is made of these, one after the other.
+/// A section of the header, in order.
 #[derive(Debug, Clone, Copy)]
 enum Passage {
-    /// The length, and the metadata up to where boxes lie in their tensors.
+    /// The length, and the metadata before the offsets of regions.
     Opening,
-    /// Where the item of this number lies in its tensor: JSON, in a text in JSON.
+    /// The offsets of the item of this number in its tensor: JSON in a string in JSON.
     Offsets(usize),
     /// The metadata's end.
     Middle,
@@ -188,7 +186,7 @@ enum Passage {
 const CLOSING: &str = "}";
 
 impl Header {
-    /// The header of so many tensors, of which `tensor` gives each.
+    /// Measures the header of `tensors` tensors. `tensor` returns each by its number.
     pub fn new<'a>(reader: Reader, tensors: usize, tensor: impl Fn(usize) -> Placed<'a>) -> Self {
         let mut header = Self { reader, tensors, unpadded: 0, marks: Vec::new() };
         header.marks.reserve_exact(header.passage_count().div_ceil(PASSAGES_A_MARK));
@@ -201,12 +199,12 @@ impl Header {
         header
     }
 
-    /// How long it is: a multiple of 4096.
+    /// Its length, a multiple of 4096.
     pub fn bytes(&self) -> u64 {
         self.unpadded.next_multiple_of(ALIGN as u64)
     }
 
-    /// Writes its bytes from an offset on. `tensor` gives what it gave to [`Header::new`].
+    /// Writes its bytes from an offset on. `tensor` returns the same as for [`Header::new`].
     pub fn write<'a>(&self, from: u64, to: &mut [u8], tensor: impl Fn(usize) -> Placed<'a>) {
         let mark = self.marks.partition_point(|&mark| mark <= from) - 1;
         let (mut skip, mut filled) = ((from - self.marks[mark]) as usize, 0);
@@ -248,7 +246,7 @@ impl Header {
         }
     }
 
-    /// Bytes of what [`Header::push_passage`] pushes, without making it.
+    /// Bytes that [`Header::push_passage`] would push.
     fn passage_bytes<'a>(&self, passage: Passage, tensor: impl Fn(usize) -> Placed<'a>) -> u64 {
         match passage {
             Passage::Opening => LENGTH_BYTES + self.reader.opening().len() as u64,
@@ -300,13 +298,13 @@ impl Header {
 }
 
 impl Reader {
-    /// Whether the header is to say where boxes lie in their tensors.
+    /// Whether the header says where regions lie in their tensors.
     fn wants_offsets(self) -> bool {
         self == Self::Any
     }
 
-    /// Up to the offsets. `format` is asked for by Hugging Face transformers, `DCP_SHARDING_INFO` by the
-    /// Hugging Face reader of torch.distributed.checkpoint. Values are strings: safetensors allows no others.
+    /// The text before the offsets. Hugging Face transformers needs `format`, and the Hugging Face reader of
+    /// torch.distributed.checkpoint `DCP_SHARDING_INFO`. Values are strings: safetensors allows no others.
     fn opening(self) -> String {
         match self {
             Self::Any => format!(
@@ -316,7 +314,7 @@ impl Reader {
         }
     }
 
-    /// From the offsets to the first tensor.
+    /// The text between the offsets and the first tensor.
     fn middle(self) -> &'static str {
         match self {
             Self::Any => r#"}"}"#,
@@ -340,21 +338,21 @@ struct Entry<'a> {
     data_offsets: [u64; 2],
 }
 
-const SAYABLE: &str = "text, numbers and lists of them can be said in JSON";
+const IS_JSON: &str = "text, numbers and lists of them are valid JSON";
 
 fn in_json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect(SAYABLE)
+    serde_json::to_string(value).expect(IS_JSON)
 }
 
 fn push_json(to: &mut Vec<u8>, value: &impl Serialize) {
-    serde_json::to_writer(to, value).expect(SAYABLE);
+    serde_json::to_writer(to, value).expect(IS_JSON);
 }
 
-/// Alignment that a tensor of this many bytes gets when larger powers of two come first: the
-/// largest power of two that divides its size, 4096 at most.
+/// The alignment of a tensor of this many bytes in its shard: the largest power of two that divides its size, at most
+/// 4096.
 ///
-/// Every dtype of a whole number of bytes divides its tensor's size, so each tensor is aligned to
-/// its dtype, and most to far more, without a hole between any two.
+/// A shard holds the tensors with larger alignments first, so each is aligned to its elements, and most to far more,
+/// without padding between them.
 pub fn natural_alignment(nbytes: u64, dtype: Dtype) -> u64 {
     debug_assert!(dtype.bits() < 8 || nbytes.is_multiple_of(dtype.bits() / 8));
     match nbytes {

@@ -1,4 +1,4 @@
-//! Headers, read back by the safetensors library and piece by piece.
+//! Headers, read back by the safetensors library and compared with serde_json.
 
 use super::*;
 use crate::format::Region;
@@ -33,7 +33,7 @@ fn written(tensors: &[Placed], reader: Reader) -> Vec<u8> {
 }
 
 #[test]
-fn the_safetensors_library_reads_it() {
+fn safetensors_library_reads_a_header() {
     let tensors = [
         item("empty", Dtype::I64, &[0, 5]),
         item("größe \u{1F980}\n\"", Dtype::F32, &[2, 3]),
@@ -56,7 +56,7 @@ fn the_safetensors_library_reads_it() {
 }
 
 #[test]
-fn a_box_says_where_it_lies() {
+fn region_has_its_offsets_in_the_header() {
     let region = Some(Region { shape: vec![4, 3], offsets: vec![2, 0] });
     let tensors = [Item { region, ..item("w", Dtype::U8, &[2, 3]) }, item("b", Dtype::U8, &[])];
     let header = written(&placed(&tensors), Reader::Any);
@@ -87,7 +87,7 @@ fn any_item() -> impl Strategy<Value = Item> {
 
 proptest! {
     #[test]
-    fn a_header_is_as_long_as_was_said_but_for_the_digits_of_its_offsets(
+    fn length_is_exact_except_for_digits_of_offsets(
         items in prop::collection::vec(any_item(), 0..40),
         reader in prop::sample::select(vec![Reader::Any, Reader::Model]),
     ) {
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_is_the_same_in_whatever_runs_it_is_written(
+    fn header_is_the_same_in_runs_of_any_length(
         items in prop::collection::vec(any_item(), 0..80),
         reader in prop::sample::select(vec![Reader::Any, Reader::Model]),
         run in 1..5000usize,
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn a_header_says_what_it_says_in_compact_json(
+    fn header_is_compact_json(
         items in prop::collection::vec(any_item(), 0..40),
     ) {
         let mut offsets = String::from("{");
@@ -150,7 +150,7 @@ proptest! {
 }
 
 #[test]
-fn the_length_of_a_header_of_many_tensors_is_a_few_per_cent_too_long_at_most() {
+fn length_is_at_most_two_percent_too_long() {
     let items: Vec<Item> = (0..10_000)
         .map(|i| item(&format!("layers.{}.attention.weight", i), Dtype::F32, &[1 + i % 512, 16]))
         .collect();

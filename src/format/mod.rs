@@ -1,5 +1,5 @@
-//! Bytes on disk, without any I/O: dtypes, the shard's header, the manifest, the names of files.
-//! `docs/format.md` says the same in prose.
+//! The format of the bytes on disk: dtypes, the shard's header, the manifest, the names of files. No I/O.
+//! `docs/format.md` specifies it.
 
 pub mod cover;
 pub mod dtype;
@@ -25,8 +25,8 @@ pub use value::Value;
 use crate::error::{Error, Result};
 use smallvec::SmallVec;
 
-/// Elements a dimension, in a manifest's entry. A vector's or a matrix' lies in the entry itself: of
-/// many small tensors, an allocation for each list would be more than the lists.
+/// Elements per dimension, in a manifest's entry. The entry itself has space for two, since an allocation would take
+/// more memory than such a list.
 pub type Shape = SmallVec<[u64; 2]>;
 
 /// A tensor's name, element type and shape: all that a layout depends on.
@@ -36,7 +36,7 @@ pub struct TensorInfo {
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
-    /// Elements a dimension; empty for a 0-dim tensor.
+    /// Elements per dimension; empty for a 0-dim tensor.
     pub shape: Vec<u64>,
 }
 
@@ -44,7 +44,7 @@ impl TensorInfo {
     /// Bytes of the dense data.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the size overflows or is no whole number of bytes.
+    /// [`Error::Invalid`] when the size overflows or is not a whole number of bytes.
     pub fn nbytes(&self) -> Result<u64> {
         self.dtype.nbytes(&self.shape).ok_or_else(|| {
             Error::invalid(format!(
@@ -85,7 +85,7 @@ pub struct Item {
 /// Where a region lies in its tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Elements a dimension, of the whole tensor.
+    /// Elements per dimension, of the whole tensor.
     pub shape: Vec<u64>,
     /// Where the region starts, one number per dimension.
     pub offsets: Vec<u64>,
@@ -118,7 +118,7 @@ impl Item {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "tensor {name:?}: a box of {sizes:?} at {offsets:?} does not lie in {dtype} {shape:?}"
+            "tensor {name:?}: a region of {sizes:?} at {offsets:?} does not lie in {dtype} {shape:?}"
         )))
     }
 }

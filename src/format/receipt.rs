@@ -48,32 +48,32 @@ impl Receipt {
         format!("{:08x} {} {}", hasher.finalize(), self.session, self.write)
     }
 
-    /// As bytes, for the journey.
+    /// Encodes it, to be sent to the coordinator.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it cannot be said in JSON, which would be a bug.
+    /// [`Error::Invalid`] if it cannot be written as JSON, which would be a bug.
     pub fn encode(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
             .map_err(|e| Error::invalid(format!("the receipt cannot be written: {e}")))
     }
 
-    /// The receipt that [`Receipt::encode`] made these bytes of.
+    /// Decodes what [`Receipt::encode`] returned.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they are none.
+    /// [`Error::Invalid`] if the bytes are not a receipt.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         serde_json::from_slice(bytes).map_err(|e| {
-            Error::invalid(format!("a rank's receipt of {} bytes is none: {e}", bytes.len()))
+            Error::invalid(format!("these {} bytes are not a rank's receipt: {e}", bytes.len()))
         })
     }
 }
 
-/// Puts the ranks' parts together. A box that several ranks wrote counts once.
+/// Merges the receipts of all ranks. A region that several ranks wrote counts once.
 ///
-/// Whether the boxes cover their tensors is for the manifest to check.
+/// Does not check that the regions cover their tensors: the manifest does.
 ///
 /// # Errors
-/// [`Error::Invalid`] for two receipts of one rank, for one that names a file which it does not list,
+/// [`Error::Invalid`] for two receipts of one rank, for a receipt with a chunk in a file that it does not list,
 /// and for ranks that disagree on the block size or on a tensor's dtype or shape.
 pub fn merge(mut receipts: Vec<Receipt>) -> Result<Merged> {
     receipts.sort_by_key(|receipt| receipt.rank);
@@ -88,7 +88,7 @@ pub fn merge(mut receipts: Vec<Receipt>) -> Result<Merged> {
         let (first_file, files) = (merged.files.len() as u32, receipt.files.len());
         merged.files.extend(receipt.files);
         for mut tensor in receipt.tensors {
-            // Else it would be another rank's file.
+            // Otherwise the number would mean another rank's file.
             if let Some(chunk) = tensor.chunks.iter().find(|chunk| chunk.file as usize >= files) {
                 return Err(Error::invalid(format!(
                     "the receipt of rank {} has tensor {:?} in file number {} of {files}",
@@ -149,7 +149,7 @@ fn check_same(known: &TensorEntry, rank: u32, new: &TensorEntry, its_rank: u32) 
     )))
 }
 
-/// Keeps the first of the chunks that start at the same place and are as large: replicas.
+/// Keeps the first of the chunks with the same offsets and sizes: the others are replicas.
 fn drop_repeated(tensor: &mut TensorEntry) {
     if tensor.chunks.len() < 2 {
         return;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_of_all_ranks_come_together_and_replicas_count_once() {
+    fn regions_of_all_ranks_are_merged_and_replicas_count_once() {
         let one = receipt(1, vec![tensor("w", &[4], &[(2, 2)]), tensor("r", &[1], &[(0, 1)])]);
         let zero = receipt(0, vec![tensor("w", &[4], &[(0, 2)]), tensor("r", &[1], &[(0, 1)])]);
         let merged = merge(vec![one, zero]).unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_disagree_are_named() {
+    fn disagreeing_ranks_are_named() {
         let of = |shape: &[u64]| vec![tensor("w", shape, &[(0, 1)])];
         let error = merge(vec![receipt(0, of(&[4])), receipt(1, of(&[5]))]).unwrap_err();
         assert!(error.to_string().contains("U8 [4] on rank 0 and U8 [5] on rank 1"), "{error}");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_a_receipt_does_not_list_is_no_other_ranks() {
+    fn chunk_in_a_file_that_the_receipt_does_not_list_is_refused() {
         for file in [1, u32::MAX] {
             let mut astray = tensor("w", &[4], &[(0, 4)]);
             astray.chunks[0].file = file;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receipt_survives_the_journey() {
+    fn receipt_round_trips() {
         let sent = receipt(2, vec![tensor("w", &[4], &[(0, 4)])]);
         assert_eq!(Receipt::decode(&sent.encode().unwrap()).unwrap(), sent);
         assert!(Receipt::decode(b"{}").is_err());

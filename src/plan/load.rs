@@ -51,6 +51,8 @@ pub enum Unit {
 /// costs a disk about as much as these bytes.
 const PAGES_GAP: u64 = 32 << 10;
 
+const PAGE: u64 = ALIGN as u64;
+
 impl Unit {
     /// Ranges closer than this are read as one.
     fn gap(self) -> u64 {
@@ -64,30 +66,29 @@ impl Unit {
     ///
     /// `file_bytes` has each file's length. Wants lie within their files and may be empty.
     pub fn reads(self, wants: &[Want], file_bytes: &[u64]) -> Vec<BlockRead> {
-        // Reads begin and end on multiples of `grain`; ranges fewer than `apart` bytes apart then are merged.
+        // Whole grains are read, and ranges fewer than `apart` grains apart are merged.
         let (grain, apart, most, numbered_by) = match self {
-            Self::Blocks { bytes, most } => (bytes, 1, (most / bytes).max(1) * bytes, bytes),
-            Self::Pages(most) => (ALIGN as u64, PAGES_GAP, most, most),
+            Self::Blocks { bytes, most } => (bytes, 1, most, bytes),
+            Self::Pages(most) => (PAGE, PAGES_GAP / PAGE, most, most),
         };
         let wanted = wants.iter().filter(|want| !want.range.is_empty());
-        let mut ranges: Vec<(usize, Range<u64>)> = wanted
-            .map(|Want { file, range }| {
-                let end = range.end.next_multiple_of(grain).min(file_bytes[*file]);
-                (*file, range.start / grain * grain..end)
-            })
-            .collect();
+        let grains = |range: &Range<u64>| range.start / grain..range.end.div_ceil(grain);
+        let mut ranges: Vec<(usize, Range<u64>)> =
+            wanted.map(|want| (want.file, grains(&want.range))).collect();
         ranges.sort_unstable_by_key(|(file, range)| (*file, range.start));
         ranges.dedup_by(|(file, range), (before, merged)| {
-            let joins = file == before && range.start < merged.end.saturating_add(apart);
+            let joins = file == before && range.start < merged.end + apart;
             if joins {
                 merged.end = merged.end.max(range.end);
             }
             joins
         });
+        let together = (most / grain).max(1);
         let cut = |(file, range): (usize, Range<u64>)| {
-            let end = range.end;
-            range.step_by(most as usize).map(move |offset| {
-                let len = (end - offset).min(most) as usize;
+            let end = (range.end * grain).min(file_bytes[file]);
+            range.step_by(together as usize).map(move |number| {
+                let offset = number * grain;
+                let len = (end - offset).min(together * grain) as usize;
                 BlockRead { file, block: (offset / numbered_by) as usize, offset, len }
             })
         };

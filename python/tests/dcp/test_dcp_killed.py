@@ -76,7 +76,7 @@ def kill(ranks, path, victim, moment):
         (1, "while writing", "of 2 ranks, .*1 had not finished writing"),
         (0, "while writing", "of 2 ranks, ranks? 0.* had not finished writing"),
         (1, "after writing", None),
-        (0, "before the commit", "all 2 ranks had written their parts"),
+        (0, "before the commit", "all 2 ranks had written their shares"),
     ],
 )
 def test_a_rank_that_is_killed_is_named_and_harms_nothing(ranks, tmp_path, victim, moment, missing):

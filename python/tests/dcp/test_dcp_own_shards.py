@@ -94,7 +94,7 @@ def test_another_layout_or_fewer_ranks_are_refused_by_name(ranks, tmp_path, layo
             # Of a matrix that is cut by columns there, of the other one in part.
             name = "model.second.weight" if layout == "tp" else WEIGHT
             assert f'bytes of "{name}"' in text
-            assert f"it is rank {rank}'s part of what 2 ranks saved each by itself" in text
+            assert f"it is rank {rank}'s share of what 2 ranks saved each by itself" in text
             assert "load it with dcp.load on 2 ranks" in text
             if layout == "plain":
                 assert f'only {whole // 2} of {whole} bytes of "{WEIGHT}"' in text
@@ -105,7 +105,7 @@ def part(ranks, path):
     return path / "rank00000"
 
 
-SAID = r'rank 0\'s part of what 2 ranks saved .* bytes of "model\.first\.weight".* dcp\.load on 2'
+SAID = r'rank 0\'s share of what 2 ranks saved .* bytes of "model\.first\.weight".* dcp\.load on 2'
 
 
 def test_one_part_gives_what_it_holds_whole(ranks, tmp_path):

@@ -1,4 +1,4 @@
-//! What every reader of a manifest relies on.
+//! Checks what every reader of a manifest relies on.
 
 use super::{FileEntry, Manifest, RankShare, TensorEntry};
 use crate::format::{Dtype, names};
@@ -6,13 +6,12 @@ use crate::limits::ALIGN;
 use std::collections::HashSet;
 
 impl<T, S> Manifest<T, S> {
-    /// Checks the list of files: names that stay in the directory, each of its own, and as many
-    /// checksums as blocks.
+    /// Checks the list of files: unique names that stay in the directory, and a checksum for each checksum chunk.
     pub(super) fn check_files(&self) -> std::result::Result<(), String> {
         if !self.block_bytes.is_multiple_of(ALIGN as u64)
             || !(ALIGN as u64..=1 << 30).contains(&self.block_bytes)
         {
-            return Err(format!("block_bytes is {}, no multiple of 4096", self.block_bytes));
+            return Err(format!("block_bytes is {}, not a multiple of 4096", self.block_bytes));
         }
         self.part_of.as_ref().map_or(Ok(()), RankShare::check)?;
         let mut names = HashSet::new();
@@ -46,9 +45,8 @@ impl<T, S> Manifest<T, S> {
 }
 
 impl Manifest {
-    /// Checks all that readers rely on: names that stay in the directory, sizes that do not
-    /// overflow, chunks that lie in their files and do not overlap. They cover their tensors, but in
-    /// one rank's [part](RankShare) of what several saved.
+    /// Checks all that readers rely on: names that stay in the directory, sizes that do not overflow, chunks that lie
+    /// in their files and do not overlap. Chunks must cover their tensors, except in a [rank's share](RankShare).
     ///
     /// # Errors
     /// What is wrong, as a sentence.
@@ -110,13 +108,13 @@ impl Manifest {
             }
         }
         if tensor.object && (tensor.dtype, tensor.shape.len()) != (Dtype::U8, 1) {
-            return Err(format!("{name:?} is an object, but no byte string"));
+            return Err(format!("{name:?} is an object, but not a byte string"));
         }
         self.check_cover(tensor, held, whole)
     }
 
-    /// Checks that chunks which hold `held` of the `whole` bytes are all of their tensor, each element
-    /// once; of a rank's part, only that they hold none twice.
+    /// Checks that chunks which hold `held` of the `whole` bytes cover their tensor, each element once. In a rank's
+    /// share, checks only that they hold no element twice.
     fn check_cover(
         &self,
         tensor: &TensorEntry,
@@ -124,14 +122,14 @@ impl Manifest {
         whole: u64,
     ) -> std::result::Result<(), String> {
         let name = &tensor.name;
-        // Of what one rank saved alone, nobody else has the rest.
+        // If only one rank saved, no other checkpoint has the rest.
         let may_lack = !tensor.object && self.part_of.as_ref().is_some_and(|of| of.ranks > 1);
         if tensor.chunks.is_empty() || held > whole || (held < whole && !may_lack) {
             return Err(format!("tensor {name:?}: its chunks hold {held} of {whole} bytes"));
         }
         match tensor.is_disjoint(held == whole) {
             Ok(true) => Ok(()),
-            // If the sum is right, something is held twice where there is a hole.
+            // If the bytes add up, there is a hole for each element that is held twice.
             Ok(false) => Err(format!("tensor {name:?}: its chunks overlap each other")),
             Err(why) => Err(format!("tensor {name:?}: its {why}")),
         }
@@ -146,7 +144,7 @@ mod tests {
     use crate::format::Chunk;
     use smallvec::smallvec;
 
-    /// The reason for which a changed manifest is refused.
+    /// The reason why a changed manifest is refused.
     fn refused(change: impl FnOnce(&mut Manifest)) -> String {
         let mut manifest = sample();
         change(&mut manifest);
@@ -168,7 +166,7 @@ mod tests {
             ("0 of 80 bytes", |m| m.tensors[1].chunks.clear()),
             ("checksums", |m| m.files[0].crc32.clear()),
             ("block_bytes", |m| m.block_bytes = 0),
-            ("no byte string", |m| m.tensors[1].object = true),
+            ("not a byte string", |m| m.tensors[1].object = true),
             ("rank 2 of 2", |m| m.part_of = share_of(2, 2)),
             ("rank 0 of 0", |m| m.part_of = share_of(0, 0)),
             ("more than", |m| m.part_of = share_of(0, u32::MAX)),
@@ -180,25 +178,27 @@ mod tests {
 
     #[test]
     fn chunks_must_lie_in_their_tensor_and_cover_it() {
-        let boxed = |offsets: &[u64], sizes: &[u64]| Chunk {
+        let region = |offsets: &[u64], sizes: &[u64]| Chunk {
             file: 0,
             begin: 4096,
             offsets: Some(offsets.into()),
             sizes: Some(sizes.into()),
         };
         let refused_chunk = |chunk: Chunk| refused(|m| m.tensors[0].chunks = smallvec![chunk]);
-        assert!(refused_chunk(boxed(&[5, 0], &[6, 20])).contains("outside"));
-        assert!(refused_chunk(boxed(&[u64::MAX, 0], &[2, 20])).contains("outside"));
-        assert!(refused_chunk(boxed(&[0], &[10])).contains("outside"));
-        assert!(refused_chunk(boxed(&[0, 0], &[5, 20])).contains("400 of 800"));
-        let twice =
-            smallvec![boxed(&[0, 0], &[5, 20]), Chunk { begin: 8192, ..boxed(&[4, 0], &[5, 20]) }];
+        assert!(refused_chunk(region(&[5, 0], &[6, 20])).contains("outside"));
+        assert!(refused_chunk(region(&[u64::MAX, 0], &[2, 20])).contains("outside"));
+        assert!(refused_chunk(region(&[0], &[10])).contains("outside"));
+        assert!(refused_chunk(region(&[0, 0], &[5, 20])).contains("400 of 800"));
+        let twice = smallvec![
+            region(&[0, 0], &[5, 20]),
+            Chunk { begin: 8192, ..region(&[4, 0], &[5, 20]) }
+        ];
         assert!(refused(|m| m.tensors[0].chunks = twice).contains("overlap each other"));
     }
 
-    /// The sample as rank 1's part of two, whose first tensor, of [10, 20], has these boxes: rows
-    /// and how many, columns and how many.
-    fn part(boxes: &[[u64; 4]]) -> Manifest {
+    /// The sample as the share of rank 1 of 2. Its first tensor, of [10, 20], has these regions: first row, rows, first
+    /// column, columns.
+    fn share(regions: &[[u64; 4]]) -> Manifest {
         let mut manifest = sample();
         manifest.part_of = Some(RankShare { rank: 1, ranks: 2, save: "a".into() });
         let mut begin = 5000;
@@ -207,20 +207,20 @@ mod tests {
             begin += 800;
             Chunk { file: 0, begin, offsets: Some([row, column].into()), sizes }
         };
-        manifest.tensors[0].chunks = boxes.iter().map(chunk).collect();
+        manifest.tensors[0].chunks = regions.iter().map(chunk).collect();
         manifest
     }
 
     #[test]
-    fn a_part_may_hold_only_some_of_a_tensor_and_a_whole_may_not() {
-        for (boxes, held, holes) in [
+    fn only_a_share_of_several_may_lack_regions() {
+        for (regions, held, holes) in [
             (&[[5, 5, 0, 20]][..], 400, &[[0, 5, 0, 20]][..]),
             (&[[10, 0, 0, 20]], 0, &[[0, 10, 0, 20]]),
             (&[[0, 0, 0, 20], [2, 8, 0, 20]], 640, &[[0, 2, 0, 20]]),
             (&[[0, 5, 10, 10], [5, 5, 0, 10]], 400, &[[0, 5, 0, 10], [5, 5, 10, 10]]),
             (&[[0, 10, 0, 20]], 800, &[]),
         ] {
-            let mut manifest = part(boxes);
+            let mut manifest = share(regions);
             let read = decode(&manifest).unwrap();
             assert_eq!(read.tensors[0].held_bytes(), held);
             let holes: Vec<(Vec<u64>, Vec<u64>)> =
@@ -237,21 +237,21 @@ mod tests {
     }
 
     #[test]
-    fn what_a_part_holds_it_holds_once_and_its_objects_are_whole() {
+    fn share_holds_no_element_twice_and_its_objects_are_complete() {
         let refused = |manifest: &Manifest| decode(manifest).unwrap_err().to_string();
-        let twice = part(&[[0, 2, 0, 20], [1, 2, 0, 20]]);
+        let twice = share(&[[0, 2, 0, 20], [1, 2, 0, 20]]);
         assert!(refused(&twice).contains("overlap each other"));
-        assert!(refused(&part(&[[0, 10, 0, 20], [1, 0, 0, 20], [1, 1, 0, 1]])).contains("804 of"));
-        assert!(refused(&part(&[[5, 6, 0, 20]])).contains("outside"));
-        assert!(refused(&part(&[])).contains("0 of 800"));
-        let mut object = part(&[[5, 5, 0, 20]]);
+        assert!(refused(&share(&[[0, 10, 0, 20], [1, 0, 0, 20], [1, 1, 0, 1]])).contains("804 of"));
+        assert!(refused(&share(&[[5, 6, 0, 20]])).contains("outside"));
+        assert!(refused(&share(&[])).contains("0 of 800"));
+        let mut object = share(&[[5, 5, 0, 20]]);
         let entry = &mut object.tensors[0];
         (entry.dtype, entry.shape, entry.object) = (Dtype::U8, smallvec![20], true);
         entry.chunks[0].offsets = Some([5].into());
         entry.chunks[0].sizes = Some([5].into());
         assert!(refused(&object).contains("5 of 20 bytes"));
-        // Very many boxes that lie across each other are not looked through.
-        let mut crossed = part(&[]);
+        // Too many regions that cross each other.
+        let mut crossed = share(&[]);
         crossed.files[0].bytes = 1 << 30;
         crossed.files[0].crc32 = vec![0; 1 << 17];
         let entry = &mut crossed.tensors[0];

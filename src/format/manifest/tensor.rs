@@ -13,16 +13,16 @@ pub struct TensorEntry {
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
-    /// Elements a dimension, of the whole tensor.
+    /// Elements per dimension, of the whole tensor.
     pub shape: Shape,
-    /// Where its bytes are. Most tensors have one chunk, which lies in the entry itself.
+    /// Where its bytes are. The entry itself has space for one chunk, as most tensors have.
     pub chunks: SmallVec<[Chunk; 1]>,
     /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub object: bool,
 }
 
-/// A box of a tensor, dense in row-major order in one file.
+/// A region of a tensor, dense in row-major order in one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chunk {
@@ -30,10 +30,10 @@ pub struct Chunk {
     pub file: u32,
     /// Offset of its first byte in that file.
     pub begin: u64,
-    /// Where in the tensor it starts, one a dimension; absent for a chunk that is all of it.
+    /// Where in the tensor it starts, one number per dimension; absent if it is the whole tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offsets: Option<Box<[u64]>>,
-    /// Its extent, one a dimension; absent for a chunk that is all of it.
+    /// Its size, one number per dimension; absent if it is the whole tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sizes: Option<Box<[u64]>>,
 }
@@ -44,24 +44,24 @@ impl TensorEntry {
         TensorInfo { name: self.name.clone(), dtype: self.dtype, shape: self.shape.to_vec() }
     }
 
-    /// Whether chunks, all within the shape, hold no element twice; and where in sum they are as large
-    /// as the tensor, therefore all of it.
+    /// Whether chunks, all within the shape, hold no element twice. `is_whole`: they are as large as the tensor, so
+    /// they then hold all of it.
     pub(super) fn is_disjoint(&self, is_whole: bool) -> std::result::Result<bool, String> {
         if self.chunks.len() == 1 {
             return Ok(true);
         }
-        self.with_boxes(|boxes| match is_whole {
-            true => cover::tiles(&self.shape, boxes),
-            false => cover::survey(&self.shape, boxes).map(|survey| !survey.overlap),
+        self.with_regions(|regions| match is_whole {
+            true => cover::tiles(&self.shape, regions),
+            false => cover::survey(&self.shape, regions).map(|survey| !survey.overlap),
         })
     }
 
-    fn with_boxes<T>(&self, look: impl FnOnce(&[Extent]) -> T) -> T {
+    fn with_regions<T>(&self, look: impl FnOnce(&[Extent]) -> T) -> T {
         let zeros = vec![0; self.shape.len()];
-        let boxes = self.chunks.iter().map(|Chunk { offsets, sizes, .. }| {
+        let regions = self.chunks.iter().map(|Chunk { offsets, sizes, .. }| {
             (offsets.as_deref().unwrap_or(&zeros), sizes.as_deref().unwrap_or(&self.shape))
         });
-        look(&boxes.collect::<Vec<Extent>>())
+        look(&regions.collect::<Vec<Extent>>())
     }
 
     /// Bytes of the whole tensor. A manifest that was read has only sizes that fit.
@@ -69,7 +69,7 @@ impl TensorEntry {
         self.dtype.nbytes(&self.shape).unwrap_or(0)
     }
 
-    /// Bytes of it that the checkpoint holds: all, but in the [part](super::RankShare) of one rank.
+    /// Bytes of it that the checkpoint holds: all, except in a [rank's share](super::RankShare).
     pub fn held_bytes(&self) -> u64 {
         let bytes = |chunk: &Chunk| {
             self.dtype.nbytes(chunk.sizes.as_deref().unwrap_or(&self.shape)).unwrap_or(0)
@@ -77,14 +77,14 @@ impl TensorEntry {
         self.chunks.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// Boxes of it, offsets and sizes, that fill what the checkpoint does not hold. None but in the
-    /// [part](super::RankShare) of one rank.
+    /// Regions of it, offsets and sizes, that fill what the checkpoint does not hold. Empty, except in a
+    /// [rank's share](super::RankShare).
     pub fn holes(&self) -> Vec<(Vec<u64>, Vec<u64>)> {
         if self.held_bytes() == self.nbytes() {
             return Vec::new();
         }
-        // What cannot be surveyed is in no manifest that was read.
-        self.with_boxes(|boxes| cover::survey(&self.shape, boxes)).unwrap_or_default().holes
+        // Reading a manifest refuses what cannot be surveyed.
+        self.with_regions(|regions| cover::survey(&self.shape, regions)).unwrap_or_default().holes
     }
 
     /// Bytes of one of its chunks; `None` if that does not lie within its shape.

@@ -4,7 +4,7 @@ use crate::engine::Action;
 use crate::engine::fallback::Fallback;
 use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::{Answer, Queue};
-use crate::error::{Error, Result, Room};
+use crate::error::{DiskSpace, Error, Result};
 use crate::limits::ALIGN;
 use crate::pipeline::open::{Attempt, OpenFailure, Opened, attach, open_each};
 use crate::pipeline::report::Moved;
@@ -50,8 +50,8 @@ fn open_in_directory(
         // Attached at once: a child that is forked before would keep it open.
         let open = attach(queue, path, file)?;
         let preallocated = file::preallocate(&open.file, bytes).map_err(|error| {
-            let room = too_little_room(&error, paths, &files, &open.file);
-            OpenFailure { room, ..failed(Stage::Open, "preallocating")(error) }
+            let space = too_little_space(&error, paths, &files, &open.file);
+            OpenFailure { space, ..failed(Stage::Open, "preallocating")(error) }
         })?;
         if preallocated == Preallocated::SizeOnly && notes.is_empty() {
             notes.push(no_preallocation());
@@ -68,12 +68,12 @@ fn open_in_directory(
 
 /// The bytes that a directory's files need and the bytes that their file system has for them, if it is
 /// full. Looks while the open files still hold what they got of it.
-fn too_little_room(
+fn too_little_space(
     error: &io::Error,
     paths: &[(&Path, u64)],
     open: &[OpenFile],
     last: &File,
-) -> Option<Room> {
+) -> Option<DiskSpace> {
     if error.kind() != io::ErrorKind::StorageFull {
         return None;
     }
@@ -81,8 +81,8 @@ fn too_little_room(
     let files = open.iter().map(|open| &*open.file).chain([last]);
     let held: u64 = files.map(|file| file::allocated(file).unwrap_or_default()).sum();
     let free = file::free(last).ok()?.saturating_add(held);
-    // Otherwise something else took the room: the file system's own needs, or other writers.
-    (free < needed).then_some(Room { needed, free })
+    // Otherwise something else took the space: the file system's own needs, or other writers.
+    (free < needed).then_some(DiskSpace { needed, free })
 }
 
 fn no_preallocation() -> Fallback {

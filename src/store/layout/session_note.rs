@@ -61,7 +61,7 @@ pub(in crate::store) fn unfinished_ranks(dir: &Path, names: &[String]) -> Option
     let done: HashSet<u32> = names.iter().filter_map(|name| names::done_rank(name)).collect();
     let missing = missing_ranks(ranks, &done);
     Some(match missing.len() {
-        0 => format!("all {ranks} ranks had written their parts, the commit was not reached"),
+        0 => format!("all {ranks} ranks had written their shares, the commit was not reached"),
         _ => format!("of {ranks} ranks, {} had not finished writing", numbered("rank", &missing)),
     })
 }

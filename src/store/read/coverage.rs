@@ -39,7 +39,7 @@ impl Checkpoint {
         Err(Error::MissingShare {
             path: self.path().into(),
             reason: format!(
-                "it is rank {rank}'s part of what {ranks} ranks saved each by itself (DCP's \
+                "it is rank {rank}'s share of what {ranks} ranks saved each by itself (DCP's \
                  use_collectives=False), and holds only {of}: load it with dcp.load on {ranks} ranks that \
                  hold the same shards as those that saved, or save with collectives; what it holds whole \
                  can be loaded by name"

@@ -61,8 +61,8 @@ pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
             return Error::NotCommitted { path, reason };
         };
         let reason = format!(
-            "it is of ranks that saved each by itself (DCP's use_collectives=False), and each rank's part \
-             is a checkpoint of its own: load it with dcp.load on as many ranks, or open a part, such as {}",
+            "it is of ranks that saved each by itself (DCP's use_collectives=False), and each rank's share \
+             is a checkpoint of its own: load it with dcp.load on as many ranks, or open one share, such as {}",
             first.display()
         );
         return Error::NoCheckpoint { path, reason };

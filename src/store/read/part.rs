@@ -70,7 +70,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Keys`] if there is no such tensor; [`Error::Invalid`] for ranges outside of it, or that do not
     /// fall on byte boundaries; [`Error::Replaced`] if a save replaced the checkpoint since it was opened;
-    /// [`Error::MissingShare`] for a tensor of which this is one rank's part; [`Error::Corrupt`] for a
+    /// [`Error::MissingShare`] for a tensor of which this is one rank's share; [`Error::Corrupt`] for a
     /// damaged block; [`Error::Io`].
     pub fn load_part(&self, name: &str, ranges: &[Range<u64>]) -> Result<TensorPart> {
         let entry = self.tensor(name).ok_or_else(|| Error::Keys {

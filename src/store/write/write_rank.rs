@@ -1,4 +1,4 @@
-//! One rank's part of a save by several.
+//! One rank's share of a save by several.
 //!
 //! Two processes may write as the same rank: an old one that nobody stopped, and its restart or retry. The write that
 //! began last counts. Each write uses file names of its own, removes the files of its rank's earlier writes, and
