@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Most directories that a checkpoint can be striped over besides its own.
+/// Most directories besides its own that a checkpoint can be striped over.
 const STRIPE_MAX: usize = 64;
 
 /// Which engine moves the bytes.

@@ -40,8 +40,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The directory holds files of a save that is in progress or was killed before its commit, or of a removal
-    /// that was killed.
+    /// The directory holds files of a save that is in progress or was killed before its commit, or of a killed removal.
     #[error("{} is not a committed checkpoint: {reason}", path.display())]
     NotCommitted {
         /// The checkpoint's directory.
@@ -111,8 +110,7 @@ pub enum Error {
         remedy: String,
     },
 
-    /// Something that this version, this build, this kernel or this file system cannot do, but
-    /// that was asked for by name.
+    /// The caller requires something that this version, build, kernel or file system cannot do.
     #[error("{what}; {remedy}")]
     Unsupported {
         /// What cannot be done, and why.
@@ -134,7 +132,7 @@ pub enum Error {
         message: String,
     },
 
-    /// The caller handed over something that cannot be saved or loaded as it is.
+    /// An argument or value of the caller is invalid.
     #[error("{reason}")]
     Invalid {
         /// What is wrong with it; names the key where one applies.
@@ -146,9 +144,9 @@ pub enum Error {
     Keys {
         /// The checkpoint's directory.
         path: PathBuf,
-        /// Names asked for that the checkpoint does not have.
+        /// Requested names that the checkpoint does not have.
         missing: Vec<String>,
-        /// Names in the checkpoint that nobody asked for (strict loads only).
+        /// Names in the checkpoint that were not requested (strict loads only).
         unexpected: Vec<String>,
         /// Tensors whose dtype or shape differs, each as a sentence.
         mismatched: Vec<String>,
@@ -162,10 +160,10 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// Another save replaced the checkpoint after it was opened and before its files were: what was
-    /// known of it is true no more. Nothing of the two was mixed.
-    #[error("{} was replaced by another save after it was opened, and what was opened is gone: open it \
-             again, for the newer one", path.display())]
+    /// Another save replaced the checkpoint after it was opened and before its files were. Nothing of the two was
+    /// mixed.
+    #[error("{} was replaced by another save after it was opened: open it again to load the newer \
+             checkpoint", path.display())]
     Replaced {
         /// The checkpoint's directory.
         path: PathBuf,
@@ -245,8 +243,7 @@ impl Error {
         self
     }
 
-    /// The message of an [`Error::Io`] without its path and error number, for languages whose own errors print
-    /// these. `None` for any other error.
+    /// The message of an [`Error::Io`] without its path and error number, for languages whose errors print these. `None` for any other error.
     pub fn without_path(&self) -> Option<String> {
         let Self::Io { doing, offset, cause, space, hint, .. } = self else { return None };
         let text = cause.to_string();
@@ -255,13 +252,13 @@ impl Error {
         Some(format!("{doing}{}: {text}{}", at(*offset), advice(cause, *space, hint)))
     }
 
-    /// Whether the system said that a file or directory is not there.
+    /// Whether the system reported that a file or directory does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether bytes were read that are not those that were written, or cannot be read: a bad sector, or what a
-    /// file system finds damaged.
+    /// Whether bytes differ from those that were written, or cannot be read: a bad sector, or damage that the file
+    /// system found.
     pub(crate) fn is_damage(&self) -> bool {
         use nix::errno::Errno;
         let damaged = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG].map(|errno| errno as i32);
@@ -274,7 +271,7 @@ impl Error {
         }
     }
 
-    /// Whether the system said that the disk is full, or a quota used up.
+    /// Whether the system reported a full disk or an exhausted quota.
     pub(crate) fn is_disk_full(&self) -> bool {
         use io::ErrorKind::{QuotaExceeded, StorageFull};
         matches!(self, Self::Io { cause, .. } if [StorageFull, QuotaExceeded].contains(&cause.kind()))
@@ -326,7 +323,7 @@ fn advice(cause: &io::Error, space: Option<DiskSpace>, hint: &str) -> String {
     format!("{space}{}{hint}", remedy_for(cause))
 }
 
-/// What to do about a refusal of the system, for the errors that users meet.
+/// What to do about an error of the system, for those that users meet.
 fn remedy_for(cause: &io::Error) -> &'static str {
     use io::ErrorKind::*;
     match cause.kind() {
@@ -354,7 +351,7 @@ fn key_mismatch(
     unexpected: &[String],
     mismatched: &[String],
 ) -> String {
-    let mut text = format!("{} does not fit what was asked for", path.display());
+    let mut text = format!("{} does not have the requested tensors", path.display());
     let mut list = |title: &str, names: &[String]| {
         if !names.is_empty() {
             text.push_str(&format!("; {title} ({}): {}", names.len(), some_of(names)));
@@ -366,7 +363,7 @@ fn key_mismatch(
     text
 }
 
-/// As many names or numbers as a message lists before it says how many more there are.
+/// Most names or numbers that a message lists; it counts the rest.
 const SHOWN_MAX: usize = 20;
 
 /// The first names, and how many more there are, so that a message stays readable.
@@ -401,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_printed_chain_names_the_cause_once() {
+    fn printed_chain_has_the_cause_once() {
         let full = || io::Error::from_raw_os_error(nix::libc::ENOSPC);
         let not_durable = Error::NotDurable { path: "a".into(), cause: full() };
         for error in [Error::io("writing", "a", full()), not_durable] {

@@ -1,6 +1,5 @@
-//! Paths in reports' JSON, which is Unicode as most paths are, though none has to be. Where a path is not,
-//! each byte that is no UTF-8 stands as U+0000, which no path holds, and two hex digits: nothing fails and
-//! nothing is lost. To be named in `#[serde(with = ...)]`.
+//! Paths in the JSON of reports, for `#[serde(with = ...)]`. JSON is Unicode, and a path need not be: each byte that is
+//! not UTF-8 becomes U+0000, which no path contains, and two hex digits. So no path fails, and none is changed.
 
 use serde::{Deserialize, Deserializer, Serializer};
 use std::ffi::{OsStr, OsString};
@@ -58,15 +57,15 @@ fn decode(text: &str) -> OsString {
     let mut bytes = runs.next().unwrap_or_default().as_bytes().to_vec();
     for run in runs {
         let byte = run.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        // What was not written so is left as it is; the system refuses such a path.
+        // Text that `encode` does not write keeps its U+0000; the system refuses such a path.
         bytes.push(byte.unwrap_or(0));
         bytes.extend_from_slice(byte.map_or(run, |_| &run[2..]).as_bytes());
     }
     OsString::from_vec(bytes)
 }
 
-/// A report's JSON as Python is to read it, where such a byte of a path is a lone surrogate, as `os.fsdecode`
-/// gives it: `\u0000ff` becomes `\udcff`.
+/// Converts a report's JSON for Python, where such a byte is a lone surrogate as in `os.fsdecode`: `\u0000ff` becomes
+/// `\udcff`.
 pub fn for_python(json: &str) -> String {
     const MARK: &str = "u0000";
     let mut text = String::with_capacity(json.len());
@@ -102,22 +101,22 @@ mod tests {
     }
 
     #[test]
-    fn unicode_stands_as_it_is_and_all_else_in_hex() {
+    fn only_bytes_that_are_not_utf_8_become_hex() {
         assert_eq!(json("größe/step-1".as_bytes()), "\"größe/step-1\"");
         assert_eq!(json(b"sm/\xff\xc3/step-1"), r#""sm/\u0000ff\u0000c3/step-1""#);
     }
 
     #[test]
-    fn python_reads_such_bytes_as_it_decodes_file_names() {
+    fn for_python_uses_the_surrogates_of_os_fsdecode() {
         assert_eq!(for_python(&json(b"sm/\xff\xc3/x")), r#""sm/\udcff\udcc3/x""#);
-        // A path of backslashes is none of them.
+        // A path with backslashes is unchanged.
         assert_eq!(for_python(&json(br"a\u0000ff\")), json(br"a\u0000ff\"));
         assert_eq!(for_python(&json(b"\\\xff\"\n")), r#""\\\udcff\"\n""#);
     }
 
     proptest! {
         #[test]
-        fn every_path_comes_back(bytes in proptest::collection::vec(1u8.., 0..40)) {
+        fn every_path_round_trips(bytes in proptest::collection::vec(1u8.., 0..40)) {
             let back: Report = serde_json::from_str(&json(&bytes)).unwrap();
             prop_assert_eq!(back.0.as_os_str().as_bytes(), &bytes[..]);
         }

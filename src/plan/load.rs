@@ -47,8 +47,8 @@ pub enum Unit {
     Pages(u64),
 }
 
-/// Two wanted ranges that are less than this many bytes apart are read as one: a transfer of its own
-/// costs a disk about as much as these bytes.
+/// Two wanted ranges that are less than this many bytes apart are read as one: a disk needs about as long for another
+/// transfer as for these bytes.
 const PAGES_GAP: u64 = 32 << 10;
 
 const PAGE: u64 = ALIGN as u64;
@@ -103,12 +103,12 @@ pub fn all_blocks(file_bytes: &[u64], unit: Unit) -> Vec<BlockRead> {
     unit.reads(&wants, file_bytes)
 }
 
-/// The reads of a number of slabs, and which slabs each read has bytes of.
+/// The reads of several slabs, and the slabs that each read has bytes of.
 #[derive(Debug)]
 pub struct Scattered {
     /// The reads.
     pub reads: Vec<BlockRead>,
-    /// For each read, where its slabs begin in `slabs`; one more entry at the end.
+    /// For each read, the index of its first slab in `slabs`; one more entry at the end.
     starts: Vec<usize>,
     /// Numbers of slabs.
     slabs: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What goes where on a save, and what to read on a load. Pure: values in, values out, no I/O.
+//! Plans what a save writes where, and what a load reads. Pure: values in, values out, no I/O.
 
 pub mod load;
 pub mod save;

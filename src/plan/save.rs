@@ -1,12 +1,11 @@
-//! Lays tensors out in shards, and says which pieces fill which block.
+//! Lays tensors out in shards, and finds the pieces that fill each block.
 //!
-//! A shard is laid out on paper first: header, then tensors back to back, those divisible by the
-//! larger powers of two before the others, so that each is aligned without a hole. Its file is then
-//! cut into blocks at multiples of the block size, whatever lies there: small tensors are packed
-//! into one block and large ones split over many by the same arithmetic.
+//! A shard is a header, then tensors back to back. Tensors whose sizes larger powers of two divide come first, so that
+//! each is aligned without padding. The file is then cut into blocks at multiples of the block size: one block may
+//! hold many small tensors, and a large tensor may take many blocks.
 //!
-//! A lane is a sequence of files, of which one is written at a time. The tensors are dealt out to the
-//! lanes, whose blocks take turns.
+//! A lane is a sequence of files, of which one is written at a time. Each tensor belongs to one lane, and the blocks of
+//! the lanes take turns.
 
 use crate::error::{Error, Result};
 use crate::format::header::{self, Header, Length, Placed, Reader};
@@ -34,7 +33,7 @@ pub struct Options {
     pub block_bytes: u64,
     /// Largest shard, as far as whole tensors allow; 0 for no limit.
     pub shard_bytes: u64,
-    /// Into how many sequences of files, written at the same time, the tensors are dealt.
+    /// Number of lanes: files that are written at the same time.
     pub lanes: usize,
 }
 
@@ -43,7 +42,7 @@ pub struct Options {
 pub struct SavePlan {
     /// The files.
     pub shards: Vec<Shard>,
-    /// All blocks of all files, in the order in which they are filled: the lanes take turns.
+    /// All blocks of all files, in the order of filling: the lanes take turns.
     pub blocks: Vec<Block>,
     /// Bytes of tensor data.
     pub tensor_bytes: u64,
@@ -54,7 +53,7 @@ pub struct SavePlan {
 pub struct Shard {
     /// Its final name.
     pub name: String,
-    /// Its first bytes; [`Shard::write_header`] makes them.
+    /// Its first bytes; [`Shard::write_header`] writes them.
     pub header: Header,
     /// Its items, by rising offset.
     pub items: Vec<ItemRange>,
@@ -87,13 +86,13 @@ pub struct Block {
 /// Something to copy into a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it comes from.
+    /// The source of the bytes.
     pub from: PieceSource,
-    /// Which of that one's bytes.
+    /// Which of its bytes.
     pub range: Range<usize>,
 }
 
-/// Where a [`Piece`] comes from.
+/// The source of a [`Piece`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PieceSource {
     /// The shard's header.
@@ -102,18 +101,17 @@ pub enum PieceSource {
     Item(usize),
 }
 
-/// Lays out `items`. Several may be regions of one tensor; each then goes into a file of its own, since a
-/// safetensors file cannot have a name twice.
+/// Lays out `items`. Several may be regions of one tensor. Each region then has its own file, since a safetensors file
+/// cannot have the same name twice.
 ///
 /// # Errors
-/// [`Error::Invalid`] naming a tensor that comes twice or whose size overflows, or a region that does not
-/// lie in its tensor.
+/// [`Error::Invalid`] naming a duplicate tensor, a size that overflows, or a region outside of its tensor.
 pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
     let name = |number, _| names::shard(options.rank, number, options.generation);
     plan_files(items, options, name, Reader::Any)
 }
 
-/// [`plan`] for the weights of a model, in files as Hugging Face's programs name and write them.
+/// [`plan`] for the weights of a model, in files with the names and headers of Hugging Face's programs.
 ///
 /// # Errors
 /// As for [`plan`].
@@ -122,7 +120,7 @@ pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<
     plan_files(items, options, names::model_shard, Reader::Model)
 }
 
-/// `name` is given a file's number, from 0 on, and how many there are.
+/// `name` gets the number of a file, from 0, and the number of files.
 fn plan_files(
     items: &[Item],
     options: Options,
@@ -147,18 +145,18 @@ fn plan_files(
     Ok(SavePlan { blocks, shards, tensor_bytes })
 }
 
-/// An item on its way into a shard.
+/// An item to be laid out.
 #[derive(Debug, Clone, Copy)]
 struct Member {
     item: usize,
     nbytes: u64,
-    /// Earlier items of the same name: each layer of them gets files of its own.
+    /// Number of earlier items of the same name. A file holds items of one layer only.
     layer: u32,
 }
 
-/// The items in the order in which they came, checked.
+/// Checks the items, and keeps their order.
 fn order(items: &[Item]) -> Result<Vec<Member>> {
-    /// The first item of a name, and how many there were.
+    /// The first item of a name, and the number of items so far.
     struct Known {
         first: usize,
         count: u32,
@@ -173,8 +171,8 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
         if of_name.count > 0 {
             check_regions(&items[of_name.first], item)?;
         }
-        // Compared by hash, since comparing all pairs would take quadratic time. Empty regions may lie
-        // anywhere: uneven sharding makes such.
+        // By hash, since comparing all pairs would take quadratic time. Empty regions, which uneven sharding
+        // makes, may be at any offset.
         if item.region.is_some()
             && !item.info.shape.contains(&0)
             && !regions.insert((of_name.first, &item.region))
@@ -216,10 +214,10 @@ fn total(order: &[Member]) -> Result<u64> {
         .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))
 }
 
-/// Deals the items out to at most `lanes` lanes, none of them empty: the largest first, each to the lane
-/// with the fewest bytes so far. Within a lane they keep their order.
+/// Distributes the items over at most `lanes` lanes, none of them empty: the largest first, each to the lane with the
+/// fewest bytes so far. Within a lane they keep their order.
 ///
-/// The fullest lane then has at most a fair share and one more tensor.
+/// The fullest lane then has at most its fair share and one more tensor.
 fn deal(order: Vec<Member>, lanes: usize) -> Vec<Vec<Member>> {
     if lanes < 2 || order.len() < 2 {
         return vec![order];
@@ -230,7 +228,7 @@ fn deal(order: Vec<Member>, lanes: usize) -> Vec<Vec<Member>> {
     let mut least: BinaryHeap<Reverse<(u64, usize)>> =
         (0..lanes).map(|l| Reverse((0, l))).collect();
     let mut lane_of = vec![0; order.len()];
-    // Empty tensors stay in the first lane: no file is made for them alone.
+    // Empty tensors stay in the first lane: they need no file of their own.
     for index in largest_first.into_iter().filter(|&index| order[index].nbytes > 0) {
         let Reverse((bytes, lane)) = least.pop().expect("there is a lane");
         lane_of[index] = lane;
@@ -242,7 +240,7 @@ fn deal(order: Vec<Member>, lanes: usize) -> Vec<Vec<Member>> {
     dealt
 }
 
-/// Deals the items out to shards, in order, by layer, by header size and by `shard_bytes`.
+/// Splits the items of a lane into shards, in order, by layer, by header size and by `shard_bytes`.
 fn split(
     items: &[Item],
     order: &[Member],
@@ -277,8 +275,8 @@ fn too_long_a_name(item: &Item) -> Error {
     let name = &item.info.name;
     let start: String = name.chars().take(40).collect();
     Error::invalid(format!(
-        "the name of a tensor has {} bytes ({start:?}...): no reader of safetensors takes a header of \
-         more than {HEADER_BYTES_MAX}, in which it stands twice; shorten it",
+        "the name of a tensor has {} bytes ({start:?}...): no reader of safetensors accepts a header of \
+         more than {HEADER_BYTES_MAX}, which has the name twice; shorten it",
         name.len()
     ))
 }
@@ -290,8 +288,8 @@ fn lay_out(
     mut members: Vec<Member>,
     reader: Reader,
 ) -> Shard {
-    // A stable sort: tensors of one size class keep the state's order, so that the tensors of a module stay
-    // together and are read in one run.
+    // A stable sort: tensors of one alignment keep the state's order, so that a load reads the tensors of a module
+    // in one run.
     members.sort_by_key(|member| {
         let dtype = items[member.item].info.dtype;
         Reverse(header::natural_alignment(member.nbytes, dtype))
@@ -312,7 +310,7 @@ fn lay_out(
     Shard { name, items: extents, bytes: header.bytes() + at, header, lane }
 }
 
-/// An item's place in the data section, which starts at an offset.
+/// An item's place in the data section, which starts at `start`.
 fn placed<'a>(items: &'a [Item], extent: &ItemRange, start: u64) -> Placed<'a> {
     let Range { start: begin, end } = extent.range;
     Placed { item: &items[extent.item], begin: begin - start, end: end - start }
@@ -325,7 +323,7 @@ impl Shard {
         self.header.write(from, to, |n| placed(items, &self.items[n], start));
     }
 
-    /// All of the header's bytes.
+    /// The whole header.
     pub fn header_bytes(&self, items: &[Item]) -> Vec<u8> {
         let mut bytes = vec![0; self.header.bytes() as usize];
         self.write_header(items, 0, &mut bytes);
@@ -341,7 +339,7 @@ fn cut(shard: usize, file: &Shard, block_bytes: u64) -> impl Iterator<Item = Blo
     })
 }
 
-/// The blocks of all files: those of one lane in order, the lanes in turn.
+/// The blocks of all files: those of one lane in order, the lanes by turns.
 fn interleave(shards: &[Shard], block_bytes: u64) -> Vec<Block> {
     let mut turns: Vec<usize> = Vec::new();
     let mut blocks: Vec<(usize, Block)> = Vec::new();
@@ -352,7 +350,7 @@ fn interleave(shards: &[Shard], block_bytes: u64) -> Vec<Block> {
             turns[shard.lane] += 1;
         }
     }
-    // Stable, and in order already where there is one lane.
+    // A stable sort; one lane is in order already.
     blocks.sort_by_key(|(turn, _)| *turn);
     blocks.into_iter().map(|(_, block)| block).collect()
 }
@@ -385,8 +383,7 @@ impl SavePlan {
         pieces
     }
 
-    /// The manifest's entries, in the order of the items given to [`plan`]; the regions of one tensor share
-    /// an entry.
+    /// The manifest's entries, in the order of the items given to [`plan`]. The regions of one tensor share an entry.
     pub fn entries<'a>(&self, items: &'a [Item]) -> Entries<'a> {
         let mut places = vec![(0, 0); items.len()];
         for (file, shard) in self.shards.iter().enumerate() {
@@ -398,7 +395,7 @@ impl SavePlan {
     }
 }
 
-/// The manifest's entries, each made when it is needed: a million tensors' entries are 200 MB.
+/// The manifest's entries, each made on demand: those of a million tensors take 200 MB.
 #[derive(Debug)]
 pub struct Entries<'a> {
     items: &'a [Item],

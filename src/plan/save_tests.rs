@@ -22,7 +22,7 @@ fn items(sizes: &[(Dtype, u64)]) -> Vec<Item> {
 }
 
 /// Bytes `from..to` of a tensor of `of` bytes.
-fn part(name: &str, from: u64, to: u64, of: u64) -> Item {
+fn region(name: &str, from: u64, to: u64, of: u64) -> Item {
     let region = Some(Region { shape: vec![of], offsets: vec![from] });
     Item { region, ..item(name.into(), Dtype::U8, to - from) }
 }
@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn lanes_are_even_but_for_one_tensor_and_none_is_empty(
+    fn lanes_differ_by_one_tensor_at_most_and_none_is_empty(
         sizes in any_sizes(),
         lanes in 1..9usize,
     ) {
@@ -81,7 +81,7 @@ proptest! {
         let with_bytes = items.iter().filter(|item| nbytes(item) > 0).count();
         prop_assert_eq!(plan.shards.len(), with_bytes.clamp(1, lanes));
         prop_assert!(plan.shards.iter().enumerate().all(|(l, shard)| shard.lane == l));
-        // Each of the files is in the order of one file of them all.
+        // Each file has the order that one file of all tensors would have.
         let rank = |extent: &ItemRange| {
             let item = &items[extent.item];
             (Reverse(header::natural_alignment(nbytes(item), item.info.dtype)), extent.item)
@@ -139,7 +139,7 @@ proptest! {
 }
 
 #[test]
-fn a_tensor_beyond_its_share_stays_whole_and_the_others_share_the_rest() {
+fn tensor_larger_than_a_fair_share_gets_its_own_lane() {
     let items = items(&[
         (Dtype::U8, 10_000),
         (Dtype::U8, 1000),
@@ -158,27 +158,27 @@ fn a_tensor_beyond_its_share_stays_whole_and_the_others_share_the_rest() {
 }
 
 #[test]
-fn an_empty_state_is_one_file_with_a_header() {
+fn empty_state_is_one_file_with_a_header() {
     let plan = plan(&[], options(4096, 0)).unwrap();
     assert_eq!((plan.shards.len(), plan.blocks.len()), (1, 1));
     assert_eq!(plan.shards[0].bytes, 4096);
 }
 
 #[test]
-fn headers_stay_below_what_safetensors_reads() {
+fn headers_stay_below_the_limit_of_safetensors() {
     let many: Vec<Item> =
         (0..1500).map(|i| item(format!("{i:08}{}", "n".repeat(20_000)), Dtype::U8, 1)).collect();
     let plan = plan(&many, options(4096, 0)).unwrap();
-    // 40 kB each, as every name stands twice.
+    // 40 kB each, since the header has every name twice.
     let headers: Vec<u64> = plan.shards.iter().map(|shard| shard.header.bytes()).collect();
     assert_eq!(headers.len(), 2);
     assert!((HEADER_BYTES_FULL - 50_000..=HEADER_BYTES_FULL).contains(&headers[0]));
 }
 
 #[test]
-fn a_name_that_no_header_has_room_for_is_refused() {
+fn name_too_long_for_any_header_is_refused() {
     let long = |len| item("\u{1}".repeat(len), Dtype::U8, 1);
-    // 6 + 7 bytes a character.
+    // 6 + 7 bytes per character.
     let error = plan(&[long(8_000_000)], options(4096, 0)).unwrap_err();
     assert!(error.to_string().contains("8000000 bytes"), "{error}");
     let two = plan(&[long(7_000_000), long(1_000_000)], options(4096, 0)).unwrap();
@@ -188,23 +188,23 @@ fn a_name_that_no_header_has_room_for_is_refused() {
 }
 
 #[test]
-fn a_name_that_stands_twice_is_named() {
+fn duplicate_name_is_refused() {
     let mut two = items(&[(Dtype::U8, 1), (Dtype::U8, 1)]);
     two[1].info.name = "layer.0".into();
     let error = plan(&two, options(4096, 0)).unwrap_err();
     assert!(error.to_string().contains("layer.0"));
-    let twice = [part("w", 0, 2, 4), part("w", 2, 4, 4), part("w", 2, 4, 4)];
+    let twice = [region("w", 0, 2, 4), region("w", 2, 4, 4), region("w", 2, 4, 4)];
     assert!(plan(&twice, options(4096, 0)).is_err());
 }
 
 #[test]
-fn boxes_of_one_tensor_go_to_files_of_their_own() {
+fn regions_of_one_tensor_go_to_different_files() {
     let items = [
-        part("w", 0, 2, 6),
-        part("v", 0, 3, 6),
-        part("w", 2, 4, 6),
-        part("w", 4, 6, 6),
-        part("v", 3, 6, 6),
+        region("w", 0, 2, 6),
+        region("v", 0, 3, 6),
+        region("w", 2, 4, 6),
+        region("w", 4, 6, 6),
+        region("v", 3, 6, 6),
     ];
     let plan = plan(&items, options(4096, 0)).unwrap();
     let members = |shard: &Shard| {
@@ -228,7 +228,7 @@ fn boxes_of_one_tensor_go_to_files_of_their_own() {
 }
 
 #[test]
-fn a_box_outside_of_its_tensor_is_named() {
-    let error = plan(&[part("w", 3, 7, 6)], options(4096, 0)).unwrap_err();
+fn region_outside_of_its_tensor_is_refused() {
+    let error = plan(&[region("w", 3, 7, 6)], options(4096, 0)).unwrap_err();
     assert!(error.to_string().contains("[4] at [3]"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! A region of a tensor: where its bytes lie in a file, and where each of them goes in memory. Pure
-//! arithmetic, in steps and never byte by byte.
+//! A region of a tensor: where its bytes are in a file, and where they go in memory. Pure arithmetic on runs of bytes,
+//! never on single bytes.
 
 use crate::format::{Dtype, cover};
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub struct Dense<'a> {
     pub begin: u64,
     /// Element type.
     pub dtype: Dtype,
-    /// Elements a dimension; [`Dtype::nbytes`] of them is known to fit.
+    /// Elements per dimension; [`Dtype::nbytes`] of them does not overflow.
     pub sizes: &'a [u64],
 }
 
@@ -22,7 +22,7 @@ pub struct Dense<'a> {
 pub struct Place<'a> {
     /// Bits from the memory's origin to the first element.
     pub at: i128,
-    /// Bits from one element to the next, one a dimension; of any sign.
+    /// Bits from one element to the next, one number per dimension; of any sign.
     pub strides: &'a [i128],
 }
 
@@ -35,7 +35,7 @@ pub struct Slab {
     begin: u64,
     /// Offset in memory of the same byte.
     at: i64,
-    /// Bytes that lie together in the file and in memory.
+    /// Bytes that are adjacent in the file and in memory.
     run: u64,
     /// The dimensions to step through, outermost first; none if the slab is one run.
     dims: Vec<Dim>,
@@ -58,7 +58,7 @@ impl Dim {
     }
 }
 
-/// Runs of bytes that lie evenly apart, in a block of the file and in memory.
+/// Evenly spaced runs of bytes, in a block of the file and in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Runs {
     /// Bytes from the block's first to the first run.
@@ -87,7 +87,7 @@ pub fn dense_strides(dtype: Dtype, sizes: &[u64]) -> Vec<i128> {
 }
 
 impl Slab {
-    /// Adjacent bytes that stay adjacent, from the memory's origin on; `None` for an empty range.
+    /// Adjacent bytes that go to the memory's origin; `None` for an empty range.
     pub fn run(file: usize, range: &Range<u64>) -> Option<Self> {
         let run = range.end.checked_sub(range.start).filter(|&run| run > 0)?;
         Some(Self { file, begin: range.start, at: 0, run, dims: Vec::new() })
@@ -115,7 +115,7 @@ impl Slab {
         }
     }
 
-    /// A dimension that continues the one within it, in the file and in memory, becomes one with it.
+    /// Merges a dimension with the one within it if it continues that, in the file and in memory.
     fn in_bits(array: Dense, offsets: &[u64], lengths: &[u64], to: Place) -> InBits {
         let mut run = array.dtype.bits();
         let (mut begin, mut from) = (0, run);
@@ -207,7 +207,7 @@ fn check_box(
     }
 }
 
-/// A slab in the making: dimensions are (count, step in the file, step in memory), innermost first.
+/// A slab in bits. Dimensions are (count, step in the file, step in memory), innermost first.
 struct InBits {
     begin: u64,
     at: i128,
@@ -241,7 +241,7 @@ impl InBits {
         let begin = array.begin + bytes(self.begin)?;
         debug_assert!(dims.iter().all(|dim| dim.count > 1 && dim.extent <= dim.from));
         let slab = Slab { file: array.file, begin, at: offset(self.at)?, run, dims };
-        // So that no later sum of offsets overflows.
+        // Then no later sum of offsets overflows.
         let reach = slab.reach();
         match reach.start >= i64::MIN.into() && reach.end <= i64::MAX.into() {
             true => Ok(slab),
@@ -258,7 +258,7 @@ fn walk(dims: &[Dim], at: u64, each: &mut impl FnMut(u64)) {
     }
 }
 
-/// Emits the dimensions' runs as far as they lie in `span`. The first run is at `(from, to)`.
+/// Emits the parts of the dimensions' runs that are in `span`. The first run is at `(from, to)`.
 fn clip(
     dims: &[Dim],
     run: u64,
@@ -275,7 +275,7 @@ fn clip(
         return;
     };
     let place = |i: u64| (from + i * dim.from, to + i as i64 * dim.to);
-    // The steps that reach into the span.
+    // The steps that overlap the span.
     let mut first = match span.start.checked_sub(from + dim.extent) {
         Some(behind) => behind / dim.from + 1,
         None => 0,
@@ -296,8 +296,8 @@ fn clip(
     let ((from, to), count) = (place(first), end - first);
     match inner {
         [] => emit(runs(from - span.start, dim.from, to, dim.to, run, count)),
-        // Transposed in memory: copy together what lies close together there. Scattered reads of a block
-        // that is in the cache cost less than scattered writes.
+        // Transposed in memory: copy in the order of the memory. Scattered reads of a block that is in the cache cost
+        // less than scattered writes.
         [across]
             if across.to.unsigned_abs() > dim.to.unsigned_abs() && count >= TRANSPOSED_RUNS_MIN =>
         {
@@ -310,7 +310,7 @@ fn clip(
     }
 }
 
-/// The fewest runs for which emitting across the file's order pays.
+/// Fewest runs for which the order of the memory is faster than that of the file.
 const TRANSPOSED_RUNS_MIN: u64 = 8;
 
 fn runs(from: u64, from_step: u64, to: i64, to_step: i64, len: u64, count: u64) -> Runs {

@@ -1,10 +1,10 @@
-//! Slabs and the reads planned for them, against doing it element by element.
+//! Slabs and the reads planned for them, compared with copies byte by byte.
 
 use super::*;
 use crate::plan::load::{Scattered, Unit};
 use proptest::prelude::*;
 
-/// A box of an array somewhere in a file, and strides that make its elements' places distinct.
+/// A region of an array in a file, and strides for which no two elements share memory.
 #[derive(Debug, Clone)]
 struct Case {
     dtype: Dtype,
@@ -12,7 +12,7 @@ struct Case {
     sizes: Vec<u64>,
     offsets: Vec<u64>,
     lengths: Vec<u64>,
-    /// Of the box in memory, in bytes, and where its first element is.
+    /// Of the region in memory, in bytes, and the offset of its first element.
     strides: Vec<i64>,
     origin: i64,
     memory: usize,
@@ -54,7 +54,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         let offsets: Vec<u64> = dims.iter().map(|d| d.1 % (d.0 + 1)).collect();
         let rest = |(d, &offset): (&(u64, u64, u64), &u64)| d.2 % (d.0 - offset + 1);
         let lengths: Vec<u64> = dims.iter().zip(&offsets).map(rest).collect();
-        // Dimensions lie in memory in any order, forwards or backwards, with or without holes.
+        // Dimensions in memory have any order and direction, with or without holes.
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         order.sort_by_key(|&d| turns[d].0);
         let (mut strides, mut origin) = (vec![0; sizes.len()], 0);
@@ -74,7 +74,7 @@ fn any_case() -> impl Strategy<Value = Case> {
     })
 }
 
-/// The file: each byte tells where it is.
+/// A byte of the file, which depends on its offset.
 fn file_byte(at: u64) -> u8 {
     (at * 31 % 251) as u8
 }
@@ -83,7 +83,7 @@ const FILE: u64 = 400_000;
 
 proptest! {
     #[test]
-    fn any_boxes_are_read_and_scattered_as_if_byte_by_byte(
+    fn any_regions_are_read_and_scattered_as_if_byte_by_byte(
         cases in prop::collection::vec(any_case(), 1..6),
         unit in prop::sample::select(vec![
             Unit::Blocks { bytes: 4096, most: 4096 }, Unit::Blocks { bytes: 8192, most: 16384 }, Unit::Pages(4096), Unit::Pages(16384),
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn spans_hold_all_that_is_needed_and_little_else(case in any_case(), gap in 1..200u64) {
+    fn spans_cover_the_needed_bytes_and_gaps_below_the_limit(case in any_case(), gap in 1..200u64) {
         let Some(slab) = case.slab() else { return Ok(()) };
         let mut spans: Vec<Range<u64>> = Vec::new();
         slab.spans(gap, &mut |span| spans.push(span));
@@ -157,7 +157,7 @@ fn column_of(rows: u64) -> Slab {
 }
 
 #[test]
-fn a_column_of_a_billion_rows_is_one_span() {
+fn column_of_a_billion_rows_is_one_span() {
     let rows = 1_000_000_000;
     let mut spans = Vec::new();
     column_of(rows).spans(4096, &mut |span| spans.push(span));
@@ -171,7 +171,7 @@ fn a_column_of_a_billion_rows_is_one_span() {
 }
 
 #[test]
-fn a_slice_of_rows_reads_its_own_pages_or_blocks() {
+fn slice_of_rows_reads_only_its_pages_or_chunks() {
     let array = Dense { file: 0, begin: 4096, dtype: Dtype::F32, sizes: &[1 << 14, 1 << 10] };
     let strides = dense_strides(Dtype::F32, &[1 << 10, 1 << 10]);
     let to = Place { at: 0, strides: &strides };
@@ -186,26 +186,26 @@ fn a_slice_of_rows_reads_its_own_pages_or_blocks() {
 }
 
 #[test]
-fn boxes_of_packed_types_fall_on_whole_bytes_or_are_refused() {
-    let boxed = |dtype: Dtype, sizes: &[u64], offsets: &[u64], lengths: &[u64]| {
+fn regions_of_packed_types_must_fall_on_whole_bytes() {
+    let region = |dtype: Dtype, sizes: &[u64], offsets: &[u64], lengths: &[u64]| {
         let array = Dense { file: 0, begin: 0, dtype, sizes };
         let strides = dense_strides(dtype, lengths);
         Slab::new(array, offsets, lengths, Place { at: 0, strides: &strides })
     };
-    let slab = boxed(Dtype::F4, &[4, 8], &[1, 2], &[2, 4]).unwrap().unwrap();
+    let slab = region(Dtype::F4, &[4, 8], &[1, 2], &[2, 4]).unwrap().unwrap();
     assert_eq!((slab.begin, slab.nbytes()), (5, 4));
-    assert_eq!(boxed(Dtype::F4, &[4, 3], &[2, 0], &[2, 3]).unwrap().unwrap().nbytes(), 3);
-    assert_eq!(boxed(Dtype::F6_E2M3, &[2, 8], &[0, 4], &[2, 4]).unwrap().unwrap().nbytes(), 6);
+    assert_eq!(region(Dtype::F4, &[4, 3], &[2, 0], &[2, 3]).unwrap().unwrap().nbytes(), 3);
+    assert_eq!(region(Dtype::F6_E2M3, &[2, 8], &[0, 4], &[2, 4]).unwrap().unwrap().nbytes(), 6);
     for (sizes, offsets, lengths) in
         [([4, 8], [0, 1], [2, 4]), ([4, 8], [0, 0], [2, 3]), ([4, 3], [1, 0], [2, 3])]
     {
-        let why = boxed(Dtype::F4, &sizes, &offsets, &lengths).unwrap_err();
+        let why = region(Dtype::F4, &sizes, &offsets, &lengths).unwrap_err();
         assert!(why.contains("whole bytes"), "{why}");
     }
 }
 
 #[test]
-fn boxes_and_strides_that_cannot_be_are_refused() {
+fn impossible_regions_and_strides_are_refused() {
     let refused = |offsets: &[u64], lengths: &[u64], strides: &[i128]| {
         let array = Dense { file: 0, begin: 0, dtype: Dtype::F32, sizes: &[4, 4] };
         Slab::new(array, offsets, lengths, Place { at: 0, strides }).unwrap_err()
