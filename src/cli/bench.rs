@@ -86,7 +86,7 @@ pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     check_fits(&args.dir, bytes, config.pool_bytes)?;
     let measured = measure(args, config, bytes)?;
     out.print(args.json, &measured, || render(&measured))?;
-    Ok(Exit::Ok)
+    Ok(Exit::Success)
 }
 
 /// Measures in a directory of its own, and removes that.

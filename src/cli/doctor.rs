@@ -33,7 +33,7 @@ pub fn run(args: &Doctor, out: &mut Output) -> Result<Exit> {
     let mut diagnosis = diagnose(&args.dir, &args.config.config()?);
     diagnosis.checks.insert(0, configuration());
     out.print(args.json, &diagnosis, || render(&diagnosis))?;
-    Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Ok })
+    Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Success })
 }
 
 /// Reports which configuration file is in force.

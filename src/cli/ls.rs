@@ -39,7 +39,7 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
         text.extend(waiting(&args.dir, &recycled));
         text
     })?;
-    Ok(Exit::Ok)
+    Ok(Exit::Success)
 }
 
 /// Reports the disk space of recycled files.

@@ -65,8 +65,8 @@ enum Command {
 /// How the program ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
-    /// Success.
-    Ok = 0,
+    /// All is well.
+    Success = 0,
     /// The command found damage, or a failed check.
     Found = 1,
     /// The command failed.

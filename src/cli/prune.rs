@@ -45,7 +45,7 @@ pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
         });
     }
     out.print(args.clearing.json, &swept, || render(&swept, args))?;
-    Ok(Exit::Ok)
+    Ok(Exit::Success)
 }
 
 fn render(swept: &Swept, args: &Prune) -> String {

@@ -51,7 +51,7 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
         false => retain(&args.dir, &retention, &config),
     }?;
     out.print(args.clearing.json, &retained, || render(&retained, args))?;
-    Ok(Exit::Ok)
+    Ok(Exit::Success)
 }
 
 fn render(retained: &Retained, args: &Retain) -> String {

@@ -57,7 +57,7 @@ pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
     let checkpoint = Checkpoint::open_with(&args.path, &config)?;
     if args.json {
         out.json(&Shown::of(&checkpoint))?;
-        return Ok(Exit::Ok);
+        return Ok(Exit::Success);
     }
     let everything = !(args.files || args.tensors || args.values);
     let mut sections = Vec::new();
@@ -74,7 +74,7 @@ pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
         sections.push(tree(&checkpoint, args.all)?);
     }
     out.line(sections.join("\n\n"))?;
-    Ok(Exit::Ok)
+    Ok(Exit::Success)
 }
 
 /// A checkpoint as JSON, with the names and units of the manifest.

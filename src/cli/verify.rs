@@ -105,7 +105,7 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
     } else if failed {
         Exit::Failed
     } else {
-        Exit::Ok
+        Exit::Success
     })
 }
 

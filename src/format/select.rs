@@ -55,16 +55,17 @@ impl Wanted {
 #[derive(Clone, Copy, PartialEq)]
 enum Keep {
     All,
-    Some,
-    None,
+    /// Something below it.
+    Within,
+    Nothing,
 }
 
 impl Keep {
     fn of(all: bool, some: bool) -> Self {
         match (all, some) {
             (true, _) => Self::All,
-            (false, true) => Self::Some,
-            (false, false) => Self::None,
+            (false, true) => Self::Within,
+            (false, false) => Self::Nothing,
         }
     }
 }
@@ -217,8 +218,8 @@ fn cut_item(
     let at = path.map_or_else(|| step.to_owned(), |path| format!("{path}.{step}"));
     match wanted.at(&at) {
         Keep::All => out.push_str(value.get()),
-        Keep::Some => cut_value(value, Some(&at), wanted, out)?,
-        Keep::None => return Ok(false),
+        Keep::Within => cut_value(value, Some(&at), wanted, out)?,
+        Keep::Nothing => return Ok(false),
     }
     Ok(true)
 }
