@@ -394,7 +394,7 @@ class StorageReader(storage.StorageReader):
         try:
             return self._open(_paths.of_rank(path, rank))
         except (FileNotFoundError, IncompleteCheckpointError):
-            _native.check_own_share(path, rank)  # says more, if rank 0's part is there
+            _native.check_own_share(path, rank)  # says more, if rank 0's share is there
             raise
 
     def _open(self, path: str) -> Contents:

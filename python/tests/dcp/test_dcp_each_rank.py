@@ -211,7 +211,7 @@ def test_shares_of_different_saves_are_refused_on_all_ranks(ranks, tmp_path):
     for by_rank in ranks(2).run(refusals, tmp_path):
         assert list(by_rank) == [1]
         assert (
-            f"{tmp_path} is not a complete checkpoint: its parts must be of one save, but"
+            f"{tmp_path} is not a complete checkpoint: its shares must be of one save, but"
             in by_rank[1]
         )
         for rank in range(2):
@@ -235,7 +235,7 @@ def test_a_path_that_lacks_a_part_is_refused_on_all_ranks(ranks, tmp_path, left,
         own.symlink_to(own.with_suffix(".away"))
     by_rank, same = ranks(2).run(refusals, path)
     assert by_rank == same
-    said = f"2 ranks saved it, each by itself, and the committed part of rank {victim} is missing"
+    said = f"2 ranks saved it, each by itself, and the committed share of rank {victim} is missing"
     assert victim in by_rank
     assert said in by_rank[1 - victim]
 
@@ -245,7 +245,7 @@ def test_a_renamed_part_is_not_loaded_by_another_rank(ranks, tmp_path):
     shutil.rmtree(tmp_path / "rank00001")
     shutil.copytree(tmp_path / "rank00000", tmp_path / "rank00001")
     for by_rank in ranks(2).run(refusals, tmp_path):
-        assert "rank00001 holds the part of rank 0: was it renamed?" in by_rank[1]
+        assert "rank00001 holds the share of rank 0: was it renamed?" in by_rank[1]
 
 
 def test_the_readers_own_error_says_what_is_missing(ranks, tmp_path):

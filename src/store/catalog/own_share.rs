@@ -77,12 +77,12 @@ fn problem_of(rank: u32, own: &Share, first: &Share) -> Option<String> {
         (Share::Absent, Share::Of(first)) => missing(&[rank], first.ranks),
         (Share::Absent, _) | (Share::Unnamed, Share::Absent) => None,
         (Share::Of(own), _) if own.rank != rank => {
-            Some(format!("{name} holds the part of rank {}: was it renamed? {REMEDY}", own.rank))
+            Some(format!("{name} holds the share of rank {}: was it renamed? {REMEDY}", own.rank))
         }
         (Share::Of(own), Share::Absent) => missing(&[0], own.ranks),
         _ if own.save() == first.save() => None,
         _ => Some(format!(
-            "its parts must be of one save, but {name} is of {}, and {} of {}. {REMEDY}",
+            "its shares must be of one save, but {name} is of {}, and {} of {}. {REMEDY}",
             own.described(),
             names::rank_dir(0),
             first.described()
@@ -91,14 +91,14 @@ fn problem_of(rank: u32, own: &Share, first: &Share) -> Option<String> {
 }
 
 const REMEDY: &str = "Resume from an earlier checkpoint, which ringstow.latest finds, or save again on all ranks. \
-                      `ringstow ls` lists the parts that are there. To load one part alone, give its own directory";
+                      `ringstow ls` lists the shares that are there. To load one share alone, give its own directory";
 
 fn missing(absent: &[u32], ranks: u32) -> Option<String> {
     let shown = &absent[..absent.len().min(SHOWN_MAX)];
     let more = if absent.len() > SHOWN_MAX { " and more" } else { "" };
     let first = names::rank_dir(*absent.first()?);
     Some(format!(
-        "{ranks} ranks saved it, each by itself, and the committed part of {}{more} is missing ({first}). {REMEDY}",
+        "{ranks} ranks saved it, each by itself, and the committed share of {}{more} is missing ({first}). {REMEDY}",
         numbered("rank", shown)
     ))
 }
@@ -140,7 +140,7 @@ mod tests {
         let lacks_first = problem(1, &of(1, 3, "a-1"), &absent);
         assert!(lacks_first.contains("of rank 0 is missing (rank00000)"));
         assert!(problem(3, &absent, &first).contains("load it on 3"));
-        assert!(problem(2, &of(1, 3, "a-1"), &first).contains("part of rank 1: was it renamed"));
+        assert!(problem(2, &of(1, 3, "a-1"), &first).contains("share of rank 1: was it renamed"));
         let two = problem(1, &of(1, 3, "b-1"), &first);
         assert!(two.contains("is of save b-1 by 3 ranks, and rank00000 of save a-1 by 3 ranks"));
         // Also if the process groups of two saves were of different ranks.
