@@ -32,7 +32,7 @@ pub(in crate::store) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<St
     });
     if let Some((part, rank)) = others {
         let name = part.path.display();
-        return incomplete(format!("{name} holds the part of rank {rank}: was it renamed?"));
+        return incomplete(format!("{name} holds the share of rank {rank}: was it renamed?"));
     }
     let saves = saves(&committed);
     match problem_of(&saves) {
@@ -63,7 +63,7 @@ fn saves<'a>(committed: &[(u32, &'a Found)]) -> Saves<'a> {
 fn problem_of(saves: &Saves<'_>) -> Option<String> {
     let mut each = saves.iter();
     match (each.next(), each.next()) {
-        (None, _) => Some("no rank's part is committed".into()),
+        (None, _) => Some("no rank's share is committed".into()),
         (Some((None, ranks)), None) => Some(format!(
             "{} saved by itself, and the number of ranks is not known: the manifests do not record it (an older \
              ringstow wrote them, or there was no process group)",
@@ -73,7 +73,7 @@ fn problem_of(saves: &Saves<'_>) -> Option<String> {
             let missing = missing_ranks(*count, &ranks.iter().copied().collect::<HashSet<u32>>());
             (!missing.is_empty()).then(|| {
                 format!(
-                    "{count} ranks saved it, each by itself, and the committed part of {} is missing",
+                    "{count} ranks saved it, each by itself, and the committed share of {} is missing",
                     numbered("rank", &missing)
                 )
             })
@@ -81,7 +81,7 @@ fn problem_of(saves: &Saves<'_>) -> Option<String> {
         (Some(_), Some(_)) => {
             let groups: Vec<String> =
                 saves.iter().map(|(save, ranks)| group(*save, ranks)).collect();
-            Some(format!("its parts are of different saves: {}", groups.join("; ")))
+            Some(format!("its shares are of different saves: {}", groups.join("; ")))
         }
     }
 }

@@ -99,7 +99,7 @@ pub(in crate::store) fn committed<'a>(dir: &Path, parts: &'a [PathBuf]) -> Resul
     }
     if committed.is_empty() && !removal_was_interrupted(parts) {
         let reason =
-            "no rank's part is committed; `ringstow prune` on this directory removes what killed \
+            "no rank's share is committed; `ringstow prune` on this directory removes what killed \
                       saves left"
                 .into();
         return Err(Error::NotCommitted { path: dir.into(), reason });
