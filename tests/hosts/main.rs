@@ -2,7 +2,7 @@
 //! and shows what another host has done late (`tests/two-hosts` says what it promises). Mounting needs root and
 //! /dev/fuse.
 //!
-//! `make torture-hosts` runs 500 interleavings; `make test` a tenth.
+//! `make torture-hosts` runs 500 interleavings; `make test` 30.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
