@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringstow import _arguments, _merge, _native, _salvage
@@ -109,11 +109,10 @@ def load(
     loaded, damaged = _while_replaced(
         lambda: _load(
             where,
+            _native.Checkpoint(where, native_json(config), damaged=skips, verify=verify),
             prefix,
             names,
             gpu,
-            native_json(config),
-            verify=verify,
             skips=skips,
             allow_pickle=allow_pickle,
             as_numpy=framework == "numpy",
@@ -142,47 +141,34 @@ def check_framework(framework: str, device: object) -> None:
 @collector_paused()
 def _load(
     where: str,
+    checkpoint: _native.Checkpoint,
     prefix: str | None,
     names: list[str] | None,
     gpu: torch.device | None,
-    config: str,
     *,
-    verify: bool,
     skips: bool,
     allow_pickle: bool,
     as_numpy: bool,
 ) -> tuple[dict[Any, Any], tuple[DamagedTensor, ...]]:
     """Load the selected leaves of a checkpoint; return what is damaged too."""
-    checkpoint = _native.Checkpoint(where, config, damaged=skips)
     if prefix or names is not None:
         skeleton = _selected(checkpoint, where, prefix, names)
         rows = checkpoint.tensors_named(_walk.stored_in(skeleton))
     else:
         skeleton, rows = _skeleton.parse(checkpoint.state, where), checkpoint.tensors
-    damaged = _salvage.find(checkpoint, skeleton, config) if skips else {}
+    damaged = _salvage.find(checkpoint, skeleton) if skips else {}
     skeleton = _salvage.without(skeleton, damaged)
-    contents = _build.Contents(where, rows)
-    survey = _build.Survey(contents, allow_pickle=allow_pickle, apart=gpu is not None)
+    contents = _build.Contents(where, rows, allow_pickle=allow_pickle)
+    survey = _build.Survey(contents, apart=gpu is not None)
     survey.add(skeleton)
     # Objects first: if one is refused or its type is unknown, no tensor is read in vain.
-    objects = dict(_blocks(checkpoint, list(survey.objects), verify, config))
-    builder = _build.Builder(contents, objects, allow_pickle=allow_pickle, as_numpy=as_numpy)
+    objects = _build.read(checkpoint, list(survey.objects))
+    builder = _build.Builder(contents, objects, as_numpy=as_numpy)
     builder.make_objects(survey)
-    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, verify, config)
+    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors)
     rest = [name for name in survey.names if name not in survey.objects]
-    builder.add(dict(_blocks(checkpoint, rest, verify, config)), flat)
+    builder.add(_build.read(checkpoint, rest), flat)
     return builder.value(skeleton), tuple(damaged.values())
-
-
-def _blocks(
-    checkpoint: _native.Checkpoint, names: list[str], verify: bool, config: str
-) -> Iterator[tuple[str, Any]]:
-    """Return the bytes of each tensor by name."""
-    if not names:
-        return iter(())
-    blocks, report = checkpoint.load(names, verify, config)
-    _log.debug("loaded %s", report)
-    return zip(names, blocks, strict=True)
 
 
 def _selected(
@@ -207,11 +193,7 @@ def _selected(
 
 
 def _load_to(
-    device: torch.device,
-    checkpoint: _native.Checkpoint,
-    tensors: dict[str, Stored],
-    verify: bool,
-    config: str,
+    device: torch.device, checkpoint: _native.Checkpoint, tensors: dict[str, Stored]
 ) -> dict[str, torch.Tensor]:
     """Load tensors to a GPU, and return each as a new 1-d tensor."""
     flat = {name: _torch.empty_on(device, stored, name) for name, stored in tensors.items()}
@@ -221,7 +203,7 @@ def _load_to(
         if stored.nbytes
     ]
     if targets:
-        _log.debug("loaded %s", checkpoint.load_into(targets, verify, config))
+        _log.debug("loaded %s", checkpoint.load_into(targets))
     return flat
 
 
@@ -288,13 +270,11 @@ def load_into(
         lambda: _merge.load_into(
             state_dict,
             where,
-            _native.Checkpoint(where, native_json(config), damaged=skips),
+            _native.Checkpoint(where, native_json(config), damaged=skips, verify=verify),
             strict=strict,
             cast=cast,
-            verify=verify,
             skips=skips,
             allow_pickle=allow_pickle,
-            config=native_json(config),
         )
     )
     _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")

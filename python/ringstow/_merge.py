@@ -54,10 +54,10 @@ class Fill(NamedTuple):
 class Merge:
     """Compares a state dict with a skeleton, and collects the changes and the mismatches."""
 
-    def __init__(self, contents: Contents, *, allow_pickle: bool, cast: bool) -> None:
+    def __init__(self, contents: Contents, *, cast: bool) -> None:
         self.contents = contents
         self.cast = cast
-        self.survey = Survey(contents, allow_pickle=allow_pickle)
+        self.survey = Survey(contents)
         """The tensors that new values need."""
         self.fills: list[Fill] = []
         self.assigns: list[tuple[Callable[[Any], None], Make]] = []
@@ -244,11 +244,9 @@ def load_into(
     checkpoint: _native.Checkpoint,
     *,
     strict: bool,
-    verify: bool,
     skips: bool,
     allow_pickle: bool,
     cast: bool,
-    config: str,
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
 
@@ -262,10 +260,10 @@ def load_into(
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     from ringstow._report import LoadReport
 
-    contents = Contents(path, checkpoint.tensors)
-    merge = Merge(contents, allow_pickle=allow_pickle, cast=cast)
+    contents = Contents(path, checkpoint.tensors, allow_pickle=allow_pickle)
+    merge = Merge(contents, cast=cast)
     skeleton = parse(checkpoint.state, path)
-    damaged = find(checkpoint, skeleton, config) if skips else {}
+    damaged = find(checkpoint, skeleton) if skips else {}
     merge.merge(state, marked(skeleton, damaged), ())
     merge.check(path, strict=strict)
     ways = _split(merge.fills)
@@ -275,9 +273,9 @@ def load_into(
 
     # Strided targets are read after the first change, so check their tensors now.
     checkpoint.check_whole([fill.leaf.body for fill in ways.strided()])
-    blocks, read = checkpoint.load(merge.survey.names, verify, config)
+    blocks, read = checkpoint.load(merge.survey.names)
     named = dict(zip(merge.survey.names, blocks, strict=True))
-    builder = Builder(contents, named, allow_pickle=allow_pickle)
+    builder = Builder(contents, named)
     values = [(assign, make(builder)) for assign, make in merge.assigns]
     arrays = Builder(contents, named, as_numpy=True)
     sources = [
@@ -286,9 +284,9 @@ def load_into(
     ]
 
     # From here on the state dict changes.
-    report = LoadReport.from_json(checkpoint.load_into(targets, verify, config))
+    report = LoadReport.from_json(checkpoint.load_into(targets))
     for fills in filter(None, ways.regions):
-        regions = checkpoint.read(_slices(fills, checkpoint), verify, config)
+        regions = checkpoint.read(_slices(fills, checkpoint))
         report = report.followed_by(LoadReport.from_json(regions))
     filled = [fill.target.value for fill in ways.direct + ways.strided()]
     _torch.mark_changed(filter(_torch.is_tensor, filled))

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, final
 
-from ringstow.tensors._memory import Address, ItemSpec, Placed, TensorSpec
+from ringstow.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Placed
 
 __all__ = [
     "DEPTH_MAX",
@@ -77,6 +77,11 @@ class Exchange:
         self, tensor: Any, address_of: Callable[[Any], Address]
     ) -> tuple[str, tuple[int, ...], Address] | None: ...
 
+# The fields of a Memory or LazyMemory.
+_Stored: TypeAlias = tuple[
+    str, tuple[int, ...], tuple[int, ...] | None, Address | Callable[[], Placed], int, object
+]
+
 # The tensors of a state that is to be saved, each once, under a name of its own; and what keeps
 # their memory, for as long as this is held. Iterating gives what start_save has not taken yet.
 @final
@@ -85,20 +90,9 @@ class Tensors:
     def __new__(cls, taken: set[str] = ...) -> Tensors: ...
     # Returns the name under which the tensor is stored: of the one of the same elements in the same
     # memory that was met before; or this one, with "#2" and so on at its end where it is taken.
-    def add(
-        self,
-        name: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None,
-        data: Address | Callable[[], Placed],
-        nbytes: int,
-        owner: object,
-    ) -> str: ...
-    @property
-    def owners(self) -> list[object]: ...
+    def add(self, name: str, memory: Memory | LazyMemory) -> str: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> TensorSpec: ...
+    def __getitem__(self, index: int, /) -> tuple[str, _Stored]: ...
 
 # What `encode` asks; paths are keys and indices from the root on.
 class _Others(Protocol):
@@ -114,10 +108,6 @@ class _Others(Protocol):
     def refuse(self, problem: str, /) -> None: ...
     # Notes what can't be a key of the dict there.
     def check_key(self, key: object, path: tuple[object, ...], /) -> None: ...
-    # Those of the OrderedDict there, by name; None if it has none.
-    def attributes(
-        self, value: object, path: tuple[object, ...], /
-    ) -> dict[str, object] | None: ...
 
 # The JSON tree of a state dict. Its tensors are added to those given.
 def encode(state: object, tensors: Tensors, others: _Others) -> str: ...
@@ -211,9 +201,16 @@ class Block:
 class Checkpoint:
     # Reads and checks the manifest. With `foreign`, opens where there is none also a directory of
     # safetensors files: of torch's HuggingFaceStorageWriter, or plain Hugging Face. With `damaged`,
-    # opens one whose files are missing or cut.
+    # opens one whose files are missing or cut. With `verify`, loads verify every checksum chunk that
+    # they read.
     def __new__(
-        cls, path: str, config: str, foreign: bool = False, damaged: bool = False
+        cls,
+        path: str,
+        config: str,
+        *,
+        foreign: bool = False,
+        damaged: bool = False,
+        verify: bool = True,
     ) -> Checkpoint: ...
     # "ringstow", or "safetensors": without checksums, so that no load is verified.
     @property
@@ -242,16 +239,14 @@ class Checkpoint:
     # Raises MissingShareError if this is one rank's part, and has only some of one.
     def check_whole(self, names: list[str]) -> None: ...
     # JSON list of DamagedTensor: reads and checks the tensors of these names.
-    def damaged(self, names: list[str], config: str) -> str: ...
+    def damaged(self, names: list[str]) -> str: ...
     # This and the two below raise ReplacedCheckpointError if another save came since it was opened.
     # Boxes of chunks to strided memory; JSON LoadReport. No two may share memory.
-    def read(self, slices: list[_SliceSpec], verify: bool, config: str) -> str: ...
+    def read(self, slices: list[_SliceSpec]) -> str: ...
     # Blocks in the order of names; JSON LoadReport.
-    def load(self, names: list[str], verify: bool, config: str) -> tuple[list[Block], str]: ...
+    def load(self, names: list[str]) -> tuple[list[Block], str]: ...
     # (name, address, nbytes) of dense writable memory; JSON LoadReport.
-    def load_into(
-        self, targets: list[tuple[str, Address, int]], verify: bool, config: str
-    ) -> str: ...
+    def load_into(self, targets: list[tuple[str, Address, int]]) -> str: ...
 
 # Host memory registered with CUDA, for every GPU, until this is let go; the memory must be there
 # until then. At once up to 64 MiB, else in pieces of that: CUDA refuses a copy that touches two.

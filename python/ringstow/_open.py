@@ -92,16 +92,14 @@ class Checkpoint(Mapping[str, "Entry"]):
     ) -> None:
         self.path = path
         """The checkpoint's directory."""
-        self._config = config
-        self._verify = verify
-        self._allow_pickle = allow_pickle
         self._as_numpy = as_numpy
-        self._opened: _native.Checkpoint | None = _native.Checkpoint(path, config, foreign=True)
-        self._contents = _build.Contents(path, self._opened.tensors)
-        state = self._opened.state
-        is_tree = self._opened.kind == "ringstow" and state != "null"
+        opened = _native.Checkpoint(path, config, foreign=True, verify=verify)
+        self._opened: _native.Checkpoint | None = opened
+        self._contents = _build.Contents(path, opened.tensors, allow_pickle=allow_pickle)
+        state = opened.state
+        is_tree = opened.kind == "ringstow" and state != "null"
         self._skeleton: dict[Any, Any] = _skeleton.parse(state, path) if is_tree else {}
-        self._entries = self._all(self._opened)
+        self._entries = self._all(opened)
 
     def __getitem__(self, name: str) -> Entry:
         self._alive()
@@ -202,30 +200,27 @@ class Checkpoint(Mapping[str, "Entry"]):
             raise ValueError(f"{self.path} is closed: open it again")
         return self._opened
 
-    def _value(self, node: Any, path: Path) -> Any:
+    def _value(self, node: Any, path: Path, *, entries: bool = True) -> Any:
+        """Read a value. Tensors and arrays in it become entries, unless ``entries`` is False."""
         opened = self._alive()
-        survey = _build.Survey(self._contents, allow_pickle=self._allow_pickle)
+
+        def is_entry(leaf: Leaf | Box) -> bool:
+            return entries and leaf.tag in _ELEMENTS
 
         def note(leaf: Leaf | Box, at: Path) -> Leaf | Box:
-            if leaf.tag not in _ELEMENTS:
+            if not is_entry(leaf):
                 survey.add(leaf, at)
             return leaf
 
-        _walk.rebuild(node, path, note)
-        objects = list(survey.objects)
-        blocks = opened.load(objects, self._verify, self._config)[0] if objects else []
-        builder = _build.Builder(
-            self._contents,
-            dict(zip(objects, blocks, strict=True)),
-            allow_pickle=self._allow_pickle,
-            as_numpy=self._as_numpy,
-        )
-
         def make(leaf: Leaf | Box, at: Path) -> Any:
-            if isinstance(leaf, Leaf) and leaf.tag in _ELEMENTS:
+            if isinstance(leaf, Leaf) and is_entry(leaf):
                 return self._entry(leaf, at)
             return builder.value(leaf, at)
 
+        survey = _build.Survey(self._contents)
+        _walk.rebuild(node, path, note)
+        blocks = _build.read(opened, survey.names)
+        builder = _build.Builder(self._contents, blocks, as_numpy=self._as_numpy)
         return _walk.rebuild(node, path, make)
 
     def _entry(self, leaf: Leaf, path: Path) -> Entry:
@@ -252,18 +247,6 @@ class Checkpoint(Mapping[str, "Entry"]):
             return KeyMismatchError(text, path=self.path, missing=[name])
         return missing_names([name], [name], self._skeleton or dict(self._entries), self.path)
 
-    def _load(self, entry: Entry) -> Any:
-        opened, leaf = self._alive(), entry._leaf
-        survey = _build.Survey(self._contents, allow_pickle=self._allow_pickle)
-        survey.add(leaf, entry._path)
-        blocks, report = opened.load(survey.names, self._verify, self._config)
-        _log.debug("loaded %s", report)
-        named = dict(zip(survey.names, blocks, strict=True))
-        builder = _build.Builder(
-            self._contents, named, allow_pickle=self._allow_pickle, as_numpy=self._as_numpy
-        )
-        return builder.value(leaf, entry._path)
-
     def _read(self, entry: Entry, index: Any) -> Any:
         leaf = entry._leaf
         self._alive()
@@ -272,7 +255,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         selection = _index.select(index, entry.shape, entry.name)
         is_whole = tuple(r.size for r in selection.ranges) == entry.shape
         if is_whole and not any(r.flipped for r in selection.ranges):
-            return self._shaped(self._load(entry), selection.shape)
+            return self._shaped(entry.load(), selection.shape)
         part = self._read_part(entry, selection)
         if leaf.dtype.startswith(">"):
             part = part.astype(leaf.dtype)
@@ -297,7 +280,7 @@ class Checkpoint(Mapping[str, "Entry"]):
             (leaf.body, number, offsets, lengths, address + at, reading.strides)
             for number, offsets, lengths, at in _index.in_chunks(reading, opened.chunks(leaf.body))
         ]
-        _log.debug("read %s", opened.read(slices, self._verify, self._config))
+        _log.debug("read %s", opened.read(slices))
         return module.dense(memory[reading.keep])
 
     def _shaped(self, value: Any, shape: tuple[int, ...]) -> Any:
@@ -369,7 +352,7 @@ class Entry:
                 holds only some of this tensor.
             ValueError: the checkpoint is closed.
         """
-        return self._checkpoint._load(self)
+        return self._checkpoint._value(self._leaf, self._path, entries=False)
 
     def __getitem__(self, index: Any) -> Any:
         """Read a selection. Raises as `load`, and IndexError and TypeError for bad indices."""

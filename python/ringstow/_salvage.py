@@ -68,9 +68,9 @@ def check_choice(on_corrupt: str, *, verify: bool) -> bool:
     return on_corrupt == "skip"
 
 
-def find(checkpoint: _native.Checkpoint, skeleton: Any, config: str) -> dict[str, DamagedTensor]:
+def find(checkpoint: _native.Checkpoint, skeleton: Any) -> dict[str, DamagedTensor]:
     """Read and check what a skeleton refers to, and return what is damaged, by name."""
-    found = json.loads(checkpoint.damaged(stored_in(skeleton), config))
+    found = json.loads(checkpoint.damaged(stored_in(skeleton)))
     return {values["name"]: DamagedTensor(**values) for values in found}
 
 

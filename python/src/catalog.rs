@@ -1,9 +1,9 @@
 //! The checkpoints of a run: which there are, which is the newest, and what goes.
 
 use crate::error::to_python;
-use crate::{config, runtime, to_json, wait};
+use crate::{config, to_json, wait};
 use pyo3::prelude::*;
-use ringstow::{Before, Disposal, Retention, StepPattern, Wanted};
+use ringstow::{Before, Disposal, Job, Retention, StepPattern, Wanted};
 use std::path::PathBuf;
 
 fn pattern(text: Option<&str>) -> PyResult<Option<StepPattern>> {
@@ -35,15 +35,12 @@ pub(crate) fn latest(
         Limit::Path(path) => Before::Path(path),
     });
     let wanted = Wanted { pattern: self::pattern(pattern)?, before, verify };
-    let parsed = self::config(config)?;
-    if !verify {
-        let find = || {
-            ringstow::internals::store::latest(&directory, &wanted, &parsed, &Default::default())
-        };
-        return py.detach(find).map_err(to_python);
+    let config = self::config(config)?;
+    let find = |job: &_| ringstow::internals::store::latest(&directory, &wanted, &config, job);
+    match verify {
+        true => wait::run(py, &Job::of(&config), find),
+        false => py.detach(|| find(&Default::default())).map_err(to_python),
     }
-    let (_, job) = runtime(config)?;
-    wait::run(py, &job, |job| ringstow::internals::store::latest(&directory, &wanted, &parsed, job))
 }
 
 #[pyfunction]

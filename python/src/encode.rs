@@ -9,7 +9,7 @@ use crate::exchange::Exchange;
 use crate::tensors::Tensors;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple, PyType};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
 use ringstow::Error;
 use std::borrow::Cow;
 
@@ -27,16 +27,12 @@ pub(crate) fn encode<'py>(
     tensors: &Bound<'py, Tensors>,
     others: &Value<'py>,
 ) -> PyResult<String> {
-    let py = state.py();
-    let collections = py.import("collections")?;
     let exchange: Option<Bound<'py, Exchange>> = others.getattr("exchange")?.extract()?;
     let mut encoder = Encoder {
         tensors,
         exchange: exchange.as_ref().map(Bound::get),
         address_of: others.getattr("address_of")?,
         others,
-        ordered_dict: collections.getattr("OrderedDict")?.cast_into()?,
-        counter: collections.getattr("Counter")?.cast_into()?,
         tree: Vec::new(),
         path: Vec::new(),
         name: String::new(),
@@ -51,8 +47,6 @@ struct Encoder<'a, 'py> {
     exchange: Option<&'a Exchange>,
     address_of: Value<'py>,
     others: &'a Value<'py>,
-    ordered_dict: Bound<'py, PyType>,
-    counter: Bound<'py, PyType>,
     /// The text so far.
     tree: Vec<u8>,
     /// Where the value is that is being encoded.
@@ -77,8 +71,6 @@ impl<'py> Encoder<'_, 'py> {
             self.inside(value, |encoder| encoder.tagged("$tuple", |e| e.array(tuple.iter())))
         } else if let Ok(dict) = value.cast_exact::<PyDict>() {
             self.inside(value, |encoder| encoder.dict(dict))
-        } else if value.get_type().is(&self.ordered_dict) {
-            self.inside(value, |encoder| encoder.ordered_dict(value.cast()?))
         } else {
             self.rare(value)
         }
@@ -119,10 +111,6 @@ impl<'py> Encoder<'_, 'py> {
     /// Encodes what `ringstow.tree._encode` knows; returns the parts of a container, whose items are to come.
     #[inline(never)]
     fn other(&mut self, value: &Value<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        if value.get_type().is(&self.counter) && is_plain_counter(value)? {
-            self.tagged("$counter", |encoder| encoder.pairs(items_of(value)?))?;
-            return Ok(None);
-        }
         let known = self.others.call_method1(intern!(value.py(), "value"), (value, self.at()?))?;
         if let Ok(text) = known.cast::<PyString>() {
             self.put(text.to_str()?);
@@ -189,19 +177,6 @@ impl<'py> Encoder<'_, 'py> {
             true => self.object(items),
             false => self.tagged("$dict", |encoder| encoder.pairs(items)),
         }
-    }
-
-    fn ordered_dict(&mut self, dict: &Bound<'py, PyDict>) -> PyResult<()> {
-        let attributes = self.others.call_method1("attributes", (dict, self.at()?))?;
-        let items = items_of(dict)?;
-        self.put(r#"{"$odict":"#);
-        self.object_or_pairs(items)?;
-        if !attributes.is_none() {
-            self.put(r#","attrs":"#);
-            self.object(items_of(&attributes)?)?;
-        }
-        self.put("}");
-        Ok(())
     }
 
     fn object_or_pairs(&mut self, items: Vec<(Value<'py>, Value<'py>)>) -> PyResult<()> {
@@ -352,14 +327,6 @@ fn plain_scalar(value: &Value<'_>) -> PyResult<Option<Cow<'static, str>>> {
     let Ok(number) = value.cast_exact::<PyFloat>() else { return Ok(None) };
     let text = number.value().is_finite().then(|| number.repr()).transpose()?;
     Ok(text.map(|text| text.to_string().into()))
-}
-
-/// Whether it counts numbers and text only.
-fn is_plain_counter(counter: &Value<'_>) -> PyResult<bool> {
-    let is_plain = |(key, count): &(Value<'_>, Value<'_>)| {
-        (is_number(key) || key.is_exact_instance_of::<PyString>()) && is_number(count)
-    };
-    Ok(items_of(counter)?.iter().all(is_plain))
 }
 
 fn is_number(value: &Value<'_>) -> bool {

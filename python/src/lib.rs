@@ -25,7 +25,6 @@ use pyo3::prelude::*;
 use ringstow::{Config, Job, Runtime};
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// The configuration that Python sent.
 fn config(json: &str) -> PyResult<Config> {
@@ -48,13 +47,6 @@ fn parse_size(text: &str) -> PyResult<u64> {
     ringstow::internals::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
-/// The process's runtime, and a job for it. Quick enough to be called with the GIL held: it neither makes memory nor
-/// waits for threads of a runtime that it drives out.
-fn runtime(json: &str) -> PyResult<(Arc<Runtime>, Arc<Job>)> {
-    let config = config(json)?;
-    Ok((Runtime::shared(&config).map_err(error::to_python)?, Job::of(&config)))
-}
-
 /// The configuration that the environment and `ringstow.toml` ask for, in JSON.
 #[pyfunction]
 fn found_config() -> PyResult<String> {
@@ -70,10 +62,10 @@ fn to_json(report: &impl serde::Serialize) -> PyResult<String> {
 
 #[pyfunction]
 fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
-    let (runtime, job) = runtime(config)?;
-    let report =
-        wait::run(py, &job, |job| ringstow::internals::store::verify(&runtime, &path, job))?;
-    to_json(&report)
+    let config = self::config(config)?;
+    let runtime = Runtime::shared(&config).map_err(error::to_python)?;
+    let verify = |job: &_| ringstow::internals::store::verify(&runtime, &path, job);
+    to_json(&wait::run(py, &Job::of(&config), verify)?)
 }
 
 #[pyfunction]

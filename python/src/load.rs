@@ -2,7 +2,7 @@
 
 use crate::error::to_python;
 use crate::place::{Address, strided_target, target};
-use crate::{runtime, to_json, wait};
+use crate::{to_json, wait};
 use pyo3::exceptions::{PyBufferError, PyKeyError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use ringstow::internals::format::select::{self, Wanted};
 use ringstow::internals::format::{Chunk, TensorEntry};
 use ringstow::internals::pool::Mapping;
 use ringstow::internals::store::LoadedTensor;
-use ringstow::{CheckpointKind, LoadOptions, Result, Slice};
+use ringstow::{CheckpointKind, Config, Job, LoadOptions, Result, Slice};
 use std::ffi::c_int;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -115,18 +115,35 @@ fn chunks_of<'py>(py: Python<'py>, tensor: &TensorEntry) -> PyResult<Bound<'py, 
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Checkpoint {
     inner: ringstow::Checkpoint,
+    config: Config,
+    verify: bool,
+}
+
+impl Checkpoint {
+    /// Runs a load on a thread of its own.
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        load: impl FnOnce(LoadOptions<'_>) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let job = Job::of(&self.config);
+        wait::run(py, &job, |job| {
+            load(LoadOptions { verify: self.verify, job: Some(job), ..LoadOptions::default() })
+        })
+    }
 }
 
 #[pymethods]
 impl Checkpoint {
     #[new]
-    #[pyo3(signature = (path, config, foreign = false, damaged = false))]
+    #[pyo3(signature = (path, config, *, foreign = false, damaged = false, verify = true))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         config: &str,
         foreign: bool,
         damaged: bool,
+        verify: bool,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
         let open = || match (foreign, damaged) {
@@ -135,7 +152,7 @@ impl Checkpoint {
             _ => ringstow::Checkpoint::open_with(path, &config),
         };
         let inner = py.detach(open).map_err(to_python)?;
-        Ok(Self { inner })
+        Ok(Self { inner, config, verify })
     }
 
     #[getter]
@@ -215,42 +232,24 @@ impl Checkpoint {
     }
 
     /// Reads and checks the tensors of these names; those that are damaged, in JSON.
-    fn damaged(&self, py: Python<'_>, names: Vec<String>, config: &str) -> PyResult<String> {
-        let ((runtime, job), options) = (runtime(config)?, LoadOptions::default());
-        to_json(&wait::run(py, &job, |job| self.inner.damaged(&names, options.on(&runtime, job)))?)
+    fn damaged(&self, py: Python<'_>, names: Vec<String>) -> PyResult<String> {
+        to_json(&self.run(py, |options| self.inner.damaged(&names, options))?)
     }
 
     fn check_whole(&self, names: Vec<String>) -> PyResult<()> {
         self.inner.check_coverage(names).map_err(to_python)
     }
 
-    fn read(
-        &self,
-        py: Python<'_>,
-        slices: Vec<SliceSpec>,
-        verify: bool,
-        config: &str,
-    ) -> PyResult<String> {
-        let ((runtime, job), options) =
-            (runtime(config)?, LoadOptions { verify, ..LoadOptions::default() });
+    fn read(&self, py: Python<'_>, slices: Vec<SliceSpec>) -> PyResult<String> {
         // On this thread: the stream that a GPU's tensor is ready on may be one of its own.
         let mut ready = Ready::default();
         let slices: Result<Vec<Slice>> = slices.iter().map(|spec| spec.slice(&mut ready)).collect();
         let slices = slices.map_err(to_python)?;
-        to_json(&wait::run(py, &job, |job| self.inner.read(&slices, options.on(&runtime, job)))?)
+        to_json(&self.run(py, |options| self.inner.read(&slices, options))?)
     }
 
-    fn load(
-        &self,
-        py: Python<'_>,
-        names: Vec<String>,
-        verify: bool,
-        config: &str,
-    ) -> PyResult<(Vec<Block>, String)> {
-        let ((runtime, job), options) =
-            (runtime(config)?, LoadOptions { verify, ..LoadOptions::default() });
-        let loaded =
-            wait::run(py, &job, |job| self.inner.load_names(&names, options.on(&runtime, job)))?;
+    fn load(&self, py: Python<'_>, names: Vec<String>) -> PyResult<(Vec<Block>, String)> {
+        let loaded = self.run(py, |options| self.inner.load_names(&names, options))?;
         let report = to_json(&loaded.report)?;
         let blocks = loaded.into_tensors().into_iter().map(Block::from);
         Ok((blocks.collect(), report))
@@ -260,11 +259,7 @@ impl Checkpoint {
         &self,
         py: Python<'_>,
         targets: Vec<(String, Address, usize)>,
-        verify: bool,
-        config: &str,
     ) -> PyResult<String> {
-        let ((runtime, job), options) =
-            (runtime(config)?, LoadOptions { verify, ..LoadOptions::default() });
         let mut ready = Ready::default();
         let place = |(name, address, nbytes): (String, Address, usize)| {
             // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor of
@@ -273,7 +268,6 @@ impl Checkpoint {
         };
         let targets: Result<Vec<(String, Target)>> = targets.into_iter().map(place).collect();
         let targets = targets.map_err(to_python)?;
-        let load = |job: &_| self.inner.load_into(&targets, options.on(&runtime, job));
-        to_json(&wait::run(py, &job, load)?)
+        to_json(&self.run(py, |options| self.inner.load_into(&targets, options))?)
     }
 }

@@ -3,8 +3,7 @@
 use crate::error::to_python;
 use crate::exit::{End, note, refuse_late};
 use crate::lazy::Raised;
-use crate::place::Address;
-use crate::tensors::{Data, Tensors, info, source, watch};
+use crate::tensors::{Memory, Tensors, watch};
 use crate::wait::until;
 use crate::watch::Watch;
 use pyo3::prelude::*;
@@ -17,20 +16,9 @@ use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-/// Of a box of a tensor, or of an object: name, dtype, shape in elements, strides in bytes (none:
-/// dense), address, bytes of dense data, shape of the whole tensor and offsets of the box in it (none:
-/// the item is all of it), whether it is an object.
-type ItemSpec = (
-    String,
-    String,
-    Vec<u64>,
-    Option<Vec<isize>>,
-    Address,
-    u64,
-    Option<Vec<u64>>,
-    Option<Vec<u64>>,
-    bool,
-);
+/// What a rank writes: the name of a tensor or object, where its bytes are, which region they are of a tensor (its
+/// shape and the region's offsets; none: all of it), and whether it is an object.
+type ItemSpec = (String, Memory, Option<(Vec<u64>, Vec<u64>)>, bool);
 
 /// A save in the background.
 #[pyclass(frozen, module = "ringstow._native")]
@@ -199,14 +187,10 @@ pub(crate) fn start_write(
 ) -> PyResult<SaveJob> {
     SaveJob::start(py, config, |config, raised| {
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
-        for (name, dtype, sizes, strides, address, nbytes, shape, offsets, object) in items {
-            let info = info(name, &dtype, sizes, nbytes)?;
-            let data = Data::Address(address);
-            let source = source(&info, strides, data, raised, &mut ready)?;
-            let region = match (shape, offsets) {
-                (Some(shape), Some(offsets)) => Some(Region { shape, offsets }),
-                _ => None,
-            };
+        for (name, memory, region, object) in items {
+            let (spec, _) = memory.named(name)?;
+            let (info, source) = spec.source(raised, &mut ready)?;
+            let region = region.map(|(shape, offsets)| Region { shape, offsets });
             dict.item(Item { info, region, object }, source);
         }
         if let Some(watched) = watched {

@@ -26,6 +26,29 @@ pub(crate) enum Data {
     Lazy(Py<PyAny>),
 }
 
+/// Python's `Memory` or `LazyMemory`: dtype, shape, strides in bytes (none: dense), where the data is, bytes of the
+/// dense data, and what keeps the memory.
+#[derive(FromPyObject)]
+pub(crate) struct Memory(String, Vec<u64>, Option<Vec<isize>>, Data, u64, Py<PyAny>);
+
+impl Memory {
+    /// The tensor of that name, with its bytes counted again, and what keeps its memory.
+    pub(crate) fn named(self, name: String) -> Result<(Spec, Py<PyAny>)> {
+        let Self(dtype, shape, strides, data, nbytes, owner) = self;
+        let dtype = Dtype::from_name(&dtype).ok_or_else(|| {
+            Error::invalid(format!("tensor {name:?}: there is no dtype {dtype:?}"))
+        })?;
+        let info = TensorInfo { name, dtype, shape };
+        if info.nbytes()? != nbytes {
+            return Err(Error::invalid(format!(
+                "tensor {:?}: {nbytes} bytes are not what {dtype} {:?} takes",
+                info.name, info.shape
+            )));
+        }
+        Ok((Spec { info, strides, data, tensor: None, version: None }, owner))
+    }
+}
+
 /// One tensor, with strides in bytes (none: dense).
 pub(crate) struct Spec {
     pub(crate) info: TensorInfo,
@@ -68,26 +91,10 @@ impl Tensors {
         Self { specs, owners, taken, by_name, by_place, hasher }
     }
 
-    /// Strides in bytes (none: dense).
-    #[allow(clippy::too_many_arguments)] // they are the fields of Python's `Memory`
-    fn add(
-        &mut self,
-        name: String,
-        dtype: &str,
-        shape: Vec<u64>,
-        strides: Option<Vec<isize>>,
-        data: Data,
-        nbytes: u64,
-        owner: Py<PyAny>,
-    ) -> PyResult<&str> {
-        let info = info(name, dtype, shape, nbytes).map_err(to_python)?;
-        let spec = Spec { info, strides, data, tensor: None, version: None };
+    fn add(&mut self, name: String, memory: Memory) -> PyResult<&str> {
+        let (spec, owner) = memory.named(name).map_err(to_python)?;
+        let nbytes = spec.nbytes();
         Ok(self.store(spec, nbytes, owner))
-    }
-
-    #[getter]
-    fn owners<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        self.owners.iter().map(|owner| owner.bind(py).clone()).collect()
     }
 
     fn __len__(&self) -> usize {
@@ -104,8 +111,9 @@ impl Tensors {
             Data::Lazy(load) => load.bind(py).clone(),
         };
         let nbytes = info.nbytes().map_err(to_python)?;
-        let row = (info.name.as_str(), info.dtype.name(), shape, strides, data, nbytes);
-        Ok(row.into_pyobject(py)?.into_any())
+        let owner = self.owners[index].bind(py);
+        let memory = (info.dtype.name(), shape, strides, data, nbytes, owner);
+        Ok((info.name.as_str(), memory).into_pyobject(py)?.into_any())
     }
 }
 
@@ -182,8 +190,8 @@ impl Tensors {
                 let (name, tensor) = (spec.info.name.clone(), spec.tensor(py, &self.owners[at]));
                 watched.push(Watched { name, tensor, version });
             }
-            let source = source(&spec.info, spec.strides, spec.data, raised, &mut ready)?;
-            dict.source(spec.info, source);
+            let (info, source) = spec.source(raised, &mut ready)?;
+            dict.source(info, source);
         }
         watch(&mut dict, Arc::new(WatchList::new(watched)), path, raised);
         Ok(dict)
@@ -214,6 +222,24 @@ impl Spec {
         self.tensor.as_ref().unwrap_or(owner).clone_ref(py)
     }
 
+    /// The tensor's bytes, to be read when they are written.
+    pub(crate) fn source(
+        self,
+        raised: &Raised,
+        ready: &mut Ready,
+    ) -> Result<(TensorInfo, TensorSource<'static>)> {
+        let Self { info, strides, data, .. } = self;
+        let source = match data {
+            // SAFETY: the caller, `ringstow.tree._encode`, took the address from a live tensor with this shape
+            // and these strides, and keeps the tensor alive until the save has staged it.
+            Data::Address(address) => unsafe { place::source(&info, strides, address, ready)? },
+            Data::Lazy(load) => {
+                Box::new(Lazy::new(info.clone(), info.nbytes()?, load, raised.clone())).into()
+            }
+        };
+        Ok((info, source))
+    }
+
     /// The tensor in host memory.
     pub(crate) fn strided(&self) -> Result<Strided> {
         let Data::Address(Address::Host(address)) = self.data else {
@@ -221,7 +247,7 @@ impl Spec {
                 "a tensor that is not in host memory cannot be copied here",
             ));
         };
-        // SAFETY: as in `source` below.
+        // SAFETY: as in `source`.
         unsafe { place::strided(&self.info, self.strides.clone(), address) }
     }
 
@@ -237,36 +263,4 @@ impl Spec {
         let (one, two) = (&self.info, &other.info);
         one.dtype == two.dtype && one.shape == two.shape && self.strides == other.strides
     }
-}
-
-/// What a tensor is, with its bytes counted again.
-pub(crate) fn info(name: String, dtype: &str, shape: Vec<u64>, nbytes: u64) -> Result<TensorInfo> {
-    let dtype = Dtype::from_name(dtype)
-        .ok_or_else(|| Error::invalid(format!("tensor {name:?}: there is no dtype {dtype:?}")))?;
-    let info = TensorInfo { name, dtype, shape };
-    if info.nbytes()? != nbytes {
-        return Err(Error::invalid(format!(
-            "tensor {:?}: {nbytes} bytes are not what {dtype} {:?} takes",
-            info.name, info.shape
-        )));
-    }
-    Ok(info)
-}
-
-/// A tensor's bytes.
-pub(crate) fn source(
-    info: &TensorInfo,
-    strides: Option<Vec<isize>>,
-    data: Data,
-    raised: &Raised,
-    ready: &mut Ready,
-) -> Result<TensorSource<'static>> {
-    Ok(match data {
-        // SAFETY: the caller, `ringstow.tree._encode`, took the address from a live tensor with this shape
-        // and these strides, and keeps the tensor alive until the save has staged it.
-        Data::Address(address) => unsafe { place::source(info, strides, address, ready)? },
-        Data::Lazy(load) => {
-            Box::new(Lazy::new(info.clone(), info.nbytes()?, load, raised.clone())).into()
-        }
-    })
 }

@@ -47,7 +47,7 @@ class SaveJob:
         self._staged, self._may_go_on, self._done = (threading.Event() for _ in range(3))
         self._cancelled = False
         self._error = None
-        self._total = sum(spec[5] for spec in tensors)
+        self._total = sum(memory[4] for _, memory in tensors)
         self._bytes_staged = 0
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -107,7 +107,7 @@ def start_save(tensors, state, path, config, step=None):
 
 def gather(spec):
     """Returns the bytes of a tensor as the native side would read them."""
-    _, _, shape, strides, address, nbytes = spec
+    _, (_, shape, strides, address, nbytes, _) = spec
     if nbytes == 0:
         return b""
     if strides is None:

@@ -77,11 +77,13 @@ def raw(tensor):
 def codec(state, **options):
     """Encodes and decodes a state without any file."""
     encoded = _encode.encode(state, **options)
-    table = [(name, dtype, shape, nbytes) for name, dtype, shape, _, _, nbytes in encoded.tensors]
+    table = [
+        (name, dtype, shape, nbytes) for name, (dtype, shape, _, _, nbytes, _) in encoded.tensors
+    ]
     blocks = {spec[0]: bytearray(fake_native.gather(spec)) for spec in encoded.tensors}
-    contents = _build.Contents("/ckpt", table)
+    contents = _build.Contents("/ckpt", table, **options)
     skeleton = _skeleton.parse(encoded.tree, "/ckpt")
-    _build.Survey(contents, **{"allow_pickle": False, **options}).add(skeleton)
+    _build.Survey(contents).add(skeleton)
     return _build.Builder(contents, blocks).value(skeleton)
 
 

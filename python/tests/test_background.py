@@ -122,7 +122,8 @@ IN_A_DAEMON = """
 from ringstow import _native
 
 def write_rank():
-    item = ("a", "U8", [size], None, state["a"].ctypes.data, size, None, None, False)
+    memory = ("U8", [size], None, state["a"].ctypes.data, size, None)
+    item = ("a", memory, None, False)
     jobs.append(_native.start_write([item], path, 0, slow.to_json()))
     jobs[0].wait()
 

@@ -25,14 +25,15 @@ def with_objects(path, objects):
     """Saves a checkpoint by one rank whose values are objects beside a tensor ``w``."""
     weight = torch.arange(4.0)
     session = ringstow._native.Session(str(path), 1, ringstow.Config().to_json())
-    items = [("w", "F32", (4,), None, weight.data_ptr(), 16, None, None, False)]
+    items = [("w", ("F32", (4,), None, weight.data_ptr(), 16, weight), None, False)]
     blobs = {}
     for name, value in objects.items():
         blob = io.BytesIO()
         torch.save(value, blob)
         blobs[name] = torch.frombuffer(bytearray(blob.getvalue()), dtype=torch.uint8)
         size = blobs[name].numel()
-        items.append((name, "U8", (size,), None, blobs[name].data_ptr(), size, None, None, True))
+        memory = ("U8", (size,), None, blobs[name].data_ptr(), size, blobs[name])
+        items.append((name, memory, None, True))
     job = ringstow._native.start_write(items, str(path), 0, ringstow.Config().to_json())
     job.wait()
     job.result()

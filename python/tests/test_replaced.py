@@ -79,24 +79,25 @@ def test_what_is_replaced_again_and_again_is_given_up(saver):
 
 def test_an_opened_checkpoint_does_not_change_under_its_holder(saver):
     config = ringstow.Config().to_json()
-    opened = _native.Checkpoint(str(saver.path), config)
+    saver.times = 2
     for verify in (True, False):
+        opened = _native.Checkpoint(str(saver.path), config, verify=verify)
         with pytest.raises(ringstow.ReplacedCheckpointError):
-            opened.load(["w"], verify, config)
+            opened.load(["w"])
 
 
 def test_checkpoint_saved_again_is_not_the_opened_one(saver):
     saver.times = 0
     config = ringstow.Config().to_json()
-    opened = _native.Checkpoint(str(saver.path), config)
+    opened = _native.Checkpoint(str(saver.path), config, verify=False)
     files = sorted(os.listdir(saver.path))
     ringstow.remove(saver.path)
     with pytest.raises(FileNotFoundError, match="last"):
-        opened.load(["w"], False, config)
+        opened.load(["w"])
     ringstow.save(state(9), saver.path)
     assert sorted(os.listdir(saver.path)) == files
     with pytest.raises(ringstow.ReplacedCheckpointError):
-        opened.load(["w"], False, config)
+        opened.load(["w"])
 
 
 SAVES = """

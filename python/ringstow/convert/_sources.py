@@ -71,29 +71,30 @@ def open_source(path: str, kind: str, options: Options) -> State:
 
 
 def _ringstow(path: str, options: Options) -> State:
-    checkpoint = _native.Checkpoint(path, options.reading.to_json())
+    checkpoint = _native.Checkpoint(path, options.reading.to_json(), verify=options.verify)
     checkpoint.check_whole([name for name, *_ in checkpoint.tensors])
     return _lazy(path, checkpoint, _skeleton.parse(checkpoint.state, path), options)
 
 
 def _hf(path: str, options: Options) -> State:
-    checkpoint = _native.Checkpoint(path, options.reading.to_json(), foreign=True)
+    knobs = options.reading.to_json()
+    checkpoint = _native.Checkpoint(path, knobs, foreign=True, verify=options.verify)
     skeleton = {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
     return _lazy(path, checkpoint, skeleton, options)
 
 
 def _lazy(path: str, checkpoint: _native.Checkpoint, skeleton: State, options: Options) -> State:
     """Return the state of a skeleton, whose tensors and arrays load on demand."""
-    contents = _build.Contents(path, checkpoint.tensors)
-    _build.Survey(contents, allow_pickle=options.allow_pickle).add(skeleton)
-    ahead = ReadAhead(checkpoint, verify=options.verify, config=options.reading.to_json())
+    contents = _build.Contents(path, checkpoint.tensors, allow_pickle=options.allow_pickle)
+    _build.Survey(contents).add(skeleton)
+    ahead = ReadAhead(checkpoint)
     known: dict[str, LazyTensor] = {}
 
     def value(leaf: Leaf, at: Path) -> Any:
         blocks: dict[str, Any] = {}
         if leaf.tag in STORED:
             blocks[leaf.body] = ahead.take(leaf.body)
-        return _build.Builder(contents, blocks, allow_pickle=options.allow_pickle).value(leaf, at)
+        return _build.Builder(contents, blocks).value(leaf, at)
 
     def make(leaf: Leaf, at: Path) -> Any:
         if leaf.tag not in ("$tensor", "$ndarray"):
@@ -108,10 +109,8 @@ def _lazy(path: str, checkpoint: _native.Checkpoint, skeleton: State, options: O
 class ReadAhead:
     """The tensors of a checkpoint. Several threads may use it at once."""
 
-    def __init__(self, checkpoint: _native.Checkpoint, *, verify: bool, config: str) -> None:
+    def __init__(self, checkpoint: _native.Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._verify = verify
-        self._config = config
         # In the order of a shard: see `natural_alignment` in src/format/header.rs.
         tensors = sorted(checkpoint.tensors, key=lambda tensor: -_alignment(tensor[3]))
         self._names = [name for name, *_ in tensors]
@@ -131,7 +130,7 @@ class ReadAhead:
             if block is not None:
                 return block
             names = self._window(self._number[name])
-            block, *others = self._checkpoint.load(names, self._verify, self._config)[0]
+            block, *others = self._checkpoint.load(names)[0]
             self._held.update(zip(names[1:], others, strict=True))
             while sum(other.nbytes for other in self._held.values()) > _HELD_BYTES_MAX:
                 del self._held[next(iter(self._held))]

@@ -179,7 +179,7 @@ class _Model:
         tensor = cast(value, self._dtype, key)
         memory = _memory(tensor, key)
         self.tensors[name] = tensor
-        self.stored.add(name, *memory)
+        self.stored.add(name, memory)
 
 
 def _memory(value: Any, key: str) -> Any:

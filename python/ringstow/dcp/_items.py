@@ -19,10 +19,9 @@ from ringstow.tree._remedies import Refusals
 
 
 class Items(NamedTuple):
-    """What a rank writes. Keep ``owners`` until every byte has been read."""
+    """What a rank writes. Keep it until every byte has been read."""
 
     specs: list[ItemSpec]
-    owners: list[object]
     nbytes: int
 
 
@@ -48,7 +47,7 @@ def resolve(
         UnsupportedError: items can't be saved because of their kind; names them all.
         InvalidStateError: items can't be saved, some for another reason; names them all.
     """
-    items = Items([], [], 0)
+    items = Items([], 0)
     refusals = Refusals(_PICKLE)
     nbytes = 0
     names: set[str] = set()
@@ -61,7 +60,6 @@ def resolve(
         if spec is not None:
             names.add(spec[0])
             items.specs.append(spec)
-            items.owners.append(memory.owner)
             nbytes += memory.nbytes
     refusals.check()
     return items._replace(nbytes=nbytes)
@@ -159,16 +157,16 @@ def _spec(item: WriteItem, memory: Memory, *, keeps_empty: bool) -> ItemSpec | N
 
     With ``keeps_empty`` a chunk without elements is an item, too.
     """
-    dtype, sizes, strides, address, nbytes = memory[:5]
-    is_object = item.type == WriteItemType.BYTE_IO
-    _, offsets, shape = (sizes, sizes, sizes) if is_object else _chunk(item, dtype)
-    if nbytes == 0 and sizes != shape:
+    if item.type == WriteItemType.BYTE_IO:
+        return (item.index.fqn, memory, None, True)
+    _, offsets, shape = _chunk(item, memory.dtype)
+    if memory.nbytes == 0 and memory.shape != shape:
         if not keeps_empty and (0 not in shape or any(offsets)):
             return None
         if 0 in shape:  # one of several empty chunks of an empty tensor stands for all
-            sizes = shape
-    region = (None, None) if sizes == shape else (shape, offsets)
-    return (item.index.fqn, dtype, sizes, strides, address, nbytes, *region, is_object)
+            memory = memory._replace(shape=shape)
+    region = None if memory.shape == shape else (shape, offsets)
+    return (item.index.fqn, memory, region, False)
 
 
 def sharded(plan: SavePlan) -> list[str]:

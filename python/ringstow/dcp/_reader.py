@@ -343,14 +343,13 @@ class StorageReader(storage.StorageReader):
             return {}
         nodes = self._contents.values
         names = {item.storage_index.fqn for item in plan.items if item.storage_index.fqn in nodes}
-        contents = _build.Contents(self._contents.path, self._checkpoint.tensors)
-        survey = _build.Survey(contents, allow_pickle=self._allow_pickle)
+        contents = _build.Contents(
+            self._contents.path, self._checkpoint.tensors, allow_pickle=self._allow_pickle
+        )
+        survey = _build.Survey(contents)
         for name in names:
             survey.add(nodes[name], self._contents.paths[name])
-        blocks, _ = self._checkpoint.load(survey.names, self._verify, self._config.to_json())
-        builder = _build.Builder(
-            contents, dict(zip(survey.names, blocks, strict=True)), allow_pickle=self._allow_pickle
-        )
+        builder = _build.Builder(contents, _build.read(self._checkpoint, survey.names))
         return {name: builder.value(nodes[name], self._contents.paths[name]) for name in names}
 
     def _entry(self, item: ReadItem) -> Entry | None:
@@ -371,9 +370,7 @@ class StorageReader(storage.StorageReader):
 
     def _read(self, slices: list[_targets.Slice]) -> LoadReport:
         assert self._checkpoint is not None
-        return LoadReport.from_json(
-            self._checkpoint.read(slices, self._verify, self._config.to_json())
-        )
+        return LoadReport.from_json(self._checkpoint.read(slices))
 
     def _copy(self, batch: list[Fill]) -> LoadReport:
         staged = [_targets.staging_for(fill) for fill in batch]
@@ -399,7 +396,8 @@ class StorageReader(storage.StorageReader):
 
     def _open(self, path: str) -> Contents:
         self._checkpoint = self._contents = None
-        checkpoint = _native.Checkpoint(path, self._config.to_json(), foreign=True)
+        knobs = self._config.to_json()
+        checkpoint = _native.Checkpoint(path, knobs, foreign=True, verify=self._verify)
         state = checkpoint.state if checkpoint.kind == "ringstow" else None
         contents = Contents.of(path, checkpoint.entries, state)
         self._checkpoint, self._contents = checkpoint, contents

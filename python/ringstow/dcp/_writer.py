@@ -304,7 +304,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def _write(
         self, save: Save, items: _items.Items, stream: StagingFuture | None
     ) -> tuple[bytes, int]:
-        lease = self._snapshot.read(spec[4] for spec in items.specs)
+        lease = self._snapshot.read(memory.address for _, memory, _, _ in items.specs)
         job: _native.SaveJob | None = None
         try:  # Ctrl-C must find the job to end it
             job = _native.start_write(

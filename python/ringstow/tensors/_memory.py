@@ -15,27 +15,6 @@ Placed = tuple[tuple[int, ...] | None, int, object]
 """Where a tensor's elements lie in host memory: strides in bytes (None: dense), address, what keeps
 them there."""
 
-TensorSpec = tuple[
-    str, str, tuple[int, ...], tuple[int, ...] | None, Address | Callable[[], Placed], int
-]
-"""What is handed over of a tensor that is to be saved: name, dtype, shape in elements, strides in
-bytes (None: dense), address or what loads it, number of bytes of the dense data."""
-
-ItemSpec = tuple[
-    str,
-    str,
-    tuple[int, ...],
-    tuple[int, ...] | None,
-    Address,
-    int,
-    tuple[int, ...] | None,
-    tuple[int, ...] | None,
-    bool,
-]
-"""The same of a box of a tensor, or of an object: after the box's own name, dtype, shape, strides,
-address and bytes, the shape of the whole tensor and the offsets of the box in it (both None: the
-item is all of it), and whether it is an object, an opaque byte string of dtype U8."""
-
 
 def place_at(address: Address) -> tuple[int, int | None]:
     """Return the pointer and the device (None: the host) of an address, on whatever stream."""
@@ -124,6 +103,12 @@ class LazyMemory(NamedTuple):
     def identity(self) -> tuple[object, ...]:
         """Equal for one lazy tensor in two places."""
         return ("lazy", id(self.owner))
+
+
+ItemSpec = tuple[str, Memory, tuple[tuple[int, ...], tuple[int, ...]] | None, bool]
+"""What a rank writes: the name of a tensor or object, its bytes, the shape of the tensor and the
+offsets of the region that they are (None: they are all of it), and whether it is an object, an
+opaque byte string of dtype U8."""
 
 
 class Target(NamedTuple):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import base64
 import collections
 import io
+import logging
 from collections.abc import Iterable
 from typing import Any
 
+from ringstow import _native
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import Stored
@@ -19,12 +21,21 @@ from ringstow.tree import _fixed, _packed, _program
 from ringstow.tree._skeleton import parse
 from ringstow.tree._walk import STORED, Box, Leaf, Path, describe, rebuild
 
+_log = logging.getLogger("ringstow")
+
 
 class Contents:
-    """What a checkpoint's manifest says that it stores."""
+    """What a checkpoint's manifest says that it stores; and whether to unpickle any of it."""
 
-    def __init__(self, path: str, tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> None:
+    def __init__(
+        self,
+        path: str,
+        tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
         self.path = path
+        self.allow_pickle = allow_pickle
         self.manifest = f"{path}/manifest.json"
         self._stored = {
             name: Stored(dtype, shape, nbytes) for name, dtype, shape, nbytes in tensors
@@ -55,6 +66,15 @@ class Contents:
         return FormatError(message, path=self.manifest)
 
 
+def read(checkpoint: _native.Checkpoint, names: list[str]) -> dict[str, Any]:
+    """Return the bytes of tensors and objects by name."""
+    if not names:
+        return {}
+    blocks, report = checkpoint.load(names)
+    _log.debug("loaded %s", report)
+    return dict(zip(names, blocks, strict=True))
+
+
 class Survey:
     """Gathers the tensors that skeletons need, each once, and refuses what may not be unpickled.
 
@@ -62,9 +82,8 @@ class Survey:
     go to another place.
     """
 
-    def __init__(self, contents: Contents, *, allow_pickle: bool, apart: bool = False) -> None:
+    def __init__(self, contents: Contents, *, apart: bool = False) -> None:
         self._contents = contents
-        self._allow_pickle = allow_pickle
         self._names: dict[str, None] = {}
         self._apart = apart
         self.tensors: dict[str, Stored] = {}
@@ -98,7 +117,7 @@ class Survey:
                 self._names[leaf.body] = None
             if leaf.tag == "$object":
                 self.objects[leaf.body] = (leaf, path)
-        elif leaf.tag == "$pickle" and not self._allow_pickle:
+        elif leaf.tag == "$pickle" and not self._contents.allow_pickle:
             raise UnsupportedError(
                 f"{describe(path)} was saved with pickle, which can run any code when it is "
                 "loaded: if you trust who wrote the checkpoint, pass allow_pickle=True; or load "
@@ -141,12 +160,10 @@ class Builder:
         contents: Contents,
         blocks: dict[str, Any],
         *,
-        allow_pickle: bool = False,
         as_numpy: bool = False,
     ) -> None:
         self._contents = contents
         self._blocks = blocks
-        self._allow_pickle = allow_pickle
         self._as_numpy = as_numpy
         self._flat: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
@@ -237,9 +254,11 @@ class Builder:
         torch = require("torch", key)
         blob = io.BytesIO(block)
         try:
-            return torch.load(blob, map_location="cpu", weights_only=not self._allow_pickle)
+            return torch.load(
+                blob, map_location="cpu", weights_only=not self._contents.allow_pickle
+            )
         except pickle.UnpicklingError as error:
-            if self._allow_pickle:
+            if self._contents.allow_pickle:
                 raise self._contents.unreadable(path, error) from error
             raise UnsupportedError(
                 f"{key} is an object that torch.load does not read with weights_only=True: if "
@@ -299,5 +318,5 @@ def unpack(data: bytes, path: str, key: str, *, as_numpy: bool = False) -> Any:
         raise FormatError(message, path=path) from None
     contents = Contents(path, tensors)
     (node,) = root.values()
-    Survey(contents, allow_pickle=False).add(node, (key,))
+    Survey(contents).add(node, (key,))
     return Builder(contents, dict(blocks), as_numpy=as_numpy).value(node, (key,))

@@ -59,9 +59,8 @@ import base64
 import collections
 import enum
 import json
-import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringstow import _native
 from ringstow._collector import collector_paused
@@ -71,7 +70,7 @@ from ringstow.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow.tensors._optional import imported
 from ringstow.tree import _fixed, _program
 from ringstow.tree._remedies import Refusals, Refused, remedy, type_name
-from ringstow.tree._walk import Attribute, Path, describe, flat_name
+from ringstow.tree._walk import METADATA, Path, describe, flat_name
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Parts = tuple[str | list[Any] | dict[Any, Any] | tuple[tuple[str, Any], ...], ...]
@@ -83,21 +82,18 @@ a tuple of (name, item), which is written as an object.
 
 DEPTH_MAX = _native.DEPTH_MAX
 _NOT_UNICODE = "which is not valid Unicode (a lone surrogate)"
-# Every reader of JSON takes a number up to this for the integer that it is.
-_INT_MAX = 1 << 53
 # safetensors keeps this name in a shard's header for itself.
 RESERVED_NAMES = {"__metadata__"}
 
 
-class Encoded:
+class Encoded(NamedTuple):
     """A state dict, ready to be written: its tensors and the JSON tree.
 
     ``tensors`` holds the tensors' memory: keep it until every byte has been read.
     """
 
-    def __init__(self, tensors: _native.Tensors, tree: str) -> None:
-        self.tensors = tensors
-        self.tree = tree
+    tensors: _native.Tensors
+    tree: str
 
 
 def encode(
@@ -173,28 +169,15 @@ class _Others:
         if _holds_tensor(key):
             self.refuse(f"{describe(path)} has a tensor as a key, or in one")
 
-    def attributes(self, value: object, path: Path) -> dict[str, object] | None:
-        """Return the attributes that the OrderedDict at a path carries, if it carries any."""
-        attributes = vars(value)
-        unknown = sorted(attributes.keys() - {"_metadata"})
-        if unknown:
-            self.refuse(
-                f"{describe(path)} is an OrderedDict with the attribute {unknown[0]!r}, which "
-                "would be lost: make it an item"
-            )
-            return None
-        return {Attribute("_metadata"): attributes["_metadata"]} if attributes else None
-
     def _value(self, value: Any, path: Path) -> str | Parts:
         try:
             tree = self._tree(value, path)
-            parts = None if tree is not None else _parts(value)
         except Refused:
             if not self._allow_pickle:
                 raise
-            tree = parts = None
-        if parts is not None:
-            return parts
+            tree = None
+        if isinstance(tree, tuple):
+            return tree
         if tree is None:
             tree = self._pickle(value, path)
         text = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
@@ -204,8 +187,8 @@ class _Others:
             raise Refused("x.encode('utf-8', 'surrogatepass')", _NOT_UNICODE) from None
         return text
 
-    def _tree(self, value: Any, path: Path) -> Json:
-        """Return the tree of a value that is not a container; None if the format has none."""
+    def _tree(self, value: Any, path: Path) -> Json | Parts:
+        """Return the tree of a value, or a container's parts; None if the format has neither."""
         kind = type(value)
         if kind is int:
             return {"$int": _digits(value)}
@@ -214,23 +197,17 @@ class _Others:
         if kind is bytes:
             return {"$bytes": _base64(value)}
         tree = self._foreign(value, path)
-        if tree is None:
-            fixed = _fixed.take(value)
-            if fixed is not None:
-                return {"$value": fixed[0], "args": [self._arg(arg, path) for arg in fixed[1]]}
-            if isinstance(value, enum.Enum):
-                return _program.member_of(value)
-            if isinstance(value, str):
-                return _program.text_of(value)
-        return tree
-
-    def _arg(self, arg: Any, path: Path) -> Json:
-        kind = type(arg)
-        if arg is None or kind in (str, bool) or (kind is int and abs(arg) <= _INT_MAX):
-            return arg  # type: ignore[no-any-return]
-        if kind is float and math.isfinite(arg):
-            return arg  # type: ignore[no-any-return]
-        return self._tree(arg, path)
+        if tree is not None:
+            return tree
+        fixed = _fixed.take(value)
+        if fixed is not None:
+            name, args = fixed
+            return (f'{{"$value":"{name}","args":', args, "}")
+        if isinstance(value, enum.Enum):
+            return _program.member_of(value)
+        if isinstance(value, str):
+            return _program.text_of(value)
+        return self._parts(value, path)
 
     def _foreign(self, value: Any, path: Path) -> Json:
         if type(value) is LazyTensor:
@@ -260,6 +237,45 @@ class _Others:
                 return {"$device": str(value)}
         return None
 
+    def _parts(self, value: Any, path: Path) -> Parts | None:
+        """Return the parts of a container that `_native.encode` does not know.
+
+        Raises:
+            Refused: it has more to it than its items.
+        """
+        kind = type(value)
+        if kind is collections.OrderedDict:
+            return self._ordered_dict(value, path)
+        if kind is collections.Counter and _is_plain(value):
+            return ('{"$counter":', [list(pair) for pair in value.items()], "}")
+        if kind is set or kind is frozenset:
+            if any(map(_holds_tensor, value)):
+                raise Refused("list(x)", "which holds tensors")
+            return (f'{{"${kind.__name__}":', _ordered(value), "}")
+        if kind is collections.deque:
+            return ('{"$deque":', list(value), f',"maxlen":{json.dumps(value.maxlen)}}}')
+        if kind is collections.defaultdict:
+            factory = json.dumps(_program.factory_of(value))
+            return ('{"$defaultdict":', dict(value), f',"factory":{factory}}}')
+        box = _program.fields_of(value)
+        if box is None:
+            return None
+        name = json.dumps(box.name, ensure_ascii=False)
+        return (f'{{"{box.tag}":{name},"fields":', tuple(box.steps()), "}")
+
+    def _ordered_dict(self, value: Any, path: Path) -> Parts:
+        attributes = vars(value)
+        unknown = sorted(attributes.keys() - {METADATA})
+        if unknown:
+            self.refuse(
+                f"{describe(path)} is an OrderedDict with the attribute {unknown[0]!r}, which "
+                "would be lost: make it an item"
+            )
+        if METADATA not in attributes:
+            return ('{"$odict":', value, "}")
+        metadata = ((METADATA, attributes[METADATA]),)
+        return ('{"$odict":', value, ',"attrs":', metadata, "}")
+
     def _pickle(self, value: object, path: Path) -> Json:
         if not self._allow_pickle:
             raise Refused(remedy(value))
@@ -274,30 +290,13 @@ class _Others:
 
     def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
-        return self._tensors.add(wanted, *memory)
+        return self._tensors.add(wanted, memory)
 
 
-def _parts(value: Any) -> Parts | None:
-    """Return the parts of a container that `_native.encode` does not know.
-
-    Raises:
-        Refused: it has more to it than its items.
-    """
-    kind = type(value)
-    if kind is set or kind is frozenset:
-        if any(map(_holds_tensor, value)):
-            raise Refused("list(x)", "which holds tensors")
-        return (f'{{"${kind.__name__}":', _ordered(value), "}")
-    if kind is collections.deque:
-        return ('{"$deque":', list(value), f',"maxlen":{json.dumps(value.maxlen)}}}')
-    if kind is collections.defaultdict:
-        factory = json.dumps(_program.factory_of(value))
-        return ('{"$defaultdict":', dict(value), f',"factory":{factory}}}')
-    box = _program.fields_of(value)
-    if box is None:
-        return None
-    name = json.dumps(box.name, ensure_ascii=False)
-    return (f'{{"{box.tag}":{name},"fields":', tuple(box.steps()), "}")
+def _is_plain(counter: collections.Counter[Any]) -> bool:
+    """Return whether a counter counts only numbers and text."""
+    kinds = {*map(type, counter), *map(type, counter.values())}
+    return kinds <= {int, float, str} and str not in map(type, counter.values())
 
 
 def _ordered(items: Iterable[Any]) -> list[Any]:

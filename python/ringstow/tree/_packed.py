@@ -45,8 +45,8 @@ def pack(key: str, value: object, refusals: Refusals) -> bytes:
     header: dict[str, Any] = {_METADATA: {"format": "ringstow", "state": encoded.tree}}
     data: list[bytes] = []
     begin = 0
-    for number, owner in enumerate(encoded.tensors.owners):
-        name, dtype, shape = encoded.tensors[number][:3]
+    for number in range(len(encoded.tensors)):
+        name, (dtype, shape, *_, owner) = encoded.tensors[number]
         data.append(_bytes_of(owner, key))
         end = begin + len(data[-1])
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
