@@ -165,14 +165,7 @@ class Merge:
         saved = {
             key if type(key) is str else self._key(key, path): child for key, child in node.items()
         }
-        for key, child in saved.items():
-            if key in target:
-                self._merge_item(target, key, child, path)
-            else:
-                self.unexpected += _names(child, (*path, key))
-        for key, value in target.items():
-            if key not in saved:
-                self.missing += _names(value, (*path, key))
+        self._assign(target.__setitem__, self._items(target, saved, path))
         metadata = metadata_of(node)
         if metadata is not None and isinstance(target, collections.OrderedDict):
             at = (*path, METADATA)
@@ -184,22 +177,12 @@ class Merge:
         if type(node) is not type(target):
             self._differ(path, f"a {type_name(target)}", _kind(node))
             return None
-        both = min(len(target), len(node))
-        for index in range(both, len(target)):
-            self.missing += _names(target[index], (*path, index))
-        for index in range(both, len(node)):
-            self.unexpected += _names(node[index], (*path, index))
+        makes = self._items(dict(enumerate(target)), dict(enumerate(node)), path)
         if not isinstance(target, tuple):
-            for index in range(both):
-                self._merge_item(target, index, node[index], path)
-            return None
-        makes = [self.merge(target[i], node[i], (*path, i)) for i in range(both)]
-        return lambda builder: _new_tuple(target, makes, builder)
-
-    def _merge_item(self, target: Any, key: Any, node: Any, path: Path) -> None:
-        make = self.merge(target[key], node, (*path, key))
-        if make is not None:
-            self.assigns.append((functools.partial(target.__setitem__, key), make))
+            self._assign(target.__setitem__, makes)
+        elif makes:
+            return lambda b: tuple(makes[n](b) if n in makes else v for n, v in enumerate(target))
+        return None
 
     def _fields(self, target: Any, node: Any, path: Path) -> Make | None:
         here = _program.fields_of(target)
@@ -207,27 +190,32 @@ class Merge:
         if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.name):
             self._differ(path, f"a {type_name(target)}", _kind(node))
             return None
-        held, saved = dict(here.steps()), dict(node.steps())
-        for name, item in held.items():
-            if name not in saved:
-                self.missing += _names(item, (*path, name))
-        makes: dict[str, Make] = {}
-        for name, child in saved.items():
-            at = (*path, name)
-            if name not in held:
-                self.unexpected += _names(child, at)
-            elif (make := self.merge(held[name], child, at)) is not None:
-                makes[str(name)] = make
-        if _program.is_frozen(target):
-
-            def remake(builder: Builder) -> Any:
-                items = {**held, **{name: make(builder) for name, make in makes.items()}}
-                return _program.with_fields(Box(here.tag, here.name, items), describe(path))
-
-            return remake
-        for name, make in makes.items():
-            self.assigns.append((functools.partial(_program.set_field, target, name), make))
+        held = dict(here.steps())
+        makes = self._items(held, dict(node.steps()), path)
+        if not _program.is_frozen(target):
+            self._assign(functools.partial(_program.set_field, target), makes)
+        elif makes:
+            return lambda b: _program.with_fields(
+                Box(here.tag, here.name, held | {name: make(b) for name, make in makes.items()}),
+                describe(path),
+            )
         return None
+
+    def _items(self, here: dict[Any, Any], saved: dict[Any, Any], path: Path) -> dict[Any, Make]:
+        """Plan the changes of a container's items; return what builds those that are replaced."""
+        makes: dict[Any, Make] = {}
+        for step, node in saved.items():
+            if step not in here:
+                self.unexpected += _names(node, (*path, step))
+            elif (make := self.merge(here[step], node, (*path, step))) is not None:
+                makes[step] = make
+        for step, value in here.items():
+            if step not in saved:
+                self.missing += _names(value, (*path, step))
+        return makes
+
+    def _assign(self, store: Callable[[Any, Any], None], makes: dict[Any, Make]) -> None:
+        self.assigns += [(functools.partial(store, step), make) for step, make in makes.items()]
 
     def _key(self, key: Any, path: Path) -> Any:
         self.survey.add(key, path)
@@ -361,11 +349,6 @@ def _slices(fills: list[Fill], checkpoint: _native.Checkpoint) -> list[Any]:
             address = moved(target.address, ahead)
             slices.append((name, number, (0,) * len(sizes), sizes, address, strides))
     return slices
-
-
-def _new_tuple(old: tuple[Any, ...], makes: list[Make | None], builder: Builder) -> Any:
-    head = (item if make is None else make(builder) for item, make in zip(old, makes, strict=False))
-    return (*head, *old[len(makes) :])
 
 
 def _holds_tensors(value: Any) -> bool:
