@@ -201,8 +201,8 @@ class Block:
 class Checkpoint:
     # Reads and checks the manifest. With `foreign`, opens where there is none also a directory of
     # safetensors files: of torch's HuggingFaceStorageWriter, or plain Hugging Face. With `damaged`,
-    # opens one whose files are missing or cut. With `verify`, loads verify every checksum chunk that
-    # they read.
+    # opens one whose files are missing or cut. With `verify`, loads verify every checksum chunk
+    # that they read.
     def __new__(
         cls,
         path: str,
