@@ -21,6 +21,7 @@ const FILE_NAME: &str = "ringstow.toml";
 /// Variables for ringstow's own tests and benches.
 const OTHERS: &[&str] = &[
     "RINGSTOW_CUTS",
+    "RINGSTOW_INTERLEAVINGS",
     "RINGSTOW_KILLS",
     "RINGSTOW_REAL_GPU",
     "RINGSTOW_REQUIRE_RIGS",
