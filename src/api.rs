@@ -9,8 +9,8 @@ use crate::pipeline::report::{SaveReport, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{
-    self, Checkpoint, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained, Retention,
-    Session, Swept, Wanted, while_replaced,
+    self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained,
+    Retention, Session, Swept, Wanted, while_replaced,
 };
 use crate::sys::path::absolute;
 use std::path::{Path, PathBuf};
@@ -165,6 +165,17 @@ impl Store {
     /// As [`verify`].
     pub fn verify(&self, path: impl AsRef<Path>) -> Result<VerifyReport> {
         store::verify(&*self.runtime()?, path.as_ref(), &Job::of(&self.config))
+    }
+
+    /// As [`diff`]; with `values`, reads each tensor that differs and counts its elements.
+    pub fn diff(
+        &self,
+        a: impl AsRef<Path>,
+        b: impl AsRef<Path>,
+        values: bool,
+    ) -> Result<DiffReport> {
+        let (runtime, job) = (self.runtime()?, Job::of(&self.config));
+        store::diff(&runtime, (a.as_ref(), b.as_ref()), values, &job)
     }
 
     /// As [`list`].
@@ -338,6 +349,17 @@ pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
 /// As for [`Checkpoint::open_damaged`], a damaged manifest included; [`Error::Io`](crate::Error::Io).
 pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
     Store::found()?.verify(path)
+}
+
+/// Says how two checkpoints differ: tensors with other bytes, tensors and values that only one has, other dtypes and
+/// shapes, other values. Reads only tensors whose checksums do not decide: equal checksums count as equal bytes, and what
+/// is on the disk now is not looked at ([`verify`] does that). Either may be another program's safetensors files; then
+/// values are not compared. [`Store::diff`] counts elements.
+///
+/// # Errors
+/// As for [`Checkpoint::open_foreign`] and [`Checkpoint::load_part`].
+pub fn diff(a: impl AsRef<Path>, b: impl AsRef<Path>) -> Result<DiffReport> {
+    Store::found()?.diff(a, b, false)
 }
 
 /// All checkpoints directly under `dir`, committed or not; `dir` itself if it is a checkpoint and holds no others. Those

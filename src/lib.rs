@@ -56,8 +56,8 @@ mod store;
 mod sys;
 
 pub use api::{
-    Store, export, export_async, latest, latest_verified, list, load, load_async, prune, remove,
-    retain, save, save_async, steps, verify, write_rank, write_rank_async,
+    Store, diff, export, export_async, latest, latest_verified, list, load, load_async, prune,
+    remove, retain, save, save_async, steps, verify, write_rank, write_rank_async,
 };
 pub use background::Filled;
 pub use config::{Config, EngineChoice, Switch};
@@ -79,9 +79,10 @@ pub use pipeline::report::{
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Before, Checkpoint, CheckpointKind, Committed, Disposal, FileInfo, Found, Info, Left,
-    LoadOptions, Loaded, LoadedTensor, OnCorrupt, Pruning, Recycled, Removed, Retained, Retention,
-    Session, Slice, Status, Swept, TensorPart, TensorView, Wanted,
+    Before, Checkpoint, CheckpointKind, Committed, DiffReport, Disposal, ElementDiff, FileInfo,
+    Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt, Pruning, Recycled, Removed,
+    Retained, Retention, Session, Slice, Status, Swept, TensorChange, TensorDiff, TensorPart,
+    TensorView, ValueDiff, Wanted,
 };
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change

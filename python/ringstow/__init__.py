@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow._catalog import latest, prune, remove, retain, steps, verify
+from ringstow._catalog import diff, latest, prune, remove, retain, steps, verify
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from ringstow._report import (
         CheckpointInfo,
         Damage,
+        DiffReport,
+        ElementDiff,
         Fallback,
         LoadReport,
         LoadSeconds,
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
         SaveSeconds,
         Step,
         Swept,
+        TensorChange,
+        TensorDiff,
+        ValueDiff,
         VerifyReport,
     )
 
@@ -63,6 +68,8 @@ __all__ = [
     "CorruptCheckpointWarning",
     "Damage",
     "DamagedTensor",
+    "DiffReport",
+    "ElementDiff",
     "Entry",
     "Error",
     "Fallback",
@@ -89,9 +96,13 @@ __all__ = [
     "SaveSeconds",
     "Step",
     "Swept",
+    "TensorChange",
+    "TensorDiff",
     "TornSaveError",
     "UnsupportedError",
+    "ValueDiff",
     "VerifyReport",
+    "diff",
     "latest",
     "load",
     "load_into",

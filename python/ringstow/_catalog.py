@@ -10,7 +10,7 @@ from ringstow._arguments import StrPath, absolute, of_checkpoint, step_number
 from ringstow._config import Config, native_json
 
 if TYPE_CHECKING:
-    from ringstow._report import Retained, Step, Swept, VerifyReport
+    from ringstow._report import DiffReport, Retained, Step, Swept, VerifyReport
 
 
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
@@ -36,6 +36,40 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     from ringstow._report import VerifyReport
 
     return VerifyReport.from_json(_native.verify(of_checkpoint(path), native_json(config)))
+
+
+def diff(
+    a: StrPath, b: StrPath, *, values: bool = False, config: Config | None = None
+) -> DiffReport:
+    """Say how two checkpoints differ: tensors, names, dtypes, shapes and values.
+
+    Compares tensors by their checksums, in any layout where these decide, and reads only the
+    others: equal checksums count as equal bytes. Says nothing about damage on the disk, which
+    `verify` finds. Either may be a directory of plain safetensors files; then values are not
+    compared.
+
+    Args:
+        a: the one checkpoint's directory.
+        b: the other's.
+        values: read each tensor that differs, count the elements that do, and find their largest
+            absolute difference.
+        config: the settings; None means the defaults.
+
+    Returns:
+        The report: ``is_equal``, and what differs.
+
+    Raises:
+        IncompleteCheckpointError: a directory holds no committed checkpoint; or one is a rank
+            checkpoint, and holds only some of a tensor that has to be read.
+        CorruptCheckpointError: a manifest, or bytes that were read, are damaged.
+        FormatError: a manifest is not ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    from ringstow._report import DiffReport
+
+    return DiffReport.from_json(
+        _native.diff(of_checkpoint(a), of_checkpoint(b), values, native_json(config))
+    )
 
 
 def steps(

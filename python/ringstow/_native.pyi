@@ -23,6 +23,7 @@ __all__ = [
     "cli",
     "copy_now",
     "deliver_log",
+    "diff",
     "encode",
     "end_jobs",
     "fail_exit",
@@ -269,6 +270,9 @@ def parse_size(text: str) -> int: ...
 
 # JSON VerifyReport.
 def verify(path: str, config: str) -> str: ...
+
+# JSON DiffReport; with `values`, elements are counted.
+def diff(a: str, b: str, values: bool, config: str) -> str: ...
 
 # The newest step in a directory that can be loaded; with `verify`, after every byte was checked.
 # With `before`, a step or a path, an older one than that.

@@ -277,6 +277,94 @@ class VerifyReport(_Moved):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ElementDiff:
+    """How the elements of two tensors differ, bit by bit."""
+
+    differing: int
+    """Elements that differ."""
+    elements: int
+    """Elements in all."""
+    max_abs: float | None
+    """The largest absolute difference between two finite elements; None for dtypes that are neither
+    floats nor integers, or if no two such elements differ."""
+    not_finite: int
+    """Elements that differ, one of which is infinite or not a number."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorDiff:
+    """A tensor, array or object whose bytes differ."""
+
+    name: str
+    elements: ElementDiff | None
+    """How its elements differ; None unless `diff` was called with ``values=True``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorChange:
+    """A tensor whose dtype or shape differs. Dtypes have safetensors' names: ``"BF16"``."""
+
+    name: str
+    dtype_a: str
+    dtype_b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueDiff:
+    """A value that differs, or that only one checkpoint has."""
+
+    name: str
+    """Its path in the state dict, joined by dots."""
+    a: str | None
+    """The value in ``a`` as JSON, as in the manifest; None if only ``b`` has it. For containers of
+    unlike kinds, the kind."""
+    b: str | None
+    """Likewise in ``b``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiffReport(_Report):
+    """How two checkpoints differ."""
+
+    _classes: ClassVar = {
+        "changed": TensorChange,
+        "differing": TensorDiff,
+        "elements": ElementDiff,
+        "values": ValueDiff,
+    }
+
+    a: str
+    """The one checkpoint's directory."""
+    b: str
+    """The other's."""
+    only_in_a: tuple[str, ...]
+    """Names of the tensors, arrays and objects that only ``a`` has."""
+    only_in_b: tuple[str, ...]
+    """Likewise ``b``."""
+    changed: tuple[TensorChange, ...]
+    """Tensors whose dtype or shape differs."""
+    differing: tuple[TensorDiff, ...]
+    """Tensors, arrays and objects whose bytes differ."""
+    values: tuple[ValueDiff, ...]
+    """Values that differ. Not compared with another program's files, which have none."""
+    equal_tensors: int
+    """Number of tensors, arrays and objects that are equal."""
+    read_bytes: int
+    """Bytes of tensors that were read, because checksums did not decide."""
+    seconds: float
+    """Seconds in total."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not (
+            self.only_in_a or self.only_in_b or self.changed or self.differing or self.values
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointInfo(_Report):
     """What a checkpoint's manifest says about the save."""
 

@@ -69,6 +69,15 @@ fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
 }
 
 #[pyfunction]
+fn diff(py: Python<'_>, a: PathBuf, b: PathBuf, values: bool, config: &str) -> PyResult<String> {
+    let (runtime, job) = runtime(config)?;
+    let report = wait::run(py, &job, |job| {
+        ringstow::internals::store::diff(&runtime, (&a, &b), values, job)
+    })?;
+    to_json(&report)
+}
+
+#[pyfunction]
 fn check_own_share(py: Python<'_>, path: PathBuf, rank: u32) -> PyResult<()> {
     py.detach(|| ringstow::internals::store::check_own_share(&path, rank)).map_err(error::to_python)
 }
@@ -123,7 +132,7 @@ mod _native {
         tensors::Tensors,
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
-        {is_shared, parse_size, swap_names, verify},
+        {diff, is_shared, parse_size, swap_names, verify},
     };
 
     #[pymodule_init]

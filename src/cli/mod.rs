@@ -7,6 +7,7 @@ mod bench;
 mod clearing;
 mod config;
 mod convert;
+mod diff;
 mod doctor;
 mod ls;
 mod output;
@@ -31,6 +32,8 @@ Examples:
   ringstow ls checkpoints                 list checkpoints and whether they can be loaded
   ringstow show checkpoints/step-1000     show the tensors and values of one checkpoint
   ringstow verify checkpoints             read every byte and compare every checksum
+  ringstow diff run/step-900 run/step-1000
+                                          show which tensors and values differ
   ringstow retain checkpoints --keep 3    remove all but the newest 3
   ringstow doctor /mnt/nvme               check this machine and this directory
   ringstow bench /mnt/nvme --gb 4         measure saves and loads there, beside fio
@@ -38,7 +41,7 @@ Examples:
 
 Exit codes:
   0  success
-  1  damage was found (verify), or a check failed (doctor)
+  1  damage was found (verify), the two differ (diff), or a check failed (doctor)
   2  failure: no such path, no checkpoint there, wrong arguments";
 
 /// Inspect, verify and clean up training checkpoints written by ringstow.
@@ -55,6 +58,7 @@ enum Command {
     Ls(ls::Ls),
     Show(show::Show),
     Verify(verify::Verify),
+    Diff(diff::Diff),
     Prune(prune::Prune),
     Retain(retain::Retain),
     Doctor(doctor::Doctor),
@@ -99,6 +103,7 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Ls(args) => ls::run(&args, out),
         Command::Show(args) => show::run(&args, out),
         Command::Verify(args) => verify::run(&args, out),
+        Command::Diff(args) => diff::run(&args, out),
         Command::Prune(args) => prune::run(&args, out),
         Command::Retain(args) => retain::run(&args, out),
         Command::Doctor(args) => doctor::run(&args, out),

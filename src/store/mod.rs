@@ -3,6 +3,7 @@
 
 mod catalog;
 mod cleanup;
+mod diff;
 mod layout;
 mod read;
 mod write;
@@ -15,6 +16,7 @@ pub use catalog::steps::{Before, steps};
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
 pub use cleanup::retain::{Retained, Retention, retain, retain_plan};
+pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::recycled::{Recycled, recycled, remove_recycled};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;

@@ -1,4 +1,4 @@
-//! `ls`, `show` and `verify`.
+//! `ls`, `show`, `verify` and `diff`.
 
 use super::*;
 
@@ -193,4 +193,33 @@ fn doctor_names_the_configuration_file_in_force() {
     assert_eq!(check["name"], "configuration");
     let file = dir.path().canonicalize().unwrap().join("ringstow.toml");
     assert!(check["found"].as_str().unwrap().contains(file.to_str().unwrap()), "{check}");
+}
+
+#[test]
+fn diff_exits_with_0_1_or_2() {
+    let dir = Checkpoints::new();
+    let (one, other) = (dir.step(1), dir.step(3));
+    dir.save(1);
+    let bias = 1f32.to_le_bytes();
+    let mut state = StateDict::new();
+    state.bytes("layer.bias", Dtype::F32, &[1], &bias).unwrap();
+    state.value("lr", 0.5);
+    save(&state, Path::new(&other));
+    let same = ringstow(&["diff", &one, &one]);
+    assert_eq!(same.code, Some(0), "{}{}", same.out, same.err);
+    assert!(same.out.contains("equal"), "{}", same.out);
+    for flags in [&[][..], &["--values"], &["--all"]] {
+        let ran = ringstow(&[&["diff", &one, &other], flags].concat());
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        for part in ["- layer.weight", "lr: 0.001 -> 0.5", "- step: 1", "F32 [250] -> F32 [1]"] {
+            assert!(ran.out.contains(part), "no {part:?} in {}", ran.out);
+        }
+    }
+    let json = ringstow(&["diff", &one, &other, "--json"]);
+    assert_eq!(json.code, Some(1));
+    assert_eq!(json.json()["only_in_a"], json!(["layer.weight"]));
+    let quiet = ringstow(&["diff", "-q", &one, &other]);
+    assert_eq!((quiet.code, &*quiet.out), (Some(1), ""));
+    assert_eq!(ringstow(&["diff", &one, "/nowhere/at/all"]).code, Some(2));
+    assert_eq!(ringstow(&["diff", &one]).code, Some(2));
 }

@@ -204,7 +204,7 @@ fn wrong_arguments_end_with_2_and_say_what_may_be() {
 #[test]
 fn help_and_version_end_with_0() {
     assert!(ringstow(&["--version"]).out.starts_with("ringstow "));
-    for command in ["ls", "show", "verify", "prune", "retain", "doctor", "bench"] {
+    for command in ["ls", "show", "verify", "diff", "prune", "retain", "doctor", "bench"] {
         assert_eq!(ringstow(&[command, "--help"]).code, Some(0));
     }
     assert!(ringstow(&["--help"]).out.contains("Exit codes"));

@@ -73,6 +73,16 @@ impl Checkpoint {
     /// [`Error::MissingShare`] for a tensor of which this is one rank's share; [`Error::Corrupt`] for a
     /// damaged block; [`Error::Io`].
     pub fn load_part(&self, name: &str, ranges: &[Range<u64>]) -> Result<TensorPart> {
+        self.load_region(name, ranges, LoadOptions::default())
+    }
+
+    /// [`Checkpoint::load_part`] with options.
+    pub(in crate::store) fn load_region(
+        &self,
+        name: &str,
+        ranges: &[Range<u64>],
+        options: LoadOptions<'_>,
+    ) -> Result<TensorPart> {
         let entry = self.tensor(name).ok_or_else(|| Error::Keys {
             path: self.path().into(),
             missing: vec![name.to_owned()],
@@ -92,14 +102,13 @@ impl Checkpoint {
         let nbytes = entry.dtype.nbytes(&shape).ok_or_else(uneven)? as usize;
         let slabs = slabs_of(entry, &ranges, &shape)
             .map_err(|why| Error::invalid(format!("tensor {name:?}, {ranges:?}: {why}")))?;
-        let memory = self.fetch(&slabs, nbytes)?;
+        let memory = self.fetch(&slabs, nbytes, options)?;
         let (name, dtype) = (name.to_owned(), entry.dtype);
         Ok(TensorPart { name, dtype, shape, memory: Arc::new(memory), nbytes })
     }
 
     /// Reads slabs into fresh memory.
-    fn fetch(&self, slabs: &[Slab], nbytes: usize) -> Result<Mapping> {
-        let options = LoadOptions::default();
+    fn fetch(&self, slabs: &[Slab], nbytes: usize, options: LoadOptions) -> Result<Mapping> {
         let (runtime, job) = self.resources(options)?;
         let memory = Mapping::new(nbytes.max(1))
             .map_err(|e| Error::io("taking memory for", self.path(), e))?;

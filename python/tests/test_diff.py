@@ -1,0 +1,93 @@
+"""How two checkpoints differ, as Python says it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ringstow
+
+CONFIG = ringstow.Config(block_bytes=4096, pool_bytes=64 << 10)
+
+
+def state_of():
+    return {
+        "model": {"w": torch.arange(5000.0), "b": torch.ones(7, dtype=torch.bfloat16)},
+        "array": np.arange(10),
+        "tags": {"x"},
+        "lr": 0.1,
+        "betas": (0.9, 0.99),
+        "rng": torch.tensor([1, 2, 3]),
+    }
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(name, state, **options):
+        ringstow.save(state, tmp_path / name, config=options.pop("config", CONFIG), **options)
+        return tmp_path / name
+
+    return save
+
+
+def test_equal_checkpoints_are_equal_in_any_layout(saved):
+    a = saved("a", state_of(), step=1)
+    b = saved("b", state_of(), step=2)
+    report = ringstow.diff(a, b)
+    assert report.is_equal
+    assert report.read_bytes == 0
+    assert (report.a, report.b) == (str(a), str(b))
+    other = saved("c", state_of(), config=ringstow.Config(shard_bytes=8192))
+    report = ringstow.diff(a, other, values=True)
+    assert report.is_equal
+    assert report.equal_tensors == 4
+
+
+def test_what_differs_is_named_and_measured(saved):
+    a = saved("a", state_of())
+    state = state_of()
+    state["model"]["w"][[3, 4999]] += torch.tensor([0.5, -2.0])
+    state["model"]["b"] = torch.ones(8, dtype=torch.bfloat16)
+    state["lr"] = 0.2
+    state["betas"] = [0.9, 0.99]
+    state["rng"] = state["rng"].to(torch.int32)
+    del state["array"]
+    state["new"] = torch.zeros(2)
+    b = saved("b", state)
+    report = ringstow.diff(a, b, values=True)
+    assert not report.is_equal
+    assert (report.only_in_a, report.only_in_b) == (("array",), ("new",))
+    (change, dtype) = report.changed
+    assert (change.name, change.shape_a, change.shape_b) == ("model.b", (7,), (8,))
+    assert (dtype.name, dtype.dtype_a, dtype.dtype_b) == ("rng", "I64", "I32")
+    (tensor,) = report.differing
+    assert tensor.name == "model.w"
+    assert tensor.elements == ringstow.ElementDiff(
+        differing=2, elements=5000, max_abs=2.0, not_finite=0
+    )
+    values = {value.name: (value.a, value.b) for value in report.values}
+    assert values == {"lr": ("0.1", "0.2"), "betas": ("a tuple", "a list")}
+    assert ringstow.diff(a, b).differing[0].elements is None
+
+
+def test_an_export_is_compared_by_its_tensors(saved, tmp_path):
+    from safetensors.torch import save_file
+
+    a = saved("a", {"w": torch.arange(5000.0), "lr": 0.1})
+    (tmp_path / "hf").mkdir()
+    save_file({"w": torch.arange(5000.0)}, tmp_path / "hf" / "model.safetensors")
+    assert ringstow.diff(a, tmp_path / "hf").is_equal
+    save_file({"w": torch.arange(1.0, 5001.0)}, tmp_path / "hf" / "model.safetensors")
+    (tensor,) = ringstow.diff(a, tmp_path / "hf", values=True).differing
+    assert (tensor.elements.differing, tensor.elements.max_abs) == (5000, 1.0)
+
+
+def test_what_is_no_checkpoint_is_an_error(saved, tmp_path):
+    a = saved("a", state_of())
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        ringstow.diff(a, tmp_path / "nowhere")
+    with pytest.raises(ringstow.IncompleteCheckpointError):
+        ringstow.diff(a, tmp_path)
+    with pytest.raises(ringstow.NoCheckpointError):
+        ringstow.diff(a, None)

@@ -1,0 +1,167 @@
+//! How two checkpoints differ: tensors by checksums where these decide, otherwise by their bytes; values; names.
+
+mod checksums;
+mod contents;
+mod elements;
+mod values;
+
+use crate::error::Result;
+use crate::format::TensorEntry;
+use crate::pipeline::job::Job;
+use crate::pipeline::runtime::Runtime;
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
+use crate::store::read::fingerprint::while_replaced;
+use checksums::Verdict;
+use contents::Contents;
+pub use elements::ElementDiff;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+pub use values::ValueDiff;
+
+/// How two checkpoints differ.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DiffReport {
+    /// The one checkpoint's directory.
+    #[serde(with = "crate::path_text")]
+    pub a: PathBuf,
+    /// The other's.
+    #[serde(with = "crate::path_text")]
+    pub b: PathBuf,
+    /// Tensors and objects that only `a` has.
+    pub only_in_a: Vec<String>,
+    /// Tensors and objects that only `b` has.
+    pub only_in_b: Vec<String>,
+    /// Tensors whose dtype or shape differs.
+    pub changed: Vec<TensorChange>,
+    /// Tensors and objects with other bytes.
+    pub differing: Vec<TensorDiff>,
+    /// Values that differ, or that only one has. Not compared with another program's files, which have none.
+    pub values: Vec<ValueDiff>,
+    /// Number of tensors and objects that are equal.
+    pub equal_tensors: usize,
+    /// Bytes of tensors that were read, because checksums did not decide.
+    pub read_bytes: u64,
+    /// Seconds in total.
+    pub seconds: f64,
+}
+
+impl DiffReport {
+    /// Whether nothing differs.
+    pub fn is_equal(&self) -> bool {
+        self.only_in_a.is_empty()
+            && self.only_in_b.is_empty()
+            && self.changed.is_empty()
+            && self.differing.is_empty()
+            && self.values.is_empty()
+    }
+}
+
+/// A tensor of another dtype or shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TensorChange {
+    /// Its name.
+    pub name: String,
+    /// Its dtype in `a`.
+    pub dtype_a: String,
+    /// Its dtype in `b`.
+    pub dtype_b: String,
+    /// Its shape in `a`.
+    pub shape_a: Vec<u64>,
+    /// Its shape in `b`.
+    pub shape_b: Vec<u64>,
+}
+
+/// A tensor with other bytes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TensorDiff {
+    /// Its name.
+    pub name: String,
+    /// How its elements differ, if that was asked for.
+    pub elements: Option<ElementDiff>,
+}
+
+/// Compares two checkpoints, ringstow's or other programs' safetensors files. Reads no tensor whose checksums decide:
+/// equal ones count as equal. With `values`, reads every tensor that differs, and counts elements.
+///
+/// # Errors
+/// As for [`Checkpoint::open_foreign`] and [`Checkpoint::load_part`]; damage is found only in what is read.
+pub fn diff(
+    runtime: &Runtime,
+    (a, b): (&Path, &Path),
+    values: bool,
+    job: &Arc<Job>,
+) -> Result<DiffReport> {
+    while_replaced(|| diff_once(runtime, (a, b), values, job))
+}
+
+fn diff_once(
+    runtime: &Runtime,
+    (path_a, path_b): (&Path, &Path),
+    values: bool,
+    job: &Arc<Job>,
+) -> Result<DiffReport> {
+    let started = Instant::now();
+    let a = Checkpoint::open_foreign_with(path_a, runtime.config())?;
+    let b = Checkpoint::open_foreign_with(path_b, runtime.config())?;
+    let only_in = |one: &Checkpoint, other: &Checkpoint| -> Vec<String> {
+        let alone = one.tensors().iter().filter(|tensor| other.tensor(&tensor.name).is_none());
+        alone.map(|tensor| tensor.name.clone()).collect()
+    };
+    let (only_in_a, only_in_b) = (only_in(&a, &b), only_in(&b, &a));
+    let have_values = [&a, &b].iter().all(|one| one.kind() == CheckpointKind::Ringstow);
+    let changed_values = match have_values {
+        true => values::compare((&a.state()?, &only_in_a), (&b.state()?, &only_in_b))?,
+        false => Vec::new(),
+    };
+    let (mut changed, mut differing, mut equal_tensors) = (Vec::new(), Vec::new(), 0);
+    let mut undecided = Vec::new();
+    for one in a.tensors() {
+        let Some(other) = b.tensor(&one.name) else { continue };
+        if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
+            changed.push(change(one, other));
+            continue;
+        }
+        match checksums::compare((&a, one), (&b, other)) {
+            Verdict::Equal => equal_tensors += 1,
+            Verdict::Different if !values => {
+                differing.push(TensorDiff { name: one.name.clone(), elements: None });
+            }
+            Verdict::Different | Verdict::Unknown => undecided.push(one),
+        }
+    }
+    let mut contents = Contents::new((&a, &b), runtime, job);
+    for (entry, difference) in contents.compare(&undecided)? {
+        match difference.differing {
+            0 => equal_tensors += 1,
+            _ => {
+                let elements = values.then_some(difference);
+                differing.push(TensorDiff { name: entry.name.clone(), elements });
+            }
+        }
+    }
+    differing.sort_by_key(|tensor| a.number(&tensor.name));
+    Ok(DiffReport {
+        a: path_a.into(),
+        b: path_b.into(),
+        only_in_a,
+        only_in_b,
+        changed,
+        differing,
+        values: changed_values,
+        equal_tensors,
+        read_bytes: contents.read_bytes,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+fn change(one: &TensorEntry, other: &TensorEntry) -> TensorChange {
+    TensorChange {
+        name: one.name.clone(),
+        dtype_a: one.dtype.name().into(),
+        dtype_b: other.dtype.name().into(),
+        shape_a: one.shape.to_vec(),
+        shape_b: other.shape.to_vec(),
+    }
+}
