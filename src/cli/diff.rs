@@ -65,7 +65,7 @@ pub fn run(args: &Diff, out: &mut Output) -> Result<Exit> {
         let most = if args.all { usize::MAX } else { ROWS_MAX };
         out.print(args.json, &report, || render(&report, most))?;
     }
-    Ok(if report.is_equal() { Exit::Ok } else { Exit::Found })
+    Ok(if report.is_equal() { Exit::Success } else { Exit::Found })
 }
 
 fn render(report: &DiffReport, most: usize) -> String {
