@@ -70,11 +70,10 @@ fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
 
 #[pyfunction]
 fn diff(py: Python<'_>, a: PathBuf, b: PathBuf, values: bool, config: &str) -> PyResult<String> {
-    let (runtime, job) = runtime(config)?;
-    let report = wait::run(py, &job, |job| {
-        ringstow::internals::store::diff(&runtime, (&a, &b), values, job)
-    })?;
-    to_json(&report)
+    let config = self::config(config)?;
+    let runtime = Runtime::shared(&config).map_err(error::to_python)?;
+    let diff = |job: &_| ringstow::internals::store::diff(&runtime, (&a, &b), values, job);
+    to_json(&wait::run(py, &Job::of(&config), diff)?)
 }
 
 #[pyfunction]
