@@ -207,19 +207,16 @@ class Checkpoint(Mapping[str, "Entry"]):
         def is_entry(leaf: Leaf | Box) -> bool:
             return entries and leaf.tag in _ELEMENTS
 
-        def note(leaf: Leaf | Box, at: Path) -> Leaf | Box:
-            if not is_entry(leaf):
-                survey.add(leaf, at)
-            return leaf
-
         def make(leaf: Leaf | Box, at: Path) -> Any:
             if isinstance(leaf, Leaf) and is_entry(leaf):
                 return self._entry(leaf, at)
             return builder.value(leaf, at)
 
         survey = _build.Survey(self._contents)
-        _walk.rebuild(node, path, note)
-        blocks = _build.read(opened, survey.names)
+        for at, leaf in _walk.nodes(node, path):
+            if not is_entry(leaf):
+                survey.add(leaf, at)
+        blocks = _build.read(opened, list(survey.objects) if entries else survey.names)
         builder = _build.Builder(self._contents, blocks, as_numpy=self._as_numpy)
         return _walk.rebuild(node, path, make)
 

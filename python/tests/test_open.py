@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import datetime
 import io
@@ -198,6 +199,20 @@ def test_only_what_a_slice_needs_is_read(tmp_path):
     with ringstow.open(tmp_path / "c", verify=False) as ckpt:
         assert bytes_read_by(lambda: ckpt["big"][::512, 3]) < 1 << 20
         assert bytes_read_by(lambda: ckpt["big"].shape) < 1 << 16
+
+
+def test_value_with_fields_is_read_without_its_tensors(tmp_path):
+    state = {"args": argparse.Namespace(w=torch.zeros(1 << 18), lr=0.1)}
+    ringstow.save(state, tmp_path / "c")
+    shard = next((tmp_path / "c").glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with ringstow.open(tmp_path / "c") as ckpt:
+        args = ckpt.value("args")
+        assert (args.lr, args.w.shape) == (0.1, (1 << 18,))
+        with pytest.raises(ringstow.CorruptCheckpointError):
+            args.w.load()
 
 
 def test_missing_name_is_a_key_error_with_suggestions(path):

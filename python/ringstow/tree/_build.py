@@ -19,7 +19,7 @@ from ringstow.tensors._memory import Stored
 from ringstow.tensors._optional import require
 from ringstow.tree import _fixed, _packed, _program
 from ringstow.tree._skeleton import parse
-from ringstow.tree._walk import STORED, Box, Leaf, Path, describe, rebuild
+from ringstow.tree._walk import STORED, Box, Leaf, Path, describe, nodes, rebuild
 
 _log = logging.getLogger("ringstow")
 
@@ -103,9 +103,10 @@ class Survey:
             FormatError: it refers to a tensor that is not stored.
             UnsupportedError: a pickled value that may not be unpickled; names its key.
         """
-        rebuild(node, path, self._note)
+        for at, leaf in nodes(node, path):
+            self._note(leaf, at)
 
-    def _note(self, leaf: Leaf | Box, path: Path) -> object:
+    def _note(self, leaf: Leaf | Box, path: Path) -> None:
         if isinstance(leaf, Box):
             if isinstance(leaf.items, dict):
                 _program.check_fields(leaf, describe(path))
@@ -125,7 +126,6 @@ class Survey:
             )
         elif leaf.tag in _TYPED:
             _of_type(leaf, describe(path))
-        return leaf
 
 
 # Leaves that are made by a type of the program's.

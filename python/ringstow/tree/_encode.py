@@ -1,52 +1,8 @@
 """A state dict to a JSON tree and a list of tensors. Pure: it reads the values, and does no I/O.
 
-The tree (``_skeleton`` reads it back):
-
-=====================  ===========================================================================
-value                  JSON
-=====================  ===========================================================================
-None, bool, str        JSON's own
-int                    a JSON integer within ±2^53; else ``{"$int": "decimal"}``, or ``"0x..."``
-                       where it has more than 2000 bits
-float                  a JSON number, always with ``.`` or ``e``; ``{"$float": "nan"}``, ``"inf"``,
-                       ``"-inf"``
-bytes                  ``{"$bytes": base64}``
-list                   a JSON array
-tuple                  ``{"$tuple": [...]}``
-dict                   a JSON object, in order, if every key is a str that does not begin with
-                       ``$``; else ``{"$dict": [[key, value], ...]}``
-OrderedDict            ``{"$odict": ...}`` of the object or of the pairs; with ``"attrs":
-                       {"_metadata": ...}`` where it carries one (``Module.state_dict()`` does)
-Counter                ``{"$counter": [[key, count], ...]}``, of numbers and text (the learning
-                       rate schedulers of torch carry one)
-set, frozenset         ``{"$set": [...]}``, ``{"$frozenset": [...]}``
-deque                  ``{"$deque": [...], "maxlen": 10}``
-defaultdict            ``{"$defaultdict": ..., "factory": "list"}`` of the object or the pairs
-dataclass              ``{"$dataclass": "module:Name", "fields": {...}}``
-named tuple            ``{"$namedtuple": "module:Name", "fields": {...}}``
-Namespace              ``{"$namespace": "argparse.Namespace", "fields": {...}}``, or
-                       ``"types.SimpleNamespace"``
-Enum                   ``{"$enum": "module:Name", "name": "RED"}``; flags that are combined have
-                       ``"value": 3`` instead of a name
-sub-class of str       ``{"$str": text, "type": "module:Name"}``
-other small values     ``{"$value": "datetime.date", "args": ["2026-01-31"]}``: see ``_fixed``
-tensor                 ``{"$tensor": name}``: its data is the tensor of that name in the shards
-numpy array            ``{"$ndarray": name, "dtype": "<f4"}``: stored little-endian, given back
-                       in that byte order
-array on a GPU         the same: what has ``__cuda_array_interface__``, such as CuPy's and Numba's
-                       arrays, comes back as a numpy array
-numpy scalar           ``{"$scalar": "<f8", "data": base64}``
-torch.Size             ``{"$size": [...]}``
-torch.dtype            ``{"$dtype": "float32"}``
-torch.device           ``{"$device": "cpu"}``
-object                 ``{"$object": name}``: what ``torch.load`` makes of the entry of that name;
-                       written by `ringstow.dcp` only
-anything else          ``{"$pickle": base64}``, only where pickle was allowed
-=====================  ===========================================================================
-
-Types are exact: what would come back as another type (a sub-class of dict) is an error that names
-its key. Two kinds come back changed on purpose: sub-classes of Tensor, nn.Parameter among them, as
-plain tensors without requires_grad, and views as dense tensors.
+docs/format.md describes the tree, docs/values.md what may come back as another value, and
+`_skeleton` reads the tree. All other types are exact: what would come back as another type (a
+sub-class of dict) is an error that names its key.
 
 A tensor's name is its path joined by dots: str keys as they are, ints and list indices in decimal,
 other keys by ``repr``. One that is taken gets ``#2``, ``#3``, ... Tensors that are the same

@@ -178,17 +178,22 @@ def leaf_name(path: Path, node: object) -> str:
     return name
 
 
-def stored_in(node: Any) -> list[str]:
-    """Return the names of the tensors and objects that a skeleton refers to, each once."""
-    names: dict[str, None] = {}
+def nodes(node: Any, path: Path = ()) -> list[tuple[Path, Leaf | Box]]:
+    """Return every leaf and box of a skeleton with its path, those in keys and metadata too."""
+    found: list[tuple[Path, Leaf | Box]] = []
 
-    def note(leaf: Leaf | Box, path: Path) -> Leaf | Box:
-        if isinstance(leaf, Leaf) and leaf.tag in STORED:
-            names[leaf.body] = None
+    def note(leaf: Leaf | Box, at: Path) -> Leaf | Box:
+        found.append((at, leaf))
         return leaf
 
-    rebuild(node, (), note)
-    return list(names)
+    rebuild(node, path, note)
+    return found
+
+
+def stored_in(node: Any) -> list[str]:
+    """Return the names of the tensors and objects that a skeleton refers to, each once."""
+    stored = (leaf for _, leaf in nodes(node) if isinstance(leaf, Leaf) and leaf.tag in STORED)
+    return list(dict.fromkeys(leaf.body for leaf in stored))
 
 
 def find(node: Any, name: str, path: Path = ()) -> tuple[Path, Any] | None:
