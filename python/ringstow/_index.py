@@ -1,4 +1,4 @@
-"""What an index such as ``[3, :10, ::-2]`` selects of a tensor, as boxes to be read. Pure."""
+"""What an index such as ``[3, :10, ::-2]`` selects of a tensor, as regions to read. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ringstow.tensors._memory import dense_strides
 
 # Elements that are skipped are read all the same where the next wanted one is as near as this.
 _NEAR_BYTES = 8192
-# Boxes of one read, at most.
-_BOXES_MAX = 100_000
+# Most regions of one read.
+_REGIONS_MAX = 100_000
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]
+Region = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and lengths, one a dimension."""
 
 
@@ -45,7 +45,7 @@ class Selection(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A box of the tensor, and where its first element goes."""
+    """A region of the tensor, and where its first element goes."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -58,8 +58,8 @@ class Reading(NamedTuple):
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In bytes, from one element of a box to the next; negative in a flipped dimension."""
-    boxes: tuple[Piece, ...]
+    """In bytes, from one element of a region to the next; negative in a flipped dimension."""
+    regions: tuple[Piece, ...]
     keep: tuple[slice, ...]
     """What of that memory is wanted."""
 
@@ -135,50 +135,50 @@ def plan(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> Read
         [(r.start + i * r.step, 1, i) for i in range(r.size)] if split else [(r.start, r.span, 0)]
         for r, split in zip(ranges, apart, strict=True)
     ]
-    boxes = tuple(
+    regions = tuple(
         Piece(
-            tuple(offset for offset, _, _ in box),
-            tuple(length for _, length, _ in box),
-            start + sum(i * step for (_, _, i), step in zip(box, strides, strict=True)),
+            tuple(offset for offset, _, _ in region),
+            tuple(length for _, length, _ in region),
+            start + sum(i * step for (_, _, i), step in zip(region, strides, strict=True)),
         )
-        for box in itertools.product(*segments)
+        for region in itertools.product(*segments)
     )
     keep = tuple(slice(None, None, 1 if s else r.step) for r, s in zip(ranges, apart, strict=True))
-    return Reading(tuple(kept), strides, boxes, keep)
+    return Reading(tuple(kept), strides, regions, keep)
 
 
 def _apart(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> list[bool]:
     """Return for each range whether its elements are read one by one."""
     apart = []
-    boxes = 1
+    regions = 1
     for dimension, wanted in enumerate(ranges):
         row = item_bytes * math.prod(shape[dimension + 1 :])
         split = wanted.step > 1 and wanted.step * row >= _NEAR_BYTES
-        split = split and boxes * wanted.size <= _BOXES_MAX
-        boxes *= wanted.size if split else 1
+        split = split and regions * wanted.size <= _REGIONS_MAX
+        regions *= wanted.size if split else 1
         apart.append(split)
     return apart
 
 
 def in_chunks(
-    reading: Reading, chunks: Sequence[Box]
+    reading: Reading, chunks: Sequence[Region]
 ) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], int]]:
-    """Yield what each chunk of the tensor has of the boxes.
+    """Yield what each chunk of the tensor has of the regions.
 
     Yields:
         The number of the chunk, offsets in it, lengths, and the bytes from the memory's first one
         to where the first element goes.
     """
-    for box in reading.boxes:
+    for region in reading.regions:
         for number, (begin, sizes) in enumerate(chunks):
-            start = tuple(map(max, box.offsets, begin))
+            start = tuple(map(max, region.offsets, begin))
             ends = [
                 min(o + n, b + s)
-                for o, n, b, s in zip(box.offsets, box.lengths, begin, sizes, strict=True)
+                for o, n, b, s in zip(region.offsets, region.lengths, begin, sizes, strict=True)
             ]
             lengths = tuple(end - at for end, at in zip(ends, start, strict=True))
             if min(lengths, default=1) <= 0:
                 continue
-            moves = zip(start, box.offsets, reading.strides, strict=True)
-            at = box.at + sum((s - o) * step for s, o, step in moves)
+            moves = zip(start, region.offsets, reading.strides, strict=True)
+            at = region.at + sum((s - o) * step for s, o, step in moves)
             yield number, tuple(s - b for s, b in zip(start, begin, strict=True)), lengths, at

@@ -1,5 +1,5 @@
-# The compiled module, as the Python side sees it. The Rust side is python/src/; the two change
-# together. Every method that waits does so without the GIL.
+# The compiled module, which python/src/ implements: change both together. Functions release the GIL
+# while they wait, and Ctrl-C interrupts them. Reports and configurations are JSON text.
 
 import os
 from collections.abc import Callable, Sequence
@@ -47,74 +47,68 @@ __all__ = [
 
 __version__: str
 
-# How many containers may be in one another.
+# Most containers that may be nested in one another.
 DEPTH_MAX: int
 
-# name, dtype, shape, whether it is an object (bytes, not a tensor), chunks as (offsets, sizes), and
-# likewise boxes that fill what they leave out, which only one rank's part of a whole does
-_Entry: TypeAlias = tuple[
-    str,
-    str,
-    tuple[int, ...],
-    bool,
-    list[tuple[tuple[int, ...], tuple[int, ...]]],
-    list[tuple[list[int], list[int]]],
-]
+_Shape: TypeAlias = tuple[int, ...]
+# Offsets and sizes in elements.
+_Region: TypeAlias = tuple[_Shape, _Shape]
+# Name, dtype, shape, bytes.
+_Row: TypeAlias = tuple[str, str, _Shape, int]
+# Name, dtype, shape, whether it is an object (bytes, not a tensor), chunks, and the regions that
+# they leave out. Only one rank's share of a tensor leaves out any.
+_Entry: TypeAlias = tuple[str, str, _Shape, bool, list[_Region], list[tuple[list[int], list[int]]]]
+# Name, number of the chunk, offsets of the region in the chunk, its sizes, address of its first
+# element, strides in bytes.
+_SliceSpec: TypeAlias = tuple[str, int, _Shape, _Shape, Address, _Shape]
+# The fields of a Memory or LazyMemory.
+_Stored: TypeAlias = tuple[str, _Shape, _Shape | None, Address | Callable[[], Placed], int, object]
 
-# name, number of the chunk in its entry, offsets of the box in the chunk, its lengths, address of
-# its first element's place, strides there in bytes
-_SliceSpec: TypeAlias = tuple[str, int, tuple[int, ...], tuple[int, ...], Address, tuple[int, ...]]
-
-# torch's tensors by DLPack's C exchange API.
+# Looks at torch's tensors through DLPack's C exchange API.
 @final
 class Exchange:
-    # That of the first class, for tensors of exactly these classes and dtypes (with safetensors'
-    # names); None if torch has none.
+    # Takes exactly these classes, whose first has the API, and these dtypes with their names in
+    # safetensors. Returns None if torch lacks the API.
     @staticmethod
     def of(kinds: list[type], dtypes: list[tuple[Any, str]]) -> Exchange | None: ...
-    # dtype, shape and address of one that is dense and of a usual dtype; None for any other. Where
-    # one on a GPU lies, `address_of` is asked.
+    # Returns the dtype, shape and address of a dense tensor, and None for any other. Calls
+    # `address_of` for a tensor on a GPU.
     def find(
         self, tensor: Any, address_of: Callable[[Any], Address]
-    ) -> tuple[str, tuple[int, ...], Address] | None: ...
+    ) -> tuple[str, _Shape, Address] | None: ...
 
-# The fields of a Memory or LazyMemory.
-_Stored: TypeAlias = tuple[
-    str, tuple[int, ...], tuple[int, ...] | None, Address | Callable[[], Placed], int, object
-]
-
-# The tensors of a state that is to be saved, each once, under a name of its own; and what keeps
-# their memory, for as long as this is held. Iterating gives what start_save has not taken yet.
+# The tensors of a state to save, each once under its own name, and what keeps their memory.
+# Iterating yields those that start_save has not taken yet.
 @final
 class Tensors:
-    # `taken` are names that no tensor gets.
+    # No tensor gets a name that is in `taken`.
     def __new__(cls, taken: set[str] = ...) -> Tensors: ...
-    # Returns the name under which the tensor is stored: of the one of the same elements in the same
-    # memory that was met before; or this one, with "#2" and so on at its end where it is taken.
+    # Returns the name under which the tensor is stored: that of an earlier one with the same
+    # elements in the same memory; otherwise this name, with "#2" and so on if it is taken.
     def add(self, name: str, memory: Memory | LazyMemory) -> str: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[str, _Stored]: ...
 
-# What `encode` asks; paths are keys and indices from the root on.
+# What `encode` calls. A path has the keys and indices from the root on.
 class _Others(Protocol):
-    # For the usual tensors, and where one on a GPU lies. Without it, `value` is asked of each.
+    # For usual tensors. Without it, `encode` calls `value` for every tensor.
     exchange: Exchange | None
     address_of: Callable[[Any], Address]
-    # A path as Python writes it.
+    # Returns a path as Python code.
     def describe(self, path: tuple[object, ...], /) -> str: ...
-    # The JSON of a value that JSON has not, whose tensor is added; or a container's parts: text as
-    # it is, and between it a list, a dict, or a tuple of (name, item), whose items are encoded.
+    # Adds the tensor of a value that `encode` does not know, and returns the value's JSON; or
+    # returns a container's parts: text, and lists, dicts or tuples of (name, item) yet to encode.
     def value(self, value: object, path: tuple[object, ...], /) -> str | tuple[object, ...]: ...
-    # Notes what is wrong with a value that can't be saved.
+    # Notes why a value can't be saved.
     def refuse(self, problem: str, /) -> None: ...
-    # Notes what can't be a key of the dict there.
+    # Notes a key that the dict at the path can't have.
     def check_key(self, key: object, path: tuple[object, ...], /) -> None: ...
 
-# The JSON tree of a state dict. Its tensors are added to those given.
+# Adds a state dict's tensors to the given ones, and returns its JSON tree.
 def encode(state: object, tensors: Tensors, others: _Others) -> str: ...
 
 # Notes the version of every tensor that has one. A save of these tensors fails with TornSaveError
-# if one has changed once the last byte has been copied.
+# if a version has changed once the last byte has been copied.
 def watch(tensors: Tensors) -> None: ...
 
 # After watch, before start_save: copies tensors of at most `largest` bytes, and those without a
@@ -129,57 +123,55 @@ def copy_now(
     copy_gpu: Callable[[list[Any]], Sequence[tuple[Address, object]] | None],
 ) -> bool: ...
 
-# Tensors whose versions are noted, by name; any without a version is left out.
+# The versions of tensors by name. Leaves out tensors without a version.
 @final
 class Watch:
     def __new__(cls, tensors: list[tuple[str, Any]]) -> Watch: ...
-    # The names of those that have changed.
+    # Returns the names of those that have changed.
     def changed(self) -> list[str]: ...
 
 @final
 class SaveJob:
-    # True once every byte has left its tensor (a save that failed before never gets there).
+    # True once every byte has left its tensor; never after an earlier failure.
     def staged(self) -> bool: ...
     def done(self) -> bool: ...
-    # True once every byte has left its tensor OR the save has ended, also by failure; False on
-    # timeout. Ctrl-C works. Delivers log records meanwhile, if `logs`.
+    # Waits until every byte has left its tensor or the save has ended. Returns False if the time
+    # ran out. Delivers log records meanwhile, if `logs`.
     def wait_staged(self, timeout: float | None = None, *, logs: bool = True) -> bool: ...
-    # The same for the end of the save.
+    # Waits for the end of the save in the same way.
     def wait(self, timeout: float | None = None, *, logs: bool = True) -> bool: ...
-    # JSON SaveReport; raises the save's error. Only after done.
+    # After the end: returns the SaveReport, or raises the save's error.
     def result(self) -> str: ...
-    # What the coordinator needs of a rank's part. Only of start_write, and only after result.
+    # After result, for start_write only: what the coordinator needs of this rank.
     def receipt(self) -> bytes: ...
-    # Bytes staged, bytes written, bytes in all.
+    # Bytes staged, bytes written, bytes in total.
     def progress(self) -> tuple[int, int, int]: ...
     def cancel(self) -> None: ...
 
-# An Address of a GPU names a stream: an event is recorded on it during the call, by the calling
-# thread, and the copies wait for that. A stream that is being captured is refused.
-
-# Returns at once. The caller keeps the memory alive and unchanged until staged. A callable in place
-# of an address is called from a thread of the save's, once, when the first byte is needed; what it
-# returns is let go with the last. What it raises is what `result` raises.
+# The three start functions return at once. The caller keeps the memory alive and unchanged until it
+# is staged. For an address on a GPU, the call records an event on its stream, for which the copies
+# wait; a stream that is being captured is refused. A thread of the save loads a LazyMemory once,
+# when its first byte is needed, and drops it after its last. `result` raises what loading raises.
 def start_save(
     tensors: Tensors, state: str, path: str, config: str, step: int | None = None
 ) -> SaveJob: ...
 
-# The weights of a model as Hugging Face's programs read them: plain safetensors files, and an index
-# where there are several. The same promises.
+# Writes a model's weights as Hugging Face's programs read them: plain safetensors files, with an
+# index if there are several.
 def start_export(tensors: Tensors, path: str, config: str) -> SaveJob: ...
 
-# One rank's part of a checkpoint: durable, not committed. The same promises.
-# Fails with TornSaveError if one of those watched has changed once all have been copied.
+# Writes one rank's share of a checkpoint: durable, not committed. Fails with TornSaveError if a
+# watched tensor has changed once all have been copied.
 def start_write(
     items: list[ItemSpec], path: str, rank: int, config: str, watched: Watch | None = None
 ) -> SaveJob: ...
 
-# The coordinator's hold on a directory, begun before any rank writes. Dropped without a commit, it
+# The coordinator's claim on a directory, made before any rank writes. Dropping it without a commit
 # removes what the ranks wrote.
 @final
 class Session:
-    # What it is a part of, if each rank saves by itself: rank, number of ranks, which save.
-    # And the step of training that it is saved as.
+    # `part_of` is the share that the checkpoint is if each rank saves by itself: the rank, the
+    # number of ranks, and the save's id.
     def __new__(
         cls,
         path: str,
@@ -188,11 +180,12 @@ class Session:
         part_of: tuple[int, int, str] | None = None,
         step: int | None = None,
     ) -> Session: ...
-    # One receipt a rank; the JSON tree; the tensors and objects that must be there. JSON Committed.
+    # Takes one receipt per rank, the JSON tree, and the names that must be there. Returns a
+    # Committed.
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> str: ...
     def abandon(self) -> None: ...
 
-# One tensor's bytes, writable, kept alive by whoever holds the buffer.
+# One tensor's bytes. They are writable, and stay while any buffer of them is held.
 @final
 class Block:
     nbytes: int
@@ -200,10 +193,9 @@ class Block:
 
 @final
 class Checkpoint:
-    # Reads and checks the manifest. With `foreign`, opens where there is none also a directory of
-    # safetensors files: of torch's HuggingFaceStorageWriter, or plain Hugging Face. With `damaged`,
-    # opens one whose files are missing or cut. With `verify`, loads verify every checksum chunk
-    # that they read.
+    # Reads and checks the manifest. `foreign` also opens a directory of safetensors files without
+    # one: of torch's HuggingFaceStorageWriter, or plain Hugging Face. `damaged` also opens one
+    # whose files are missing or cut. With `verify`, loads verify every checksum chunk they read.
     def __new__(
         cls,
         path: str,
@@ -213,74 +205,70 @@ class Checkpoint:
         damaged: bool = False,
         verify: bool = True,
     ) -> Checkpoint: ...
-    # "ringstow", or "safetensors": without checksums, so that no load is verified.
+    # "ringstow"; or "safetensors", which has no checksums to verify.
     @property
     def kind(self) -> str: ...
-    # The same text for whoever opens this very checkpoint, and another for one that replaced it.
-    # None for one of others' files.
+    # The checkpoint's fingerprint; None for another program's files.
     @property
     def stamp(self) -> str | None: ...
-    # The JSON tree as saved.
+    # The saved JSON tree.
     @property
     def state(self) -> str: ...
-    # The same of what is needed for a prefix or for names, or of more. Raises ValueError.
+    # The tree with at least what a prefix or names need. Raises ValueError.
     def part_of_state(self, prefix: str | None, names: list[str] | None) -> str: ...
-    # name, dtype, shape, nbytes
     @property
-    def tensors(self) -> list[tuple[str, str, tuple[int, ...], int]]: ...
-    # Of these names alone, those that are there.
-    def tensors_named(self, names: list[str]) -> list[tuple[str, str, tuple[int, ...], int]]: ...
+    def tensors(self) -> list[_Row]: ...
+    # Those of these names that exist.
+    def tensors_named(self, names: list[str]) -> list[_Row]: ...
     @property
     def entries(self) -> list[_Entry]: ...
-    # JSON CheckpointInfo: what the manifest says of the save.
+    # CheckpointInfo.
     @property
     def info(self) -> str: ...
-    # Offsets and sizes of a tensor's chunks. Raises KeyError.
-    def chunks(self, name: str) -> list[tuple[tuple[int, ...], tuple[int, ...]]]: ...
-    # Raises MissingShareError if this is one rank's part, and has only some of one.
+    # Raises KeyError.
+    def chunks(self, name: str) -> list[_Region]: ...
+    # Raises MissingShareError if this is one rank's share, with only some of one of these tensors.
     def check_whole(self, names: list[str]) -> None: ...
-    # JSON list of DamagedTensor: reads and checks the tensors of these names.
+    # Reads and checks the tensors of these names. Returns a list of DamagedTensor.
     def damaged(self, names: list[str]) -> str: ...
-    # This and the two below raise ReplacedCheckpointError if another save came since it was opened.
-    # Boxes of chunks to strided memory; JSON LoadReport. No two may share memory.
+    # These three raise ReplacedCheckpointError if a save has replaced the checkpoint since it was
+    # opened, and return a LoadReport. `read` reads regions of chunks into strided memory; no two
+    # may share memory. `load` returns blocks in the order of names. `load_into` takes the name,
+    # address and bytes of dense, writable memory.
     def read(self, slices: list[_SliceSpec]) -> str: ...
-    # Blocks in the order of names; JSON LoadReport.
     def load(self, names: list[str]) -> tuple[list[Block], str]: ...
-    # (name, address, nbytes) of dense writable memory; JSON LoadReport.
     def load_into(self, targets: list[tuple[str, Address, int]]) -> str: ...
 
-# Host memory registered with CUDA, for every GPU, until this is let go; the memory must be there
-# until then. At once up to 64 MiB, else in pieces of that: CUDA refuses a copy that touches two.
+# Registers host memory with CUDA for every GPU until it is dropped, which must be before the memory
+# is freed. Above 64 MiB it registers pieces of 64 MiB: CUDA refuses a copy that touches two.
 @final
 class Pin:
-    # Raises UnsupportedError or GpuError, with the reason, where it is refused.
+    # Raises UnsupportedError or GpuError with the reason if CUDA refuses.
     def __new__(cls, address: int, nbytes: int) -> Pin: ...
 
-# JSON: the GPUs, and what they can do.
+# The GPUs, and what they can do.
 def gpus() -> str: ...
 
-# JSON Config: what the environment and ringstow.toml ask for.
+# The configuration that the environment and ringstow.toml ask for.
 def found_config() -> str: ...
-
-# Checks a JSON Config.
 def check_config(json: str) -> None: ...
 
-# Bytes of a size in words; ValueError says what a size is.
+# Returns the bytes of a size such as "64M". Raises ValueError.
 def parse_size(text: str) -> int: ...
 
-# JSON VerifyReport.
+# Returns a VerifyReport.
 def verify(path: str, config: str) -> str: ...
 
-# JSON DiffReport; with `values`, elements are counted.
+# Returns a DiffReport. With `values`, it counts the elements that differ.
 def diff(a: str, b: str, values: bool, config: str) -> str: ...
 
-# The newest step in a directory that can be loaded; with `verify`, after every byte was checked.
-# With `before`, a step or a path, an older one than that.
+# Returns the newest step that can be loaded; with `verify`, whose every byte is intact; with
+# `before`, which is older than that step or path.
 def latest(
     directory: str, verify: bool, before: int | str | None, pattern: str | None, config: str
 ) -> os.PathLike[str] | None: ...
 
-# JSON list of Found: the steps in a directory, oldest first.
+# Returns the steps in a directory as a list of Found, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
 # Refuses to load a rank's own share of what ranks saved each by itself, in rank00003 below path,
@@ -288,33 +276,33 @@ def steps(directory: str, pattern: str | None, config: str) -> str: ...
 # Raises MissingShareError.
 def check_own_share(path: str, rank: int) -> None: ...
 
-# Removes a checkpoint; with `recycle`, its files stay to be written over.
+# Removes a checkpoint; with `recycle`, keeps its files for the next save to write over.
 def remove(path: str, recycle: bool, config: str) -> None: ...
 
-# JSON Retained: all steps in a directory but the newest `keep` are removed, or would be.
+# Removes all steps in a directory except the newest `keep`. Returns Retained.
 def retain(
     directory: str, keep: int, recycle: bool, pattern: str | None, dry_run: bool, config: str
 ) -> str: ...
 
-# JSON Swept: what killed saves and removals left in a directory, and in those directly in it, goes.
-# With `recycled`, so do the files that wait to be written over.
+# Removes what killed saves and removals left in a directory and directly below it; with `recycled`,
+# also the recycled files. `no_other_writers` promises that no other host writes there.
 def prune(directory: str, recycled: bool, no_other_writers: bool, config: str) -> str: ...
-def swap_names(one: str, other: str) -> None: ...
 
 # Whether other hosts may use the file system of an existing path.
 def is_shared(path: str) -> bool: ...
+def swap_names(one: str, other: str) -> None: ...
 def cli(argv: Sequence[str]) -> int: ...
 
 # Passes the log records of native threads to `logging`, which they never call themselves: a signal
 # handler that saves may have interrupted a thread that holds a logging handler's lock.
 def deliver_log() -> None: ...
 
-# Waits for the saves in progress and cancels the loads, at the interpreter's exit. Other threads
-# can start neither from then on.
+# At the interpreter's exit: waits for the saves in progress and cancels the loads. From then on,
+# other threads can start neither.
 def end_jobs() -> None: ...
 
-# Has the process exit with 1 where it would exit with 0.
+# Makes the process exit with 1 where it would exit with 0.
 def fail_exit() -> None: ...
 
-# Called in a forked child: drop the handle to threads that do not exist there.
+# In a forked child: drops the handles of threads that do not exist there.
 def forget_after_fork() -> None: ...

@@ -3,9 +3,9 @@
 Nothing here runs, and no function of torch.cuda is called, unless a value is on a GPU or the caller
 asks for one. Tests put a driver of their own in the place of the functions under "Seams".
 
-No memory is ever given to ``Tensor.record_stream``: it tells torch's allocator of uses that it
-can't see, so that memory let go in the middle of one is not handed out again. Here nothing is let
-go in the middle: who started a copy holds the tensor until the host has seen it complete.
+Nothing here calls ``Tensor.record_stream``, which keeps torch's allocator from reusing memory that
+is freed during a copy. It is not needed: whatever starts a copy holds the tensor until the host has
+seen the copy complete.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ class Streams(dict[int, int]):
 
 
 def address_of(tensor: torch.Tensor, streams: Streams | None = None) -> Address:
-    """Return where a tensor's elements lie; on a GPU with the stream that they are ready on.
+    """Return the address of a tensor's elements; on a GPU with the stream that they are ready on.
 
-    That is torch's current stream of the device; who asks for many tensors has it asked once.
+    That is torch's current stream of the device, which ``streams`` keeps for many tensors.
     """
     place = place_of(tensor)
     if place is None:
@@ -128,7 +128,7 @@ def is_in_use() -> bool:
 
 
 def finder() -> Callable[[torch.Tensor], Address]:
-    """Return `address_of`, for many tensors: each device's stream is asked for once."""
+    """Return `address_of` for many tensors: it asks torch once for each device's stream."""
     return functools.partial(address_of, streams=Streams())
 
 

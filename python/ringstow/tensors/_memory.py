@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 Address = int | tuple[int, int, int]
-"""Where bytes lie: an address in host memory; or, of a GPU, the device pointer, the device's index
+"""Where bytes are: an address in host memory; or on a GPU, the device pointer, the device's index
 and the handle of the stream on which they are ready (a save or load waits for the work that is on
 that stream at the moment of the call)."""
 
 Placed = tuple[tuple[int, ...] | None, int, object]
-"""Where a tensor's elements lie in host memory: strides in bytes (None: dense), address, what keeps
+"""Where a tensor's elements are in host memory: strides in bytes (None: dense), address, what keeps
 them there."""
 
 
@@ -70,7 +70,7 @@ class Memory(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LazyTensor:
-    """Stands in a state dict for a tensor or array that is loaded while it is written, then let go.
+    """Stands in a state dict for a tensor or array that is loaded while it is written.
 
     The same object in two places is one tensor. ``load`` is called by a thread of the save's; what
     it raises is what the save fails with.

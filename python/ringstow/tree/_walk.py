@@ -48,7 +48,7 @@ def flat_name(path: Path) -> str:
 class Leaf:
     """A value that needs its tensor's bytes, torch, numpy, a type or pickle to be made.
 
-    ``tag`` is the tree's: ``"$tensor"``; ``body`` what it holds: the tensor's name, for one.
+    ``tag`` is the tree's: ``"$tensor"``; ``body`` what it holds, such as the tensor's name.
     """
 
     tag: str
@@ -71,7 +71,7 @@ class Box:
     tag: str
     name: str
     items: list[Any] | dict[str, Any]
-    """Of a set in a list; of all else by the field's name."""
+    """A set's items in a list; all other items by the field's name."""
 
     def __repr__(self) -> str:
         """Return what a flat name shows of one that is a dict's key."""
@@ -144,7 +144,7 @@ def with_items(box: Box, items: list[Any]) -> Box:
 
 
 def rebuild_key(key: Any, path: Path, make: Make) -> Any:
-    """Return the dict key that a skeleton's key stands for."""
+    """Return the key of the state's dict that a skeleton's key becomes."""
     is_made = type(key) in (Leaf, tuple, Box)
     return rebuild(key, (*path, "<key>"), make) if is_made else key
 
