@@ -2,10 +2,10 @@
 
 use crate::common::names_in;
 use crate::history::{Event, History};
-use crate::job::{Job, Order, Outcome, Running, is_none, load_here};
+use crate::job::{Job, NONE, Order, Outcome, Running, STRIPE};
 use crate::with_hosts;
 use fastrand::Rng;
-use ringstow::{Checkpoint, Config, Pruning, Receipt, Store};
+use ringstow::Receipt;
 use std::path::{Path, PathBuf};
 use two_hosts::{Rules, Share};
 
@@ -26,14 +26,15 @@ struct Run<'a> {
     random: Rng,
     portable: bool,
     shared_locks: bool,
+    striped: bool,
     last_id: i64,
     history: History,
 }
 
 impl Run<'_> {
     fn order(&self, job: Job, at: impl Into<PathBuf>) -> Order {
-        let (portable, shared_locks) = (self.portable, self.shared_locks);
-        Order { job, at: at.into(), portable, shared_locks }
+        let Self { portable, shared_locks, striped, .. } = *self;
+        Order { job, at: at.into(), portable, shared_locks, striped }
     }
 
     fn id(&mut self) -> i64 {
@@ -148,12 +149,17 @@ impl Run<'_> {
         }
     }
 
+    /// Runs one program while no other does.
+    fn run_alone(&self, host: usize, job: Job, at: &Path) -> Outcome {
+        Running::start(self.share.host(host).path(), &self.order(job, at), None).finish()
+    }
+
     /// What each host finds at a path once it has forgotten what it knew.
     fn found(&self, path: &Path) -> Option<i64> {
-        let on = |host: usize| match load_here(&self.share.host(host).path().join(path)) {
-            Ok(id) => Some(id),
-            Err(error) if is_none(&error) => None,
-            Err(error) => panic!("HALF: {} on host {host}: {error}", path.display()),
+        let on = |host: usize| match self.run_alone(host, Job::Load, path) {
+            Outcome::Done(seen) => seen.loaded,
+            Outcome::Refused(kind, _) if kind == NONE => None,
+            outcome => panic!("HALF: {} on host {host}: {outcome:?}", path.display()),
         };
         let [a, b] = [on(0), on(1)];
         assert_eq!(a, b, "MIXED: the hosts differ about {}", path.display());
@@ -173,8 +179,7 @@ impl Run<'_> {
         let paths: Vec<PathBuf> = self.history.paths().into_iter().map(Path::to_path_buf).collect();
         for (path, host) in paths.iter().flat_map(|path| [(path, 0), (path, 1)]) {
             let id = self.id();
-            let order = self.order(Job::Save(id), path);
-            let outcome = Running::start(self.share.host(host).path(), &order, None).finish();
+            let outcome = self.run_alone(host, Job::Save(id), path);
             assert!(matches!(outcome, Outcome::Done(_)), "STUCK: {} {outcome:?}", path.display());
             assert_eq!(self.found(path), Some(id), "LOST");
         }
@@ -183,21 +188,22 @@ impl Run<'_> {
 
     /// With the promise that nobody saves, a clean-up leaves the checkpoints and nothing else.
     fn check_cleaned(&self, paths: &[PathBuf]) {
-        let pruning = Pruning { no_other_writers: true, ..Pruning::default() };
-        let store = Store::new(Config::default()).unwrap();
-        for dir in ["run", "last"].map(|name| self.share.host(0).path().join(name)) {
-            if dir.exists() {
-                let swept = store.prune_with(&dir, pruning).unwrap();
-                assert!(swept.left.is_empty(), "LEFT: {:?}", swept.left);
-            }
+        for dir in ["run", "last"].map(Path::new) {
+            let cleaned = self.run_alone(0, Job::Clean, dir);
+            let is_missing = || !self.share.host(0).path().join(dir).exists();
+            assert!(matches!(cleaned, Outcome::Done(_)) || is_missing(), "LEFT: {cleaned:?}");
         }
+        let root = self.share.host(1).path();
         for path in paths {
-            let dir = self.share.host(1).path().join(path);
-            let checkpoint = Checkpoint::open(&dir).unwrap();
-            let mut kept: Vec<&str> =
-                checkpoint.manifest().files.iter().map(|file| file.name.as_str()).collect();
-            kept.extend(["manifest.json", ".ringstow-lock"]);
-            let all = names_in(&dir);
+            let manifest = std::fs::read(root.join(path).join("manifest.json")).unwrap();
+            let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+            let files = manifest["files"].as_array().unwrap().iter();
+            let mut kept: Vec<&str> = files.map(|file| file["name"].as_str().unwrap()).collect();
+            kept.extend(["manifest.json", "companion.json", ".ringstow-lock"]);
+            let mut all = names_in(&root.join(path));
+            if self.striped {
+                all.extend(names_in(&root.join(STRIPE).join(path.file_name().unwrap())));
+            }
             let litter: Vec<_> = all.iter().filter(|name| !kept.contains(&name.as_str())).collect();
             assert!(litter.is_empty(), "LITTER: {} holds {litter:?}", path.display());
         }
@@ -221,11 +227,14 @@ fn interleave(seed: u64) -> [usize; 2] {
     let mut random = Rng::with_seed(seed);
     let (rules, mut counts) = (rules(&mut random), [0; 2]);
     with_hosts(rules, seed, |share| {
-        std::fs::create_dir(share.host(0).path().join("run")).unwrap();
+        for dir in ["run", STRIPE] {
+            std::fs::create_dir(share.host(0).path().join(dir)).unwrap();
+        }
         let portable = random.bool();
         let shared_locks = rules.shared_locks;
         let history = History::default();
-        let run = Run { share, random, portable, shared_locks, last_id: 0, history };
+        let striped = random.u32(..4) == 0;
+        let run = Run { share, random, portable, shared_locks, striped, last_id: 0, history };
         let mut explain = Explain(seed, run);
         let run = &mut explain.1;
         for round in 0..ROUNDS {

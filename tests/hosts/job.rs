@@ -1,10 +1,12 @@
 //! One program on one host: a process of its own, which is this test binary again.
 
 use crate::common::State;
+use crate::common::mounts::run;
+use nix::sched::{CloneFlags, unshare};
 use ringstow::internals::store::{Wanted, remove_checkpoint, write_rank};
 use ringstow::{
-    Checkpoint, Config, Disposal, EngineChoice, Error, LoadOptions, Receipt, Retention, Runtime,
-    Session, StateDict, Store, Value,
+    Checkpoint, Config, Disposal, EngineChoice, Error, LoadOptions, Pruning, Receipt, Retention,
+    Runtime, Session, StateDict, Store, Value,
 };
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -20,6 +22,11 @@ const ORDER: &str = "RINGSTOW_TEST_HOSTS_ORDER";
 const SIZES: [usize; 4] = [40_000, 1, 70_000, 5000];
 const RANKS: u32 = 2;
 
+/// Below the share.
+pub const STRIPE: &str = "stripe";
+/// The kind of an error that means that there is no checkpoint.
+pub const NONE: &str = "None";
+
 /// What a program does. A state is told by its number, which no other save has.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Job {
@@ -33,6 +40,8 @@ pub enum Job {
     Latest,
     Retain(usize),
     Prune,
+    /// Prunes with the promise that nobody saves, which leaves nothing alone.
+    Clean,
     Remove,
 }
 
@@ -54,6 +63,8 @@ pub struct Order {
     pub portable: bool,
     /// Whether the mount passes locks on. Of FUSE nobody can know, so the program takes it for NFS.
     pub shared_locks: bool,
+    /// Whether it stripes checkpoints over `stripe` below the mount point.
+    pub striped: bool,
 }
 
 /// What became of it.
@@ -77,11 +88,26 @@ pub struct Seen {
     pub removed: Vec<PathBuf>,
 }
 
-fn config(portable: bool) -> Config {
+/// Where every host mounts the share: a checkpoint has the same path on all.
+fn common_path(point: &Path) -> PathBuf {
+    point.with_file_name("share")
+}
+
+/// Moves this thread's view of a host's mount to the [`common_path`].
+fn mount_as_all_hosts_do(point: &Path) -> PathBuf {
+    let path = common_path(point);
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let [from, to] = [point, &path].map(|path| path.to_str().unwrap());
+    run("mount", &["--bind", from, to]).unwrap();
+    path
+}
+
+fn config(portable: bool, stripe: Option<PathBuf>) -> Config {
     let engine = if portable { EngineChoice::Portable } else { EngineChoice::Auto };
     let (block_bytes, shard_bytes) = (16_384, 60_000);
     let config = Config { block_bytes, shard_bytes, engine, ..Config::default() };
-    Config { pool_bytes: 8 * block_bytes, fillers: 1, ..config }
+    let stripe = stripe.into_iter().collect();
+    Config { pool_bytes: 8 * block_bytes, fillers: 1, stripe, ..config }
 }
 
 /// A program's life, when a host starts it; nothing in an ordinary run.
@@ -89,15 +115,15 @@ fn config(portable: bool) -> Config {
 fn program_of_a_host() {
     let Ok(order) = std::env::var(ORDER) else { return };
     let (point, order): (PathBuf, Order) = serde_json::from_str(&order).unwrap();
-    let outcome = match order.carry_out(&point) {
+    let outcome = match order.carry_out(&mount_as_all_hosts_do(&point)) {
         Ok(seen) => Outcome::Done(seen),
         Err(error) => {
-            let kind = format!("{error:?}")
-                .split(|c: char| !c.is_alphanumeric())
-                .next()
-                .unwrap()
-                .to_owned();
-            Outcome::Refused(kind, error.to_string())
+            let name = format!("{error:?}");
+            let kind = match is_none(&error) {
+                true => NONE,
+                false => name.split(|c: char| !c.is_alphanumeric()).next().unwrap(),
+            };
+            Outcome::Refused(kind.to_owned(), error.to_string())
         }
     };
     say("outcome", &outcome);
@@ -109,7 +135,8 @@ fn say(what: &str, value: &impl Serialize) {
 
 impl Order {
     fn carry_out(&self, point: &Path) -> Result<Seen, Error> {
-        let (runtime, path) = (Runtime::new(config(self.portable))?, point.join(&self.at));
+        let stripe = self.striped.then(|| point.join(STRIPE));
+        let (runtime, path) = (Runtime::new(config(self.portable, stripe))?, point.join(&self.at));
         let store = Store::new(runtime.config().clone())?;
         let below = |path: PathBuf| path.strip_prefix(point).unwrap().to_path_buf();
         let mut seen = Seen::default();
@@ -136,6 +163,11 @@ impl Order {
                 seen.removed = retained.removed.into_iter().map(below).collect();
             }
             Job::Prune => drop(store.prune(&path)?),
+            Job::Clean => {
+                let alone = Pruning { no_other_writers: true, ..Pruning::default() };
+                let swept = store.prune_with(&path, alone)?;
+                assert!(swept.left.is_empty(), "LEFT: {:?}", swept.left);
+            }
             Job::Remove => {
                 remove_checkpoint(&path, Disposal::Remove, runtime.config())?;
                 seen.removed.push(self.at.clone());
@@ -164,7 +196,7 @@ fn commit(id: i64, session: Session, receipts: Vec<Receipt>) -> Result<(), Error
 }
 
 /// Loads a checkpoint, and returns which state it is. Panics if it is not wholly that state.
-pub fn load(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
+fn load(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
     let checkpoint = Checkpoint::open_with(path, runtime.config())?;
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
     let loaded =
@@ -197,7 +229,8 @@ impl Running {
             command.env("RINGSTOW_TEST_SEAM", format!("kill:{call}"));
         }
         if order.shared_locks {
-            command.env("RINGSTOW_TEST_FILE_SYSTEM", format!("nfs4::{}", point.display()));
+            let path = common_path(point);
+            command.env("RINGSTOW_TEST_FILE_SYSTEM", format!("nfs4::{}", path.display()));
         }
         let mut child = command
             .args(["--exact", "job::program_of_a_host", "--nocapture"])
@@ -245,11 +278,6 @@ impl Running {
         assert!(killed || status.success(), "a program failed: {status}");
         if killed { Outcome::Killed } else { outcome }
     }
-}
-
-/// Loads in this process.
-pub fn load_here(path: &Path) -> Result<i64, Error> {
-    load(&Runtime::new(config(true))?, path)
 }
 
 /// Whether an error means that there is no checkpoint, and never claims damage.

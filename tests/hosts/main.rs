@@ -29,6 +29,7 @@ fn with_hosts(rules: Rules, seed: u64, test: impl FnOnce(&Share) + Send) {
         let below = tempfile::tempdir().unwrap();
         let mut server = Command::new(std::env::current_exe().unwrap());
         server.args(["--exact", "server_of_the_share", "--nocapture"]);
+        std::fs::create_dir(below.path().join("share")).unwrap();
         let share = Share::mount(server, below.path(), rules, seed);
         let share = share.map_err(|error| format!("cannot mount over FUSE: {error}"))?;
         test(&share);
