@@ -113,8 +113,9 @@ impl Source for Held {
 
 /// A save that stands still after it has created its files.
 struct HeldUp {
-    handle: SaveHandle<SaveReport>,
+    // Dropped first: a test that fails must not wait for the save for ever.
     word: Sender<()>,
+    handle: SaveHandle<SaveReport>,
 }
 
 impl HeldUp {
@@ -130,7 +131,7 @@ impl HeldUp {
         state.source(info(), Box::new(Held { filled: Filled(seed), started, go_on, fails }));
         let handle = start(state);
         has_started.recv().unwrap();
-        Self { handle, word }
+        Self { word, handle }
     }
 
     fn save(seed: u8, dir: &Path) -> Self {
