@@ -283,7 +283,9 @@ fn fresh_memory(bytes: u64) -> Result<f64> {
     let started = Instant::now();
     let mapping = Mapping::new(bytes as usize)?;
     let half = mapping.len() / 2;
-    thread::scope(|scope| {
+    // SAFETY: two halves that nobody else uses.
+    #[allow(unsafe_code)]
+    thread::scope(|scope| unsafe {
         scope.spawn(|| mapping.prefault(0, half));
         mapping.prefault(half, mapping.len() - half);
     });

@@ -160,10 +160,10 @@ impl<T> Handle<T> {
     /// Waits until it has ended and returns its result. Blocks the thread; a task awaits the handle.
     ///
     /// # Errors
-    /// The error of the save or load.
+    /// The error of the save or load; [`Error::Invalid`] if [`Handle::take`] has returned the result already.
     pub fn result(self) -> Result<T> {
         self.job.wait_ended(None);
-        self.take().expect("only `result`, which consumes the handle, or a ready poll takes it")
+        self.take().unwrap_or_else(|| Err(Error::invalid("`take` has returned the result already")))
     }
 
     /// Returns the result once it has ended; `None` before, and in later calls.

@@ -248,3 +248,15 @@ fn dropped_handle_joins_its_save_and_cancels_its_load() {
     drop(loading);
     assert!(job.ended());
 }
+
+#[test]
+fn result_that_was_taken_already_is_an_error_and_no_panic() {
+    let root = scratch();
+    let mut state = StateDict::new();
+    state.value("step", 1);
+    let handle = save_async(state, root.path().join("ckpt"), &small_config()).unwrap();
+    handle.wait(None);
+    assert!(handle.take().unwrap().is_ok());
+    let error = handle.result().unwrap_err();
+    assert!(error.to_string().contains("`take`"), "{error}");
+}

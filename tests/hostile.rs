@@ -256,6 +256,19 @@ fn links_that_lead_back_are_not_followed_for_ever() {
 }
 
 #[test]
+fn index_of_endless_length_is_refused_unread() {
+    let root = scratch();
+    let index = root.path().join("model.safetensors.index.json.part");
+    fs::File::create(&index).unwrap().set_len(1 << 40).unwrap();
+    let mut state = StateDict::new();
+    state.bytes("t", Dtype::U8, &[3], b"abc").unwrap();
+    let error =
+        ringstow::internals::store::export(&runtime(), &state, root.path(), &Arc::default())
+            .unwrap_err();
+    assert_says(&error, &["index.json.part", "1099511627776 bytes"]);
+}
+
+#[test]
 fn a_pipe_in_the_place_of_a_file_holds_nobody_up() {
     let (root, dir) = saved();
     let pipe = |path: &Path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();

@@ -43,6 +43,13 @@ fn assert_format_error(error: &Error, words: &[&str]) {
 }
 
 #[test]
+fn manifest_of_endless_length_is_refused_unread() {
+    let (_root, dir) = saved();
+    fs::File::create(dir.join("manifest.json")).unwrap().set_len(1 << 40).unwrap();
+    assert_format_error(&load_error(&dir), &["1099511627776 bytes", "4294967296"]);
+}
+
+#[test]
 fn every_flipped_bit_of_a_manifest_is_found() {
     let (_root, dir) = saved();
     let path = dir.join("manifest.json");

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ringstow import _native, _others
-from ringstow._errors import BusyError
+from ringstow._errors import BusyError, NotDurableError
 from ringstow._guard import Hold, forget_after_fork
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Claim:
         try:
             report = self.job.result()
         except BaseException as error:
+            if isinstance(error, NotDurableError):  # it is committed
+                _others.saved(self._path)
             raise _others.explained(error, is_own=self._met_own) from None
         _others.saved(self._path)
         return report

@@ -64,6 +64,17 @@ def test_metadata_that_leads_out_of_its_directory_is_refused(at):
         dcp_to_ringstow(at / "dcp", at / "ckpt")
 
 
+@pytest.mark.parametrize("steps", [("a", 1 << 40), ("a", 3, 1 << 33, "b"), "a", ("a", *"b" * 999)])
+def test_planner_data_of_endless_lists_is_refused(at, steps):
+    dcp.save({"a": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
+    metadata = pickle.loads((at / "dcp" / ".metadata").read_bytes())
+    metadata.planner_data = {"a": steps}
+    (at / "dcp" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ringstow.FormatError, match="metadata"):
+        dcp_to_ringstow(at / "dcp", at / "ckpt")
+    assert sorted(os.listdir(at)) == ["dcp"]
+
+
 def test_pickled_values_are_converted_when_allowed(at):
     state = {"a": torch.ones(1), "s": collections.Counter({(1, 2): 3})}
     saved(state, at / "a.pt")

@@ -255,6 +255,14 @@ mod tests {
     }
 
     #[test]
+    fn file_of_endless_length_is_refused_unread() {
+        let (_dir, path) = file("");
+        fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        let error = with(&[("RINGSTOW_CONFIG", &path)]).unwrap_err().to_string();
+        assert!(error.contains(&path) && error.contains("1099511627776 bytes"), "{error}");
+    }
+
+    #[test]
     fn environment_overrides_file_and_file_overrides_defaults() {
         let (_dir, path) = file("pool_bytes = \"64M\"\nqueue_depth = 16\ndirect = \"off\"");
         let config = with(&[

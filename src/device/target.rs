@@ -175,8 +175,10 @@ impl<'a> StridedTarget<'a> {
     /// # Panics
     /// If `first` is not in `memory` or at its end.
     pub fn new(memory: &'a mut [u8], first: usize, strides: &[isize]) -> Self {
+        assert!(first <= memory.len(), "the first element is not in the memory");
         let room = -(first as isize)..memory.len() as isize - first as isize;
-        let memory = Target::host(memory[first..].as_mut_ptr(), room);
+        // Not of `memory[first..]`: with negative strides, elements lie before the first.
+        let memory = Target::host(memory.as_mut_ptr().wrapping_add(first), room);
         Self { memory, strides: strides.to_vec() }
     }
 

@@ -81,8 +81,8 @@ fn huge_pages() -> Check {
                   some memory free";
     let setting = read_text("/sys/kernel/mm/transparent_hugepage/enabled");
     let setting = setting.map_or("no setting".into(), |text| format!("set to {}", text.trim()));
-    let got = Mapping::new(TRIED).ok().and_then(|mapping| {
-        mapping.prefault(0, TRIED);
+    let got = Mapping::new(TRIED).ok().and_then(|mut mapping| {
+        mapping.prefault_all();
         huge_bytes_at(mapping.as_ptr() as u64)
     });
     match got {

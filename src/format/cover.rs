@@ -16,6 +16,11 @@ pub fn within(shape: &[u64], (offsets, sizes): Extent) -> bool {
 const SPLIT_MAX: usize = 16;
 const CORNERS_MAX: usize = 1 << 25;
 
+/// A region split along more than this many dimensions has far more corners than its description has bytes. Few
+/// corners are counted all the same.
+const SPLIT_USUAL: usize = 6;
+const CORNERS_FEW: usize = 1 << 20;
+
 /// Whether `regions`, which lie within `shape`, hold each of its elements exactly once.
 ///
 /// Takes n log n time in the number of regions, whatever their arrangement. The number of regions that hold an
@@ -30,7 +35,8 @@ pub fn tiles(shape: &[u64], regions: &[Extent]) -> Result<bool, String> {
     }
     let split = split_dims(shape, regions);
     let corners = (regions.len() + 1).checked_shl(split.len() as u32);
-    if split.len() > SPLIT_MAX || corners.is_none_or(|n| n > CORNERS_MAX) {
+    let corners_max = if split.len() > SPLIT_USUAL { CORNERS_FEW } else { CORNERS_MAX };
+    if split.len() > SPLIT_MAX || corners.is_none_or(|n| n > corners_max) {
         return Err(too_many(regions.len(), split.len()));
     }
     let zeros = vec![0; shape.len()];
@@ -235,6 +241,18 @@ mod tests {
             (vec![1, 1], vec![1, 1]),
         ];
         assert_eq!(tiles(&[3, 3], &lend(&regions)), Ok(true));
+    }
+
+    #[test]
+    fn few_regions_split_along_many_dimensions_take_little_memory() {
+        let regions = |n: u64| -> Vec<Owned> {
+            (0..n).map(|i| ([i].into_iter().chain([0; 15]).collect(), vec![1; 16])).collect()
+        };
+        let mut shape = [2; 16];
+        shape[0] = 500;
+        assert_eq!(tiles(&shape, &lend(&regions(10))), Ok(false));
+        // Their corners would take 512 MiB.
+        assert!(tiles(&shape, &lend(&regions(500))).unwrap_err().contains("16 dimensions"));
     }
 
     #[test]

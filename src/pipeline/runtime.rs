@@ -107,7 +107,7 @@ impl Runtime {
     /// Call this first in a forked child, which has neither the parent's threads nor its pools. Closes the files and
     /// locks of the parent's saves and loads, which would otherwise stay open as long as the child lives. Takes no
     /// lock that a thread of the parent may have held. The child must forget inherited handles and sessions, never
-    /// drop them.
+    /// drop them: a drop waits for a thread that the child does not have.
     pub fn forget_after_fork() {
         inherited::close();
         fork::forked();

@@ -93,7 +93,8 @@ impl Buffer {
 
     /// Faults the buffer's pages in; see [`Mapping::prefault`].
     pub fn prefault(&mut self) {
-        self.mapping.prefault(self.range.start, self.range.len());
+        // SAFETY: the range is this buffer's alone.
+        unsafe { self.mapping.prefault(self.range.start, self.range.len()) };
     }
 }
 

@@ -69,7 +69,10 @@ impl Mapping {
 
     /// Takes the memory of `[offset, offset + len)` from the system now, so that no page fault
     /// comes in the middle of a copy or a transfer. Contents stay as they are.
-    pub fn prefault(&self, offset: usize, len: usize) {
+    ///
+    /// # Safety
+    /// Nobody else uses these bytes meanwhile: kernels before 5.14 get the pages by a write.
+    pub unsafe fn prefault(&self, offset: usize, len: usize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
         // One huge page at a time: meanwhile the kernel holds the lock of the address space, and every
         // thread that maps memory or starts a thread waits for it.
@@ -93,13 +96,19 @@ impl Mapping {
     /// Faults pages in by rewriting a byte of each: the portable way, and that of Linux before 5.14.
     fn touch(&self, offset: usize, len: usize) {
         for at in (offset..offset + len).step_by(4096) {
-            // SAFETY: within the mapping. Volatile, so that it is not optimised away. Called only
-            // by the owner of the range: at creation, or by the holder of its `Buffer`.
+            // SAFETY: within the mapping, of which `prefault`'s caller keeps these bytes to itself. Volatile, so that
+            // it is not optimised away.
             unsafe {
                 let byte = self.as_ptr().add(at);
                 byte.write_volatile(byte.read_volatile());
             }
         }
+    }
+
+    /// [`Mapping::prefault`] of all of it.
+    pub fn prefault_all(&mut self) {
+        // SAFETY: `&mut`: nobody else can use the bytes.
+        unsafe { self.prefault(0, self.len) };
     }
 
     /// Returns the memory of the whole pages in `[offset, offset + len)` to the system.

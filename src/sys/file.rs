@@ -110,12 +110,27 @@ pub(crate) fn is_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 
+/// Longer files are never read into memory. A manifest of a million tensors in 100 TB has 1.5 GB.
+const READ_BYTES_MAX: u64 = 4 << 30;
+
 /// Reads a regular file. Refuses a link, and does not wait for a pipe.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidInput`] for anything but a regular file.
+/// The system's; [`io::ErrorKind::InvalidInput`] for anything but a regular file,
+/// [`io::ErrorKind::FileTooLarge`] for one of more than 4 GiB.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
-    read_start(path, u64::MAX)
+    let file = open_read(path, false)?;
+    call(Call::Read, path)?;
+    check_length(file.metadata()?.len(), READ_BYTES_MAX)?;
+    read_to(file, READ_BYTES_MAX)
+}
+
+fn check_length(bytes: u64, bytes_max: u64) -> io::Result<()> {
+    if bytes <= bytes_max {
+        return Ok(());
+    }
+    let reason = format!("it has {bytes} bytes, and more than {bytes_max} are not read");
+    Err(io::Error::new(io::ErrorKind::FileTooLarge, reason))
 }
 
 /// As [`read`], `bytes_max` bytes at most.
@@ -125,6 +140,10 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub(crate) fn read_start(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open_read(path, false)?;
     call(Call::Read, path)?;
+    read_to(file, bytes_max)
+}
+
+fn read_to(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     // Reserved at once: growing step by step would take up to twice the memory.
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(file.metadata()?.len().min(bytes_max) as usize)?;
@@ -145,13 +164,21 @@ pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])
     Ok((len, end))
 }
 
+/// Longer texts are not read.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+
 /// Reads a text that the user or the kernel (`/proc`, `/sys`) wrote. Follows links.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8.
+/// The system's; [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more
+/// than 64 MiB.
 pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     call(Call::Read, path.as_ref())?;
-    std::fs::read_to_string(path)
+    let file = File::open(path)?;
+    check_length(file.metadata()?.len(), TEXT_BYTES_MAX)?;
+    let mut text = String::new();
+    file.take(TEXT_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// What the system knows about an open file: length, owner, mode.

@@ -2,6 +2,9 @@
 //! their disk space, and directories their lock.
 #![allow(unsafe_code)]
 
+use nix::fcntl::OFlag;
+use nix::unistd::dup3;
+use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 
@@ -39,25 +42,37 @@ impl Drop for Inherited {
     }
 }
 
-/// In a forked child, closes the descriptors that its parent had noted. Does nothing in the process that noted them.
+/// In a forked child, lets go of the files that its parent had noted. Does nothing in the process that noted them.
 pub fn close() {
     if PROCESS.load(SeqCst) == std::process::id() {
         return;
     }
-    for slot in &NOTED {
-        let fd = slot.swap(FREE, SeqCst);
-        if fd != FREE {
-            // SAFETY: noted descriptors are open. Their owners belong to the parent's threads, which do not
-            // exist in this process, or were forgotten: nobody uses or closes them after this.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    let noted = NOTED.iter().map(|slot| slot.swap(FREE, SeqCst)).filter(|fd| *fd != FREE);
+    let mut nothing = None;
+    for fd in noted {
+        // SAFETY: noted descriptors are open. Their owners belong to the parent's threads, which do not exist in this
+        // process, or are handles that the child inherits and does not use.
+        let open = unsafe { OwnedFd::from_raw_fd(fd) };
+        if nothing.is_none() {
+            nothing = File::open("/dev/null").ok();
         }
+        let_go(open, nothing.as_ref());
+    }
+}
+
+/// Lets go of a file. Its descriptor stays, of `nothing`: if the child drops an inherited handle after all, that closes
+/// the descriptor, which must not be another file's by then.
+fn let_go(mut open: OwnedFd, nothing: Option<&File>) {
+    let replaced =
+        nothing.is_some_and(|nothing| dup3(nothing, &mut open, OFlag::O_CLOEXEC).is_ok());
+    if replaced {
+        std::mem::forget(open);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use crate::sys::inherited::*;
-    use std::fs::File;
 
     #[test]
     fn close_does_nothing_in_the_process_that_noted() {
@@ -65,6 +80,17 @@ mod tests {
         let _note = Inherited::note(&file);
         close();
         assert!(file.metadata().is_ok());
+    }
+
+    #[test]
+    fn drop_of_an_inherited_handle_closes_no_other_file() {
+        let handle = tempfile::tempfile().unwrap();
+        // SAFETY: `handle` is not used before it is dropped.
+        let again = unsafe { OwnedFd::from_raw_fd(handle.as_raw_fd()) };
+        let_go(again, File::open("/dev/null").ok().as_ref());
+        let files: Vec<File> = (0..64).map(|_| File::open("/").unwrap()).collect();
+        drop(handle);
+        assert!(files.iter().all(|file| file.metadata().is_ok()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ import io
 import os
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 import torch
@@ -35,6 +35,7 @@ from ringstow.convert._walk import State, is_tensor, loaded, replaced, spec_of
 from ringstow.dcp import _private
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
+from ringstow.tree._encode import DEPTH_MAX
 
 _PACKAGE = "torch.distributed.checkpoint"
 # The classes of metadata, besides dtypes. Two have the names of torch 2.0.
@@ -51,6 +52,10 @@ _KNOWN = {
     "pathlib.PurePosixPath",
     "pathlib._local.PosixPath",
 }
+
+
+# Elements of lists without a value: empty containers have none.
+_GAPS_MAX = 1 << 20
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -78,9 +83,35 @@ def read(path: str, *, allow_pickle: bool) -> State:
     reader = _Reader(path, allow_pickle)
     state: State = {}
     mappings = reader.metadata.planner_data or {}
+    _check_lists(path, mappings)
     for name, entry in reader.metadata.state_dict_metadata.items():
         _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
     return state
+
+
+def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
+    """Refuse lists that are mostly gaps: DCP fills each up to its last index before it has a value.
+
+    Raises:
+        FormatError: the paths of the values lead to such a list, or are no paths.
+    """
+    ends: dict[tuple[str | int, ...], int] = {}
+    leaves = 0
+    for name, steps in mappings.items():
+        if not isinstance(steps, tuple) or len(steps) > DEPTH_MAX:
+            raise FormatError(f"{path}/.metadata: the path of {name!r} is not one", path=path)
+        leaves += 1
+        for at, step in enumerate(steps):
+            if type(step) is int:
+                ends[steps[:at]] = max(ends.get(steps[:at], 0), step + 1)
+    if sum(ends.values()) > _GAPS_MAX + leaves * DEPTH_MAX:
+        longest = max(ends, key=lambda prefix: ends[prefix])
+        where = ".".join(map(str, longest))
+        raise FormatError(
+            f"{path}/.metadata: the list {where!r} would have {ends[longest]} elements, and the "
+            f"checkpoint has {leaves} values",
+            path=path,
+        )
 
 
 class _Reader:

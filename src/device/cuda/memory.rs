@@ -151,9 +151,9 @@ impl LargeCopy {
     /// [`Error::Gpu`] or [`Error::Io`] where there is not so much memory.
     pub fn new(device: &Arc<Device>, nbytes: usize) -> Result<Self> {
         let memory = DeviceMemory::new(device, nbytes)?;
-        let host =
+        let mut host =
             Mapping::new(nbytes).map_err(|e| Error::io("taking", "memory to measure with", e))?;
-        host.prefault(0, nbytes);
+        host.prefault_all();
         Ok(Self { memory, pin: None, host })
     }
 

@@ -25,6 +25,9 @@ pub(in crate::store) fn read_bytes(dir: &Path) -> Result<Option<Vec<u8>>> {
             check_directory(dir)?; // the path to it may be a circle of links
             Err(Error::format(path, "is a symbolic link, which is refused"))
         }
+        Err(e) if e.kind() == io::ErrorKind::FileTooLarge => {
+            Err(Error::format(path, e.to_string()))
+        }
         Err(e) => Err(Error::io("reading", path, e)),
     }
 }
