@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import ringstow
+from ringstow import _jobs, _others
 
 CASES = [
     (ringstow.Error, {}),
@@ -89,3 +90,18 @@ def test_an_error_of_the_system_says_path_and_number_once(tmp_path):
     assert "os error" not in text
     assert caught.value.filename.startswith(str(tmp_path))
     assert caught.value.errno == errno.ENOTDIR
+
+
+def test_save_that_may_not_be_durable_is_this_process_own(monkeypatch):
+    """Another save to the path replaces it: no other rank has saved it."""
+
+    class Job:
+        def result(self):
+            raise ringstow.NotDurableError("it may not survive", path="/a", errno=5)
+
+    monkeypatch.setattr(_others, "_saved", set())
+    claim = _jobs.Claim("/a")
+    claim.job = Job()
+    with pytest.raises(ringstow.NotDurableError):
+        claim.report()
+    assert "/a" in _others._saved
