@@ -271,6 +271,12 @@ fn hosts_lose_and_mix_nothing() {
     interleave_all(number("RINGSTOW_SEED", 0), number("RINGSTOW_INTERLEAVINGS", 30));
 }
 
+/// This seed's clean-up took a stripe directory for empty, by an old listing, and removed the marker.
+#[test]
+fn clean_up_by_an_old_listing_keeps_the_marker_of_a_stripe_directory() {
+    interleave(360);
+}
+
 #[test]
 #[ignore = "minutes: make torture-hosts"]
 fn hosts_lose_and_mix_nothing_500_times() {

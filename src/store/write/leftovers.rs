@@ -2,7 +2,7 @@
 //! is in place, removes files that were never committed, and finishes a removal. Takes no locks.
 //! [`prune`](crate::store::cleanup::prune::prune()) does this to all checkpoints of a directory.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::manifest::Listed;
 use crate::format::{FileEntry, names};
 use crate::store::layout::recycled::RecycledFiles;
@@ -10,9 +10,11 @@ use crate::store::layout::stripes::Stripes;
 use crate::store::write::scope::Scope;
 use crate::sys::dir;
 use crate::sys::dir::{entries, file_names, remove};
+use crate::sys::file;
 use crate::sys::lock::{self, DirLock};
 use serde::Serialize;
 use std::collections::HashSet;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// What a clean-up did to a directory, or would do.
@@ -192,10 +194,7 @@ impl Leftovers {
             dir::sync(dir)?;
         }
         for dir in &self.emptied {
-            // If another checkpoint of the same name is about to claim the directory, remove only the marker.
-            let lock = DirLock::take(dir);
-            remove(&dir.join(names::STRIPE_MARKER))?;
-            let _gone = lock.is_ok_and(DirLock::remove_dir);
+            remove_stripe_dir(dir)?;
         }
         if let Some(mark) = &self.mark {
             remove(mark)?;
@@ -214,6 +213,31 @@ impl Leftovers {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
         let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
         Swept { removed, renamed, kept: self.recycled, left: self.left }
+    }
+}
+
+/// Removes a stripe directory in which nothing but its marker was found.
+fn remove_stripe_dir(dir: &Path) -> Result<()> {
+    let path = dir.join(names::STRIPE_MARKER);
+    // If another checkpoint of the same name is about to claim the directory, remove only the marker.
+    let lock = DirLock::take(dir).ok();
+    let marker = file::read(&path).ok().filter(|_| lock.is_some());
+    remove(&path)?;
+    let is_gone = lock.is_some_and(DirLock::remove_dir);
+    match marker.filter(|_| !is_gone) {
+        // The listing was old, as a network file system's may be: the directory still holds shards.
+        Some(marker) => put_back(&path, &marker),
+        None => Ok(()),
+    }
+}
+
+/// Puts a marker back, unless another process has written one.
+fn put_back(path: &Path, marker: &[u8]) -> Result<()> {
+    let written = file::create_new(path, false)
+        .and_then(|mut file| file.write_all(marker).and_then(|()| file::sync(&file)));
+    match written {
+        Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
+        written => written.map_err(|e| Error::io("writing", path, e)),
     }
 }
 
