@@ -347,7 +347,9 @@ fn why_apart(own: &Path, stripe: &Path) -> Option<String> {
     let (own_system, system) = (own_system?, system?);
     (!own_system.is_shared() && system.hosts == Hosts::Many).then(|| {
         format!(
-            "{} is on {}, which several hosts share, and {} is on {}, which this host has alone: a checkpoint of the              same path on another host would have the same stripe directory; keep both on the shared file system,              or stripe over disks of this host",
+            "{} is on {}, which several hosts share, and {} is on {}, which this host has alone: \
+             a checkpoint of the same path on another host would have the same stripe directory; keep both on the \
+             shared file system, or stripe over disks of this host",
             stripe.display(),
             system.name,
             own.display(),

@@ -177,12 +177,19 @@ impl Transaction {
     fn check_there(&self, files: &[FileEntry]) -> Result<()> {
         for file in files {
             let name = names::uncommitted(&file.name);
-            let len = |dir: &Path| dir::look_at(&dir.join(&name)).ok().map(|found| found.len());
-            let found = self.stripes.dirs().find_map(len);
+            let mut found = None;
+            for path in self.stripes.dirs().map(|dir| dir.join(&name)) {
+                match dir::look_at(&path) {
+                    Ok(there) => found = found.or(Some(there.len())),
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    Err(e) => return Err(Error::io("opening", path, e)),
+                }
+            }
             if found != Some(file.bytes) {
                 let found = found.map_or("is gone".into(), |len| format!("has {len} bytes now"));
                 return Err(Error::invalid(format!(
-                    "{name}, which this save has written into {}, {found}, and should have {} bytes: another                      process has changed it; nothing was committed, save again",
+                    "{name}, which this save has written into {}, {found}, and should have {} bytes: another \
+                     process has changed it; nothing was committed, save again",
                     self.dir().display(),
                     file.bytes
                 )));

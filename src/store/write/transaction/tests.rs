@@ -66,6 +66,21 @@ fn safetensors_in(dir: &Path) -> Vec<String> {
     file_names(dir).unwrap().into_iter().filter(|n| n.ends_with(".safetensors")).collect()
 }
 
+#[cfg(debug_assertions)]
+#[test]
+fn written_shard_that_cannot_be_looked_at_is_not_called_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    commit(dir.path(), 1);
+    let mut tx = Transaction::begin(dir.path(), &[]).unwrap();
+    let manifest = write_part(&mut tx, 2);
+    let part = dir.path().join(names::uncommitted(&manifest.files[0].name));
+    let failing = fail_call(Call::Look, &part, Errno::EIO as i32);
+    let error = tx.commit(&manifest).unwrap_err();
+    drop(failing);
+    assert!(matches!(&error, Error::Io { path, .. } if *path == part), "{error}");
+    assert_eq!(mark_at(dir.path()), 1);
+}
+
 #[test]
 fn killed_before_the_rename_keeps_the_old_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
