@@ -29,7 +29,7 @@ from torch import nn
 STAGINGS = ("guard", "snapshot", "wait", "unguarded")
 WIDTH = 1024
 BATCH = 64
-# Weights and two moments of each.
+# Each weight has two moments.
 BYTES_OF_A_LAYER = 3 * 4 * (WIDTH * WIDTH + 5 * WIDTH)
 
 
@@ -71,7 +71,7 @@ def measure_loops(options: argparse.Namespace, folder: Path) -> None:
         optimizer.step()
 
     def loop(staging: str) -> tuple[float, float]:
-        """Return the seconds of the call and of the call and all steps."""
+        """Return the seconds of the call alone, and of the call plus all steps."""
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         begun = time.perf_counter()
         handle = save_async(state, folder / "loop", staging)
@@ -83,7 +83,7 @@ def measure_loops(options: argparse.Namespace, folder: Path) -> None:
         return called - begun, ended - begun
 
     stagings = sorted({*options.stagings, "unguarded"})
-    for staging in stagings:  # the pool, the files and torch's own first time
+    for staging in stagings:  # a warm-up for the pool, the files and torch
         loop(staging)
     order = random.Random(0)
     rounds: list[dict[str, tuple[float, float]]] = []
@@ -95,13 +95,13 @@ def measure_loops(options: argparse.Namespace, folder: Path) -> None:
         calls = [one[staging][0] * 1e3 for one in rounds]
         ratios = [one[staging][1] / b for one, b in zip(rounds, base, strict=True)]
         print(f"  {staging:10} call {spread(calls, 'ms')}, loop {spread(ratios, 'x')} of unguarded")
-    # How far two loops of the same kind are apart: as much of the ratios above is chance.
+    # Two loops of the same kind differ by chance; the ratios above vary as much.
     again = [loop("unguarded")[1] / loop("unguarded")[1] for _ in range(options.rounds)]
     print(f"  unguarded, against itself: loop {spread(again, 'x')}")
 
 
 def measure_call(rounds: int, folder: Path) -> None:
-    """Measure the call for 1,000 tensors, some of them small enough to be copied in it."""
+    """Measure the call for 1,000 tensors; the call copies the small ones."""
     for sizes in ([4 << 10, 128 << 10], [1 << 10, 16 << 10, 64 << 10, 256 << 10]):
         state = {str(n): torch.zeros(sizes[n % len(sizes)] // 4) for n in range(1000)}
         named = ", ".join(f"{size >> 10} KiB" for size in sizes)

@@ -1,12 +1,12 @@
-"""Counts the instructions of planner, manifest, checksum and pipeline, and compares the counts with
-the committed ones. Times are too noisy on shared machines; instruction counts are not.
+"""Count the instructions of planner, manifest, checksum and pipeline, and compare them with the
+committed counts. Times are too noisy on shared machines; instruction counts are not.
 
     make bench-check       # compares with benches/baseline.json; exits with 1 if a count is higher
     make bench-baseline    # writes a new benches/baseline.json
 
-It runs each case of `benches/instructions.rs` under callgrind in two sizes. The difference, divided
-by the number of additional items, is the cost of an item without start-up. It counts all threads.
-Callgrind runs one thread at a time, so that no thread spins for long.
+The tool runs each case of `benches/instructions.rs` under callgrind in two sizes. The difference,
+divided by the number of additional items, is the cost of an item without start-up. All threads
+count. Callgrind runs one thread at a time, so no thread spins for long.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = ROOT / "benches" / "baseline.json"
 
-# What a case may cost more than its baseline, in percent; and where compiler, C library or crates
-# are not those of the baseline, so that the counts tell as much of them as of the code.
+# The allowed increase over the baseline, in percent. The second bound applies if compiler, C
+# library or crates differ from the baseline's, because these change the counts as well.
 BOUND_PERCENT = 5.0
 BOUND_ELSEWHERE_PERCENT = 25.0
 
-# The crates in which most of the counted instructions are.
+# The crates that execute most of the counted instructions.
 CRATES = ["crc32fast", "crossbeam-channel", "serde_json"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case of the bench, and the two sizes it is run in."""
+    """One case of the bench and its two sizes."""
 
     name: str
     few: int
     many: int
-    # Whether only what is inside of the bench's `measured` counts: what one thread does.
+    # True: count only the code inside the bench's `measured`, on one thread.
     measured: bool = True
 
 
@@ -63,31 +63,31 @@ CASES = [
 
 
 class CheckFailed(Exception):
-    """A message for who runs this."""
+    """An error message for the user."""
 
 
 def bench() -> Path:
-    """The bench's binary, built if need be."""
+    """Build the bench if necessary and return its binary."""
     command = ["cargo", "bench", "--no-run", "--bench", "instructions"]
     command.append("--message-format=json-render-diagnostics")
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
-        raise CheckFailed("the bench `instructions` cannot be built; see above")
+        raise CheckFailed("cargo could not build the bench `instructions`; see above")
     for line in built.stdout.splitlines():
         message = json.loads(line)
         if message.get("executable") and message["target"]["name"] == "instructions":
             return Path(message["executable"])
-    raise CheckFailed("cargo has not said where it put the bench `instructions`")
+    raise CheckFailed("cargo did not report the path of the bench `instructions`")
 
 
 def count(binary: Path, case: Case, size: int) -> int:
-    """Instructions of one run."""
+    """Return the instructions of one run."""
     with tempfile.TemporaryDirectory() as scratch:
         command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={scratch}/out"]
         if case.measured:
             command.append("--toggle-collect=*instructions::measured*")
         command += [str(binary), case.name, str(size)]
-        # The same environment everywhere: it lies on the stack, and is looked through.
+        # A fixed environment: it is on the stack, and programs search it.
         environment = {"TMPDIR": scratch, "PATH": os.defpath}
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     found = re.search(r"Collected : (\d+)", run.stderr)
@@ -97,13 +97,13 @@ def count(binary: Path, case: Case, size: int) -> int:
 
 
 def cost(binary: Path, case: Case) -> float:
-    """Instructions of one item."""
+    """Return the instructions per item."""
     few, many = (count(binary, case, size) for size in (case.few, case.many))
     return (many - few) / (case.many - case.few)
 
 
 def setting() -> dict[str, str]:
-    """What else than the code the counts depend on."""
+    """Return the versions that the counts depend on besides the code."""
     said = output("rustc", "-vV")
     fields = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
     tree = output("cargo", "tree", "--offline", "-e", "normal", "--depth", "1", "--prefix", "none")
@@ -121,20 +121,20 @@ def output(*command: str) -> str:
 
 
 def compare_bound(baseline: dict[str, Any], here: dict[str, str]) -> float:
-    """How far counts may be from those of the baseline, in percent."""
+    """Return how far counts may differ from the baseline, in percent."""
     others = [key for key, value in here.items() if baseline.get(key) != value]
     for key in others:
         print(f"{key}: {baseline.get(key)} in the baseline, {here[key]} here")
     if not others:
         return BOUND_PERCENT
-    print(f"so only what costs {BOUND_ELSEWHERE_PERCENT:.0f} % more is told")
+    print(f"only increases above {BOUND_ELSEWHERE_PERCENT:.0f} % are reported")
     return BOUND_ELSEWHERE_PERCENT
 
 
 def compare(
     baseline: dict[str, float], found: dict[str, float], bound: float
 ) -> tuple[list[str], list[str]]:
-    """What is wrong, and what has become so much better that the baseline is to be renewed."""
+    """Return the failures, and the improvements that call for a new baseline."""
     worse, better = [], []
     for name, now in found.items():
         if name not in baseline:
@@ -151,7 +151,7 @@ def compare(
 
 
 def check(found: dict[str, float], baseline: dict[str, Any], here: dict[str, str]) -> int:
-    """Says what has changed; the exit code."""
+    """Print the changes and return the exit code."""
     bound = compare_bound(baseline, here)
     worse, better = compare(baseline["instructions"], found, bound)
     for line in better:
@@ -159,24 +159,24 @@ def check(found: dict[str, float], baseline: dict[str, Any], here: dict[str, str
     for line in worse:
         print(f"WORSE: {line}")
     if worse or better:
-        print("if that is as it should be, `make bench-baseline` and commit benches/baseline.json")
+        print("if you expect this, run `make bench-baseline` and commit benches/baseline.json")
     if not worse:
-        print(f"{len(found)} cases, none costs more than {bound:.0f} % over the baseline")
+        print(f"{len(found)} cases, none more than {bound:.0f} % over the baseline")
     return 1 if worse else 0
 
 
 def read_baseline() -> dict[str, Any]:
-    """What was committed, read before minutes of counting."""
+    """Read and check the committed baseline, before counting takes minutes."""
     try:
         baseline: dict[str, Any] = json.loads(BASELINE.read_text())
         dict(baseline["instructions"])
     except OSError as error:
         why = str(error.strerror)
     except (ValueError, LookupError, TypeError):
-        why = "it is no baseline of this tool's"
+        why = "this tool did not write it"
     else:
         return baseline
-    raise CheckFailed(f"{BASELINE}: {why}; restore it, or write it anew: make bench-baseline")
+    raise CheckFailed(f"{BASELINE}: {why}; restore it, or write a new one: make bench-baseline")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Compares ringstow with other libraries: same state, same disk, interleaved rounds.
+"""Compare ringstow with other libraries: same state, same disk, interleaved rounds.
 
     python tools/compare.py                     # 1 GB, 3 rounds, in the current directory's disk
     python tools/compare.py --gb 4 --dir /mnt/nvme --out result
@@ -38,8 +38,10 @@ CHART_SECONDS_MAX = 120.0
 
 
 def prepare_all(rounds: Rounds, out: Path, seconds_max: float) -> dict[str, Environment]:
-    """An environment for every peer that can have one; why not, for the others. Before the first
-    measurement, so that no installation disturbs one."""
+    """Prepare every peer's environment, and note in `rounds` which peers fail and why.
+
+    This runs before the first measurement, so that no installation disturbs one.
+    """
     found = {}
     for name in rounds.names:
         peer = PEERS[name]
@@ -76,7 +78,7 @@ def write_json(rounds: Rounds, args: argparse.Namespace) -> None:
 
 
 def draw_chart(args: argparse.Namespace) -> None:
-    """In an environment that has matplotlib; without one, a line that says so."""
+    """Draw the chart in an environment with matplotlib, or print why that is impossible."""
     log = args.out / "logs" / "chart.log"
     try:
         where = environment_of(chart.REQUIREMENTS, log, args.install_seconds)
@@ -98,7 +100,7 @@ def choose(args: argparse.Namespace) -> list[str]:
 
 
 def measure_all(rounds: Rounds, bench: Bench, args: argparse.Namespace) -> bool:
-    """Whether all rounds were finished: Ctrl-C keeps those that were."""
+    """Measure all rounds. Return False after Ctrl-C, which keeps the finished rounds."""
 
     def measure(name: str, number: int) -> Row:
         if name == fio.FIO:
@@ -149,20 +151,20 @@ def arguments() -> argparse.Namespace:
 
 
 def conditions(args: argparse.Namespace) -> list[str]:
-    """What the table says of the options that change what is measured."""
+    """Return the table's notes on options that change the measurement."""
     told = []
     if args.small:
-        told += ["State: tensors of 4 KiB, and nothing else."]
+        told += ["State: only tensors of 4 KiB."]
     if args.used_memory:
         told += [
-            "Memory: none was free when a save or a load began: the page cache had it, as on a",
-            "  machine in use. Files of the cold load were let go of one by one.",
+            "Memory: the page cache held all memory when a save or load began, as on a machine in",
+            "  use. For a cold load, only the checkpoint's files were dropped from the cache.",
         ]
     return told
 
 
 def exit_code(rounds: Rounds, finished: bool) -> int:
-    """A peer that cannot be had is a row, not a failure of the comparison; one of ours is."""
+    """Return the exit code. A failed peer is only a row in the table; ringstow's failure counts."""
     if not finished:
         return 130
     needed = [name for name in rounds.failed if name == fio.FIO or needs_nothing(PEERS[name])]
@@ -170,7 +172,7 @@ def exit_code(rounds: Rounds, finished: bool) -> int:
 
 
 def interrupt(number: int, frame: object) -> None:
-    """A SIGTERM ends us as Ctrl-C does: what runs is ended, what is finished is kept."""
+    """Handle SIGTERM like Ctrl-C: end the running worker and keep the finished rounds."""
     raise KeyboardInterrupt
 
 
@@ -182,15 +184,13 @@ def main() -> int:
     (args.out / "logs").mkdir(parents=True, exist_ok=True)
     try:
         if not rounds.names:
-            raise CompareFailed("all of these peers must be installed; leave --nothing-installed")
+            raise CompareFailed("none of these peers is installed; run without --nothing-installed")
         check_room(args.dir, state_bytes)
         environments = prepare_all(rounds, args.out, args.install_seconds)
         if shutil.which(fio.FIO):
             rounds.names.append(fio.FIO)
         else:
-            say(
-                "  no fio here, so no ceiling to compare with (Debian, Ubuntu: apt-get install fio)"
-            )
+            say("  no fio here: the table has no ceiling (Debian, Ubuntu: apt-get install fio)")
         with page_cache(args.dir) if args.used_memory else nullcontext() as cache:
             bench = Bench(
                 args.dir, args.out / "logs", state_bytes, args.small, args.seconds, environments,

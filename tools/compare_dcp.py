@@ -1,4 +1,4 @@
-"""Compares DCP's own storage with ringstow's: same state, same ranks.
+"""Compare DCP's own storage with ringstow's: same state, same ranks.
 
     python tools/compare_dcp.py                          # 2 ranks, 3 GB, 3 rounds, on this disk
     python tools/compare_dcp.py --tensors 100000         # the cost of planning and metadata
@@ -28,7 +28,7 @@ Measurement = dict[str, float | str]
 
 
 def run_ranks(args: argparse.Namespace, directory: Path) -> list[Measurement]:
-    """Every measurement, told as it comes in."""
+    """Run the ranks, print each measurement as it arrives, and return all."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={args.ranks}"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     command += [str(Path(__file__).with_name("dcp_ranks.py")), f"--dir={directory}"]
@@ -59,7 +59,7 @@ def told(m: Measurement) -> str:
 
 
 def values(found: list[Measurement], row: str, what: str, figure: str) -> dict[int, float]:
-    """A figure of each round."""
+    """Return a figure by round."""
     return {
         int(m["round"]): float(m[figure])
         for m in found
@@ -68,7 +68,7 @@ def values(found: list[Measurement], row: str, what: str, figure: str) -> dict[i
 
 
 def ratio(one: dict[int, float], other: dict[int, float], after: int = 0) -> str:
-    """Median (lowest to highest) of the ratios within a round."""
+    """Format median (lowest-highest) of the ratios within a round."""
     return spread([one[r] / other[r] for r in sorted(one) if r in other and r >= after])
 
 
@@ -88,13 +88,13 @@ def lines(found: list[Measurement]) -> Iterator[str]:
     memcpy = values(found, "memcpy", "memcpy", "seconds")
     yield f"async_save: seconds blocked by ringstow {later(ours)}, dcp {later(stock)}"
     yield f"    ringstow / one memcpy of the bytes {ratio(ours, memcpy, after=1)}"
-    yield f"    the first, which takes the memory: ringstow {ours[0]:.2f}, dcp {stock[0]:.2f}"
+    yield f"    the first, which allocates memory: ringstow {ours[0]:.2f}, dcp {stock[0]:.2f}"
     blocked, staged = (values(found, "ringstow", "overlap", f) for f in ("blocked", "staged"))
     yield f"async_save, overlapped: seconds blocked {later(blocked)}, staged after {later(staged)}"
 
 
 def later(rounds: dict[int, float]) -> str:
-    """The spread of all rounds but the first."""
+    """Format the spread of all rounds except the first."""
     return spread([value for number, value in rounds.items() if number > 0])
 
 

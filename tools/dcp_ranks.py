@@ -1,8 +1,8 @@
-"""One rank of compare_dcp.py: saves and loads the same state with DCP's storage and ringstow's.
+"""One rank of compare_dcp.py: save and load the same state with DCP's storage and ringstow's.
 
-compare_dcp.py starts it on each rank through torch.distributed.run. Rank 0 prints one JSON object
-per measurement: {"round", "row", "what", and figures}. Times start at a barrier and end with the
-slowest rank.
+compare_dcp.py starts this program on each rank through torch.distributed.run. Rank 0 prints one
+JSON object per measurement: {"round", "row", "what", and figures}. Times start at a barrier and end
+with the slowest rank.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def report(round_: int, row: str, what: str, **figures: float) -> None:
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds until the slowest rank is through."""
+    """Return the seconds until the slowest rank is done."""
     dist.barrier()
     start = time.perf_counter()
     action()
@@ -57,10 +57,10 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def make_state(total_bytes: int, mesh: DeviceMesh) -> State:
-    """Matrices sharded by rows, as FSDP2 leaves them, replicated vectors, and a few scalars."""
+    """Return matrices sharded by rows as with FSDP2, replicated vectors, and a few scalars."""
     world, rank = dist.get_world_size(), dist.get_rank()
     width = 2048
-    rows = 4 * width  # 32 MiB of bfloat16, or 64 of float32
+    rows = 4 * width  # 32 MiB as bfloat16, 64 MiB as float32
     count = max(1, round(total_bytes / (rows * width * 10)))
     generator = torch.Generator().manual_seed(rank)
     state: State = {"step": 7, "lr": 1e-4}
@@ -90,7 +90,7 @@ def all_bytes(state: State) -> int:
 
 
 def like(state: State) -> State:
-    """The same state of zeros: a model that is in memory and about to be loaded."""
+    """Return the same state with zeros, to load into."""
     return {k: torch.zeros_like(v) if isinstance(v, Tensor) else 0 for k, v in state.items()}
 
 
@@ -120,7 +120,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 class SlicePlanner(DefaultLoadPlanner):
-    """Asks for rows [k/16, (k+1)/16) of every matrix, as rank k of 16 would."""
+    """Plans to load rows [k/16, (k+1)/16) of every matrix, as rank k of 16 would."""
 
     def __init__(self, number: int) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -167,7 +167,7 @@ def cold(path: Path) -> None:
 
 
 def measure_row(row: str, round_: int, root: Path, state: State, target: State) -> None:
-    """A durable save, a cold load, a cold load of a sixteenth."""
+    """Measure a durable save, a cold load, and a cold load of one sixteenth."""
     path = root / f"{row}-{round_}"
     settle()
     seconds = timed(lambda: dcp.save(state, storage_writer=WRITERS[row](path)))
@@ -187,7 +187,7 @@ def measure_row(row: str, round_: int, root: Path, state: State, target: State) 
 def measure_async(
     row: str, writer: Any, round_: int, root: Path, state: State, saving: Any
 ) -> None:
-    """Time that training stands still in an asynchronous save, and how long the save takes."""
+    """Measure how long an asynchronous save blocks training, and how long it takes in total."""
     path = root / f"{row}-async-{round_}"
     settle()
     started = time.perf_counter()
@@ -208,7 +208,7 @@ def measure_async(
 def measure_overlap(
     writer: Any, stager: Any, round_: int, root: Path, state: State, saving: Any
 ) -> None:
-    """Time that training stands still where it has work to do until the state is staged."""
+    """Measure how long a save blocks training that overlaps with the staging."""
     path = root / f"overlap-{round_}"
     settle()
     responses: list[Any] = []
@@ -227,9 +227,8 @@ def measure_overlap(
     called = timed(begin)
     started = time.perf_counter()
     responses[0].staging_completion.result()
-    staged = (
-        time.perf_counter() - started
-    )  # a forward and backward pass as long as this costs nothing
+    # A forward and backward pass of this length hides the staging completely.
+    staged = time.perf_counter() - started
     waited = timed(responses[0].staging_completion.result)
     responses[0].upload_completion.result()
     report(
@@ -262,7 +261,7 @@ def measure_fio(round_: int, root: Path, size: int) -> None:
 
 
 def settle() -> None:
-    """Nobody pays for pages that somebody else left dirty, or for garbage."""
+    """Flush dirty pages and collect garbage, so that the next measurement does not pay for them."""
     gc.collect()
     dist.barrier()
     if dist.get_rank() == 0:
@@ -285,7 +284,7 @@ def measure(args: argparse.Namespace) -> None:
     ours, theirs = ringstow.dcp.StorageWriter(), dcp.FileSystemWriter(args.dir)
     stager = ours.stager()
     small = {"warm": torch.zeros(1000)}
-    dcp.save(small, checkpoint_id=args.dir / "warm", storage_writer=ours)  # pools, thread pools
+    dcp.save(small, checkpoint_id=args.dir / "warm", storage_writer=ours)  # allocates the pools
     remove(args.dir / "warm")
     copies = [torch.empty_like(local(v)) for v in state.values() if isinstance(v, Tensor)]
     for round_ in range(args.rounds):
@@ -295,7 +294,7 @@ def measure(args: argparse.Namespace) -> None:
         if args.fio:
             measure_fio(round_, args.dir, all_bytes(state))
     del target
-    for round_ in range(args.rounds + 1):  # the first takes memory: it is reported, not counted
+    for round_ in range(args.rounds + 1):  # the first allocates memory: reported, not counted
         measure_memcpy(round_, state, copies)
         measure_async("ringstow", ours, round_, args.dir, state, saving)
         measure_async("dcp", theirs, round_, args.dir, state, saving)
@@ -306,7 +305,10 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def measure_replicated(args: argparse.Namespace) -> None:
-    """Cold loads of a state that is the same on every rank: each reads it all, or they share."""
+    """Measure cold loads of a replicated state, with and without broadcast.
+
+    Without it each rank reads all bytes.
+    """
     width = 2048
     rows = max(1, round(args.gb * 1e9 / 16 / width / 4))
     generator = torch.Generator().manual_seed(0)
@@ -336,7 +338,7 @@ def measure_replicated(args: argparse.Namespace) -> None:
 
 
 class NullWriter(dcp.StorageWriter):
-    """Writes nothing: what is left is DCP's own time."""
+    """Writes nothing, so that only DCP's own time remains."""
 
     def reset(self, checkpoint_id: Any = None) -> None: ...
 
@@ -361,7 +363,7 @@ class NullWriter(dcp.StorageWriter):
 
 
 def measure_planning(args: argparse.Namespace) -> None:
-    """Many tiny sharded tensors: what planning and metadata cost, with and without ringstow."""
+    """Measure the cost of planning and metadata for many tiny sharded tensors, per writer."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     one = torch.zeros(4, 4)
     state = {

@@ -1,8 +1,8 @@
-"""The demo: trains a real model, kills it with SIGKILL during a save, resumes it, and compares its
+"""The demo: train a real model, kill it with SIGKILL during a save, resume it, and compare its
 losses and weights with those of an undisturbed run. `make demo` runs it.
 
-The kill counts only if the directory then shows a save that had begun and was not committed. If
-losses or weights differ in any bit, it exits with 1.
+The kill counts only if it leaves an uncommitted save in the directory. If losses or weights differ
+in any bit, the demo exits with 1.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINER = ROOT / "examples" / "train_torch.py"
-KILLS_MAX = 10  # saves to try to hit before giving up
-POLL_SECONDS = 0.0005  # how often to look; being right does not depend on it
-AIM_SECONDS_MAX = 0.01  # a random moment this soon after a save is seen; a miss is tried again
+KILLS_MAX = 10  # attempts to hit a save before giving up
+POLL_SECONDS = 0.0005  # interval of polling; correctness does not depend on it
+AIM_SECONDS_MAX = 0.01  # maximum of the random delay between seeing a save and killing it
 
 
 class DemoFailed(Exception):
-    """Something that the demo promises did not happen."""
+    """The demo did not do what it promises."""
 
 
 def say(text: str = "") -> None:
@@ -60,7 +60,7 @@ def is_committed(step: Path) -> bool:
 
 
 def save_in_flight(out: Path, after_step: int) -> Path | None:
-    """A step directory past `after_step` that holds data but no manifest yet."""
+    """Return a step directory past `after_step` that holds data but no manifest yet."""
     for step in sorted(out.glob("step-*"), key=step_number, reverse=True):
         if step_number(step) <= after_step or is_committed(step):
             continue
@@ -70,10 +70,9 @@ def save_in_flight(out: Path, after_step: int) -> Path | None:
 
 
 def kill_during_a_save(out: Path, steps: int, after_step: int, *, resume: bool) -> Path | None:
-    """Trains, and sends SIGKILL as soon as a save past `after_step` is seen in flight.
+    """Train, and send SIGKILL shortly after a save past `after_step` begins.
 
-    Returns the step directory that the kill left uncommitted, or None if the save was faster than
-    the signal.
+    Return the step directory that the kill left uncommitted, or None if the save committed first.
     """
     process = subprocess.Popen(
         trainer_command(out, steps, resume=resume), stdout=subprocess.DEVNULL
@@ -93,8 +92,8 @@ def kill_during_a_save(out: Path, steps: int, after_step: int, *, resume: bool) 
     if process.returncode != 0:
         raise DemoFailed(f"the training program ended with exit code {process.returncode}")
     raise DemoFailed(
-        "the training ended before any save could be caught in flight: this disk is too fast for "
-        "this demo. Give it more saves to aim at: --steps 400"
+        "the training ended before the demo could catch a save in flight: this disk is too fast. "
+        "Train for more saves: --steps 400"
     )
 
 
@@ -104,8 +103,10 @@ def newest_step(out: Path) -> int:
 
 
 def kill_until_hit(out: Path, steps: int) -> Path:
-    """Kills one training run in the middle of a save; tries again from the last commit if it
-    missed. Aims past the middle, so that there is something to lose."""
+    """Kill a training run during a save; after a miss, resume from the last commit and retry.
+
+    Kill in the second half of the run, so that there is something to lose.
+    """
     after_step = steps // 2
     for attempt in range(1, KILLS_MAX + 1):
         hit = kill_during_a_save(out, steps, after_step, resume=attempt > 1)
@@ -113,12 +114,12 @@ def kill_until_hit(out: Path, steps: int) -> Path:
             say(f"  killed (SIGKILL) while {hit.name} was being written")
             return hit
         after_step = newest_step(out)
-        say(f"  the save of step {after_step} was committed before the signal came: again")
-    raise DemoFailed(f"{KILLS_MAX} kills all came after the commit; try a slower --dir")
+        say(f"  the save of step {after_step} committed before the signal arrived: trying again")
+    raise DemoFailed(f"{KILLS_MAX} kills all arrived after the commit; try a slower --dir")
 
 
 def show_directory(out: Path) -> None:
-    """Prints the last two step directories, file by file."""
+    """Print the files of the last two step directories."""
     for step in sorted(out.glob("step-*"), key=step_number)[-2:]:
         say(f"  {step.name}/  {'committed' if is_committed(step) else 'NOT committed'}")
         for file in sorted(step.iterdir()):
@@ -140,7 +141,7 @@ def compare_losses(quiet: Path, killed: Path, steps: int) -> None:
 
 
 def tensors(state: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of a nested state, by path."""
+    """Return the tensors of a nested state by path."""
     if isinstance(state, torch.Tensor):
         return {name: state}
     if not isinstance(state, dict):
@@ -173,12 +174,12 @@ def tell(out: Path, steps: int) -> None:
     say("\n2. The same training again, killed in the middle of a save.")
     hit = kill_until_hit(killed, steps)
 
-    say("\n3. What the kill left on disk:")
+    say("\n3. The kill left these files on disk:")
     show_directory(killed)
     committed = newest_step(killed)
     if committed == 0 or committed >= step_number(hit):
         raise DemoFailed(f"latest() says step {committed}, the kill hit step {step_number(hit)}")
-    say(f"  ringstow.latest() takes step {committed}; {hit.name} does not count.")
+    say(f"  ringstow.latest() returns step {committed}; it ignores {hit.name}.")
 
     say("\n4. The training resumes and finishes.")
     train_to_the_end(killed, steps, resume=True)
@@ -198,12 +199,12 @@ def compare_peers(gigabytes: float, out: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train, save, be killed, resume, compare.")
+    parser = argparse.ArgumentParser(description="Train, kill during a save, resume, compare.")
     parser.add_argument(
         "--dir",
         type=Path,
         default=ROOT / "demo-out",
-        help="directory for the runs; is emptied first",
+        help="directory for the runs; the demo empties it first",
     )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument(
@@ -226,7 +227,7 @@ def main() -> int:
     except DemoFailed as failure:
         say(f"\ndemo FAILED: {failure}")
         return 1
-    say("\nThe demo held what it promised.")
+    say("\nThe demo passed.")
     return 0
 
 

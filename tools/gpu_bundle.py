@@ -1,10 +1,10 @@
-"""Makes a folder with all that gpu_report.py needs on a machine with a GPU: `make gpu-bundle`.
+"""Make a folder with everything that gpu_report.py needs on a GPU machine: `make gpu-bundle`.
 
     python tools/gpu_bundle.py dist/gpu --python .venv/bin/python
 
-That machine needs neither Rust, this repository nor a network. The folder holds the release program
-`ringstow`, the bench `gpu` as `bench-gpu`, the tests that need a GPU (`test-gpu` in Rust, and
-`python/tests`), the wheel, and the report's scripts.
+The GPU machine needs neither Rust, this repository nor a network. The folder holds the release
+program `ringstow`, the bench `gpu` as `bench-gpu`, the tests that need a GPU (`test-gpu` in Rust,
+and `python/tests`), the wheel, and the report's scripts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCRIPTS = ["gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py
 
 
 def cargo(*arguments: str) -> list[dict[str, Any]]:
-    """Run cargo, and return its messages, which are JSON."""
+    """Run cargo and return its JSON messages."""
     command = ["cargo", *arguments, "--message-format=json-render-diagnostics"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -41,7 +41,7 @@ def executable(messages: list[dict[str, Any]], target: str) -> Path:
 
 
 def put_stripped(source: Path, to: Path) -> None:
-    """A copy without debug information, which is most of it."""
+    """Copy without debug information, which is most of the file."""
     strip = shutil.which("strip")
     if strip:
         subprocess.run([strip, "--strip-debug", "-o", to, source], check=True)
@@ -55,7 +55,7 @@ def put_wheel(python: Path, folder: Path) -> None:
 
 
 def put_tests(folder: Path) -> None:
-    """Python's tests with what they share, laid out as in the repository."""
+    """Copy the Python tests and their shared modules, laid out as in the repository."""
     tests = folder / "python" / "tests"
     left_out = shutil.ignore_patterns("__pycache__", "fake_gpu", ".*")
     shutil.copytree(ROOT / "python" / "tests", tests, ignore=left_out)
@@ -91,7 +91,7 @@ def main() -> int:
     shutil.copytree(ROOT / "tools" / "comparing", folder / "comparing", ignore=left_out)
     (folder / "bundle.json").write_text(json.dumps({"commit": commit()}) + "\n")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{folder}: {size / 1e6:.0f} MB; there: python gpu_report.py")
+    print(f"{folder}: {size / 1e6:.0f} MB; next, run in it: python gpu_report.py")
     return 0
 
 

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure, and what its median must reach."""
+    """A figure and the target for its median."""
 
     what: str
     unit: str
@@ -36,7 +36,7 @@ FIGURES = {
         "save_async of 1,000 CUDA tensors returns after", "ms", "at most", 5.0
     ),
     "staged": Figure(
-        "staged, the pool as large as the state / one large pinned copy of it, time",
+        "staging time, pool as large as the state / time of one large pinned copy",
         "", "at most", 1.1,
     ),
     "step": Figure("a training step during a save / one without, time", "", "at most", 1.03),
@@ -53,19 +53,19 @@ FIGURES = {
 
 @dataclass
 class Step:
-    """Something that was run, or was not."""
+    """A step of the report that passed, failed or was skipped."""
 
     name: str
     status: Literal["passed", "failed", "skipped"]
     seconds: float = 0.0
     why: str = ""
     output: str = ""
-    """The end of what it printed."""
+    """The end of its output."""
 
 
 @dataclass
 class Measured:
-    """A figure's values, one a round; none where it was skipped or failed."""
+    """A figure's values, one per round; empty if it was skipped or failed."""
 
     values: list[float] = field(default_factory=list)
     note: str = ""
@@ -75,7 +75,7 @@ class Measured:
 
 @dataclass
 class Report:
-    """All that was found out."""
+    """The results of all steps."""
 
     about: dict[str, Any] = field(default_factory=dict)
     doctor: list[dict[str, Any]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Report:
     figures: dict[str, Measured] = field(default_factory=dict)
 
     def is_good(self) -> bool:
-        """Whether nothing failed and no target was missed."""
+        """True if nothing failed and every target was reached."""
         return all(step.status != "failed" for step in self.steps) and not any(
             measured.failed or verdict(name, measured) == "MISSED"
             for name, measured in self.figures.items()
@@ -112,7 +112,7 @@ def verdict(name: str, measured: Measured) -> str:
 
 
 def spread(values: list[float], unit: str) -> str:
-    """Median (lowest to highest)."""
+    """Format as median (lowest-highest)."""
     digits = 2 if not unit else 1
     median, low, high = (f"{f(values):.{digits}f}" for f in (statistics.median, min, max))
     return f"{median} ({low}-{high}){' ' + unit if unit else ''}"
@@ -135,7 +135,7 @@ def table(titles: list[str], rows: list[str]) -> list[str]:
 
 
 def markdown(report: Report) -> str:
-    """The report for people."""
+    """Return the report as Markdown."""
     lines = ["# ringstow on a GPU", ""]
     lines += [f"- {name}: {told(value)}" for name, value in report.about.items()]
     lines += ["", "## Figures", "", "Median (lowest to highest) over the rounds; both sides of a"]

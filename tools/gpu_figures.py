@@ -1,10 +1,10 @@
-"""Measures one figure of the GPU report with torch, in its own process.
+"""Measure one figure of the GPU report with torch, in its own process.
 
 gpu_report.py runs this:
     python gpu_figures.py step --dir /mnt/nvme --gb 4 --rounds 5
 
-Prints one JSON object: `values`, one per round, and a `note`; or `skipped` with the reason. With
---rehearse it runs on the CPU, to show that it works; the figures then mean nothing.
+Prints one JSON object: `values`, one per round, and a `note`; or `skipped` with the reason.
+--rehearse tests the script on the CPU; the figures then mean nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Values = tuple[list[float], str]  # and a note
 
 
 class Skipped(Exception):
-    """The figure cannot be had here; says why."""
+    """This machine cannot measure the figure; the message says why."""
 
 
 class Gpu:
-    """The GPU, as far as the measurements ask for it."""
+    """The GPU operations that the measurements need."""
 
     device = "cuda"
 
@@ -52,7 +52,7 @@ class Gpu:
 
 
 class Rehearsal(Gpu):
-    """The CPU in its place."""
+    """The CPU as a stand-in for the GPU."""
 
     device = "cpu"
 
@@ -68,7 +68,7 @@ class Rehearsal(Gpu):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured on, and how much."""
+    """The device, the directory and the amount to measure."""
 
     gpu: Gpu
     dir: Path
@@ -76,7 +76,7 @@ class Setting:
     rounds: int
 
     def tensors(self, count: int = 32, nbytes: int | None = None) -> Tensors:
-        """Random tensors on the GPU."""
+        """Return random tensors on the GPU."""
         each = (nbytes or self.nbytes) // count
         made = (torch.empty(each, dtype=torch.uint8, device=self.gpu.device) for _ in range(count))
         return {f"layer.{i}.weight": tensor.random_() for i, tensor in enumerate(made)}
@@ -92,13 +92,13 @@ class Setting:
         return time.perf_counter() - start
 
     def save_seconds(self, state: Tensors, config: ringstow.Config | None = None) -> float:
-        """A durable save, of which nothing is left."""
+        """Return the seconds of a durable save; remove the checkpoint afterwards."""
         seconds = self.seconds(lambda: ringstow.save(state, self.path(), config=config))
         shutil.rmtree(self.path())
         return seconds
 
     def copy_gb_per_s(self, to: str) -> float:
-        """One large pinned copy, `to` the host or the device: the best of three."""
+        """Return the best speed of three large pinned copies `to` the host or the device."""
         nbytes = min(self.nbytes, 1 << 30)
         host = self.gpu.pinned(nbytes)
         there = torch.empty(nbytes, dtype=torch.uint8, device=self.gpu.device)
@@ -127,7 +127,7 @@ def save_of_host(on: Setting) -> Values:
     rate, copy = statistics.median(rates), on.copy_gb_per_s("host")
     note = f"from host memory {rate:.2f} GB/s; the GPU copies {copy:.1f} GB/s"
     if rate > copy / 2:
-        raise Skipped(f"the disk is no limit here: {note}")
+        raise Skipped(f"the disk is not the bottleneck here: {note}")
     return ratios, note
 
 
@@ -136,7 +136,7 @@ def async_returns(on: Setting) -> Values:
     work = torch.ones(2048, 2048, device=on.gpu.device)
 
     def call() -> float:
-        work @ work  # a training's stream is never empty
+        work @ work  # the stream of a training run is never empty
         start = time.perf_counter()
         handle = ringstow.save_async(state, on.path())
         seconds = time.perf_counter() - start
@@ -195,7 +195,7 @@ def step(on: Setting) -> Values:
         if during:
             ratios.append(statistics.median(during) / statistics.median(alone))
             counts.append(len(during))
-    return ratios, f"{statistics.median(counts or [0]):.0f} steps a save"
+    return ratios, f"{statistics.median(counts or [0]):.0f} steps per save"
 
 
 def load_of_disk(on: Setting) -> Values:
@@ -224,7 +224,7 @@ def load_of_disk(on: Setting) -> Values:
 def load_of_copy(on: Setting) -> Values:
     memory = Path("/dev/shm")
     if not memory.is_dir() or shutil.disk_usage(memory).free < on.nbytes * 1.2:
-        raise Skipped(f"/dev/shm has no room for {on.nbytes / 1e9:.1f} GB")
+        raise Skipped(f"/dev/shm has less than {on.nbytes / 1e9:.1f} GB free")
     with fresh_directory(memory) as directory:
         path = directory / "checkpoint"
         ringstow.save(on.tensors(), path)
@@ -258,7 +258,7 @@ def device_memory(on: Setting) -> Values:
     finally:
         over.set()
         watcher.join()
-    return values, "the most seen, since before the first save"
+    return values, "maximum observed, compared with before the first save"
 
 
 def host_memory(on: Setting) -> Values:
@@ -271,7 +271,7 @@ def host_memory(on: Setting) -> Values:
         save_and_load_into(state, on)
         extra = memory_bytes("VmHWM") - before
         values.append((extra - ringstow.Config().pool_bytes) / MIB)
-    return values, f"resident, at its peak; the pool has {ringstow.Config().pool_bytes >> 20} MiB"
+    return values, f"peak resident memory; the pool has {ringstow.Config().pool_bytes >> 20} MiB"
 
 
 def save_and_load_into(state: Tensors, on: Setting) -> None:
@@ -299,7 +299,7 @@ def main() -> None:
     args = parser.parse_args()
     gpu = Rehearsal() if args.rehearse else Gpu()
     with fresh_directory(args.dir) as directory:
-        nbytes = int(args.gb * 1e9) // 4096_000 * 4096_000  # whole for 32 and for 1,000 tensors
+        nbytes = int(args.gb * 1e9) // 4096_000 * 4096_000  # divisible by 32 and by 1,000 tensors
         setting = Setting(gpu, directory, nbytes, args.rounds)
         try:
             values, note = MEASURES[args.figure](setting)

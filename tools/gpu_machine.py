@@ -14,7 +14,7 @@ from comparing.directories import file_system
 
 
 def field(path: str, name: str) -> str | None:
-    """A line's value in a file of `name: value` lines."""
+    """Return the value of a line in a file of `name: value` lines."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
@@ -23,7 +23,7 @@ def field(path: str, name: str) -> str | None:
 
 
 def nvidia_smi() -> list[dict[str, str]]:
-    """Name, memory, driver and PCIe link of each GPU, as NVIDIA's own program tells."""
+    """Return name, memory, driver and PCIe link of each GPU from nvidia-smi."""
     names = ["name", "driver_version", "memory.total", "pcie.link.gen.max", "pcie.link.width.max"]
     command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
     try:
@@ -37,7 +37,7 @@ def nvidia_smi() -> list[dict[str, str]]:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """The machine, and the file system to measure on."""
+    """Describe the machine and the file system to measure on."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "cpu": f"{os.cpu_count()} x {field('/proc/cpuinfo', 'model name') or 'unknown CPU'}",

@@ -1,11 +1,11 @@
-"""Tests and measures ringstow on this machine's GPU, and writes report.json and report.md.
+"""Test and measure ringstow on this machine's GPU, and write report.json and report.md.
 
     make gpu-bundle                      # on a machine with Rust: fills dist/gpu
     python gpu_report.py                 # in that folder, on a machine with a GPU
 
 It needs only that folder and Python, neither Rust nor a network. The tests use the folder's wheel,
-and the figures need torch with CUDA. The report names what could not run, and why. Exits with 1 if
-a test failed or a target was missed.
+and the figures need torch with CUDA. The report names each step that could not run, and why. Exits
+with 1 if a test failed or a target was missed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gpu_document import FIGURES, PIPELINE, Measured, Report, Step, markdown
 from gpu_machine import describe
 
 HERE = Path(__file__).resolve().parent
-KEPT_CHARACTERS = 6000  # of what a failed step printed
-# Tells what this Python has, in a process of its own: importing torch may crash.
+KEPT_CHARACTERS = 6000  # of a failed step's output
+# Finds out what this Python has, in its own process because importing torch may crash.
 PROBE = """
 import importlib.util as util, json
 found = {"pytest": util.find_spec("pytest") is not None, "torch": None, "cuda": False}
@@ -38,13 +38,13 @@ if util.find_spec("torch"):
     found |= {"torch": torch.__version__, "cuda": torch.cuda.is_available()}
 print(json.dumps(found))
 """
-# Seconds that each may take at most.
+# Time limits in seconds.
 PROGRAM, TESTS, PYTHON_TESTS, FIGURE, SANITIZER = 60, 90, 150, 60, 120
 
 
 @dataclass
 class Run:
-    """One making of the report."""
+    """One run of the report."""
 
     bundle: Path
     work: Path
@@ -69,7 +69,7 @@ class Run:
     def step(
         self, name: str, command: list[str], limit: float, cwd: Path | None = None, **more: str
     ) -> Step:
-        """Runs a command for so many seconds at most, or as long as there is time for it."""
+        """Run a command with a time limit, which the remaining budget may shorten."""
         limit = min(limit, self.deadline - time.monotonic())
         if limit < 2:
             step = Step(name, "skipped", why="no time left: see --budget")
@@ -84,7 +84,10 @@ class Run:
 def run(
     command: list[str], limit: float, cwd: Path, environment: dict[str, str]
 ) -> tuple[Any, str, str]:
-    """Status, why and all that was printed. What runs too long goes with all that it started."""
+    """Run a command; return status, reason and output.
+
+    After the time limit, kill the command and its children.
+    """
     with subprocess.Popen(
         command, cwd=cwd, env=environment, start_new_session=True, text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -101,7 +104,7 @@ def run(
 
 
 def json_in(output: str) -> dict[str, Any]:
-    """The last JSON object that begins a line of what a program printed; none is an empty one."""
+    """Return the last JSON object that begins a line of the output; empty if there is none."""
     lines = output.splitlines(keepends=True)
     for number in reversed(range(len(lines))):
         if lines[number].startswith("{"):
@@ -115,7 +118,7 @@ def json_in(output: str) -> dict[str, Any]:
 
 
 def consult_doctor(on: Run) -> bool:
-    """Whether there is a GPU, as ringstow's own doctor finds."""
+    """Run `ringstow doctor`; return True if it finds a GPU."""
     step = on.step("ringstow doctor", [str(on.bundle / "ringstow"), "doctor", str(on.args.dir),
                    "--json"], PROGRAM)  # fmt: skip
     on.report.doctor = json_in(step.output).get("checks", [])
@@ -123,7 +126,7 @@ def consult_doctor(on: Run) -> bool:
 
 
 def install(on: Run) -> bool:
-    """Whether the wheel of the bundle can be imported."""
+    """Install the bundle's wheel; return True if it can be imported."""
     wheels = sorted(on.bundle.glob("ringstow-*.whl"))
     if not wheels:
         on.skip("install the wheel", f"there is none in {on.bundle}")
@@ -160,7 +163,7 @@ def python_tests(on: Run, found: dict[str, Any]) -> None:
 
 
 def sanitizer(on: Run) -> None:
-    """The Rust tests again, under NVIDIA's checks of memory. Errors that they provoke are none."""
+    """Run the Rust tests under compute-sanitizer; ignore CUDA errors that they cause on purpose."""
     name = "compute-sanitizer memcheck"
     usual = "/usr/local/cuda/bin"
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=usual)
@@ -179,7 +182,7 @@ def no_cuda(found: dict[str, Any]) -> str:
 
 
 def pipeline(on: Run) -> Measured:
-    """The figure that needs no torch."""
+    """Measure the figure that needs no torch."""
     command = [str(on.bundle / "bench-gpu"), "--gpu", "0", "--dir", str(on.args.dir)]
     command += ["--copies-only", "--json", "--gb", str(on.args.gb), "--rounds", str(on.args.rounds)]
     step = on.step("bench gpu --copies-only", command, FIGURE)
@@ -190,7 +193,7 @@ def pipeline(on: Run) -> Measured:
     on.report.about["one large copy, GB/s"] = rates
     ratio = gpu["to_nowhere_of_large_copy"]
     if ratio is None:
-        return Measured(skipped="the driver pins no memory: see the doctor")
+        return Measured(skipped="the driver cannot pin memory: see the doctor's checks")
     rate = gpu["to_nowhere_gb_per_s"]["median"]
     values = [ratio["min"], ratio["median"], ratio["max"]]
     return Measured(values, f"{rate:.1f} GB/s; lowest, median and highest of the rounds")
@@ -212,7 +215,7 @@ def not_measured(step: Step) -> Measured:
 
 
 def figures(on: Run, gpu: bool, lacking: str) -> None:
-    """`lacking` is why none can be measured with torch, if so."""
+    """Measure all figures. `lacking` says why none can be measured with torch, or is empty."""
     for name in FIGURES:
         if name == PIPELINE:
             measured = pipeline(on) if gpu else Measured(skipped="no GPU here")
@@ -225,12 +228,12 @@ def figures(on: Run, gpu: bool, lacking: str) -> None:
 
 
 def make(on: Run) -> None:
-    """Fills the report."""
+    """Fill the report."""
     bundled = on.bundle / "bundle.json"
     about = json.loads(bundled.read_text()) if bundled.exists() else {}
     on.report.about = describe(on.args.dir) | about
     if on.args.rehearse:
-        on.report.about["rehearsed"] = "figures of the CPU, which mean nothing"
+        on.report.about["rehearsed"] = "figures are from the CPU and mean nothing"
     gpu = consult_doctor(on)
     installed, found = install(on), probe(on)
     on.report.about |= {"torch": found["torch"] or "none"}

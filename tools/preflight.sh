@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Names what this machine lacks to build ringstow, with its remedy, before anything is built.
+# Check that this machine has everything to build ringstow; name what is missing and how to fix it.
 #   tools/preflight.sh PYTHON [lint]
 set -euo pipefail
 
@@ -8,8 +8,8 @@ purpose=${2:-build}
 root=$(cd "$(dirname "$0")/.." && pwd)
 missing=0
 
-lacks() { # what, remedy
-    printf 'missing: %s\n   mend: %s\n' "$1" "$2" >&2
+lacks() { # what, fix
+    printf 'missing: %s\n   fix: %s\n' "$1" "$2" >&2
     missing=1
 }
 
@@ -21,14 +21,14 @@ check_rust() {
     local wanted have
     wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
     local remedy="install Rust with rustup (Debian 13, Ubuntu 24.04 and later: apt-get install
-         rustup && rustup default stable; elsewhere: as the Rust web site says)"
+         rustup && rustup default stable; elsewhere: follow the Rust web site)"
     if ! command -v cargo >/dev/null || ! have=$(rustc --version 2>/dev/null); then
         lacks "cargo (Rust $wanted or newer)" "$remedy"
         return
     fi
     have=$(cut -d' ' -f2 <<<"$have")
     at_least "$have" "$wanted" || lacks "Rust $wanted or newer (here: $have)" \
-        "rustup update stable; where Rust came from the distribution, $remedy"
+        "rustup update stable; if Rust came from the distribution, $remedy"
     [ "$purpose" != lint ] && return
     cargo fmt --version >/dev/null 2>&1 || lacks "rustfmt" "rustup component add rustfmt"
     cargo clippy --version >/dev/null 2>&1 || lacks "clippy" "rustup component add clippy"
@@ -45,7 +45,7 @@ check_python() {
         return
     fi
     at_least "$have" 3.11 || lacks "Python 3.11 or newer (here: $have)" \
-        "install a newer one beside it and name it: make PYTHON=python3.12 ..."
+        "install a newer one and pass it: make PYTHON=python3.12 ..."
     "$python" -c 'import venv, ensurepip' 2>/dev/null ||
         lacks "Python's venv module" "apt-get install python3-venv (or python$have-venv)"
 }

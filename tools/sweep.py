@@ -1,4 +1,4 @@
-"""Finds the fastest setting for a directory's disk, and the effect of each knob there.
+"""Find the fastest setting for a directory's disk, and the effect of each knob.
 
     python tools/sweep.py /mnt/nvme                        # ten minutes, 1 GB
     python tools/sweep.py /mnt/nvme --minutes 30 --gb 4 --goal save
@@ -43,7 +43,7 @@ from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
 
 
 class Bar:
-    """The progress bar; there once the number of measurements is known."""
+    """The progress bar; it appears once the number of measurements is known."""
 
     def __init__(self) -> None:
         self.bar: Any = None
@@ -67,7 +67,7 @@ class Bar:
 def find_out(
     sweep: Sweep, args: argparse.Namespace, pool_max: int, fio: bool, ends_at: float
 ) -> Plan:
-    """What there is to turn here, and what there is time for."""
+    """Find the knobs to try on this machine, and plan as many measurements as fit the time."""
     defaults = sweep.worker.about["defaults"]
     default = sweep.probe(DEFAULT)
     if default is None:
@@ -78,11 +78,11 @@ def find_out(
         defaults,
         default["did"] | {"fillers": min(cores, 4)},
         cores,
-        min(pool_max, 2 * args.state_bytes),  # a larger one than the state is never full
+        min(pool_max, 2 * args.state_bytes),  # a pool larger than the state is never full
         args.knobs,
     )
     for setting in plan.one_by_one(knobs):
-        if isinstance(setting.changes[0][1], str):  # numbers are never refused
+        if isinstance(setting.changes[0][1], str):  # ringstow never refuses numbers
             sweep.probe(setting)
     each_s = sweep.calibrate(fio)
     seconds = ends_at - time.monotonic()
@@ -94,8 +94,8 @@ def tell_plan(made: Plan, sweep: Sweep) -> None:
     say("Plan:")
     for phase in made.phases:
         say(f"  {phase}")
-    say("  each save and load is held against the default's in the same block of measurements")
-    say("Knobs, and what is tried beside the default:")
+    say("  each save and load is compared with the default's in the same block of measurements")
+    say("Knobs, their defaults, and the values to try:")
     for knob in made.knobs:
         levels = ", ".join(
             plan.written(knob.name, level) + (" (refused)" if one in sweep.refused else "")
@@ -108,7 +108,7 @@ def tell_plan(made: Plan, sweep: Sweep) -> None:
 
 
 def measure(sweep: Sweep, made: Plan, goal: choose.What, ends_at: float, bar: Bar) -> None:
-    """All phases, each with as many rounds as there is still time for."""
+    """Measure all phases, each with as many rounds as the remaining time allows."""
     defaults = sweep.worker.about["defaults"]
     start, seconds = time.monotonic(), ends_at - time.monotonic()
     ahead = sum(phase.measurements for phase in made.phases)
@@ -144,7 +144,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--goal", choices=typing.get_args(choose.What), default="both",
-        help="what to make fast; both is the geometric mean of the two speeds",
+        help="speed to optimize; both is the geometric mean of the two",
     )  # fmt: skip
     parser.add_argument("--knobs", nargs="+", default=[], help="vary only these fields of Config")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the measurements")
@@ -157,14 +157,14 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
         "--plan", action="store_true", help="print what would be measured, and exit"
     )
     args = parser.parse_args(given)
-    if not (args.minutes > 0 and 1e-6 <= args.gb < float("inf")):  # nor is it no number at all
-        parser.error("--minutes must be positive, --gb a kilobyte (1e-6) at least")
+    if not (args.minutes > 0 and 1e-6 <= args.gb < float("inf")):  # this form also rejects NaN
+        parser.error("--minutes must be positive, --gb at least a kilobyte (1e-6)")
     args.state_bytes = int(args.gb * 1e9)
     return args
 
 
 def write_files(results: Results, out: Path) -> None:
-    """All that a sweep leaves behind."""
+    """Write the results, the plots, the page and ringstow.toml."""
     heat_map, knob_plot = plots.heat_map(results), plots.knob_plot(results)
     if heat_map:
         (out / "heatmap.png").write_bytes(heat_map)
@@ -180,10 +180,10 @@ def write_json(results: Results, out: Path) -> None:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Checks all that can be checked beforehand; returns the largest pool to try, in bytes.
+    """Check arguments, memory and disk before measuring; return the largest pool to try, in bytes.
 
     Raises:
-        SweepFailed: what cannot be, and what to change.
+        SweepFailed: a check failed; the message says what to change.
     """
     check_directory(args.directory, args.state_bytes)
     if args.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):
@@ -194,27 +194,29 @@ def prepare(args: argparse.Namespace) -> int:
         except OSError as error:
             raise SweepFailed(f"--out {args.out}: {error.strerror}") from error
         for name in ("results.json", "heatmap.png", "report.html", "ringstow.toml"):
-            (args.out / name).unlink(missing_ok=True)  # of an earlier sweep
+            (args.out / name).unlink(missing_ok=True)  # left by an earlier sweep
     return pool_bytes_max(args.state_bytes)
 
 
 def run(args: argparse.Namespace, results: Results) -> None:
-    """Measures; `results` has what was measured, however this ends.
+    """Measure, and keep complete rounds in `results` even if this raises.
 
     Raises:
-        SweepFailed, NoPlan, KeyboardInterrupt: why it ended early.
+        SweepFailed: a measurement failed.
+        NoPlan: the time is too short.
+        KeyboardInterrupt: Ctrl-C or SIGTERM.
     """
     start = time.monotonic()
     pool_max = prepare(args)
     results.machine = machine(args.directory)
     fio = not args.no_fio and shutil.which("fio") is not None
     if not fio and not args.no_fio:
-        say("no fio here, so without the disk's own figures (Debian, Ubuntu: apt-get install fio)")
+        say("no fio here: the disk's own speed is unknown (Debian, Ubuntu: apt-get install fio)")
     bar = Bar()
 
     def keep(sweep: Sweep) -> None:
         results.seconds = time.monotonic() - start
-        with suppress(OSError):  # the end says so, should it still be the case
+        with suppress(OSError):  # the final write reports the error if it persists
             write_json(results, args.out)
 
     with work_directory(args.directory) as directory, closing(bar):
@@ -250,7 +252,7 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         run(args, results)
     except KeyboardInterrupt:
-        results.ended, code = "stopped by Ctrl-C", 130  # what a shell reports of that
+        results.ended, code = "stopped by Ctrl-C", 130  # the shell's exit code for SIGINT
     except (SweepFailed, plan.NoPlan) as failure:
         results.ended, code = str(failure), 2
         say(f"sweep: {failure}")
@@ -268,10 +270,10 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     say(f"To use it: copy {args.out / 'ringstow.toml'} into the working directory of your program,")
     say(f"or export RINGSTOW_CONFIG={args.out.absolute() / 'ringstow.toml'}")
-    say(f"All of it: {args.out / 'report.html'}")
+    say(f"Full report: {args.out / 'report.html'}")
     return code
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps what was measured, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keep measurements, as at Ctrl-C
     sys.exit(main())

@@ -1,10 +1,11 @@
-"""The process that saves and loads for sweep.py: one process and one state for all settings.
+"""The process that saves and loads for sweep.py, with one state for all settings.
 
     python tools/sweep_worker.py DIR --bytes 1000000000
+
 It reads one JSON object per line, {"changes": {Config's fields}, "timed": bool}, and answers each
-with another. Before it times a setting it saves and loads a few MB with it, which allocates and
-registers the pool and starts the threads: it times the second checkpoint of a run, not the first.
-It works in DIR, and removes DIR when the input ends.
+with another. Before it times a setting, it saves and loads a few MB with it. That allocates and
+registers the pool and starts the threads, so it times the second checkpoint of a run, not the
+first. It works in DIR, and removes DIR when the input ends.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Bench:
         return answer | self.measure(config) if timed else answer
 
     def warm_up(self, config: ringstow.Config) -> dict[str, Any]:
-        """Save and load a few MB; return the I/O mode that the setting led to."""
+        """Save and load a few MB; return the I/O mode in use with this setting."""
         path = self.directory / "warm-up"
         into = {name: torch.zeros_like(t) for name, t in self.small.items()}
         try:
             report = ringstow.save(self.small, path, config=config)
             ringstow.load_into(into, path, config=config)
             if not all(torch.equal(into[name], t) for name, t in self.small.items()):
-                raise RuntimeError("what was loaded is not what was saved")
+                raise RuntimeError("the loaded bytes differ from the saved ones")
         finally:
             shutil.rmtree(path, ignore_errors=True)
         return {

@@ -1,14 +1,14 @@
-"""Changes tensors at random while `save_async` saves them, and checks the committed values.
+"""Change tensors at random while `save_async` saves them, and check the committed values.
 
     python tools/torture.py                         # 1,000 training loops
-    python tools/torture.py --loops 20 --seed 7     # 20 others; --loops 1 repeats the first
+    python tools/torture.py --loops 20 --seed 7     # 20 other loops; --loops 1 repeats the first
     python tools/torture.py --unseen                # only changes that no save can see
-    python tools/torture.py --staging unguarded     # finds torn saves, which shows that this works
+    python tools/torture.py --staging unguarded     # finds torn saves: checks the tool itself
 
 Each loop trains a small model on the CPU, saves it with one of the ways of staging, and meanwhile
 changes weights, buffers and the optimizer's state from several threads. A save must commit exactly
-the values of the call, or fail and leave the earlier checkpoint unchanged. If the loop did only
-what training ordinarily does, the save must not fail. Exits with 1 if a checkpoint was torn.
+the values of the call, or fail and leave the earlier checkpoint unchanged. If the loop ran only
+ordinary training steps, the save must not fail. Exits with 1 if a checkpoint was torn.
 docs/background.md names the changes that no save can see.
 """
 
@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--staging",
         choices=get_args(Staging),
-        help='only this one; "unguarded" must tear checkpoints',
+        help='use only this way of staging; "unguarded" must tear checkpoints',
     )
     return parser.parse_args(arguments)
 

@@ -1,1 +1,1 @@
-"""The rooms of compare.py: peers, their environments, one measurement, the rounds, what is told."""
+"""The parts of compare.py: peers, their environments, one measurement, the rounds, the table."""

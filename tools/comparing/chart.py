@@ -1,4 +1,4 @@
-"""The chart: reads result.json, writes a PNG. Runs in an environment that has matplotlib:
+"""Draw the chart: read result.json, write a PNG. Needs matplotlib.
 
 PYTHONPATH=tools python -m comparing.chart compare-out/result.json compare-out/result.png
 """
@@ -15,13 +15,13 @@ OURS_COLOR, PEER_COLOR, FIO_COLOR = "#c44e00", "#8c9aa8", "#303030"
 
 
 def bars(summary: dict[str, dict[str, Any]], what: str) -> list[tuple[str, list[float]]]:
-    """Name and [median, lowest, highest] of every row that has this, the slowest first."""
+    """Return name and [median, lowest, highest] of each row with this figure, slowest first."""
     rows = [(n, told[f"{what}_gb_s"]) for n, told in summary.items() if f"{what}_gb_s" in told]
     return sorted(rows, key=lambda row: row[1][0])
 
 
 def label(name: str, told: dict[str, Any], what: str) -> str:
-    """A star where the fsync is not the library's own: its own save would not be durable."""
+    """Return the row's name, with a star if the library's own save is not durable."""
     return name + (" *" if what == "save" and told["fsync"] == "added" else "")
 
 

@@ -1,4 +1,4 @@
-"""Where it is measured: fresh directories, the disk under them, room for what is saved."""
+"""The directories to measure in: fresh ones, the disk under them, and its free space."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fresh_directory(parent: Path) -> Iterator[Path]:
 
 
 def file_system(directory: Path) -> str:
-    """Type of the file system that holds `directory`, as the kernel names it."""
+    """Return the kernel's name for the type of the file system that holds `directory`."""
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

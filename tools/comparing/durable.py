@@ -1,4 +1,4 @@
-"""fsync for libraries that leave it out, and files made cold again, with proof."""
+"""Sync files for libraries that do not, and drop files from the page cache, with a check."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_tree(path: Path) -> None:
-    """Every file under `path`, then every directory from the inside out, then the one `path` is in:
-    what a save must do to survive a power cut."""
+    """Sync every file under `path`, then every directory from the inside out, then the parent.
+
+    A save must sync all of these to survive a power cut.
+    """
     for directory, _, files in os.walk(path, topdown=False):
         for name in files:
             fsync_path(Path(directory, name))
@@ -34,7 +36,7 @@ def files_under(directory: Path) -> Iterator[Path]:
 
 
 def forget(directory: Path) -> None:
-    """Has the page cache let go of these files, which are all on disk."""
+    """Drop these files from the page cache; they must be synced already."""
     for file in files_under(directory):
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -44,7 +46,7 @@ def forget(directory: Path) -> None:
 
 
 def drop_caches(directory: Path, *, all_files: bool = True) -> None:
-    """Makes the next read of these files a read of the disk; of all others too, where allowed."""
+    """Drop these files from the page cache; as root, with `all_files`, drop the whole cache."""
     os.sync()
     forget(directory)
     if all_files and os.geteuid() == 0 and os.access("/proc/sys/vm/drop_caches", os.W_OK):
@@ -52,7 +54,7 @@ def drop_caches(directory: Path, *, all_files: bool = True) -> None:
 
 
 def cached_bytes(directory: Path) -> int:
-    """How much of these files the page cache still holds, by mincore."""
+    """Return how many bytes of these files the page cache still holds, using mincore."""
     return sum(cached_bytes_of(file) for file in files_under(directory))
 
 
@@ -66,7 +68,7 @@ def cached_bytes_of(file: Path) -> int:
         open(file, "rb") as opened,
         mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY) as mapped,
     ):
-        # ctypes takes an address only from what could be written: a private mapping that nobody is.
+        # ctypes needs a writable buffer to take its address, hence a private copy-on-write mapping.
         first = ctypes.c_char.from_buffer(mapped)
         failed = library.mincore(
             ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages

@@ -1,5 +1,8 @@
-"""A virtual environment for each peer that needs one, over the project's own: PyTorch and what else
-is there is seen through it, never downloaded again and never changed. Made once, kept in .peers."""
+"""A virtual environment for each peer that needs one, on top of the project's own.
+
+It sees the project's packages, such as PyTorch, and never downloads or changes them. The
+environments are kept in .peers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ INSTALL_SECONDS_MAX = 600.0
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a peer runs: the interpreter, what its environment variables are, which version."""
+    """A peer's interpreter, version and environment variables."""
 
     python: str
     version: str = ""
@@ -34,19 +37,19 @@ class Environment:
 
 
 def pinned() -> list[str]:
-    """Constraints that keep a peer to the project's PyTorch, so that all are measured with one."""
+    """Return pip constraints that pin the project's PyTorch, so that all peers use the same one."""
     return [f"torch=={importlib.metadata.version('torch')}"]
 
 
 def environment_name(requirements: tuple[str, ...], constraints: list[str]) -> str:
-    """One folder for what is installed alike: another version, PyTorch or Python is another one."""
+    """Return a folder name that differs for other requirements, another PyTorch or Python."""
     told = json.dumps([requirements, constraints, sys.version_info[:2], sys.prefix])
     first = re.split("[^A-Za-z0-9._-]", requirements[0])[0]
     return f"{first}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 def pip_reason(output: str) -> str:
-    """Why pip failed, in one line of its own."""
+    """Return one line of pip's output that says why it failed."""
     errors = [line for line in output.splitlines() if line.lstrip().lower().startswith("error:")]
     conflict = [line.strip() for line in output.splitlines() if " depends on " in line]
     chosen = (errors[:1] or output.strip().splitlines()[-1:] or ["no output"])[0].strip()
@@ -54,13 +57,13 @@ def pip_reason(output: str) -> str:
 
 
 def create(folder: Path) -> Path:
-    """An empty environment that sees the project's packages; its interpreter."""
+    """Create an empty environment that sees the project's packages; return its interpreter."""
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    # addsitedir, since the project's packages may be there by .pth files of their own.
+    # addsitedir, because .pth files may point to the project's packages.
     lines = [f"import site; site.addsitedir({path!r})\n" for path in ours]
     (packages / "project.pth").write_text("".join(lines))
     return python
@@ -74,11 +77,11 @@ def install(folder: Path, requirements: tuple[str, ...], log: Path, seconds_max:
     command += ["--constraint", str(constraints), *requirements]
     code, output = run_kept(command, log, seconds_max)
     if code != 0:
-        raise CompareFailed("cannot be installed: " + pip_reason(output))
+        raise CompareFailed("pip could not install it: " + pip_reason(output))
 
 
 def variables_of(folder: Path) -> dict[str, str]:
-    """Its programs (ninja) come first, and what it compiles stays in its folder."""
+    """Return variables that put its programs (ninja) first and keep its builds in its folder."""
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     return {"PATH": path, "TORCH_EXTENSIONS_DIR": str(folder / "extensions")}
 
@@ -87,7 +90,7 @@ def environment_of(
     requirements: tuple[str, ...], log: Path, seconds_max: float = INSTALL_SECONDS_MAX,
     cache: Path = CACHE,
 ) -> Environment:  # fmt: skip
-    """The environment that holds `requirements`, made now if it is not there."""
+    """Return the environment that holds `requirements`; create it if it is missing."""
     if not requirements:
         return Environment(sys.executable)
     cache.mkdir(exist_ok=True)
@@ -99,9 +102,9 @@ def environment_of(
 
 
 def prepared(name: str, peer: Peer, log: Path, seconds_max: float) -> Environment:
-    """The peer's environment, once it has been seen to import and build there."""
+    """Return the peer's environment after checking that the peer imports and builds there."""
     where = environment_of(peer.requirements, log, seconds_max)
-    # PyTorch waits for ever on the lock of a build that was ended in the middle.
+    # PyTorch waits forever for the lock of a build that was killed.
     for lock in Path(where.variables.get("TORCH_EXTENSIONS_DIR", os.devnull)).glob("*/lock"):
         lock.unlink()
     arguments = ["prepare", name, str(CACHE)]

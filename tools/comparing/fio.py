@@ -1,4 +1,4 @@
-"""The ceiling: what fio writes and reads on the same disk, in the same rounds."""
+"""The ceiling: fio's speed on the same disk, in the same rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOB = "--ioengine=io_uring --bs=4M --iodepth=8 --fixedbufs --registerfiles --dir
 
 
 def run_job(operation: str, size: int, *options: str) -> dict[str, Any]:
-    """What fio reports of one job that writes (and flushes) or reads files of `size` bytes."""
+    """Run one fio job that writes (and flushes) or reads `size` bytes; return its report."""
     command = [FIO, "--name=ceiling", f"--rw={operation}", f"--size={size}", *JOB.split()]
     command += [*options, "--output-format=json"]
     command += ["--end_fsync=1"] if operation == "write" else []
@@ -34,7 +34,7 @@ def run_job(operation: str, size: int, *options: str) -> dict[str, Any]:
 
 
 def fio_pass(operation: str, file: Path, size: int) -> dict[str, float]:
-    """One fio pass over `file`: write (new, flushed at its end) or read."""
+    """Run one fio pass over `file`: write a new file and flush it, or read it."""
     job = run_job(operation, size, f"--filename={file}")
     seconds = job[operation]["io_bytes"] / job[operation]["bw_bytes"]
     cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
@@ -52,7 +52,7 @@ def measure_fio(bench: Bench) -> dict[str, dict[str, float]]:
 
 
 def fio_jobs(parent: Path, size: int, jobs: int) -> dict[str, float]:
-    """Seconds of fio for a durable save and a cold load of `size` bytes by several jobs at once."""
+    """Return fio's seconds for a durable save and a cold load of `size` bytes by parallel jobs."""
     each = -(-size // jobs // BLOCK_BYTES) * BLOCK_BYTES
     seconds = {}
     with fresh_directory(parent) as directory:

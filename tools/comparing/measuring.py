@@ -1,4 +1,4 @@
-"""The rounds: every peer once in each, fio among them, each time another one first."""
+"""The rounds: each measures every peer and fio once, and starts with a different one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, Result]  # "save" and "load", where the peer has them
 
 @dataclass
 class Rounds:
-    """What was measured: a row for each name in each round, and why some are missing."""
+    """The measurements: a row per name and round, and the reason for each missing one."""
 
     names: list[str]
     done: list[dict[str, Row]] = field(default_factory=list)
@@ -44,10 +44,10 @@ class Bench:
     directory: Path
     logs: Path
     state_bytes: int
-    small: bool  # of tensors of 4 KiB, and nothing else
+    small: bool  # the state holds only tensors of 4 KiB
     seconds_max: float  # for one save or one load
     environments: Mapping[str, Environment]
-    page_cache: PageCache | None = None  # to be filled just before each measurement
+    page_cache: PageCache | None = None  # filled just before each measurement
 
     def worker(self, operation: str, name: str, directory: Path) -> Result:
         where = self.environments[name]
@@ -62,7 +62,10 @@ class Bench:
         return run_worker(where.python, arguments, log, self.seconds_max, where.variables, stdin)
 
     def measure(self, name: str, *, check: bool) -> Row:
-        """One save and one cold load. `check`: load also what only another row's load tells of."""
+        """Measure one save and one cold load.
+
+        `check`: also load where another row reports the load, to check the bytes.
+        """
         peer = PEERS[name]
         row: Row = {}
         with fresh_directory(self.directory) as directory:
@@ -76,7 +79,7 @@ class Bench:
         return row
 
     def settle(self) -> None:
-        """What a worker does itself before it measures."""
+        """Flush dirty pages and fill the page cache, as a worker does before it measures."""
         os.sync()
         if self.page_cache:
             self.page_cache.fill()
@@ -91,7 +94,7 @@ class Bench:
 
 
 def in_turn(names: list[str], number: int) -> list[str]:
-    """Each round starts with another row, so that nobody always comes first."""
+    """Rotate the names, so that each round starts with a different row."""
     shift = number % len(names)
     return names[shift:] + names[:shift]
 
@@ -99,7 +102,7 @@ def in_turn(names: list[str], number: int) -> list[str]:
 def measure_round(
     rounds: Rounds, number: int, measure: Callable[[str, int], Row], say_as: str
 ) -> dict[str, Row]:
-    """One row for each name that has not failed; a failure is told and kept."""
+    """Measure a row for each name that has not failed; print and keep each failure."""
     found: dict[str, Row] = {}
     for name in in_turn(rounds.names, number):
         if name in rounds.failed:
@@ -118,8 +121,10 @@ def measure_round(
 def measure_rounds(
     rounds: Rounds, count: int, measure: Callable[[str, int], Row]
 ) -> Iterator[Rounds]:
-    """The same `rounds`, after each round that is finished. One that is interrupted leaves those
-    before it as they are."""
+    """Yield the same `rounds` after each finished round.
+
+    An interrupted round leaves the earlier ones unchanged.
+    """
     for number in range(count):
         rounds.done.append(measure_round(rounds, number, measure, f"round {number + 1}/{count}"))
         yield rounds

@@ -1,10 +1,10 @@
-"""Memory as a machine has it that has been in use for a while.
+"""Fill the page cache, as on a machine that has been in use for a while.
 
-Memory that nothing uses is at hand on a machine of one's own, while a virtual machine's host may
-have taken it back, and gives it again slowly, at the first touch. Who waits for that depends on
-what ran before: a save through the page cache leaves memory behind for the load that follows. On a
-machine that reads its training data the page cache has all memory, and whoever asks for some gets
-what the kernel lets go of there: the same for all.
+On a physical machine, unused memory is available at once. A virtual machine's host may have taken
+it back, and returns it slowly, at the first touch. The measurements then depend on earlier ones: a
+save through the page cache leaves memory behind for the load that follows. On a machine that reads
+training data, the page cache holds all memory and the kernel reclaims it from there. This gives
+every library the same start.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from comparing.processes import CompareFailed
 from comparing.usage import meminfo_bytes
 
 READ_BYTES = 1 << 20
-READS = 128  # between two looks at how much is free
-FREE_SHARE_MAX = 1 / 64  # of memory: about twice what the kernel keeps free by itself
-# As long as memory once may not do: near its end the kernel reclaims as well as it takes.
+READS = 128  # between two checks of how much is free
+FREE_SHARE_MAX = 1 / 64  # of memory: about twice as much as the kernel keeps free by itself
+# Reading as many bytes as memory has may not suffice: near the end the kernel also reclaims pages.
 TIMES_MAX = 8
 
 
 class PageCache:
-    """Reads a file without blocks, twice as long as memory, until the page cache has all memory.
+    """Reads a sparse file, twice as long as memory, until the page cache holds all memory.
 
-    Where to read on, at what the kernel let go of first, is the open file's offset: processes that
-    inherit the descriptor share it.
+    The open file's offset is the position to continue from, which the kernel evicted first.
+    Processes that inherit the descriptor share the offset.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -38,13 +38,13 @@ class PageCache:
         self._size = os.fstat(descriptor).st_size
 
     def fill(self) -> None:
-        """Returns when hardly any memory is free, since the cache has it.
+        """Fill the cache until hardly any memory is free.
 
-        To be called just before a measurement: what little the kernel keeps free, the host takes
-        back within seconds.
+        Call it just before a measurement: within seconds the host takes back even the little
+        memory that the kernel keeps free.
 
         Raises:
-            CompareFailed: memory stays free, as where a cgroup limits the cache.
+            CompareFailed: memory stays free, for example because a cgroup limits the cache.
         """
         memory = meminfo_bytes("MemTotal")
         for _ in range(TIMES_MAX * memory // (READS * READ_BYTES)):
@@ -53,8 +53,8 @@ class PageCache:
             if free < memory * FREE_SHARE_MAX:
                 return
         raise CompareFailed(
-            f"the page cache leaves {free >> 20} MiB of memory free; is it limited, by a cgroup? "
-            "Leave --used-memory out"
+            f"the page cache leaves {free >> 20} MiB of memory free; a cgroup may limit it. "
+            "Run without --used-memory"
         )
 
     def _read(self) -> None:
@@ -76,11 +76,10 @@ class PageCache:
 
 @contextmanager
 def page_cache(parent: Path) -> Iterator[PageCache]:
-    """The file to fill the page cache with, in a directory of its own, gone at the end.
+    """Create the file to fill the page cache with, in a temporary directory.
 
     Raises:
-        CompareFailed: the directory is in memory, where nothing is read into the cache; or the
-            cache can't be filled.
+        CompareFailed: the directory is in memory (tmpfs), or the cache can't be filled.
     """
     if file_system(parent) == "tmpfs":
         raise CompareFailed(f"{parent} is in memory: --used-memory needs files on a disk")
@@ -90,5 +89,5 @@ def page_cache(parent: Path) -> Iterator[PageCache]:
         os.truncate(directory / "without-blocks", size)
         with open(directory / "without-blocks", "rb") as file:
             cache = PageCache(file.fileno())
-            cache.fill()  # fails at once, if it can't
+            cache.fill()  # fails early if the cache can't be filled
             yield cache

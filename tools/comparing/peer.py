@@ -1,4 +1,4 @@
-"""What a peer is: how it is installed, saves and loads. Imports no peer and no torch."""
+"""The description of a peer: how to install it, save and load. Imports neither peers nor torch."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ if TYPE_CHECKING:
 State = dict[str, "torch.Tensor"]
 Finish = Callable[[], object]
 
-# Who makes a save durable: the library itself; the library its files, the worker their directories;
-# or the worker all of it.
+# Which side syncs a save: "own": the library syncs all of it. "own files": the library syncs its
+# files, the worker syncs the directories. "added": the worker syncs all of it.
 Fsync = Literal["own", "own files", "added"]
 
 
 def nothing_left() -> None:
-    """A synchronous save is done when `begin` returns."""
+    """Do nothing: a synchronous save is done when `begin` returns."""
 
 
 def nothing_to_prepare() -> None:
-    """What is installed runs as it is."""
+    """Do nothing: the package runs as installed."""
 
 
 def nothing_to_prewarm(state: State, directory: Path) -> None:
-    """The library has no call that gets it ready."""
+    """Do nothing: the library needs no warm-up."""
 
 
 @dataclass(frozen=True)
 class Peer:
     """One library, one way of calling it.
 
-    `module` is imported before anything is measured, `distribution` is whose version is told.
-    `requirements` are what pip installs into the peer's own environment; with none it runs in the
-    project's. `prepare` builds or checks what an installation alone does not show.
-    `prewarm` is what the library's guide has once before training, so that the first save finds its
-    memory, or what a training has done by its third save; the directory is that of all checkpoints.
-    Not measured. `note` is what a reader of the table should know of how it is set up.
+    The worker imports `module` before it measures; the table reports the version of `distribution`.
+    pip installs `requirements` into the peer's own environment; without any, the peer runs in the
+    project's. `prepare` builds extensions or checks that they work.
+    `prewarm` makes the calls that the library's guide recommends before training, or that a run
+    has made by its third save. It gets the directory of all checkpoints and is not measured.
+    `note` tells readers of the table how the peer is set up.
 
-    `begin` returns when training may change the weights; calling what it returned waits until the
-    library is done. Whatever `fsync` says the library left out, the worker does after it, inside
-    the measured time. None: the peer only loads, files that safetensors wrote. The checkpoint is a
-    directory that `begin` makes.
+    `begin` creates the checkpoint's directory and returns when training may change the weights. It
+    returns a function that waits until the library is done. Then the worker syncs, within the
+    measured time, whatever `fsync` says the library does not. If `begin` is None, the peer only
+    loads, from files that safetensors wrote.
 
-    `load` reads all of it; where it can only load `in_place`, it is given tensors of the right
-    shapes. None: nothing to check. `loads_as` names the row whose load is the same: this one's is
-    checked, not told. `saves_as` likewise: this one's is made for the load, not told.
+    `load` reads the whole checkpoint. A peer that loads `in_place` gets tensors of the right
+    shapes. If `load` is None, nothing is checked. `loads_as` names the row that reports the same
+    load: this peer's load is checked but not reported. `saves_as` works alike: this peer saves only
+    so that it can load.
     """
 
     module: str

@@ -1,4 +1,4 @@
-"""Runs a command with a time limit and its output kept, and leaves none of its processes behind."""
+"""Run a command with a time limit, keep its output, and leave none of its processes behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class CompareFailed(Exception):
-    """The comparison cannot be made here, or not with this peer; the message says why."""
+    """The comparison, or this peer, cannot run here; the message says why."""
 
 
 def say(text: str = "") -> None:
@@ -27,8 +27,10 @@ def run_kept(
     environment: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> tuple[int, str]:
-    """Exit code and all output, which is added to `log`. Raises CompareFailed after `seconds_max`.
-    What the command has started ends with it."""
+    """Run a command, append its output to `log`, and return its exit code and output.
+
+    End every process that the command started. Raise CompareFailed after `seconds_max`.
+    """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=stdin,
@@ -48,17 +50,17 @@ def run_kept(
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process, if need be, and everything it left running."""
+    """End the process if it still runs, and everything it left running."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        return  # all have ended by themselves
+        return  # all processes have ended already
     finally:
         process.wait()
 
 
 def last_json(text: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object."""
+    """Return the last line that is a JSON object."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             try:
@@ -77,7 +79,7 @@ def run_worker(
     extra: Mapping[str, str],
     stdin: int = subprocess.DEVNULL,
 ) -> dict[str, Any]:
-    """What comparing.worker answers; CompareFailed with its one line where it failed."""
+    """Return comparing.worker's answer, or raise CompareFailed with its one-line error."""
     tools = Path(__file__).resolve().parent.parent
     environment = os.environ | {"PYTHONPATH": str(tools), **extra}
     command = [python, "-W", "ignore", "-m", "comparing.worker", *arguments]

@@ -1,4 +1,4 @@
-"""The state that every peer saves: an LLM's parameters and Adam's, made from a seed."""
+"""The state that every peer saves: an LLM's parameters and Adam's moments, random from a seed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from comparing.peer import State
 
 
 def parameter_shapes(state_bytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The parameters of a transformer whose training state has about `state_bytes`."""
+    """Yield the parameters of a transformer whose training state has about `state_bytes` bytes."""
     width = 1024 if state_bytes >= 5e8 else 256
     yield "embed.weight", (16 * width, width)
-    layer_bytes = 10 * 12 * width**2  # bf16 weight and two f32 moments: 10 bytes a parameter
+    layer_bytes = 10 * 12 * width**2  # bf16 weight and two f32 moments: 10 bytes per parameter
     layers = max(1, round((state_bytes - 10 * 16 * width**2) / layer_bytes))
     for layer in range(layers):
         for name, rows, columns in [("qkv", 3, 1), ("project", 1, 1), ("up", 4, 1), ("down", 1, 4)]:
@@ -31,7 +31,7 @@ def parameter_shapes(state_bytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class Dice:
-    """Tensors of random bytes; the same after the same seed."""
+    """Tensors of random bytes; the same seed gives the same tensors."""
 
     def __init__(self, seed: int) -> None:
         self._random = numpy.random.Generator(numpy.random.SFC64(seed))
@@ -44,14 +44,14 @@ class Dice:
 
 
 def make_small_state(state_bytes: int, seed: int = 0) -> State:
-    """Tensors of 4 KiB: what a tensor costs, rather than a byte."""
+    """Return tensors of 4 KiB, which measure the cost per tensor instead of per byte."""
     dice = Dice(seed)
     names = (f"layers.{number // 5}.part.{number % 5}" for number in range(state_bytes // 4096))
     return {name: dice.tensor((1024,), torch.float32) for name in names}
 
 
 def make_state(state_bytes: int, seed: int = 0) -> State:
-    """Weights and Adam state: large matrices, many small vectors, scalars; all random bytes."""
+    """Return weights and Adam state: large matrices, small vectors and scalars of random bytes."""
     state: State = {}
     tensor = Dice(seed).tensor
     for name, shape in parameter_shapes(state_bytes):
@@ -67,7 +67,7 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest(state: State) -> dict[str, list[Any]]:
-    """Per tensor: dtype, shape, crc32. What a load must bring back."""
+    """Return each tensor's dtype, shape and crc32, which a load must reproduce."""
     return {
         name: [str(t.dtype), list(t.shape), zlib.crc32(raw_bytes(t).numpy().data)]
         for name, t in state.items()
@@ -75,9 +75,9 @@ def digest(state: State) -> dict[str, list[Any]]:
 
 
 def touch(state: State) -> None:
-    """Reads a byte of every page: a load that only maps the file has yet to read it.
+    """Read a byte of every page, because a load that only maps the file has not read it yet.
 
-    At no cost to speak of: a call of torch's for each small tensor would be as much as to load it.
+    This avoids torch calls: one call per small tensor would cost as much as loading it.
     """
     for tensor in state.values():
         if tensor.nbytes > PAGE_BYTES:
@@ -88,7 +88,7 @@ def touch(state: State) -> None:
 
 
 def destination(expected: dict[str, list[Any]]) -> State:
-    """Tensors of the shapes to load: a model that is already in memory, its pages too."""
+    """Return tensors to load into, like a model already in memory, with all pages allocated."""
     return {
         name: torch.ones(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
         for name, (dtype, shape, _) in expected.items()

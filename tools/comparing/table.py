@@ -1,4 +1,4 @@
-"""Medians, ranges and ratios of the rounds, and the table that tells them."""
+"""Medians, ranges and ratios of the rounds, and the table that shows them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = [
 
 
 def spread(values: list[float]) -> str:
-    """Median (lowest to highest)."""
+    """Format as median (lowest-highest)."""
     if not values:
         return "-"
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
@@ -41,7 +41,7 @@ def cpu_per_gb(results: list[Result]) -> list[float]:
 
 
 def ratios(rounds: Rounds, what: str, name: str, others: list[str]) -> list[float]:
-    """Per round: the speed of `name` over that of the fastest of the others."""
+    """Return, per round, the speed of `name` divided by that of the fastest of the others."""
     found = []
     for row in rounds.done:
         speeds = [speed(row[other][what]) for other in others if what in row.get(other, {})]
@@ -51,7 +51,7 @@ def ratios(rounds: Rounds, what: str, name: str, others: list[str]) -> list[floa
 
 
 def made_durable_by(name: str) -> str:
-    """Who syncs what the row saves, or a dash where it saves nothing."""
+    """Return which side syncs the row's save, or a dash if the row saves nothing."""
     if name == fio.FIO:
         return "own"
     peer = PEERS[name]
@@ -89,8 +89,11 @@ def rows(rounds: Rounds) -> Iterator[str]:
 
 
 def ratio_lines(rounds: Rounds) -> Iterator[str]:
-    """Ours over fio and over the best peer. Loads into fresh memory and into tensors that exist are
-    set beside their like: to most libraries the first is all there is."""
+    """Yield ringstow's ratios to fio and to the best peer.
+
+    Loads into new memory and loads into existing tensors are compared separately, because most
+    libraries offer only the former.
+    """
     peers = [n for n in rounds.names if n != fio.FIO and not n.startswith(OURS)]
     into = [n for n in peers if PEERS[n].in_place]
     fresh = [n for n in peers if n not in into]
@@ -108,7 +111,7 @@ def ratio_lines(rounds: Rounds) -> Iterator[str]:
 
 
 def warm_loads(rounds: Rounds) -> list[str]:
-    """Rows with a load of which the page cache still held more than a trace."""
+    """Return the rows with a load that found more than 1 % of its bytes in the page cache."""
     return [
         name
         for name in rounds.names
@@ -128,24 +131,22 @@ def versions_line(rounds: Rounds) -> str:
 def notes(rounds: Rounds, directory: Path, conditions: Iterable[str]) -> Iterator[str]:
     yield "Median (lowest-highest) over the rounds; /fio: median of the ratios within a round."
     yield "  s/GB: CPU seconds. GB = 1e9 bytes."
-    yield "Durable: a save ends when its files and their directories are fsync'd. fsync: who does"
-    yield "  it. own: the library; own files: the library its files, this harness the directories;"
-    yield "  added: this harness all of it. A few MB are saved first, unmeasured."
-    yield "Cold load: page cache dropped, new process. What was read is then checked against what"
+    yield "Durable: a save ends when its files and directories are fsync'd. Column fsync: own: the"
+    yield "  library syncs; own files: the library syncs files, this harness directories; added:"
+    yield "  this harness syncs all. A save of a few MB comes first, unmeasured."
+    yield "Cold load: page cache dropped, new process; the loaded bytes are then checked."
     yield (
-        "  was saved. Into tensors that exist already: "
-        + (", ".join(in_place(rounds)) or "none")
-        + "."
+        "  Rows that load into existing tensors: " + (", ".join(in_place(rounds)) or "none") + "."
     )
     yield from conditions
     yield "CPU: user + system of the process and its children; not the kernel's write-back."
-    yield "Blocked: until training may change the weights. RAM+: peak RSS over that before a save."
+    yield "Blocked: until training may change the weights. RAM+: peak RSS minus RSS before."
     if fio.FIO in rounds.names:
         yield f"fio: {fio.JOB}"
         yield "  --end_fsync=1, writing a new file; then reading it"
     yield from peer_notes(rounds)
     if file_system(directory) == "tmpfs":
-        yield "This directory is in memory (tmpfs): no load is cold, nothing is durable."
+        yield "This directory is in memory (tmpfs): no load is cold and no save is durable."
     elif warm := warm_loads(rounds):
         yield "NOT COLD, the page cache could not be dropped: " + ", ".join(warm)
     yield versions_line(rounds)
@@ -173,7 +174,7 @@ def table(rounds: Rounds, directory: Path, conditions: Iterable[str] = ()) -> It
 
 
 def summary(rounds: Rounds) -> dict[str, dict[str, Any]]:
-    """For the chart and for other programs: GB/s of each row, median, lowest and highest."""
+    """Return each row's median, lowest and highest GB/s, for the chart and other programs."""
     found: dict[str, dict[str, Any]] = {}
     for name in rounds.names:
         found[name] = {"fsync": made_durable_by(name)}

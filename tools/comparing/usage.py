@@ -1,4 +1,4 @@
-"""CPU time and memory of this process and of those it has started."""
+"""CPU time and memory of this process and its descendants."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the third field on (the state): the name before may hold spaces."""
+    """Return the fields of /proc/PID/stat from the third (state) on; the name may hold spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def descendants() -> list[int]:
-    """Processes that this one started, theirs too, that are still alive."""
+    """Return the live descendants of this process."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parents[int(entry.name)] = int(stat_fields(int(entry.name))[1])
             except OSError:
-                continue  # ended meanwhile
+                continue  # it has ended meanwhile
     found = [os.getpid()]
-    for pid in found:  # grows while it is walked
+    for pid in found:  # the list grows during the loop
         found += [child for child, parent in parents.items() if parent == pid]
     return found[1:]
 
 
 def memory_bytes(field: str, pid: int | str = "self") -> int:
-    """A field of /proc/PID/status, such as VmRSS (now) or VmHWM (the peak)."""
+    """Return a field of /proc/PID/status, such as VmRSS (now) or VmHWM (peak), in bytes."""
     return _field_bytes(Path(f"/proc/{pid}/status"), field)
 
 
 def meminfo_bytes(field: str) -> int:
-    """A field of /proc/meminfo, such as MemFree."""
+    """Return a field of /proc/meminfo, such as MemFree, in bytes."""
     return _field_bytes(Path("/proc/meminfo"), field)
 
 
@@ -47,13 +47,13 @@ def _field_bytes(file: Path, field: str) -> int:
 
 
 def reset_peak() -> None:
-    """Sets every VmHWM to what is used now."""
+    """Reset every process's VmHWM to its current use."""
     for pid in ("self", *descendants()):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """The peaks of all processes; what a child shares with us by shared memory counts once."""
+    """Return the sum of all processes' peaks; memory that a child shares with us counts once."""
     peak = memory_bytes("VmHWM")
     for pid in descendants():
         peak += memory_bytes("VmHWM", pid) - memory_bytes("RssShmem", pid)
@@ -61,7 +61,7 @@ def peak_bytes() -> int:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process, its threads, and its children, ended or not."""
+    """Return user and system time of this process and its children, ended or not."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     alive = sum(sum(map(int, stat_fields(pid)[11:15])) for pid in descendants())
     return sum(usage.ru_utime + usage.ru_stime for usage in usages) + alive / TICKS_PER_SECOND

@@ -1,12 +1,12 @@
-"""One measurement of one peer. compare.py runs it once a measurement, in the peer's environment, so
-that memory and caches are clean:
+"""Measure one peer once. compare.py starts a new process in the peer's environment for each
+measurement, so that memory and caches are clean:
 
     PYTHONPATH=tools python -m comparing.worker save torch.save DIR --bytes 1000000000
     PYTHONPATH=tools python -m comparing.worker load torch.save DIR
 
 With --fill-page-cache it reads its standard input into the page cache just before it measures.
-It prints one JSON object as its last line; {"failed": why} where the peer fails. It never drops
-caches or removes files: that is the caller's part.
+It prints one JSON object as its last line, or {"failed": reason} if the peer fails. It never drops
+caches or removes files: the caller does.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ DIGEST = "digest.json"
 
 
 def prepare(peer: Peer) -> dict[str, Any]:
-    """Shows that the peer can be imported and built; its version."""
+    """Check that the peer imports and builds; return its version."""
     importlib.import_module(peer.module)
     peer.prepare()
     return {"version": importlib.metadata.version(peer.distribution)}
 
 
 def save_for_loaders(directory: Path, state: State) -> dict[str, Any]:
-    """What a peer that only loads is given: files of safetensors. Measured by nobody."""
+    """Save with safetensors, unmeasured, for a peer that only loads."""
     begin = PEERS["safetensors"].begin
     assert begin is not None
     small = make_state(0, seed=1)
@@ -59,9 +59,9 @@ def measure_save(
     small = make_state(0, seed=1)
     importlib.import_module(peer.module)
     rss_before = memory_bytes("VmRSS")
-    peer.begin(small, directory / "warm-up")()  # thread pools, buffers that are kept
+    peer.begin(small, directory / "warm-up")()  # starts thread pools, allocates reused buffers
     peer.prewarm(state, directory)
-    os.sync()  # nobody pays for the pages that somebody else left dirty
+    os.sync()  # so that the save does not pay for earlier dirty pages
     settle()
     reset_peak()
     cpu_before = cpu_seconds()
@@ -79,7 +79,7 @@ def measure_save(
         "bytes": sum(t.nbytes for t in state.values()),
         "seconds": durable - start,
         "seconds_without_our_fsync": done - start,
-        # A synchronous save blocks until it is durable, whoever makes it so.
+        # A synchronous save blocks until it is durable, including the worker's own fsync.
         "blocked_seconds": (durable if finish is nothing_left else blocked) - start,
         "cpu_seconds": cpu_seconds() - cpu_before,
         "extra_ram_bytes": max(0, peak_bytes() - rss_before),
@@ -107,7 +107,7 @@ def measure_load(peer: Peer, directory: Path, settle: Callable[[], None]) -> dic
     size = sum(t.nbytes for t in state.values())
     extra = peak_bytes() - rss_before - (0 if peer.in_place else size)
     if digest(state) != expected:
-        raise RuntimeError("what was loaded is not what was saved")
+        raise RuntimeError("the loaded bytes differ from the saved ones")
     return result | {"bytes": size, "extra_ram_bytes": max(0, extra)}
 
 
@@ -123,8 +123,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def one_line(failure: BaseException) -> str:
-    """Its kind, and the first and last line of its message: the last is what a traceback that came
-    from another process ends with."""
+    """Return its type and the first and last line of its message.
+
+    A traceback from another process ends with the error, so the last line matters.
+    """
     lines = [" ".join(line.split()) for line in str(failure).splitlines() if line.strip()]
     told = lines[:1] + [line for line in lines[-1:] if len(lines) > 1]
     return ": ".join([type(failure).__name__, *(line[:150] for line in told)])
@@ -146,8 +148,8 @@ def main() -> None:
         result = {"failed": one_line(failure)}
     print("\n" + json.dumps(result), flush=True)
     sys.stderr.flush()
-    # Not sys.exit: what is told does not wait for a library's background threads and processes. The
-    # caller ends those.
+    # Not sys.exit, which would wait for a library's background threads and processes. The caller
+    # ends those.
     os._exit(1 if "failed" in result else 0)
 
 

@@ -1,1 +1,1 @@
-"""The parts of tools/sweep.py: plan and choose are pure, measure does the I/O, the rest tells."""
+"""The parts of tools/sweep.py: plan and choose are pure, measure does I/O, the rest reports."""

@@ -1,10 +1,9 @@
-"""What the measurements say: ratios, their spread, and whether anything beats the default. Pure.
+"""Compute ratios and their spread, and decide whether a setting beats the default. Pure.
 
-The rule. A setting's figure is the median of its speed over the default's in the same block of
-measurements. Only what the final's own rounds say decides: a finalist is better if the bootstrapped
-95 % interval of that median, widened for the number of finalists (Bonferroni), lies above 1, in at
-least five rounds. Of those that are better the one with the highest median wins. Otherwise the
-default stays.
+The rule: a setting's figure is the median ratio of its speed to the default's in the same block of
+measurements. Only the final's own rounds decide. A finalist is better if the bootstrapped 95 %
+interval of that median, widened for the number of finalists (Bonferroni), is above 1, in at least
+five rounds. The better finalist with the highest median wins. If none is better, the default stays.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ What = Literal["save", "load", "both"]
 
 ERROR_RATE = 0.05
 RESAMPLES = 4000
-WORTH_COMBINING = 1.01  # what a knob must seem to give before it joins the combination
+WORTH_COMBINING = 1.01  # a knob joins the combination only with at least this ratio
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ class Measured:
     phase: str
     round: int
     block: int
-    save: Mapping[str, float]  # bytes, seconds, cpu_seconds and, but for fio, staged_seconds
+    save: Mapping[str, float]  # bytes, seconds, cpu_seconds and, except for fio, staged_seconds
     load: Mapping[str, float]
 
     def speed(self, what: What) -> float:
-        """In GB (10^9 bytes) a second; of both the geometric mean."""
+        """Return GB (10^9 bytes) per second; for "both", the geometric mean."""
         if what == "both":
             return math.sqrt(self.speed("save") * self.speed("load"))
         result = self.save if what == "save" else self.load
@@ -57,7 +56,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, the interval of it that the bootstrap gives, the range, and of how many."""
+    """A median, its bootstrapped interval, the range, and the number of values."""
 
     median: float
     low: float
@@ -67,12 +66,12 @@ class Spread:
     count: int
 
     def __str__(self) -> str:
-        """The median and its interval."""
+        """Format the median and its interval."""
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 def spread(values: Sequence[float], error_rate: float = ERROR_RATE) -> Spread | None:
-    """None of no values. The same values give the same interval."""
+    """Return the spread, or None without values. The same values give the same interval."""
     if not values:
         return None
     array = numpy.asarray(values, dtype=float)
@@ -91,7 +90,7 @@ def speeds(found: Iterable[Measured], setting: Setting, what: What) -> list[floa
 def ratios(
     found: Sequence[Measured], setting: Setting, what: What, phase: str | None = None
 ) -> list[float]:
-    """The setting's speed over the default's, once for each block that has both."""
+    """Return the ratio of the setting's speed to the default's, for each block that has both."""
     base = {m.block: m.speed(what) for m in found if m.setting == DEFAULT}
     return [
         m.speed(what) / base[m.block]
@@ -110,7 +109,7 @@ def score(found: Sequence[Measured], setting: Setting, goal: What) -> float:
 
 
 def settings_of(found: Iterable[Measured]) -> list[Setting]:
-    """All that were measured and can be chosen, the default not among them."""
+    """Return all measured settings that can be chosen, without the default."""
     every = dict.fromkeys(m.setting for m in found)
     return [setting for setting in every if setting not in (DEFAULT, AGAIN, FIO)]
 
@@ -118,8 +117,10 @@ def settings_of(found: Iterable[Measured]) -> list[Setting]:
 def combined(
     found: Sequence[Measured], knobs: Iterable[Knob], defaults: Mapping[str, Value], goal: What
 ) -> Setting:
-    """The best place of the grid, with the best level of every other knob that seems to give
-    something, as far as they go together."""
+    """Combine the grid's best cell with the best level of every other knob that seems to help.
+
+    Leave out levels that exclude each other.
+    """
     changes: dict[str, Value] = {}
     on_grid = [s for s in settings_of(found) if {n for n, _ in s.changes} <= {ACROSS, UPWARD}]
     groups = [on_grid]
@@ -141,8 +142,10 @@ def combined(
 def finalists(
     found: Sequence[Measured], knobs: Iterable[Knob], defaults: Mapping[str, Value], goal: What
 ) -> list[Setting]:
-    """The few to be held against the default once more: the combination, then those that did best.
-    None where nothing did better than the default."""
+    """Return the settings for the final: the combination, then the best of the others.
+
+    Return an empty list if nothing was faster than the default.
+    """
     ranked = sorted(
         settings_of(found), key=lambda setting: score(found, setting, goal), reverse=True
     )
@@ -154,7 +157,7 @@ def finalists(
 
 @dataclass(frozen=True)
 class Verdict:
-    """The setting to use, why, and the finalists' figures."""
+    """The setting to use, the reason, and the finalists' figures."""
 
     setting: Setting
     why: str
@@ -162,10 +165,10 @@ class Verdict:
 
 
 def verdict(found: Sequence[Measured], goal: What) -> Verdict:
-    """By the rule at the top of this file."""
+    """Apply the rule at the top of this file."""
     final = [m for m in found if m.phase == "final"]
     if not final:
-        return Verdict(DEFAULT, "the default: no setting was measured in a final", {})
+        return Verdict(DEFAULT, "the default: no setting reached a final", {})
     contenders = settings_of(final)
     figures = {}
     for setting in contenders:

@@ -1,6 +1,6 @@
 """The sweep's I/O: free space and memory, the worker, fio, the rounds.
 
-It chooses nothing: it measures the given settings, and keeps complete measurements if stopped.
+It measures the given settings and keeps complete measurements if stopped. It makes no choices.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sweeping import plan
 from sweeping.choose import Measured
 from sweeping.plan import DEFAULT, FIO, Phase, Setting
 
-SPARE_BYTES = 256 << 20  # left free on the disk, and in memory beside what the sweep needs
-LEAST_POOL_BYTES = 256 << 20  # the default's
+SPARE_BYTES = 256 << 20  # left free on the disk, and in memory besides the sweep's own need
+LEAST_POOL_BYTES = 256 << 20  # the default pool
 CALIBRATIONS = 3
 CAUTION = 1.15  # other settings may be slower than the default
 WORKER = Path(__file__).parent.parent / "sweep_worker.py"
@@ -40,13 +40,14 @@ class SweepFailed(Exception):
 
 
 def check_directory(directory: Path, state_bytes: int) -> None:
-    """
+    """Check that the directory exists and its disk has enough free space.
+
     Raises:
-        SweepFailed: nothing can be measured there.
+        SweepFailed: one of them is not the case.
     """
     if not directory.is_dir():
         raise SweepFailed(f"{directory} is not a directory; give one on the disk to be measured")
-    need = int(state_bytes * 2.1) + SPARE_BYTES  # a checkpoint, and the files of another
+    need = int(state_bytes * 2.1) + SPARE_BYTES  # a checkpoint and the recycled files of another
     free = shutil.disk_usage(directory).free
     if free < need:
         raise SweepFailed(
@@ -56,11 +57,12 @@ def check_directory(directory: Path, state_bytes: int) -> None:
 
 
 def pool_bytes_max(state_bytes: int) -> int:
-    """The largest pool to try, in bytes. Call it before anything is allocated: memory will hold the
-    state twice (saved, and loaded into), and the library keeps the pools of two settings.
+    """Return the largest pool to try, in bytes. Call it before allocating anything.
+
+    Memory must hold the state twice (to save, and to load into) and the pools of two settings.
 
     Raises:
-        SweepFailed: not even the default's pool fits.
+        SweepFailed: not even the default pool fits.
     """
     available = meminfo_bytes("MemAvailable")
     for_pools = available - 2 * state_bytes - SPARE_BYTES
@@ -75,7 +77,7 @@ def pool_bytes_max(state_bytes: int) -> int:
 
 @contextmanager
 def work_directory(parent: Path) -> Iterator[Path]:
-    """A new directory for the sweep, removed afterwards."""
+    """Create a directory for the sweep and remove it afterwards."""
     try:
         path = Path(tempfile.mkdtemp(prefix=".ringstow-sweep-", dir=parent))
     except OSError as error:
@@ -87,7 +89,7 @@ def work_directory(parent: Path) -> Iterator[Path]:
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment without settings of ringstow, so that the default is the default."""
+    """Return the environment without ringstow's settings, so that they don't change the default."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGSTOW_")}
     return kept | {"RINGSTOW_CONFIG": os.devnull}
 
@@ -128,7 +130,7 @@ class Worker:
         if not line:
             code = self.process.wait()
             why = signal.strsignal(-code) if code < 0 else f"exit code {code}"
-            raise SweepFailed(f"the process that saves and loads has ended: {why}")
+            raise SweepFailed(f"the process that saves and loads ended: {why}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -141,7 +143,7 @@ class Worker:
 
 
 def fio_round(directory: Path, state_bytes: int) -> tuple[dict[str, float], dict[str, float]]:
-    """A new file written and flushed, then read cold."""
+    """Measure fio writing and flushing a new file, then reading it cold."""
     file = directory / "fio"
     size = -(-state_bytes // BLOCK_BYTES) * BLOCK_BYTES
     os.sync()
@@ -158,8 +160,10 @@ def fio_round(directory: Path, state_bytes: int) -> tuple[dict[str, float], dict
 
 @dataclass
 class Sweep:
-    """Measures settings, and keeps the results. Calls `tell` before each measurement, and `keep`
-    after each round."""
+    """Measures settings and keeps the results.
+
+    Calls `tell` before each measurement, and `keep` after each round.
+    """
 
     directory: Path
     state_bytes: int
@@ -173,7 +177,7 @@ class Sweep:
     blocks: int = 0
 
     def probe(self, setting: Setting) -> dict[str, Any] | None:
-        """The I/O mode that a setting leads to; None if it is refused, which is noted."""
+        """Return the I/O mode with a setting; None if ringstow refuses it, noting the reason."""
         answer = self.worker.ask(setting, timed=False)
         return None if self.is_refused(setting, answer) else answer
 
@@ -189,7 +193,7 @@ class Sweep:
         return "refused" in answer
 
     def calibrate(self, fio: bool) -> float:
-        """Seconds that a measurement takes, without the first, which allocates all memory."""
+        """Return the seconds of a measurement, after an unmeasured one that allocates memory."""
         for number in range(CALIBRATIONS + 1):
             if number == 1:
                 start = time.monotonic()
@@ -200,7 +204,7 @@ class Sweep:
         return (time.monotonic() - start) / CALIBRATIONS * CAUTION
 
     def rounds(self, phase: Phase, ends_at: float) -> None:
-        """Measures the phase's rounds: at least LEAST_ROUNDS, then until `ends_at` (monotonic)."""
+        """Measure the phase's rounds: at least LEAST_ROUNDS, then until `ends_at` (monotonic)."""
         longest_s = 0.0
         for number in range(phase.rounds):
             enough = number >= plan.LEAST_ROUNDS[phase.name]

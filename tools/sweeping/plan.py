@@ -1,8 +1,8 @@
-"""Which settings are measured, in which order and how often. Values in, values out: no I/O.
+"""Plan which settings to measure, in which order and how often. Pure: no I/O.
 
-First every knob by itself, one step at a time away from the default; then a grid over the two that
-work together, block size and queue depth; then the best few against the default again, in rounds
-of their own. What looks best among forty is partly lucky, and luck does not last into new rounds.
+The first phase varies every knob by itself. The second measures a grid of block size and queue
+depth, which interact. The final compares the best few with the default again, in new rounds: the
+best of forty settings owes part of its result to chance, which new rounds correct.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Literal
 Value = int | str
 
 MIB = 1 << 20
-# The numbers worth trying. Knobs that are a choice of words (engine, switches such as direct and
-# fixed) or of yes and no (recycle) need no entry: all that Config allows is tried.
+# The numbers worth trying. Knobs with named choices (engine, direct, fixed) or a bool (recycle)
+# need no entry: the sweep tries every value that Config allows.
 NUMBERS: dict[str, tuple[int, ...]] = {
     "block_bytes": tuple(n * MIB for n in (1, 2, 4, 8, 16)),
     "queue_depth": (2, 4, 8, 16, 32),
@@ -30,17 +30,17 @@ ACROSS, UPWARD = "queue_depth", "block_bytes"  # the grid's axes
 
 OTHERS_IN_A_BLOCK = 5
 LEAST_ROUNDS = {"one by one": 2, "grid": 2, "final": 5}
-SHARES = {"one by one": 0.4, "grid": 0.35}  # of the time; the final has what is left
+SHARES = {"one by one": 0.4, "grid": 0.35}  # of the time; the final gets the rest
 FINALISTS = 3
 
 
 class NoPlan(Exception):
-    """What is asked for does not fit; the message says what to change."""
+    """The request does not fit; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The changes from the default, sorted by name. With a `name` it is something else, below."""
+    """The changes from the default, sorted by name. `name` marks the special settings below."""
 
     changes: tuple[tuple[str, Value], ...] = ()
     name: str = ""
@@ -54,12 +54,12 @@ class Setting:
 
 
 DEFAULT = Setting()
-AGAIN = Setting(name="default, again")  # how far apart two equals come out here
+AGAIN = Setting(name="default, again")  # shows how much equal settings differ by chance
 FIO = Setting(name="fio")
 
 
 def size(value: int) -> str:
-    """Bytes as a configuration file takes them."""
+    """Format bytes as in a configuration file."""
     for unit, letter in [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")]:
         if value and value % unit == 0:
             return f"{value // unit}{letter}"
@@ -85,7 +85,7 @@ class Knob:
     levels: tuple[Value, ...]
 
     def near(self) -> Knob:
-        """Numbers: the default's neighbours alone."""
+        """Return the knob with only the numbers next to the default."""
         numbers = [n for n in self.levels if isinstance(n, int)]
         if len(numbers) < len(self.levels) or not isinstance(self.default, int):
             return self
@@ -101,8 +101,11 @@ def knobs_of(
     pool_bytes_max: int,
     wanted: Sequence[str] = (),
 ) -> list[Knob]:
-    """The knobs of a Config with these fields. `does`: what the default turned out to do, which is
-    not measured under a second name (engine = "uring" where "auto" chose it)."""
+    """Return the knobs of a Config with these fields.
+
+    `does` holds the values that the default resolves to. They are not measured a second time:
+    engine = "uring" is left out if "auto" chose it.
+    """
     knobs = []
     for name, kind in types.items():
         if wanted and name not in wanted:
@@ -125,7 +128,7 @@ def knobs_of(
             knobs.append(Knob(name, defaults[name], levels))
     unknown = set(wanted) - {knob.name for knob in knobs}
     if unknown:
-        raise NoPlan(f"no knob to turn here: {', '.join(sorted(unknown))}")
+        raise NoPlan(f"unknown knobs, or knobs without another value: {', '.join(sorted(unknown))}")
     return knobs
 
 
@@ -134,7 +137,7 @@ def one_by_one(knobs: Iterable[Knob]) -> list[Setting]:
 
 
 def axis(knobs: Iterable[Knob], name: str) -> list[int]:
-    """The values of one of the grid's axes, the default's among them; none: it is not swept."""
+    """Return the values of a grid axis, including the default; empty if it is not swept."""
     for knob in knobs:
         if knob.name == name:
             return sorted(int(value) for value in (knob.default, *knob.levels))
@@ -142,15 +145,17 @@ def axis(knobs: Iterable[Knob], name: str) -> list[int]:
 
 
 def cell(knobs: Iterable[Knob], across: int, upward: int) -> Setting:
-    """The setting at a place of the grid."""
+    """Return the setting at a cell of the grid."""
     defaults = {knob.name: knob.default for knob in knobs}
     place: dict[str, Value] = {ACROSS: across, UPWARD: upward}
     return Setting.of({name: value for name, value in place.items() if value != defaults[name]})
 
 
 def grid(knobs: Sequence[Knob], pool_bytes: int) -> list[Setting]:
-    """All block sizes with all queue depths, as far as the pool holds so many blocks: beyond, the
-    pool and not the queue's depth says how much is in flight."""
+    """Return all combinations of block size and queue depth that fit in the pool.
+
+    Beyond that, the pool limits the number of blocks in flight, not the queue depth.
+    """
     return [
         setting
         for upward in axis(knobs, UPWARD)
@@ -160,8 +165,11 @@ def grid(knobs: Sequence[Knob], pool_bytes: int) -> list[Setting]:
 
 
 def blocks(settings: Sequence[Setting], fio: bool, dice: random.Random) -> list[list[Setting]]:
-    """One round: each setting once, in random order, in small blocks that have the default among
-    them, to be compared with: a disk's mood changes within a minute, less so within seconds."""
+    """Return one round: each setting once, in random order, in small blocks.
+
+    Each block also measures the default, because a disk's speed drifts within a minute, but less
+    within seconds.
+    """
     others = [*settings, AGAIN, *([FIO] if fio else [])]
     dice.shuffle(others)
     count = math.ceil(len(others) / OTHERS_IN_A_BLOCK)
@@ -172,7 +180,7 @@ def blocks(settings: Sequence[Setting], fio: bool, dice: random.Random) -> list[
 
 
 def round_length(settings: int, fio: bool) -> int:
-    """Measurements in a round."""
+    """Return the number of measurements in a round."""
     others = settings + 1 + fio
     return others + math.ceil(others / OTHERS_IN_A_BLOCK)
 
@@ -182,7 +190,7 @@ class Phase:
     name: str
     settings: tuple[Setting, ...]
     rounds: int
-    each_s: float  # a measurement
+    each_s: float  # seconds per measurement
     fio: bool
 
     @property
@@ -207,7 +215,7 @@ def duration(seconds: float) -> str:
 def fitted(
     name: str, settings: Sequence[Setting], seconds: float, each_s: float, fio: bool
 ) -> Phase | None:
-    """The phase with as many rounds as the time allows; None where it does not allow the least."""
+    """Return the phase with as many rounds as fit; None if not even the minimum fits."""
     rounds = int(seconds / each_s / round_length(len(settings), fio))
     if rounds < LEAST_ROUNDS[name]:
         return None
@@ -216,8 +224,11 @@ def fitted(
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is time for. `grid` is None where there is none for it, or no two knobs; then the
-    heat map is left out. `final`'s settings are not known yet; it stands for as many."""
+    """The phases that fit the time.
+
+    `grid` is None if the time is too short or fewer than two of its knobs are swept; then there is
+    no heat map. `final` holds placeholders, since its settings are not known yet.
+    """
 
     knobs: tuple[Knob, ...]
     one_by_one: Phase
@@ -237,8 +248,9 @@ def make(
     fio: bool,
     refused: Iterable[Setting] = (),
 ) -> Plan:
-    """As many rounds as fit into `seconds`, where a measurement takes `each_s`. Where not even the
-    least fit, fewer levels of each knob.
+    """Plan as many rounds as fit into `seconds`, if a measurement takes `each_s`.
+
+    If not even the minimum fits, try fewer levels of each knob.
 
     Raises:
         NoPlan: not even those fit.

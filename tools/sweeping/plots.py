@@ -29,7 +29,7 @@ from sweeping.render import Results
 
 SIDES: tuple[What, What] = ("save", "load")
 COLOURS = {"save": "#1f6fb2", "load": "#c8641b"}
-LEAST_SCALE = 0.1  # of the ratio, to either side: noise is not to look like a mountain
+LEAST_SCALE = 0.1  # minimum range of the ratio to either side, so that noise stays pale
 
 
 def saved(figure: Figure, kind: str) -> bytes:
@@ -39,7 +39,7 @@ def saved(figure: Figure, kind: str) -> bytes:
 
 
 def place(knobs: Sequence[Knob], found: Sequence[Measured], what: What) -> list[list[float]]:
-    """The ratios, a row for each block size; nan where nothing was measured."""
+    """Return the ratios, a row per block size; NaN if nothing was measured."""
 
     def ratio(setting: Setting) -> float:
         return 1.0 if setting == DEFAULT else choose.score(found, setting, what) or math.nan
@@ -51,7 +51,7 @@ def place(knobs: Sequence[Knob], found: Sequence[Measured], what: What) -> list[
 
 
 def heat_map(results: Results) -> bytes | None:
-    """Ratio to the default for each block size and queue depth; None if they were not swept."""
+    """Draw the ratio to the default for each block size and queue depth; None if not swept."""
     knobs, found = results.knobs, results.found
     if not any(m.phase == "grid" for m in found):
         return None
@@ -70,7 +70,7 @@ def heat_map(results: Results) -> bytes | None:
 
 
 def label(panel: Axes, results: Results, what: What, grid: list[list[float]], scale: float) -> None:
-    """The axes, the figure in each cell, frames around the default and what was chosen."""
+    """Label the axes and cells, and frame the default and the chosen setting."""
     knobs, found = results.knobs, results.found
     columns, rows = axis(knobs, ACROSS), axis(knobs, UPWARD)
     panel.set_xticks(range(len(columns)), [str(depth) for depth in columns])
@@ -99,7 +99,7 @@ def label(panel: Axes, results: Results, what: What, grid: list[list[float]], sc
 
 
 def knob_plot(results: Results) -> bytes | None:
-    """The ratio of each setting that differs in one knob, with its interval."""
+    """Draw the ratio and interval of each setting that differs in one knob."""
     found = results.found
     settings = [s for s in (AGAIN, *one_by_one(results.knobs)) if choose.figure(found, s, "save")]
     if not settings:

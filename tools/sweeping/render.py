@@ -1,6 +1,6 @@
-"""What a sweep tells: the table, the JSON, ringstow.toml and the page. Values in, text out.
+"""Render a sweep's table, JSON, ringstow.toml and page. Values in, text out.
 
-The plots, which the page holds in itself, are drawn in plots.py.
+plots.py draws the plots that the page embeds.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from sweeping.choose import Measured, Spread, Verdict, What
 from sweeping.plan import AGAIN, DEFAULT, FIO, Knob, Setting, duration, written
 
 FOR_WHAT = {
-    "engine": "who moves the bytes: io_uring, or threads with positioned reads and writes",
-    "block_bytes": "bytes of one transfer, and of one staging buffer",
+    "engine": "moves the bytes: io_uring, or threads with positioned reads and writes",
+    "block_bytes": "size of one transfer and of one staging buffer, in bytes",
     "queue_depth": "transfers in flight at once",
     "fillers": "threads that copy and checksum",
-    "pool_bytes": "staging memory; as large as the state, a save is a snapshot",
-    "direct": "O_DIRECT: past the page cache",
-    "fixed": "staging memory registered with io_uring once, not pinned at every transfer",
-    "recycle": "writing over the files of a checkpoint that was replaced, not into new ones",
+    "pool_bytes": "staging memory; if it holds the whole state, a save is a snapshot",
+    "direct": "O_DIRECT: bypasses the page cache",
+    "fixed": "staging memory is registered with io_uring once, not pinned at every transfer",
+    "recycle": "writes over the files of a replaced checkpoint, not into new ones",
 }
 RULE = (
-    "A ratio is a setting's speed over the default's within one block of a few measurements in "
-    "random order. Given are the median over the blocks and its bootstrapped 95 % interval, which "
-    "says little where n, the number of measurements, is two or three. A "
+    "A ratio is a setting's speed divided by the default's within one block of a few measurements "
+    "in random order. The table shows the median over the blocks and its bootstrapped 95 % "
+    "interval, which says little if n, the number of measurements, is two or three. A "
     "setting is better than the default if that interval, widened for the number of finalists, "
-    "lies above 1 in the final's own rounds, of which there are five at least."
+    "is above 1 in at least five rounds of the final."
 )
 COLUMNS = ["", "save GB/s", "ratio", "load GB/s", "ratio", "CPU s/GB", "staged s", "n"]
 
 
 @dataclass
 class Results:
-    """One sweep: what it was told, what it met, what came out. `ended` says why early, if so."""
+    """One sweep: arguments, machine and measurements. `ended` says why it stopped early, if so."""
 
     command: str
     machine: str
@@ -47,7 +47,7 @@ class Results:
     goal: What
     state_bytes: int
     seed: int
-    load_average: float  # of the last minute, when it began
+    load_average: float  # over one minute, at the beginning
     defaults: Mapping[str, Any] = field(default_factory=dict)
     knobs: Sequence[Knob] = ()
     refused: Mapping[Setting, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Results:
 
 
 def settings_told(found: Sequence[Measured]) -> list[Setting]:
-    """The default and what is to be compared with it, then all others, the fastest first."""
+    """Return the default and its references, then all others, fastest first."""
     ours = choose.settings_of(found)
     ours.sort(key=lambda setting: choose.score(found, setting, "both"), reverse=True)
     first = [s for s in (DEFAULT, AGAIN, FIO) if any(m.setting == s for m in found)]
@@ -104,7 +104,7 @@ def table(results: Results) -> Iterator[str]:
 
 
 def worth(results: Results, knob: Knob, what: What) -> str:
-    """The best and the worst level of a knob, by itself."""
+    """Format the best and the worst level of a knob that is varied by itself."""
     figures = {
         written(knob.name, level): got
         for level in knob.levels
@@ -118,13 +118,13 @@ def worth(results: Results, knob: Knob, what: What) -> str:
 
 
 def summary(results: Results) -> Iterator[str]:
-    """What is said after the table."""
+    """Yield the lines after the table."""
     fio = choose.figure(results.found, FIO, "save"), choose.figure(results.found, FIO, "load")
     if fio[0] and fio[1]:
         yield f"default / fio: save {1 / fio[0].median:.2f}, load {1 / fio[1].median:.2f}"
     again = choose.figure(results.found, AGAIN, results.goal)
     if again:
-        yield f"the default against itself: {again}; differences as small as that mean nothing"
+        yield f"the default against itself: {again}; smaller differences mean nothing"
     for setting, got in results.verdict.figures.items():
         yield f"final, {results.goal}: {setting}: {got}, {got.count} rounds"
     yield f"To be used: {results.verdict.why}"
@@ -145,7 +145,7 @@ def summary(results: Results) -> Iterator[str]:
 
 
 def as_json(results: Results) -> str:
-    """Every measurement, and what was made of them."""
+    """Return every measurement, the figures and the verdict as JSON."""
     about = {
         name: getattr(results, name)
         for name in ("command", "machine", "date", "goal", "state_bytes", "seed", "load_average")
@@ -185,7 +185,7 @@ def toml_value(name: str, value: Any) -> str:
 
 
 def as_toml(results: Results) -> str:
-    """The setting as ringstow reads it: what differs from the default, the rest as comments."""
+    """Return ringstow.toml with the changes from the default, and the defaults as comments."""
     changes = dict(results.verdict.setting.changes)
     lines = [
         f"Found by: {results.command}",
@@ -199,8 +199,8 @@ def as_toml(results: Results) -> str:
             save, load = (median(m.speed(w) for m in of) for w in ("save", "load"))
             lines.append(f"{setting}: save {save:.2f} GB/s, load {load:.2f} GB/s (medians)")
     lines += [
-        "ringstow takes this file from the working directory, or RINGSTOW_CONFIG names it;",
-        "RINGSTOW_* in the environment and what a program says itself go before it.",
+        "ringstow reads this file from the working directory, or from the path in RINGSTOW_CONFIG.",
+        "RINGSTOW_* in the environment and a program's own settings take precedence over it.",
     ]
     text = "".join(f"# {' '.join(line.split())}\n" for line in dict.fromkeys(lines)) + "\n"
     for name, default in results.defaults.items():
@@ -236,7 +236,7 @@ def image(data: bytes | None, kind: str, what: str) -> str:
 
 
 def as_html(results: Results, heat_map: bytes | None, knob_plot: bytes | None) -> str:
-    """The page: everything is in it, it loads nothing. `heat_map` is a PNG, `knob_plot` an SVG."""
+    """Return the self-contained page. `heat_map` is a PNG, `knob_plot` an SVG."""
     found, chosen = results.found, results.verdict.setting
     marked = {chosen: ' class="chosen"'}
     rows = "\n".join(
@@ -256,7 +256,7 @@ def as_html(results: Results, heat_map: bytes | None, knob_plot: bytes | None) -
         for knob in results.knobs
     )
     said = "".join(f"<li>{html.escape(line)}</li>" for line in summary(results))
-    knob_heads = cells(["knob", "what it is for", "default", "save: best, worst", "load"], "th")
+    knob_heads = cells(["knob", "purpose", "default", "save: best, worst", "load"], "th")
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>ringstow sweep, {html.escape(results.date)}</title>
 <style>{STYLE}</style>
@@ -268,7 +268,7 @@ state of {results.state_bytes / 1e9:.2f} GB, goal: {results.goal}<br>
 <ul>{said}</ul>
 <h2>Block size and queue depth</h2>
 {image(heat_map, "png", "Heat map of block size and queue depth")}
-<h2>What each knob is worth by itself</h2>
+<h2>Effect of each knob by itself</h2>
 {image(knob_plot, "svg+xml", "Ratios to the default, one knob changed at a time")}
 <table class="text">{knob_heads}
 {knob_rows}</table>

@@ -1,1 +1,1 @@
-"""What tools/torture.py does to a training loop while it is being saved."""
+"""The parts of tools/torture.py: training loops, and changes to them during a save."""

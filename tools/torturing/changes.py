@@ -1,7 +1,7 @@
-"""Changes to a training loop's tensors, chosen at random.
+"""Changes to a training loop's tensors, to choose from at random.
 
-`SEEN` are those that a save has to survive: their values are not in the checkpoint, or the save
-fails. `UNSEEN` are those of which docs/background.md says that a save cannot see them.
+After a change in `SEEN`, a save must not commit the new values: it commits the old ones or fails.
+A save cannot see the changes in `UNSEEN`; docs/background.md lists them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from .trainer import Trainer
 
-# As `staging="guard"` has it: what is not larger is copied at the call.
+# The limit of `staging="guard"`: the call copies tensors up to this size.
 SMALL = 64 << 10
 
 Change = Callable[[Trainer, random.Random], None]
@@ -31,7 +31,7 @@ def _sized(trainer: Trainer, rng: random.Random, *, large: bool) -> torch.Tensor
     return rng.choice(fitting) if fitting else None
 
 
-# What a training loop does.
+# Steps of a training loop.
 
 
 def forward_and_backward(trainer: Trainer, rng: random.Random) -> None:
@@ -61,7 +61,7 @@ def update_average(trainer: Trainer, rng: random.Random) -> None:
         trainer.average.update_parameters(trainer.model)
 
 
-# What a program does in place.
+# Changes in place.
 
 
 def add(trainer: Trainer, rng: random.Random) -> None:
@@ -146,7 +146,8 @@ def numpy_of_a_large_one(trainer: Trainer, rng: random.Random) -> None:
         tensor.detach().numpy()[...] = 5
 
 
-# Those of an ordinary loop come first, and more often: others make nearly every save fail.
+# An ordinary loop makes these. `run` uses them alone half of the time, because the others make
+# nearly every save fail.
 ORDINARY: list[Change] = [
     forward_and_backward,
     forward_only,
@@ -171,7 +172,7 @@ SEEN: list[Change] = [
     load_optimizer,
     change_moments,
 ]
-# Not to be run by two threads at once.
+# Two threads must not run these at once.
 TRAINING: frozenset[Change] = frozenset(
     [
         forward_and_backward,

@@ -1,4 +1,4 @@
-"""One training loop that is changed at random moments of a save, and what became of the save."""
+"""One training loop with changes at random moments of a save, and the save's outcome."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .trainer import Trainer, differences, frozen
 Staging = Literal["guard", "snapshot", "wait", "unguarded"]
 Outcome = Literal["saved", "refused", "cancelled"]
 
-# Those that promise the values of the call.
+# The ways of staging that promise the values of the call.
 USUAL: list[Staging] = [*["guard"] * 9, "snapshot", "wait"]  # type: ignore[list-item]
-# A pool of few small blocks: most of the state is still in its tensors when the call returns.
+# With a pool of few small blocks, most of the state is not copied yet when the call returns.
 SMALL_POOL = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
 LARGE_POOL = ringstow.Config(pool_bytes=32 << 20, block_bytes=1 << 20)
 TIMEOUT_S = 60.0
@@ -33,7 +33,7 @@ _OVERTAKEN = "modified by an inplace operation"
 
 @dataclass
 class Result:
-    """What became of the saves of one loop."""
+    """The outcomes of one loop's saves."""
 
     seed: int
     staging: Staging
@@ -41,14 +41,14 @@ class Result:
     outcomes: list[Outcome]
     changes: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
-    """Names of tensors that are not as they should be; empty in a sound loop."""
+    """Names of tensors with wrong values; empty if all is well."""
 
 
 class Gate:
-    """Stands in a state for a tensor that can be copied only once a random moment has passed.
+    """Provides a tensor that a save can copy only after a random delay.
 
-    So that a save is in the middle of its copying for long enough to be hit. Nothing waits for it
-    that would not wait for a slow disk.
+    The delay prolongs the copying, so that changes hit it. It blocks nothing that a slow disk
+    would not block.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -64,13 +64,13 @@ class Gate:
 def run(
     seed: int, folder: Path, changes: Sequence[Change] = SEEN, only: Staging | None = None
 ) -> Result:
-    """Train, save, change; check what was committed.
+    """Train, save and change tensors; check the committed values.
 
     Args:
-        seed: of everything that is random, except how the threads run.
+        seed: seeds everything random except the scheduling of threads.
         folder: an empty directory for the checkpoints.
-        changes: those to choose from.
-        only: the way of staging; None: one of those that promise the values of the call.
+        changes: the changes to choose from.
+        only: the way of staging; None picks one that promises the values of the call.
 
     Raises:
         TimeoutError: the save, or a thread that changes tensors, did not end within a minute.
@@ -83,17 +83,17 @@ def run(
     for number in range(rng.choice([0, 1, 2])):
         state[f"gate{number}"] = Gate(rng).tensor
     config = rng.choice([SMALL_POOL, LARGE_POOL])
-    # Half of the loops do only what needs no care: their saves have to succeed.
+    # Half of the loops make only ordinary changes: their saves must succeed.
     mix = ORDINARY if changes is SEEN and rng.random() < 0.5 else changes
     changers = [Changer(trainer, rng, mix) for _ in range(rng.choice([1, 1, 2, 3]))]
-    # Now and then two at once.
+    # Sometimes two saves at once.
     targets = [Target(folder / f"step-{n}", rng) for n in range(rng.choice([1, 1, 1, 2]))]
 
     for target in targets:
         target.begin(state, config, staging)
     for changer in changers[1:]:
         changer.start()
-    changers[0].change()  # in the thread that called
+    changers[0].change()  # in the thread that called `save_async`
     if rng.random() < 0.05:
         targets[0].handle.cancel()
     outcomes = [target.end() for target in targets]
@@ -109,7 +109,7 @@ def run(
 
 
 class Target:
-    """Where a loop saves: there may be an earlier checkpoint."""
+    """The path of a save; it may hold an earlier checkpoint."""
 
     handle: ringstow.SaveHandle
     outcome: Outcome
@@ -122,13 +122,13 @@ class Target:
             ringstow.save(self._earlier, path)
 
     def begin(self, state: dict[str, Any], config: ringstow.Config, staging: Staging) -> None:
-        """Start to save."""
+        """Start the save."""
         self.handle = ringstow.save_async(  # type: ignore[call-arg,unused-ignore]
             state, self._path, config=config, staging=staging
         )
 
     def end(self) -> Outcome:
-        """Wait for the save, and return what became of it."""
+        """Wait for the save and return its outcome."""
         try:
             self.handle.result(TIMEOUT_S)
             self.outcome = "saved"
@@ -141,7 +141,7 @@ class Target:
         return self.outcome
 
     def torn(self, expected: dict[str, Any]) -> list[str]:
-        """Return the names of what is not as it was at the call; or not as it was before."""
+        """Return the names of tensors that differ from the call's or the earlier checkpoint's."""
         if self.outcome == "saved":
             found = ringstow.load(self._path)
             for name in [name for name in found if name.startswith("gate")]:
@@ -153,16 +153,16 @@ class Target:
 
 
 def _check_free(trainer: Trainer) -> None:
-    """Check that no step waits any longer."""
+    """Check that no optimizer step is still blocked."""
     thread = threading.Thread(target=trainer.optimizer.step, daemon=True)
     thread.start()
     thread.join(TIMEOUT_S)
     if thread.is_alive():
-        raise TimeoutError("an optimizer's step still waits after the save has ended")
+        raise TimeoutError("an optimizer step is still blocked after the save ended")
 
 
 class Changer:
-    """Makes a few changes at random moments, in a thread of its own or the caller's."""
+    """Makes a few changes at random moments, in its own thread or the caller's."""
 
     def __init__(self, trainer: Trainer, rng: random.Random, changes: Sequence[Change]) -> None:
         self._trainer = trainer
@@ -176,7 +176,7 @@ class Changer:
     def change(self) -> None:
         """Make the changes."""
         for moment_s, change in self._plan:
-            if moment_s > MOMENT_MAX_S / 8:  # else right now
+            if moment_s > MOMENT_MAX_S / 8:  # otherwise immediately
                 time.sleep(moment_s)
             self.done.append(change.__name__)
             with self._trainer.lock if change in TRAINING else contextlib.nullcontext():
@@ -191,11 +191,11 @@ class Changer:
                 raise
 
     def start(self) -> None:
-        """Begin to make them in another thread."""
+        """Start making the changes in another thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for that thread; raise what it raised."""
+        """Wait for that thread; raise its exception."""
         self._thread.join(TIMEOUT_S)
         if self._thread.is_alive():
             raise TimeoutError(f"a thread hangs in {self.done[-1]}")

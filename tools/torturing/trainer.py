@@ -1,4 +1,4 @@
-"""A small training loop, other in each seed: model, averages, optimizer, and the state to save."""
+"""A small training loop per seed: model, averages, optimizer, and the state to save."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 class Trainer:
-    """One training loop. All randomness is the seed's."""
+    """One training loop. `rng` determines everything random in it."""
 
     def __init__(self, rng: random.Random) -> None:
         torch.manual_seed(rng.randrange(1 << 30))
@@ -57,17 +57,17 @@ class Trainer:
         if rng.random() < 0.5:
             self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         self.keeps_parameters = rng.random() < 0.3
-        # torch's modules and optimizers are for one thread at a time.
+        # torch's modules and optimizers are not thread-safe.
         self.lock = threading.Lock()
         for _ in range(rng.choice([0, 1, 2])):
             self.step()
-        # Those that are saved, also after others have taken their place.
+        # The saved tensors, even after the model has got others.
         self.weights = list(self.model.parameters())
         self.buffers = list(self.model.buffers())
         self.moments = [tensor for _, tensor in tensors_of(self.optimizer.state_dict()["state"])]
 
     def backward(self) -> None:
-        """Run a forward and a backward pass: statistics and gradients change."""
+        """Run a forward and a backward pass, which change statistics and gradients."""
         self.model(torch.randint(0, self.words, (BATCH,))).backward()
 
     def step(self) -> None:
@@ -79,7 +79,7 @@ class Trainer:
             self.average.update_parameters(self.model)
 
     def state(self) -> dict[str, Any]:
-        """Return what is saved: references, as a program has them."""
+        """Return the state to save, with references to the live tensors."""
         state: dict[str, Any] = {
             "model": self.model.state_dict(keep_vars=self.keeps_parameters),
             "optimizer": self.optimizer.state_dict(),
@@ -90,7 +90,7 @@ class Trainer:
 
 
 def frozen(value: Any) -> Any:
-    """Return a copy of a state that nothing changes."""
+    """Return a deep copy of a state."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -109,7 +109,7 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def differences(found: Any, expected: Any) -> list[str]:
-    """Return the names of tensors that are not bit for bit what is expected."""
+    """Return the names of tensors that are not bit-identical to the expected ones."""
     has, wants = dict(tensors_of(found)), dict(tensors_of(expected))
     wrong = sorted(has.keys() ^ wants.keys())
     for name in has.keys() & wants.keys():

@@ -1,4 +1,4 @@
-"""Every peer by its row's name. A new one is a module here and a line below."""
+"""Every peer by its row's name. To add one, add a module here and a line below."""
 
 from comparing.peer import Peer
 from comparing.peers import (

@@ -1,5 +1,7 @@
-"""DeepSpeed's FastFileWriter: torch.save's older format through libaio and O_DIRECT. Its files are
-read by torch.load."""
+"""DeepSpeed's FastFileWriter: torch.save's older format through libaio and O_DIRECT.
+
+torch.load reads its files.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ def prepare() -> None:
 
 
 class NoUtils:
-    """In the place of an operation that DeepSpeed does not build without a GPU. The writer asks for
-    it when it is made, and calls it only for lists of storages, which torch.save never hands it."""
+    """Replaces an operation that DeepSpeed cannot build without a GPU.
+
+    The writer's constructor looks it up. The writer calls it only for lists of storages, which
+    torch.save never passes.
+    """
 
     cast_to_byte_tensor = None
 

@@ -1,4 +1,4 @@
-"""Libraries that only load: files that safetensors wrote, read by several threads."""
+"""Libraries that only load: they read files of safetensors with several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meta's torch_checkpointing: one manager that saves at once or in another process."""
+"""Meta's torch_checkpointing: a manager that saves synchronously or in another process."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def save(state: State, path: Path) -> Finish:
 
 def save_async(state: State, path: Path) -> Finish:
     written = manager("async").save(str(path), {"state": state})
-    with manager("async").lock():  # what its guide has around optimizer.step()
+    with manager("async").lock():  # its guide wraps optimizer.step() in this
         return lambda: written.result()
 
 
 def prewarm(state: State, directory: Path) -> None:
     manager("async").prewarm_staging({"state": state})
-    # The next save would wait for it, within what is measured; there is no public way to.
+    # Otherwise the measured save would wait for this one. There is no public call for it.
     manager("async")._prewarm_staging_future.result()
 
 
@@ -42,7 +42,7 @@ def load(path: Path, like: State) -> State:
     return loaded
 
 
-NOTE = "use_direct_io=False: the unaligned direct writes of its default are refused by ext4, XFS"
+NOTE = "use_direct_io=False: ext4 and XFS refuse the unaligned direct writes of its default"
 REQUIREMENTS = ("torch_checkpointing==0.1.1",)
 PEERS = {
     "torch_checkpointing": Peer(

@@ -1,4 +1,4 @@
-"""torchsnapshot, which restores into tensors that are there."""
+"""torchsnapshot, which restores into existing tensors."""
 
 from __future__ import annotations
 

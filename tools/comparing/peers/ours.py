@@ -1,4 +1,4 @@
-"""ringstow, as the README has it."""
+"""ringstow, called as in the README."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PEERS = {
         fsync="own",
         loads_as="ringstow",
         prewarm=save_earlier,
-        note="removes an earlier checkpoint, saves over its files: as retain(recycle=True) does",
+        note="removes an earlier checkpoint and saves over its files, as retain(recycle=True) does",
     ),
     "ringstow-into": Peer(
         "ringstow", "ringstow", save, load_into, fsync="own", in_place=True, saves_as="ringstow"

@@ -1,4 +1,4 @@
-"""What comes with PyTorch, and safetensors: all in the project's own environment."""
+"""PyTorch's own ways to save, and safetensors. All run in the project's own environment."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""tensorstore as Orbax uses it: a zarr array a tensor, all in one OCDBT database, uncompressed
-(a state of random bits gains nothing from compression)."""
+"""tensorstore as Orbax uses it: one zarr array per tensor, all in one OCDBT database.
+
+Without compression, because random bits do not compress.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ DESCRIPTION = "/.zarray"  # the key of an array's metadata, after its name
 
 
 def as_array(tensor: Any) -> Any:
-    """The tensor's memory as NumPy sees it; bfloat16 by ml_dtypes, as JAX has it."""
+    """Return the tensor's memory as a NumPy array; bfloat16 through ml_dtypes, as in JAX."""
     import ml_dtypes
     import torch
 
@@ -54,7 +56,7 @@ def save(state: State, path: Path) -> Finish:
                 transaction=transaction,
             )  # fmt: skip
             writes.append((opened, array))
-        # A reference is enough: nothing changes the arrays before the commit.
+        # A reference is enough, because nothing changes the arrays before the commit.
         done = [
             opened.result().write(array, can_reference_source_data_indefinitely=True)
             for opened, array in writes

@@ -1,4 +1,4 @@
-"""CoreWeave's tensorizer: one file, written and read by its own threads."""
+"""CoreWeave's tensorizer: its own threads write and read one file."""
 
 from __future__ import annotations
 
