@@ -1,4 +1,4 @@
-"""What all tests here have."""
+"""Fixtures of all tests here."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the tests of conversions convert."""
+"""States and helpers for the tests of conversions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringstow import convert as conversions
 
 
 def trained():
-    """Returns what a trainer has after a step: a model, an optimizer, counters."""
+    """Return a trainer's state after a step: a model, an optimizer, counters."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -30,7 +30,7 @@ def trained():
 
 
 def varied():
-    """Returns a state of every kind of value that both torch and ringstow keep."""
+    """Return a state with every kind of value that both torch and ringstow keep."""
     weight = torch.randn(30, 4)
     return {
         "tied": [weight, weight],
@@ -57,7 +57,7 @@ def saved(state, path):
 
 
 def plain(state):
-    """Returns a state with dense tensors, as those that were stored."""
+    """Return the state with dense tensors, as in the checkpoint."""
     if isinstance(state, torch.Tensor):
         return state.detach().clone(memory_format=torch.contiguous_format)
     if isinstance(state, dict):
@@ -70,13 +70,13 @@ def plain(state):
 
 
 def mild_load(path):
-    """Loads a torch file without running any code of its."""
+    """Load a torch file without running code from it."""
     with conversions._sources.plain_numpy():
         return torch.load(path, weights_only=True)
 
 
 def read_hf(path):
-    """Reads a model as transformers would: by the index, or the one file."""
+    """Read a model as transformers does: through the index, or from the single file."""
     index = path / "model.safetensors.index.json"
     if not index.exists():
         with safe_open(path / "model.safetensors", "pt") as file:
@@ -92,7 +92,7 @@ def read_hf(path):
 
 
 class Evil:
-    """Unpickled, it makes a directory."""
+    """Creates a directory when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark

@@ -1,6 +1,6 @@
-"""A stand-in for the compiled module's saves that a test can hold up or let fail at any moment.
+"""A stand-in for the native saves that a test can hold or fail at any moment.
 
-It writes no file: what was saved is in `saved`.
+It writes no file: `saved` holds the saved bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from ringstow import SaveCancelledError
 
-# By the checkpoint's path: the bytes of each tensor by its name, and the tree.
+# By checkpoint path: each tensor's bytes by name, and the tree.
 saved: dict[str, tuple[dict[str, bytes], str]] = {}
 
 
 class Gate:
-    """Holds a save before it stages, or before it ends, and can make it fail there."""
+    """Holds a save before it stages or before it ends, and can make it fail there."""
 
     def __init__(self, *, staging=True, end=True):
         self.staging = threading.Event()
@@ -36,7 +36,7 @@ class Gate:
         self.end.set()
 
 
-# The gate that the next save passes; tests set it.
+# The gate of the next save; tests set it.
 gate = Gate()
 
 
@@ -106,7 +106,7 @@ def start_save(tensors, state, path, config, step=None):
 
 
 def gather(spec):
-    """Returns the bytes of a tensor as the native side would read them."""
+    """Return a tensor's bytes as the native side reads them."""
     _, (_, shape, strides, address, nbytes, _) = spec
     if nbytes == 0:
         return b""

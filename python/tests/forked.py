@@ -1,7 +1,7 @@
-"""Processes that have torch imported: importing it takes seconds, and many tests need a process.
+"""Run programs in forked processes that have torch imported, because importing it takes seconds.
 
-A server imports torch and ringstow once and forks a process for each program. Tests of an import or
-of the interpreter's exit start an interpreter instead: `support.python`.
+A server imports torch and ringstow once and forks a process for each program. Tests of imports or
+of the interpreter's exit use a new interpreter instead: `support.python`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 class Program:
-    """A program that runs in a forked process; its output is kept until it ends."""
+    """A program that runs in a forked process and collects its output."""
 
     def __init__(self, code, *args, name="-c", env=None, cwd=None):
         self._args = [str(name), *map(str, args)]
@@ -32,11 +32,11 @@ class Program:
         self._process.start()
 
     def kill(self):
-        """Ends it by SIGKILL."""
+        """Send SIGKILL."""
         self._process.kill()
 
     def wait(self, timeout=110):
-        """Returns the completed process, with text; one that takes longer is killed."""
+        """Return the completed process, with text; kill it after the timeout."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             self._process.kill()
@@ -51,7 +51,7 @@ class Program:
 
 
 def python(code, *args, check=False, **options):
-    """Runs Python code; returns the completed process, with text."""
+    """Run Python code; return the completed process, with text."""
     done = Program(code, *args, **options).wait()
     if check:
         done.check_returncode()
@@ -59,7 +59,7 @@ def python(code, *args, check=False, **options):
 
 
 def script(path, *args, **options):
-    """Runs a Python file as a program; returns the completed process, with text."""
+    """Run a Python file as a program; return the completed process, with text."""
     return python(SCRIPT, *args, name=path, **options)
 
 

@@ -1,4 +1,4 @@
-"""Cuts the power of a file system in conversions and DCP saves, for ``test_power_cut.py``.
+"""Cut a file system's power during conversions and DCP saves, for ``test_power_cut.py``.
 
 ``unshare --mount python power_cuts.py CUT_DISK ext4|xfs|btrfs CUTS SEED OUTSIDE``. Each operation
 runs in a forked child, which has torch imported already and keeps no file open.
@@ -29,17 +29,17 @@ NAMES = [f"w{i}" for i in range(4)]
 ELEMENTS = 50_000
 RANKS = 2
 
-# Bytes of the first file of a model: there are several.
+# The maximum size of a model's file, small enough for several files.
 SMALL = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20, shard_bytes=300_000)
 
 
 def state(step):
-    """Returns the state of a step: every element says which."""
+    """Return the state of a step; every element identifies the step."""
     return {name: torch.full((ELEMENTS,), float(step + i)) for i, name in enumerate(NAMES)}
 
 
 def step_of(found):
-    """Returns the step of a state, of which every element is right."""
+    """Return the step of a state after checking every element."""
     step = int(found["w0"][0])
     assert set(found) == set(NAMES)
     for name, tensor in state(step).items():
@@ -51,7 +51,7 @@ def step_of(found):
 
 
 def converts(source, target):
-    """Returns a conversion from one kind of checkpoint to another over an earlier one."""
+    """Return a conversion from one kind of checkpoint to another that overwrites an earlier one."""
 
     def operation(step, path, outside):
         of = outside / f"{source}-{step}"
@@ -64,20 +64,20 @@ def converts(source, target):
 
 
 def saves(step, path, outside):
-    """Saves by DCP, over an earlier checkpoint."""
+    """Save with DCP over an earlier checkpoint."""
     writer = ringstow.dcp.StorageWriter(path, config=SMALL)
     dcp.save(state(step), storage_writer=writer, no_dist=True)
 
 
 def saves_in_background(step, path, outside):
-    """The same, without blocking the trainer."""
+    """Save with DCP in the background."""
     in_one_process(outside)
     writer = ringstow.dcp.StorageWriter(path, config=SMALL)
     dcp.async_save(state(step), storage_writer=writer).result()
 
 
 def saves_by_ranks(step, path, outside):
-    """The same by two ranks, each with a part of the tensors."""
+    """Save with DCP on two ranks, each with some of the tensors."""
     store = tempfile.mktemp(dir=outside)
     in_children(RANKS, lambda rank: save_a_rank(rank, step, path, store))
 
@@ -109,7 +109,7 @@ OPERATIONS = {
 
 
 def load(path, outside):
-    """Returns the state at a path; None if nothing is there, or nothing complete."""
+    """Return the state at a path; None if there is no complete checkpoint."""
     if not os.path.lexists(path):
         return None
     try:
@@ -124,10 +124,10 @@ def load(path, outside):
 
 
 def left_over(path):
-    """Returns what lies beside or in a checkpoint and is not of it, after a clean-up."""
+    """Clean up, then return the files in or beside a checkpoint that do not belong to it."""
     if os.path.isdir(path):
         assert not ringstow.prune(path.parent).left
-    known = re.compile(r"c|fresh-\d+")  # the removal of one may be lost, too
+    known = re.compile(r"c|fresh-\d+")  # the power cut may undo a removal
     beside = [name for name in os.listdir(path.parent) if not known.fullmatch(name)]
     inside = (
         [entry.name for entry in path.iterdir() if entry.name.endswith(".part")]
@@ -141,7 +141,7 @@ def left_over(path):
 
 
 def in_children(count, work):
-    """Runs a function in forked children, each with its number; raises if one of them failed."""
+    """Run a function in forked children, each with its number; raise if one of them failed."""
     children = []
     for number in range(count):
         child = os.fork()
@@ -154,7 +154,7 @@ def in_children(count, work):
 
 
 def end(work, *args):
-    """Ends this process with 0 after a function's return, and with 1 after an exception."""
+    """Run a function and exit with 0, or with 1 after an exception."""
     try:
         work(*args)
     except BaseException:
@@ -164,7 +164,7 @@ def end(work, *args):
 
 
 def start(work, *args):
-    """Starts a function in a forked child; returns one that waits for its code and messages."""
+    """Start a function in a forked child; return a function that waits for code and messages."""
     log = tempfile.TemporaryFile()  # noqa: SIM115
     child = os.fork()
     if child == 0:
@@ -181,7 +181,7 @@ def start(work, *args):
 
 
 def look(path, outside, allowed):
-    """Asserts that one of the allowed steps is at a path, byte by byte; None is an absent one."""
+    """Assert that a path holds one of the allowed steps, byte for byte; None means no step."""
     found = load(path, outside)
     step = None if found is None else step_of(found)
     assert step in allowed, f"step {step} is there, not one of {allowed}"
@@ -245,11 +245,11 @@ def cut_and_check(disk, outside, cuts, seed):
         fresh = chance.random() < 0.3
         path, before = (folder / f"fresh-{cut}", None) if fresh else (folder / "c", last)
         running = start(operation, last + 1, path, outside)
-        time.sleep(chance.random() * 1.1 * usual[name])  # chooses the moment
+        time.sleep(chance.random() * 1.1 * usual[name])  # the random moment of the cut
         disk.tell("cut")
         code, said = running()
         disk.tell("restore")
-        # It may have ended just before the cut.
+        # The operation may have ended just before the cut.
         allowed = [last + 1] if code == 0 else [before, last + 1]
         within += code != 0
         what = f"cut {cut} of seed {seed} in {name} to {path}, ended with {code}: {said}\nthen"

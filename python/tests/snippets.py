@@ -1,7 +1,7 @@
-"""Runs the Python snippets of one page: ``python snippets.py PAGE``, in a directory of its own.
+"""Run the Python snippets of one page in a temporary directory: ``python snippets.py PAGE``.
 
-The snippets of a page run in order and share their names. A page starts with the names that a
-trainer has: ``model``, ``optimizer``, ``state``, ``step``, ``path``.
+The snippets of a page run in order and share their names. A page starts with a trainer's names:
+``model``, ``optimizer``, ``state``, ``step``, ``path``.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def snippets(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield each Python snippet of a page, with the line that it starts at."""
+    """Yield each Python snippet of a page with its first line's number."""
     text = page.read_text()
     for match in SNIPPET.finditer(text):
         yield text.count("\n", 0, match.start(1)) + 1, match.group(1)
 
 
 def run(page: Path, root: Path) -> None:
-    """Run all snippets of a page. ``/mnt`` in a snippet is a directory of this run."""
+    """Run all snippets of a page. ``/mnt`` in a snippet becomes a directory of this run."""
     names = trainer(root)
     for line, code in snippets(page):
         code = code.replace('"/mnt/', f'"{root}/mnt/')
-        # Empty lines before it, so that a traceback names the page's own line.
+        # Empty lines in front, so that a traceback names the page's line.
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
 
 
 def trainer(root: Path) -> dict[str, object]:
-    """Return what every snippet may use, and lay out the files that some read."""
+    """Return the names that every snippet may use, and create the files that some read."""
     import torch
     import torch.distributed as dist
 

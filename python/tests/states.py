@@ -1,4 +1,4 @@
-"""State dicts for the tests, and how to compare them."""
+"""State dicts for the tests, and comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ringstow.dcp
 
 
 def every_kind():
-    """Returns a state with tensors of every shape, stride and dtype, and with objects."""
+    """Return a state with tensors of every shape, stride and dtype, and with objects."""
     floats = torch.arange(24.0).reshape(4, 6)
     return {
         "model": {
@@ -51,7 +51,7 @@ def every_kind():
 
 
 def blank(value):
-    """Returns a state of the same structure that holds none of the values."""
+    """Return a state of the same structure with none of the values."""
     if isinstance(value, torch.Tensor):
         if value.dtype.itemsize == 1 or value.dtype == torch.bool:
             return torch.empty(value.shape, dtype=torch.uint8).fill_(255).view(value.dtype)
@@ -64,7 +64,7 @@ def blank(value):
 
 
 def plain(value):
-    """Returns a state with its tensors as a load gives them: dense, and no Parameters."""
+    """Return the state with its tensors as a load returns them: dense, and without Parameters."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().contiguous().resolve_conj().resolve_neg()
     if isinstance(value, dict):
@@ -75,7 +75,7 @@ def plain(value):
 
 
 def load(path, state, **options):
-    """Loads into a blank state of the same structure, which is returned."""
+    """Load into a blank state of the same structure and return it."""
     target = blank(state)
     dcp.load(target, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader(), **options)
     return target

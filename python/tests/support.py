@@ -1,4 +1,4 @@
-"""What several tests share: comparing states, reading and resealing manifests, other processes."""
+"""Helpers: comparing states, reading and resealing manifests, other processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ringstow.tree import _build, _encode, _skeleton
 
 
 def assert_same(a, b, at="root"):
-    """Asserts that two states are equal: values, types, order, NaNs and the sign of zero."""
+    """Assert that two states are equal: values, types, order, NaNs and the sign of zero."""
     assert type(a) is type(b), f"{at}: {type(a)} and {type(b)}"
     if isinstance(a, dict):
         assert len(a) == len(b), at
@@ -61,7 +61,7 @@ def assert_same(a, b, at="root"):
 
 
 def fields_of(value):
-    """Returns the fields of a dataclass, with or without slots, or of a namespace."""
+    """Return the fields of a dataclass, with or without slots, or of a namespace."""
     if not dataclasses.is_dataclass(value):
         return dict(vars(value))
     names = (field.name for field in dataclasses.fields(value))
@@ -69,13 +69,13 @@ def fields_of(value):
 
 
 def raw(tensor):
-    """Returns the elements' bytes, in row-major order."""
+    """Return the elements' bytes in row-major order."""
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size())
 
 
 def codec(state, **options):
-    """Encodes and decodes a state without any file."""
+    """Encode and decode a state without a file."""
     encoded = _encode.encode(state, **options)
     table = [
         (name, dtype, shape, nbytes) for name, (dtype, shape, _, _, nbytes, _) in encoded.tensors
@@ -88,19 +88,19 @@ def codec(state, **options):
 
 
 def manifest_of(path):
-    """Returns the parsed manifest of a checkpoint."""
+    """Return the parsed manifest of a checkpoint."""
     return json.loads((pathlib.Path(path) / "manifest.json").read_bytes())
 
 
 def shards_of(path):
-    """Returns the paths of a checkpoint's shards, in the manifest's order."""
+    """Return the paths of a checkpoint's shards in the manifest's order."""
     return [pathlib.Path(path) / file["name"] for file in manifest_of(path)["files"]]
 
 
 def reseal(path, manifest):
-    """Writes a manifest with a right checksum, so that what it says reaches the parser.
+    """Write a manifest with a correct trailer checksum, so that its content reaches the parser.
 
-    ``manifest`` is an object (its own ``crc32`` is ignored) or the bytes before ``,"crc32"``.
+    ``manifest`` is an object (its ``crc32`` is ignored) or the bytes before ``,"crc32"``.
     """
     if isinstance(manifest, bytes):
         text = manifest
@@ -112,20 +112,20 @@ def reseal(path, manifest):
 
 
 def python(code, *args, limit=120, **options):
-    """Runs Python code in a process of its own; returns the completed process, with text."""
+    """Run Python code in a new process; return the completed process, with text."""
     command = [sys.executable, "-c", code, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)
 
 
 def python_start(code, *args, **options):
-    """Starts Python code in a process of its own, with pipes for its output."""
+    """Start Python code in a new process, with pipes for its output."""
     command = [sys.executable, "-c", code, *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{**pipes, **options})
 
 
 def litter(directory):
-    """Returns what lies in a checkpoint's directory beside what its manifest names."""
+    """Return the files in a checkpoint's directory that its manifest does not name."""
     directory = pathlib.Path(directory)
     if not directory.exists():
         return []
@@ -136,9 +136,9 @@ def litter(directory):
 
 
 def missing(reason):
-    """Skips a test that needs what this machine lacks; fails it if RINGSTOW_REQUIRE_RIGS is set.
+    """Skip a test if this machine lacks a rig; fail it if RINGSTOW_REQUIRE_RIGS is set.
 
-    A rig is a device, a file system, a right or a program.
+    A rig is a device, a file system, a permission or a program.
     """
     if os.environ.get("RINGSTOW_REQUIRE_RIGS"):
         pytest.fail(f"RINGSTOW_REQUIRE_RIGS is set, and this machine lacks a rig: {reason}")

@@ -1,4 +1,4 @@
-"""Saves in the background with the real engine: snapshots, exits, Ctrl-C, forks, two at once."""
+"""Background saves with the real engine: snapshots, exits, Ctrl-C, forks, two at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support import assert_same, litter, python, python_start
 
 import ringstow
 
-# One small transfer at a time. How much then takes a while depends on the disk: see `slow_bytes`.
+# One small transfer at a time. `slow_bytes` adapts the size to the disk's speed.
 SLOW = ringstow.Config(block_bytes=4096, pool_bytes=8192, queue_depth=1, fillers=1)
 SLOW_CODE = """
 import os, sys, threading, time, logging
@@ -30,7 +30,7 @@ state = {"a": np.ones(size, np.uint8)}
 
 @pytest.fixture(scope="module")
 def slow_bytes(tmp_path_factory):
-    """Returns how many bytes take about two seconds to save with SLOW."""
+    """Return the number of bytes that take about two seconds to save with SLOW."""
     path, size = tmp_path_factory.mktemp("calibrate") / "c", 2 << 20
     seconds = ringstow.save({"a": torch.ones(size // 4)}, path, config=SLOW).seconds.write
     return min(max(int(2 * size / seconds), 4 << 20), 1 << 30) // 4096 * 4096
@@ -42,7 +42,7 @@ def slow_state(slow_bytes):
 
 
 @pytest.mark.parametrize("pool_bytes", [1 << 20, 256 << 20], ids=["streams", "snapshot"])
-def test_what_is_overwritten_after_wait_staged_is_not_saved(pool_bytes, tmp_path):
+def test_changes_after_wait_staged_are_not_saved(pool_bytes, tmp_path):
     config = ringstow.Config(pool_bytes=pool_bytes, block_bytes=256 << 10)
     state = {str(i): torch.full((1 << 20,), float(i)) for i in range(16)}
     handle = ringstow.save_async(state, tmp_path / "c", config=config)
@@ -66,7 +66,7 @@ def test_dropped_handle_and_state_do_not_harm_the_save(tmp_path):
     assert torch.equal(ringstow.load(tmp_path / "c")["w"], torch.arange(10_000_000))
 
 
-def test_progress_goes_from_nothing_to_all(slow_state, slow_bytes, tmp_path):
+def test_progress_rises_from_zero_to_all_bytes(slow_state, slow_bytes, tmp_path):
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     seen = [handle.progress()]
     while not handle.wait_staged(0.05):
@@ -100,7 +100,7 @@ def test_the_interpreters_exit_waits_for_the_save(slow_bytes, tmp_path):
 
 
 @pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="starts no threads in atexit")
-def test_the_exit_waits_for_a_save_that_it_started_itself(slow_bytes, tmp_path):
+def test_exit_waits_for_a_save_started_at_exit(slow_bytes, tmp_path):
     code = SLOW_CODE + (
         "import atexit\n"
         "def last():\n"
@@ -116,7 +116,7 @@ def test_the_exit_waits_for_a_save_that_it_started_itself(slow_bytes, tmp_path):
 LAST = """
 import atexit
 jobs = []
-atexit.register(lambda: print(jobs[0].done()))  # after ringstow's function, which is newer
+atexit.register(lambda: print(jobs[0].done()))  # runs after ringstow's
 """
 IN_A_DAEMON = """
 from ringstow import _native
@@ -135,7 +135,7 @@ while not any(name.startswith("rank") for name in os.listdir(path)):
 
 
 def test_the_exit_waits_for_a_daemon_threads_save(slow_bytes, tmp_path):
-    """Else the thread takes the GIL during finalization, which may abort the process."""
+    """Otherwise the thread takes the GIL during finalization, which may abort the process."""
     done = python(LAST + SLOW_CODE + IN_A_DAEMON, tmp_path / "c", slow_bytes)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
@@ -168,7 +168,7 @@ def test_reported_failure_does_not_fail_the_exit(ask, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_cancelling_leaves_nothing(slow_state, tmp_path):
+def test_cancelled_save_leaves_no_files(slow_state, tmp_path):
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     handle.wait_staged(0.1)
     handle.cancel()
@@ -201,7 +201,7 @@ def test_cancelling_keeps_the_earlier_checkpoint(slow_state, tmp_path):
 def test_ctrl_c_ends_the_wait(wait, slow_bytes, tmp_path):
     code = f"""{SLOW_CODE}
 import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
 try:
     print("ready", flush=True)
     {wait}
@@ -221,10 +221,10 @@ except KeyboardInterrupt:
     assert not (tmp_path / "c" / "manifest.json").exists()
 
 
-def test_ctrl_c_before_a_save_is_anybodys_ends_it(slow_state, tmp_path, caplog):
+def test_ctrl_c_before_the_handle_returns_cancels_save(slow_state, tmp_path, caplog):
     def ctrl_c(frame, event, arg):
         if event == "c_return" and arg.__name__ == "start_save":
-            raise KeyboardInterrupt  # as a signal that comes meanwhile does, once it returns
+            raise KeyboardInterrupt  # as a signal during this C call would, once it returns
 
     sys.setprofile(ctrl_c)
     try:
@@ -235,7 +235,7 @@ def test_ctrl_c_before_a_save_is_anybodys_ends_it(slow_state, tmp_path, caplog):
     slow_state["a"].zero_()
     assert not (tmp_path / "c" / "manifest.json").exists()
     assert litter(tmp_path / "c") == []
-    assert caplog.records == []  # who cancels a save is not told that it failed
+    assert caplog.records == []  # a cancelled save is not reported as a failure
 
 
 class Squares(torch.utils.data.Dataset):
@@ -259,7 +259,7 @@ def test_a_data_loader_may_fork_workers_during_a_save(slow_state, tmp_path):
 
 
 def in_child(act):
-    """Runs a function in a forked child; returns the child's exit code."""
+    """Run a function in a forked child; return the child's exit code."""
     child = os.fork()
     if child == 0:
         try:
@@ -274,7 +274,7 @@ def in_child(act):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
-    ringstow.save({"warm": np.ones(3)}, tmp_path / "warm")  # the parent's engine is up
+    ringstow.save({"warm": np.ones(3)}, tmp_path / "warm")  # the parent's engine is running
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
 
     def child():
@@ -290,14 +290,14 @@ def test_a_forked_child_can_save_and_load_by_itself(slow_state, tmp_path):
 
 
 def open_below(root):
-    """Returns what this process has open in a directory, and its rings."""
+    """Return this process's open files in a directory, and its io_uring rings."""
     links = [os.path.realpath(fd.path) for fd in os.scandir("/proc/self/fd")]
     return [link for link in links if str(root) in link or "io_uring" in link]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_keeps_nothing_of_a_save_open(slow_state, tmp_path):
-    """Else what is removed keeps its room on the disk, and its lock, until the child ends."""
+def test_forked_child_closes_the_files_of_a_save(slow_state, tmp_path):
+    """Otherwise removed files keep their disk space and lock until the child ends."""
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     while not any(part.stat().st_size for part in (tmp_path / "c").glob("*.part")):
         assert not handle.done()
@@ -312,8 +312,8 @@ def test_a_forked_child_keeps_nothing_of_a_save_open(slow_state, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_keeps_nothing_of_a_load_open(slow_state, tmp_path):
-    ringstow.save(slow_state, tmp_path / "c", config=SLOW)  # which is read in blocks as small
+def test_forked_child_closes_the_files_of_a_load(slow_state, tmp_path):
+    ringstow.save(slow_state, tmp_path / "c", config=SLOW)  # so that loads read small blocks too
     into = {"a": torch.zeros_like(slow_state["a"])}
     load = threading.Thread(
         target=ringstow.load_into, args=(into, tmp_path / "c"), kwargs={"config": SLOW}

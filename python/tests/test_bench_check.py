@@ -1,4 +1,4 @@
-"""The comparison of instruction counts, by counts that are made up."""
+"""The comparison of instruction counts, with made-up counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_more_than_five_percent_is_a_regression(
     assert told in capsys.readouterr().out
 
 
-def test_by_another_compiler_only_more_than_a_quarter_is(
+def test_other_compiler_raises_the_bound_to_a_quarter(
     tool: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = HERE | {"rustc": "1.99.0"}
@@ -50,7 +50,7 @@ def test_by_another_compiler_only_more_than_a_quarter_is(
     assert "rustc: 1.95.0 in the baseline, 1.99.0 here" in capsys.readouterr().out
 
 
-def test_a_case_that_is_not_compared_is_a_failure(tool: Any) -> None:
+def test_case_without_counterpart_fails(tool: Any) -> None:
     assert tool.check({"block": 1000}, BASELINE, HERE) == 1
     assert tool.check({"block": 1000, "tensor": 200, "new": 1}, BASELINE, HERE) == 1
 
@@ -75,14 +75,12 @@ def test_bad_baseline_is_refused_before_counting(
     assert "make bench-baseline" in said
 
 
-def test_the_cost_of_an_item_leaves_out_what_is_done_once(
-    tool: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cost_per_item_excludes_start_up(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "count", lambda binary, case, size: 1_000_000 + 70 * size)
     assert tool.cost(Path("bench"), tool.Case("block", 10, 110)) == 70
 
 
-def test_without_valgrind_it_says_what_to_install(
+def test_missing_valgrind_error_names_the_package(
     tool: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tool.shutil, "which", lambda program: None)

@@ -1,4 +1,4 @@
-"""Wrong calls that are easy to make get an error that names the right one."""
+"""The error of a common wrong call names the right one."""
 
 import inspect
 
@@ -18,19 +18,19 @@ import ringstow
         ("divice", "device"),
     ],
 )
-def test_torch_load_arguments_are_answered_with_ringstows(tmp_path, word, right):
+def test_torch_load_arguments_get_a_hint(tmp_path, word, right):
     with pytest.raises(TypeError, match=f"ringstow.load has no argument '{word}': .*{right}"):
         ringstow.load(tmp_path, **{word: True})
 
 
 @pytest.mark.parametrize("word", ["map_location", "assign", "mmap"])
-def test_load_into_answers_arguments_that_it_cannot_have(tmp_path, word):
+def test_load_into_rejects_load_arguments_by_name(tmp_path, word):
     with pytest.raises(TypeError, match=f"ringstow.load_into has no argument '{word}'"):
         ringstow.load_into({}, tmp_path, **{word: True})
 
 
 @pytest.mark.parametrize("save", [ringstow.save, ringstow.save_async])
-def test_positional_config_is_answered_with_the_right_call(save, tmp_path):
+def test_positional_config_error_shows_the_right_call(save, tmp_path):
     with pytest.raises(TypeError, match=r"config=Config\(...\)"):
         save({"step": 1}, tmp_path / "c", ringstow.Config())
     assert not (tmp_path / "c").exists()
@@ -44,23 +44,23 @@ def test_positional_arguments_of_load_are_explained(tmp_path):
 
 
 @pytest.mark.parametrize("call", [ringstow.save, ringstow.save_async, ringstow.load_into])
-def test_swapped_arguments_are_answered_with_the_right_order(call, tmp_path):
+def test_swapped_arguments_error_shows_the_right_order(call, tmp_path):
     with pytest.raises(TypeError, match=rf"ringstow.{call.__name__}\(state_dict, path\)"):
         call(tmp_path / "c", {"step": 1})
     assert not (tmp_path / "c").exists()
 
 
-def test_the_signatures_are_what_they_were():
+def test_first_parameters_are_unchanged():
     assert list(inspect.signature(ringstow.load).parameters)[:2] == ["path", "prefix"]
     assert list(inspect.signature(ringstow.save).parameters)[:2] == ["state_dict", "path"]
 
 
 @pytest.mark.parametrize("keep", ["2", 1.5, True, None])
-def test_keep_is_a_number_of_checkpoints(tmp_path, keep):
+def test_keep_must_be_a_number(tmp_path, keep):
     with pytest.raises(TypeError, match="keep is a number of checkpoints"):
         ringstow.retain(tmp_path, keep)
 
 
-def test_prefix_is_one_name(tmp_path):
+def test_prefix_must_be_one_name(tmp_path):
     with pytest.raises(TypeError, match="for several names give keys="):
         ringstow.load(tmp_path, prefix=["model", "optimizer"])

@@ -1,4 +1,4 @@
-"""tools/compare.py: what it computes from measurements, how it bears failing peers, a small run."""
+"""tools/compare.py: figures from measurements, failing peers, and a small run."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_ratios_are_taken_within_a_round(rounds):
     assert table.ratios(rounds, "load", "ringstow", ["torch.save"]) == [2.0, 4.0]
 
 
-def test_a_load_is_set_beside_the_best_of_its_like():
+def test_load_ratio_is_to_the_best_load_of_its_kind():
     def load(seconds):
         return {"load": {"bytes": 10**9, "seconds": seconds}}
 
@@ -51,38 +51,38 @@ def test_a_load_is_set_beside_the_best_of_its_like():
     assert "load into 8.00" in best
 
 
-def test_a_round_without_one_of_the_two_gives_no_ratio(rounds):
+def test_round_lacking_either_row_gives_no_ratio(rounds):
     del rounds.done[0]["fio"]
     assert table.ratios(rounds, "save", "ringstow", ["fio"]) == [0.5]
 
 
-def test_a_peer_that_failed_is_a_row_that_says_why(rounds):
+def test_failed_peer_gets_a_row_with_the_reason(rounds):
     assert [line for line in table.rows(rounds) if line.startswith("deepspeed")] == [
         f"{'deepspeed':<25} FAILED no libaio"
     ]
 
 
-def test_every_row_says_who_made_the_save_durable(rounds):
+def test_every_row_shows_which_side_synced(rounds):
     ends = {line.split()[0]: line for line in table.rows(rounds)}
     assert ends["torch.save"].endswith("added")
     assert ends["ringstow"].endswith("own")
     assert table.made_durable_by("fastsafetensors") == "-"
 
 
-def test_a_load_that_was_not_cold_is_named(rounds, at):
+def test_warm_load_is_named(rounds, at):
     assert table.warm_loads(rounds) == []
     rounds.done[1]["torch.save"]["load"]["cached_bytes_before"] = 5e8
     assert table.warm_loads(rounds) == ["torch.save"]
 
 
-def test_the_summary_and_the_chart_agree_on_who_is_fastest(rounds):
+def test_summary_and_chart_have_the_same_order(rounds):
     summary = table.summary(rounds)
     assert summary["torch.save"]["save_gb_s"] == [0.25, 0.25, 0.25]
     assert [name for name, _ in chart.bars(summary, "save")] == ["torch.save", "ringstow", "fio"]
     assert chart.label("torch.save", summary["torch.save"], "save").endswith("*")
 
 
-def test_a_small_state_is_of_small_tensors_alone():
+def test_small_state_has_only_small_tensors():
     from comparing import state
 
     small = state.make_small_state(1_000_000)
@@ -92,11 +92,11 @@ def test_a_small_state_is_of_small_tensors_alone():
     assert state.digest(small) == state.digest(again) != state.digest(other)
 
 
-def test_nobody_always_comes_first():
+def test_each_round_starts_with_another_row():
     assert {measuring.in_turn(["a", "b", "c"], number)[0] for number in range(3)} == {"a", "b", "c"}
 
 
-def test_a_failing_peer_is_not_tried_again_and_others_go_on():
+def test_failed_peer_is_not_retried_others_continue():
     rounds = measuring.Rounds(["good", "bad"])
     tried = []
 
@@ -112,7 +112,7 @@ def test_a_failing_peer_is_not_tried_again_and_others_go_on():
     assert rounds.failed == {"bad": "broken"}
 
 
-def test_an_interrupted_round_leaves_those_before_it():
+def test_interrupted_round_keeps_earlier_rounds():
     rounds = measuring.Rounds(["one", "two"])
 
     def measure(name, number):
@@ -137,7 +137,7 @@ def test_every_file_is_synced_before_its_directory(at, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 100_000])
-def test_cached_bytes_tells_what_was_just_written(at, size):
+def test_cached_bytes_counts_a_written_file(at, size):
     (at / "file").write_bytes(b"x" * size)
     assert durable.cached_bytes(at) == -(-size // durable.PAGE_BYTES) * durable.PAGE_BYTES
 
@@ -153,7 +153,7 @@ def test_environments_differ_by_packages_and_pytorch():
     assert environments.environment_name(("a>=1",), []).startswith("a-")
 
 
-def test_pips_reason_is_one_line_that_names_the_conflict():
+def test_pip_reason_is_one_line_with_the_conflict():
     output = """Collecting a
 ERROR: Cannot install a==1 because these package versions have conflicting dependencies.
 
@@ -168,7 +168,7 @@ ERROR: ResolutionImpossible: for help visit the documentation
     assert "\n" not in reason
 
 
-def test_a_made_environment_sees_the_projects_packages(at):
+def test_created_environment_sees_the_projects_packages(at):
     python = environments.create(at / "one")
     command = [str(python), "-c", "import pytest, sys; print(sys.prefix)"]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -200,7 +200,7 @@ def test_the_answer_is_the_last_json_line():
     assert processes.last_json("noise") is None
 
 
-def test_cpu_time_of_a_child_that_still_runs_counts():
+def test_cpu_time_of_a_running_child_counts():
     before = usage.cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
@@ -214,7 +214,7 @@ def test_cpu_time_of_a_child_that_still_runs_counts():
         child.wait()
 
 
-def test_a_row_that_loads_as_another_names_one_that_is_there():
+def test_loads_as_names_an_existing_row():
     for peer in PEERS.values():
         assert peer.loads_as is None or PEERS[peer.loads_as].loads_as is None
         assert peer.begin is not None or peer.load is not None

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: the caller, the environment, ringstow.toml, the defaults."""
+"""The sources of a configuration: the caller, the environment, ringstow.toml, the defaults."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ import ringstow
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Run in a directory of the test's own, which may hold a ringstow.toml."""
+    """Run in a new directory, to which a test may add a ringstow.toml."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -41,7 +41,7 @@ def test_the_file_may_be_anywhere(elsewhere, monkeypatch):
         ringstow.Config()
 
 
-def test_what_cannot_be_is_named(elsewhere, monkeypatch):
+def test_invalid_settings_are_named(elsewhere, monkeypatch):
     monkeypatch.setenv("RINGSTOW_DIRECT", "sometimes")
     with pytest.raises(ringstow.InvalidStateError, match="RINGSTOW_DIRECT=sometimes"):
         ringstow.Config()
@@ -52,7 +52,7 @@ def test_what_cannot_be_is_named(elsewhere, monkeypatch):
     assert not (elsewhere / "ckpt").exists()
 
 
-def test_what_is_true_or_false_is_said_by_a_variable_too(monkeypatch):
+def test_environment_variables_set_booleans(monkeypatch):
     assert ringstow.Config().recycle is False
     monkeypatch.setenv("RINGSTOW_RECYCLE", "true")
     assert ringstow.Config().recycle is True
@@ -61,7 +61,7 @@ def test_what_is_true_or_false_is_said_by_a_variable_too(monkeypatch):
         ringstow.Config()
 
 
-def test_a_variable_of_no_field_is_warned_of_once(monkeypatch):
+def test_unknown_variable_is_warned_of_once(monkeypatch):
     monkeypatch.setenv("RINGSTOW_POOL_BYTE", "1G")
     ran = python("import ringstow; ringstow.Config(); ringstow.Config()")
     assert ran.returncode == 0, ran.stderr
@@ -70,7 +70,7 @@ def test_a_variable_of_no_field_is_warned_of_once(monkeypatch):
     assert "RINGSTOW_POOL_BYTES?" in ran.stderr
 
 
-def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):
+def test_saves_and_loads_write_a_trace(elsewhere, monkeypatch):
     ringstow.save({"a": np.ones(3)}, "ckpt", config=ringstow.Config(trace="save.json"))
     monkeypatch.setenv("RINGSTOW_TRACE", "load.json")
     ringstow.load("ckpt")
@@ -92,7 +92,7 @@ def test_a_trace_is_written_of_saves_and_loads(elsewhere, monkeypatch):
         ("stripe", "/mnt/b", "a collection of paths ([path] for one)"),
     ],
 )
-def test_a_field_of_another_kind_is_named(field, value, may_be):
+def test_field_of_wrong_type_is_named(field, value, may_be):
     with pytest.raises(TypeError) as caught:
         ringstow.Config(**{field: value})
     assert str(caught.value) == f"Config.{field} must be {may_be}, not {value!r}"
@@ -119,13 +119,13 @@ def test_a_field_of_another_kind_is_named(field, value, may_be):
         ({"stripe": ["/b", "/b"]}, "stripe names /b twice"),
     ],
 )
-def test_what_a_field_cannot_be_is_said_when_it_is_made(fields, said):
+def test_invalid_field_raises_at_construction(fields, said):
     with pytest.raises(ringstow.InvalidStateError) as caught:
         ringstow.Config(**fields)
     assert f"Config.{said}" in str(caught.value)
 
 
-def test_sizes_are_taken_as_text_and_kept_as_numbers(monkeypatch):
+def test_text_sizes_are_stored_as_numbers(monkeypatch):
     config = ringstow.Config(pool_bytes="64MiB", block_bytes="1M", shard_bytes="5GB")
     assert (config.pool_bytes, config.block_bytes) == (64 << 20, 1 << 20)
     assert config.shard_bytes == 5 * 10**9
@@ -150,7 +150,7 @@ def test_config_file_found_by_chance_cannot_set_trace(elsewhere, monkeypatch):
     assert victim.read_text() != "precious"
 
 
-def test_which_file_is_in_force_is_logged_once(elsewhere):
+def test_config_file_in_use_is_logged_once(elsewhere):
     (elsewhere / "ringstow.toml").write_text("queue_depth = 3\n")
     ran = python(
         "import logging; logging.basicConfig(level='INFO')\n"
@@ -159,12 +159,12 @@ def test_which_file_is_in_force_is_logged_once(elsewhere):
     assert ran.stderr.count(str(elsewhere / "ringstow.toml")) == 1, ran.stderr
 
 
-def test_what_is_no_config_is_refused(elsewhere):
+def test_config_of_wrong_type_is_refused(elsewhere):
     with pytest.raises(TypeError, match=r"a ringstow.Config, not a dict"):
         ringstow.save({"a": 1}, "ckpt", config={"files": 2})
 
 
-def test_a_trace_stays_where_it_was_asked_for(elsewhere, monkeypatch, tmp_path):
+def test_relative_trace_path_is_resolved_at_construction(elsewhere, monkeypatch, tmp_path):
     config = ringstow.Config(trace=pathlib.Path("trace.json"))
     (elsewhere / "sub").mkdir()
     monkeypatch.chdir(elsewhere / "sub")

@@ -50,7 +50,7 @@ def test_tied_tensors_stay_tied(at):
     assert one.data_ptr() == other.data_ptr()
 
 
-def test_a_file_of_an_old_torch_is_loaded_whole_and_says_so(at):
+def test_old_torch_format_is_loaded_whole_with_a_warning(at):
     torch.save(trained(), at / "a.pt", _use_new_zipfile_serialization=False)
     with pytest.warns(UserWarning, match="loaded into memory at once"):
         torch_to_ringstow(at / "a.pt", at / "ckpt")
@@ -91,7 +91,7 @@ def test_results_equal_those_of_torchs_converters(at):
         dcp_to_ringstow(at / name, at / f"{name}.ckpt")
     theirs, ours = (torch.load(at / f"{n}.pt", weights_only=False) for n in ("theirs", "ours"))
     assert_same(plain(ours), plain(theirs))
-    # And read by us, both are what torch makes of its own.
+    # ringstow reads both, with torch's results.
     assert_same(ringstow.load(at / "ours.ckpt"), plain(theirs))
     assert_same(ringstow.load(at / "theirs.ckpt"), plain(theirs))
 
@@ -111,11 +111,11 @@ state = {
 }
 dcp.save(state, checkpoint_id=path)
 dist.destroy_process_group()
-os._exit(0)  # gloo's threads may outlive the group, and abort a process that ends as others do
+os._exit(0)  # gloo's threads may outlive the group and abort a normal exit
 """
 
 
-def test_tensors_that_two_ranks_wrote_are_put_together(at):
+def test_shards_of_two_ranks_are_assembled(at):
     ranks = [forked.Program(RANK, rank, at / "store", at / "stock") for rank in (0, 1)]
     for rank in ranks:
         done = rank.wait()
@@ -126,7 +126,7 @@ def test_tensors_that_two_ranks_wrote_are_put_together(at):
     assert_same(ringstow.load(at / "ckpt"), {"rows": rows, "columns": rows, "step": 3})
 
 
-def test_empty_dicts_that_dcp_has_no_place_for_are_reported(at):
+def test_empty_dicts_that_dcp_drops_are_reported(at):
     ringstow.save({"a": torch.ones(1), "b": {"c": {}}}, at / "ckpt")
     assert ringstow_to_dcp(at / "ckpt", at / "dcp").left_out == ("b.c",)
 
@@ -172,7 +172,7 @@ def test_a_large_model_is_split_and_cast_and_comes_back(at):
     assert_same({name: back[name] for name in model}, model)
 
 
-def test_what_torchs_own_writer_of_safetensors_wrote_is_read(at):
+def test_safetensors_of_torchs_writer_are_read(at):
     state = {"w": torch.randn(6, 4), "b": torch.arange(3)}
     writer = dcp.HuggingFaceStorageWriter(path=str(at / "hf"))
     dcp.save(dict(state), storage_writer=writer, no_dist=True)
@@ -180,7 +180,7 @@ def test_what_torchs_own_writer_of_safetensors_wrote_is_read(at):
     assert_same(dict(sorted(ringstow.load(at / "ckpt").items())), dict(sorted(state.items())))
 
 
-def test_what_ringstow_wrote_under_dcp_is_converted(at):
+def test_ringstow_dcp_checkpoint_is_converted(at):
     import ringstow.dcp
 
     state = {"model": {"w": torch.randn(6, 4)}, "step": 3, "lr": [0.1, 0.2]}
@@ -201,7 +201,7 @@ def test_tied_tensors_are_written_once_and_named(at):
     assert read_hf(at / "hf").keys() == {"embed"}
 
 
-def test_a_prefix_that_nothing_has_names_what_is_there(at):
+def test_unknown_prefix_error_lists_the_names(at):
     ringstow.save({"model": {"w": torch.ones(1)}}, at / "ckpt")
     with pytest.raises(ringstow.KeyMismatchError, match="model"):
         ringstow_to_hf(at / "ckpt", at / "hf", prefix="net.")
@@ -215,7 +215,7 @@ def test_dtype_unknown_to_safetensors_is_refused_by_name(at):
     assert not (at / "hf").exists()
 
 
-def test_model_files_that_are_there_are_never_mixed_with(at):
+def test_existing_model_files_are_never_mixed(at):
     ringstow.save({"w": torch.ones(2)}, at / "ckpt")
     (at / "hf").mkdir()
     (at / "hf" / "config.json").write_text("{}")
@@ -234,12 +234,12 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "5XB", "0", 0])
-def test_what_is_no_size_is_refused(text):
+def test_invalid_size_is_refused(text):
     with pytest.raises(ringstow.InvalidStateError):
         parse_size(text)
 
 
-def test_small_tensors_are_read_together_and_each_once(at):
+def test_small_tensors_are_read_in_batches_once(at):
     state = {f"w{i}": torch.randn(100 + i % 3) for i in range(500)}
     ringstow.save(state, at / "ckpt")
     checkpoint = ringstow._native.Checkpoint(str(at / "ckpt"), ringstow.Config().to_json())
@@ -258,8 +258,8 @@ def test_small_tensors_are_read_together_and_each_once(at):
     assert sorted(asked) == sorted(state)
 
 
-def test_what_dcp_saved_through_ringstow_is_ringstows(tmp_path):
-    """Though a .metadata lies beside its manifest."""
+def test_dcp_save_through_ringstow_is_of_kind_ringstow(tmp_path):
+    """Despite the .metadata beside its manifest."""
     state = {"model": {"w": torch.arange(6.0)}, "step": 3}
     writer = ringstow.dcp.StorageWriter()
     dcp.save(state, checkpoint_id=tmp_path / "saved", storage_writer=writer, no_dist=True)

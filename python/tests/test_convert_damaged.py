@@ -1,4 +1,4 @@
-"""Files that torch.save did not write, or not to their end: what is said of them."""
+"""The errors for files that torch.save did not write, or did not finish."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ JUNK = [
 
 
 def said_of(at, data, **options):
-    """Returns what a conversion of these bytes fails with."""
+    """Return the error of a conversion of these bytes."""
     (at / "x.pt").write_bytes(data)
     with pytest.raises((ringstow.Error, OSError)) as caught:
         convert(at / "x.pt", at / "ckpt", **options)
@@ -44,7 +44,7 @@ def said_of(at, data, **options):
 
 
 def failure(src, dst):
-    """Returns what a conversion fails with, if it does; else the source's name."""
+    """Return the error of a conversion, or the source's name if it succeeds."""
     try:
         convert(src, dst, overwrite=True)
     except (ringstow.Error, OSError) as error:
@@ -80,7 +80,7 @@ def test_truncated_file_of_the_old_format_is_named(at, allow_pickle):
 
 
 @pytest.mark.parametrize("where", ["directory", "anywhere"])
-def test_a_damaged_zip_file_names_itself(at, where):
+def test_damaged_zip_file_is_named(at, where):
     data = saved(STATE, at / "a.pt").read_bytes()
     begin = data.index(b"PK\x01\x02") if where == "directory" else 0
     step = 3 if where == "directory" else 997
@@ -94,14 +94,14 @@ def test_a_damaged_zip_file_names_itself(at, where):
 @pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:8]))
 def test_file_not_written_by_torch_save_is_refused(at, junk):
     error = said_of(at, junk)
-    if junk != b"P":  # which could be the beginning of one
+    if junk != b"P":  # a torch file may begin with P
         assert isinstance(error, ringstow.InvalidStateError)
         assert "was not written by torch.save" in str(error)
         assert repr(junk[:8]) in str(error)
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_a_damaged_dcp_directory_names_itself(at, name):
+def test_damaged_dcp_directory_is_named(at, name):
     dcp.save(STATE, checkpoint_id=at / "dcp", no_dist=True)
     data = (at / "dcp" / name).read_bytes()
     for length in [*range(0, 200, 23), *range(200, len(data), len(data) // 9)]:
@@ -112,7 +112,7 @@ def test_a_damaged_dcp_directory_names_itself(at, name):
     assert not (at / "ckpt").exists()
 
 
-def test_a_class_that_is_not_here_is_no_damage(at):
+def test_missing_class_is_not_reported_as_damage(at):
     state = saved({"a": ringstow.Config}, at / "a.pt")
     data = state.read_bytes()
     torch.save({"a": ringstow.Config}, at / "a.pt", _use_new_zipfile_serialization=False)

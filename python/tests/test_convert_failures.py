@@ -1,4 +1,4 @@
-"""Conversions that are refused, fail or are broken off, and what they leave."""
+"""Conversions that are refused, fail or are interrupted, and their cleaning up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ringstow.convert import (
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-# What is refused
+# Refusals
 
 
 def test_an_evil_torch_file_is_refused_and_not_run(at):
@@ -92,7 +92,7 @@ def test_a_path_that_is_both_source_and_target_is_refused(at, kind):
         convert(at / "ckpt", at / "link", target=kind)
 
 
-def test_kinds_that_cannot_be_told_are_said_to_be(at):
+def test_undetectable_kind_is_reported(at):
     (at / "empty").mkdir()
     with pytest.raises(ringstow.InvalidStateError, match=r"manifest\.json.*\.metadata"):
         convert(at / "empty", at / "x")
@@ -106,7 +106,7 @@ def test_kinds_that_cannot_be_told_are_said_to_be(at):
         convert(at / "ckpt", at / "somewhere")
 
 
-# What goes wrong
+# Failures
 
 
 def flip(file, offset):
@@ -150,7 +150,7 @@ def test_missing_or_cut_dcp_file_is_named(at, change):
     assert not (at / "ckpt").exists()
 
 
-def test_a_target_that_is_not_what_was_written_is_found(at, monkeypatch):
+def test_corrupted_target_is_detected(at, monkeypatch):
     ringstow.save({"a": {"w": torch.zeros(1000)}}, at / "ckpt")
     write = conversions._targets.to_hf
 

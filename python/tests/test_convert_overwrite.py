@@ -1,4 +1,4 @@
-"""Conversions to where something is already: what is refused, what is replaced, what stays."""
+"""Conversions to an existing path: refusals, replacements, and files that must stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEW = {"new": torch.arange(300.0)}
 
 
 def source(at, state, name):
-    """Returns a checkpoint that can be converted to any kind."""
+    """Return a checkpoint that can be converted to any kind."""
     ringstow.save(state, at / name)
     return at / name
 
@@ -46,7 +46,7 @@ def same(one, other):
 
 
 def files(path):
-    """Returns all that is in a directory, and below it."""
+    """Return all files in a directory tree."""
     return {
         os.path.relpath(os.path.join(where, name), path): open(
             os.path.join(where, name), "rb"
@@ -71,14 +71,14 @@ def test_existing_checkpoint_is_replaced_only_on_request(at, kind):
     assert report.save is None or report.save.path == str(at / "to")
     assert same(read(at / "to", kind), NEW)
     assert sorted(os.listdir(at)) == ["one", "other", "to"]
-    # And what there is none of is written, whatever was asked for.
+    # A new path is written with either option.
     convert(new, at / "fresh", target=kind, overwrite=True)
     fresh = os.listdir(at / "fresh") if kind != "torch" else []
     assert kind == "torch" or len(fresh) == len(os.listdir(at / "to"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_to_be_replaced_stands_until_all_is_written(at, kind, monkeypatch):
+def test_old_checkpoint_stays_until_the_new_is_written(at, kind, monkeypatch):
     convert(source(at, OLD, "one"), at / "to", target=kind)
     new, before = source(at, NEW, "other"), files(at)
     write = _targets.WRITERS[kind]
@@ -90,7 +90,7 @@ def test_what_is_to_be_replaced_stands_until_all_is_written(at, kind, monkeypatc
         return write(*args)
 
     monkeypatch.setitem(_targets.WRITERS, kind, write_and_fail)
-    if kind in ("ringstow", "torch"):  # these have a commit of their own: the source fails
+    if kind in ("ringstow", "torch"):  # these commit by themselves, so the source fails instead
         (shard,) = new.glob("*.safetensors")
         data = bytearray(shard.read_bytes())
         data[-9] ^= 1
@@ -105,11 +105,11 @@ STEPS = ["rename", "unlink", "link", "rmdir", "mkdir", "chmod"]
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing that catches exceptions may see it, so nothing is cleared up."""
+    """Stands for SIGKILL: no handler of exceptions catches it, so nothing is cleaned up."""
 
 
 def kill_at(cut, monkeypatch, *, swaps=True):
-    """Has the process die before its n-th change to a directory, and all later ones do nothing."""
+    """Simulate a kill before the n-th change to a directory; later changes do nothing."""
     steps = 0
 
     def counted(act):
@@ -154,7 +154,7 @@ def test_kill_while_replacing_leaves_all_of_one_checkpoint(at, kind, swaps, monk
             found = read(to, kind)
             assert same(found, NEW) or same(found, OLD)
             seen.add("new" if same(found, NEW) else "old")
-        else:  # without a swap, between two renames: put back by the next conversion
+        else:  # without a swap, between two renames: the next conversion restores it
             assert not swaps
         convert(new, to, target=kind, overwrite=True, max_shard_size="60KB")
         assert same(read(to, kind), NEW)
@@ -169,7 +169,7 @@ def test_kill_while_replacing_leaves_all_of_one_checkpoint(at, kind, swaps, monk
 
 
 def test_failure_while_replacing_keeps_the_only_copy(at, monkeypatch):
-    """ENOSPC or Ctrl-C at the swap removed both checkpoints."""
+    """Regression: ENOSPC or Ctrl-C at the swap removed both checkpoints."""
     convert(source(at, OLD, "one"), at / "to", target="hf")
     new, before = source(at, NEW, "other"), files(at)
     for error in (OSError(28, "no space left on device"), KeyboardInterrupt()):
@@ -254,7 +254,7 @@ def test_only_a_checkpoint_of_the_kind_is_replaced(at):
     assert files(at) == before
 
 
-def test_files_of_others_are_refused_or_stay(at):
+def test_foreign_files_are_refused_or_kept(at):
     new = source(at, NEW, "new")
     for kind in ("ringstow", "dcp"):
         (at / kind).mkdir()
@@ -270,7 +270,7 @@ def test_files_of_others_are_refused_or_stay(at):
     for _ in range(2):
         convert(new, at / "hf", target="hf", overwrite=True)
     assert sorted(os.listdir(at / "hf")) == ["config.json", "model.safetensors"]
-    # What a killed conversion leaves is nothing: it is run again.
+    # Leftovers of a killed conversion do not block the next one.
     (at / "killed").mkdir()
     (at / "killed" / "rank00000-0.safetensors.part").write_text("half")
     convert(at / "new.pt", at / "killed")
@@ -334,7 +334,7 @@ def test_conversion_on_another_host_that_begins_now_wins(at, monkeypatch):
     mkdir = os.mkdir
 
     def late(path, mode=0o777):
-        mkdir(path, mode)  # by the other host
+        mkdir(path, mode)  # stands for the other host's
         (at / "to.convert.part" / "model.safetensors").write_text("theirs")
         mkdir(path, mode)
 

@@ -1,4 +1,4 @@
-"""The program `ringstow convert`: what it says, how far it is, and how much memory it takes."""
+"""The program `ringstow convert`: its output, progress and memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringstow.convert import (
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def test_progress_ends_at_all_of_both_phases(at):
+def test_progress_reaches_the_total_of_both_phases(at):
     said = {}
     saved({"a": torch.ones(1000), "b": torch.ones(5)}, at / "a.pt")
     torch_to_ringstow(at / "a.pt", at / "ckpt", progress=lambda p, d, t: said.update({p: (d, t)}))
@@ -67,7 +67,7 @@ print(report.tensor_bytes, peak - before)
         ("hf", "ringstow"),
     ],
 )
-def test_memory_is_that_of_a_few_tensors(at, source, target):
+def test_memory_stays_at_a_few_tensors(at, source, target):
     for name, count in (("small", 2), ("big", 200)):
         state = {f"w{i}": torch.randn(256, 1024) for i in range(count)}
         writers = {
@@ -81,7 +81,7 @@ def test_memory_is_that_of_a_few_tensors(at, source, target):
     assert ran.returncode == 0, ran.stderr
     total, growth = map(int, ran.stdout.split())
     assert total == 200 << 20
-    # Some 20 MB are usual; how much the allocator keeps for its threads differs from run to run.
+    # About 20 MB are usual; the allocator's cache per thread varies from run to run.
     assert growth < total / 2
 
 
@@ -99,7 +99,7 @@ def program(*args):
     return forked.python("from ringstow import _cli; _cli.main()", "convert", *args)
 
 
-def test_the_program_converts_and_says_what_it_did(at):
+def test_program_converts_and_prints_a_summary(at):
     saved(trained(), at / "a.pt")
     ran = program(at / "a.pt", at / "ckpt")
     assert ran.returncode == 0, ran.stderr
@@ -111,7 +111,7 @@ def test_the_program_converts_and_says_what_it_did(at):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
-def test_the_program_says_in_a_line_what_went_wrong(at):
+def test_program_prints_errors_in_one_line(at):
     ran = program(at / "nothing", at / "x")
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
@@ -123,7 +123,7 @@ def test_the_program_says_in_a_line_what_went_wrong(at):
     assert not (at / "mark").exists()
 
 
-def test_the_bar_has_a_phase_at_a_time_and_ends_full():
+def test_bar_shows_one_phase_and_ends_full():
     bars = []
 
     class Bar:

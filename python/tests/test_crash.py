@@ -1,4 +1,4 @@
-"""A save that is killed at any moment leaves the last committed checkpoint whole."""
+"""A save that is killed at any moment leaves the last committed checkpoint intact."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tensors on a GPU, without one: the tests of ``fake_gpu/``, over a driver that is a stand-in.
+"""Run the tests of ``fake_gpu/``: GPU tensors on a fake CUDA driver, without a GPU.
 
-A process loads one CUDA driver, once. So each of those files runs in a process of its own.
+A process loads one CUDA driver, once, so each file runs in its own process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import ringstow
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
-OPEN = {"FAKE_CUDA_OPEN": "1"}  # the CPU, and so torch's own kernels, can reach the GPUs' memory
+OPEN = {"FAKE_CUDA_OPEN": "1"}  # the CPU, and so torch's kernels, can access the GPUs' memory
 FILES = {
     "test_save.py": OPEN,
     "test_background.py": OPEN,
@@ -33,7 +33,7 @@ FILES = {
 
 @pytest.fixture(scope="session")
 def fake_cuda():
-    """Returns the path of the fake driver: ``RINGSTOW_FAKE_CUDA``, or one that is built now."""
+    """Return the path of the fake driver: ``RINGSTOW_FAKE_CUDA``, or build it."""
     path = os.environ.get("RINGSTOW_FAKE_CUDA")
     if path:
         return path
@@ -63,7 +63,7 @@ def test_every_file_is_run():
     assert {path.name for path in (HERE / "fake_gpu").glob("test_*.py")} == set(FILES)
 
 
-def test_torch_cuda_is_not_asked_for_tensors_on_the_cpu(monkeypatch, tmp_path):
+def test_cpu_save_does_not_call_torch_cuda(monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "cuda", None)
     state = {"t": torch.arange(6.0).view(2, 3).t(), "e": torch.empty(0)}
     ringstow.save(state, tmp_path / "c")
@@ -88,7 +88,7 @@ def test_other_devices_are_refused(device, match, tmp_path):
         ringstow.load(tmp_path / "nothing", device=device)
 
 
-def test_rocm_is_told_from_cuda(monkeypatch, tmp_path):
+def test_rocm_is_refused_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.version, "hip", "6.2")
     with pytest.raises(ringstow.UnsupportedError, match="not to ROCm"):
         ringstow.load(tmp_path / "nothing", device="cuda")

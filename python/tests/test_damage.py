@@ -1,4 +1,4 @@
-"""Whatever is wrong with the files of a checkpoint is found, named, and never handed out."""
+"""Every damage to a checkpoint's files is detected and named, and never returned as data."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def test_a_truncated_manifest_is_found(path, keep):
         ringstow.load(path)
 
 
-def test_a_missing_shard_makes_it_incomplete(path, shard):
+def test_checkpoint_without_a_shard_is_incomplete(path, shard):
     shard.unlink()
     with pytest.raises(ringstow.IncompleteCheckpointError, match=shard.name) as caught:
         ringstow.load(path)
     assert caught.value.path == str(path)
 
 
-def test_a_missing_manifest_makes_it_incomplete(path):
+def test_checkpoint_without_manifest_is_incomplete(path):
     (path / "manifest.json").unlink()
     with pytest.raises(ringstow.IncompleteCheckpointError, match=r"manifest\.json"):
         ringstow.load(path)
@@ -141,13 +141,13 @@ def test_an_empty_directory_is_incomplete(tmp_path):
 
 
 @pytest.mark.parametrize("act", [ringstow.load, ringstow.verify])
-def test_what_is_not_there_is_a_file_not_found_error(act, tmp_path):
+def test_missing_path_raises_file_not_found(act, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         act(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("act", [ringstow.load, ringstow.verify])
-def test_a_file_is_no_checkpoint(act, path, shard):
+def test_file_instead_of_a_directory_is_refused(act, path, shard):
     with pytest.raises((NotADirectoryError, ringstow.Error), match=shard.name):
         act(shard)
 
@@ -282,13 +282,13 @@ def test_a_hostile_manifest_is_refused(what, path):
     ],
     ids=lambda text: text[:20],
 )
-def test_a_manifest_that_is_no_manifest_is_refused(text, path):
+def test_manifest_with_invalid_text_is_refused(text, path):
     reseal(path, text)
     with pytest.raises((ringstow.FormatError, ringstow.CorruptCheckpointError)):
         ringstow.load(path)
 
 
-def test_keys_that_stand_twice_are_refused(path):
+def test_duplicate_keys_are_refused(path):
     text = (path / "manifest.json").read_bytes().rpartition(b',"crc32"')[0]
     assert text.startswith(b"{")
     reseal(path, b'{"files":[],' + text[1:])

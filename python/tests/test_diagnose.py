@@ -1,4 +1,4 @@
-"""A path that is no checkpoint: the error says what is there and which call or command reads it."""
+"""The error for a path that is not a checkpoint names its format and the call that reads it."""
 
 import errno
 
@@ -36,7 +36,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kind", "words"), CASES, ids=[case[0] for case in CASES])
-def test_loads_say_what_is_there_and_what_reads_it(others, name, kind, words):
+def test_load_error_names_the_format_and_its_reader(others, name, kind, words):
     for load in (ringstow.load, lambda path: ringstow.load_into({}, path), ringstow.verify):
         with pytest.raises(kind) as caught:
             load(others / name)
@@ -45,7 +45,7 @@ def test_loads_say_what_is_there_and_what_reads_it(others, name, kind, words):
 
 
 @pytest.mark.parametrize("name", ["run", "stock", "empty"])
-def test_dcps_reader_says_the_same(others, name):
+def test_dcp_reader_raises_the_same_error(others, name):
     words = next(words for case, _, words in CASES if case == name)
     reader = ringstow.dcp.StorageReader()
     with pytest.raises(CheckpointException) as caught:
@@ -53,7 +53,7 @@ def test_dcps_reader_says_the_same(others, name):
     assert all(word in str(caught.value) for word in words)
 
 
-def test_errors_of_the_system_say_path_and_number_once(others):
+def test_os_errors_show_path_and_errno_once(others):
     path = str(others / "gone")
     with pytest.raises(FileNotFoundError) as caught:
         ringstow.load(path)

@@ -1,4 +1,4 @@
-"""The exceptions survive pickle and copy, and fit the tree that the Rust side constructs."""
+"""Exceptions survive pickle and copy, and match the hierarchy that the Rust side constructs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_errors_survive_copy_and_pickle(cls, attributes, again):
         assert getattr(error, name) == value
 
 
-def test_incomplete_checkpoint_error_says_what_is_missing(tmp_path):
+def test_incomplete_checkpoint_error_names_missing_files(tmp_path):
     path = tmp_path / "step-1"
     ringstow.save({"a": numpy.zeros(100, numpy.uint8)}, path)
     shard = next(path.glob("*.safetensors"))
@@ -80,7 +80,7 @@ def test_an_invalid_state_is_a_value_error():
     assert issubclass(ringstow.InvalidStateError, ValueError)
 
 
-def test_an_error_of_the_system_says_path_and_number_once(tmp_path):
+def test_os_error_shows_path_and_errno_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError) as caught:
         ringstow.save({"a": 1}, tmp_path / "file" / "ckpt")

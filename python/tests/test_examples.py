@@ -1,4 +1,4 @@
-"""The examples for several ranks, on two gloo ranks: all of them, and some by torchrun itself."""
+"""The examples for several ranks, on two gloo ranks; some run under torchrun itself."""
 
 import os
 import re
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are 
 
 
 def on_ranks(script: str, *arguments: str) -> str:
-    """Run an example on ranks as torchrun does, with its variables; return what they print."""
+    """Run an example on ranks with torchrun's environment variables; return their output."""
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     same = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(RANKS)}
     same |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
@@ -49,8 +49,8 @@ RESUMED = r"\[rank (\d)\] resumed step (\d+) digest (\w+)"
 
 
 @pytest.mark.parametrize("script", ["async_save", "kept_writer", "overlap"])
-def test_what_is_resumed_is_what_the_call_saw(script: str, tmp_path: Path) -> None:
-    """The digest is taken at the call of async_save; training goes on under the save."""
+def test_resumed_state_equals_that_of_the_call(script: str, tmp_path: Path) -> None:
+    """The example computes the digest at async_save's call, and trains on during the save."""
     first = on_ranks(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "5")
     saved = [line for line in found(SAVING, first) if line[1] == "4"]
     again = on_ranks(f"dcp/{script}.py", "--out", str(tmp_path), "--steps", "4", "--resume")
@@ -65,15 +65,13 @@ def test_the_same_script_runs_with_pytorchs_own_writer(script: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", [(), ("--each",), ("--each", "--background")])
-def test_plain_saves_under_torchrun_go_on_where_they_stopped(
-    how: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_plain_saves_under_torchrun_resume(how: tuple[str, ...], tmp_path: Path) -> None:
     on_ranks("train_torchrun.py", "--out", str(tmp_path / "run"), "--steps", "4", *how)
     resumed = on_ranks(
         "train_torchrun.py", "--out", str(tmp_path / "run"), "--steps", "6", "--resume", *how
     )
     assert [line[1] for line in found(r"\[rank (\d)\] resumed step (\d+)", resumed)] == ["4", "4"]
-    if "--each" in how:  # every rank has its own generator back: its losses are those of one run
+    if "--each" in how:  # every rank restores its generator, so its losses equal those of one run
         whole = on_ranks("train_torchrun.py", "--out", str(tmp_path / "whole"), "--steps", "6")
         losses = r"\[rank (\d)\] step ([56]) loss (\S+)"
         assert found(losses, resumed) == found(losses, whole)

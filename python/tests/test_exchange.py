@@ -1,4 +1,4 @@
-"""The fast look at the usual tensors sees what the general one sees, and leaves it all others."""
+"""The fast path for usual tensors agrees with the general path, which handles all others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def general(tensor):
 
 @has_exchange
 @pytest.mark.parametrize("name", USUAL)
-def test_every_usual_dtype_is_seen(name):
+def test_fast_path_takes_every_usual_dtype(name):
     tensor = torch.empty(2, 3, dtype=getattr(torch, name))
     assert find(tensor) == general(tensor)
 
@@ -52,7 +52,7 @@ def test_every_usual_dtype_is_seen(name):
         lambda: torch.from_numpy(np.arange(3)),
     ],
 )
-def test_dense_tensors_are_seen(make):
+def test_fast_path_takes_dense_tensors(make):
     tensor = make()
     assert find(tensor) == general(tensor)
 
@@ -95,12 +95,12 @@ def cut_short():
         lambda: None,
     ],
 )
-def test_all_else_is_left_to_the_general_look(make):
+def test_other_tensors_go_to_the_general_path(make):
     assert find(make()) is None
 
 
 @has_exchange
-def test_a_tensor_within_a_transform_is_left_to_the_general_look():
+def test_transformed_tensor_goes_to_the_general_path():
     seen = []
 
     def look(tensor):
@@ -112,7 +112,7 @@ def test_a_tensor_within_a_transform_is_left_to_the_general_look():
 
 
 @has_exchange
-def test_where_a_tensor_on_a_gpu_is_is_asked_of_python_alone():
+def test_host_tensor_needs_no_address_lookup():
     def address_of(tensor):
         raise AssertionError("a tensor in host memory needs no stream")
 
@@ -120,12 +120,12 @@ def test_where_a_tensor_on_a_gpu_is_is_asked_of_python_alone():
     assert _torch.usual().exchange.find(tensor, address_of)[2] == tensor.data_ptr()
 
 
-def test_a_class_without_the_exchange_has_none():
+def test_class_without_exchange_api_gives_none():
     assert _native.Exchange.of([int], []) is None
     assert _native.Exchange.of([], []) is None
 
 
-def test_a_capsule_of_something_else_is_refused():
+def test_foreign_capsule_is_refused():
     import datetime
 
     class Impostor:
@@ -141,7 +141,7 @@ def older_torch(monkeypatch):
 
 
 @pytest.mark.usefixtures("older_torch")
-def test_a_torch_without_the_exchange_saves_the_same(tmp_path):
+def test_torch_without_exchange_api_saves_the_same(tmp_path):
     weight = torch.arange(6.0).view(2, 3)
     state = {"a": weight, "tied": [weight], "b": weight.t(), "e": torch.empty(0)}
     with warnings.catch_warnings():
@@ -151,7 +151,7 @@ def test_a_torch_without_the_exchange_saves_the_same(tmp_path):
     assert back["a"].data_ptr() == back["tied"][0].data_ptr()
 
 
-def test_tensors_are_told_apart_by_name_and_by_memory():
+def test_native_tensors_deduplicate_memory_and_names():
     one, two = torch.ones(2), torch.ones(2)
     tensors = _native.Tensors(taken={"__metadata__"})
     assert tensors.add("a", _torch.memory_of(one, "a")) == "a"
@@ -165,6 +165,6 @@ def test_tensors_are_told_apart_by_name_and_by_memory():
 @pytest.mark.parametrize(
     ("dtype", "nbytes", "match"), [("F33", 8, "no dtype"), ("F32", 9, "9 bytes are not what")]
 )
-def test_what_is_no_tensor_is_refused(dtype, nbytes, match):
+def test_invalid_tensor_description_is_refused(dtype, nbytes, match):
     with pytest.raises(InvalidStateError, match=match):
         _native.Tensors().add("a", (dtype, (2,), None, 4096, nbytes, None))

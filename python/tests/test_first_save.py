@@ -1,4 +1,4 @@
-"""What a process pays for its first save: memory for what it saves, not for all of its pool."""
+"""A process's first save uses memory for the state, not for the whole pool."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The bytes on disk stay what they were, and what was saved before still loads.
+"""The bytes on disk do not change, and older checkpoints still load.
 
-``tests/format/v1-0.1.0/python`` has small checkpoints of what only the Python package writes, as
-that version wrote them; ``tests/format.rs`` has the rest. Each is saved anew and compared byte by
-byte, except for time and writer (see `settled`). To change the stored files on purpose, run this
-file with Python, and say in the commit why older readers still understand them.
+``tests/format/v1-0.1.0/python`` has small checkpoints that version 0.1.0 wrote, with values that
+only the Python package writes; ``tests/format.rs`` covers the rest. The tests save each again and
+compare all bytes, except for time and writer (see `settled`). To change the stored files on
+purpose, run this file with Python, and explain in the commit why older readers still understand
+them.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 STORED = pathlib.Path(__file__).parents[2] / "tests/format/v1-0.1.0/python"
 SMALL = ringstow.Config(block_bytes=4096, pool_bytes=8 * 4096)
 
-# Torch's version changes with torch, a set's order with the process.
+# The value depends on torch's version; a set's order differs between processes.
 CHANGING = {"torch.__version__", "set", "set of several types"}
 
 
 def values():
-    """Returns the values that were stored, of every kind; when storing, all there are."""
+    """Return the stored values of every kind; when storing, return all values."""
     manifest = STORED / "values/manifest.json"
     names = manifest_of(manifest.parent)["state"] if manifest.exists() else EQUAL
     return {name: EQUAL[name]() for name in names if name not in CHANGING}
 
 
 def arange(dtype, *shape):
-    """Returns a tensor of small whole numbers."""
+    """Return a tensor of small whole numbers."""
     return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
 
 
 def tensors():
-    """Returns tensors of torch's and numpy's dtypes, in odd layouts, and one twice."""
+    """Return tensors of torch's and numpy's dtypes, in unusual layouts, and one of them twice."""
     grid = arange(torch.float32, 4, 6)
     tied = arange(torch.float32, 3)
     kinds = (
@@ -72,7 +73,7 @@ def tensors():
 
 
 def training():
-    """Returns what DCP's programs save: tensors, and an object that ringstow packs."""
+    """Return a typical state for DCP: tensors, and an object that ringstow packs."""
     return {
         "model": {"w": arange(torch.bfloat16, 50, 10), "empty": torch.empty(0)},
         "packed": {"at": pathlib.PurePosixPath("a"), "w": torch.ones(2)},
@@ -80,7 +81,7 @@ def training():
 
 
 def objects():
-    """Returns objects that DCP's planner makes files of ``torch.save`` of."""
+    """Return objects that DCP's planner serializes with ``torch.save``."""
     return {"w": torch.ones(2), "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], "step": 7}
 
 
@@ -89,7 +90,7 @@ def save_dcp(state, path):
 
 
 def load_dcp(state, path):
-    """Returns what DCP loads in place of a state's tensors and objects."""
+    """Load with DCP into a state of the same structure and return it."""
     into = states.blank(state)
     dcp.load(into, storage_reader=ringstow.dcp.StorageReader(path))
     return into
@@ -110,7 +111,7 @@ CASES = {
 
 
 def settled(path):
-    """Returns a file's bytes; a manifest's with another time and writer, and sealed again."""
+    """Return a file's bytes; in a manifest, replace time and writer and renew the checksum."""
     data = path.read_bytes()
     if path.name != "manifest.json":
         return data
@@ -122,7 +123,7 @@ def settled(path):
 
 
 def files_in(path):
-    """Returns every file of a directory, by name."""
+    """Return every file of a directory by name."""
     return {file.name: settled(file) for file in sorted(path.iterdir())}
 
 
@@ -158,7 +159,7 @@ def test_convert_reads_the_stored_hf_directory(tmp_path):
 
 
 def store():
-    """Writes what the tests compare with."""
+    """Write the files that the tests compare with."""
     every = {**CASES, "dcp-objects": (objects, save_dcp)}
     for name, (make, save) in every.items():
         state = make()

@@ -1,4 +1,4 @@
-"""Tensors of torch as arrays of numpy, with torch and without it."""
+"""Loading torch tensors as numpy arrays, with and without torch."""
 
 import collections
 import json
@@ -46,7 +46,7 @@ EXPECTED = {
 }
 
 
-def test_all_of_torchs_comes_back_as_numpys(path):
+def test_torch_tensors_load_as_numpy_arrays(path):
     back = ringstow.load(path, framework="numpy")
     assert_same(back, EXPECTED)
     assert back["model"]["w"].flags.writeable
@@ -54,12 +54,12 @@ def test_all_of_torchs_comes_back_as_numpys(path):
     assert back["model"]["tied"][0, 0] == 9
 
 
-def test_a_part_comes_back_as_numpys(path):
+def test_partial_load_returns_numpy_arrays(path):
     back = ringstow.load(path, keys=["scalar"], framework="numpy")
     assert_same(back, {"scalar": np.array(7)})
 
 
-def test_what_cannot_be_is_refused(path):
+def test_unknown_framework_is_refused(path):
     with pytest.raises(ValueError, match='"torch" or "numpy", not \'jax\''):
         ringstow.load(path, framework="jax")
     with pytest.raises(ValueError, match="device"):

@@ -1,7 +1,7 @@
-"""What a background save takes while training goes on: the values of the call, or nothing.
+"""A background save during training commits the values of the call, or nothing.
 
-Each save here is held up in the middle of its copying, by a tensor that is loaded only when the
-test says so. Nothing after it has been copied by then.
+Each save here stops in the middle of its copying, at a tensor that loads only when the test
+releases it. The tensors after it are not copied before that.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import ringstow
 from ringstow import _guard, _jobs
 from ringstow.tensors._memory import LazyTensor
 
-# One thread that copies: in the order of the state.
+# One filler, so that the save copies in the order of the state.
 ONE = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
-LARGE = 1 << 18  # elements of four bytes: too large to be copied at the call
+LARGE = 1 << 18  # elements of four bytes; the call does not copy tensors of this size
 ROOM = ONE.pool_bytes // 2
 
 
 class Held:
-    """A save that has copied nothing before `release`."""
+    """A save that copies nothing before `release`."""
 
     def __init__(self):
         self._may_go_on = threading.Event()
-        # As large as any other here: shards have large tensors first.
+        # As large as any other here, because shards hold large tensors first.
         self.hold = LazyTensor("F32", (LARGE,), 4 * LARGE, self.load)
 
     def load(self):
@@ -59,7 +59,7 @@ def held():
 
 @pytest.fixture
 def save(held, tmp_path):
-    """Returns a function that starts a save which is held up."""
+    """Return a function that starts a held save."""
 
     def start(state, staging="guard", path=tmp_path / "c"):
         return ringstow.save_async(held.state(state), path, config=ONE, staging=staging)
@@ -69,7 +69,7 @@ def save(held, tmp_path):
 
 @pytest.fixture
 def on_wait(held, monkeypatch):
-    """Releases the save once somebody waits for it; returns who did."""
+    """Release the save once a call or a step waits for it; return a list of which waited."""
     waited = []
     wait, wait_copied = _guard.Hold.wait, ringstow.SaveHandle._wait_copied
 
@@ -118,7 +118,7 @@ def test_the_error_names_some_of_many_tensors():
     assert "'layer.7' and 992 more" in str(error)
 
 
-def test_what_changes_after_staging_is_not_torn(save, held, tmp_path):
+def test_changes_after_staging_do_not_fail_the_save(save, held, tmp_path):
     tensor = torch.zeros(LARGE)
     handle = save({"t": tensor})
     held.release()
@@ -173,7 +173,7 @@ def test_tied_tensors_are_copied_once_and_stay_tied(save, held, tmp_path):
     handle = save({"a": weight, "b": weight})
     weight.fill_(1)
     held.release()
-    assert handle.result().tensors == 2  # with the one that holds the save up
+    assert handle.result().tensors == 2  # including the one that holds the save
     back = ringstow.load(tmp_path / "c", keys=["a", "b"])
     assert back["a"].data_ptr() == back["b"].data_ptr()
     assert not back["a"].any()
@@ -187,7 +187,7 @@ def test_tied_tensors_are_copied_once_and_stay_tied(save, held, tmp_path):
     ],
     ids=["array", "many"],
 )
-def test_the_call_waits_where_the_copies_would_need_too_much(state, save, on_wait, tmp_path):
+def test_call_waits_if_copies_would_exceed_memory(state, save, on_wait, tmp_path):
     handle = save(state)
     assert on_wait == ["call"]
     assert handle.staged()
@@ -234,7 +234,7 @@ def test_snapshot_keeps_the_values_of_the_call(save, held, tmp_path):
     ]
 
 
-def test_unguarded_takes_what_is_there_when_it_is_copied(save, held, tmp_path):
+def test_unguarded_saves_the_values_at_copy_time(save, held, tmp_path):
     state = {"small": torch.zeros(8), "large": torch.zeros(LARGE)}
     handle = save(state, staging="unguarded")
     for tensor in state.values():
@@ -245,13 +245,13 @@ def test_unguarded_takes_what_is_there_when_it_is_copied(save, held, tmp_path):
     assert loaded(tmp_path / "c", "large").all()
 
 
-def test_staging_of_no_known_kind_is_refused_at_once(tmp_path):
+def test_unknown_staging_is_refused_at_once(tmp_path):
     with pytest.raises(ringstow.InvalidStateError, match="'gaurd' is not one of 'guard', 'snap"):
         ringstow.save_async({"a": 1}, tmp_path / "c", staging="gaurd")
     assert not (tmp_path / "c").exists()
 
 
-def test_what_docs_say_is_not_seen_is_not(save, held, tmp_path):
+def test_documented_blind_spots_are_not_seen(save, held, tmp_path):
     """The blind spots that docs/background.md names; that page changes with this test."""
     data, shared = torch.zeros(LARGE), torch.zeros(LARGE)
     handle = save({"data": data, "shared": shared})
@@ -263,7 +263,7 @@ def test_what_docs_say_is_not_seen_is_not(save, held, tmp_path):
     assert loaded(tmp_path / "c", "shared").all()
 
 
-def test_a_blocking_save_sees_what_another_thread_changes(held, tmp_path):
+def test_blocking_save_detects_changes_by_other_threads(held, tmp_path):
     tensor = torch.zeros(LARGE)
 
     def change():
@@ -384,7 +384,7 @@ class InStep:
         return torch.zeros(())
 
 
-def test_a_save_waits_for_the_step_that_another_thread_is_in(monkeypatch, tmp_path):
+def test_save_waits_for_a_step_in_another_thread(monkeypatch, tmp_path):
     one = InStep()
     before = one.trainer.frozen()
 
@@ -399,13 +399,13 @@ def test_a_save_waits_for_the_step_that_another_thread_is_in(monkeypatch, tmp_pa
     check_saved(tmp_path / "c", expected)
 
 
-def test_a_step_that_does_not_end_makes_the_call_fail(monkeypatch, tmp_path):
+def test_call_fails_if_a_step_does_not_end(monkeypatch, tmp_path):
     one = InStep()
     monkeypatch.setattr(_guard, "_STEP_MAX_S", 0.0)
     with pytest.raises(ringstow.TornSaveError, match="Save between steps"):
         ringstow.save_async(one.trainer.state(), tmp_path / "c")
     assert not _guard._holds
-    ringstow.save(one.trainer.state(), tmp_path / "c")  # an emergency's waits for nothing
+    ringstow.save(one.trainer.state(), tmp_path / "c")  # a blocking save does not wait
     one.go_on.set()
     one.thread.join(60)
 
@@ -429,7 +429,7 @@ def test_save_and_waiting_step_do_not_deadlock(held, save, monkeypatch, tmp_path
         check_saved(tmp_path / name, expected)
 
 
-def test_a_step_waits_for_all_saves_there_are(held, save, on_wait, tmp_path):
+def test_step_waits_for_all_running_saves(held, save, on_wait, tmp_path):
     trainer = Trainer()
     trainer.step()
     expected = trainer.frozen()
@@ -442,7 +442,7 @@ def test_a_step_waits_for_all_saves_there_are(held, save, on_wait, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["optimizer", "all", "closure"])
-def test_save_within_a_step_is_copied_before_it_goes_on(where, save, on_wait, tmp_path):
+def test_save_within_a_step_copies_before_it_returns(where, save, on_wait, tmp_path):
     trainer = Trainer("adamw-fused")
     trainer.step()
     trainer.backward()
@@ -471,7 +471,7 @@ def test_save_within_a_step_is_copied_before_it_goes_on(where, save, on_wait, tm
 
 @pytest.mark.parametrize("kind", ["first", "later"])
 def test_first_save_may_run_within_a_step_with_hooks(kind, tmp_path):
-    """torch runs through its table of hooks meanwhile, and fails if that is changed."""
+    """torch iterates over its table of hooks meanwhile, and fails if the table changes."""
     code = f"""
 import sys, torch, ringstow
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -495,8 +495,8 @@ assert not ringstow.load(sys.argv[1])["w"].any()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_average_of_the_weights_is_seen_to_change(save, held):
-    """It is no optimizer, and does not wait: who updates it between save and staging is told."""
+def test_change_of_averaged_weights_fails_the_save(save, held):
+    """Its update is not an optimizer's step and does not wait, so the save detects the change."""
     trainer = Trainer()
     average = torch.optim.swa_utils.AveragedModel(trainer.model)
     handle = save({"ema": average.state_dict()})
@@ -508,7 +508,7 @@ def test_an_average_of_the_weights_is_seen_to_change(save, held):
 
 
 @pytest.mark.parametrize("staging", ["guard", "snapshot", "wait", "unguarded"])
-def test_a_failed_save_holds_no_step_up(staging, tmp_path):
+def test_failed_save_does_not_block_a_step(staging, tmp_path):
     trainer = Trainer()
     (tmp_path / "file").write_text("in the way")
     handle = ringstow.save_async(trainer.state(), tmp_path / "file" / "c", staging=staging)
@@ -520,7 +520,7 @@ def test_a_failed_save_holds_no_step_up(staging, tmp_path):
     trainer.step()
 
 
-def test_a_cancelled_save_holds_no_step_up(save, held):
+def test_cancelled_save_does_not_block_a_step(save, held):
     trainer = Trainer()
     handle = save(trainer.state())
     handle.cancel()
@@ -532,7 +532,7 @@ def test_a_cancelled_save_holds_no_step_up(save, held):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_steps_without_its_parents_save(save, held):
-    torch.set_num_threads(1)  # else the child waits for threads of torch's that it does not have
+    torch.set_num_threads(1)  # otherwise the child waits for torch threads that it lacks
     trainer = Trainer("sgd")
     handle = save(trainer.state())
     child = os.fork()
@@ -544,7 +544,7 @@ def test_a_forked_child_steps_without_its_parents_save(save, held):
     assert not handle.staged()
 
 
-def test_torch_is_not_imported_for_a_program_that_has_not(tmp_path):
+def test_save_async_without_torch_does_not_import_it(tmp_path):
     code = """
 import sys, numpy, ringstow
 handle = ringstow.save_async({"a": numpy.zeros(8)}, sys.argv[1])
@@ -555,7 +555,7 @@ assert "torch" not in sys.modules
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_compiled_step_waits_as_well(save, on_wait, tmp_path):
+def test_compiled_step_waits_for_the_copies(save, on_wait, tmp_path):
     trainer = Trainer("adamw-foreach")
     trainer.step()
 

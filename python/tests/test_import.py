@@ -1,9 +1,9 @@
-"""Importing the package brings nothing that a program without tensors has no use for."""
+"""Importing the package loads no module that a program without tensors does not need."""
 
 import subprocess
 import sys
 
-# Each takes milliseconds at least, torch seconds; and every worker of a data loader imports anew.
+# Each takes at least milliseconds, torch seconds, and every data loader worker imports again.
 UNWANTED = (
     "asyncio",
     "concurrent.futures",
@@ -24,7 +24,7 @@ UNWANTED = (
 
 
 def _imported_by(statement):
-    """Return the modules that a new interpreter has after a statement and not before."""
+    """Return the modules that a statement loads in a new interpreter."""
     script = (
         f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     )

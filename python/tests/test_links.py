@@ -1,4 +1,4 @@
-"""Every relative link of a Markdown page leads to a file and a heading that exist."""
+"""The target file and heading of every relative link in the Markdown pages exist."""
 
 import re
 from pathlib import Path
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.skipif(
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes of a page's headings."""
+    """Return the anchors that GitHub derives from a page's headings."""
     headings = HEADING.findall(CODE.sub("", page.read_text()))
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}
 
 
 def broken(page: Path) -> list[str]:
-    """Return the links of a page that lead nowhere."""
+    """Return the broken links of a page."""
     wrong = []
     for link in LINK.findall(CODE.sub("", page.read_text())):
         if "://" in link:

@@ -1,4 +1,4 @@
-"""Loading into tensors that exist: in place, all or nothing, every misfit named at once."""
+"""Loading into existing tensors: in place, all or nothing, with one error for all mismatches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_round_trip import trained
 
 import ringstow
 
-# A value that the format has no words for.
+# A value that the format cannot represent.
 ODD = np.datetime64("2020-01-01")
 
 
@@ -89,7 +89,7 @@ def test_tied_targets_are_filled_once(tmp_path):
     assert report.tensor_bytes == 16
 
 
-def test_tied_in_the_checkpoint_but_not_here(tmp_path):
+def test_tied_in_checkpoint_only(tmp_path):
     weight = torch.arange(4.0)
     path = saved({"a": weight, "b": weight}, tmp_path)
     state = {"a": torch.zeros(4), "b": torch.zeros(4)}
@@ -98,11 +98,11 @@ def test_tied_in_the_checkpoint_but_not_here(tmp_path):
     assert torch.equal(state["b"], weight)
 
 
-def test_tied_here_but_not_in_the_checkpoint(tmp_path):
+def test_tied_in_target_only(tmp_path):
     path = saved({"a": torch.zeros(4), "b": torch.ones(4)}, tmp_path)
     target = torch.full((4,), 9.0)
     ringstow.load_into({"a": target, "b": target}, path)
-    assert target.tolist() == [1, 1, 1, 1]  # the later one, whole
+    assert target.tolist() == [1, 1, 1, 1]  # all elements of the later tensor
 
 
 def test_autograd_notices_the_change(tmp_path):
@@ -145,14 +145,14 @@ def test_every_misfit_is_named_and_nothing_changed(tmp_path):
     assert state["step"] == 0
 
 
-def test_not_strict_loads_what_is_in_both(tmp_path):
+def test_not_strict_loads_common_keys(tmp_path):
     path = saved({"a": torch.ones(2), "b": torch.ones(2), "n": {"x": 1, "y": 2}}, tmp_path)
     state = {"a": torch.zeros(2), "c": torch.zeros(2), "n": {"x": 0, "z": 0}}
     ringstow.load_into(state, path, strict=False)
     assert_same(state, {"a": torch.ones(2), "c": torch.zeros(2), "n": {"x": 1, "z": 0}})
 
 
-def test_not_strict_does_not_forgive_shapes(tmp_path):
+def test_not_strict_still_checks_shapes(tmp_path):
     path = saved({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path)
     state = {"a": torch.zeros(2), "b": torch.zeros(3)}
     with pytest.raises(ringstow.KeyMismatchError, match="different"):
@@ -160,7 +160,7 @@ def test_not_strict_does_not_forgive_shapes(tmp_path):
     assert state["a"].tolist() == [0, 0]
 
 
-def test_none_becomes_the_tensor_that_was_saved(tmp_path):
+def test_none_is_replaced_by_the_saved_tensor(tmp_path):
     path = saved({"s": {0: {"momentum": torch.ones(2)}}}, tmp_path)
     state = {"s": {0: {"momentum": None}}}
     ringstow.load_into(state, path)
@@ -177,7 +177,7 @@ def test_tuples_that_hold_tensors_are_filled_and_rebuilt(tmp_path):
     assert_same(state, {"t": (torch.ones(1), 5, [torch.ones(2)])})
 
 
-def test_sequences_of_tensors_of_other_lengths_do_not_fit(tmp_path):
+def test_tensor_sequences_of_other_length_mismatch(tmp_path):
     path = saved({"l": [torch.ones(1), torch.ones(1)]}, tmp_path)
     with pytest.raises(ringstow.KeyMismatchError) as caught:
         ringstow.load_into({"l": [torch.zeros(1)]}, path)
@@ -194,7 +194,7 @@ def test_keys_that_are_dtypes_are_matched(tmp_path):
     assert state["d"][torch.float16].tolist() == [1]
 
 
-def test_metadata_is_taken_over(tmp_path):
+def test_metadata_is_replaced(tmp_path):
     odict = collections.OrderedDict(w=torch.ones(1))
     odict._metadata = collections.OrderedDict({"": {"version": 2}})
     path = saved({"m": odict}, tmp_path)
@@ -222,7 +222,7 @@ def test_targets_without_memory_are_refused(tmp_path):
         ringstow.load_into({"m": freed}, path)
 
 
-def test_pickled_values_need_the_word(tmp_path):
+def test_pickled_values_need_allow_pickle(tmp_path):
     path = saved({"w": torch.ones(1), "odd": ODD}, tmp_path, allow_pickle=True)
     state = {"w": torch.zeros(1), "odd": None}
     with pytest.raises(ringstow.UnsupportedError, match="^odd .*allow_pickle=True"):
@@ -285,7 +285,7 @@ def test_key_mismatch_is_a_readable_key_error():
         (torch.complex128, torch.complex64),
     ],
 )
-def test_cast_converts_what_differs_in_precision_only(tmp_path, there, here):
+def test_cast_converts_between_precisions(tmp_path, there, here):
     values = torch.tensor([[1.0, -2.5], [0.0, 3.0]]).to(there)
     path = saved({"w": values, "same": torch.ones(2)}, tmp_path)
     state = {"w": torch.zeros(2, 2, dtype=here), "same": torch.zeros(2)}
@@ -311,7 +311,7 @@ def test_cast_fills_tied_and_strided_targets(tmp_path):
 @pytest.mark.parametrize(
     ("there", "here"), [(torch.int64, torch.int32), (torch.float32, torch.int64)]
 )
-def test_cast_does_not_turn_one_kind_of_number_into_another(tmp_path, there, here):
+def test_cast_refuses_other_kinds_of_numbers(tmp_path, there, here):
     path = saved({"w": torch.ones(2, dtype=there)}, tmp_path)
     with pytest.raises(ringstow.KeyMismatchError, match="different") as caught:
         ringstow.load_into({"w": torch.zeros(2, dtype=here)}, path, cast=True)

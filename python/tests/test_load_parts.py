@@ -11,7 +11,7 @@ from support import assert_same
 
 import ringstow
 
-# A value that the format has no words for.
+# A value that the format cannot represent.
 ODD = np.datetime64("2020-01-01")
 
 
@@ -49,7 +49,7 @@ def test_a_prefix_ends_at_a_dot(path, state, prefix):
     assert_same(back, {"model": expected})
 
 
-def test_a_prefix_leaves_out_names_that_only_begin_alike(tmp_path):
+def test_prefix_excludes_names_with_a_common_start(tmp_path):
     state = {"model": {"w": torch.ones(1)}, "model_ema": {"w": torch.zeros(1)}, "model2": 3}
     ringstow.save(state, tmp_path / "c")
     assert_same(ringstow.load(tmp_path / "c", prefix="model"), {"model": state["model"]})
@@ -67,7 +67,7 @@ def test_order_is_the_checkpoints(path):
     assert list(ringstow.load(path, keys=["step", "tied"])) == ["tied", "step"]
 
 
-def test_lists_and_tuples_come_whole(path, state):
+def test_lists_and_tuples_load_completely(path, state):
     back = ringstow.load(path, keys=["optimizer.param_groups.1.lr", "pair.0"])
     groups = state["optimizer"]["param_groups"]
     assert_same(back, {"optimizer": {"param_groups": groups}, "pair": state["pair"]})
@@ -81,12 +81,12 @@ def test_an_empty_container_is_a_leaf(path):
     assert ringstow.load(path, keys=["empty"]) == {"empty": {}}
 
 
-def test_a_tied_tensor_is_found_by_its_own_name_alone(path, state):
+def test_tied_tensor_is_found_by_its_own_name(path, state):
     assert list(ringstow.load(path, keys=["tied"])) == ["tied"]
     assert list(ringstow.load(path, keys=["model.layers.0.weight"])) == ["model"]
 
 
-def test_tensors_that_collide_are_told_apart_by_their_suffix(tmp_path):
+def test_colliding_names_differ_by_suffix(tmp_path):
     state = {"x": {"y": torch.zeros(1)}, "x.y": torch.ones(1)}
     ringstow.save(state, tmp_path / "c")
     assert_same(ringstow.load(tmp_path / "c", keys=["x.y"]), {"x": state["x"]})
@@ -119,18 +119,18 @@ def test_every_missing_key_is_named_with_close_matches(path):
     assert "'model.layers.3.weight'" in message
 
 
-def test_the_name_of_a_group_is_explained(path):
+def test_group_name_as_key_gets_a_hint(path):
     with pytest.raises(ringstow.KeyMismatchError, match=r"'optimizer' is a group.*'optimizer\.'"):
         ringstow.load(path, keys=["optimizer"])
 
 
-def test_a_prefix_that_no_name_has_is_an_error(path):
+def test_unknown_prefix_is_an_error(path):
     with pytest.raises(ringstow.KeyMismatchError, match=r"modell\.") as caught:
         ringstow.load(path, prefix="modell.")
     assert caught.value.missing == ["modell."]
 
 
-def test_pickled_leaves_that_are_not_selected_need_no_word(tmp_path):
+def test_unselected_pickles_need_no_allow_pickle(tmp_path):
     state = {"a": torch.ones(1), "b": {"odd": ODD}}
     ringstow.save(state, tmp_path / "c", allow_pickle=True)
     assert ringstow.load(tmp_path / "c", keys=["a"])["a"].tolist() == [1]
@@ -139,7 +139,7 @@ def test_pickled_leaves_that_are_not_selected_need_no_word(tmp_path):
     assert ringstow.load(tmp_path / "c", allow_pickle=True)["b"] == {"odd": ODD}
 
 
-def test_only_what_is_needed_is_read(tmp_path):
+def test_load_reads_only_the_selected_bytes(tmp_path):
     state = {"big": torch.zeros(16 << 20), "small": torch.ones(1000)}
     ringstow.save(state, tmp_path / "c")
     reads = bytes_read_by(lambda: ringstow.load(tmp_path / "c", keys=["small"]))
@@ -158,7 +158,7 @@ def io_counter(name):
     return int(counters[name])
 
 
-def test_damage_elsewhere_does_not_matter_to_a_part(tmp_path):
+def test_damage_elsewhere_does_not_fail_a_partial_load(tmp_path):
     config = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20)
     state = {"a": torch.zeros(1 << 18), "b": torch.ones(1 << 18)}
     ringstow.save(state, tmp_path / "c", config=config)
@@ -174,7 +174,7 @@ def test_damage_elsewhere_does_not_matter_to_a_part(tmp_path):
         ringstow.load(tmp_path / "c", keys=[last])
 
 
-def test_a_few_of_many_names_are_all_that_is_parsed(tmp_path, monkeypatch):
+def test_few_keys_parse_few_names(tmp_path, monkeypatch):
     state = {
         "model": {f"layers.{i}.w": torch.full((2,), float(i)) for i in range(500)},
         "opt": {"state": {i: {"step": torch.tensor(i)} for i in range(500)}},

@@ -1,4 +1,4 @@
-"""Objects: opaque bytes in a checkpoint, as the writer for DCP stores values."""
+"""Objects: opaque bytes in a checkpoint, in which the DCP writer stores values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def with_objects(path, objects):
-    """Saves a checkpoint by one rank whose values are objects beside a tensor ``w``."""
+    """Save a checkpoint on one rank, with objects as values and a tensor ``w``."""
     weight = torch.arange(4.0)
     session = ringstow._native.Session(str(path), 1, ringstow.Config().to_json())
     items = [("w", ("F32", (4,), None, weight.data_ptr(), 16, weight), None, False)]
@@ -43,7 +43,7 @@ def with_objects(path, objects):
     return path
 
 
-def test_objects_are_loaded_as_what_they_are(at):
+def test_objects_load_as_their_values(at):
     objects = {"step": 7, "config": {"lr": [1e-3, (1, 2)], "t": torch.ones(2)}}
     path = with_objects(at / "ckpt", objects)
     whole = ringstow.load(path)

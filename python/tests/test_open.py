@@ -1,4 +1,4 @@
-"""Looking into a checkpoint without loading it, and reading parts of its tensors."""
+"""Inspecting a checkpoint without loading it, and reading parts of its tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def path(state, tmp_path):
 NAMES = ["model.weight", "model.tied", "model.low", "array", "opt.state.0.step"]
 
 
-def test_open_gives_names_and_shapes_without_a_read(path):
+def test_open_lists_names_and_shapes_without_reading(path):
     with ringstow.open(path) as ckpt:
         assert list(ckpt) == list(ckpt.keys()) == NAMES
         assert len(ckpt) == 5
@@ -64,7 +64,7 @@ def test_open_gives_names_and_shapes_without_a_read(path):
     assert shown["opt.state.0.step"][3:] == ((), 4)
 
 
-def test_values_are_there_without_a_read(path, state):
+def test_values_are_available_without_reading(path, state):
     with ringstow.open(path) as ckpt:
         tree = ckpt.tree
         assert tree["step"] == ckpt.value("step") == 1000
@@ -78,7 +78,7 @@ def test_values_are_there_without_a_read(path, state):
         assert ckpt.value("opt.groups") == [{"lr": 0.1}]
 
 
-def test_one_is_loaded_by_its_name(path, state):
+def test_tensor_is_loaded_by_name(path, state):
     with ringstow.open(path) as ckpt:
         for name in ("weight", "tied", "low"):
             assert_same(ckpt[f"model.{name}"].load(), state["model"][name])
@@ -86,7 +86,7 @@ def test_one_is_loaded_by_its_name(path, state):
         assert_same(np.asarray(ckpt["model.weight"]), state["model"]["weight"].numpy())
 
 
-def test_what_the_manifest_says_of_the_save_is_told(path):
+def test_manifest_metadata_is_exposed(path):
     with ringstow.open(path) as ckpt:
         info = ckpt.info
     assert (info.path, info.kind, info.version) == (str(path), "ringstow", 1)
@@ -156,7 +156,7 @@ def test_slices_are_those_of_numpy(path, state, index, verify):
         (np.s_[::0], ValueError, "zero"),
     ],
 )
-def test_indices_that_cannot_be_are_refused(path, index, error, words):
+def test_invalid_indices_are_refused(path, index, error, words):
     with ringstow.open(path) as ckpt, pytest.raises(error, match=words):
         ckpt["model.weight"][index]
 
@@ -177,7 +177,7 @@ slices = st.builds(
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    # Rows of 4 KiB: a step over them leaves rows out, a step within one does not.
+    # Rows of 4 KiB: a slice with a step over rows skips rows; a step within a row does not.
     tensor = torch.arange(30 * 1024 * 3).view(30, 1024, 3).int()
     path = tmp_path_factory.mktemp("wide") / "c"
     ringstow.save({"w": tensor}, path)
@@ -192,7 +192,7 @@ def test_any_slice_is_that_of_numpy(wide, index):
     assert_same(entry[index], array[index])
 
 
-def test_only_what_a_slice_needs_is_read(tmp_path):
+def test_slice_reads_only_its_bytes(tmp_path):
     ringstow.save({"big": torch.zeros(4096, 1024)}, tmp_path / "c")  # 16 MiB
     with ringstow.open(tmp_path / "c") as ckpt:
         assert bytes_read_by(lambda: ckpt["big"][7]) < 3 << 20
@@ -227,7 +227,7 @@ def test_missing_name_is_a_key_error_with_suggestions(path):
             ckpt.value("stepp")
 
 
-def test_after_the_end_every_use_says_that_it_is_closed(path):
+def test_use_after_close_raises(path):
     with ringstow.open(path) as ckpt:
         entry = ckpt["model.weight"]
     assert ckpt.closed
@@ -254,10 +254,10 @@ def test_replaced_checkpoint_is_not_read_instead(path):
         for read in (ckpt["model.weight"].load, lambda: ckpt["model.weight"][0, 1:3]):
             with pytest.raises(ringstow.ReplacedCheckpointError, match="open it again"):
                 read()
-        assert ckpt.value("step") == 1000  # of the one that was opened
+        assert ckpt.value("step") == 1000  # from the opened checkpoint
 
 
-def test_damage_is_found_by_who_reads_it(tmp_path):
+def test_read_of_damaged_tensor_raises(tmp_path):
     config = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20)
     ringstow.save({"w": torch.zeros(1 << 18)}, tmp_path / "c", config=config)
     shard = next((tmp_path / "c").glob("*.safetensors"))
@@ -270,7 +270,7 @@ def test_damage_is_found_by_who_reads_it(tmp_path):
             ckpt["w"][-1]
 
 
-def test_nothing_is_unpickled_unless_asked(tmp_path):
+def test_values_are_not_unpickled_by_default(tmp_path):
     ringstow.save({"odd": Odd(), "w": torch.ones(1)}, tmp_path / "c", allow_pickle=True)
     with ringstow.open(tmp_path / "c") as ckpt:
         odd = ckpt.tree["odd"]
@@ -286,7 +286,7 @@ def test_nothing_is_unpickled_unless_asked(tmp_path):
         assert ckpt.value("odd") == ckpt.tree["odd"].load() == Odd()
 
 
-def test_what_dcp_saved_is_looked_into_likewise(tmp_path):
+def test_open_reads_dcp_checkpoints(tmp_path):
     state = {"model": {"w": torch.arange(10.0)}, "step": 5, "blob": io.BytesIO(b"abc")}
     writer = ringstow.dcp.StorageWriter()
     dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=writer)
@@ -298,7 +298,7 @@ def test_what_dcp_saved_is_looked_into_likewise(tmp_path):
         assert ckpt.value("blob").getvalue() == b"abc"
 
 
-def test_values_of_types_that_are_not_here_hide_nothing_else(tmp_path):
+def test_unknown_types_do_not_hide_other_values(tmp_path):
     code = """
 import dataclasses, sys, ringstow
 @dataclasses.dataclass
@@ -352,7 +352,7 @@ def test_the_default_device_does_not_matter(path):
 
 
 @pytest.mark.parametrize("name", ["gone", "file"])
-def test_what_is_no_checkpoint_is_refused(tmp_path, name):
+def test_non_checkpoint_is_refused(tmp_path, name):
     (tmp_path / "file").write_text("x")
     with pytest.raises(OSError, match=name):
         ringstow.open(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Files of others in a checkpoint's directory: nothing that ringstow does touches them."""
+"""ringstow never touches foreign files in a checkpoint's directory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checkpoints at paths that are no Unicode (lone surrogates in Python), and what is no path."""
+"""Checkpoints at non-Unicode paths (lone surrogates in Python), and invalid paths."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ def state(step):
     return {"step": step, "w": np.full(5_000, step, dtype=np.float32)}
 
 
-def test_everything_works_and_reports_name_the_path_as_it_is(root):
+def test_non_unicode_path_works_and_is_reported(root):
     paths = [f"{root}/step-{step}" for step in (1, 2)]
     for step, path in enumerate(paths, 1):
         assert ringstow.save(state(step), path).path == path
@@ -40,7 +40,7 @@ def test_everything_works_and_reports_name_the_path_as_it_is(root):
     assert not os.path.exists(paths[1])
 
 
-def test_damage_is_reported_at_the_path_as_it_is(root):
+def test_damage_report_has_the_exact_path(root):
     path = f"{root}/step-1"
     ringstow.save(state(1), path)
     assert ringstow.verify(path).path == path
@@ -56,7 +56,7 @@ def test_damage_is_reported_at_the_path_as_it_is(root):
     assert raised.value.file == shard
 
 
-def test_errors_name_the_path_as_it_is(root):
+def test_errors_have_the_exact_path(root):
     with pytest.raises(ringstow.IncompleteCheckpointError) as raised:
         ringstow.load(root)
     assert raised.value.path == root
@@ -65,7 +65,7 @@ def test_errors_name_the_path_as_it_is(root):
     assert missing.value.filename == f"{root}/none"
 
 
-def test_a_name_that_only_looks_like_such_bytes_stays_as_it_is(tmp_path):
+def test_name_with_escape_like_text_is_unchanged(tmp_path):
     path = str(tmp_path / "a\\u0000ff\\" / 'größe \U0001f4be "x"')
     assert ringstow.save(state(1), path).path == path
     assert ringstow.load(path)["step"] == 1
@@ -74,7 +74,7 @@ def test_a_name_that_only_looks_like_such_bytes_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     "url", ["s3://bucket/x", "file:///tmp/x", pathlib.Path("gs://bucket/x"), "hdfs:/a"]
 )
-def test_a_url_is_refused_and_nothing_is_made(url, tmp_path, monkeypatch):
+def test_url_is_refused_without_creating_anything(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call in (
         lambda: ringstow.save({"a": 1}, url),
@@ -91,7 +91,7 @@ def test_a_url_is_refused_and_nothing_is_made(url, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tilde_is_a_home(tmp_path, monkeypatch):
+def test_tilde_is_expanded(tmp_path, monkeypatch):
     here, home = tmp_path / "here", tmp_path / "home"
     here.mkdir()
     home.mkdir()

@@ -1,5 +1,7 @@
-"""The power goes in a conversion or a DCP save: the old checkpoint or the new one is there, whole,
-and the next one works. ``power_cuts.py`` has the operations, ``tests/cut-disk`` the disks."""
+"""After a power cut in a conversion or DCP save, the old or the new checkpoint is complete.
+
+The next operation works. ``power_cuts.py`` has the operations, ``tests/cut-disk`` the disks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SEED = os.environ.get("RINGSTOW_SEED", "1")
 
 @pytest.fixture(scope="session")
 def cut_disk():
-    """Returns the path of the program that mounts the disks."""
+    """Build the program that mounts the disks; return its path."""
     if os.geteuid() != 0:
         missing("only root can mount")
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -34,7 +36,7 @@ def cut_disk():
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
-def test_power_cut_keeps_what_was_written(kind, cut_disk, tmp_path):
+def test_power_cut_keeps_one_complete_checkpoint(kind, cut_disk, tmp_path):
     program = ["unshare", "--mount", sys.executable, HERE / "power_cuts.py"]
     done = subprocess.run(
         [*program, cut_disk, kind, CUTS, SEED, tmp_path], capture_output=True, text=True

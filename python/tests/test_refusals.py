@@ -1,4 +1,4 @@
-"""Where the system refuses: a clear error, nothing lost, no litter; and the next save mends it."""
+"""Refusals by the system: a clear error, no lost data, no leftovers; the next save recovers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOBODY = 65534  # user and group
 
 
 def mounted(folder, options):
-    """Mounts a file system of memory, if that is allowed here."""
+    """Mount a tmpfs, if this machine allows it."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "ringstow-test", str(folder)]
     try:
@@ -50,16 +50,16 @@ def read_only_disk(tmp_path):
 
 @pytest.fixture
 def open_folder():
-    """A folder that an ordinary user can reach, and write to if its mode says so."""
+    """A folder that an ordinary user can access, and write to if its mode permits."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield pathlib.Path(name)
 
 
 def as_nobody(act, *limits):
-    """Runs a function as an ordinary user; returns what it returned, or the exception.
+    """Run a function as an ordinary user; return its result, or the exception.
 
-    In a forked child: such a user may not be able to start this Python, which is loaded already.
+    It runs in a forked child, because such a user may not be able to start this Python.
     """
     if os.geteuid() != 0:
         missing("only root can become an ordinary user")
@@ -100,7 +100,7 @@ def test_a_full_disk_loses_nothing(engine, small_disk):
     assert torch.equal(ringstow.load(small_disk / "c")["a"], torch.ones(MIB))
 
 
-def test_a_full_disk_in_the_background_is_told(small_disk):
+def test_full_disk_in_the_background_raises(small_disk):
     handle = ringstow.save_async({"a": torch.ones(32 * MIB)}, small_disk / "c")
     with pytest.raises(OSError, match="space") as caught:
         handle.result()
@@ -139,7 +139,7 @@ def test_unreadable_checkpoint_is_a_permission_error(open_folder):
     assert type(as_nobody(lambda: ringstow.load(open_folder / "c"))) is PermissionError
 
 
-def test_too_little_lockable_memory_is_told_with_its_remedy(open_folder):
+def test_low_memlock_limit_is_reported_with_a_fix(open_folder):
     os.chmod(open_folder, 0o777)
     state = {"a": np.ones(MIB)}
     small = (resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
@@ -160,7 +160,7 @@ def test_replacing_a_checkpoint_removes_the_old_shards(tmp_path):
         assert ringstow.load(tmp_path / "c")["a"][0] == step
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path):
+def test_next_save_removes_leftovers_of_a_killed_one(tmp_path):
     ringstow.save({"a": torch.ones(3)}, tmp_path / "c")
     (shard,) = shards_of(tmp_path / "c")
     left = shard.with_name(shard.name.replace("-0", "-9") + ".part")
@@ -170,7 +170,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path):
     assert litter(tmp_path / "c") == []
 
 
-def test_other_peoples_files_in_the_directory_stay(tmp_path):
+def test_foreign_files_in_the_directory_stay(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "notes.txt").write_text("mine")
     ringstow.save({"a": 1}, tmp_path / "c")
@@ -179,12 +179,12 @@ def test_other_peoples_files_in_the_directory_stay(tmp_path):
     assert ringstow.load(tmp_path / "c") == {"a": 2}
 
 
-def test_parents_are_made(tmp_path):
+def test_parent_directories_are_created(tmp_path):
     ringstow.save({"a": 1}, tmp_path / "x" / "y" / "c")
     assert ringstow.load(tmp_path / "x" / "y" / "c") == {"a": 1}
 
 
-def test_a_state_that_cannot_be_saved_touches_nothing(tmp_path):
+def test_unsavable_state_changes_no_files(tmp_path):
     ringstow.save({"a": 1}, tmp_path / "c")
     for bad in ({"a": object()}, {"a": torch.ones(2).to_sparse()}):
         with pytest.raises(ringstow.Error):
@@ -226,7 +226,7 @@ assert extra <= 32 + 64, f"{extra} MiB"
     assert done.returncode == 0, done.stderr
 
 
-def test_a_step_down_is_warned_of_once_in_a_process(tmp_path):
+def test_fallback_is_warned_of_once_per_process(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "ramfs", "ringstow-test", str(folder)]

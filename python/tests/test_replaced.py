@@ -12,7 +12,7 @@ from ringstow import _native
 
 
 def state(step):
-    # One that is to be copied, since it is strided, and one that bytes are read into.
+    # A strided tensor, which needs a copy, and a dense one, which is read in place.
     strided = np.full((64, 96), step, dtype=np.float32)[:, ::2]
     return {"step": step, "w": np.full(20_000, step, dtype=np.float32), "s": strided}
 
@@ -24,7 +24,7 @@ def assert_is(loaded, step):
 
 
 class Saver:
-    """Saves over a path as soon as somebody has opened what is there, as often as it is told to."""
+    """Saves over a path as soon as a load opens the checkpoint, the given number of times."""
 
     def __init__(self, path):
         self.path, self.step, self.times = path, 0, 1
@@ -48,26 +48,26 @@ def saver(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_load_takes_the_newer_one(saver, verify):
+def test_load_returns_the_newer_checkpoint(saver, verify):
     assert_is(ringstow.load(saver.path, verify=verify), 1)
 
 
 @pytest.mark.parametrize("part", [{"prefix": "w"}, {"keys": iter(["w"])}])
-def test_a_load_of_a_part_takes_that_of_the_newer_one(saver, part):
+def test_partial_load_returns_the_newer_checkpoint(saver, part):
     saver.times = 2
     loaded = ringstow.load(saver.path, **part)
     assert list(loaded) == ["w"]
     assert (loaded["w"] == 2).all()
 
 
-def test_a_load_into_a_state_takes_the_newer_one(saver):
+def test_load_into_returns_the_newer_checkpoint(saver):
     filled = state(-1)
     report = ringstow.load_into(filled, saver.path)
     assert report.path == str(saver.path)
     assert_is(filled, 1)
 
 
-def test_what_is_replaced_again_and_again_is_given_up(saver):
+def test_load_gives_up_after_repeated_replacement(saver):
     saver.times = 1_000
     filled = state(-1)
     with pytest.raises(ringstow.ReplacedCheckpointError, match="open it again") as raised:
@@ -77,7 +77,7 @@ def test_what_is_replaced_again_and_again_is_given_up(saver):
     assert_is(filled, -1)
 
 
-def test_an_opened_checkpoint_does_not_change_under_its_holder(saver):
+def test_opened_checkpoint_never_changes(saver):
     config = ringstow.Config().to_json()
     saver.times = 2
     for verify in (True, False):
@@ -109,7 +109,7 @@ for step in range(1, 151):
 """
 
 
-def test_an_evaluation_that_follows_the_last_one_never_fails(tmp_path):
+def test_reader_that_follows_a_writer_never_fails(tmp_path):
     path = tmp_path / "last"
     ringstow.save({"step": 0, "w": np.zeros(2_000, dtype=np.float32)}, path)
     saving = subprocess.Popen([sys.executable, "-c", SAVES, str(path)])

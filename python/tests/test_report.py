@@ -1,4 +1,4 @@
-"""Config and reports cross the language border as JSON, between versions too."""
+"""Config and reports pass between Python and Rust as JSON, also between versions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_config_is_frozen():
         Config().engine = "uring"  # type: ignore[misc]
 
 
-def test_a_save_report_is_read_with_its_fallbacks_and_times():
+def test_save_report_has_fallbacks_and_times():
     report = SaveReport.from_json(json.dumps(fake_native.save_report("/a", 2, 5)))
     assert (report.tensors, report.tensor_bytes, report.file_bytes) == (2, 5, 5)
     assert report.fallbacks == (
@@ -74,7 +74,7 @@ def on_gpus(nbytes, *, pinned=True, **fields):
     )
 
 
-def test_what_gpus_took_is_told_in_words():
+def test_report_text_mentions_gpu_copies():
     report = on_gpus(10**9)
     assert report.device_gb_per_s == pytest.approx(2)
     assert str(report).endswith("(GPU: 1 GB at 2 GB/s, pinned memory)")
@@ -93,13 +93,13 @@ def test_what_gpus_took_is_told_in_words():
         (None, None, None),
     ],
 )
-def test_loads_together_are_pinned_if_each_that_needed_it_was(one, other, both):
+def test_summed_loads_are_pinned_if_all_gpu_loads_are(one, other, both):
     together = on_gpus(1, pinned=one).followed_by(on_gpus(2, pinned=other))
     assert together.pinned is both
     assert together.device_bytes == 3
 
 
-def test_loads_together_name_every_fallback_once():
+def test_summed_loads_list_every_fallback_once():
     other = {"wanted": "pinned", "got": "pageable", "reason": "a stand-in", "remedy": "none"}
     one = on_gpus(1)
     both = one.followed_by(on_gpus(1, fallbacks=[*fake_native.MOVED["fallbacks"], other]))

@@ -1,4 +1,4 @@
-"""Old checkpoints go, and new ones are written over their files."""
+"""`retain` and `prune` remove old checkpoints, and new saves write over recycled files."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ def test_retain_keeps_the_newest_and_recycles_the_rest(tmp_path):
     assert_is(ringstow.latest(tmp_path), 4)
 
 
-def test_what_was_loaded_before_is_not_touched(tmp_path):
+def test_loaded_tensors_survive_recycling(tmp_path):
     save(tmp_path, 1)
     loaded = ringstow.load(tmp_path / "step-001")
     shard = next((tmp_path / "step-001").glob("*.safetensors"))
@@ -50,7 +50,7 @@ def test_what_was_loaded_before_is_not_touched(tmp_path):
     assert (loaded["w"] == 1).all()
 
 
-def test_without_recycling_nothing_stays(tmp_path):
+def test_retain_without_recycling_removes_all_files(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     ringstow.retain(tmp_path, 1, recycle=True)
@@ -62,7 +62,7 @@ def test_without_recycling_nothing_stays(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_path_that_is_saved_to_again_and_again(tmp_path):
+def test_repeated_saves_to_one_path(tmp_path):
     path, config = tmp_path / "last", ringstow.Config(recycle=True)
     recycled = [ringstow.save(state(s), path, config=config).recycled_bytes for s in range(4)]
     assert [bytes > 0 for bytes in recycled] == [False, False, True, True]
@@ -95,7 +95,7 @@ def test_striped_checkpoint_is_removed_whole_or_not_at_all(tmp_path):
 
 
 def leave_half(path):
-    """What a save leaves that was killed before its commit."""
+    """Leave the files of a save that was killed before its commit."""
     path.mkdir()
     (path / "rank00000-0.safetensors.part").write_text("half")
 
@@ -111,7 +111,7 @@ def test_retain_clears_killed_saves_in_earlier_steps(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["step-008", "step-009"]
 
 
-def test_prune_removes_what_killed_saves_left_wherever_it_is(tmp_path):
+def test_prune_removes_killed_saves_anywhere(tmp_path):
     save(tmp_path, 1)
     leave_half(tmp_path / "step-002")
     leave_half(tmp_path / "last")
@@ -131,7 +131,7 @@ def test_prune_removes_what_killed_saves_left_wherever_it_is(tmp_path):
         ringstow.prune(tmp_path / "nowhere")
 
 
-def test_prune_says_what_it_left_alone(tmp_path):
+def test_prune_reports_what_it_kept(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "step-001" / "manifest.json").write_text("rubbish")
     [(path, reason)] = ringstow.prune(tmp_path).left
@@ -139,7 +139,7 @@ def test_prune_says_what_it_left_alone(tmp_path):
     assert "cannot tell which" in reason
 
 
-def test_what_cannot_be_is_refused(tmp_path):
+def test_invalid_arguments_are_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ringstow.InvalidStateError, match="at least 1"):
         ringstow.retain(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""What is saved comes back equal: every dtype in every shape, and real models with optimizers."""
+"""Saved states load equal: every dtype in every shape, and real models with optimizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import ringstow
 
 
 def filled(shape, dtype):
-    """Returns a tensor of any dtype with bytes that differ, and are valid for it."""
+    """Return a tensor of any dtype with varying, valid bytes."""
     tensor = torch.empty(shape, dtype=dtype)
     count = tensor.numel() * tensor.element_size()
     data = torch.arange(count) % (2 if dtype == torch.bool else 251)
@@ -28,7 +28,7 @@ def filled(shape, dtype):
 
 
 def shapes_of(dtype):
-    """Returns tensors of one dtype in every way in which one can lie in memory."""
+    """Return tensors of one dtype in every memory layout."""
     weight = filled((4, 6), dtype)
     state = {
         "dense": weight,
@@ -71,7 +71,7 @@ def test_any_state_comes_back_equal(state, tmp_path):
 
 
 def trained(seed=0):
-    """Returns a small transformer and its optimizer after a few real steps."""
+    """Return a small transformer and its optimizer after a few real steps."""
     torch.manual_seed(seed)
     model = torch.nn.Transformer(32, 2, 1, 1, 64, batch_first=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -96,7 +96,7 @@ def test_model_and_optimizer_resume(tmp_path):
     assert_same(other_optimizer.state_dict(), optimizer.state_dict())
 
 
-def test_what_a_training_loop_holds_besides(tmp_path):
+def test_other_state_of_a_training_loop(tmp_path):
     import random
 
     layer = torch.nn.Linear(2, 2)
@@ -169,7 +169,7 @@ def test_loaded_arrays_can_be_written(tmp_path):
 
 
 @pytest.mark.parametrize("state", [{}, {"a": {}}, {"a": []}, {"a": torch.empty(0)}, {"a": 1}])
-def test_a_state_without_bytes_is_a_checkpoint_too(state, tmp_path):
+def test_state_without_tensor_bytes_round_trips(state, tmp_path):
     ringstow.save(state, tmp_path / "c")
     assert_same(ringstow.load(tmp_path / "c"), state)
     assert ringstow.verify(tmp_path / "c").ok
@@ -178,7 +178,7 @@ def test_a_state_without_bytes_is_a_checkpoint_too(state, tmp_path):
 @pytest.mark.parametrize(
     "name", ["", "a/b", "..", "é", "日本語", "\U0001f600", 'q"\\', "\n\0", "#2", "x" * 9999]
 )
-def test_any_name_will_do(name, tmp_path):
+def test_any_tensor_name_works(name, tmp_path):
     state = {name: torch.ones(2), "other": {name: torch.zeros(1)}}
     ringstow.save(state, tmp_path / "c")
     assert_same(ringstow.load(tmp_path / "c"), state)
@@ -256,12 +256,12 @@ def test_relative_paths_do_not_move_with_the_working_directory(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("path", "error"), [("", ValueError), (b"x", TypeError), (1, TypeError)])
-def test_paths_that_are_none(path, error):
+def test_invalid_paths_are_refused(path, error):
     with pytest.raises(error):
         ringstow.save({}, path)
 
 
-def test_latest_warns_of_the_damaged_one_that_it_passes_over(tmp_path, caplog):
+def test_latest_warns_when_it_skips_a_damaged_one(tmp_path, caplog):
     for step in (1, 2):
         ringstow.save({"step": step}, tmp_path / f"step-{step}")
     (tmp_path / "step-2" / "manifest.json").write_text("{}")

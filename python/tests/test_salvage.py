@@ -1,4 +1,4 @@
-"""A damaged checkpoint: verify names what is lost, and a load returns all else and says what."""
+"""A damaged checkpoint: verify names the lost tensors, and a load can return all others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def path(tmp_path):
 
 
 def place_of(path, name):
-    """Returns the file and offset of a tensor's first byte."""
+    """Return the file and offset of a tensor's first byte."""
     manifest = manifest_of(path)
     (entry,) = [entry for entry in manifest["tensors"] if entry["name"] == name]
     chunk = entry["chunks"][0]
@@ -61,7 +61,7 @@ def place_of(path, name):
 
 
 def damage(path, *names):
-    """Flips a byte of each tensor in a checksum chunk that holds no other."""
+    """Flip a byte of each tensor in a checksum chunk that holds no other tensor."""
     for name in names:
         file, begin = place_of(path, name)
         data = bytearray(file.read_bytes())
@@ -130,7 +130,7 @@ def test_a_dict_lacks_the_key_of_what_is_damaged(path, name):
     assert_same(dict(loaded), expected)
 
 
-def test_what_cannot_lack_an_item_holds_its_name_instead(path):
+def test_containers_hold_the_name_of_a_lost_item(path):
     damage(path, "list.2", "pair.0", "default.x", "ema.weight")
     loaded = salvage(path)
     places = {
@@ -151,7 +151,7 @@ def test_what_cannot_lack_an_item_holds_its_name_instead(path):
     assert loaded["ema"].decay == 0.9
 
 
-def test_what_was_salvaged_saves_and_a_gap_does_not(path, tmp_path):
+def test_salvaged_state_saves_but_gaps_are_refused(path, tmp_path):
     damage(path, "model.b")
     loaded = salvage(path)
     ringstow.save(dict(loaded), tmp_path / "new")
@@ -161,7 +161,7 @@ def test_what_was_salvaged_saves_and_a_gap_does_not(path, tmp_path):
         ringstow.save(dict(salvage(path)), tmp_path / "newer")
 
 
-def test_a_part_is_judged_by_its_own_damage(path):
+def test_partial_load_ignores_damage_elsewhere(path):
     damage(path, "model.b")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -180,7 +180,7 @@ def test_tied_tensors_are_missing_under_every_name(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "empty"])
-def test_a_missing_or_cut_file_loses_its_tensors_alone(tmp_path, harm):
+def test_missing_or_cut_file_loses_only_its_tensors(tmp_path, harm):
     path = tmp_path / "c"
     ringstow.save(state_of(), path, config=FILES)
     assert len(shards_of(path)) > 2
@@ -203,7 +203,7 @@ def test_a_missing_or_cut_file_loses_its_tensors_alone(tmp_path, harm):
         ringstow.load(path)
 
 
-def test_load_into_leaves_the_targets_of_what_is_damaged(path):
+def test_load_into_keeps_targets_of_damaged_tensors(path):
     damage(path, "model.b", "list.0", "pair.0", "ema.weight")
     state = state_of()
     for value in (state["model"]["a"], state["model"]["b"], state["list"][0], state["list"][2]):
@@ -222,7 +222,7 @@ def test_load_into_leaves_the_targets_of_what_is_damaged(path):
     assert_same(state, expected)
 
 
-def test_load_into_keeps_a_value_that_holds_something_damaged(path):
+def test_load_into_keeps_values_with_damaged_parts(path):
     damage(path, "list.0", "array")
     state = {**state_of(), "list": ["mine"], "array": None}
     with pytest.warns(ringstow.CorruptCheckpointWarning):

@@ -1,7 +1,7 @@
-"""A background save that has copied everything while an operation still writes to a tensor.
+"""A background save finishes copying while an operation still writes to a tensor.
 
-torch raises a tensor's version only once an operation has ended. Each test looks for what it tells
-with operations long enough for that; on a machine where they are too short it finds nothing.
+torch increments a tensor's version only after an operation ends. The tests use operations that
+are long enough to overlap with a save; on a machine where they are too short, nothing is tested.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def one_thread():
 
 
 def outcome(handle, path):
-    """Returns what became of a save of zeros: "saved" or "refused"."""
+    """Return the outcome of a save of zeros: "saved" or "refused"."""
     try:
         handle.result()
     except ringstow.TornSaveError:
@@ -38,7 +38,7 @@ def outcome(handle, path):
     return "saved"
 
 
-def test_operation_of_another_thread_under_way_is_waited_for(tmp_path):
+def test_save_waits_for_operation_of_another_thread(tmp_path):
     for number in range(ROUNDS):
         tensor, may_go_on = torch.zeros(LONG), threading.Event()
 
@@ -54,12 +54,12 @@ def test_operation_of_another_thread_under_way_is_waited_for(tmp_path):
         first = tensor.numpy()
         while first[0] == 0:
             pass
-        may_go_on.set()  # the rest is copied now, while the other thread still adds
+        may_go_on.set()  # the save copies the rest now, while the other thread still adds
         assert outcome(handle, path) == "refused"
         thread.join()
 
 
-def test_operation_of_the_caller_under_way_is_waited_for(tmp_path):
+def test_save_waits_for_operation_of_the_caller(tmp_path):
     for number in range(ROUNDS):
         tensor = torch.zeros(LONG)
         path = tmp_path / str(number)
@@ -89,8 +89,8 @@ def test_snapshot_during_an_operation_of_another_thread_is_not_torn(tmp_path):
         assert torch.equal(saved, saved[:1].expand_as(saved))
 
 
-def test_long_operation_elsewhere_delays_no_save_that_is_waited_for(tmp_path):
-    """Who waits for the save writes to nothing, so that there is nothing to wait for."""
+def test_operation_elsewhere_does_not_delay_blocking_save(tmp_path):
+    """The caller is blocked and writes nothing, so the save need not wait."""
     handle = ringstow.save_async({"t": torch.zeros(SAVED)}, tmp_path / "c")
     assert handle.wait_staged()
     assert outcome(handle, tmp_path / "c") == "saved"

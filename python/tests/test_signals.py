@@ -1,4 +1,4 @@
-"""A signal handler that saves: what is refused, and what works."""
+"""Saves in signal handlers: which are refused, and which work."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ logging.warning("interrupt me")
 
 
 def test_signal_handler_may_save_during_logging(tmp_path):
-    """The warnings are logged by the thread that waits for the save, which has the lock."""
+    """The thread that waits for the save logs the warnings; it already holds the lock."""
     done = python(START + WARNS, tmp_path / "c", limit=30)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the trace could not be written") == 2

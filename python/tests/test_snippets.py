@@ -1,4 +1,4 @@
-"""Every Python snippet of README.md and docs/ runs as it stands."""
+"""Every Python snippet of README.md and docs/ runs unchanged."""
 
 from pathlib import Path
 
@@ -25,8 +25,8 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_fenced_python_is_found_everywhere() -> None:
-    """An indented or unclosed fence would be skipped without a word."""
+def test_all_fenced_python_is_found() -> None:
+    """The runner would silently skip an indented or unclosed fence."""
     for page in PAGES:
         fences = page.read_text().count("```python")
         assert fences == len(list(snippets.snippets(page))), page.name

@@ -1,4 +1,4 @@
-"""Any state comes back equal, types and order included; what can't is refused by name."""
+"""Any state loads equal, including types and order; other values are refused by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringstow.tensors import _torch
 from ringstow.tree import _encode, _skeleton
 
 TORCH_DTYPES = [getattr(torch, name) for name in _torch.CODES if hasattr(torch, name)]
-FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in every torch that is supported
+FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # older supported versions of torch lack it
 NUMPY_DTYPES = ["|b1", "|u1", "<i2", ">i4", "<u8", "<f2", "<f4", ">f8", "<c8", ">c16"]
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -181,7 +181,7 @@ def test_an_array_and_a_tensor_over_it_stay_tied():
     assert back["t"][0] == 9
 
 
-def test_a_tensors_storage_is_its_own():
+def test_loaded_slice_has_its_own_storage():
     big = torch.arange(1000.0)
     back = codec({"part": big[10:12]})
     assert back["part"].untyped_storage().nbytes() == 8
@@ -227,7 +227,7 @@ def test_expanded_tensors_are_saved_dense(dtype):
 
 
 class Settings(dict):
-    """A type that the format has no words for."""
+    """A type that the format cannot represent."""
 
 
 @pytest.mark.parametrize(
@@ -257,13 +257,13 @@ def test_values_that_would_change_are_refused_by_name(value):
     assert str(back) == str(value) or isinstance(value, np.ndarray)
 
 
-def test_pickle_needs_the_same_word_when_loading():
+def test_load_of_pickles_needs_allow_pickle():
     tree = _encode.encode({"a": {"b": Settings(a=1)}}, allow_pickle=True).tree
     with pytest.raises(UnsupportedError, match=r"a\['b'\].*allow_pickle=True"):
         codec_of_tree(tree)
 
 
-def test_what_cannot_be_pickled_is_named():
+def test_unpicklable_value_is_named():
     with pytest.raises(InvalidStateError, match=r"a\['f'\] is a function.*can't be pickled"):
         _encode.encode({"a": {"f": lambda: 1}}, allow_pickle=True)
 
@@ -347,13 +347,13 @@ def test_cycles_are_named():
         _encode.encode({"a": inner})
 
 
-def test_a_container_may_be_met_twice():
+def test_container_may_occur_twice():
     shared = [1, 2]
     assert codec({"a": shared, "b": shared}) == {"a": [1, 2], "b": [1, 2]}
 
 
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {0: v}])
-def test_nesting_up_to_the_limit_works_and_beyond_is_named(wrap):
+def test_nesting_beyond_the_limit_is_refused(wrap):
     state = 1
     for _ in range(_encode.DEPTH_MAX - 1):
         state = wrap(state)
@@ -364,7 +364,7 @@ def test_nesting_up_to_the_limit_works_and_beyond_is_named(wrap):
 
 @pytest.mark.parametrize("wrap", ["[value]", "(value,)", "{'k': value}", "{1: value}"])
 def test_nesting_up_to_the_limit_needs_no_large_stack(wrap):
-    # In a process of its own, which it would take down.
+    # In its own process, because a stack overflow would kill it.
     program = f"""
 import threading
 from ringstow.tree import _encode
@@ -400,7 +400,7 @@ def test_the_root_must_be_a_dict(state):
         _encode.encode(state)
 
 
-def test_an_ordered_dict_keeps_an_order_that_was_changed():
+def test_ordered_dict_keeps_its_changed_order():
     odict = collections.OrderedDict(a=1, b=2)
     odict.move_to_end("a")
     assert list(codec({"x": odict})["x"]) == ["b", "a"]

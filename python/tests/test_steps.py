@@ -1,4 +1,4 @@
-"""Which checkpoints are steps: `steps`, `latest` and `retain` of what a run leaves."""
+"""Which checkpoints count as steps, for `steps`, `latest` and `retain`."""
 
 import logging
 import os
@@ -14,10 +14,10 @@ import ringstow
 
 
 def save(root, *names, **kwargs):
-    """Save checkpoints of these names in this order."""
+    """Save checkpoints with these names in this order."""
     for name in names:
         ringstow.save({"name": name, "w": np.zeros(9)}, root / name, **kwargs)
-        # Commits are dated in milliseconds, and these tests ask which came last.
+        # Commit times have milliseconds, and these tests depend on their order.
         before = time.time_ns() // 1_000_000
         while time.time_ns() // 1_000_000 == before:
             pass
@@ -60,7 +60,7 @@ def test_other_numbered_names_are_not_steps(tmp_path):
     assert {"best-7", "gpt2", "swa_v3", "ema-1000"} <= set(os.listdir(tmp_path))
 
 
-def test_a_loss_is_no_step(tmp_path):
+def test_loss_in_a_name_is_not_a_step(tmp_path):
     save(tmp_path, "epoch=1-loss=0.25", "epoch=2-loss=0.3", "epoch=10-loss=0.2")
     assert newest(tmp_path) == "epoch=10-loss=0.2"
     ringstow.retain(tmp_path, 1)
@@ -73,7 +73,7 @@ def test_a_known_suffix_may_follow_the_step(tmp_path):
     assert set(os.listdir(tmp_path)) - {".ringstow-spares"} == {"ckpt_1000.pt"}
 
 
-def test_what_a_link_leads_to_stays(tmp_path):
+def test_target_of_a_link_is_kept(tmp_path):
     save(tmp_path, "step-1", "step-2", "step-3")
     (tmp_path / "best").symlink_to("step-1")
     ringstow.retain(tmp_path, 1)
@@ -81,7 +81,7 @@ def test_what_a_link_leads_to_stays(tmp_path):
     assert not (tmp_path / "step-2").exists()
 
 
-def test_the_report_says_what_counted_what_was_left_and_why(tmp_path, caplog):
+def test_report_lists_steps_and_reasons_for_the_rest(tmp_path, caplog):
     save(tmp_path, "gpt2", "v1.5", "best", "step-1", "step-2", "step-3")
     (tmp_path / "good").symlink_to("step-1")
     done = retain_as_planned(tmp_path, 1)
@@ -159,7 +159,7 @@ def test_steps_lists_a_run_with_what_cannot_be_loaded(tmp_path):
     assert newest(tmp_path) == "step-10"
 
 
-def test_without_steps_the_time_of_the_commit_decides(tmp_path):
+def test_commit_time_decides_without_steps(tmp_path):
     save(tmp_path, "final", "best")
     assert [(one.step, *names([one.path])) for one in ringstow.steps(tmp_path)] == [
         (None, "final"),
@@ -171,7 +171,7 @@ def test_without_steps_the_time_of_the_commit_decides(tmp_path):
         ringstow.latest(tmp_path, before=7)
 
 
-def test_the_way_back_from_damage(tmp_path, caplog):
+def test_resume_from_before_a_damaged_step(tmp_path, caplog):
     save(tmp_path, "step-1", "step-2", "step-3", "step-4")
     flip(tmp_path / "step-4")
     flip(tmp_path / "step-3")
@@ -189,7 +189,7 @@ def test_the_way_back_from_damage(tmp_path, caplog):
     assert newest(tmp_path, before=1) is None
 
 
-def test_what_before_cannot_be_is_refused(tmp_path):
+def test_invalid_before_is_refused(tmp_path):
     save(tmp_path, "step-1")
     with pytest.raises(ringstow.InvalidStateError, match="step-9 is none of the 1 steps"):
         ringstow.latest(tmp_path, before=tmp_path / "step-9")
@@ -202,7 +202,7 @@ def test_what_before_cannot_be_is_refused(tmp_path):
             call(tmp_path, pattern="epoch=*-loss=*")
 
 
-def test_the_first_start_of_a_run_finds_none(tmp_path):
+def test_new_run_has_no_steps(tmp_path):
     run = tmp_path / "run"
     assert ringstow.latest(run) is None
     assert ringstow.steps(run) == []

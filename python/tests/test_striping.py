@@ -1,4 +1,4 @@
-"""Checkpoints of several files at a time, and over several directories, from Python."""
+"""Checkpoints with parallel files, and striped over several directories, from Python."""
 
 import os
 import pathlib
@@ -61,7 +61,7 @@ def test_a_load_without_the_stripes_names_them(tmp_path, disks, monkeypatch):
     assert ringstow.latest(tmp_path) == str(path)
 
 
-def test_background_saves_replace_each_other_in_all_places(tmp_path, disks):
+def test_background_saves_replace_all_stripes(tmp_path, disks):
     config = ringstow.Config(stripe=disks)
     for seed in range(3):
         ringstow.save_async(state(seed), tmp_path / "step", config=config).result()
@@ -69,7 +69,7 @@ def test_background_saves_replace_each_other_in_all_places(tmp_path, disks):
     assert [len(os.listdir(disk / "step")) for disk in disks] == [2, 2]
 
 
-def test_what_a_config_takes_as_stripes(tmp_path, monkeypatch):
+def test_config_validates_stripes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ringstow.Config(stripe=["here", pathlib.Path("/mnt/b")])
     assert config.stripe == (str(tmp_path / "here"), "/mnt/b")
@@ -84,7 +84,7 @@ def test_what_a_config_takes_as_stripes(tmp_path, monkeypatch):
             ringstow.save(state(), tmp_path / "step", config=ringstow.Config(**wrong))
 
 
-def test_a_striped_checkpoint_goes_through_dcp_both_ways(tmp_path, disks):
+def test_striped_checkpoint_works_with_dcp(tmp_path, disks):
     import torch.distributed.checkpoint as dcp
 
     import ringstow.dcp
@@ -106,7 +106,7 @@ def test_a_striped_checkpoint_is_converted(tmp_path, disks):
     config = ringstow.Config(stripe=disks)
     ringstow.save(state()["w"], tmp_path / "step", config=config)
     convert(tmp_path / "step", tmp_path / "hf", target="hf", config=config)
-    # A model's directory is for other programs: it is never striped.
+    # A Hugging Face directory is for other programs, so it is never striped.
     assert [os.listdir(disk) for disk in disks] == [["step"], ["step"]]
     convert(tmp_path / "hf", tmp_path / "back", config=config)
     loaded = ringstow.load(tmp_path / "back", config=config)

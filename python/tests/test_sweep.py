@@ -1,4 +1,4 @@
-"""tools/sweep.py: what it plans, what it chooses, and what it leaves when something goes wrong."""
+"""tools/sweep.py: its plan, its choice, its files, and its behaviour at failures."""
 
 import contextlib
 import dataclasses
@@ -49,18 +49,18 @@ def test_default_is_not_measured_twice():
     assert 4 << 20 not in levels["block_bytes"]
 
 
-def test_a_switch_that_config_gets_one_day_is_swept():
+def test_new_config_switch_is_swept():
     types = {"sqpoll": typing.Literal["auto", "on", "off"]}
     assert [knob.levels for knob in knobs(types=types)] == [("on", "off")]
 
 
-def test_a_knob_that_is_not_there_is_named():
+def test_unknown_knob_is_named():
     assert [knob.name for knob in knobs(["queue_depth"])] == ["queue_depth"]
     with pytest.raises(plan.NoPlan, match="que_depth"):
         knobs(["que_depth"])
 
 
-def test_the_grid_leaves_out_what_the_pool_does_not_hold():
+def test_grid_excludes_settings_beyond_the_pool():
     cells = plan.grid(knobs(), 256 << 20)
     assert len(cells) == len(set(cells)) == 5 * 5 - 1 - 1
     assert DEFAULT not in cells
@@ -86,7 +86,7 @@ def test_the_plan_fits_the_time(minutes):
     assert made.grid is not None
 
 
-def test_too_little_time_is_told_with_what_is_enough():
+def test_too_little_time_error_names_enough_time():
     with pytest.raises(plan.NoPlan, match=r"--minutes \d"):
         plan.make(knobs(), 256 << 20, 20, 1.5, False)
     with pytest.raises(plan.NoPlan) as refused:
@@ -95,7 +95,7 @@ def test_too_little_time_is_told_with_what_is_enough():
     assert plan.make(knobs(), 256 << 20, enough * 60, 1.5, True)
 
 
-def test_what_was_refused_is_not_planned():
+def test_refused_settings_are_not_planned():
     refused = Setting.of({"direct": "off"})
     made = plan.make(knobs(), 256 << 20, 600, 1.0, False, [refused])
     assert refused not in made.one_by_one.settings
@@ -112,7 +112,7 @@ def measured(setting, phase, block, save, load=1.0):
 
 
 def rounds(dice, phase, speeds, count, noise=0.05):
-    """Rounds of a disk whose speed drifts tenfold while the settings stay as fast as they are."""
+    """Return rounds on a disk whose speed drifts tenfold, at constant ratios of the settings."""
     found = []
     for block in range(count):
         mood = 10 ** dice.uniform(-0.5, 0.5)
@@ -125,14 +125,14 @@ def rounds(dice, phase, speeds, count, noise=0.05):
 FAST, SAME = Setting.of({"queue_depth": 16}), Setting.of({"queue_depth": 4})
 
 
-def test_what_is_faster_on_a_disk_that_drifts_is_found():
+def test_faster_setting_is_found_on_a_drifting_disk():
     found = rounds(numpy.random.default_rng(1), "final", {FAST: 1.2, SAME: 1.0}, 8)
     verdict = choose.verdict(found, "both")
     assert verdict.setting == FAST
     assert verdict.figures[FAST].median == pytest.approx(1.2, abs=0.06)
 
 
-def test_luck_among_forty_equals_is_rarely_taken_for_speed():
+def test_forty_equal_settings_rarely_beat_the_default():
     wrong = 0
     for seed in range(100):
         dice = numpy.random.default_rng(seed)
@@ -153,14 +153,14 @@ def test_too_few_rounds_of_the_final_keep_the_default():
     assert choose.verdict([], "both").setting == DEFAULT
 
 
-def test_the_goal_says_which_speed_counts():
+def test_goal_selects_the_speed():
     found = [measured(DEFAULT, "final", block, 1.0, 1.0) for block in range(6)]
     found += [measured(FAST, "final", block, 1.5, 0.5) for block in range(6)]
     chosen = {goal: choose.verdict(found, goal).setting for goal in ("save", "load", "both")}
     assert chosen == {"save": FAST, "load": DEFAULT, "both": DEFAULT}
 
 
-def test_what_does_not_go_together_is_not_combined():
+def test_incompatible_settings_are_not_combined():
     speeds = {
         Setting.of({"engine": "portable"}): 1.2,
         Setting.of({"fixed": "on"}): 1.2,
@@ -177,7 +177,7 @@ def test_what_does_not_go_together_is_not_combined():
     assert dict(together.changes) == expected
 
 
-# --- what it tells -----------------------------------------------------------------------------
+# --- the output --------------------------------------------------------------------------------
 
 
 def results(setting, changed=2.0, ended=""):
@@ -244,11 +244,11 @@ def test_the_program_takes_the_setting_from_the_file(best_file):
     }  # fmt: skip
     for name in ("block_bytes", "engine", "direct"):
         assert measured_by_it["config"][name] == dict(BEST.changes)[name]
-    assert measured_by_it["config"]["queue_depth"] == 4  # what is said goes before the file
+    assert measured_by_it["config"]["queue_depth"] == 4  # an explicit setting overrides the file
     assert measured_by_it["moved"]["engine"] == "portable"
 
 
-def test_a_default_that_stays_is_a_file_that_changes_nothing(tmp_path, monkeypatch):
+def test_default_verdict_writes_a_file_without_changes(tmp_path, monkeypatch):
     text = render.as_toml(results(BEST, changed=1.0, ended="failed:\nqueue_depth = 3\r\nx = 1"))
     assert "nothing was certainly faster" in text
     (tmp_path / "ringstow.toml").write_text(text)
@@ -257,7 +257,7 @@ def test_a_default_that_stays_is_a_file_that_changes_nothing(tmp_path, monkeypat
     assert {name: config[name] for name in DEFAULTS} == DEFAULTS
 
 
-def test_the_page_needs_nothing_but_itself():
+def test_page_is_self_contained():
     told = results(BEST)
     page = render.as_html(told, plots.heat_map(told), plots.knob_plot(told))
     assert page.count('src="data:image/') == page.count("src=") == 2
@@ -266,14 +266,14 @@ def test_the_page_needs_nothing_but_itself():
     assert "2.00 (2.00-2.00)" in "\n".join(render.table(told))
 
 
-# --- the whole ---------------------------------------------------------------------------------
+# --- complete runs -----------------------------------------------------------------------------
 
 FEW = ["--gb", "0.01", "--seed", "1", "--knobs", "queue_depth"]
 
 
 @pytest.fixture
 def least(monkeypatch):
-    """The least of everything, so that it takes seconds."""
+    """Reduce every minimum, so that a sweep takes seconds."""
     monkeypatch.setattr(plan, "LEAST_ROUNDS", dict.fromkeys(plan.LEAST_ROUNDS, 1))
     monkeypatch.setattr(measure.Sweep, "calibrate", lambda self, fio: 0.01)
     levels = {"block_bytes": (1 << 20, 4 << 20), "queue_depth": (2, 8)}
@@ -284,7 +284,7 @@ def leftovers(directory):
     return [path.name for path in directory.iterdir() if path.name.startswith(".ringstow")]
 
 
-def test_a_sweep_leaves_table_json_heat_map_page_and_setting(least, tmp_path, capsys):
+def test_sweep_writes_all_its_files(least, tmp_path, capsys):
     out = tmp_path / "out"
     assert (
         sweep.main([str(tmp_path), *FEW, "block_bytes", "--minutes", "0.04", "--out", str(out)])
@@ -303,7 +303,7 @@ def test_a_sweep_leaves_table_json_heat_map_page_and_setting(least, tmp_path, ca
     assert leftovers(tmp_path) == []
 
 
-def test_a_plan_alone_measures_nothing(least, tmp_path, capsys, monkeypatch):
+def test_plan_option_measures_nothing(least, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert sweep.main([str(tmp_path), *FEW, "--minutes", "1", "--plan"]) == 0
     told = capsys.readouterr().out
@@ -312,7 +312,7 @@ def test_a_plan_alone_measures_nothing(least, tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_keeps_the_rounds_that_were_measured(tmp_path):
+def test_ctrl_c_keeps_measured_rounds(tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, TOOLS / "sweep.py", tmp_path, *FEW, "--out", out]
     surroundings = {**os.environ, "RINGSTOW_QUEUE_DEPTH": "3", "PATH": ""}
@@ -322,7 +322,7 @@ def test_ctrl_c_keeps_the_rounds_that_were_measured(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        # A shell has it ignored by what it runs in the background.
+        # A shell makes its background processes ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         deadline = time.monotonic() + 60
@@ -339,7 +339,7 @@ def test_ctrl_c_keeps_the_rounds_that_were_measured(tmp_path):
     found = json.loads((out / "results.json").read_text())
     assert {m["round"] for m in found["measurements"]} >= {0}
     assert all(m["load"]["seconds"] > 0 for m in found["measurements"])
-    assert found["defaults"]["queue_depth"] == 8  # not what the environment says
+    assert found["defaults"]["queue_depth"] == 8  # not the environment's value
     assert found["chosen"] == {}
     assert "stopped by Ctrl-C" in (out / "ringstow.toml").read_text()
     assert (out / "report.html").exists()
@@ -347,14 +347,14 @@ def test_ctrl_c_keeps_the_rounds_that_were_measured(tmp_path):
 
 
 @pytest.mark.parametrize("gb", ["0", "-1", "nan", "inf", "1e-10"])
-def test_a_size_that_cannot_be_is_refused(gb, tmp_path, capsys):
+def test_invalid_size_is_refused(gb, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         sweep.main([str(tmp_path), f"--gb={gb}"])
     assert ended.value.code == 2
     assert "--gb" in capsys.readouterr().err
 
 
-def test_a_directory_that_cannot_be_is_named(tmp_path, capsys):
+def test_invalid_directory_is_named(tmp_path, capsys):
     file = tmp_path / "file"
     file.touch()
     for bad in (file, tmp_path / "none"):
@@ -364,7 +364,7 @@ def test_a_directory_that_cannot_be_is_named(tmp_path, capsys):
     assert f"--out {file}" in capsys.readouterr().out
 
 
-def test_too_little_memory_is_told_before_any_is_taken(tmp_path, capsys, monkeypatch):
+def test_too_little_memory_fails_before_allocation(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(measure, "meminfo_bytes", lambda field: 1 << 30)
     assert sweep.main([str(tmp_path), "--gb", "0.5", "--out", str(tmp_path / "out")]) == 2
     assert "choose a smaller --gb" in capsys.readouterr().out
@@ -382,15 +382,13 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_disk_that_is_too_small_is_told_beforehand(small_disk, tmp_path, capsys):
+def test_too_small_disk_fails_before_measuring(small_disk, tmp_path, capsys):
     assert sweep.main([str(small_disk), "--gb", "0.1", "--out", str(tmp_path / "out")]) == 2
     assert "choose a smaller --gb" in capsys.readouterr().out
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_keeps_what_was_measured(
-    least, small_disk, tmp_path, capsys, monkeypatch
-):
+def test_full_disk_keeps_measured_rounds(least, small_disk, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(plan.LEAST_ROUNDS, "one by one", 2)
     kept = sweep.write_json
 

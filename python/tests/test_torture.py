@@ -1,4 +1,4 @@
-"""A short form of tools/torture.py: no save commits other values than those of the call."""
+"""A short run of tools/torture.py: every save commits the values of the call or nothing."""
 
 import pathlib
 import sys
@@ -35,7 +35,7 @@ def test_save_commits_the_values_of_the_call_or_nothing(first, tmp_path):
     assert any("saved" in result.outcomes for result in results)
 
 
-def test_changes_are_sorted_into_those_seen_and_those_not():
+def test_every_change_is_in_seen_or_unseen():
     assert set(ORDINARY) < set(SEEN)
     assert not set(SEEN) & set(UNSEEN)
     assert any("fused" in name for name in OPTIMIZERS)

@@ -1,4 +1,4 @@
-"""The page cache is filled before a measurement of tools/compare.py --used-memory."""
+"""tools/compare.py --used-memory fills the page cache before each measurement."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class Machine:
-    """Memory of which every read into the cache takes as much, down to a floor."""
+    """Memory whose free part shrinks with every read into the cache, down to a floor."""
 
     def __init__(self, free, floor):
         self.fields = {"MemTotal": 1024 * MIB, "MemFree": free}
@@ -50,15 +50,15 @@ def cache(tmp_path):
         yield memory.PageCache(file.fileno())
 
 
-def test_it_is_read_until_no_more_memory_is_taken(machine, cache):
+def test_cache_is_filled_until_memory_stops_shrinking(machine, cache):
     cache.fill()
     assert machine.fields["MemFree"] == machine.floor
 
 
-def test_it_reads_on_where_it_was_and_round_the_end(machine, cache):
+def test_reading_continues_at_the_offset_and_wraps(machine, cache):
     for _ in range(5):
         machine.fields["MemFree"] = 512 * MIB
-        again = memory.PageCache(os.dup(cache.descriptor))  # as another process has it
+        again = memory.PageCache(os.dup(cache.descriptor))  # as in another process
         again.fill()
         os.close(again.descriptor)
     steps = range(0, 2048 * MIB, memory.READ_BYTES)
@@ -72,7 +72,7 @@ def test_memory_that_stays_free_is_an_error(machine, cache):
         cache.fill()
 
 
-def test_the_file_takes_no_room_and_is_gone_afterwards(tmp_path, monkeypatch):
+def test_file_has_no_blocks_and_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "file_system", lambda parent: "ext4")
     monkeypatch.setattr(memory.PageCache, "fill", lambda cache: None)
     with memory.page_cache(tmp_path):
@@ -82,7 +82,7 @@ def test_the_file_takes_no_room_and_is_gone_afterwards(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_files_in_memory_are_refused(tmp_path, monkeypatch):
+def test_tmpfs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "file_system", lambda parent: "tmpfs")
     with (
         pytest.raises(processes.CompareFailed, match="is in memory"),

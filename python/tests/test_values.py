@@ -1,4 +1,4 @@
-"""Every value comes back equal, or the save refuses it; and what loads them runs no code."""
+"""Every value loads equal, or the save refuses it; loading runs no code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_is_loaded_into_a_state(name, tmp_path):
 def test_is_frozen_at_the_call(name):
     value = EQUAL[name]()
     back = codec({"value": value})["value"]
-    if type(back).__hash__ is None:  # it can be changed
+    if type(back).__hash__ is None:  # it is mutable
         assert back is not value
 
 
@@ -71,7 +71,7 @@ def test_all_refused_values_are_in_one_error():
     assert "allow_pickle=True" in lines[-1]
 
 
-def test_a_long_list_of_refused_values_is_cut():
+def test_long_list_of_refused_values_is_truncated():
     with pytest.raises(InvalidStateError) as caught:
         _encode.encode({"locks": [object() for _ in range(1000)]})
     lines = str(caught.value).splitlines()
@@ -114,12 +114,12 @@ HELD = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_pickle_takes_no_tensor(name):
+def test_pickle_refuses_objects_with_tensors(name):
     with pytest.raises(InvalidStateError, match=r"a is a .*Holder, which holds a.*not pickled"):
         _encode.encode({"a": Holder(HELD[name]())}, allow_pickle=True)
 
 
-def test_pickle_takes_what_holds_small_arrays():
+def test_pickle_accepts_objects_with_small_arrays():
     back = codec({"a": Holder(np.ones(3))}, allow_pickle=True)["a"]
     assert_same(back.held, np.ones(3))
 
@@ -140,13 +140,13 @@ def test_containers_of_tensors_are_never_pickled(wrap, tmp_path):
     assert_same(ringstow.load(tmp_path / "c"), state)
 
 
-# torch can't pickle the one; numpy unpickles the other in the byte order of this machine.
+# torch can't pickle the first; numpy unpickles the second in this machine's byte order.
 NOT_CONVERTED = {"torch.memory_format", "big-endian array"}
 
 
 @pytest.mark.parametrize("name", [name for name in EQUAL if name not in NOT_CONVERTED])
 def test_is_converted_to_torch_and_back(name, tmp_path):
-    """Tensors are lazy on the way, in containers with fields as in all others."""
+    """Tensors are lazy during conversion, in containers with fields as in all others."""
     state = {"w": torch.ones(2), "value": EQUAL[name]()}
     ringstow.save(state, tmp_path / "c")
     convert(tmp_path / "c", tmp_path / "c.pt", target="torch", allow_pickle=True)
@@ -154,7 +154,7 @@ def test_is_converted_to_torch_and_back(name, tmp_path):
     assert_same(ringstow.load(tmp_path / "d"), state)
 
 
-# Types of the program's.
+# The program's types.
 
 
 def test_no_code_of_a_type_runs_when_a_value_is_loaded(tmp_path):
@@ -165,7 +165,7 @@ def test_no_code_of_a_type_runs_when_a_value_is_loaded(tmp_path):
 
 
 def changed(path, change):
-    """Saves a checkpoint of which the tree of ``a`` is changed."""
+    """Save a checkpoint, then change the tree of ``a``."""
     ringstow.save({"w": torch.ones(2), "a": Config()}, path)
     manifest = manifest_of(path)
     manifest["state"]["a"] = change(manifest["state"]["a"])
@@ -206,7 +206,7 @@ def test_missing_type_is_named_before_any_tensor_changes(tree, said, tmp_path):
     assert_same(ringstow.load(path, keys=["w"]), {"w": torch.ones(2)})
 
 
-def test_a_module_that_is_not_imported_stays_so(tmp_path):
+def test_load_does_not_import_modules(tmp_path):
     (tmp_path / "late.py").write_text("import dataclasses\n@dataclasses.dataclass\nclass A: x: int")
     code = """
 import sys
@@ -243,7 +243,7 @@ assert ringstow.load(sys.argv[1]) == state
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_field_that_a_dataclass_got_since_has_its_default(tmp_path, monkeypatch):
+def test_new_dataclass_field_gets_its_default(tmp_path, monkeypatch):
     ringstow.save({"a": Config(lr=0.5)}, tmp_path / "c")
 
     @dataclasses.dataclass
@@ -260,7 +260,7 @@ def test_a_field_that_a_dataclass_got_since_has_its_default(tmp_path, monkeypatc
     assert (newer.lr, newer.extra, newer.other) == (0.5, [1], 5)
 
 
-def test_a_lazy_module_is_not_made_to_run(tmp_path, monkeypatch):
+def test_load_runs_no_code_of_a_lazy_module(tmp_path, monkeypatch):
     lazy = types.ModuleType("lazy")
     lazy.__getattr__ = lambda name: pytest.fail("code of the module ran")
     monkeypatch.setitem(sys.modules, "lazy", lazy)
@@ -342,7 +342,7 @@ def test_a_bytes_io_is_a_copy():
     assert json.loads(encoded.tree)["a"]["args"] == [{"$bytes": "YWJj"}, 0]
 
 
-def test_two_leaves_of_one_dataclass_stay_apart():
+def test_two_leaves_of_one_dataclass_stay_distinct():
     config = Config(nested=[1])
     back = codec({"a": config, "b": config})
     assert_same(back, {"a": config, "b": copy.deepcopy(config)})

@@ -1,6 +1,6 @@
-"""Values that programs keep in their state: each comes back equal, or a save refuses it.
+"""Values that programs keep in their state: each loads equal, or a save refuses it.
 
-The table in docs/values.md lists the same.
+The table in docs/values.md lists the same values.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Frozen:
 
 @dataclasses.dataclass
 class Checked:
-    """A dataclass whose construction has an effect, which a load must not repeat."""
+    """A dataclass whose constructor has a side effect, which a load must not repeat."""
 
     a: int
     total: int = dataclasses.field(init=False)
@@ -249,7 +249,7 @@ EQUAL = {
     "namespace of tensors": lambda: argparse.Namespace(a=torch.ones(2), b=(torch.ones(1),)),
 }
 
-# What a save refuses, and what it says to save instead.
+# Values that a save refuses, and the replacement that its error suggests.
 REFUSED = {
     "numpy Generator": (lambda: np.random.default_rng(1), "x.bit_generator.state"),
     "numpy RandomState": (lambda: np.random.RandomState(1), "x.get_state()"),

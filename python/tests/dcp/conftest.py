@@ -1,4 +1,4 @@
-"""The pools of ranks, and where the other tests' helpers are."""
+"""The pools of ranks, and the path of the helpers in the folder above."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def ranks():
-    """Returns the pool of a world size; started once, for all tests."""
+    """Return the pool of a world size, which all tests share."""
     pools = {}
 
     def pool(world_size):

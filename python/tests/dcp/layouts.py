@@ -1,4 +1,4 @@
-"""One small model, laid out over the ranks in every way that trainers use."""
+"""One small model, distributed over the ranks in every way that trainers use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 import ringstow.dcp
 
-# 13 and 7 rows divide by no world size here: the last ranks have fewer rows, or none.
+# No world size here divides 13 or 7 rows: the last ranks have fewer rows, or none.
 INPUT, HIDDEN, OUTPUT = 6, 13, 7
 # Tensor parallelism divides evenly.
 EVEN_HIDDEN = 12
@@ -69,7 +69,7 @@ LAYOUTS = {f.__name__: f for f in (plain, fsdp1, fsdp2, hsdp, tp, fsdp2_tp)}
 
 
 def trained(layout, hidden, seed):
-    """Returns a model in a layout and its optimizer, after a step that gives it moments."""
+    """Return a model in a layout and its optimizer, after one step, so that it has moments."""
     torch.manual_seed(seed)
     model = LAYOUTS[layout](Model(hidden))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -81,9 +81,9 @@ def trained(layout, hidden, seed):
 
 
 def whole(model, optimizer):
-    """Returns the state without any layout, on rank 0: what must survive.
+    """Return the full state on rank 0, to compare with.
 
-    Put together here: with FSDP1 on the CPU torch's own full_state_dict mixes up the moments.
+    It does not use torch's full_state_dict, which mixes up the moments with FSDP1 on the CPU.
     """
     return [_whole(part) for part in get_state_dict(model, optimizer)]
 
@@ -105,7 +105,7 @@ def _whole(value):
 
 
 def save(rank, layout, path, hidden=HIDDEN, writer=None, **options):
-    """Saves a trained model; returns its whole state from rank 0."""
+    """Save a trained model; return its full state from rank 0."""
     model, optimizer = trained(layout, hidden, seed=1)
     parts = get_state_dict(model, optimizer)
     state = {"model": parts[0], "optim": parts[1], "step": 7}
@@ -115,7 +115,7 @@ def save(rank, layout, path, hidden=HIDDEN, writer=None, **options):
 
 
 def load(rank, layout, path, hidden=HIDDEN, reader=None, planner=None):
-    """Loads into a model that was trained otherwise; returns its whole state from rank 0."""
+    """Load into a model with other weights; return its full state from rank 0."""
     model, optimizer = trained(layout, hidden, seed=2)
     parts = get_state_dict(model, optimizer)
     state = {"model": parts[0], "optim": parts[1], "step": 0}
@@ -129,7 +129,7 @@ def load(rank, layout, path, hidden=HIDDEN, reader=None, planner=None):
 
 
 def differences(one, other, path=""):
-    """Returns the names of what is not bit for bit the same in two states."""
+    """Return the names of values that are not bit-identical in two states."""
     if isinstance(one, torch.Tensor):
         same = one.dtype == other.dtype and torch.equal(one, other)
     elif isinstance(one, dict):

@@ -1,14 +1,14 @@
-"""A pool of gloo ranks: processes that stay alive over many tests.
+"""A pool of gloo ranks: processes that stay alive across many tests.
 
-A test hands a function of a module to every rank::
+A test passes a module's function to every rank::
 
     def save(rank, path): ...
 
     def test_it(ranks, tmp_path):
         results = ranks(2).run(save, tmp_path)
 
-The ranks have a default process group, and nothing else from one function to the next. What a
-function returns must pickle; what it raises is raised by `run`.
+The ranks keep only their default process group between functions. A function's result must pickle;
+`run` raises its exception.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import warnings
 
 from forked import CONTEXT
 
-# How long a rank may wait for another one. Shorter than `run`'s limit, so that the ranks tell why.
+# A rank's limit for waiting for others. Shorter than `run`'s, so that the ranks report the cause.
 COLLECTIVE_S = 40
 RUN_S = 60
 
@@ -41,10 +41,10 @@ class Ranks:
         self._meeting = ""
 
     def run(self, function, *args, timeout=RUN_S):
-        """Runs ``function(rank, *args)`` in every rank; returns what each returned, by rank.
+        """Run ``function(rank, *args)`` on every rank; return the results by rank.
 
-        Raises the error of the lowest rank that raised one. A pool that does not come back in
-        time, or whose ranks no longer answer, is ended, and the next call starts another.
+        Raises the error of the lowest rank that failed. If the pool does not answer in time, `run`
+        ends it, and the next call starts another.
         """
         if not self._processes:
             self._start()
@@ -63,7 +63,7 @@ class Ranks:
         return [value for value, _, _ in outcomes]
 
     def stop(self):
-        """Ends the processes."""
+        """End the processes."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -75,12 +75,12 @@ class Ranks:
             shutil.rmtree(self._meeting, ignore_errors=True)
 
     def _start(self):
-        # A file to meet at: there is no port to collide on.
+        # A file as the rendezvous, because ports can collide.
         self._meeting = tempfile.mkdtemp(prefix="ringstow-ranks-")
         meeting = os.path.join(self._meeting, "store")
         for rank in range(self.world_size):
             ours, theirs = CONTEXT.Pipe()
-            # No daemon: those may not have children, and a test's rank may.
+            # Not daemons, because daemons may not have children, which some tests need.
             process = CONTEXT.Process(target=_serve, args=(theirs, rank, self.world_size, meeting))
             process.start()
             theirs.close()
@@ -96,8 +96,8 @@ class Ranks:
             ready = multiprocessing.connection.wait([self._pipes[r] for r in waiting], left)
             if not ready:
                 for rank in waiting:
-                    os.kill(self._processes[rank].pid, signal.SIGUSR1)  # each tells where it hangs
-                time.sleep(1)  # for the report only
+                    os.kill(self._processes[rank].pid, signal.SIGUSR1)  # prints its stack
+                time.sleep(1)  # gives the ranks time to print; nothing depends on it
                 raise TimeoutError(f"ranks {waiting} did not come back within {timeout} s")
             for pipe in ready:
                 rank = self._pipes.index(pipe)
@@ -114,7 +114,7 @@ def _serve(pipe, rank, world_size, meeting):
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ["MASTER_ADDR"] = "localhost"  # for what torch starts by itself
+    os.environ["MASTER_ADDR"] = "localhost"  # for process groups that torch starts by itself
     import datetime
 
     import torch
@@ -137,7 +137,7 @@ def _serve(pipe, rank, world_size, meeting):
 
 
 def _outcome(function, rank, args):
-    """Returns what a function returned, what it raised, and how that reads."""
+    """Return a function's result, its exception, and the exception's traceback as text."""
     try:
         return function(rank, *args), None, None
     except BaseException as error:

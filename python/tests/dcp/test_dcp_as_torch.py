@@ -1,4 +1,4 @@
-"""What DCP promises of any storage, with torch's own and, through `use_by_default()`, with ours."""
+"""DCP's promises for any storage: with torch's own, and with ours through `use_by_default()`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STORAGES = ["torch", "ringstow"]
 
 
 def chosen(storage):
-    """Returns a context in which DCP saves and loads with a storage."""
+    """Return a context in which DCP saves and loads with a storage."""
     return contextlib.nullcontext() if storage == "torch" else ringstow.dcp.use_by_default()
 
 
@@ -49,7 +49,7 @@ def storage(request, tmp_path):
     assert (ours, stock) == ((False, stock) if request.param == "torch" else (ours, False))
 
 
-# A whole training: model, optimizer, an object with a state, and a state with a BytesIO in it.
+# A complete training run: model, optimizer, a stateful object, and a state that holds a BytesIO.
 
 
 class Noise:
@@ -100,7 +100,7 @@ def _model(kind):
 
 
 def _train(model, optimizer, steps):
-    torch.manual_seed(1)  # the same batches on every rank, whatever the layout
+    torch.manual_seed(1)  # the same batches on every rank in every layout
     losses = []
     for _ in range(steps):
         loss = model(torch.randn(5, INPUT)).square().sum()
@@ -117,7 +117,7 @@ def _state(kind):
 
 
 def _resumed(rank, storage, path, kind, save):
-    """Trains, saves, loads and goes on; compares with a training that was never stopped."""
+    """Train, save, load and resume; compare with an uninterrupted run."""
     with chosen(storage):
         state = _state(kind)
         state["progress"].losses = _train(state["model"], state["optimizer"], 2)
@@ -140,13 +140,13 @@ def _at_once(state, path):
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(("kind", "world"), [("fsdp", 2), ("hsdp", 4), ("ddp", 2)])
-def test_a_training_goes_on_as_if_it_had_not_stopped(ranks, tmp_path, storage, kind, world):
+def test_resumed_training_equals_uninterrupted_one(ranks, tmp_path, storage, kind, world):
     differences = ranks(world).run(_resumed, storage, tmp_path, kind, _at_once)
     assert not any(differences)
 
 
 class InBackground:
-    """Saves in the background, in one of torch's ways."""
+    """Saves in the background, in one of torch's modes."""
 
     def __init__(self, kind, *, is_cached, is_streamed):
         self.kind, self.is_cached, self.is_streamed = kind, is_cached, is_streamed
@@ -174,14 +174,14 @@ class InBackground:
 @pytest.mark.parametrize(
     ("is_cached", "is_streamed"), [(False, False), (True, False), (False, True)]
 )
-def test_saved_in_the_background_too(ranks, tmp_path, storage, kind, is_cached, is_streamed):
+def test_background_saves_resume_equally(ranks, tmp_path, storage, kind, is_cached, is_streamed):
     if is_cached and storage == "torch" and not torch.cuda.is_available():
         pytest.skip("torch's own cache is pinned memory, which needs a GPU")
     save = InBackground(kind, is_cached=is_cached, is_streamed=is_streamed)
     assert not any(ranks(2).run(_resumed, storage, tmp_path, "fsdp", save))
 
 
-# What becomes of the state dict.
+# The state dict.
 
 
 class Counting(dict):
@@ -192,7 +192,7 @@ class Counting(dict):
         super().__setitem__(key, value)
 
 
-def test_an_object_with_a_state_is_filled_and_not_replaced(storage, tmp_path):
+def test_stateful_object_is_filled_not_replaced(storage, tmp_path):
     class Empty:
         loads = 0
 
@@ -212,7 +212,7 @@ def test_an_object_with_a_state_is_filled_and_not_replaced(storage, tmp_path):
     assert state.sets > 0
 
 
-def test_an_empty_state_is_a_state(storage, tmp_path):
+def test_empty_state_round_trips(storage, tmp_path):
     dcp.save({}, checkpoint_id=tmp_path)
     dcp.load({}, checkpoint_id=tmp_path)
 
@@ -280,11 +280,11 @@ def _in_another_order(rank, storage, path):
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_ranks_may_have_their_keys_in_another_order(ranks, tmp_path, storage):
+def test_ranks_may_order_their_keys_differently(ranks, tmp_path, storage):
     ranks(2).run(_in_another_order, storage, tmp_path)
 
 
-# What the planners are told to do.
+# Options of the planners.
 
 
 def test_missing_key_is_refused_unless_allowed(storage, tmp_path):
@@ -313,7 +313,7 @@ def test_another_dtype_is_converted(storage, tmp_path):
 
 
 @pytest.mark.parametrize("flatten", [True, False])
-def test_planners_that_flatten_and_that_do_not(storage, tmp_path, flatten):
+def test_planners_with_and_without_flattening(storage, tmp_path, flatten):
     state = {"a": torch.ones(3), "b": {"c": torch.ones(2), "d": [1, "x"]}}
     planners = [
         kind(flatten_state_dict=flatten, flatten_sharded_tensors=flatten)
@@ -340,27 +340,27 @@ def _deduplicated(rank, storage, path, to_lowest):
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("to_lowest", [True, False])
-def test_what_all_ranks_have_is_saved_once(ranks, tmp_path, storage, to_lowest):
+def test_replicated_data_is_saved_once(ranks, tmp_path, storage, to_lowest):
     ranks(2).run(_deduplicated, storage, tmp_path, to_lowest)
 
 
-# Which storage a path is for.
+# The choice of a storage for a path.
 
 
-def test_a_path_that_is_no_path_is_refused_in_torchs_words(storage):
+def test_invalid_path_raises_torchs_error(storage):
     with pytest.raises(RuntimeError, match="Cannot detect"):
         dcp.save({"a": 1}, checkpoint_id="abc://abc.abc")
     with pytest.raises(RuntimeError, match="Cannot detect"):
         dcp.load({"a": 1}, checkpoint_id="abc://abc.abc")
 
 
-def test_who_says_that_a_path_is_none_hands_it_on(storage, tmp_path):
-    """As programs do that put a storage of their own in the place of this one."""
+def test_rejected_path_goes_to_another_storage(storage, tmp_path):
+    """Some programs replace `validate_checkpoint_id` to use their own storage."""
     refuse = {"attribute": "validate_checkpoint_id", "return_value": False}
     with (
         patch.object(dcp.FileSystemReader, **refuse),
         patch.object(dcp.FileSystemWriter, **refuse),
-        contextlib.suppress(RuntimeError),  # fsspec takes it, where that is installed
+        contextlib.suppress(RuntimeError),  # without fsspec, DCP finds no other storage
     ):
         dcp.save({"a": 1}, checkpoint_id=tmp_path / "b")
     assert not (tmp_path / "b" / "manifest.json").exists()
@@ -368,7 +368,7 @@ def test_who_says_that_a_path_is_none_hands_it_on(storage, tmp_path):
         file.unlink()
 
 
-# Sharded tensors, in shards of other sizes and whole.
+# Sharded tensors that load resharded, and as full tensors.
 
 SPECS = [
     ["rank:0", "rank:1"],
@@ -395,7 +395,7 @@ def _in_other_shards(rank, storage, path):
         with chosen(storage):
             dcp.save(saved, checkpoint_id=place)
             for other in specs:
-                # Each as what the other one was, too.
+                # Each also loads as the other's kind.
                 found = {"sharded": torch.zeros(32), "plain": sharded_tensor.zeros(other, 32)}
                 dcp.load(found, checkpoint_id=place)
                 same = {"sharded": sharded_tensor.zeros(other, 32), "plain": torch.zeros(32)}
@@ -408,5 +408,5 @@ def _in_other_shards(rank, storage, path):
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_sharded_tensors_load_in_other_shards_and_whole(ranks, tmp_path, storage):
+def test_sharded_tensors_load_resharded_and_whole(ranks, tmp_path, storage):
     ranks(2).run(_in_other_shards, storage, str(tmp_path))

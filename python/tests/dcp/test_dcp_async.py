@@ -25,7 +25,7 @@ SECONDS = 60
 
 
 class Held(DefaultSavePlanner):
-    """Holds a save until it is let go, before its first tensor is looked up."""
+    """Holds a save before it resolves its first tensor, until the test releases it."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ def writer():
 
 
 def overwrite(value):
-    """Changes everything in a state that can be changed."""
+    """Change every mutable value of a state."""
     if isinstance(value, torch.Tensor):
         if value.numel() and not (value.dim() and value.stride()[0] == 0):
             value.detach().zero_()
@@ -61,7 +61,7 @@ def overwrite(value):
 
 
 def default_stager(*, in_background):
-    """Returns torch's own."""
+    """Return torch's own stager."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     return DefaultStager(StagingOptions(False, False, in_background, False))
@@ -86,12 +86,12 @@ STAGERS = {
         pytest.param("default in the background", marks=needs_staging_options),
     ],
 )
-def test_what_is_overwritten_after_staging_is_not_saved(which, writer, tmp_path):
+def test_changes_after_staging_are_not_saved(which, writer, tmp_path):
     state = every_kind()
     if which == "blocking":
-        del state["optimizer"]["param_groups"]  # it does not take all that DCP does
+        del state["optimizer"]["param_groups"]  # this stager supports fewer types than DCP
     if which.startswith("default"):
-        del state["model"]["conj"], state["model"]["neg"]  # it forgets that they are views
+        del state["model"]["conj"], state["model"]["neg"]  # it drops the conj and neg bits
     expected = plain(state)
     stager = stager_option(STAGERS[which](writer))
     found = dcp.async_save(state, checkpoint_id=tmp_path, storage_writer=writer, **stager)
@@ -104,7 +104,7 @@ def test_what_is_overwritten_after_staging_is_not_saved(which, writer, tmp_path)
     assert_same(load(tmp_path, expected), expected)
 
 
-def test_a_snapshots_memory_is_used_again(writer, tmp_path):
+def test_snapshot_memory_is_reused(writer, tmp_path):
     state = {"a": torch.zeros(1 << 20), "b": torch.zeros(7)}
     addresses = set()
     for step in range(3):
@@ -116,14 +116,14 @@ def test_a_snapshots_memory_is_used_again(writer, tmp_path):
     assert len(addresses) == 1
 
 
-def test_a_snapshot_stays_while_a_tensor_of_it_is_held(writer, monkeypatch):
+def test_snapshot_lives_while_one_of_its_tensors_does(writer, monkeypatch):
     held = writer.stage({"a": {"b": torch.ones(5)}})["a"]["b"]
     monkeypatch.setattr(_snapshot, "_UNCLAIMED_S", 0.05)
     writer.stage({"a": {"b": torch.zeros(5)}})
     assert_same(held, torch.ones(5))
 
 
-def test_torch_saves_one_tensor_of_a_snapshot_alone(writer, tmp_path):
+def test_torch_save_of_one_snapshot_tensor_is_small(writer, tmp_path):
     staged = writer.stage({"a": torch.zeros(1 << 20), "b": torch.arange(7.0)})
     torch.save(staged["b"], tmp_path / "b")
     assert (tmp_path / "b").stat().st_size < 10_000
@@ -139,7 +139,7 @@ def test_tied_tensors_are_copied_once_in_a_snapshot(writer):
     assert_same(staged["a"], torch.arange(12.0).reshape(3, 4))
 
 
-def test_a_tuple_and_a_named_one_hold_copies_too(writer):
+def test_tuples_and_named_tuples_are_copied_too(writer):
     state = {
         "t": (torch.ones(2), [torch.ones(2)]),
         "s": torch.return_types.max((torch.ones(1),) * 2),
@@ -150,7 +150,7 @@ def test_a_tuple_and_a_named_one_hold_copies_too(writer):
     assert_same(staged["t"], (torch.ones(2), [torch.ones(2)]))
 
 
-def test_the_next_snapshot_waits_until_the_last_one_is_read(writer, tmp_path):
+def test_next_snapshot_waits_for_the_save_of_the_last(writer, tmp_path):
     state = {"a": torch.ones(1000)}
     planner = Held()
     first = dcp.async_save(
@@ -209,7 +209,7 @@ def test_unsaved_snapshot_does_not_delay_the_next(writer, monkeypatch):
     assert writer.stage({"a": torch.ones(1)})["a"].data_ptr() == address
 
 
-def test_a_plain_save_in_between_does_not_free_the_snapshot(writer, tmp_path):
+def test_plain_save_does_not_free_the_snapshot(writer, tmp_path):
     planner = Held()
     state = {"a": torch.ones(1000)}
     upload = dcp.async_save(
@@ -257,7 +257,7 @@ def streamed(state, path, writer, **arguments):
 
 
 def weights(numel=1 << 18):
-    """Returns an optimizer whose step gives its weights no new version, and the weights."""
+    """Return an optimizer whose step does not bump its weights' versions, and the weights."""
     weight = torch.nn.Parameter(torch.ones(numel))
     weight.grad = torch.ones_like(weight)
     return torch.optim.AdamW([weight], 0.1, fused=True), weight
@@ -317,7 +317,7 @@ def test_no_step_waits_for_a_streamed_save_that_failed(moment, writer, tmp_path)
 
 
 @needs_async_stager
-def test_no_step_waits_for_a_save_that_is_never_begun(writer, monkeypatch):
+def test_no_step_waits_for_a_save_that_never_begins(writer, monkeypatch):
     optimizer, weight = weights()
     monkeypatch.setattr(_stream, "_UNCLAIMED_S", 0.0)
     future = writer.stager().stage({"w": weight.detach()})
@@ -363,8 +363,8 @@ def test_a_writer_without_a_path_fails_both_completions(writer):
     assert "there is no path" in str(found.upload_completion.exception(SECONDS))
 
 
-def test_the_writer_is_taken_as_stager():
-    """Torch falls back to its own, without a word, where a method is missing."""
+def test_torch_accepts_the_writer_as_stager():
+    """If a method is missing, torch silently falls back to its own stager."""
     from torch.distributed.checkpoint.staging import AsyncStager
 
     writer = StorageWriter()

@@ -1,4 +1,4 @@
-"""Torch's own writer and ringstow, one after the other, into the same directory."""
+"""Torch's own writer and ringstow save to the same directory in turn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_by_torch(path):
 
 
 def make_older(*files):
-    """Two saves within one tick of the clock that files get their times from look simultaneous."""
+    """Date files back, because saves within one tick of the file system's clock look equal."""
     for file in files:
         os.utime(file, (1, 1))
 
@@ -81,7 +81,7 @@ def test_dcp_load_of_a_checkpoint_that_torch_saved_over_is_refused(tmp_path, cap
 @needs_use_collectives
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("after", [True, False])
-def test_saves_with_and_without_collectives_are_told_apart_too(before, after, tmp_path):
+def test_torch_overwrite_is_detected_across_modes(before, after, tmp_path):
     save_by_ringstow(1, tmp_path, use_collectives=before)
     checkpoint = tmp_path if before else tmp_path / "rank00000"
     make_older(checkpoint / "manifest.json")
@@ -90,7 +90,7 @@ def test_saves_with_and_without_collectives_are_told_apart_too(before, after, tm
         ringstow.load(checkpoint)
 
 
-def test_latest_passes_over_a_checkpoint_that_torch_saved_over(tmp_path):
+def test_latest_skips_checkpoint_overwritten_by_torch(tmp_path):
     for step in (1, 2):
         save_by_ringstow(step, tmp_path / f"step-{step}")
     make_older(tmp_path / "step-2" / "manifest.json")
@@ -110,7 +110,7 @@ def test_a_dcp_save_over_one_of_torch_removes_the_files_it_lists(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["create_global_plan", "finish_plan"])
-def test_a_failed_save_leaves_the_checkpoint_of_torch(moment, tmp_path):
+def test_failed_save_keeps_the_checkpoint_of_torch(moment, tmp_path):
     save_by_torch(1, tmp_path)
     with pytest.raises(CheckpointException):
         save_by_ringstow(2, tmp_path, planner=Failing(moment))
@@ -125,7 +125,7 @@ def test_a_save_killed_before_its_mark_is_loaded(tmp_path, monkeypatch):
     assert_same(load(tmp_path, state_of(2)), state_of(2))
 
 
-def test_a_plain_save_beside_a_checkpoint_of_torch_leaves_it(tmp_path):
+def test_plain_save_keeps_the_checkpoint_of_torch(tmp_path):
     save_by_torch(1, tmp_path)
     make_older(tmp_path / ".metadata")
     ringstow.save(state_of(2), tmp_path)

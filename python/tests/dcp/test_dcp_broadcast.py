@@ -1,4 +1,4 @@
-"""What every rank needs is read by one of them: equal results, fewer bytes, nobody left waiting."""
+"""One rank reads replicated data for all: equal results, fewer bytes, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NBYTES = 12 << 20
 
 
 def replicated():
-    """Returns a state that is the same on every rank, larger than a batch."""
+    """Return a state that is the same on every rank and larger than a batch."""
     numbers = torch.arange(NBYTES // 4, dtype=torch.int32)
     return {
         "whole": numbers.reshape(-1, 1024),
@@ -33,7 +33,7 @@ def replicated():
 
 
 def load(path, state, reader=None, **options):
-    """Loads into zeros; returns them and the bytes that this rank read."""
+    """Load into zeros; return the loaded state and the bytes that this rank read."""
     found = zeros_like(state)
     reader = reader or StorageReader(config=CONFIG, broadcast=True)
     dcp.load(found, checkpoint_id=path, storage_reader=reader, **options)
@@ -51,10 +51,10 @@ def _replicated(rank, path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_what_all_ranks_need_is_read_about_once(world_size, ranks, tmp_path):
+def test_replicated_data_is_read_about_once(world_size, ranks, tmp_path):
     alone, together = zip(*ranks(world_size).run(_replicated, tmp_path), strict=True)
     assert sum(alone) >= world_size * NBYTES
-    # A block where one rank's part ends and the next one's begins is read by both.
+    # Two ranks read the block in which one rank's share ends and the next one's begins.
     assert NBYTES <= sum(together) < NBYTES * 1.3
     assert max(together) < NBYTES * 1.3 / world_size
 
@@ -83,12 +83,12 @@ def _own_targets(rank, path):
     assert not rank or state["only"].tolist() == [1, 1, 1]
 
 
-def test_ranks_may_differ_in_dtype_and_in_what_they_ask_for(ranks, tmp_path):
+def test_ranks_may_request_other_dtypes_and_keys(ranks, tmp_path):
     ranks(2).run(_own_targets, tmp_path)
 
 
 def _damage(rank, path, state, bad):
-    """Flips a bit of what the rank `bad` is going to read."""
+    """Flip a bit in the bytes that the rank `bad` will read."""
     dist.barrier()
     if rank == 0:
         shard = max(shards_of(path), key=lambda file: file.stat().st_size)
@@ -110,12 +110,12 @@ def _corrupt(rank, path, bad):
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_damage_on_the_reading_rank_is_every_ranks_error(bad, ranks, tmp_path):
+def test_damage_on_the_reading_rank_fails_every_rank(bad, ranks, tmp_path):
     ranks(2).run(_corrupt, tmp_path, bad)
 
 
 class Planner(DefaultLoadPlanner):
-    """Hands out a target that can't be written to, or of a wrong shape, on rank 1."""
+    """Returns a read-only target, or one of a wrong shape, on rank 1."""
 
     def __init__(self, how):
         super().__init__()
@@ -140,7 +140,7 @@ def _receiver(rank, path, how):
 
 
 @pytest.mark.parametrize("how", ["shape", "expanded"])
-def test_what_fails_on_a_receiving_rank_is_every_ranks_error(how, ranks, tmp_path):
+def test_failure_on_a_receiving_rank_fails_every_rank(how, ranks, tmp_path):
     ranks(2).run(_receiver, tmp_path, how)
 
 
@@ -156,7 +156,7 @@ def _pickles(rank, path):
     assert type(load(path, {"a": None}, reader)[0]["a"]) is Weird
 
 
-def test_objects_are_refused_and_allowed_as_ever(ranks, tmp_path):
+def test_objects_need_allow_pickle_with_broadcast_too(ranks, tmp_path):
     ranks(2).run(_pickles, tmp_path)
 
 
@@ -173,7 +173,7 @@ def _without(rank, path):
     assert_same(load(path / "c", state, some)[0], state)
 
 
-def test_ranks_that_do_not_all_broadcast_read_for_themselves(ranks, tmp_path):
+def test_broadcast_on_some_ranks_only_is_not_used(ranks, tmp_path):
     ranks(2).run(_without, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""ringstow in the place of torch's own classes, for programs that pass a path only."""
+"""ringstow instead of torch's own classes, for programs that pass only a path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_stock_names_are_ours(swapped, tmp_path):
     assert pickle.loads(pickle.dumps(writer)).path == tmp_path
 
 
-def test_overwrite_false_keeps_what_is_there(swapped, tmp_path):
+def test_overwrite_false_keeps_the_checkpoint(swapped, tmp_path):
     for wanted in (1, 2):
         writer = dcp.FileSystemWriter(tmp_path, overwrite=False)
         if wanted == 2:
@@ -85,7 +85,7 @@ def test_a_stock_checkpoint_still_loads(options, tmp_path):
         assert fetch(tmp_path, {"a": None}) == {"a": 1}
 
 
-def test_the_whole_state_comes_back_without_a_state_to_fill(swapped, tmp_path):
+def test_whole_state_loads_without_a_target(swapped, tmp_path):
     dcp.save({"a": {"b": torch.ones(2)}}, checkpoint_id=tmp_path)
     state = {}
     _load_state_dict(
@@ -133,7 +133,7 @@ def test_torchs_own_tools_convert_ours(swapped, tmp_path):
     assert_same(fetch(tmp_path / "back", state), state)
 
 
-def test_module_imported_meanwhile_gets_torchs_own_back(monkeypatch):
+def test_undo_restores_modules_imported_meanwhile(monkeypatch):
     name = "torch.distributed.checkpoint.late"
     with ringstow.dcp.use_by_default():
         late = types.ModuleType(name)
@@ -159,11 +159,11 @@ def test_modules_that_keep_torchs_classes_are_named(monkeypatch, caplog):
     del derived
 
 
-def test_what_was_given_holds_for_all(tmp_path):
+def test_options_apply_to_all_saves_and_loads(tmp_path):
     config = ringstow.Config(engine="portable")
     with ringstow.dcp.use_by_default(config, allow_pickle=True):
         writer = dcp.FileSystemWriter(tmp_path)
-        odd = {"a": np.datetime64("2020-01-01")}  # which ringstow has no words for
+        odd = {"a": np.datetime64("2020-01-01")}  # a type that ringstow cannot store
         dcp.save(odd, storage_writer=writer)
         assert writer.report.engine == "portable"
         assert fetch(tmp_path, {"a": None}) == odd

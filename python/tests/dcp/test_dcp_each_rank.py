@@ -1,4 +1,4 @@
-"""Ranks that save each by itself: one checkpoint, which is there if every rank's part is."""
+"""Rank checkpoints: a step is complete if it has those of all ranks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def state_of(rank, step):
 
 
 def save(rank, path, step, victims=(), died=None):
-    """Saves by itself; the victims do not get there, or die as they write."""
+    """Save a rank checkpoint; the victims skip it, or die while they write."""
     if rank in victims:
         if died is None:
-            dist.barrier()  # that torch has all ranks meet in when they have saved
+            dist.barrier()  # the barrier that torch runs after a save
             return
         die_at(died)
     state = state_of(rank, step)
@@ -38,7 +38,7 @@ def save(rank, path, step, victims=(), died=None):
 
 
 def resume(rank, root):
-    """Loads what is newest; returns its step."""
+    """Load the newest step; return its number."""
     path = ringstow.latest(root)
     state = {"own": torch.zeros(1000), "step": -1}
     dcp.load(state, checkpoint_id=path, storage_reader=StorageReader())
@@ -47,7 +47,7 @@ def resume(rank, root):
 
 
 def listed(path, capfd):
-    """Returns what `ringstow ls` says of a path."""
+    """Return the output of `ringstow ls` for a path."""
     capfd.readouterr()
     assert _native.cli(["ringstow", "ls", str(path), "--json"]) == 0
     return json.loads(capfd.readouterr().out)
@@ -64,7 +64,7 @@ def manifest(path, rank):
     return json.loads((path / f"rank{rank:05}" / "manifest.json").read_text())
 
 
-def test_the_latest_is_one_that_all_ranks_have_saved(ranks, tmp_path, capfd):
+def test_latest_is_a_step_that_all_ranks_saved(ranks, tmp_path, capfd):
     for step in (1, 2):
         ranks(2).run(save, tmp_path / f"step-{step}", step)
     ranks(2).run(save, tmp_path / "step-3", 3, (1,))
@@ -82,7 +82,7 @@ def test_the_latest_is_one_that_all_ranks_have_saved(ranks, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("died", ["while writing", "before the commit"])
-def test_a_step_in_which_a_rank_was_killed_is_passed_over(ranks, tmp_path, died):
+def test_latest_skips_a_step_in_which_a_rank_died(ranks, tmp_path, died):
     ranks(2).run(save, tmp_path / "step-1", 1)
     with pytest.raises(RuntimeError, match="rank 1 died with exit code -9"):
         ranks(2).run(save, tmp_path / "step-2", 2, (1,), died)
@@ -92,14 +92,14 @@ def test_a_step_in_which_a_rank_was_killed_is_passed_over(ranks, tmp_path, died)
     assert ranks(2).run(resume, tmp_path) == [2, 2]
 
 
-def test_a_step_that_only_some_ranks_saved_again_is_none(ranks, tmp_path, capfd):
+def test_step_that_some_ranks_saved_again_does_not_count(ranks, tmp_path, capfd):
     path = tmp_path / "last"
     ranks(2).run(save, path, 1)
-    ranks(2).stop()  # the job starts again
+    ranks(2).stop()  # the job restarts
     ranks(2).run(save, path, 2, (1,))
     assert "different saves" in problem(path, capfd)
     ranks(2).run(save, path, 3)
-    # Each rank counts its own saves: the one that was not there is behind.
+    # Each rank counts its own saves, so the absent one is behind.
     assert "different saves" in problem(path, capfd)
     ranks(2).stop()
     for step in (4, 5):
@@ -116,7 +116,7 @@ def test_fewer_ranks_that_save_again_leave_no_mixture(ranks, tmp_path, capfd):
     assert "rank00002" in text
 
 
-def test_it_is_no_checkpoint_that_one_process_loads(ranks, tmp_path):
+def test_one_process_cannot_load_the_step(ranks, tmp_path):
     ranks(2).run(save, tmp_path / "step-1", 1)
     with pytest.raises(ringstow.IncompleteCheckpointError, match="step-1/rank00000") as caught:
         ringstow.load(tmp_path / "step-1")
@@ -147,7 +147,7 @@ def save_with_some(rank, path):
     dist.barrier()
 
 
-def test_a_group_that_the_writer_cannot_know_is_not_noted(ranks, tmp_path, capfd):
+def test_unknown_process_group_is_not_recorded(ranks, tmp_path, capfd):
     ranks(3).run(save_with_some, tmp_path)
     assert [("part_of" in manifest(tmp_path, rank)) for rank in range(2)] == [False, False]
     assert "not known" in problem(tmp_path, capfd)
@@ -176,13 +176,13 @@ def save_without_a_store(rank, path):
     return said
 
 
-def test_unresponsive_store_fails_no_save(ranks, tmp_path, capfd):
+def test_unresponsive_store_does_not_fail_a_save(ranks, tmp_path, capfd):
     for said in ranks(2).run(save_without_a_store, tmp_path):
         assert any("store does not answer" in text for text in said)
     assert "not known" in problem(tmp_path, capfd)
 
 
-def test_retain_says_which_spare_files_went(tmp_path):
+def test_retain_reports_removed_recycled_files(tmp_path):
     for step in range(2):
         ringstow.save({"a": torch.ones(10)}, tmp_path / f"step-{step}")
     ringstow.retain(tmp_path, keep=1, recycle=True)
@@ -199,7 +199,7 @@ def load(path):
 
 
 def refusals(rank, path):
-    """Loads a path that somebody has picked; returns why it is refused, by rank."""
+    """Load an explicit path; return the error of each rank."""
     with pytest.raises(CheckpointException) as caught:
         load(path)
     return {rank: str(error) for rank, (error, _) in caught.value.failures.items()}
@@ -207,7 +207,7 @@ def refusals(rank, path):
 
 def test_shares_of_different_saves_are_refused_on_all_ranks(ranks, tmp_path):
     ranks(2).run(save, tmp_path, 1)
-    ranks(2).run(save, tmp_path, 2, (0,))  # rank 1's part is of a later save now
+    ranks(2).run(save, tmp_path, 2, (0,))  # rank 1's part now belongs to a later save
     for by_rank in ranks(2).run(refusals, tmp_path):
         assert list(by_rank) == [1]
         assert (
@@ -248,7 +248,7 @@ def test_a_renamed_part_is_not_loaded_by_another_rank(ranks, tmp_path):
         assert "rank00001 holds the share of rank 0: was it renamed?" in by_rank[1]
 
 
-def test_the_readers_own_error_says_what_is_missing(ranks, tmp_path):
+def test_reader_error_names_the_missing_part(ranks, tmp_path):
     ranks(2).run(save, tmp_path, 1)
     with pytest.raises(ringstow.IncompleteCheckpointError, match="load it on 2 ranks, not on more"):
         StorageReader(tmp_path).read_metadata(rank=2)

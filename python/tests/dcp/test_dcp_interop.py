@@ -1,4 +1,4 @@
-"""With torch's own Hugging Face classes, in both directions, and with plain directories."""
+"""Exchange with torch's Hugging Face classes, in both directions, and with plain directories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES += ["int64", "uint8"]
 
 
 def fulls():
-    """Returns whole tensors of every kind that the safetensors format can say."""
+    """Return full tensors of every kind that the safetensors format supports."""
     numbers = torch.arange(10 * 6, dtype=torch.float32).reshape(10, 6)
     tensors = {f"d.{name}": (numbers + 1).to(getattr(torch, name)) for name in DTYPES}
     tensors["rows"], tensors["columns"] = numbers, -numbers
@@ -52,7 +52,7 @@ def bits(tensor):
 
 
 def assert_holds(state):
-    """Each rank's part of the state is that part of the tensors that were saved."""
+    """Assert that this rank's part of the state equals its part of the saved tensors."""
     expected = sharded(fulls()) if isinstance(state["rows"], DTensor) else fulls()
     for name, tensor in expected.items():
         ours, theirs = (
@@ -74,7 +74,7 @@ def load_theirs(rank, path):
 
 def save_theirs(rank, path, distributed):
     state = sharded(fulls()) if distributed else fulls()
-    del state["empty"]  # theirs fails at it
+    del state["empty"]  # torch's writer fails on empty tensors
     writer = hf.HuggingFaceStorageWriter(str(path), save_distributed=distributed)
     dcp.save(state, storage_writer=writer)
 
@@ -99,18 +99,18 @@ def test_unstorable_names_are_stored_under_reserved_ones(ranks, tmp_path):
 
 
 @pytest.mark.parametrize(("savers", "loaders"), [(1, 2), (2, 1), (2, 4), (4, 2)])
-def test_ours_loads_what_torchs_writer_wrote_by_all_ranks(ranks, tmp_path, savers, loaders):
+def test_loads_files_of_torchs_writer_on_all_ranks(ranks, tmp_path, savers, loaders):
     ranks(savers).run(save_theirs, tmp_path, True)
     ranks(loaders).run(load_ours, tmp_path)
 
 
-def test_ours_loads_what_torchs_writer_wrote_by_one_rank(ranks, tmp_path):
+def test_loads_files_of_torchs_writer_on_one_rank(ranks, tmp_path):
     ranks(1).run(save_theirs, tmp_path, False)
     ranks(2).run(load_ours, tmp_path)
 
 
 def write_plain(path, *, index):
-    """Writes a directory as Hugging Face's libraries do."""
+    """Write a directory as Hugging Face's libraries do."""
     tensors = fulls()
     names = sorted(tensors)
     files = {"model-00001-of-00002.safetensors": names[::2]}
@@ -151,10 +151,10 @@ def test_a_missing_file_is_an_error_and_not_a_hole(ranks, tmp_path, caplog):
     state = blank(fulls())
     with pytest.raises(CheckpointException):
         dcp.load(state, storage_reader=ringstow.dcp.StorageReader(tmp_path), no_dist=True)
-    assert "among what is missing" in caplog.text  # torch 2.11 says no more than that it failed
+    assert "among what is missing" in caplog.text  # torch 2.11 only says that it failed
 
 
-def test_the_mark_of_a_valid_step_is_there(ranks, tmp_path):
+def test_save_writes_the_mark_of_a_valid_step(ranks, tmp_path):
     ranks(2).run(save_ours, tmp_path)
     assert (tmp_path / ".metadata").is_file()
     assert (tmp_path / ".metadata").stat().st_mtime_ns >= (

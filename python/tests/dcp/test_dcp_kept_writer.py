@@ -1,4 +1,4 @@
-"""One writer kept over many saves: which path is meant, by which thread, and in which process."""
+"""One writer for many saves: the path it uses, in which thread, and in which process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = 60
 
 @pytest.fixture(params=["pools as they are", "other pools"])
 def pools(request, monkeypatch):
-    """Runs a test again as under a Python whose thread pools keep their calls in another way."""
+    """Repeat a test with thread pools that store their calls as another Python version does."""
     if request.param == "other pools":
         monkeypatch.setattr(_private, "_pool_item", lambda: (None, ""))
         monkeypatch.setattr(_saves, "_UNSEEN_S", 0.1)
@@ -38,10 +38,10 @@ def state_of(number):
     return {"a": torch.full((1000,), float(number)), "n": number}
 
 
-# Which path is meant.
+# The path.
 
 
-def test_an_id_is_good_for_one_save(tmp_path):
+def test_checkpoint_id_is_valid_for_one_save(tmp_path):
     writer = StorageWriter()
     dcp.save(state_of(1), checkpoint_id=tmp_path / "1", storage_writer=writer)
     assert writer.checkpoint_id == str(tmp_path / "1")
@@ -54,7 +54,7 @@ def test_an_id_is_good_for_one_save(tmp_path):
     assert_same(load(tmp_path / "2", state_of(2)), state_of(2))
 
 
-def test_in_the_background_too(tmp_path):
+def test_checkpoint_id_is_valid_for_one_async_save(tmp_path):
     writer = StorageWriter()
     dcp.async_save(state_of(1), checkpoint_id=tmp_path, storage_writer=writer).result(SECONDS)
     error = dcp.async_save(state_of(2), storage_writer=writer).exception(SECONDS)
@@ -62,7 +62,7 @@ def test_in_the_background_too(tmp_path):
     assert_same(load(tmp_path, state_of(1)), state_of(1))
 
 
-def test_a_writers_own_path_is_saved_to_again(tmp_path):
+def test_writer_reuses_its_own_path(tmp_path):
     writer = StorageWriter(tmp_path)
     for number in range(3):
         dcp.save(state_of(number), storage_writer=writer)
@@ -77,7 +77,7 @@ def test_own_path_after_a_checkpoint_id_is_refused(tmp_path):
     dcp.save(state_of(2), checkpoint_id=tmp_path / "own", storage_writer=writer)
 
 
-def test_reset_is_for_one_save_in_whatever_thread(tmp_path):
+def test_reset_applies_to_one_save_in_any_thread(tmp_path):
     writer = StorageWriter()
     writer.reset(tmp_path / "1")
     dcp.async_save(state_of(1), storage_writer=writer).result(SECONDS)
@@ -87,7 +87,7 @@ def test_reset_is_for_one_save_in_whatever_thread(tmp_path):
             save(state_of(2), storage_writer=writer)
 
 
-def test_a_path_goes_along_with_a_pickle_and_is_used_by_that(tmp_path):
+def test_pickled_writer_keeps_its_path(tmp_path):
     writer = StorageWriter()
     writer.reset(tmp_path)
     twin = pickle.loads(pickle.dumps(writer))
@@ -98,7 +98,7 @@ def test_a_path_goes_along_with_a_pickle_and_is_used_by_that(tmp_path):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_after_a_failure_the_id_is_given_again(moment, tmp_path):
+def test_checkpoint_id_may_be_given_again_after_failure(moment, tmp_path):
     writer = StorageWriter()
     with pytest.raises(CheckpointException):
         dcp.save(
@@ -108,12 +108,12 @@ def test_after_a_failure_the_id_is_given_again(moment, tmp_path):
     assert_same(load(tmp_path, state_of(2)), state_of(2))
 
 
-# By which thread.
+# The thread.
 
 
 @needs_background_process
-def test_background_save_is_a_pools_call_of_dcps_own(tmp_path):
-    """Fails under a torch that makes it in another way: then a time limit decides in its place."""
+def test_dcp_runs_background_saves_in_its_own_pool(tmp_path):
+    """Fails if torch starts background saves in another way; then only a time limit works."""
     calls = []
 
     class Noting(DefaultSavePlanner):
@@ -175,7 +175,7 @@ class Stopping(StorageWriter):
 
 @pytest.mark.parametrize("end", ["returns", "fails"])
 def test_save_in_a_pool_runs_until_its_call_ends(end, tmp_path, monkeypatch):
-    """As async_save of torch 2.6, whose pool has no name of its own."""
+    """async_save of torch 2.6 works like this: its pool has no name."""
     monkeypatch.setattr(_saves, "_UNSEEN_S", 0.0)
     writer = Stopping(tmp_path)
     planner = Failing("finish_plan" if end == "fails" else "never")
@@ -191,7 +191,7 @@ def test_save_in_a_pool_runs_until_its_call_ends(end, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("function", [dcp.save, lambda *args, **kwargs: dcp.save(*args, **kwargs)])
-def test_failed_save_in_an_idle_pool_blocks_no_other_writer(function, tmp_path):
+def test_failed_save_in_idle_pool_blocks_no_writer(function, tmp_path):
     writers = StorageWriter(tmp_path), StorageWriter(tmp_path)
     planner = Failing("finish_plan")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -214,14 +214,14 @@ def test_background_save_takes_no_path_of_another_save(tmp_path):
 
 
 class Crossing(DefaultSavePlanner):
-    """Holds each of some saves between two of its hooks until all are there, or gives up."""
+    """Holds saves between two hooks until all have arrived, or until a time limit."""
 
     def __init__(self, barrier):
         super().__init__()
         self._barrier = barrier
 
     def create_local_plan(self):
-        with contextlib.suppress(threading.BrokenBarrierError):  # one after the other: as good
+        with contextlib.suppress(threading.BrokenBarrierError):  # sequential saves are fine too
             self._barrier.wait(0.3)
         return super().create_local_plan()
 
@@ -249,7 +249,7 @@ def test_saves_of_one_writer_in_several_threads_never_mix(pools, tmp_path):
         assert_same(load(tmp_path / str(number), state_of(number)), state_of(number))
 
 
-def test_no_save_takes_away_what_another_is_writing(pools, tmp_path):
+def test_no_save_removes_files_of_another_save(pools, tmp_path):
     writers = StorageWriter(), StorageWriter()
     planner = Held()
     first = dcp.async_save(
@@ -277,7 +277,7 @@ def test_failed_save_in_the_main_thread_blocks_no_other(moment, pools, tmp_path)
 
 
 def test_hooks_in_threads_belong_to_the_latest_save(tmp_path):
-    """As in programs with hooks in threads of their own, which torch's functions are not."""
+    """Some programs run the hooks in their own threads; torch's functions do not."""
     writer = StorageWriter(tmp_path)
 
     def elsewhere(function, *args, **kwargs):
@@ -297,25 +297,25 @@ def test_hooks_in_threads_belong_to_the_latest_save(tmp_path):
     assert_same(load(tmp_path, state_of(1)), state_of(1))
 
 
-def test_a_hook_before_a_save_says_so():
+def test_hook_before_a_save_raises():
     with pytest.raises(ringstow.InvalidStateError, match="without set_up_storage_writer"):
         StorageWriter().prepare_global_plan([])
 
 
-# And in which process.
+# The process.
 
 FORKED = """
 import os, sys, threading, torch, torch.distributed.checkpoint as dcp, ringstow.dcp
-ringstow.dcp._snapshot._UNCLAIMED_S = 0.05  # saves need not wait for what stays staged
+ringstow.dcp._snapshot._UNCLAIMED_S = 0.05  # saves need not wait for unclaimed snapshots
 path, when = sys.argv[1:]
-torch.set_num_threads(1)  # a forked child has none of its parent's, and waits for them
+torch.set_num_threads(1)  # a forked child waits for its parent's threads, which it lacks
 state = {"a": torch.ones(3_000_000)}
 writer = ringstow.dcp.StorageWriter()
 if when == "staged":
     writer.stage(state)
 elif when == "saved":
     dcp.async_save(state, checkpoint_id=path + "/0", storage_writer=writer).result()
-else:  # another thread has the writer's turn, its locks and the directory
+else:  # another thread holds the writer, its locks and the directory
     reached = threading.Event()
     class Held(dcp.DefaultSavePlanner):
         def resolve_data(self, item):

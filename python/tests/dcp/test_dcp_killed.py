@@ -1,5 +1,7 @@
-"""A rank is killed in the middle of a save: an earlier checkpoint stands, and nothing half is taken
-for a whole one. Each test's pool dies with its rank; the next test gets another."""
+"""A rank is killed during a save: the earlier checkpoint stays, and no partial one counts.
+
+Each test's pool dies with its rank; the next test gets another.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def save(rank, path, world, sign):
 
 
 def save_and_die(rank, path, world, sign, victim, moment):
-    """Saves, and kills the victim's process at a moment of it."""
+    """Save, and kill the victim's process at the given moment."""
     if rank == victim:
         die_at(moment)
     save(rank, path, world, sign)
@@ -45,7 +47,7 @@ def die_at(moment):
     native = _native.Session
 
     class Dying:
-        """The coordinator's hold on the directory, which dies at the commit."""
+        """The coordinator's session, which dies at the commit."""
 
         def __init__(self, *args):
             self._session = native(*args)
@@ -59,7 +61,7 @@ def die_at(moment):
     if moment == "while writing":
         _native.start_write = die
     elif moment == "after writing":
-        _writer.Future = die  # what write_data returns is never made
+        _writer.Future = die  # dies before write_data returns its future
     else:
         _native.Session = Dying
 
@@ -79,7 +81,7 @@ def kill(ranks, path, victim, moment):
         (0, "before the commit", "all 2 ranks had written their shares"),
     ],
 )
-def test_a_rank_that_is_killed_is_named_and_harms_nothing(ranks, tmp_path, victim, moment, missing):
+def test_killed_rank_is_named_and_does_no_harm(ranks, tmp_path, victim, moment, missing):
     fresh, over = tmp_path / "fresh", tmp_path / "over"
     kill(ranks, fresh, victim, moment)
     with pytest.raises(ringstow.IncompleteCheckpointError, match=missing):
@@ -90,7 +92,7 @@ def test_a_rank_that_is_killed_is_named_and_harms_nothing(ranks, tmp_path, victi
     ranks(2).run(save, over, 2, 1)
     kill(ranks, over, victim, moment)
     assert torch.equal(ringstow.load(over)["w"], VALUES)
-    ranks(2).run(save, over, 2, 3)  # whatever was left is no obstacle
+    ranks(2).run(save, over, 2, 3)  # leftovers do not block the next save
     assert torch.equal(ringstow.load(over)["w"], VALUES * 3)
     assert len(list(over.glob("*.part"))) == 0
 

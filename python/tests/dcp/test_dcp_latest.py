@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run: rank 0 looks, and the other ranks get the same answer."""
+"""The newest checkpoint of a run: rank 0 looks it up, and all ranks get the same answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def newest(rank, roots, **options):
 def test_all_ranks_get_what_rank_0_sees(ranks, tmp_path):
     roots = [tmp_path / "as rank 0 sees it", tmp_path / "as rank 1 sees it"]
     save_steps(roots[0], 1, 2)
-    save_steps(roots[1], 1)  # a listing that is late
+    save_steps(roots[1], 1)  # a stale directory listing
     expected = str(roots[0] / "step-2")
     assert ranks(2).run(newest, roots) == [expected, expected]
     assert {ringstow.latest(root) for root in roots} == {expected, str(roots[1] / "step-1")}
@@ -43,7 +43,7 @@ def test_arguments_and_a_run_without_checkpoints(ranks, tmp_path):
 
 
 def newest_seen_late(rank, root, looks):
-    """Rank 1 sees the checkpoint at a later look; None is never."""
+    """Rank 1 sees the checkpoint only at attempt `looks`; None means never."""
     seen = 0
 
     def late(path):
@@ -84,7 +84,7 @@ def raised(rank, root):
     raise AssertionError("it was found")
 
 
-def test_error_of_rank_0_is_every_rank_s(ranks, tmp_path):
+def test_error_on_rank_0_is_raised_on_every_rank(ranks, tmp_path):
     save_steps(tmp_path, 1)
     for shard in (tmp_path / "step-1").glob("*.safetensors"):
         shard.unlink()
@@ -101,7 +101,7 @@ def test_rank_checkpoints_are_seen(tmp_path):
     assert not _latest._sees(str(tmp_path / "step-3"))
 
 
-def test_without_a_process_group_it_is_the_core_s(tmp_path):
+def test_without_process_group_calls_ringstow_latest(tmp_path):
     assert not dist.is_initialized()
     assert ringstow.dcp.latest(tmp_path) is None
     save_steps(tmp_path, 7)

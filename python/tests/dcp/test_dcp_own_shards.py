@@ -1,4 +1,4 @@
-"""Ranks that save each by itself what is sharded: each has its own shards, and only those."""
+"""Rank checkpoints of sharded tensors: each rank has its own shards, and only those."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringstow.dcp._metadata import Contents, Entry
 
 pytestmark = needs_use_collectives
 
-# Of 5 rows four ranks have 2, 2, 1 and none.
+# With 5 rows, four ranks have 2, 2, 1 and 0 rows.
 FEW = 5
 WEIGHT = "model.first.weight"
 
@@ -34,7 +34,7 @@ def save(rank, layout, path, hidden=HIDDEN):
 
 
 def held(path, rank, name=WEIGHT):
-    """Returns the shapes of what a rank's part holds of a tensor."""
+    """Return the shapes of a tensor's chunks in a rank checkpoint."""
     tensors = manifest_of(path / f"rank{rank:05}")["tensors"]
     return [
         chunk.get("sizes", tensor["shape"])
@@ -64,14 +64,14 @@ def test_the_same_ranks_load_their_own_shards(ranks, tmp_path, layout, world, hi
         assert all(sizes[0] < hidden for sizes in held(tmp_path, rank)), "its own rows only"
 
 
-def test_a_rank_that_has_nothing_of_a_tensor_says_so(ranks, tmp_path):
+def test_rank_without_elements_of_a_tensor_records_it(ranks, tmp_path):
     ranks(4).run(save, "fsdp2", tmp_path, FEW)
     assert [held(tmp_path, rank)[0][0] for rank in range(4)] == [2, 2, 1, 0]
     assert held(tmp_path, 3, "model.calls") == [[]]
 
 
 def refusals(rank, layout, path, hidden=HIDDEN):
-    """Loads into another layout; returns why not, by rank, and whether nothing was changed."""
+    """Load into another layout; return each rank's error, and True if nothing has changed."""
     model, optimizer = trained(layout, hidden, seed=2)
     parts = get_state_dict(model, optimizer)
     state = {"model": parts[0], "optim": parts[1], "step": 0}
@@ -91,7 +91,7 @@ def test_another_layout_or_fewer_ranks_are_refused_by_name(ranks, tmp_path, layo
         for rank, (kind, text) in by_rank.items():
             assert kind == "MissingShareError"
             whole = EVEN_HIDDEN * layouts.INPUT * 4
-            # Of a matrix that is cut by columns there, of the other one in part.
+            # One matrix is sharded by columns there, the other partially.
             name = "model.second.weight" if layout == "tp" else WEIGHT
             assert f'bytes of "{name}"' in text
             assert f"it is rank {rank}'s share of what 2 ranks saved each by itself" in text
@@ -108,7 +108,7 @@ def part(ranks, path):
 SAID = r'rank 0\'s share of what 2 ranks saved .* bytes of "model\.first\.weight".* dcp\.load on 2'
 
 
-def test_one_part_gives_what_it_holds_whole(ranks, tmp_path):
+def test_one_part_loads_the_tensors_it_holds_whole(ranks, tmp_path):
     path = part(ranks, tmp_path)
     loaded = ringstow.load(path, keys=["model.calls", "step"], allow_pickle=True)
     assert loaded["model"]["calls"].item() == 3
@@ -122,7 +122,7 @@ def test_one_part_gives_what_it_holds_whole(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_memory_that_is_there_is_not_changed(ranks, tmp_path, contiguous):
+def test_existing_memory_is_not_changed(ranks, tmp_path, contiguous):
     path = part(ranks, tmp_path)
     weight = torch.full((layouts.INPUT, HIDDEN), 5.0).T
     state = {"model": {"first.weight": weight.contiguous() if contiguous else weight}}
@@ -133,7 +133,7 @@ def test_memory_that_is_there_is_not_changed(ranks, tmp_path, contiguous):
     assert bool((state["model"]["first.weight"] == 5).all())
 
 
-def test_one_part_is_not_converted(ranks, tmp_path):
+def test_converting_one_part_is_refused(ranks, tmp_path):
     path = part(ranks, tmp_path / "step-1")
     with pytest.raises(ringstow.IncompleteCheckpointError, match=SAID):
         convert.convert(path, tmp_path / "model.pt", target="torch", allow_pickle=True)
@@ -151,7 +151,7 @@ def test_dcp_load_of_a_share_leaves_other_memory_alone(ranks, tmp_path):
     assert state["model"]["calls"].item() == 3
 
 
-def test_show_says_what_is_there(ranks, tmp_path, capfd):
+def test_show_lists_the_rank_share(ranks, tmp_path, capfd):
     path = part(ranks, tmp_path)
     capfd.readouterr()
     assert _native.cli(["ringstow", "show", str(path)]) == 0
@@ -177,7 +177,7 @@ def save_without_a_store(rank, path):
         dist.distributed_c10d._get_default_store = get
 
 
-def test_shards_of_nobody_knows_what_are_not_saved(ranks, tmp_path):
+def test_shards_are_refused_without_a_store(ranks, tmp_path):
     path = tmp_path / "step-1"
     for kind, text in ranks(2).run(save_without_a_store, path):
         assert kind == "InvalidStateError"
@@ -186,7 +186,7 @@ def test_shards_of_nobody_knows_what_are_not_saved(ranks, tmp_path):
         assert "with collectives" in text
 
 
-def test_what_a_part_leaves_out_is_asked_for_and_refused():
+def test_regions_beyond_a_rank_share_are_detected():
     chunks, holes = [((2, 0), (2, 6))], [([0, 0], [2, 6]), ([4, 0], [1, 6])]
     entry = Entry("w", "F32", (5, 6), False, chunks, holes)
     contents = Contents.of("/ckpt", [tuple(entry)], None)
@@ -209,7 +209,7 @@ def test_what_a_part_leaves_out_is_asked_for_and_refused():
     assert entry.lacks(item((0, 0), (0, 0), (2, 6)))
 
 
-def test_a_hole_of_half_bytes_is_no_smaller_in_pairs():
+def test_4_bit_hole_is_rounded_up_to_pairs():
     entry = Entry("w", "F4", (1, 10), False, [((0, 0), (1, 3))], [([0, 3], [1, 7])])
     contents = Contents.of("/ckpt", [tuple(entry)], None)
     try:

@@ -65,7 +65,7 @@ def test_paths_that_do_not_fit_make_a_flat_tree(paths):
     assert tree({"a": T, "a.b": T}, paths) == {"a": {"$tensor": "a"}, "a.b": {"$tensor": "a.b"}}
 
 
-def test_a_list_with_a_huge_gap_is_no_list():
+def test_list_with_a_huge_gap_becomes_a_dict():
     found = tree({"a.0": T, "a.9": T}, {"a.0": ("a", 0), "a.9": ("a", 10**9)})
     assert found == {"a": {"$dict": [[0, {"$tensor": "a.0"}], [10**9, {"$tensor": "a.9"}]]}}
 
@@ -87,7 +87,7 @@ def test_planner_data_survives_the_tree(state):
     try:
         flat, paths = flatten_state_dict(state)
     except ValueError:
-        return  # two keys that read the same: torch refuses it
+        return  # torch refuses two keys with the same text
     text = tree_of(Metadata(dict.fromkeys(flat, OBJECT), planner_data=paths))
     found = contents(flat, text)
     assert found.metadata().planner_data == paths
@@ -108,12 +108,12 @@ def test_paths_that_read_the_same_keep_the_manifests_names():
     assert found.entries["a.b#2"].name == "a.b#2"
 
 
-def test_a_tree_that_names_what_is_not_there_is_refused():
+def test_tree_that_names_a_missing_tensor_is_refused():
     with pytest.raises(ringstow.FormatError, match="'z', which the manifest does not list"):
         contents(["a"], json.dumps({"a": {"$tensor": "z"}}))
 
 
-def test_a_dtype_that_torch_lacks_is_left_out_and_told(caplog):
+def test_dtype_unknown_to_torch_is_skipped_and_logged(caplog):
     found = Contents.of("/c", [("a", "F6", (1,), False, [((0,), (1,))])], None)
     assert found.metadata().state_dict_metadata == {}
     assert "/c: a: torch" in caplog.text
@@ -134,26 +134,26 @@ def fill(target, name="a", dest=(0,), offsets=None, dtype=torch.float32):
     return _targets.Fill(item, entry, 0, (0,) * target.dim(), target, dtype)
 
 
-def test_columns_of_one_tensor_are_read_straight_into_it():
+def test_columns_of_a_tensor_are_read_in_place():
     whole = torch.zeros(4, 8)
     fills = [fill(whole[:, :3], offsets=[0, 0]), fill(whole[:, 3:], offsets=[0, 3])]
     assert _targets.split(fills) == (fills, [])
 
 
-def test_memory_that_two_keys_share_is_read_into_once():
+def test_shared_memory_is_read_into_once():
     tied = torch.zeros(4)
     fills = [fill(tied, "a"), fill(torch.zeros(4), "b"), fill(tied, "c"), fill(tied[2:], "d")]
     assert _targets.split(fills) == (fills[:2], fills[2:])
 
 
-def test_of_those_that_lie_across_one_another_the_first_key_is_read_straight():
+def test_first_of_overlapping_targets_is_read_in_place():
     whole = torch.zeros(8)
     across = [fill(whole[2:6], "b"), fill(whole[:4], "a"), fill(whole[4:], "c")]
     apart = [fill(torch.zeros(4), "d"), fill(torch.zeros(0), "e")]
     assert _targets.split(across + apart) == ([across[0], apart[0]], across[1:])
 
 
-def test_the_same_box_twice_is_read_into_once():
+def test_same_region_requested_twice_is_read_once():
     fills = [fill(target := torch.zeros(4)), fill(target)]
     assert _targets.split(fills) == (fills[:1], fills[1:])
 
@@ -169,7 +169,7 @@ def test_the_same_box_twice_is_read_into_once():
     ],
     ids=["expanded", "overlapping", "dtype", "neg", "device"],
 )
-def test_what_cannot_take_bytes_is_copied(target):
+def test_targets_that_cannot_take_bytes_are_copied(target):
     assert _targets.split([one := fill(target)]) == ([], [one])
 
 
@@ -202,7 +202,7 @@ def test_rebuilt_state_shares_only_the_tensors():
     assert "b" not in twin["l"][1]
 
 
-def test_what_cannot_be_copied_is_named():
+def test_uncopyable_value_is_named():
     with pytest.raises(ringstow.InvalidStateError, match=r"a\['b'\] is a generator"):
         _copies.rebuild({"a": {"b": (n for n in ())}}, lambda tensor, _: tensor)
 
@@ -232,5 +232,5 @@ def test_unpicklable_error_becomes_a_picklable_one():
         KeyboardInterrupt(),
     ],
 )
-def test_our_errors_reach_the_other_ranks(error):
+def test_errors_are_sent_to_other_ranks_unchanged(error):
     assert survives(error)

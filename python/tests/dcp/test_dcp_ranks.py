@@ -1,4 +1,4 @@
-"""Several ranks over gloo: shards, failures on one of them, all ways to save in the background."""
+"""Several ranks over gloo: shards, failures on one rank, every kind of background save."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mesh():
 
 
 def shards(fill=1.0, rows=5):
-    """Returns a state of sharded, replicated and plain tensors, alike on every rank."""
+    """Return a state of sharded, replicated and plain tensors, equal on every rank."""
     whole = torch.arange(rows * 3.0).reshape(rows, 3) * fill
     return {
         "rows": distribute(whole, Shard(0)),
@@ -52,7 +52,7 @@ def shards(fill=1.0, rows=5):
 
 
 def distribute(whole, placement):
-    """Returns a DTensor of a tensor that is the same on every rank."""
+    """Return a DTensor of a tensor that is equal on every rank."""
     return distribute_tensor(whole.clone(), mesh(), [placement])
 
 
@@ -65,7 +65,7 @@ def zeros_like(state):
 
 
 def local(state):
-    """Returns the state with this rank's parts in place of the DTensors."""
+    """Return the state with this rank's local tensors instead of the DTensors."""
     if isinstance(state, DTensor):
         state = state.to_local()
     if isinstance(state, torch.Tensor):
@@ -87,7 +87,7 @@ def check(path, expected, **options):
 
 
 def failure(function):
-    """Returns the errors of a save or load that fails, by rank, as every rank gets them."""
+    """Run a save or load that fails; return the errors by rank, which are equal on all ranks."""
     with pytest.raises(CheckpointException) as caught:
         function()
     return {rank: error for rank, (error, _) in caught.value.failures.items()}
@@ -121,7 +121,7 @@ def test_another_number_of_ranks_loads_them(world_size, ranks, tmp_path):
     ranks(world_size).run(_load_only, tmp_path)
 
 
-def test_the_tree_nests_what_only_other_ranks_have(ranks, tmp_path):
+def test_tree_includes_keys_of_other_ranks(ranks, tmp_path):
     ranks(2).run(_own_keys, tmp_path)
     tree = manifest_of(tmp_path)["state"]
     assert set(tree["by rank"]) == {"0", "1"}
@@ -145,7 +145,7 @@ def _one_fails(rank, path, bad, moment):
     errors = failure(lambda: save(broken, path, writer=writer, planner=FailingOn(bad, moment)))
     assert list(errors) == [bad]
     assert f"failed in {moment}" in str(errors[bad])
-    check(path, state)  # the group works, and the earlier checkpoint is whole
+    check(path, state)  # the group works, and the earlier checkpoint is intact
     save(broken, path, writer=writer)
     check(path, broken)
     return type(errors[bad]).__name__
@@ -178,7 +178,7 @@ def _full_disk(rank, path, bad):
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_full_disk_on_one_rank_is_every_ranks_error(bad, ranks, tmp_path):
+def test_full_disk_on_one_rank_fails_every_rank(bad, ranks, tmp_path):
     found = ranks(2).run(_full_disk, tmp_path, bad)
     assert found == [(OSError, 27)] * 2
 
@@ -195,7 +195,7 @@ def _busy(rank, path):
     save({"a": torch.ones(2)}, path)
 
 
-def test_a_directory_that_is_taken_is_every_ranks_error(ranks, tmp_path):
+def test_busy_directory_fails_every_rank(ranks, tmp_path):
     ranks(2).run(_busy, tmp_path)
 
 
@@ -220,7 +220,7 @@ def _background(rank, path, how):
         for tensor in state.values():
             if isinstance(tensor, torch.Tensor):
                 tensor.zero_()
-        dist.barrier()  # training goes on, on its own group
+        dist.barrier()  # training continues on its own process group
         upload.result(SECONDS)
         found = shards()
         dcp.load(found, checkpoint_id=path / str(step), storage_reader=StorageReader())
@@ -229,7 +229,7 @@ def _background(rank, path, how):
 
 
 @pytest.mark.parametrize("how", ["snapshot", pytest.param("streaming", marks=needs_async_stager)])
-def test_background_saves_hold_what_was_true_at_the_call(how, ranks, tmp_path):
+def test_background_saves_keep_the_values_of_the_call(how, ranks, tmp_path):
     ranks(2).run(_background, tmp_path, how)
 
 
@@ -251,7 +251,7 @@ def _background_failure(rank, path, how):
     found = start(FailingOn(1, "finish_plan"))
     if how == "streaming":
         staging = found.staging_completion.exception(SECONDS)
-        assert (staging is None) == (rank == 0)  # it read its own part before the other failed
+        assert (staging is None) == (rank == 0)  # rank 0 staged its part before rank 1 failed
         found = found.upload_completion
     assert list(found.exception(SECONDS).failures) == [1]
     found = start()
@@ -296,14 +296,14 @@ def _in_a_process(rank, path):
         found.staging_completion.result(SECONDS)
         found.upload_completion.result(SECONDS)
     finally:
-        executor._CHECKPOINT_PROCESS = None  # ends it
+        executor._CHECKPOINT_PROCESS = None  # ends the process
     for name, step in (("1.0", 1.0), ("2.0", 2.0), ("live", 2.0)):
         check(path / name, {"a": torch.full((1000,), step), "n": step})
 
 
 @needs_background_process
 @needs_async_stager
-def test_a_process_of_its_own_saves(ranks, tmp_path):
+def test_async_save_in_a_process_works(ranks, tmp_path):
     ranks(2).run(_in_a_process, tmp_path)
 
 
@@ -335,13 +335,13 @@ def _a_part_of_the_group(rank, path):
     dist.barrier()
 
 
-def test_a_part_of_the_ranks_saves(ranks, tmp_path):
+def test_subgroup_of_ranks_saves(ranks, tmp_path):
     ranks(3).run(_a_part_of_the_group, tmp_path)
     assert manifest_of(tmp_path)["world_size"] == 2
 
 
 class OlderWriter(StorageWriter):
-    """As torch 2.6 calls it: without its rank."""
+    """torch 2.6 does not pass the rank."""
 
     def set_up_storage_writer(self, is_coordinator):
         super().set_up_storage_writer(is_coordinator)
@@ -356,7 +356,7 @@ def _older_torch(rank, path):
     dist.barrier()
 
 
-def test_a_part_of_the_ranks_saves_where_torch_tells_no_rank(ranks, tmp_path):
+def test_subgroup_saves_if_torch_passes_no_rank(ranks, tmp_path):
     ranks(3).run(_older_torch, tmp_path)
 
 
@@ -414,7 +414,7 @@ def _cached_plans(rank, path):
 
 
 @needs_plan_caching
-def test_cached_plans_save_what_is_true_now(ranks, tmp_path):
+def test_cached_plans_save_current_values(ranks, tmp_path):
     ranks(2).run(_cached_plans, tmp_path)
 
 
@@ -475,7 +475,7 @@ def _unfit(rank, path):
     assert errors[1].mismatched == ["a is [3] here and [2] in the checkpoint"]
 
 
-def test_what_does_not_fit_on_one_rank_is_every_ranks_error(ranks, tmp_path):
+def test_mismatch_on_one_rank_fails_every_rank(ranks, tmp_path):
     ranks(2).run(_unfit, tmp_path)
 
 
@@ -496,6 +496,6 @@ def _types(rank, path):
     raise ringstow.BusyError("as it is", path=str(path)) if rank else KeyError("lowest")
 
 
-def test_the_lowest_ranks_error_is_raised_as_it_is(ranks, tmp_path):
+def test_error_of_the_lowest_rank_is_raised_unchanged(ranks, tmp_path):
     with pytest.raises(KeyError, match="lowest"):
         ranks(2).run(_types, tmp_path)

@@ -1,4 +1,4 @@
-"""The reader in one process: what it fills, what it refuses, and what it never runs."""
+"""The reader in one process: filling targets, errors, and never running unknown code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringstow.tree import _packed
 
 @pytest.fixture
 def saved(tmp_path):
-    """Returns a function that saves a state and returns the checkpoint's path."""
+    """Return a function that saves a state and returns the checkpoint's path."""
 
     def save(state, **options):
         writer = StorageWriter(**options)
@@ -40,7 +40,7 @@ def fetch(state, path, reader=None, **options):
     return reader
 
 
-def test_tensors_are_filled_where_they_are(saved):
+def test_tensors_are_filled_in_place(saved):
     floats = torch.arange(24.0).reshape(4, 6)
     path = saved({"a": floats, "b": floats + 1, "c": floats + 2})
     whole = torch.zeros(6, 12)
@@ -113,7 +113,7 @@ def test_a_subset_and_a_partial_load(saved):
         fetch({"new": torch.zeros(1)}, path)
 
 
-def test_what_ringstow_saved_loads_with_its_ties(tmp_path):
+def test_plain_ringstow_save_loads_with_its_ties(tmp_path):
     weight = torch.ones(3)
     ringstow.save({"a": weight, "b": [weight, {0: torch.zeros(2)}]}, tmp_path)
     state = {"a": torch.zeros(3), "b": [torch.zeros(3), {0: torch.ones(2)}]}
@@ -122,14 +122,14 @@ def test_what_ringstow_saved_loads_with_its_ties(tmp_path):
 
 
 class Planner(DefaultLoadPlanner):
-    """Hands out targets of the wrong shape."""
+    """Returns targets of the wrong shape."""
 
     def resolve_tensor(self, item):
         tensor = super().resolve_tensor(item)
         return tensor[:1] if item.dest_index.fqn != "c" else tensor
 
 
-def test_every_wrong_shape_is_named_before_anything_is_read(saved):
+def test_all_wrong_shapes_are_named_before_reading(saved):
     path = saved({name: torch.ones(3) for name in "abc"})
     state = {name: torch.zeros(3) for name in "abc"}
     with pytest.raises(CheckpointException) as caught:
@@ -140,7 +140,7 @@ def test_every_wrong_shape_is_named_before_anything_is_read(saved):
     assert not any(bool(tensor.any()) for tensor in state.values())
 
 
-def test_our_planner_names_all_that_does_not_fit(saved):
+def test_our_planner_names_every_mismatch(saved):
     path = saved({"a": torch.ones(3), "b": torch.ones(3), "c": 1, "d": torch.ones(2), "e": 1})
     state = {"a": torch.zeros(4), "b": 5, "c": torch.zeros(1), "x": 1, "y": torch.ones(1), "e": 2}
     with pytest.raises(CheckpointException) as caught:
@@ -194,8 +194,8 @@ def test_unknown_pickles_are_refused_together_and_not_run(saved):
 
 
 def test_allowed_types_name_the_further_types_they_need(saved, monkeypatch):
-    """NumPy's scalars need the class of their dtype, which is in no pickle by its name."""
-    # As an older ringstow saved them.
+    """NumPy's scalars need their dtype's class, which the pickle does not name."""
+    # An older ringstow saved them like this.
     monkeypatch.setattr(_packed, "pack", lambda *args: b"")
     saved = functools.partial(saved, allow_pickle=True)
     path, state = saved({"a": np.float64(1.5)}), {"a": None}
@@ -214,7 +214,7 @@ def test_allowed_types_name_the_further_types_they_need(saved, monkeypatch):
     assert state == {"a": 1.5}
 
 
-def test_pickles_load_where_they_are_allowed(saved):
+def test_pickles_load_with_allow_pickle(saved):
     path = saved({"a": Weird(), "b": pathlib.Path("x")}, allow_pickle=True)
     state = {"a": None}
     fetch(state, path, StorageReader(allow_pickle=True))
@@ -229,10 +229,10 @@ def test_a_missing_checkpoint_is_logged_once(tmp_path, caplog):
         fetch({"a": 1}, tmp_path / "nothing")
     (error,) = (r for r in caplog.records if r.name == "ringstow")
     assert error.levelname == "ERROR"
-    assert error.message.endswith(f"'{tmp_path / 'nothing'}'")  # not of a rank's part below
+    assert error.message.endswith(f"'{tmp_path / 'nothing'}'")  # not a rank checkpoint below it
 
 
-def test_without_a_path_a_load_says_so(caplog):
+def test_load_without_a_path_is_refused(caplog):
     with pytest.raises(CheckpointException):
         dcp.load({"a": 1}, storage_reader=StorageReader())
     assert "there is no path to load from" in caplog.text
@@ -244,7 +244,7 @@ def test_the_mark_is_never_read(saved):
     assert_same(load(path, {"a": torch.ones(2)}), {"a": torch.ones(2)})
 
 
-def test_damage_is_found_unless_nobody_looks(saved):
+def test_damage_is_found_unless_verify_is_off(saved):
     path = saved({"a": torch.ones(5000)})
     shard = shards_of(path)[0]
     raw = bytearray(shard.read_bytes())
@@ -256,7 +256,7 @@ def test_damage_is_found_unless_nobody_looks(saved):
     fetch({"a": torch.zeros(5000)}, path, StorageReader(verify=False))
 
 
-def test_a_state_that_lies_is_refused(saved):
+def test_state_that_names_an_unknown_tensor_is_refused(saved):
     path = saved({"a": torch.ones(2)})
     manifest = json.loads((path / "manifest.json").read_bytes())
     manifest["state"] = {"a": {"$tensor": "b"}}
@@ -306,7 +306,7 @@ def test_the_other_values_that_ringstow_saved_load_too(tmp_path):
     assert_same(target, state)
 
 
-def test_what_ringstow_pickled_loads_where_that_is_allowed(tmp_path, caplog):
+def test_values_pickled_by_ringstow_need_allow_pickle(tmp_path, caplog):
     ringstow.save({"a": Weird(), "n": 1}, tmp_path, allow_pickle=True)
     Weird.ran = 0
     with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: a"):

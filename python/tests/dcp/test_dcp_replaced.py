@@ -1,4 +1,4 @@
-"""Loads by DCP of a checkpoint that another save replaces meanwhile: never some of each."""
+"""DCP loads of a checkpoint that another save replaces meanwhile never mix the two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def save(step, path):
 
 
 class BetweenTheRanks(StorageReader):
-    """Another save comes when rank 0 has opened the checkpoint, and rank 1 has not."""
+    """Another save commits after rank 0 opens the checkpoint, but before rank 1 does."""
 
     def read_metadata(self, *args, **kwargs):
         if dist.get_rank() == 0:
@@ -34,7 +34,7 @@ class BetweenTheRanks(StorageReader):
 
 
 class BeforeTheRead(StorageReader):
-    """Another save comes when all is planned."""
+    """Another save commits after planning."""
 
     def read_data(self, *args, **kwargs):
         save(2, self.checkpoint_id)
@@ -53,15 +53,15 @@ def _between_the_ranks(rank, path, broadcast):
 
 
 @pytest.mark.parametrize("broadcast", [None, True])
-def test_ranks_that_opened_different_ones_load_none(ranks, tmp_path, broadcast):
+def test_ranks_that_opened_different_saves_load_none(ranks, tmp_path, broadcast):
     save(1, tmp_path / "last")
-    os.utime(tmp_path / "last" / "manifest.json", (1, 1))  # or rank 1 refuses to replace it
+    os.utime(tmp_path / "last" / "manifest.json", (1, 1))  # otherwise rank 1 refuses to replace it
     ranks(2).run(_between_the_ranks, tmp_path / "last", broadcast)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("verify", [True, False])
-def test_what_was_replaced_after_it_was_planned_is_not_read(tmp_path, verify):
+def test_checkpoint_replaced_after_planning_is_not_read(tmp_path, verify):
     save(1, tmp_path / "last")
     state = {"a": torch.zeros(4)}
     with pytest.raises(CheckpointException) as caught:

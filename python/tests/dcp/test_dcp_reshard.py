@@ -1,4 +1,4 @@
-"""What was saved in one layout, by one number of ranks, loads in any other, bit for bit."""
+"""A checkpoint of any layout and world size loads bit-identically in any other."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_plain_load_puts_shards_together(ranks, tmp_path):
 
 
 def slice_of(rank, path, world, report_only):
-    """Loads as one rank of many would: its rows of one large matrix."""
+    """Load one rank's rows of a large matrix, as one of many ranks would."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.checkpoint.planner import LoadPlan
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list

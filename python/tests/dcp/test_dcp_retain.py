@@ -1,4 +1,4 @@
-"""Old checkpoints of several ranks go, and each rank's next shard is written over its old one."""
+"""Retention with several ranks: each rank writes its next shard over its old one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringstow.dcp import StorageReader, StorageWriter
 
 
 def _save_and_retain(rank, root):
-    """Saves three checkpoints, of which one stays; the bytes that went over old files."""
+    """Save three checkpoints and keep one; return the bytes written over recycled files."""
     writer, recycled = StorageWriter(), []
     for step in range(3):
         path = root / f"step-{step}"
@@ -31,12 +31,12 @@ def _save_and_retain(rank, root):
 def test_each_rank_writes_over_its_old_shards(ranks, tmp_path):
     for recycled in ranks(2).run(_save_and_retain, tmp_path):
         assert [nbytes > 0 for nbytes in recycled] == [False, False, True]
-    # The mark that DCP's own checkpoints end with goes with the checkpoint.
+    # Removal includes `.metadata`, the last file of a DCP checkpoint.
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ringstow-spares", "step-2"]
 
 
 def _save_in_place(rank, path):
-    """Saves over one path."""
+    """Save repeatedly to one path."""
     writer = StorageWriter(config=ringstow.Config(recycle=True))
     recycled = []
     for step in range(4):

@@ -1,4 +1,4 @@
-"""The arguments and attributes of torch's file system storage, each with its effect or a word."""
+"""The arguments and attributes of torch's file system storage take effect or cause a warning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def swapped():
 
 
 class Flipped(StreamTransformExtension):
-    """Inverts every bit: as plain bytes, nothing of a file is what was saved."""
+    """Inverts every bit, so that no byte in a file equals the saved one."""
 
     @staticmethod
     def registry_name():
@@ -68,7 +68,7 @@ def _flipped(data):
 
 
 def test_every_argument_of_this_torch_is_known():
-    """Or `use_by_default` refuses what a newer torch takes."""
+    """Otherwise `use_by_default` refuses arguments of a newer torch."""
     assert set(_stock._SIGNATURE.parameters) - {"args", "kwargs"} <= (
         _stock._HONOURED | set(_stock._INSTEAD)
     )
@@ -94,7 +94,7 @@ def test_extensions_transform_every_byte(tmp_path):
 
 
 @pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
-def test_extensions_are_said_to_leave_the_saving_to_torch(tmp_path, caplog):
+def test_extensions_log_that_torch_does_the_saving(tmp_path, caplog):
     for _ in range(2):
         dcp.FileSystemWriter(tmp_path, True, True, 1, 1000, False, True, [Flipped()])
     assert caplog.text.count("torch's own writer saves these checkpoints") == 1
@@ -120,7 +120,7 @@ def test_derived_writer_with_extensions_is_refused(tmp_path):
         ("serialization_format", "TORCH_SAVE", "SAFETENSORS"),
     ],
 )
-def test_what_has_no_effect_is_warned_of_by_name_and_once(name, odd, usual, tmp_path, caplog):
+def test_options_without_effect_are_warned_of_once(name, odd, usual, tmp_path, caplog):
     if not takes(_stock.StockWriter, name):
         pytest.skip(f"torch without {name}")
     if name == "serialization_format":
@@ -136,14 +136,14 @@ def test_what_has_no_effect_is_warned_of_by_name_and_once(name, odd, usual, tmp_
     assert_same(fetch(tmp_path, {"a": SECRET}), {"a": SECRET})
 
 
-def test_positions_mean_what_they_mean_to_torch(tmp_path, caplog):
+def test_positional_arguments_match_torchs(tmp_path, caplog):
     writer = dcp.FileSystemWriter(tmp_path, True, False, 3)
     assert (writer.single_file_per_rank, writer.sync_files, writer.thread_count) == (True, False, 3)
     assert "sync_files=False" in caplog.text
     assert "thread_count=3" in caplog.text
 
 
-def test_what_torch_refuses_is_refused(tmp_path):
+def test_arguments_that_torch_refuses_are_refused(tmp_path):
     for options in ({"threads": 3}, {"path": tmp_path}):
         with pytest.raises(TypeError):
             dcp.FileSystemWriter(tmp_path, **options)
@@ -164,7 +164,7 @@ def test_argument_of_a_newer_torch_is_refused_unless_empty(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_snapshots_memory_is_kept_as_asked(keep, tmp_path):
+def test_option_decides_whether_snapshot_memory_is_kept(keep, tmp_path):
     writer = dcp.FileSystemWriter(tmp_path, cache_staged_state_dict=keep)
     for step in range(3):
         state = {"a": torch.full((1000,), float(step))}
@@ -177,7 +177,7 @@ def test_a_snapshots_memory_is_kept_as_asked(keep, tmp_path):
     "options", [{}, pytest.param({"use_collectives": False}, marks=needs_use_collectives)]
 )
 @pytest.mark.parametrize("before", ["torch", "ringstow"])
-def test_overwriting_is_refused_or_warned_of_in_torchs_words(before, options, tmp_path):
+def test_overwriting_raises_or_warns_with_torchs_text(before, options, tmp_path):
     writer = _stock.StockWriter if before == "torch" else dcp.FileSystemWriter
     dcp.save({"a": 1}, storage_writer=writer(tmp_path), **options)
     with pytest.raises((CheckpointException, ValueError), match="Checkpoint already exists"):
@@ -190,7 +190,7 @@ def test_overwriting_is_refused_or_warned_of_in_torchs_words(before, options, tm
     assert fetch(tmp_path, {"a": None}) == {"a": 2}
 
 
-def test_the_first_save_without_overwriting_is_a_save(tmp_path):
+def test_first_save_without_overwrite_works(tmp_path):
     writer = dcp.FileSystemWriter(tmp_path / "new", overwrite=False)
     dcp.save({"a": 1}, storage_writer=writer)
     with pytest.raises(CheckpointException) as caught:
@@ -199,7 +199,7 @@ def test_the_first_save_without_overwriting_is_a_save(tmp_path):
 
 
 @pytest.mark.parametrize("whose", ["torch", "drop-in", "ringstow"])
-def test_the_metadata_says_which_save_and_load_it_is(whose, tmp_path):
+def test_metadata_holds_save_and_load_ids(whose, tmp_path):
     writer, reader = {
         "torch": (_stock.StockWriter(tmp_path), _stock.StockReader(tmp_path)),
         "drop-in": (dcp.FileSystemWriter(tmp_path), dcp.FileSystemReader(tmp_path)),
@@ -236,7 +236,7 @@ def test_a_load_by_either_reader_has_torchs_id(tmp_path):
     assert reader.path == tmp_path
 
 
-def test_a_writer_keeps_its_id_as_torchs_does(tmp_path):
+def test_writer_keeps_its_save_id_like_torchs(tmp_path):
     writer = dcp.FileSystemWriter(tmp_path / "1")
     dcp.save({"a": 1}, checkpoint_id=tmp_path / "2", storage_writer=writer)
     dcp.save({"a": 2}, storage_writer=writer)

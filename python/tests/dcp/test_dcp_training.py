@@ -1,4 +1,4 @@
-"""Training goes on while sharded states are streamed: the next step waits, and is not saved."""
+"""Training during a streamed save of sharded state: the next step waits, and is not saved."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ringstow import _guard
 from ringstow.dcp import StorageWriter
 
 SECONDS = 60
-# Rows enough for each rank's shard to be streamed, not copied at the call.
+# Enough rows that each rank's shard is streamed instead of copied at the call.
 HIDDEN = 40_000
 
 
 class _Held(DefaultSavePlanner):
-    """Holds a save before its first tensor is looked up, until somebody waits for it."""
+    """Holds a save before it resolves its first tensor, until a step waits for it."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class _Held(DefaultSavePlanner):
 
 @contextlib.contextmanager
 def _released_by_a_step(planner):
-    """Lets the save go on once a step waits for it; yields a list of the waits."""
+    """Release the save once a step waits for it; yield a list of the waits."""
     wait, waits = _guard.Hold.wait, []
 
     def go_on_then_wait(hold):

@@ -1,4 +1,4 @@
-"""Under DCP every value comes back equal from a load by default, or the save refuses it."""
+"""With DCP, every value loads equal by default, or the save refuses it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ringstow.dcp import StorageReader, StorageWriter
 from ringstow.tree import _build, _packed
 from ringstow.tree._remedies import Refusals
 
-# DCP itself makes text of these keys.
+# DCP itself converts these keys to text.
 LOST_BY_DCP = {"dict with other keys", "defaultdict without a factory"}
 # numpy unpickles it in the byte order of this machine.
 SWAPPED = {"big-endian array"}
-# torch.save fails on it, and DCP saves it so.
+# torch.save fails on it, and DCP uses torch.save.
 NOT_PICKLED = {"torch.memory_format"}
-# torch.load(weights_only=True) reads these, and DCP saves them so.
+# DCP uses torch.save for these, and torch.load(weights_only=True) reads them.
 READ_BY_TORCH = {"storage", "set of tensors"}
 TAKEN_APART = ("sub-class of dict", "mappingproxy", "Counter of tuples", "defaultdict of a lambda")
 NAMES = [name for name in EQUAL if name not in LOST_BY_DCP | NOT_PICKLED | SWAPPED]
 
 
 def target_for(state):
-    """Returns a state that lacks all values, of the structure that DCP needs."""
+    """Return a state with the structure that DCP needs, without the values."""
     flat, paths = flatten_state_dict(state)
     if list(paths.values()) == [("value",), ("w",)] or len(flat) == 2:
         empty = torch.zeros_like(flat["value"]) if torch.is_tensor(flat.get("value")) else None
@@ -100,7 +100,7 @@ def _refused(rank, path):
     assert not (path / "manifest.json").exists()
 
 
-def test_every_rank_hears_of_all_refused_values(ranks, tmp_path):
+def test_every_rank_raises_with_all_refused_values(ranks, tmp_path):
     ranks(2).run(_refused, tmp_path / "c")
 
 
@@ -121,7 +121,7 @@ def test_ranks_get_their_values_back(ranks, tmp_path):
 
 
 class TrainState:
-    """What a trainer keeps beside model and optimizer: torch's own test of DCP has the like."""
+    """A trainer's other state, as in torch's own DCP test."""
 
     def __init__(self, losses):
         self.step = len(losses)
@@ -158,7 +158,7 @@ def test_a_stateful_with_a_stream_passes_by_default(is_async, tmp_path):
 
 
 class Compressing(DefaultSavePlanner):
-    """Has bytes of its own for objects."""
+    """Serializes objects in its own way."""
 
     def transform_object(self, write_item, value):
         if isinstance(value, torch.Tensor):
@@ -167,7 +167,7 @@ class Compressing(DefaultSavePlanner):
 
 
 class Wrapping(DefaultSavePlanner):
-    """Pickles another value than the state has."""
+    """Pickles a value that differs from the state's."""
 
     def transform_object(self, write_item, value):
         if isinstance(value, torch.Tensor):
@@ -175,7 +175,7 @@ class Wrapping(DefaultSavePlanner):
         return super().transform_object(write_item, pathlib.Path(value))
 
 
-def test_what_a_planner_makes_of_a_value_is_what_is_saved(tmp_path):
+def test_value_transformed_by_a_planner_is_saved(tmp_path):
     writer = StorageWriter(tmp_path / "c")
     dcp.save({"a": "x"}, storage_writer=writer, planner=Wrapping())
     target = {"a": None}
@@ -183,7 +183,7 @@ def test_what_a_planner_makes_of_a_value_is_what_is_saved(tmp_path):
     assert target == {"a": pathlib.Path("x")}
 
 
-def test_bytes_of_a_planners_own_need_the_word(tmp_path):
+def test_bytes_of_a_planner_need_allow_pickle(tmp_path):
     writer = StorageWriter(tmp_path / "c")
     with pytest.raises(
         CheckpointException, match="torch.load can't read the planner.*allow_pickle"
@@ -194,7 +194,7 @@ def test_bytes_of_a_planners_own_need_the_word(tmp_path):
 
 
 def test_objects_are_read_before_tensors(tmp_path):
-    """A type that is not here is an error that leaves the tensors as they are."""
+    """A missing type raises before any tensor changes."""
     code = """
 import sys, torch, torch.distributed.checkpoint as dcp, ringstow, ringstow.dcp
 sys.path.insert(0, sys.argv[1])
@@ -226,7 +226,7 @@ else:
 
 
 def test_a_default_device_without_memory_is_not_used(tmp_path):
-    """Memory that is read into comes from the CPU, whatever torch's default device is."""
+    """Read buffers are on the CPU, regardless of torch's default device."""
     code = """
 import sys, torch, torch.distributed.checkpoint as dcp, ringstow, ringstow.dcp
 path = sys.argv[1]
@@ -272,7 +272,7 @@ def test_packs_and_unpacks(name):
     assert_same(_build.unpack(packed(value), "/c", "a"), codec({"a": value})["a"])
 
 
-def test_is_told_from_what_torch_saves():
+def test_packed_objects_differ_from_torch_files():
     stream = io.BytesIO()
     for options in ({}, {"_use_new_zipfile_serialization": False}):
         stream = io.BytesIO()
@@ -289,7 +289,7 @@ def test_strided_and_shared_tensors_are_packed():
 
 
 def changed(change):
-    """Returns packed bytes of which the header is changed."""
+    """Return packed bytes with a changed header."""
     data = packed(Point(torch.ones(2), torch.ones(3)))
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])

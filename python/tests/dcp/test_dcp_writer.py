@@ -1,4 +1,4 @@
-"""The writer in one process: what it saves, what it refuses, and what a failure leaves behind."""
+"""The writer in one process: saves, refusals, and cleaning up after failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ringstow.dcp import StorageReader, StorageWriter
 
 
 def cause(caught):
-    """Returns the error of a rank that DCP wraps."""
+    """Return the rank's error that DCP wraps."""
     return next(iter(caught.value.failures.values()))[0]
 
 
@@ -79,7 +79,7 @@ def test_import_ringstow_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_what_was_saved_comes_back(tmp_path):
+def test_round_trip(tmp_path):
     state = every_kind()
     writer = StorageWriter()
     metadata = dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=writer)
@@ -110,7 +110,7 @@ def test_planner_without_flattening_keeps_its_keys(tmp_path):
     assert_same(found, state)
 
 
-def test_an_earlier_checkpoint_is_replaced_whole(tmp_path):
+def test_earlier_checkpoint_is_replaced_completely(tmp_path):
     writer = StorageWriter(tmp_path)
     dcp.save({"a": torch.ones(1000), "b": 1}, storage_writer=writer)
     dcp.save({"a": torch.zeros(10)}, storage_writer=writer)
@@ -136,13 +136,13 @@ def test_another_writer_can_save_where_one_has_failed(tmp_path):
     with pytest.raises(CheckpointException) as caught:
         dcp.save({"a": torch.ones(3)}, storage_writer=failed, planner=Failing("resolve_data"))
     dcp.save({"a": torch.zeros(3)}, storage_writer=StorageWriter(tmp_path))
-    failed.close()  # must not take away what is not its own
+    failed.close()  # must not remove the other writer's files
     assert_same(load(tmp_path, {"a": torch.ones(3)}), {"a": torch.zeros(3)})
     assert caught.value.failures
 
 
 @pytest.mark.parametrize("how", ["close", "drop"])
-def test_what_a_failed_save_left_goes_with_its_writer(how, tmp_path):
+def test_closing_the_writer_cleans_up_a_failed_save(how, tmp_path):
     writer = StorageWriter(tmp_path)
     with pytest.raises(CheckpointException):
         dcp.save({"a": torch.ones(3)}, storage_writer=writer, planner=Failing("resolve_data"))
@@ -206,13 +206,13 @@ dcp.save({"a": torch.ones(1 << 20)}, storage_writer=writer)
     assert_same(load(tmp_path / "c", {"a": torch.ones(1 << 20)}), {"a": torch.ones(1 << 20)})
 
 
-def test_without_a_path_a_save_says_so():
+def test_save_without_a_path_is_refused():
     with pytest.raises(CheckpointException, match="there is no path to save to"):
         dcp.save({"a": 1}, storage_writer=StorageWriter())
 
 
 @pytest.mark.parametrize("bad", ["s3://bucket/key", "", 5, b"raw", "a\0b"])
-def test_an_id_that_is_no_path_is_refused(bad):
+def test_checkpoint_id_that_is_not_a_path_is_refused(bad):
     assert not StorageWriter.validate_checkpoint_id(bad)
     with pytest.raises(ringstow.InvalidStateError, match="is not a path"):
         StorageWriter().reset(bad)
@@ -220,7 +220,7 @@ def test_an_id_that_is_no_path_is_refused(bad):
         StorageReader(bad)
 
 
-def test_a_path_is_taken_from_the_root(tmp_path, monkeypatch):
+def test_relative_path_is_resolved_at_construction(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     writer = StorageWriter(pathlib.Path("c"))
     assert writer.checkpoint_id == str(tmp_path / "c")
@@ -229,7 +229,7 @@ def test_a_path_is_taken_from_the_root(tmp_path, monkeypatch):
     assert (tmp_path / "c" / "manifest.json").exists()
 
 
-def test_a_checkpoint_without_its_mark_is_still_one(tmp_path, caplog):
+def test_checkpoint_without_its_mark_is_valid(tmp_path, caplog):
     (tmp_path / ".metadata").mkdir()  # can't be replaced by a file
     dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
     assert_same(load(tmp_path, {"a": torch.ones(2)}), {"a": torch.ones(2)})
@@ -237,13 +237,13 @@ def test_a_checkpoint_without_its_mark_is_still_one(tmp_path, caplog):
     assert litter(tmp_path) == [".metadata"]
 
 
-def test_torchs_own_reader_is_told_whose_checkpoint_it_has(tmp_path):
+def test_torchs_reader_fails_with_a_hint_at_ringstow(tmp_path):
     dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
     with pytest.raises(ringstow.UnsupportedError, match="StorageReader"):
         dcp.FileSystemReader(tmp_path).read_metadata()
 
 
-def test_planner_data_of_another_kind_is_no_failure(tmp_path):
+def test_planner_data_of_unknown_type_is_accepted(tmp_path):
     class Planner(DefaultSavePlanner):
         def create_global_plan(self, plans):
             plans, metadata = super().create_global_plan(plans)
@@ -256,7 +256,7 @@ def test_planner_data_of_another_kind_is_no_failure(tmp_path):
 
 
 @needs_plan_caching
-def test_cached_plans_save_what_is_true_now(tmp_path):
+def test_cached_plans_save_current_values(tmp_path):
     class Planner(DefaultSavePlanner):
         def __init__(self):
             super().__init__(enable_plan_caching=True)
@@ -277,7 +277,7 @@ def test_cached_plans_save_what_is_true_now(tmp_path):
             getattr(dcp.SavePlanner, cache).pop("Planner", None)
 
 
-def test_a_writer_pickles_without_what_is_under_way(tmp_path):
+def test_writer_pickles_without_its_running_save(tmp_path):
     writer = StorageWriter(tmp_path, ringstow.Config(pool_bytes=8 << 20))
     dcp.save({"a": torch.ones(2)}, storage_writer=writer)
     writer.stage({"a": torch.ones(1 << 20)})
@@ -294,7 +294,7 @@ def test_a_lone_surrogate_in_a_key_is_named(tmp_path):
         dcp.save({"a\ud800": torch.ones(1)}, checkpoint_id=tmp_path, storage_writer=StorageWriter())
 
 
-def test_one_writers_saves_in_threads_run_in_turn(tmp_path):
+def test_saves_of_one_writer_in_threads_run_in_turn(tmp_path):
     writer = StorageWriter()
     inside, order = [], []
 
@@ -342,7 +342,7 @@ def test_a_forked_child_does_not_end_its_parents_save(tmp_path):
 
 
 def test_blank_differs_from_every_kind():
-    """Or the round trips above would show nothing."""
+    """Otherwise the round trips above would prove nothing."""
     with pytest.raises(AssertionError):
         assert_same(blank(every_kind()), plain(every_kind()))
 
@@ -369,9 +369,9 @@ def test_dcp_pickles_are_refused_unless_allowed(tmp_path):
     assert ringstow.load(tmp_path, allow_pickle=True) == state
 
 
-def test_ctrl_c_ends_the_write_before_it_is_raised(tmp_path, monkeypatch):
+def test_ctrl_c_waits_for_the_write_to_end(tmp_path, monkeypatch):
     class Job:
-        """Is interrupted while it stages, and needs two waits to stop after that."""
+        """Raises KeyboardInterrupt while it stages, and needs two waits to stop."""
 
         calls = ()
         left = 2

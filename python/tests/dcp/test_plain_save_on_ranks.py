@@ -1,4 +1,4 @@
-"""Plain `ringstow.save` where torch.distributed has several ranks."""
+"""Plain `ringstow.save` in a torch.distributed job with several ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATE = {"a": torch.arange(10.0)}
 
 
 def _in_turn(rank, path, how, order):
-    """Saves on one rank, then on the other; returns the error of each."""
+    """Save on one rank, then on the other; return both errors."""
     errors = []
     for turn in order:
         error = None
@@ -34,7 +34,7 @@ def _in_turn(rank, path, how, order):
 
 
 @pytest.mark.parametrize("how", ["save", "save_async"])
-def test_a_rank_does_not_replace_what_another_has_just_saved(how, ranks, tmp_path):
+def test_rank_does_not_replace_a_save_of_another_rank(how, ranks, tmp_path):
     first, second = ranks(2).run(_in_turn, tmp_path / "c", how, (0, 1))
     assert first is None
     assert type(second) is ringstow.InvalidStateError
@@ -53,7 +53,7 @@ def _rank_0_comes_last(rank, path):
     return said
 
 
-def test_rank_0_replaces_it_and_says_so(ranks, tmp_path):
+def test_rank_0_replaces_it_and_warns(ranks, tmp_path):
     (said,), nothing = ranks(2).run(_rank_0_comes_last, tmp_path / "c")
     assert "was saved by another process while this one ran" in said
     assert nothing == []
@@ -76,7 +76,7 @@ def _beside_a_save(rank, path):
     return error
 
 
-def test_a_rank_that_meets_another_is_told_what_to_do(ranks, tmp_path):
+def test_concurrent_saves_of_ranks_raise_with_advice(ranks, tmp_path):
     _, error = ranks(2).run(_beside_a_save, str(tmp_path / "c"))
     assert type(error) is ringstow.BusyError
     assert error.path == str(tmp_path / "c")
@@ -93,7 +93,7 @@ def _again_and_again(rank, path):
             ringstow.save({"step": step}, latest)
 
 
-def test_what_is_advised_works_again_and_again(ranks, tmp_path):
+def test_advised_calls_work_repeatedly(ranks, tmp_path):
     ranks(2).run(_again_and_again, str(tmp_path))
     for name in ("rank0", "rank1", "latest"):
         assert ringstow.load(tmp_path / name) == {"step": 2}
@@ -104,21 +104,21 @@ def _over_an_earlier_runs(rank, path):
         ringstow.save({"run": "later"}, path)
 
 
-def test_a_checkpoint_of_an_earlier_run_is_replaced(ranks, tmp_path):
+def test_checkpoint_of_an_earlier_run_is_replaced(ranks, tmp_path):
     ringstow.save({"run": "earlier"}, tmp_path / "c")
     os.utime(tmp_path / "c" / "manifest.json", (1, 1))
     ranks(2).run(_over_an_earlier_runs, tmp_path / "c")
     assert ringstow.load(tmp_path / "c") == {"run": "later"}
 
 
-def test_alone_nothing_is_asked(tmp_path):
+def test_single_process_skips_the_check(tmp_path):
     ringstow.save({"n": 1}, tmp_path / "c")
-    _others._saved.clear()  # as another process does it
+    _others._saved.clear()  # as in another process
     ringstow.save({"n": 2}, tmp_path / "c")
     assert ringstow.load(tmp_path / "c") == {"n": 2}
 
 
-def test_when_a_process_started_is_known():
+def test_process_start_time_is_known():
     import time
 
     before = time.time()

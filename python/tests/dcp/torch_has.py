@@ -1,4 +1,4 @@
-"""Marks for tests of what an older torch lacks, told by what its functions take."""
+"""Marks for tests that an older torch cannot run, based on its functions' parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 
 def takes(function, name):
-    """Tells whether a function of torch's has a parameter of this name."""
+    """Return True if a function of torch has a parameter of this name."""
     return name in inspect.signature(function).parameters
 
 
@@ -30,5 +30,5 @@ needs_staging_options = pytest.mark.skipif(
 
 
 def stager_option(stager):
-    """Returns the options of an async_save with a stager; none for None."""
+    """Return the options of an async_save with a stager; empty for None."""
     return {} if stager is None else {"async_stager": stager}

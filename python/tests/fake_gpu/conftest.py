@@ -1,4 +1,4 @@
-"""Tests that run in a process with the fake CUDA driver: `test_cuda.py` beside starts it."""
+"""Tests with the fake CUDA driver. `test_cuda.py` in the folder above starts their process."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ if DRIVER:
     _driver = Driver(DRIVER)
     for seam in ("place_of", "runtime", "empty", "copy_to_host", "copy_all", "clone"):
         setattr(_cuda, seam, getattr(_driver, seam))
-    # To torch itself the driver's tensors are the CPU's.
+    # torch itself takes the driver's tensors for CPU tensors.
     _torch.usual = lambda: _torch.Usual((), None)
 
 
 @pytest.fixture(autouse=True)
 def gpu():
-    """The driver. A test leaves nothing on its GPUs and does nothing that a real one forbids."""
+    """The driver. A test must free all GPU memory and do nothing that a real driver forbids."""
     _driver.reset()
     before = _driver.live("allocations")
     yield _driver
     _driver.release()
     for thread in threading.enumerate():
-        if thread.name.startswith("ringstow-save"):  # lets go of the tensors a moment after the end
+        # The thread releases the tensors shortly after the save ends.
+        if thread.name.startswith("ringstow-save"):
             thread.join(SECONDS)
     gc.collect()
     assert _driver.violations() == []
@@ -46,5 +47,5 @@ def gpu():
 
 @pytest.fixture
 def on_gpu(gpu):
-    """Returns a tensor like one of the CPU's on a GPU."""
+    """Return a function that copies a CPU tensor to a GPU."""
     return gpu.tensor

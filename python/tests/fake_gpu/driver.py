@@ -1,7 +1,7 @@
-"""The fake CUDA driver (tests/fake-cuda) as the tests see it: its controls, and memory on its GPUs.
+"""The fake CUDA driver (tests/fake-cuda) for tests: its controls, and memory on its GPUs.
 
-`Driver` also stands in for ``torch.cuda`` and for the seams of `ringstow.tensors._cuda`: a torch
-tensor of the CPU over the driver's memory counts as one on a GPU.
+`Driver` also stands in for ``torch.cuda`` and for the hooks of `ringstow.tensors._cuda`: a CPU
+tensor over the driver's memory counts as a GPU tensor.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NON_BLOCKING = 1
 RELAXED = 2
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 SECONDS = 60
-# Long enough for work that waits for nothing to be done. What waits as it should is never too late.
+# Long enough for unblocked work to finish. Correctly blocked work does not depend on it.
 AWHILE_S = 0.3
 
 
 class Driver:
     def __init__(self, path):
-        # For all to find: the native side and `_cuda` look for libcuda.so, which is its SONAME.
+        # RTLD_GLOBAL, because the native side and `_cuda` look for libcuda.so, its SONAME.
         self.lib = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         self.lib.fake_cuda_calls.restype = U64
         self.lib.fake_cuda_live.restype = ctypes.c_int64
@@ -91,7 +91,7 @@ class Driver:
             self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def alloc(self, nbytes, device=0):
-        """Returns the address of new memory."""
+        """Allocate memory and return its address."""
         pointer = U64()
         with self.context(device):
             self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
@@ -114,21 +114,21 @@ class Driver:
         return data.raw
 
     def place(self, address):
-        """Returns an address with its device, or None."""
+        """Return an address with its device, or None."""
         for begin, (end, device) in list(self._memory.items()):
             if begin <= address < end:
                 return address, device
         return None
 
     def storage(self, nbytes, device=0):
-        """Returns a 1-d tensor of bytes over new memory, which goes with the last view of it."""
+        """Return a 1-d byte tensor over new memory, which is freed with its last view."""
         pointer = self.alloc(nbytes, device)
         memory = (ctypes.c_char * nbytes).from_address(pointer)
         weakref.finalize(memory, self.free, pointer)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def tensor(self, tensor, device=0):
-        """Returns a tensor as this one on a GPU: the same strides, and its storage's bytes."""
+        """Return a GPU copy of a tensor with the same strides and storage bytes."""
         if tensor.numel() == 0:
             return torch.empty_like(tensor)
         tensor = tensor.detach()
@@ -140,7 +140,7 @@ class Driver:
         return there
 
     def write(self, target, value, stream):
-        """Queues a copy of a dense tensor on a GPU to another; returns what to keep until then."""
+        """Queue a copy between dense GPU tensors; return objects to keep until it is done."""
         with self.context(stream.device):
             nbytes = ctypes.c_size_t(target.numel() * target.element_size())
             to, source = U64(target.data_ptr()), U64(value.data_ptr())
@@ -149,7 +149,7 @@ class Driver:
 
     @contextlib.contextmanager
     def blocked(self, stream):
-        """Lets nothing that is queued on one stream from here on be done before the end."""
+        """Block work that is queued on a stream from now on, until the context ends."""
         go = threading.Event()
         wait = HOST_FUNCTION(lambda _: go.wait(SECONDS))
         with self.context(stream.device):
@@ -160,7 +160,7 @@ class Driver:
             go.set()
             stream.synchronize()
 
-    # The seams of ringstow.tensors._cuda.
+    # The hooks of ringstow.tensors._cuda.
 
     def place_of(self, tensor):
         return self.place(tensor.data_ptr())
@@ -250,7 +250,7 @@ class Driver:
 
 
 class Stream:
-    """As torch.cuda.Stream, which never ends a stream."""
+    """Like torch.cuda.Stream, which never destroys a stream."""
 
     def __init__(self, driver, device, handle=None):
         self._driver = driver

@@ -1,4 +1,4 @@
-"""Saves in the background: what the producer's stream does before and after, and who keeps what."""
+"""Background saves: work on the caller's stream before and after, and lifetimes of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stream(gpu):
     return gpu.Stream(0)
 
 
-def test_nothing_is_staged_before_the_gpu_has_copied_it(gpu, on_gpu, at):
+def test_staging_waits_for_the_gpu_copies(gpu, on_gpu, at):
     tensor = on_gpu(torch.arange(1000.0))
     with gpu.held():
         handle = ringstow.save_async({"t": tensor}, at / "c")
@@ -30,7 +30,7 @@ def test_nothing_is_staged_before_the_gpu_has_copied_it(gpu, on_gpu, at):
     assert_same(ringstow.load(at / "c"), {"t": torch.arange(1000.0)})
 
 
-def test_what_was_queued_before_the_call_is_saved(gpu, on_gpu, stream, at):
+def test_work_queued_before_the_call_is_saved(gpu, on_gpu, stream, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     with gpu.stream(stream), gpu.blocked(stream):
         gpu.write(tensor, ones, stream)
@@ -40,7 +40,7 @@ def test_what_was_queued_before_the_call_is_saved(gpu, on_gpu, stream, at):
     assert_same(ringstow.load(at / "c"), {"t": torch.ones(1000)})
 
 
-def test_what_is_queued_after_staging_is_not_saved(gpu, on_gpu, stream, at):
+def test_work_queued_after_staging_is_not_saved(gpu, on_gpu, stream, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     with gpu.stream(stream):
         handle = ringstow.save_async({"t": tensor}, at / "c")
@@ -52,7 +52,7 @@ def test_what_is_queued_after_staging_is_not_saved(gpu, on_gpu, stream, at):
     assert_same(tensor.clone(), torch.ones(1000))
 
 
-def test_a_blocking_save_waits_for_what_was_queued(gpu, on_gpu, stream, at):
+def test_blocking_save_waits_for_queued_work(gpu, on_gpu, stream, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     with gpu.stream(stream):
         gpu.write(tensor, ones, stream)
@@ -66,7 +66,7 @@ def test_tensors_are_held_until_staged(gpu, on_gpu, at):
         handle = ringstow.save_async({"t": tensor}, at / "c")
         del tensor
         gc.collect()
-        # With its copy: it is small. Freeing it now would be a violation, too.
+        # With its copy, because it is small. Freeing it now would also be a violation.
         assert gpu.live("allocations") == 2
     handle.result(SECONDS)
     handle._owners.clear()
@@ -119,7 +119,7 @@ def test_all_kinds_of_staging_save_the_values_of_the_call(staging, numel, gpu, o
     assert_same(ringstow.load(at / "c"), {"t": torch.ones(numel)})
 
 
-def test_a_cancelled_save_lets_go_of_the_tensors(gpu, on_gpu, at):
+def test_cancelled_save_releases_the_tensors(gpu, on_gpu, at):
     tensor = on_gpu(torch.arange(1000.0))
     gpu.hold()
     handle = ringstow.save_async({"t": tensor}, at / "c")

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with tensors on a GPU: every way to stage, and loading in place."""
+"""torch.distributed.checkpoint with GPU tensors: every way of staging, and loading in place."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def writer():
 
 
 def moved(value, on_gpu):
-    """Returns a state with its tensors on a GPU, conjugated views as such."""
+    """Return the state with its tensors on a GPU; conjugated views stay conjugated."""
     if isinstance(value, torch.Tensor):
         if value.is_conj():
             return on_gpu(value.conj()).conj()
@@ -77,7 +77,7 @@ def test_every_kind_is_saved_and_loaded(on_gpu, writer, at):
     assert_same(load(at, expected), expected)
 
 
-def test_every_kind_is_loaded_straight_to_the_gpu(on_gpu, writer, at):
+def test_every_kind_is_loaded_directly_to_the_gpu(on_gpu, writer, at):
     expected = plain(every_kind())
     dcp.save(every_kind(), checkpoint_id=at, storage_writer=writer)
     reader = StorageReader()
@@ -109,7 +109,7 @@ def test_another_dtype_is_converted(on_gpu, writer, at):
 
 
 @WITH_STAGERS
-def test_what_is_overwritten_after_staging_is_not_saved(which, gpu, on_gpu, writer, at):
+def test_changes_after_staging_are_not_saved(which, gpu, on_gpu, writer, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     state = {"t": tensor, "step": 1}
     staging, upload = async_save(state, at, writer, STAGERS[which](writer))
@@ -126,7 +126,7 @@ def test_what_is_overwritten_after_staging_is_not_saved(which, gpu, on_gpu, writ
 @pytest.mark.parametrize(
     "which", ["the writer", pytest.param("streaming", marks=needs_async_stager)]
 )
-def test_what_was_queued_on_the_callers_stream_is_saved(which, gpu, on_gpu, writer, at):
+def test_work_queued_on_the_callers_stream_is_saved(which, gpu, on_gpu, writer, at):
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     stream = gpu.Stream(0)
     with gpu.stream(stream):
@@ -138,7 +138,7 @@ def test_what_was_queued_on_the_callers_stream_is_saved(which, gpu, on_gpu, writ
 
 
 class Held(DefaultSavePlanner):
-    """Holds a save, in its own thread, before its first tensor is looked up."""
+    """Holds a save, in its own thread, before it resolves its first tensor."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ class Held(DefaultSavePlanner):
 
 @needs_async_stager
 def test_streamed_save_waits_for_work_queued_at_the_call(gpu, on_gpu, writer, at):
-    """The save's thread has another current stream, and looks at the tensors much later."""
+    """The save's thread has another current stream, and reads the tensors much later."""
     tensor, ones = on_gpu(torch.zeros(1000)), on_gpu(torch.ones(1000))
     stream, planner = gpu.Stream(0), Held()
     with gpu.blocked(stream):
@@ -174,9 +174,9 @@ def test_streamed_save_waits_for_work_queued_at_the_call(gpu, on_gpu, writer, at
 
 @needs_async_stager
 @needs_background_process
-def test_another_process_can_not_stream_from_a_gpu(on_gpu, writer):
+def test_streaming_from_another_process_is_refused(on_gpu, writer):
     future = writer.stager().stage({"t": on_gpu(torch.ones(3))})
-    future.result()  # as the save does, in whose thread this one then is
+    future.result()  # the save, too, runs in this executor's thread
     with pytest.raises(ringstow.UnsupportedError, match="leave out async_stager"):
         writer.__getstate__()
     assert isinstance(future.exception(SECONDS), ringstow.UnsupportedError)
@@ -191,7 +191,7 @@ def test_staging_while_the_stream_is_captured_is_refused(gpu, on_gpu, writer):
                 stage(state)
 
 
-def test_the_snapshots_memory_is_registered_once_and_let_go(gpu, on_gpu, writer):
+def test_snapshot_memory_is_registered_once_then_freed(gpu, on_gpu, writer):
     before = gpu.live("registered_bytes")
     state = {"a": on_gpu(torch.arange(1000.0)), "c": torch.ones(3)}
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_a_snapshot_of_the_cpu_registers_nothing(gpu, writer):
     assert gpu.calls("cuMemHostRegister_v2") == before
 
 
-def test_a_tensor_across_the_pieces_that_are_registered(on_gpu, writer, monkeypatch):
+def test_tensor_across_registered_pieces_is_copied(on_gpu, writer, monkeypatch):
     """CUDA refuses a copy that touches two registrations, as the fake driver does."""
     monkeypatch.setattr(_snapshot, "_PIN", 2 << 20)
     numbers = torch.arange(6 << 20, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""A GPU that fails in the middle of a save. One test: the error stays with the driver's context."""
+"""A GPU that fails during a save. Only one test, because the error stays in the CUDA context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ringstow
 ILLEGAL_ADDRESS = 700
 
 
-def test_a_copy_that_fails_is_told_and_nothing_is_committed(gpu, on_gpu, at):
+def test_failed_gpu_copy_raises_and_commits_nothing(gpu, on_gpu, at):
     before = {"t": torch.arange(1000.0)}
     ringstow.save(before, at / "c")
     tensor = on_gpu(torch.ones(1 << 20))

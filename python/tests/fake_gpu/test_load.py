@@ -1,4 +1,4 @@
-"""Loading to a GPU: fresh tensors there, and tensors that are there."""
+"""Loading to a GPU: into new tensors and into existing ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = ringstow.Config(pool_bytes=2 * MIB, block_bytes=MIB // 4)
 
 @pytest.fixture
 def is_on(gpu):
-    """Tells which GPU a tensor is on."""
+    """Return a function that returns a tensor's GPU."""
 
     def device(tensor):
         place = gpu.place_of(tensor)
@@ -28,7 +28,7 @@ def is_on(gpu):
 
 
 def host(value):
-    """Returns a state with its tensors in host memory of their own."""
+    """Return the state with its tensors copied to host memory."""
     if isinstance(value, dict):
         return {key: host(item) for key, item in value.items()}
     return value.clone() if isinstance(value, torch.Tensor) else value
@@ -54,7 +54,7 @@ def test_every_dtype_comes_back_on_the_device(dtype, is_on, at):
     assert_same(loaded, {"t": tensor})
 
 
-def test_tensors_that_were_one_are_one_on_the_device(is_on, at):
+def test_tied_tensors_are_tied_on_the_device(is_on, at):
     ringstow.save({"a": FLOATS, "b": FLOATS, "e": torch.empty(0, 2)}, at / "c")
     loaded = ringstow.load(at / "c", device="cuda")
     assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
@@ -62,7 +62,7 @@ def test_tensors_that_were_one_are_one_on_the_device(is_on, at):
     assert loaded["e"].shape == (0, 2)
 
 
-def test_an_array_that_is_a_tensors_memory_stays_on_the_host(is_on, at):
+def test_array_tied_to_a_tensor_stays_on_the_host(is_on, at):
     array = np.arange(5.0)
     ringstow.save({"t": torch.from_numpy(array), "n": array}, at / "c")
     loaded = ringstow.load(at / "c", device="cuda")
@@ -121,7 +121,7 @@ def test_conjugated_targets_are_filled(on_gpu, at):
     assert torch.equal(target, source)
 
 
-def test_a_target_is_filled_after_what_was_queued_before(gpu, on_gpu, at):
+def test_target_is_filled_after_earlier_queued_work(gpu, on_gpu, at):
     ringstow.save({"t": torch.ones(1000)}, at / "c")
     target, stale = on_gpu(torch.zeros(1000)), on_gpu(torch.full((1000,), 9.0))
     stream = gpu.Stream(0)

@@ -1,4 +1,4 @@
-"""CUDA refuses to register the staging memory: the work goes on, and says so."""
+"""If CUDA refuses to register the staging memory, saves fall back to pageable copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringstow.dcp import StorageWriter
 OUT_OF_MEMORY = 2
 
 
-def test_a_save_goes_on_with_pageable_copies(gpu, on_gpu, at):
+def test_save_falls_back_to_pageable_copies(gpu, on_gpu, at):
     gpu.fail("cuMemHostRegister_v2", OUT_OF_MEMORY)
     report = ringstow.save({"t": on_gpu(torch.arange(1000.0))}, at / "c")
     assert report.pinned is False
@@ -25,7 +25,7 @@ def test_a_save_goes_on_with_pageable_copies(gpu, on_gpu, at):
     assert_same(ringstow.load(at / "c"), {"t": torch.arange(1000.0)})
 
 
-def test_a_snapshot_goes_on_too(gpu, on_gpu, caplog):
+def test_snapshot_falls_back_to_pageable_memory(gpu, on_gpu, caplog):
     writer = StorageWriter()
     tensor = on_gpu(torch.arange(1000.0))
     gpu.fail("cuMemHostRegister_v2", OUT_OF_MEMORY)

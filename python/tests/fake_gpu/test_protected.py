@@ -1,6 +1,6 @@
-"""Arrays with __cuda_array_interface__, on a GPU whose memory the CPU can't reach.
+"""Arrays with __cuda_array_interface__, on a GPU whose memory the CPU can't access.
 
-Whoever touches it crashes: here nothing but the driver copies.
+An access crashes the process, so only the driver can copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DTYPES = ["|b1", "|u1", "|i1", "<u2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", 
 
 
 class Array:
-    """As CuPy's and Numba's arrays: knows where it is, and says so."""
+    """An array like CuPy's and Numba's, with __cuda_array_interface__."""
 
     def __init__(self, gpu, array, **fields):
         self.gpu = gpu
@@ -75,7 +75,7 @@ def test_every_layout(layout, gpu, at):
     )
 
 
-def test_strides_of_a_dense_array_and_of_one_row_say_nothing(gpu, at):
+def test_strides_of_dense_or_one_row_arrays_are_ignored(gpu, at):
     dense = Array(gpu, NUMBERS, strides=NUMBERS.strides)
     row = Array(gpu, np.arange(3.0).reshape(1, 3), strides=(999, 8))
     ringstow.save({"dense": dense, "row": row}, at / "c")
@@ -89,12 +89,12 @@ def test_the_same_array_is_stored_once(gpu, at):
 
 
 @pytest.mark.parametrize("named", [LEGACY, PER_THREAD, None])
-def test_the_streams_with_names_are_taken(named, gpu, at):
+def test_named_streams_are_accepted(named, gpu, at):
     ringstow.save({"a": Array(gpu, NUMBERS, stream=named)}, at / "c")
     assert_same(ringstow.load(at / "c"), {"a": NUMBERS})
 
 
-def test_what_was_queued_on_its_stream_is_saved(gpu, at):
+def test_work_queued_on_the_arrays_stream_is_saved(gpu, at):
     stream = gpu.Stream(0)
     array = Array(gpu, np.zeros(1000), stream=stream.cuda_stream)
     ones = np.ones(1000)
@@ -157,7 +157,7 @@ def test_one_stored_array_fills_two(gpu, at):
     assert first.bytes() == second.bytes() == NUMBERS.tobytes()
 
 
-def test_targets_that_can_not_be_filled_are_named(gpu, at):
+def test_unfillable_targets_are_named(gpu, at):
     ringstow.save({name: np.ones((2, 2)) for name in ("shape", "frozen", "wide", "fit")}, at / "c")
     fit = Array(gpu, np.zeros((2, 2)))
     frozen = Array(gpu, np.zeros((2, 2)))

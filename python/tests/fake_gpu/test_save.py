@@ -1,4 +1,4 @@
-"""Tensors on a GPU are saved as those on the CPU are: every dtype, every layout, each once."""
+"""GPU tensors are saved like CPU tensors: every dtype, every layout, each once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_conjugated_and_negated_views(on_gpu, at):
     assert_same(loaded, {"conj": numbers.conj(), "neg": numbers.conj().imag})
 
 
-def test_what_is_the_same_memory_is_stored_once(on_gpu, at):
+def test_shared_memory_is_stored_once(on_gpu, at):
     weight = on_gpu(FLOATS)
     state = {"a": weight, "b": {"c": weight}, "p": torch.nn.Parameter(weight), "row": weight[1]}
     report, loaded = saved(state, at / "c")
@@ -71,7 +71,7 @@ def test_what_is_the_same_memory_is_stored_once(on_gpu, at):
     assert_same(loaded["row"], FLOATS[1])
 
 
-def test_equal_tensors_here_and_there_are_two(on_gpu, at):
+def test_equal_tensors_on_two_devices_are_stored_twice(on_gpu, at):
     report, loaded = saved({"a": on_gpu(FLOATS), "b": FLOATS}, at / "c")
     assert report.tensors == 2
     assert_same(loaded, {"a": FLOATS, "b": FLOATS})
@@ -90,7 +90,7 @@ def test_a_state_of_both_kinds_of_memory(on_gpu, at):
     assert report.device_bytes == sum(4 * len(tensor) for tensor in state["gpu"].values())
 
 
-def test_the_report_says_what_came_from_gpus(on_gpu, at):
+def test_report_counts_bytes_from_gpus(on_gpu, at):
     report, _ = saved({"t": on_gpu(FLOATS)}, at / "c")
     assert report.device_bytes == FLOATS.numel() * 4
     assert report.pinned is True
@@ -101,7 +101,7 @@ def test_the_report_says_what_came_from_gpus(on_gpu, at):
     )
 
 
-def test_the_report_of_a_cpu_save_speaks_of_no_gpu(at):
+def test_report_of_a_cpu_save_mentions_no_gpu(at):
     report, _ = saved({"t": FLOATS}, at / "c")
     assert (report.device_bytes, report.pinned) == (0, None)
     assert "GPU" not in str(report)

@@ -1,4 +1,4 @@
-"""Tests on a real GPU: ``make test-gpu``. Skipped, with a message, where there is none."""
+"""Tests on a real GPU: ``make test-gpu``. Skipped, with a message, without one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def busy():
-    """Keeps the current stream busy for about a second, far longer than any call takes."""
+    """Return a function that keeps the current stream busy for about a second.
+
+    Any call takes much less.
+    """
 
     def keep():
         torch.cuda._sleep(2_000_000_000)  # clock cycles
@@ -33,7 +36,7 @@ def busy():
 
 @pytest.fixture
 def growth():
-    """Returns a function that tells by how many bytes torch's memory has grown at most since."""
+    """Return a function that returns the peak growth of torch's GPU memory in bytes."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint on a real GPU, FSDP2 and NCCL among it."""
+"""torch.distributed.checkpoint on a real GPU, including FSDP2 and NCCL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def writer():
 
 @pytest.fixture
 def group(tmp_path):
-    """One rank, with NCCL for the GPU and gloo beside it for background saves."""
+    """One rank, with NCCL for the GPU and gloo for background saves."""
     store = f"file://{tmp_path}/store"
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=store, rank=0, world_size=1)
     yield dist.group.WORLD
@@ -63,7 +63,7 @@ def back(value):
     return {k: back(v) for k, v in value.items()} if isinstance(value, dict) else host(value)
 
 
-def test_every_kind_goes_there_and_back(writer, tmp_path):
+def test_every_kind_round_trips(writer, tmp_path):
     expected = plain(every_kind())
     dcp.save(moved(every_kind()), checkpoint_id=tmp_path, storage_writer=writer)
     reader, target = StorageReader(), moved(blank(expected))
@@ -81,7 +81,7 @@ def test_every_kind_goes_there_and_back(writer, tmp_path):
         pytest.param("blocking", marks=needs_async_stager),
     ],
 )
-def test_the_moment_of_the_call_is_saved(which, group, writer, busy, tmp_path):
+def test_values_of_the_call_are_saved(which, group, writer, busy, tmp_path):
     tensor = torch.zeros(4 * MIB, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         busy()
@@ -139,7 +139,7 @@ def test_fsdp_on_one_gpu(group, writer, tmp_path):
 
 
 def test_batches_over_nccl(tmp_path):
-    """With one rank DCP has nothing to broadcast: so the exchange itself, which works the same."""
+    """With one rank DCP has nothing to broadcast, so this calls the exchange directly."""
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         source = {f"t{n}": torch.randn(1000 + n) for n in range(20)}

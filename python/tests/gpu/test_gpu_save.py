@@ -1,4 +1,4 @@
-"""Saves from a real GPU: what is in the file, and whose work is waited for."""
+"""Saves from a real GPU: the saved bytes, and the queued work that a save waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = ringstow.Config(pool_bytes=8 * MIB, block_bytes=MIB)
 
 
 def layouts():
-    """Returns CPU tensors of every layout."""
+    """Return CPU tensors of every layout."""
     floats = torch.arange(24.0).view(4, 6)
     return {
         "dense": floats,
@@ -40,7 +40,7 @@ def layouts():
 
 
 def on_gpu(tensor):
-    """Returns a tensor of the same strides on the GPU."""
+    """Return a tensor of the same strides on the GPU."""
     if tensor.is_conj():
         return on_gpu(tensor.conj()).conj()
     if tensor.is_neg() or tensor.numel() == 0:
@@ -55,14 +55,14 @@ def on_gpu(tensor):
 
 
 def host(value):
-    """Returns a state with its tensors on the CPU."""
+    """Return the state with its tensors on the CPU."""
     if isinstance(value, dict):
         return {key: host(item) for key, item in value.items()}
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_goes_there_and_back(dtype, tmp_path):
+def test_every_dtype_round_trips(dtype, tmp_path):
     tensor = (torch.arange(48, dtype=torch.uint8) % 2).view(dtype).view(3, -1)
     there = (torch.arange(48, dtype=torch.uint8, device="cuda") % 2).view(dtype).view(3, -1)
     ringstow.save({"t": there}, tmp_path / "c")
@@ -73,7 +73,7 @@ def test_every_dtype_goes_there_and_back(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("layout", layouts())
-def test_every_layout_goes_there_and_back(layout, tmp_path):
+def test_every_layout_round_trips(layout, tmp_path):
     tensor = layouts()[layout]
     report = ringstow.save({"t": on_gpu(tensor)}, tmp_path / "c", config=CONFIG)
     dense = tensor.resolve_conj().resolve_neg().contiguous()
@@ -99,18 +99,18 @@ def test_a_state_of_both_kinds_of_memory(tmp_path):
     assert_same(host({key: loaded[key] for key in state}), state)
 
 
-def test_work_on_the_current_stream_is_waited_for(busy, tmp_path):
+def test_save_waits_for_work_on_the_current_stream(busy, tmp_path):
     tensor = torch.zeros(MIB, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):
         busy()
         tensor.fill_(1)
         handle = ringstow.save_async({"t": tensor}, tmp_path / "c")
-        assert not handle.staged()  # nor has the call waited
+        assert not handle.staged()  # the call did not wait
     handle.result(SECONDS)
     assert_same(ringstow.load(tmp_path / "c"), {"t": torch.ones(MIB)})
 
 
-def test_work_that_is_queued_after_staging_is_not_seen(tmp_path):
+def test_work_queued_after_staging_is_not_saved(tmp_path):
     tensor = torch.zeros(4 * MIB, device="cuda")
     handle = ringstow.save_async({"t": tensor}, tmp_path / "c", config=CONFIG)
     handle.wait_staged(SECONDS)
@@ -130,10 +130,10 @@ def test_a_load_waits_for_work_on_the_current_stream(busy, tmp_path):
     assert_same(tensor.cpu(), torch.ones(MIB))
 
 
-def test_tensors_that_are_let_go_after_the_call_are_saved(busy, tmp_path):
+def test_tensors_dropped_after_the_call_are_saved(busy, tmp_path):
     busy()
     handle = ringstow.save_async({"t": torch.ones(4 * MIB, device="cuda")}, tmp_path / "c")
-    others = [torch.zeros(4 * MIB, device="cuda") for _ in range(3)]  # torch would use it again
+    others = [torch.zeros(4 * MIB, device="cuda") for _ in range(3)]  # torch would reuse the memory
     handle.result(SECONDS)
     assert len(others) == 3
     assert_same(ringstow.load(tmp_path / "c"), {"t": torch.ones(4 * MIB)})
@@ -169,7 +169,7 @@ def test_save_within_a_capture_is_refused(tmp_path):
     assert tensor.tolist() == [1, 1, 1]
 
 
-def test_training_goes_on_during_a_save(tmp_path):
+def test_training_continues_during_a_save(tmp_path):
     model = torch.nn.Linear(1024, 1024, device="cuda")
     frozen = {name: value.clone() for name, value in model.state_dict().items()}
     handle = ringstow.save_async({"model": frozen}, tmp_path / "c", config=CONFIG)

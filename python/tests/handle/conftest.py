@@ -1,4 +1,4 @@
-"""A stand-in for the native saves, which can be held up and let fail at any moment."""
+"""Fixtures for the stand-in for native saves, which tests can hold or fail at any moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringstow import _jobs, _native
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch):
-    """Lets saves go to the stand-in; leaves no failure behind."""
+    """Redirect saves to the stand-in; leave no failure behind."""
     monkeypatch.setattr(_native, "start_save", fake_native.start_save)
     yield
     for thread in watchers():
@@ -22,7 +22,7 @@ def _stand_in(monkeypatch):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Returns a function that sets the gate which the saves that follow pass."""
+    """Return a function that sets the gate of the following saves."""
     gates = []
 
     def install(**options):

@@ -1,4 +1,4 @@
-"""What the tests of handles share."""
+"""Helpers for the tests of handles."""
 
 from __future__ import annotations
 

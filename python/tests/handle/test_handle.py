@@ -1,4 +1,4 @@
-"""What a handle promises: its moments, what it keeps, forks."""
+"""A handle's promises: when its methods return, which objects it keeps alive, forks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_save_async_returns_before_anything_is_staged(gate, state, tmp_path):
     assert handle.done()
 
 
-def test_result_may_be_asked_again(gate, state, tmp_path):
+def test_result_may_be_called_again(gate, state, tmp_path):
     gate()
     handle = ringstow.save_async(state, tmp_path / "c")
     assert handle.result() is handle.result(timeout=0)
@@ -42,7 +42,7 @@ def test_result_may_be_asked_again(gate, state, tmp_path):
             handle.result()
 
 
-def test_timeouts_of_any_size_are_taken(gate, state, tmp_path):
+def test_timeouts_of_any_size_are_accepted(gate, state, tmp_path):
     gate(staging=False)
     handle = ringstow.save_async(state, tmp_path / "c")
     assert handle.wait_staged(-1) is False
@@ -51,7 +51,7 @@ def test_timeouts_of_any_size_are_taken(gate, state, tmp_path):
     handle.result(1e300)
 
 
-def test_tensors_are_kept_until_staged_and_then_let_go(gate, tmp_path):
+def test_tensors_are_released_once_staged(gate, tmp_path):
     one = gate(staging=False, end=False)
     tensor = torch.arange(100_000.0)
     address = tensor.data_ptr()
@@ -78,7 +78,7 @@ def test_staging_that_fails_raises_from_wait_staged(gate, state, tmp_path):
     with pytest.raises(OSError, match="Input/output"):
         handle.wait_staged()
     assert not handle.staged()
-    ringstow.save_async(state, tmp_path / "d").cancel()  # and the next save does not raise it
+    ringstow.save_async(state, tmp_path / "d").cancel()  # so that the next save does not raise it
 
 
 def test_a_later_failure_leaves_wait_staged_true(gate, state, tmp_path):
@@ -89,7 +89,7 @@ def test_a_later_failure_leaves_wait_staged_true(gate, state, tmp_path):
         handle.result()
 
 
-def test_a_save_goes_on_after_its_handle_was_dropped(gate, state, tmp_path):
+def test_save_continues_after_its_handle_is_dropped(gate, state, tmp_path):
     one = gate(staging=False)
     ringstow.save_async(state, tmp_path / "c")
     del state
@@ -125,7 +125,7 @@ def ask_everything(handle):
     return 0 if "another process" in repr(handle) else 3
 
 
-def test_the_handle_shows_what_it_is(gate, state, tmp_path):
+def test_repr_shows_path_and_state(gate, state, tmp_path):
     gate()
     handle = ringstow.save_async(state, tmp_path / "c")
     handle.result()

@@ -1,4 +1,4 @@
-"""A failure that the caller does not ask for is reported once."""
+"""A failure that the caller never retrieves is reported once."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_failure_after_the_handle_was_dropped_is_logged(gate, state, tmp_path, c
 
 
 class _Others(logging.Handler):
-    """Notes, while a failure is logged, whether other threads can use handles meanwhile."""
+    """Checks, while a failure is logged, that other threads can use handles."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ class _Others(logging.Handler):
 
     def emit(self, record):
         def use():
-            with contextlib.suppress(OSError):  # which nobody has been told of yet
+            with contextlib.suppress(OSError):  # the failure that is not reported yet
                 ringstow.save_async({"a": 1}, "unused").result()
             used.append(True)
 
@@ -127,7 +127,7 @@ class _Others(logging.Handler):
 
 @pytest.mark.parametrize("moment", ["dropped", "failed", "next save"])
 def test_other_threads_save_while_a_failure_is_logged(moment, gate, state, tmp_path):
-    """A logging handler has a lock of its own, and a thread that holds it may drop a handle."""
+    """A logging handler has its own lock, and a thread that holds it may drop a save's handle."""
     one = failing(gate, end=moment != "failed")
     handle, others = ringstow.save_async(state, tmp_path / "c"), _Others()
     gate()
@@ -146,7 +146,7 @@ def test_other_threads_save_while_a_failure_is_logged(moment, gate, state, tmp_p
     assert others.could == [True]
 
 
-def test_cancelling_is_no_failure_to_be_told_of(gate, state, tmp_path, caplog):
+def test_cancelled_save_is_not_reported_as_a_failure(gate, state, tmp_path, caplog):
     gate(staging=False)
     handle = ringstow.save_async(state, tmp_path / "c")
     handle.cancel()
@@ -171,7 +171,7 @@ def test_a_forked_child_does_not_inherit_failures(gate, state, tmp_path):
         handle.result()
 
 
-def test_the_failure_of_an_awaited_save_is_its_callers_alone(gate, state, tmp_path, monkeypatch):
+def test_failure_of_save_is_reported_to_its_caller_only(gate, state, tmp_path, monkeypatch):
     """`save` is about to raise in one thread; meanwhile another thread saves."""
     failing(gate)
     ended, may_raise = threading.Event(), threading.Event()

@@ -63,7 +63,7 @@ def test_a_handle_can_be_awaited(awaits, gate, state, tmp_path, caplog):
 
 @pytest.fixture
 def snapshots(monkeypatch):
-    """Lets asyncio read a future by its snapshot, as Python 3.15 does."""
+    """Make asyncio read a future through its snapshot, as Python 3.15 does."""
 
     def snapshot(future):
         if not concurrent.futures.Future.done(future):
@@ -95,7 +95,7 @@ def test_awaited_failure_is_not_logged_under_python_3_15(snapshots, gate, state,
     assert not _jobs.unreported
 
 
-def test_snapshot_of_an_unfinished_save_asks_for_no_failure(snapshots, gate, state, tmp_path):
+def test_snapshot_of_unfinished_save_claims_no_failure(snapshots, gate, state, tmp_path):
     failing(gate, end=False)
     handle = ringstow.save_async(state, tmp_path / "c")
     assert handle.running()

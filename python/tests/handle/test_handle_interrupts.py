@@ -1,4 +1,4 @@
-"""Interrupts and threads at the start and the end of a save."""
+"""Interrupts and threads at the start and end of a save."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ringstow import _guard, _jobs, _native
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_signal_handler_saves_during_an_import(gate, state, tmp_path, monkeypatch):
-    """It has the import's lock: were that wanted at a save's end, neither would ever go on."""
+    """The handler holds the import lock; a save that needed it to end would deadlock."""
     one = gate(end=False)
     handle = ringstow.save_async(state, tmp_path / "c")
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "ringstow._report", None)  # whoever imports it fails
+        patch.setitem(sys.modules, "ringstow._report", None)  # importing it fails
         one.open()
         join_watchers()
     assert handle.result().tensor_bytes == 32
 
 
-def test_ctrl_c_in_save_cancels_it_and_waits_for_its_end(gate, state, tmp_path, monkeypatch):
+def test_ctrl_c_in_save_cancels_it_and_waits(gate, state, tmp_path, monkeypatch):
     gate(staging=False)
     jobs = []
 
@@ -60,7 +60,7 @@ def test_ctrl_c_in_save_cancels_it_and_waits_for_its_end(gate, state, tmp_path, 
 
 @pytest.fixture
 def no_thread(monkeypatch):
-    """Lets no thread start that watches over a save, as at the interpreter's exit."""
+    """Prevent a save's watcher thread from starting, as at the interpreter's exit."""
     real = threading.Thread.start
 
     def start(self):
@@ -79,8 +79,8 @@ def test_a_thread_that_cannot_start_ends_the_save(gate, state, tmp_path, no_thre
     assert not _jobs.unreported
 
 
-def test_a_save_that_is_waited_for_starts_no_thread(gate, state, tmp_path, monkeypatch):
-    """Python 3.12 starts none in functions of `atexit`; in a signal handler, 3.11 may hang."""
+def test_blocking_save_starts_no_thread(gate, state, tmp_path, monkeypatch):
+    """Python 3.12 can't start threads in `atexit`; 3.11 may hang doing so in a signal handler."""
     from ringstow.convert import _sources, _targets
 
     started = []
@@ -104,9 +104,9 @@ def test_a_save_that_is_waited_for_starts_no_thread(gate, state, tmp_path, monke
 
 
 class _CtrlC:
-    """Raises KeyboardInterrupt in ringstow's Python, at one moment at which a signal may be seen.
+    """Raises KeyboardInterrupt in ringstow's Python code, at the given point.
 
-    Those are the beginning of each function, and the return from each that is not Python's.
+    Python handles signals when a function begins, and when a C function returns.
     """
 
     def __init__(self, moment):
@@ -148,8 +148,8 @@ def test_ctrl_c_within_the_call_leaves_no_orphaned_save(gate, state, tmp_path, m
     assert 3 < len(jobs) < moment
 
 
-def test_save_imports_all_before_it_starts_a_thread(gate, state, tmp_path):
-    """A child forked while a thread imports would wait for ever for that import to end."""
+def test_save_imports_everything_before_any_thread(gate, state, tmp_path):
+    """A child forked while a thread imports would wait forever for that import."""
     import subprocess
     import sys
 
