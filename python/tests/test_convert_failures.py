@@ -85,7 +85,7 @@ def test_pickled_values_are_converted_when_allowed(at):
 
 
 @pytest.mark.parametrize("kind", ["torch", "dcp", "hf", "ringstow"])
-def test_a_path_that_is_both_source_and_target_is_refused(at, kind):
+def test_path_as_both_source_and_target_is_refused(at, kind):
     ringstow.save({"a": torch.ones(1)}, at / "ckpt")
     os.symlink(at / "ckpt", at / "link")
     with pytest.raises(ringstow.InvalidStateError, match="both"):

@@ -1,4 +1,4 @@
-"""How two checkpoints differ, as Python says it."""
+"""`ringstow.diff`: the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_equal_checkpoints_are_equal_in_any_layout(saved):
     assert report.equal_tensors == 4
 
 
-def test_what_differs_is_named_and_measured(saved):
+def test_differences_are_named_and_measured(saved):
     a = saved("a", state_of())
     state = state_of()
     state["model"]["w"][[3, 4999]] += torch.tensor([0.5, -2.0])
@@ -83,7 +83,7 @@ def test_an_export_is_compared_by_its_tensors(saved, tmp_path):
     assert (tensor.elements.differing, tensor.elements.max_abs) == (5000, 1.0)
 
 
-def test_what_is_no_checkpoint_is_an_error(saved, tmp_path):
+def test_path_without_a_checkpoint_raises(saved, tmp_path):
     a = saved("a", state_of())
     with pytest.raises(FileNotFoundError, match="nowhere"):
         ringstow.diff(a, tmp_path / "nowhere")

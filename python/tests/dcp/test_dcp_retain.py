@@ -45,6 +45,6 @@ def _save_in_place(rank, path):
     return recycled
 
 
-def test_a_path_that_is_saved_to_again_has_two_sets_of_files(ranks, tmp_path):
+def test_repeated_saves_alternate_two_sets_of_files(ranks, tmp_path):
     for recycled in ranks(2).run(_save_in_place, tmp_path / "last"):
         assert [nbytes > 0 for nbytes in recycled] == [False, False, True, True]

@@ -128,7 +128,7 @@ def test_no_copy_is_on_the_default_stream(gpu, on_gpu, at):
     assert gpu.calls("default-stream-copies") == before
 
 
-def test_a_stream_that_is_being_captured_is_refused(gpu, on_gpu, at):
+def test_captured_stream_is_refused(gpu, on_gpu, at):
     tensor, stream = on_gpu(FLOATS), gpu.Stream(0)
     refused = pytest.raises(ringstow.UnsupportedError, match="captur")
     with gpu.stream(stream), gpu.capturing(stream), refused:
