@@ -8,7 +8,7 @@ use common::place::{self, Place, WAYS, Way};
 use common::{State, assert_says, names_in, scratch, small_config, step_at, step_with};
 use ringstow::internals::device::Source;
 use ringstow::internals::sys::file_system::{Played, play};
-use ringstow::internals::sys::seam::{Call, Outcome, Watch, in_process};
+use ringstow::internals::sys::seam::{Call, Outcome, Watch, in_process, on_thread};
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, Error, Pruning, Retention, Runtime, SaveHandle,
     SaveReport, Session, StateDict, Store, TensorInfo, Value,
@@ -400,6 +400,38 @@ fn lock_file_keeps_out_other_hosts_and_lets_the_next_save_clear_up() {
     assert!(dir.join(LOCK).exists());
     store().remove(&dir, Disposal::Remove).unwrap();
     assert!(!dir.exists());
+}
+
+#[test]
+fn save_that_lost_its_lock_after_the_commit_removes_nothing_of_another_host() {
+    let hosts = Hosts::with_locks();
+    let dir = hosts.dir();
+    let others = dir.join("rank00000-0.g9000000.safetensors.part");
+    let written = others.clone();
+    let _loses_lock = on_thread(move |_, call, on| {
+        if call == Call::Rename && on.to_str().unwrap().contains("manifest.json.") {
+            fs::write(&written, "theirs").unwrap();
+        }
+        Outcome::Pass
+    });
+    store().save(&state(1), &dir).unwrap();
+    assert_holds(&dir, 1);
+    assert_eq!(fs::read(&others).unwrap(), b"theirs");
+}
+
+#[test]
+fn save_leaves_the_file_that_has_a_name_of_its_own() {
+    let hosts = Hosts::with_locks();
+    let dir = hosts.dir();
+    let _makes_it_first = on_thread(move |_, call, on| {
+        if call == Call::Create && on.to_str().unwrap().ends_with(".safetensors.part") {
+            fs::write(on, "theirs").unwrap();
+        }
+        Outcome::Pass
+    });
+    let error = store().save(&state(1), &dir).unwrap_err();
+    assert_says(&error, &["rank00000-0.g", "exists"]);
+    assert_eq!(parts(&dir).len(), 1, "{:?}", names_in(&dir));
 }
 
 #[test]

@@ -53,12 +53,15 @@ impl DirLock {
     /// # Errors
     /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is gone.
     pub fn take(dir: &Path) -> Result<Self> {
-        loop {
+        /// How many times others may replace what is locked.
+        const TRIES_MAX: usize = 1000;
+        for _ in 0..TRIES_MAX {
             let file = File::open(dir).map_err(|e| Error::io("opening", dir, e))?;
             if let Some(lock) = Self::of(file, dir)? {
                 return Ok(lock);
             }
         }
+        Err(Error::Busy { path: dir.into() })
     }
 
     /// Locks a directory that was opened by this path. `None` if another directory has the path by now: a
@@ -96,7 +99,15 @@ impl DirLock {
                 Err(error) if matches!(error.kind(), io::ErrorKind::NotFound) => {
                     return Err(io(error));
                 }
-                Err(error) => (reach, why) = (Reach::ThisHost, failed(error)),
+                // Another host has just removed the file, or the directory too.
+                Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => {
+                    return Ok(None);
+                }
+                Err(error) if cannot_lock(&error) => {
+                    (reach, why) = (Reach::ThisHost, failed(error));
+                }
+                // The lock works for other hosts, and they rely on it: a save without it is not safe for anybody.
+                Err(error) => return Err(Error::io("locking", dir.join(FILE), error)),
             }
         }
         if identity != self::identity(dir::look(dir).map_err(io)?) {
@@ -169,6 +180,17 @@ fn identity(found: Metadata) -> (u64, u64) {
     (found.dev(), found.ino())
 }
 
+/// Whether this file cannot be locked by anybody, or by this user: no other host relies on a lock, or there is no file
+/// to lock, since the disk is full or may not be written to.
+fn cannot_lock(error: &io::Error) -> bool {
+    use Errno::{EACCES, EDQUOT, EINVAL, ELOOP, ENOLCK, ENOSPC, ENOSYS, EOPNOTSUPP, EPERM, EROFS};
+    let unlocked =
+        [ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL, ENOSPC, EDQUOT, EROFS, EACCES, EPERM, ELOOP];
+    // Without a number: something else than a file has the name.
+    let is = |number| unlocked.iter().any(|errno| *errno as i32 == number);
+    error.raw_os_error().is_none_or(is)
+}
+
 fn flock(opened: File) -> io::Result<Held> {
     call_on(Call::Lock, &opened)?;
     match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
@@ -185,7 +207,12 @@ impl FileLock {
         set(&file, nix::libc::F_WRLCK)?;
         let inherited = Some(Inherited::note(&file));
         let lock = Self { inherited, file };
-        // An open asks the server of a network file system; a look may be answered from memory.
+        // Opening the directory makes a network file system ask the server whether names in it have changed. Without
+        // that, it may open a removed file again that this process has open, and show an old manifest.
+        if let Some(dir) = path.parent() {
+            call(Call::Open, dir)?;
+            File::open(dir)?;
+        }
         let now = match file::open_read(path, false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             now => now?,
@@ -219,10 +246,14 @@ fn set(file: &File, kind: i32) -> io::Result<()> {
         l_len: 0,
         l_pid: 0,
     };
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
-        Ok(_) => Ok(()),
-        Err(Errno::EAGAIN | Errno::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
-        Err(errno) => Err(errno.into()),
+    loop {
+        return match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
+            Ok(_) => Ok(()),
+            // The server was asked, and a signal came before its answer.
+            Err(Errno::EINTR) => continue,
+            Err(Errno::EAGAIN | Errno::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(errno) => Err(errno.into()),
+        };
     }
 }
 
@@ -347,6 +378,36 @@ mod tests {
             let lock = DirLock::take(&dir).unwrap();
             assert_eq!(lock.reach(), Reach::ThisHost);
             assert!(lock.why().contains("the lock failed on nfs4"), "{}", lock.why());
+        }
+
+        #[test]
+        fn lock_that_fails_where_other_hosts_rely_on_it_is_an_error() {
+            const EMFILE: i32 = 24;
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let _nfs = play(&dir, "nfs4", "");
+            let failing = fail_call(Call::Create, &dir.join(FILE), EMFILE);
+            let error = DirLock::take(&dir).unwrap_err();
+            assert!(error.to_string().contains(FILE), "{error}");
+            drop(failing);
+            assert_eq!(DirLock::take(&dir).unwrap().reach(), Reach::EveryHost);
+        }
+
+        #[test]
+        fn lock_file_that_another_host_has_just_removed_is_made_again() {
+            const ESTALE: i32 = 116;
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let path = dir.join(FILE);
+            let _nfs = play(&dir, "nfs4", "");
+            let mut stale = Some(path);
+            let _watch = on_thread(move |_, call, on| {
+                match call == Call::Lock && stale.take_if(|path| path == on).is_some() {
+                    true => Outcome::Fail(ESTALE),
+                    false => Outcome::Pass,
+                }
+            });
+            assert_eq!(DirLock::take(&dir).unwrap().reach(), Reach::EveryHost);
         }
     }
 }

@@ -156,7 +156,7 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
 def _refuse_left(path: str) -> None:
     for left in (beside(path), aside(path)):
         if os.path.lexists(left):
-            raise _busy(left, "remove it")
+            raise _busy(left, f"move other programs' files from there to {path}, and remove it")
 
 
 def _clear_all(path: str, is_part_of: Callable[[str], bool]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from ringstow.dcp._errors import survives
 # by the mount option acdirmax.
 SEEN_S = 90.0
 POLL_S = 0.2
+
+_RANK_DIR = re.compile(r"rank\d{5,}")
 
 
 def latest(
@@ -110,4 +113,5 @@ def _sees(path: str) -> bool:
         names = os.listdir(path)
     except OSError:
         return False
-    return _paths.MANIFEST in names or any(name.startswith("rank") for name in names)
+    # Not `rank00000-0.safetensors.part`: a save that is not committed.
+    return _paths.MANIFEST in names or any(map(_RANK_DIR.fullmatch, names))

@@ -101,6 +101,11 @@ def test_rank_checkpoints_are_seen(tmp_path):
     assert not _latest._sees(str(tmp_path / "step-3"))
 
 
+def test_files_of_a_save_in_progress_are_no_checkpoint(tmp_path):
+    (tmp_path / "rank00000-0.safetensors.part").write_bytes(b"")
+    assert not _latest._sees(str(tmp_path))
+
+
 def test_without_process_group_calls_ringstow_latest(tmp_path):
     assert not dist.is_initialized()
     assert ringstow.dcp.latest(tmp_path) is None

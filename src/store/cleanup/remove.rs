@@ -98,7 +98,7 @@ fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed
 /// # Errors
 /// [`Error::Busy`] if a rank is saving; [`Error::Io`].
 pub(in crate::store) fn lock_parts(parts: &[PathBuf]) -> Result<Vec<DirLock>> {
-    make_room_for(parts.len()); // a lock is an open file
+    make_room_for(2 * parts.len()); // a lock is an open directory, and a file where hosts share
     parts.iter().map(|part| DirLock::take(part)).collect()
 }
 

@@ -51,7 +51,9 @@ fn save_all(
     let files = NewFiles { stripes, paths: &paths, create };
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
-    let (written, recycled_bytes) = contents.write_recycling(runtime, &plan, files, job)?;
+    let written = contents.write_recycling(runtime, &plan, files, job);
+    let (written, recycled_bytes) =
+        written.inspect_err(|error| transaction.begin_no_files_of(error))?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);

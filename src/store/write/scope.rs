@@ -1,7 +1,7 @@
 //! What a save or a clean-up may remove: the one rule that keeps it from removing what another host is writing.
 //!
 //! A process that holds a lock which keeps out every host may remove all files that no manifest lists. Any other
-//! process removes only
+//! process, and on a file system that other hosts may use each save after its beginning, removes only
 //!
 //! - files of its own generation. On a file system that other hosts may use, no other save ever has the same one;
 //! - the session note and the marks of its own session;
@@ -38,11 +38,12 @@ pub(in crate::store) struct Own {
 }
 
 impl Scope {
-    /// The scope of a save that holds this lock.
+    /// The scope of a save that holds this lock, once it has begun. A save cut off from the server may go on after
+    /// another host got the lock. So where there are other hosts, only the clean-up at its beginning removes more.
     pub fn of_save(lock: &DirLock, generation: u64) -> Self {
-        match lock.reach() {
-            Reach::EveryHost => Self::Everything,
-            Reach::ThisHost => Self::Own(Own { generation: Some(generation), ..Own::default() }),
+        match lock.is_shared() || lock.reach() == Reach::ThisHost {
+            false => Self::Everything,
+            true => Self::Own(Own { generation: Some(generation), ..Own::default() }),
         }
     }
 

@@ -106,6 +106,16 @@ impl Transaction {
         }
     }
 
+    /// Forgets the file that could not be created because another save has one of its name, and those after it.
+    pub fn begin_no_files_of(&mut self, error: &Error) {
+        let Error::Io { path, cause, .. } = error else { return };
+        if cause.kind() == io::ErrorKind::AlreadyExists
+            && let Some(first) = self.rollback.files.iter().position(|file| file == path)
+        {
+            self.rollback.files.truncate(first);
+        }
+    }
+
     /// How the save creates its files. Where other hosts save, too, it never removes what has the name already.
     pub fn create(&self) -> fn(&Path, bool) -> io::Result<File> {
         if self.rollback.held().is_shared() { file::create_new } else { file::create }
