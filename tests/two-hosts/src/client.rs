@@ -271,16 +271,15 @@ impl Client {
         }
     }
 
-    /// A program closes a file. Reports a lost write that no sync has reported.
+    /// A program closes a file. Reports a lost write that no sync has reported, and leaves it to a later sync, too, as
+    /// Linux does: a forked child closes what it inherited.
     pub fn close(&mut self, tree: &mut Tree, handle: u64) -> Result<(), Errno> {
-        let synced = self.sync(handle);
-        let number = self.open.get_mut(&handle).map(|open| {
-            open.closed = true;
-            open.number
-        });
+        let open = self.open.get_mut(&handle).ok_or(Errno::EBADF)?;
+        open.closed = true;
+        let (number, lost) = (open.number, open.lost);
         tree.unlock((self.host, handle));
-        self.unhide(tree, number.ok_or(Errno::EBADF)?);
-        synced
+        self.unhide(tree, number);
+        if lost { Err(Errno::EIO) } else { Ok(()) }
     }
 
     /// Locks a file on the server, or releases the lock. There are locks of whole files for one writer only.
