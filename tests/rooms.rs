@@ -18,7 +18,7 @@ const ROOMS: &[&[&str]] = &[
     &["handle"],
     &["store::cleanup"],
     &["store::catalog"],
-    &["store::write"],
+    &["store::write", "store::diff"],
     &["store::read"],
     &["store::layout"],
     &["state"],

@@ -2,7 +2,7 @@
 
 use crate::format::{Chunk, TensorEntry};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
-use crate::store::read::damage::wants_of;
+use crate::store::read::fault::wants_of;
 use std::ops::Range;
 
 /// What the checksums say about two tensors of one dtype and shape.

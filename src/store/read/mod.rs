@@ -5,6 +5,7 @@ pub(crate) mod coverage;
 pub(crate) mod damage;
 pub(crate) mod dcp_mark;
 pub(crate) mod diagnose;
+pub(crate) mod fault;
 pub(crate) mod fingerprint;
 pub(crate) mod foreign;
 pub(crate) mod index;

@@ -1,14 +1,14 @@
 //! Loads what is intact of a damaged checkpoint.
 
-use crate::device::Target;
 use crate::error::{Error, Result};
 use crate::pipeline::report::DamagedTensor;
 use crate::plan::load::Want;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
-use crate::store::read::damage::wants_of;
+use crate::store::read::damage::names_of;
+use crate::store::read::fault::wants_of;
 use crate::store::read::load::LoadOptions;
 use crate::store::read::loaded::Loaded;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 impl Checkpoint {
     /// Reads and checks the tensors of these names, and returns those that are damaged, in the order of the names. A
@@ -58,18 +58,4 @@ impl Checkpoint {
         loaded.report.damaged = damaged;
         Ok(loaded)
     }
-}
-
-fn names_of(damaged: &[DamagedTensor]) -> HashSet<&str> {
-    damaged.iter().map(|tensor| tensor.name.as_str()).collect()
-}
-
-/// The targets of tensors that are not damaged.
-pub(in crate::store) fn intact<'a, 'm, S: AsRef<str>>(
-    targets: &'a [(S, Target<'m>)],
-    damaged: &[DamagedTensor],
-) -> Vec<(&'a str, &'a Target<'m>)> {
-    let is_damaged = names_of(damaged);
-    let each = targets.iter().map(|(name, target)| (name.as_ref(), target));
-    each.filter(|(name, _)| !is_damaged.contains(name)).collect()
 }

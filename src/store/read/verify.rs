@@ -7,7 +7,7 @@ use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::Want;
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::damage::Fault;
+use crate::store::read::fault::Fault;
 use crate::store::read::fingerprint::while_replaced;
 use crate::store::read::load::bytes_of;
 use std::path::Path;
