@@ -280,7 +280,8 @@ pub fn save_async(state: StateDict<'static>, path: impl AsRef<Path>) -> Result<S
 /// index if they exceed the configuration's `shard_bytes`. Other values are not written.
 ///
 /// # Errors
-/// As for [`save`]; [`Error::Invalid`](crate::Error::Invalid) if there are model files already;
+/// As for [`save`], and no error but [`Error::NotDurable`](crate::Error::NotDurable) leaves a model there;
+/// [`Error::Invalid`](crate::Error::Invalid) if there are model files already;
 /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor that safetensors cannot store.
 pub fn export(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
     Store::found()?.export(state, path)

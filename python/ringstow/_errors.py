@@ -142,7 +142,8 @@ class NotDurableError(_PathError):
     """A save is committed, but may not survive a crash or power cut: the last sync failed.
 
     Readers see the new checkpoint; the earlier one's files are kept as well. Save again, best to
-    another disk.
+    another disk. An export raises it if the disk also refuses to remove the exported model again:
+    the model is there, complete.
 
     ``path`` is the checkpoint's directory, ``errno`` what the system said (None if it gave no
     number).

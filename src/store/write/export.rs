@@ -31,6 +31,9 @@ use std::time::Instant;
 /// numbered files beside `model.safetensors.index.json.part`: [`Checkpoint::open_foreign`] refuses such
 /// a directory, and the next export into it removes them first.
 ///
+/// If the last sync fails, the model is removed again. If the disk refuses that too, the error is
+/// [`Error::NotDurable`]: the model is there, complete, and may not survive a crash.
+///
 /// [`Checkpoint::open_foreign`]: crate::Checkpoint::open_foreign
 pub fn export(
     runtime: &Runtime,
@@ -176,13 +179,26 @@ fn publish(
     for name in files.chain(several.then_some(names::MODEL_INDEX)) {
         let (from, to) = (dir.join(names::uncommitted(name)), dir.join(name));
         dir::rename_new(&from, &to)?;
-        // If the directory cannot be synced, all of them are removed.
         rollback.files.push(to);
     }
-    dir::sync(dir)?;
-    rollback.sync_parents()?;
+    if let Err(error) = dir::sync(dir).and_then(|()| rollback.sync_parents()) {
+        let last = if several { names::MODEL_INDEX } else { &plan.shards[0].name };
+        return Err(take_back(&dir.join(last), error, dir, rollback));
+    }
     rollback.keep();
     Ok(())
+}
+
+/// Takes back a model whose names cannot be made durable: removes the file that makes it one, and leaves the rest to
+/// the rollback. If the disk refuses that too, the model stays as it is, and the error says so.
+fn take_back(last: &Path, error: Error, dir: &Path, rollback: &mut Rollback) -> Error {
+    match (remove(last), error) {
+        (Err(_), Error::Io { cause, .. }) => {
+            rollback.keep();
+            Error::NotDurable { path: dir.into(), cause }
+        }
+        (_, error) => error,
+    }
 }
 
 fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, rollback: &mut Rollback) -> Result<()> {
@@ -364,6 +380,34 @@ mod tests {
             let error = save(&runtime(0), &state, &to, &Arc::default()).unwrap_err();
             assert!(error.to_string().contains("the source is gone"), "{error}");
             assert!(!to.exists());
+        }
+    }
+
+    /// A disk that dies at the last sync lets nobody remove the model that is there by then.
+    #[cfg(debug_assertions)]
+    #[test]
+    fn an_export_whose_last_sync_fails_leaves_nothing_or_says_that_the_model_is_there() {
+        use crate::sys::seam::{Call, Outcome, on_thread};
+        for (shard_bytes, last) in [(0, "model.safetensors"), (90_000, names::MODEL_INDEX)] {
+            for is_dead in [false, true] {
+                let root = tempfile::tempdir().unwrap();
+                let to = root.path().join("new");
+                let published = to.join(last);
+                let _failing = on_thread(move |_, call, _| match call {
+                    Call::Sync if published.exists() => Outcome::Fail(5),
+                    Call::Remove | Call::RemoveDir if is_dead => Outcome::Fail(5),
+                    _ => Outcome::Pass,
+                });
+                let error = export_to(&to, shard_bytes).unwrap_err();
+                assert_eq!(error.io_error().and_then(std::io::Error::raw_os_error), Some(5));
+                assert_eq!(matches!(error, Error::NotDurable { .. }), is_dead, "{error}");
+                assert_eq!(to.exists(), is_dead, "{error}");
+                if is_dead {
+                    assert!(error.to_string().contains("may not survive a crash"), "{error}");
+                    crate::Checkpoint::open_foreign(&to).unwrap();
+                    assert!(!present(&to).iter().any(|name| name.ends_with(".part")));
+                }
+            }
         }
     }
 
