@@ -70,21 +70,23 @@ pub enum Error {
 
     /// Bytes on disk are not the bytes that were written.
     #[error("{} is damaged at offset {offset}{}: {what} should be {expected}, is {got}; \
-             restore the file from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)` finds the \
-             newest that is intact", path.display(), which_holds(tensors))]
+             restore the file from a copy, or {}", path.display(), which_holds(tensors), 
+             if *is_last { SALVAGE } else { GO_BACK })]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
         /// Byte offset in that file at which the damaged region starts.
         offset: u64,
         /// What was compared: `"crc32 of checksum chunk 7"`, `"length in bytes"`.
-        what: String,
+        what: Box<str>,
         /// The value recorded when the checkpoint was written.
         expected: String,
         /// The value found now.
         got: String,
         /// The names of the tensors with bytes in the damaged range, where known.
         tensors: Box<[String]>,
+        /// Whether `latest` found no other step that can be loaded.
+        is_last: bool,
     },
 
     /// A manifest or header that cannot be what ringstow wrote: bad JSON, ranges that overlap or
@@ -170,9 +172,10 @@ pub enum Error {
     },
 
     /// A save is committed, and the last sync after that failed: readers see the new checkpoint, and a crash or power
-    /// cut may bring the earlier one back. The files of both are there.
+    /// cut may bring the earlier one back. The files of both are there. An export returns it if the disk also refuses to
+    /// remove the exported model again.
     #[error("{} is committed, but may not survive a crash or power cut: syncing the directory failed: {cause}; \
-             the earlier checkpoint's files are kept. See the kernel's log (dmesg), and save again, best to \
+             the files of an earlier checkpoint are kept. See the kernel's log (dmesg), and save again, best to \
              another disk", path.display())]
     NotDurable {
         /// The checkpoint's directory.
@@ -188,6 +191,15 @@ pub enum Error {
         path: PathBuf,
     },
 }
+
+/// What to do about a checkpoint that is damaged or incomplete.
+pub(crate) const GO_BACK: &str =
+    "go back to an earlier checkpoint: `latest(dir, verify=True)` finds the newest that is intact";
+
+/// The same where no step is left to go back to.
+const SALVAGE: &str = "load what is intact: no other step that `latest` looked at can be loaded. `load(step, \
+                       on_corrupt=\"skip\")` of the newest returns its intact tensors, and `ringstow verify` of each \
+                       step says which are damaged; see docs/troubleshooting.md, \"A checkpoint is damaged\"";
 
 /// Space on a file system, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,6 +245,16 @@ impl Error {
                 | Self::MissingShare { .. }
                 | Self::MissingFiles { .. }
         )
+    }
+
+    /// Advises to salvage, instead of going back to an earlier checkpoint, of which there is none.
+    pub(crate) fn without_earlier(mut self) -> Self {
+        match &mut self {
+            Self::Corrupt { is_last, .. } => *is_last = true,
+            Self::MissingFiles { reason, .. } => *reason = reason.replace(GO_BACK, SALVAGE),
+            _ => {}
+        }
+        self
     }
 
     /// Adds to an [`Error::Io`] what is at the path instead, and what to do.

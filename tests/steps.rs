@@ -344,7 +344,20 @@ fn the_newest_whose_bytes_verify_is_the_way_back() {
     flip(&shard_of(&at(1)), 4100);
     let error = latest_verified(root.path()).unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
-    assert_says(&error, &["step-3"]);
+    assert_says(
+        &error,
+        &["step-3", "on_corrupt=\"skip\"", "ringstow verify", "troubleshooting.md"],
+    );
+    assert!(!error.to_string().contains("latest(dir"), "it is what failed: {error}");
+    // Files of all are missing.
+    for step in 1..4 {
+        fs::remove_file(shard_of(&at(step))).unwrap();
+    }
+    for error in [latest_verified(root.path()), latest(root.path())].map(Result::unwrap_err) {
+        assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
+        assert_says(&error, &["step-3", "on_corrupt=\"skip\"", "ringstow verify"]);
+        assert!(!error.to_string().contains("latest(dir"), "{error}");
+    }
 }
 
 #[test]

@@ -34,6 +34,7 @@ pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
         expected: expected.trim_end().into(),
         got: String::from_utf8_lossy(found).trim_end().into(),
         tensors: Box::default(),
+        is_last: false,
     })
 }
 

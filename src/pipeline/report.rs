@@ -224,7 +224,15 @@ pub struct Damage {
 impl From<Damage> for Error {
     fn from(damage: Damage) -> Self {
         let Damage { file: path, offset, what, expected, got, tensors, .. } = damage;
-        Self::Corrupt { path, offset, what, expected, got, tensors: tensors.into() }
+        Self::Corrupt {
+            path,
+            offset,
+            what: what.into(),
+            expected,
+            got,
+            tensors: tensors.into(),
+            is_last: false,
+        }
     }
 }
 

@@ -77,7 +77,7 @@ pub fn latest(
     match lost {
         Some(error) => {
             tracing::error!("no checkpoint of {} can be loaded", dir.display());
-            Err(error)
+            Err(error.without_earlier())
         }
         None => Ok(None),
     }

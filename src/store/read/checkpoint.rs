@@ -1,7 +1,7 @@
 //! Opening a checkpoint: reads and checks the manifest, and checks that all files exist with their full length.
 
 use crate::config::Config;
-use crate::error::{Error, Result, numbered, some_of};
+use crate::error::{Error, GO_BACK, Result, numbered, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
@@ -251,10 +251,9 @@ fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> S
 
 /// What to do about missing shards.
 fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
-    const RESTORE: &str = "restore them, or go back to an earlier checkpoint: `latest(dir, verify=True)` \
-                           finds the newest that is intact";
+    let restore = format!("restore them, or {GO_BACK}");
     if manifest.stripes.is_empty() {
-        return RESTORE.into();
+        return restore;
     }
     let noted: Vec<String> = manifest.stripes.iter().map(|dir| format!("{dir:?}")).collect();
     let here = match (stripes.stripe_dirs().next(), stripes.left_out()) {
@@ -264,7 +263,7 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     };
     format!(
         "it was striped over {}, {here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or ringstow.toml) \
-         to where these directories are now, or {RESTORE}",
+         to where these directories are now, or {restore}",
         some_of(&noted)
     )
 }

@@ -83,9 +83,9 @@ impl Checkpoint {
             }
             _ => match self.damage_of(fault).into() {
                 // Exactly where the file ends, not where the checksum chunk begins.
-                Error::Corrupt { path, what, expected, got, tensors, .. } => {
+                Error::Corrupt { path, what, expected, got, tensors, is_last, .. } => {
                     let offset = fault.lost.start;
-                    Error::Corrupt { path, offset, what, expected, got, tensors }
+                    Error::Corrupt { path, offset, what, expected, got, tensors, is_last }
                 }
                 error => error,
             },

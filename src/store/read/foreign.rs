@@ -210,6 +210,7 @@ fn read_header(path: &Path) -> Result<Header> {
             expected: expected.to_string(),
             got: bytes.to_string(),
             tensors: Box::default(),
+            is_last: false,
         });
     }
     Ok(Header { metadata, data, bytes })
