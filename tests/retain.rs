@@ -157,3 +157,22 @@ fn several_that_retain_at_the_same_time_all_succeed() {
         }
     }
 }
+
+/// An empty directory may be its user's: no later call removes it.
+#[cfg(debug_assertions)] // the seam exists in these builds only
+#[test]
+fn step_whose_directory_the_system_refuses_to_remove_is_reported() {
+    use ringstow::internals::sys::seam::{Call, fail_call};
+    const EROFS: i32 = 30;
+    let root = root(&["step-1", "step-2"]);
+    let refused = fail_call(Call::RemoveDir, &root.path().join("step-1"), EROFS);
+    let done = retain(root.path(), 1, Disposal::Remove).unwrap();
+    assert_eq!((names(&done.kept), names(&done.removed)), (vec!["step-2"], vec!["step-1"]));
+    let [(name, reason)] = &left(&done)[..] else { panic!("{done:?}") };
+    assert_eq!(name, "step-1");
+    assert!(reason.contains("Read-only") && reason.contains("remove it yourself"), "{reason}");
+    assert!(names_in(&root.path().join("step-1")).is_empty());
+    drop(refused);
+    let again = retain(root.path(), 1, Disposal::Remove).unwrap();
+    assert!(again.removed.is_empty() && root.path().join("step-1").exists(), "{again:?}");
+}

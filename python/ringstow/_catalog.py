@@ -10,7 +10,7 @@ from ringstow._arguments import StrPath, absolute, of_checkpoint, step_number
 from ringstow._config import Config, native_json
 
 if TYPE_CHECKING:
-    from ringstow._report import DiffReport, Retained, Step, Swept, VerifyReport
+    from ringstow._report import DiffReport, Removed, Retained, Step, Swept, VerifyReport
 
 
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
@@ -239,7 +239,7 @@ def prune(
     return Swept.from_json(_native.prune(absolute(directory), recycled, no_other_writers, knobs))
 
 
-def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None = None) -> None:
+def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None = None) -> Removed:
     """Remove a checkpoint, entirely or not at all, even if the machine crashes.
 
     Args:
@@ -247,6 +247,10 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
             refused: pass the directory that it leads to.
         recycle: keep its files for the next save to write over, as in `retain`.
         config: as in `retain`.
+
+    Returns:
+        What was removed, and what is left and why. An empty directory that the system refuses to
+        remove is also logged.
 
     Raises:
         IncompleteCheckpointError: there is no checkpoint; or files of a striped one are not found,
@@ -257,8 +261,10 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
             files; remove the directory yourself.
         OSError: the system refused.
     """
-    knobs = native_json(config)
-    _native.remove(of_checkpoint(path), _recycles(recycle, config), knobs)
+    from ringstow._report import Removed
+
+    recycles = _recycles(recycle, config)
+    return Removed.from_json(_native.remove(of_checkpoint(path), recycles, native_json(config)))
 
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:

@@ -451,13 +451,28 @@ class Retained(_Report):
     it was then empty."""
     left: tuple[tuple[str, str], ...]
     """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
-    of one."""
+    of one; and empty ones that the system refused to remove."""
     removed_recycled: tuple[str, ...]
     """Recycled files of earlier calls that were removed, and their directory if it was then
     empty."""
     warnings: tuple[str, ...]
     """Warnings if nothing counted as a step, or several kinds of names looked like steps. Also
     logged."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Removed(_Report):
+    """What `remove` did."""
+
+    path: str
+    """The checkpoint's directory."""
+    recycled: int
+    """How many of its files are kept for the next save to write over."""
+    removed: tuple[str, ...]
+    """Files that were removed."""
+    left: tuple[tuple[str, str], ...]
+    """Directories that stay although no file of the checkpoint is in them, and why: the system
+    refused to remove them, or a save from elsewhere may be about to use them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,11 +56,16 @@ pub(crate) fn steps(
 }
 
 #[pyfunction]
-pub(crate) fn remove(py: Python<'_>, path: PathBuf, recycle: bool, config: &str) -> PyResult<()> {
+pub(crate) fn remove(
+    py: Python<'_>,
+    path: PathBuf,
+    recycle: bool,
+    config: &str,
+) -> PyResult<String> {
     let config = self::config(config)?;
     let remove =
         || ringstow::internals::store::remove_checkpoint(&path, disposal(recycle), &config);
-    py.detach(remove).map(drop).map_err(to_python)
+    to_json(&py.detach(remove).map_err(to_python)?)
 }
 
 #[pyfunction]

@@ -158,3 +158,12 @@ def test_invalid_arguments_are_refused(tmp_path):
         ringstow.remove(tmp_path / "step-001")
     left = ringstow.retain(tmp_path, 1).left
     assert [pathlib.Path(path).name for path, _ in left] == ["latest", "step-001"]
+
+
+def test_remove_reports_what_it_removed_and_what_is_left(tmp_path):
+    save(tmp_path, 1)
+    done = ringstow.remove(tmp_path / "step-001")
+    assert (done.path, done.recycled, done.left) == (str(tmp_path / "step-001"), 0, ())
+    assert any(path.endswith(".safetensors") for path in done.removed), done
+    native = '{"path": "a", "recycled": 0, "removed": [], "left": [{"path": "a", "reason": "b"}]}'
+    assert ringstow.Removed.from_json(native).left == (("a", "b"),)

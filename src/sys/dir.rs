@@ -168,9 +168,19 @@ pub(crate) fn try_remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a directory if it is empty; says whether it did.
-pub(crate) fn remove_if_empty(dir: &Path) -> bool {
-    call(Call::RemoveDir, dir).and_then(|()| fs::remove_dir(dir)).is_ok()
+/// Removes a directory if it is empty; says whether it did. False if something is in it, or if it is gone already.
+///
+/// # Errors
+/// [`Error::Io`] if it is empty and the system refuses.
+pub(crate) fn remove_if_empty(dir: &Path) -> Result<bool> {
+    match call(Call::RemoveDir, dir).and_then(|()| fs::remove_dir(dir)) {
+        Ok(()) => Ok(true),
+        // Without the permission to remove it, the system does not look whether it is empty.
+        Err(error) if entries(dir).is_ok_and(|all| all.is_empty()) => {
+            Err(Error::io("removing", dir, error))
+        }
+        Err(_) => Ok(false),
+    }
 }
 
 /// Renames a file. What has the other name is replaced.

@@ -136,13 +136,16 @@ impl DirLock {
 
     /// Removes the directory if it holds nothing but [`FILE`]; says whether it did. Another host may lock the directory
     /// at any moment after the file is gone. Then the directory stays.
-    pub fn remove_dir(mut self) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is empty and the system refuses.
+    pub fn remove_dir(mut self) -> Result<bool> {
         if let Some(file) = self.file.take() {
-            let is_empty = dir::entries(&self.dir).is_ok_and(|all| all.iter().all(is_lock));
-            // NFS keeps a removed file under another name while it is open.
-            if !is_empty || dir::remove(&self.dir.join(FILE)).is_err() {
-                return false;
+            if !is_empty(&self.dir) {
+                return Ok(false);
             }
+            // NFS keeps a removed file under another name while it is open.
+            dir::remove(&self.dir.join(FILE))?;
             drop(file);
         }
         dir::remove_if_empty(&self.dir)
@@ -162,9 +165,19 @@ impl DirLock {
 
 /// Removes a directory that holds nothing (but [`FILE`]); says whether it did. Takes its lock: another save may be about
 /// to write into it.
-pub(crate) fn remove_if_empty(dir: &Path) -> bool {
+///
+/// # Errors
+/// [`Error::Io`] if it is empty and the system refuses.
+pub(crate) fn remove_if_empty(dir: &Path) -> Result<bool> {
     // Locking creates the file.
-    is_empty(dir) && DirLock::take(dir).is_ok_and(DirLock::remove_dir)
+    if !is_empty(dir) {
+        return Ok(false);
+    }
+    match DirLock::take(dir) {
+        Err(Error::Busy { .. }) => Ok(false),
+        Err(error) if error.is_not_found() => Ok(false),
+        lock => lock?.remove_dir(),
+    }
 }
 
 /// Whether a directory holds nothing (but [`FILE`]).
@@ -327,10 +340,10 @@ mod tests {
             let _nfs = play(&dir, "nfs4", "");
             let held = DirLock::take(&dir).unwrap();
             fs::write(dir.join("notes.txt"), "").unwrap();
-            assert!(!held.remove_dir() && lock_file(&dir).is_some());
-            assert!(!remove_if_empty(&dir));
+            assert!(!held.remove_dir().unwrap() && lock_file(&dir).is_some());
+            assert!(!remove_if_empty(&dir).unwrap());
             fs::remove_file(dir.join("notes.txt")).unwrap();
-            assert!(remove_if_empty(&dir) && !dir.exists());
+            assert!(remove_if_empty(&dir).unwrap() && !dir.exists());
         }
 
         #[test]

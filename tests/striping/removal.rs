@@ -262,3 +262,53 @@ fn killed_shares_are_cleared_from_all_stripes() {
     assert_eq!(swept.removed.last(), Some(&disks.dir()));
     disks.assert_empty();
 }
+
+#[cfg(debug_assertions)] // the seam exists in these builds only
+mod refused {
+    use super::*;
+    use ringstow::internals::store::{prune, remove_checkpoint};
+    use ringstow::internals::sys::seam::{Call, fail_call};
+
+    const EIO: i32 = 5;
+    const EACCES: i32 = 13;
+
+    fn left(removed: &ringstow::Removed) -> Vec<&Path> {
+        removed.left.iter().map(|left| &*left.path).collect()
+    }
+
+    fn says(reason: &str, words: &[&str]) {
+        assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+    }
+
+    #[test]
+    fn a_stripe_directory_that_stays_because_the_lock_fails_is_reported() {
+        let disks = Disks::new(1);
+        disks.save(1);
+        let dir = disks.dir().canonicalize().unwrap();
+        let failing = fail_call(Call::Lock, &dir, EIO);
+        let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+        drop(failing);
+        assert!(!dir.exists());
+        assert_eq!(names_in(&disks.companion(0)), ["companion.json"]);
+        assert_eq!(left(&removed), [disks.companion(0)]);
+        says(&removed.left[0].reason, &["marker", "no lock", "remove the directory"]);
+        // A later clean-up of the disk finds it, and cannot know whose save may come.
+        let swept = prune(&disks.stripe(0), &small_config()).unwrap();
+        assert_eq!(swept.left.len(), 1, "{swept:?}");
+        assert_eq!(swept.left[0].path, disks.companion(0));
+        says(&swept.left[0].reason, &["only the marker of", "step-1"]);
+    }
+
+    #[test]
+    fn directories_that_the_system_refuses_to_remove_are_reported() {
+        let disks = Disks::new(1);
+        disks.save(1);
+        let both = [disks.companion(0), disks.dir()];
+        let _refused = both.each_ref().map(|dir| fail_call(Call::RemoveDir, dir, EACCES));
+        let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+        assert!(names_in(&disks.dir()).is_empty());
+        assert!(both.iter().all(|dir| !removed.removed.contains(dir)), "{removed:?}");
+        assert_eq!(left(&removed), both.each_ref().map(|dir| &**dir));
+        says(&removed.left[0].reason, &["Permission denied", "remove it yourself"]);
+    }
+}

@@ -116,8 +116,12 @@ impl CleanUp<'_> {
             }
             Err(error) => Err(error),
             Ok(mut swept) => {
-                if !swept.removed.is_empty() && self.remove_emptied(dir, &swept) {
-                    swept.removed.push(dir.into());
+                if !swept.removed.is_empty() {
+                    match self.remove_emptied(dir, &swept) {
+                        Ok(true) => swept.removed.push(dir.into()),
+                        Ok(false) => {}
+                        Err(error) => swept.left.push(Left::emptied(dir, &error)),
+                    }
                 }
                 Ok(swept)
             }
@@ -142,7 +146,8 @@ impl CleanUp<'_> {
             _ => {}
         }
         if self.act == Act::CarryOut {
-            remove_parts(dir, parts, locks, self.stripe)?;
+            let left = remove_parts(dir, parts, locks, self.stripe)?.left;
+            return Ok(Swept { removed: vec![dir.into()], left, ..Swept::default() });
         }
         Ok(Swept { removed: vec![dir.into()], ..Swept::default() })
     }
@@ -150,10 +155,12 @@ impl CleanUp<'_> {
     /// Clears one directory.
     fn one(self, dir: &Path) -> Result<Swept> {
         let stripes = Stripes::to_clear(dir, self.stripe);
+        let is_saved = |name: &String| names::is_uncommitted(name) || names::is_shard(name);
         let ours = |name: &String| {
-            names::is_uncommitted(name) || names::is_shard(name) || name == names::REMOVAL_MARK
+            is_saved(name) || [names::REMOVAL_MARK, names::STRIPE_MARKER].contains(&name.as_str())
         };
-        if !file_names(dir)?.iter().any(ours) && stripes.stripe_dirs().next().is_none() {
+        let present = file_names(dir)?;
+        if !present.iter().any(ours) && stripes.stripe_dirs().next().is_none() {
             return Ok(Swept::default());
         }
         let checkpoint = match stripe_owner(dir) {
@@ -161,9 +168,15 @@ impl CleanUp<'_> {
             checkpoint => checkpoint?,
         };
         if let Some(checkpoint) = checkpoint {
-            let reason = format!(
-                "it holds shards of {checkpoint}, which are cleared up with that checkpoint"
-            );
+            let reason = match present.iter().any(is_saved) {
+                true => format!(
+                    "it holds shards of {checkpoint}, which are cleared up with that checkpoint"
+                ),
+                false => format!(
+                    "it holds only the marker of {checkpoint}: if that is removed and no process saves it, remove \
+                     the directory yourself"
+                ),
+            };
             return Ok(left(dir, reason));
         }
         let lock = match DirLock::take(dir) {
@@ -195,14 +208,17 @@ impl CleanUp<'_> {
     }
 
     /// Removes a directory that a clean-up emptied. Returns false if something else is in it.
-    fn remove_emptied(self, dir: &Path, swept: &Swept) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it is empty and the system refuses.
+    fn remove_emptied(self, dir: &Path, swept: &Swept) -> Result<bool> {
         match self.act {
             Act::CarryOut => lock::remove_if_empty(dir),
-            Act::Plan => dir::entries(dir).is_ok_and(|entries| {
+            Act::Plan => Ok(dir::entries(dir).is_ok_and(|entries| {
                 let goes =
                     |path: PathBuf| swept.removed.contains(&path) || path.ends_with(lock::FILE);
                 entries.iter().all(|entry| goes(entry.path()))
-            }),
+            })),
         }
     }
 
@@ -244,8 +260,8 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let saver = DirLock::take(&dir).unwrap();
         let clean_up = CleanUp { stripe: &[], act: Act::CarryOut, no_other_writers: false };
-        assert!(!clean_up.remove_emptied(&dir, &Swept::default()));
+        assert!(!clean_up.remove_emptied(&dir, &Swept::default()).unwrap());
         drop(saver);
-        assert!(clean_up.remove_emptied(&dir, &Swept::default()));
+        assert!(clean_up.remove_emptied(&dir, &Swept::default()).unwrap());
     }
 }

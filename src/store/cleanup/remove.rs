@@ -12,7 +12,7 @@ use crate::store::layout::recycled::RecycledFiles;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::{dcp_mark, diagnose};
-use crate::store::write::leftovers::{Leftovers, Swept};
+use crate::store::write::leftovers::{Left, Leftovers, Swept};
 use crate::store::write::scope::Scope;
 use crate::sys::dir;
 use crate::sys::dir::remove;
@@ -50,6 +50,16 @@ pub struct Removed {
     /// Files that were removed.
     #[serde(with = "crate::path_text::list")]
     pub removed: Vec<PathBuf>,
+    /// What stays although nothing else is in it, and why: the directory if the system refuses to remove it, and stripe
+    /// directories that a save from elsewhere may be about to use.
+    pub left: Vec<Left>,
+}
+
+impl Removed {
+    fn of(dir: &Path, swept: Swept) -> Self {
+        let Swept { removed, kept, left, .. } = swept;
+        Self { path: dir.into(), recycled: kept.len(), removed, left }
+    }
 }
 
 /// See [`remove`](crate::remove()).
@@ -59,8 +69,7 @@ pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Res
         parts if parts.is_empty() => remove_one(dir, disposal, config),
         parts => {
             let locks = lock_parts(&parts)?;
-            let removed = remove_parts(dir, &parts, locks, &config.stripe)?;
-            Ok(Removed { path: dir.into(), recycled: 0, removed })
+            Ok(Removed::of(dir, remove_parts(dir, &parts, locks, &config.stripe)?))
         }
     }
 }
@@ -85,12 +94,12 @@ fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed
     check_found(&stripes)?;
     uncommit(dir)?;
     let leftovers = retired(&stripes, &lock)?;
-    let swept = match disposal {
+    let mut swept = match disposal {
         Disposal::Recycle => recycle(&stripes, leftovers),
         Disposal::Remove => leftovers.clear(),
     }?;
-    remove_if_empty(dir, Some(lock))?;
-    Ok(Removed { path: dir.into(), recycled: swept.kept.len(), removed: swept.removed })
+    swept.left.extend(remove_if_empty(dir, Some(lock))?);
+    Ok(Removed::of(dir, swept))
 }
 
 /// Locks all rank checkpoints of a checkpoint.
@@ -102,8 +111,8 @@ pub(in crate::store) fn lock_parts(parts: &[PathBuf]) -> Result<Vec<DirLock>> {
     parts.iter().map(|part| DirLock::take(part)).collect()
 }
 
-/// Removes a checkpoint that consists of rank checkpoints, or what a killed removal left of it. Returns the removed
-/// files. `locks` are those of `parts`.
+/// Removes a checkpoint that consists of rank checkpoints, or what a killed removal left of it. `locks` are
+/// those of `parts`.
 ///
 /// # Errors
 /// Those of [`check_parts`], before any change; [`Error::Io`].
@@ -112,24 +121,29 @@ pub(in crate::store) fn remove_parts(
     parts: &[PathBuf],
     locks: Vec<DirLock>,
     stripe: &[PathBuf],
-) -> Result<Vec<PathBuf>> {
+) -> Result<Swept> {
     check_parts(dir, parts, stripe)?.into_iter().try_for_each(uncommit)?;
     // An earlier call may have been killed before its rename was durable.
     parts.iter().filter(|part| is_being_removed(part)).try_for_each(|part| dir::sync(part))?;
     // Remove the recycled files of ranks that saved over their own checkpoints first: once the last rank checkpoint
     // is gone, nothing marks them for removal.
-    let mut removed = RecycledFiles::under(dir).clear_but(std::iter::empty())?;
+    let removed = RecycledFiles::under(dir).clear_but(std::iter::empty())?;
+    let mut swept = Swept { removed, ..Swept::default() };
     for (part, lock) in parts.iter().zip(locks) {
         let leftovers = retired(&Stripes::to_clear(part, stripe), &lock)?;
-        removed.extend(leftovers.clear()?.removed);
-        remove_if_empty(part, Some(lock))?;
+        let Swept { removed, left, .. } = leftovers.clear()?;
+        swept.removed.extend(removed);
+        swept.left.extend(left);
+        swept.left.extend(remove_if_empty(part, Some(lock))?);
     }
     for part in rank_dirs::dirs(dir)? {
         // A killed call may have emptied this one.
-        remove_if_empty(&part, None)?;
+        if !parts.contains(&part) {
+            swept.left.extend(remove_if_empty(&part, None)?);
+        }
     }
-    remove_if_empty(dir, None)?;
-    Ok(removed)
+    swept.left.extend(remove_if_empty(dir, None)?);
+    Ok(swept)
 }
 
 /// Checks that removing a checkpoint, or these rank checkpoints, would remove all its files.
@@ -271,12 +285,14 @@ pub(in crate::store) fn is_gone(dir: &Path) -> bool {
 }
 
 /// Removes a directory if it is empty. Takes its lock, unless this process holds it: a save may be about to begin.
-fn remove_if_empty(dir: &Path, held: Option<DirLock>) -> Result<()> {
+/// Returns it if it is empty and the system refuses to remove it.
+fn remove_if_empty(dir: &Path, held: Option<DirLock>) -> Result<Option<Left>> {
     let parent = dir::real(dir).ok().and_then(|dir| dir.parent().map(Path::to_path_buf));
     let is_gone = held.map_or_else(|| lock::remove_if_empty(dir), DirLock::remove_dir);
     match (is_gone, parent) {
-        (true, Some(parent)) => dir::sync(&parent),
+        (Ok(true), Some(parent)) => dir::sync(&parent).map(|()| None),
+        (Err(error), _) => Ok(Some(Left::emptied(dir, &error))),
         // Other programs' files are in it.
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }

@@ -45,7 +45,7 @@ pub struct Retained {
     /// Steps that stay, oldest first.
     #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
-    /// Steps that were removed, oldest first.
+    /// Steps that were removed, oldest first. An empty directory that the system refuses to remove is in `left` too.
     #[serde(with = "crate::path_text::list")]
     pub removed: Vec<PathBuf>,
     /// Directories of killed saves of steps before the newest. Their files were removed, and the directory if it was
@@ -76,7 +76,7 @@ fn carry_out(
 ) -> Result<Retained> {
     for path in std::mem::take(&mut plan.removed) {
         let done = remove_checkpoint(&path, disposal, config);
-        plan.note(path, done.map(drop))?;
+        plan.note(path, done.map(|removed| removed.left))?;
     }
     for path in std::mem::take(&mut plan.cleared) {
         plan.clear(path, config, Act::CarryOut, None);
@@ -141,7 +141,7 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
             Act::CarryOut => Ok(()),
             Act::Plan => check_free(&path, &parts),
         });
-        plan.note(path, goes)?;
+        plan.note(path, goes.map(|()| Vec::new()))?;
     }
     if retention.disposal == Disposal::Remove {
         plan.removed_recycled = recycled::all_but_none(&beside_all(root, config))?;
@@ -168,13 +168,16 @@ impl Retained {
         self.left.push(Left { path, reason: reason.into() });
     }
 
-    /// Notes the outcome of removing a checkpoint.
+    /// Notes the outcome of removing a checkpoint: what is left of it, or the error.
     ///
     /// # Errors
     /// The error of the removal, unless another call may have caused it.
-    fn note(&mut self, path: PathBuf, outcome: Result<()>) -> Result<()> {
+    fn note(&mut self, path: PathBuf, outcome: Result<Vec<Left>>) -> Result<()> {
         let reason = match outcome {
-            Ok(()) => None,
+            Ok(left) => {
+                self.left.extend(left);
+                None
+            }
             Err(error) if !may_be_another_call(&error) => return Err(error),
             Err(_) if is_gone(&path) => None,
             Err(Error::Busy { .. }) => Some(BUSY.into()),

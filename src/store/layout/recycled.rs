@@ -164,7 +164,7 @@ impl RecycledFiles {
             remove(path)?;
         }
         // Another removal may have moved a file there in the meantime.
-        if removed.last() == Some(&self.dir) && !remove_if_empty(&self.dir) {
+        if removed.last() == Some(&self.dir) && !matches!(remove_if_empty(&self.dir), Ok(true)) {
             removed.pop();
         }
         Ok(removed)

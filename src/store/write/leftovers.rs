@@ -44,6 +44,17 @@ pub struct Left {
     pub reason: String,
 }
 
+impl Left {
+    /// A directory without a file of a checkpoint, which the system refuses to remove.
+    pub fn emptied(dir: &Path, error: &Error) -> Self {
+        tracing::warn!(dir = %dir.display(), %error, "an empty directory is left");
+        let reason = format!(
+            "its files are removed, and the directory cannot be ({error}): remove it yourself"
+        );
+        Self { path: dir.into(), reason }
+    }
+}
+
 /// A plan that makes a checkpoint's directories hold what its manifest lists:
 ///
 /// - rename committed shards that still have their uncommitted names,
@@ -66,7 +77,7 @@ pub(in crate::store) struct Leftovers {
     emptied: Vec<PathBuf>,
     /// The mark of a checkpoint that was being removed. Removed last.
     mark: Option<PathBuf>,
-    /// Shards that exist under both of their names.
+    /// Shards that exist under both of their names, and stripe directories that stay.
     left: Vec<Left>,
     /// The checkpoint's own directory, if another process may have renamed the manifest without syncing it. A crash
     /// would bring the earlier manifest back, so that is synced before its files are removed.
@@ -87,10 +98,16 @@ impl Leftovers {
         let mut found = Self::default();
         for dir in stripes.existing()? {
             found.add(dir, &listed, (scope, files.is_some() || was_being_removed))?;
-            // Another host may be about to write into it.
-            let may_go = dir != stripes.own() && matches!(scope, Scope::Everything);
-            if may_go && found.empties(dir)? {
-                found.emptied.push(dir.into());
+            if dir == stripes.own() || !found.empties(dir)? {
+                continue;
+            }
+            match scope {
+                Scope::Everything => found.emptied.push(dir.into()),
+                // A save may be about to write into it. Nothing finds it once the checkpoint is removed.
+                Scope::Own(_) if was_being_removed => {
+                    found.left.push(Left { path: dir.into(), reason: MARKER_STAYS.into() });
+                }
+                Scope::Own(_) => {}
             }
         }
         found.mark = was_being_removed.then_some(mark);
@@ -176,7 +193,7 @@ impl Leftovers {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn clear(self) -> Result<Swept> {
+    pub fn clear(mut self) -> Result<Swept> {
         if let Some(own) = self.unsynced.as_ref().filter(|_| self.changes_anything()) {
             dir::sync(own)?;
         }
@@ -188,13 +205,16 @@ impl Leftovers {
             dir::rename_new(from, to)?;
         }
         for Left { path, reason } in &self.left {
-            tracing::warn!(path = %path.display(), reason, "a shard is left alone");
+            tracing::warn!(path = %path.display(), reason, "left alone");
         }
         for dir in &self.touched {
             dir::sync(dir)?;
         }
-        for dir in &self.emptied {
-            remove_stripe_dir(dir)?;
+        for dir in std::mem::take(&mut self.emptied) {
+            self.left.extend(remove_stripe_dir(&dir)?);
+            if !dir::has(&dir) {
+                self.emptied.push(dir);
+            }
         }
         if let Some(mark) = &self.mark {
             remove(mark)?;
@@ -216,19 +236,20 @@ impl Leftovers {
     }
 }
 
-/// Removes a stripe directory in which nothing but its marker was found.
-fn remove_stripe_dir(dir: &Path) -> Result<()> {
+/// Removes a stripe directory in which nothing but its marker was found. Returns it if the system refuses.
+fn remove_stripe_dir(dir: &Path) -> Result<Option<Left>> {
     let path = dir.join(names::STRIPE_MARKER);
     // If another checkpoint of the same name is about to claim the directory, remove only the marker.
     let lock = DirLock::take(dir).ok();
     let marker = file::read(&path).ok().filter(|_| lock.is_some());
     remove(&path)?;
-    let is_gone = lock.is_some_and(DirLock::remove_dir);
-    match marker.filter(|_| !is_gone) {
-        // The listing was old, as a network file system's may be: the directory still holds shards.
-        Some(marker) => put_back(&path, &marker),
-        None => Ok(()),
+    let is_gone = lock.map_or(Ok(false), DirLock::remove_dir);
+    if let Some(marker) = marker.filter(|_| !matches!(is_gone, Ok(true))) {
+        // The listing was old, as a network file system's may be: the directory still holds shards. Or it cannot be
+        // removed: the marker says whose it is.
+        put_back(&path, &marker)?;
     }
+    Ok(is_gone.err().map(|error| Left::emptied(dir, &error)))
 }
 
 /// Puts a marker back, unless another process has written one.
@@ -240,6 +261,9 @@ fn put_back(path: &Path, marker: &[u8]) -> Result<()> {
         written => written.map_err(|e| Error::io("writing", path, e)),
     }
 }
+
+const MARKER_STAYS: &str = "nothing but its marker is in it, and a save from elsewhere may be about to write into it: no \
+                            lock would show that; once no process saves that checkpoint, remove the directory yourself";
 
 fn twice(shard: &str) -> String {
     format!(

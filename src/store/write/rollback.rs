@@ -123,7 +123,7 @@ impl Rollback {
     }
 
     /// Removes a created directory if it is empty. Takes its lock first: another save may be about to write into it.
-    fn remove_dir(&mut self, dir: &Path) -> bool {
+    fn remove_dir(&mut self, dir: &Path) -> Result<bool> {
         match self.lock.take_if(|_| dir == self.dir) {
             Some(lock) => lock.remove_dir(),
             None => lock::remove_if_empty(dir),
@@ -142,7 +142,9 @@ impl Drop for Rollback {
             }
         }
         for dir in std::mem::take(&mut self.made).iter().rev() {
-            self.remove_dir(dir);
+            if let Err(error) = self.remove_dir(dir) {
+                tracing::warn!(%error, "could not remove a directory that a failed save created");
+            }
         }
     }
 }
