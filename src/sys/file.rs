@@ -37,14 +37,29 @@ pub(crate) fn create_new(path: &Path, direct: bool) -> io::Result<File> {
     open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, direct)
 }
 
-/// Opens a file that is only ever locked, and creates it if it is missing. A lock that other hosts see needs a file
-/// that is open for writing.
+/// Opens a file that is only ever locked. A lock that other hosts see needs a file that is open for writing.
 ///
 /// # Errors
-/// As [`create`].
+/// The system's; [`io::ErrorKind::InvalidInput`] if it is not a file.
 pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
+    call(Call::Open, path)?;
+    open(path, OFlags::RDWR, false)
+}
+
+/// Creates a file that is only ever locked, whose name is free. Every user who may write to its directory may lock it.
+///
+/// # Errors
+/// As [`create_new`].
+pub(crate) fn create_lock(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::PermissionsExt;
     call(Call::Create, path)?;
-    open(path, OFlags::RDWR | OFlags::CREATE, false)
+    let file = open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, false)?;
+    if let Some(dir) = path.parent().and_then(|dir| dir.metadata().ok()) {
+        let mode = dir.permissions().mode() & 0o666 | 0o600;
+        // Some file systems keep no modes. Then this user alone may lock it.
+        let _refused = rustix::fs::fchmod(&file, Mode::from_raw_mode(mode));
+    }
+    Ok(file)
 }
 
 /// Creates a file of an output that the user named, or empties the one that is there. Follows links.

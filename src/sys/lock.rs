@@ -14,14 +14,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// The file that is locked besides its directory, where the file system passes locks on to other hosts. It stays as
-/// long as the directory.
+/// The file that is locked besides its directory where hosts share the file system. It stays as long as the directory.
 pub(crate) const FILE: &str = ".ringstow-lock";
 
 /// An exclusive lock on a directory, held until dropped or until the process ends.
 ///
 /// It is a lock (flock) on the directory itself, so it leaves no file behind, however the process ends. That lock never
-/// reaches other hosts. On a file system that passes locks on to them, a lock on [`FILE`] is held as well.
+/// reaches other hosts. On a file system that they share, a lock on [`FILE`] is held as well, whatever its reach: another
+/// host may have mounted the same files so that it does reach. A file that is there already is locked on any file
+/// system: this host may be the server.
 #[derive(Debug)]
 pub(crate) struct DirLock {
     dir: PathBuf,
@@ -44,6 +45,17 @@ struct Held {
 struct FileLock {
     inherited: Option<Inherited>,
     file: File,
+    /// Whether this lock created the file.
+    created: bool,
+}
+
+/// What became of an attempt to lock [`FILE`].
+enum Attempt {
+    Locked(FileLock),
+    /// There is no file, and none was to be created.
+    Absent,
+    /// Another file, or none, has the path by now.
+    Replaced,
 }
 
 impl DirLock {
@@ -53,11 +65,23 @@ impl DirLock {
     /// # Errors
     /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is gone.
     pub fn take(dir: &Path) -> Result<Self> {
+        Self::taken(dir, true)
+    }
+
+    /// [`DirLock::take`] for a process that will change nothing: it does not create [`FILE`].
+    ///
+    /// # Errors
+    /// As for [`DirLock::take`].
+    pub fn take_to_look(dir: &Path) -> Result<Self> {
+        Self::taken(dir, false)
+    }
+
+    fn taken(dir: &Path, creates: bool) -> Result<Self> {
         /// How many times others may replace what is locked.
         const TRIES_MAX: usize = 1000;
         for _ in 0..TRIES_MAX {
             let file = File::open(dir).map_err(|e| Error::io("opening", dir, e))?;
-            if let Some(lock) = Self::of(file, dir)? {
+            if let Some(lock) = Self::of(file, dir, creates)? {
                 return Ok(lock);
             }
         }
@@ -66,7 +90,7 @@ impl DirLock {
 
     /// Locks a directory that was opened by this path. `None` if another directory has the path by now: a
     /// clean-up has removed the opened one, and another process may hold the lock of the new one.
-    fn of(opened: File, dir: &Path) -> Result<Option<Self>> {
+    fn of(opened: File, dir: &Path, creates: bool) -> Result<Option<Self>> {
         let io = |e| Error::io("opening", dir, e);
         let system = FileSystem::of_open(&opened).map_err(io)?;
         let (mut reach, mut why) = (system.locks, system.why());
@@ -87,29 +111,28 @@ impl DirLock {
                 None
             }
         };
-        let mut file = None;
-        if shared && reach == Reach::EveryHost {
-            match FileLock::take(&dir.join(FILE)) {
-                Ok(None) => return Ok(None),
-                Ok(taken) => file = taken,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(Error::Busy { path: dir_path });
-                }
-                // The directory is gone, or the disk fails.
-                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound) => {
-                    return Err(io(error));
-                }
-                // Another host has just removed the file, or the directory too.
-                Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => {
-                    return Ok(None);
-                }
-                Err(error) if cannot_lock(&error) => {
+        let file = match FileLock::take(&dir.join(FILE), shared && creates) {
+            Ok(Attempt::Locked(file)) => Some(file),
+            Ok(Attempt::Absent) => None,
+            Ok(Attempt::Replaced) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(Error::Busy { path: dir_path });
+            }
+            // The directory is gone.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(io(error)),
+            // Another host has just removed the file, or the directory too.
+            Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => {
+                return Ok(None);
+            }
+            Err(error) if cannot_lock(&error) => {
+                if reach == Reach::EveryHost {
                     (reach, why) = (Reach::ThisHost, failed(error));
                 }
-                // The lock works for other hosts, and they rely on it: a save without it is not safe for anybody.
-                Err(error) => return Err(Error::io("locking", dir.join(FILE), error)),
+                None
             }
-        }
+            // The lock works for other hosts, and they rely on it: a save without it is not safe for anybody.
+            Err(error) => return Err(Error::io("locking", dir.join(FILE), error)),
+        };
         if identity != self::identity(dir::look(dir).map_err(io)?) {
             return Ok(None);
         }
@@ -151,6 +174,15 @@ impl DirLock {
         dir::remove_if_empty(&self.dir)
     }
 
+    /// Releases the lock of a directory that turned out not to hold a checkpoint, and leaves no [`FILE`] there.
+    pub fn withdraw(self) {
+        if self.file.as_ref().is_some_and(|file| file.created)
+            && let Err(error) = dir::remove(&self.dir.join(FILE))
+        {
+            tracing::debug!(%error, "cannot remove a lock file");
+        }
+    }
+
     fn warn(&self) {
         static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         // In a forked child, nobody may ever release it.
@@ -169,7 +201,7 @@ impl DirLock {
 /// # Errors
 /// [`Error::Io`] if it is empty and the system refuses.
 pub(crate) fn remove_if_empty(dir: &Path) -> Result<bool> {
-    // Locking creates the file.
+    // Locking may create the file.
     if !is_empty(dir) {
         return Ok(false);
     }
@@ -213,13 +245,32 @@ fn flock(opened: File) -> io::Result<Held> {
 }
 
 impl FileLock {
-    /// `None` if another file has the path by now.
-    fn take(path: &Path) -> io::Result<Option<Self>> {
-        let file = file::open_lock(path)?;
-        call(Call::Lock, path)?;
-        set(&file, nix::libc::F_WRLCK)?;
+    /// Locks the file at `path`. Creates it if it is missing and `creates` is set.
+    fn take(path: &Path, creates: bool) -> io::Result<Attempt> {
+        let opened = match file::open_lock(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && creates => {
+                file::create_lock(path).map(|file| (file, true))
+            }
+            opened => opened.map(|file| (file, false)),
+        };
+        let (file, created) = match opened {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Ok(Attempt::Replaced);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !creates => {
+                return Ok(Attempt::Absent);
+            }
+            opened => opened?,
+        };
+        if let Err(error) = call(Call::Lock, path).and_then(|()| set(&file, nix::libc::F_WRLCK)) {
+            if created && error.kind() != io::ErrorKind::WouldBlock {
+                // Nobody can lock it.
+                dir::try_remove(path)?;
+            }
+            return Err(error);
+        }
         let inherited = Some(Inherited::note(&file));
-        let lock = Self { inherited, file };
+        let lock = Self { inherited, file, created };
         // Opening the directory makes a network file system ask the server whether names in it have changed. Without
         // that, it may open a removed file again that this process has open, and show an old manifest.
         if let Some(dir) = path.parent() {
@@ -227,11 +278,13 @@ impl FileLock {
             File::open(dir)?;
         }
         let now = match file::open_read(path, false) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Attempt::Replaced);
+            }
             now => now?,
         };
         let is_same = identity(now.metadata()?) == identity(lock.file.metadata()?);
-        Ok(is_same.then_some(lock))
+        Ok(if is_same { Attempt::Locked(lock) } else { Attempt::Replaced })
     }
 }
 
@@ -290,12 +343,12 @@ mod tests {
         let opened = File::open(&dir).unwrap();
         fs::remove_dir(&dir).unwrap();
         let again = opened.try_clone().unwrap();
-        let error = DirLock::of(opened, &dir).unwrap_err();
+        let error = DirLock::of(opened, &dir, true).unwrap_err();
         assert!(error.is_not_found(), "{error}");
         fs::create_dir(&dir).unwrap();
         let held = DirLock::take(&dir).unwrap();
         assert_eq!((held.reach(), held.is_shared()), (Reach::EveryHost, false));
-        assert!(DirLock::of(again, &dir).unwrap().is_none());
+        assert!(DirLock::of(again, &dir, true).unwrap().is_none());
         assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
         drop(held);
         assert!(lock_file(&dir).is_none());
@@ -330,6 +383,69 @@ mod tests {
             drop(held);
             assert!(DirLock::take(&dir).is_ok());
             assert_eq!(lock_file(&dir).unwrap().len(), 0);
+        }
+
+        #[test]
+        fn server_of_a_directory_locks_the_file_that_its_clients_lock() {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let client = {
+                let _nfs = play(&dir, "nfs4", "");
+                let _hosts = no_flock(&dir);
+                DirLock::take(&dir).unwrap()
+            };
+            // The server itself sees a local disk, and not the client's lock on the directory.
+            assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
+            drop(client);
+            let server = DirLock::take(&dir).unwrap();
+            assert_eq!((server.reach(), server.is_shared()), (Reach::EveryHost, false));
+            // A directory that was copied from there goes with its lock file.
+            assert!(server.remove_dir().unwrap() && !dir.exists());
+        }
+
+        #[test]
+        fn host_without_reach_is_kept_out_by_hosts_that_lock() {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let _hosts = no_flock(&dir);
+            let fuse = play(&dir, "fuse.ceph", "");
+            let held = DirLock::take(&dir).unwrap();
+            assert_eq!(held.reach(), Reach::ThisHost);
+            drop(fuse);
+            let _kernel = play(&dir, "ceph", "");
+            assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
+        }
+
+        #[test]
+        fn look_and_withdrawn_lock_leave_no_file() {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let _nfs = play(&dir, "nfs4", "");
+            drop(DirLock::take_to_look(&dir).unwrap());
+            assert!(lock_file(&dir).is_none());
+            DirLock::take(&dir).unwrap().withdraw();
+            assert!(lock_file(&dir).is_none());
+            drop(DirLock::take(&dir).unwrap());
+            assert!(matches!(
+                (DirLock::take(&dir), DirLock::take_to_look(&dir)),
+                (Ok(_), Err(Error::Busy { .. }))
+            ));
+            DirLock::take(&dir).unwrap().withdraw();
+            assert!(lock_file(&dir).is_some(), "an earlier save created it");
+        }
+
+        #[test]
+        fn who_may_write_to_the_directory_may_lock_its_file() {
+            use std::os::unix::fs::PermissionsExt;
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().canonicalize().unwrap();
+            let _nfs = play(&dir, "nfs4", "");
+            for (mode, expected) in [(0o1777, 0o666), (0o775, 0o664), (0o700, 0o600)] {
+                fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+                drop(DirLock::take(&dir).unwrap());
+                assert_eq!(lock_file(&dir).unwrap().permissions().mode() & 0o777, expected);
+                fs::remove_file(dir.join(FILE)).unwrap();
+            }
         }
 
         #[test]

@@ -179,7 +179,7 @@ impl CleanUp<'_> {
             };
             return Ok(left(dir, reason));
         }
-        let lock = match DirLock::take(dir) {
+        let lock = match self.lock(dir) {
             Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
             lock => lock?,
         };
@@ -204,6 +204,13 @@ impl CleanUp<'_> {
         match self.act {
             Act::CarryOut => leftovers.clear(),
             Act::Plan => Ok(leftovers.swept()),
+        }
+    }
+
+    fn lock(self, dir: &Path) -> Result<DirLock> {
+        match self.act {
+            Act::CarryOut => DirLock::take(dir),
+            Act::Plan => DirLock::take_to_look(dir),
         }
     }
 

@@ -91,7 +91,10 @@ fn refuse_link(dir: &Path) -> Result<()> {
 fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     let lock = DirLock::take(dir)?;
     let stripes = Stripes::to_clear(dir, &config.stripe);
-    check_found(&stripes)?;
+    if let Err(error) = check_found(&stripes) {
+        lock.withdraw();
+        return Err(error);
+    }
     uncommit(dir)?;
     let leftovers = retired(&stripes, &lock)?;
     let mut swept = match disposal {
