@@ -316,10 +316,11 @@ class ValueDiff:
     """A value that differs, or that only one checkpoint has."""
 
     name: str
-    """Its path in the state dict, joined by dots."""
+    """Its path in the state dict, joined by dots; empty for the state itself."""
     a: str | None
-    """The value in ``a`` as JSON, as in the manifest; None if only ``b`` has it. For containers of
-    unlike kinds, the kind."""
+    """The value in ``a`` as JSON, as in the manifest; None if only ``b`` has it. In words for a
+    container, tensor, array or object, and for a key or an order of keys that differs:
+    ``"a dict"``, ``"tied to w"``, ``"key 1 (int)"``."""
     b: str | None
     """Likewise in ``b``."""
 

@@ -71,6 +71,26 @@ def test_differences_are_named_and_measured(saved):
     assert ringstow.diff(a, b).differing[0].elements is None
 
 
+@pytest.mark.parametrize("leaf", [5, torch.ones(3), {"x": torch.ones(2), "y": 1}])
+def test_states_that_load_differently_differ(saved, leaf):
+    from collections import OrderedDict
+
+    tied = torch.ones(4)
+    pairs = [
+        ({"a.b": leaf}, {"a": {"b": leaf}}),
+        ({1: leaf}, {"1": leaf}),
+        ({"o": OrderedDict(a=leaf)}, {"o": {"a": leaf}}),
+        ({"a": leaf, "z": 1}, {"z": 1, "a": leaf}),
+        ({"a": tied, "b": tied}, {"a": tied, "b": tied.clone()}),
+    ]
+    for number, (one, other) in enumerate(pairs):
+        a, b = saved(f"a{number}", one), saved(f"b{number}", other)
+        report = ringstow.diff(a, b)
+        assert report.values, pairs[number]
+        assert not any("$" in (value.a or "") + (value.b or "") for value in report.values)
+        assert ringstow.diff(a, a).is_equal
+
+
 def test_an_export_is_compared_by_its_tensors(saved, tmp_path):
     from safetensors.torch import save_file
 

@@ -17,7 +17,7 @@ const ROWS_MAX: usize = 24;
 const NAME_MAX: usize = 60;
 
 /// Maximum characters of a value.
-const VALUE_MAX: usize = 24;
+const VALUE_MAX: usize = 40;
 
 /// Compare two checkpoints
 ///
@@ -125,7 +125,10 @@ fn counts(elements: &ElementDiff) -> String {
 
 fn value(value: &ValueDiff) -> String {
     let shown = |text: &str| text::short(text, VALUE_MAX);
-    let name = short(&value.name);
+    let name = match value.name.is_empty() {
+        true => "(the state)".into(),
+        false => short(&value.name),
+    };
     match (&value.a, &value.b) {
         (Some(a), Some(b)) => format!("{name}: {} -> {}", shown(a), shown(b)),
         (Some(a), None) => format!("- {name}: {}", shown(a)),

@@ -57,6 +57,11 @@ impl Value {
     /// # Errors
     /// [`Error::Invalid`] for text that is not such a tree: bad JSON, duplicate keys, too deep nesting.
     pub fn from_json(text: &RawValue) -> Result<Self> {
+        Self::from_json_with_types(text).map(Self::ordered_as_dicts)
+    }
+
+    /// Reads a tree in which an OrderedDict stays a [`Value::Other`], attributes included.
+    pub(crate) fn from_json_with_types(text: &RawValue) -> Result<Self> {
         let bad = |e: &dyn fmt::Display| {
             Error::invalid(format!("the state's values cannot be read: {e}"))
         };
@@ -66,6 +71,28 @@ impl Value {
         let mut from = serde_json::Deserializer::from_str(text.get());
         from.disable_recursion_limit(); // the check above replaces it
         Self::deserialize(&mut from).map_err(|e| bad(&e))
+    }
+
+    /// Makes each OrderedDict a [`Value::Dict`], which has an order too.
+    fn ordered_as_dicts(self) -> Self {
+        let all = |items: Vec<Self>| items.into_iter().map(Self::ordered_as_dicts).collect();
+        match self {
+            Self::List(items) => Self::List(all(items)),
+            Self::Tuple(items) => Self::Tuple(all(items)),
+            Self::Dict(items) => Self::Dict(
+                items
+                    .into_iter()
+                    .map(|(key, value)| (key.ordered_as_dicts(), value.ordered_as_dicts()))
+                    .collect(),
+            ),
+            Self::Other(mut fields) if matches!(fields.first(), Some((tag, Self::Dict(_))) if tag == "$odict") => {
+                fields.swap_remove(0).1.ordered_as_dicts()
+            }
+            Self::Other(fields) => Self::Other(
+                fields.into_iter().map(|(name, value)| (name, value.ordered_as_dicts())).collect(),
+            ),
+            value => value,
+        }
     }
 
     /// Writes a tree.
@@ -353,11 +380,10 @@ fn untag(mut items: Vec<(String, Value)>) -> std::result::Result<Value, String> 
         ("$tuple", Value::List(items)) => Value::Tuple(items),
         ("$tensor", Value::Str(name)) => Value::Tensor(name),
         ("$object", Value::Str(name)) => Value::Object(name),
-        ("$dict" | "$odict", Value::List(pairs)) => {
+        ("$dict", Value::List(pairs)) => {
             Value::Dict(pairs.into_iter().map(pair).collect::<Option<_>>().ok_or_else(bad)?)
         }
-        ("$odict", Value::Dict(items)) => Value::Dict(items),
-        ("$defaultdict", Value::List(pairs)) => {
+        ("$defaultdict" | "$odict", Value::List(pairs)) => {
             let pairs = pairs.into_iter().map(pair).collect::<Option<_>>().ok_or_else(bad)?;
             *value = Value::Dict(pairs);
             Value::Other(items)

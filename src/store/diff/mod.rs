@@ -5,8 +5,8 @@ mod contents;
 mod elements;
 mod values;
 
-use crate::error::Result;
-use crate::format::TensorEntry;
+use crate::error::{Error, Result};
+use crate::format::{TensorEntry, Value, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
@@ -112,7 +112,13 @@ fn diff_once(
     let (only_in_a, only_in_b) = (only_in(&a, &b), only_in(&b, &a));
     let have_values = [&a, &b].iter().all(|one| one.kind() == CheckpointKind::Ringstow);
     let changed_values = match have_values {
-        true => values::compare((&a.state()?, &only_in_a), (&b.state()?, &only_in_b))?,
+        true => {
+            let tree = |one: &Checkpoint| {
+                Value::from_json_with_types(&one.manifest().state)
+                    .map_err(|e| Error::format(one.path().join(names::MANIFEST), e.to_string()))
+            };
+            values::compare((&tree(&a)?, &only_in_a), (&tree(&b)?, &only_in_b))?
+        }
         false => Vec::new(),
     };
     let (mut changed, mut differing, mut equal_tensors) = (Vec::new(), Vec::new(), 0);

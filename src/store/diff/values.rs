@@ -1,4 +1,4 @@
-//! Compares the values that are not tensors, by name.
+//! Compares the values that are not tensors: two trees, walked together.
 
 use crate::error::Result;
 use crate::format::Value;
@@ -8,32 +8,13 @@ use std::collections::{HashMap, HashSet};
 /// A value that differs, or that only one checkpoint has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ValueDiff {
-    /// Its name: the path joined by dots.
+    /// Its name: the path joined by dots. Empty for the state itself.
     pub name: String,
-    /// The value in `a`, as JSON as in the manifest; `None` if only `b` has it. For containers of unlike kinds, the kind.
+    /// The value in `a`, as JSON as in the manifest; `None` if only `b` has it. In words for a container, a tensor, an
+    /// array or an object, and for a key or an order of keys that differs: `"a dict"`, `"tied to w"`, `"key 1 (int)"`.
     pub a: Option<String>,
     /// Likewise in `b`.
     pub b: Option<String>,
-}
-
-/// What a name stands for.
-#[derive(Debug, PartialEq, Eq)]
-enum Node {
-    /// A container, by its kind.
-    Container(&'static str),
-    /// A tensor, an array or an object.
-    Stored { name: String, json: String },
-    /// Anything else, as JSON.
-    Leaf(String),
-}
-
-impl Node {
-    fn text(&self) -> String {
-        match self {
-            Self::Container(kind) => (*kind).into(),
-            Self::Stored { json, .. } | Self::Leaf(json) => json.clone(),
-        }
-    }
 }
 
 /// Compares two trees. Takes with each the tensors that only that checkpoint has: these are reported as tensors.
@@ -41,98 +22,355 @@ pub fn compare(
     (a, only_a): (&Value, &[String]),
     (b, only_b): (&Value, &[String]),
 ) -> Result<Vec<ValueDiff>> {
-    let (nodes_a, nodes_b) = (flat(a)?, flat(b)?);
-    let by_name = |nodes: &[(String, Node)]| -> HashMap<String, usize> {
-        nodes.iter().map(|(name, _)| name.clone()).zip(0..).collect()
-    };
-    let (in_a, in_b) = (by_name(&nodes_a), by_name(&nodes_b));
-    let mut diffs = Vec::new();
-    for (name, one) in &nodes_a {
-        match in_b.get(name).map(|&number| &nodes_b[number].1) {
-            Some(other) if other == one => {}
-            Some(other) => diffs.push(diff(name, Some(one), Some(other))),
-            None => diffs.extend(alone(one, only_a).then(|| diff(name, Some(one), None))),
+    let mut walk = Walk { a: Side::new(a, only_a)?, b: Side::new(b, only_b)?, diffs: Vec::new() };
+    walk.both("", a, b)?;
+    Ok(pair_up(walk.diffs).into_iter().map(|found| found.diff).collect())
+}
+
+/// One of the two trees.
+struct Side<'a> {
+    /// Tensors that only this checkpoint has.
+    only: HashSet<&'a str>,
+    /// Where each tensor, array or object is met first: the others are tied to it.
+    first: HashMap<&'a str, String>,
+}
+
+impl<'a> Side<'a> {
+    fn new(tree: &'a Value, only: &'a [String]) -> Result<Self> {
+        let mut first = HashMap::new();
+        find_stored(tree, "", &mut first)?;
+        Ok(Self { only: only.iter().map(String::as_str).collect(), first })
+    }
+
+    /// The place that a tensor here is tied to, unless this is the first.
+    fn tied_to(&self, stored: &str, name: &str) -> Option<&str> {
+        self.first.get(stored).map(String::as_str).filter(|first| *first != name)
+    }
+}
+
+/// What was found at one place. A value that only one tree has keeps its keys, which tell two places of one name apart.
+struct Found {
+    diff: ValueDiff,
+    keys: Option<String>,
+}
+
+struct Walk<'a> {
+    a: Side<'a>,
+    b: Side<'a>,
+    diffs: Vec<Found>,
+}
+
+impl<'a> Walk<'a> {
+    fn report(&mut self, name: &str, a: impl Into<String>, b: impl Into<String>) {
+        let diff = ValueDiff { name: name.into(), a: Some(a.into()), b: Some(b.into()) };
+        self.diffs.push(Found { diff, keys: None });
+    }
+
+    /// Compares what both trees have at a place.
+    fn both(&mut self, name: &str, one: &'a Value, other: &'a Value) -> Result<()> {
+        if let (Some(x), Some(y)) = (stored(one), stored(other)) {
+            return self.both_stored(name, (one, x), (other, y));
+        }
+        let (Some(items), Some(others)) = (Items::of(one), Items::of(other)) else {
+            let (x, y) = (text(one)?, text(other)?);
+            if x != y || (kind(one) != kind(other)) {
+                self.report(name, x, y);
+            }
+            return Ok(());
+        };
+        if kind(one) != kind(other) {
+            self.report(name, kind(one), kind(other));
+        } else if (kind_fields(one)?) != kind_fields(other)? {
+            self.report(name, kind_fields(one)?, kind_fields(other)?);
+        }
+        match (items, others) {
+            (Items::Named(x), Items::Named(y)) => self.dicts(name, x, y),
+            (Items::Listed(x), Items::Listed(y)) if is_set(one) && is_set(other) => {
+                if sorted(x)? != sorted(y)? {
+                    self.report(name, json(one)?, json(other)?);
+                }
+                Ok(())
+            }
+            (Items::Listed(x), Items::Listed(y)) => self.lists(name, x, y),
+            _ => Ok(()),
         }
     }
-    for (name, other) in &nodes_b {
-        if !in_a.contains_key(name) && alone(other, only_b) {
-            diffs.push(diff(name, None, Some(other)));
+
+    fn both_stored(
+        &mut self,
+        name: &str,
+        (one, x): (&Value, &str),
+        (other, y): (&Value, &str),
+    ) -> Result<()> {
+        if kind(one) != kind(other) {
+            self.report(name, kind(one), kind(other));
+            return Ok(());
         }
+        let (tied_a, tied_b) = (self.a.tied_to(x, name), self.b.tied_to(y, name));
+        if tied_a != tied_b {
+            let own = format!("{} of its own", kind(one));
+            let say = |tied: Option<&str>| tied.map_or(own.clone(), |to| format!("tied to {to}"));
+            let (a, b) = (say(tied_a), say(tied_b));
+            self.report(name, a, b);
+        } else if x != y && !(self.a.only.contains(x) && self.b.only.contains(y)) {
+            let what = kind(one).trim_start_matches("an ").trim_start_matches("a ");
+            self.report(name, format!("the {what} {x}"), format!("the {what} {y}"));
+        } else if kind_fields(one)? != kind_fields(other)? {
+            self.report(name, kind_fields(one)?, kind_fields(other)?);
+        }
+        Ok(())
     }
-    Ok(diffs)
-}
 
-/// Whether a node that only one tree has is to be reported. Its items are reported themselves.
-fn alone(node: &Node, only: &[String]) -> bool {
-    match node {
-        Node::Container(_) => false,
-        Node::Stored { name, .. } => !only.contains(name),
-        Node::Leaf(_) => true,
-    }
-}
-
-fn diff(name: &str, one: Option<&Node>, other: Option<&Node>) -> ValueDiff {
-    ValueDiff { name: name.into(), a: one.map(Node::text), b: other.map(Node::text) }
-}
-
-/// All names in a tree, in order, each once.
-fn flat(root: &Value) -> Result<Vec<(String, Node)>> {
-    let (mut nodes, mut seen) = (Vec::new(), HashSet::new());
-    collect(root, "", &mut nodes)?;
-    nodes.retain(|(name, _): &(String, Node)| seen.insert(name.clone()));
-    Ok(nodes)
-}
-
-fn collect(value: &Value, name: &str, nodes: &mut Vec<(String, Node)>) -> Result<()> {
-    let below = |step: &str| match name {
-        "" => step.to_owned(),
-        _ => format!("{name}.{step}"),
-    };
-    match value.plain() {
-        Value::Dict(items) if !items.is_empty() => {
-            nodes.push((name.into(), Node::Container(kind(value))));
-            for (key, child) in items {
-                let step = match key {
-                    Value::Str(text) => text.clone(),
-                    key => key.to_json()?.get().to_owned(),
-                };
-                collect(child, &below(&step), nodes)?;
+    fn lists(&mut self, name: &str, one: &'a [Value], other: &'a [Value]) -> Result<()> {
+        for (index, (x, y)) in one.iter().zip(other).enumerate() {
+            self.both(&below(name, &index.to_string()), x, y)?;
+        }
+        let from = one.len().min(other.len());
+        for (items, in_a) in [(one, true), (other, false)] {
+            for (index, item) in items.iter().enumerate().skip(from) {
+                let step = index.to_string();
+                self.alone(&below(name, &step), &format!("{name}[{step}]"), item, in_a)?;
             }
         }
-        Value::List(items) | Value::Tuple(items) if !items.is_empty() => {
-            nodes.push((name.into(), Node::Container(kind(value))));
-            for (index, child) in items.iter().enumerate() {
-                collect(child, &below(&index.to_string()), nodes)?;
+        Ok(())
+    }
+
+    fn dicts(&mut self, name: &str, one: &'a Pairs, other: &'a Pairs) -> Result<()> {
+        let (a, b) = (Keys::of(one)?, Keys::of(other)?);
+        let mut pairs = Vec::new(); // numbers of what both have, in a's order
+        for (number, (key, value)) in one.iter().enumerate() {
+            let place = below(name, &step(key)?);
+            if let Some(&same) = b.by_json.get(&a.json[number]) {
+                pairs.push(same);
+                self.both(&place, value, &other[same].1)?;
+            } else if let Some(&alike) = b.by_step.get(&step(key)?)
+                && !a.by_json.contains_key(&b.json[alike])
+            {
+                let (x, y) = (format!("key {}", key_text(key)?), key_text(&other[alike].0)?);
+                self.report(&place, x, format!("key {y}"));
+                self.both(&place, value, &other[alike].1)?;
+            } else {
+                self.alone(&place, &format!("{name}[{}]", a.json[number]), value, true)?;
             }
         }
-        _ => nodes.push((name.into(), leaf(value)?)),
+        for (number, (key, value)) in other.iter().enumerate() {
+            let alike = a.by_step.get(&step(key)?);
+            let is_paired = a.by_json.contains_key(&b.json[number])
+                || alike.is_some_and(|&alike| !b.by_json.contains_key(&a.json[alike]));
+            if !is_paired {
+                let keys = format!("{name}[{}]", b.json[number]);
+                self.alone(&below(name, &step(key)?), &keys, value, false)?;
+            }
+        }
+        if let Some(at) = pairs.windows(2).position(|two| two[0] > two[1]) {
+            let named = |number: usize| key_text(&other[number].0);
+            let (x, y) = (named(pairs[at])?, named(pairs[at + 1])?);
+            self.report(name, format!("keys {x}, {y}"), format!("keys {y}, {x}"));
+        }
+        Ok(())
+    }
+
+    /// Reports what only one tree has, item by item.
+    fn alone(&mut self, name: &str, keys: &str, value: &'a Value, in_a: bool) -> Result<()> {
+        let side = if in_a { &self.a } else { &self.b };
+        match Items::of(value) {
+            Some(Items::Named(items)) if !items.is_empty() => {
+                for (key, item) in items {
+                    let keys = format!("{keys}[{}]", json(key)?);
+                    self.alone(&below(name, &step(key)?), &keys, item, in_a)?;
+                }
+            }
+            Some(Items::Listed(items)) if !items.is_empty() => {
+                for (index, item) in items.iter().enumerate() {
+                    let keys = format!("{keys}[{index}]");
+                    self.alone(&below(name, &index.to_string()), &keys, item, in_a)?;
+                }
+            }
+            _ if stored(value).is_some_and(|stored| side.only.contains(stored)) => {}
+            _ => {
+                let tied = stored(value).and_then(|stored| side.tied_to(stored, name));
+                let text = tied.map_or_else(|| text(value), |to| Ok(format!("tied to {to}")))?;
+                let (a, b) = if in_a { (Some(text), None) } else { (None, Some(text)) };
+                let diff = ValueDiff { name: name.into(), a, b };
+                self.diffs.push(Found { diff, keys: Some(keys.into()) });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes one difference of two values of one name that each tree has at other keys: `{"a.b": 1}` and `{"a": {"b": 1}}`.
+fn pair_up(found: Vec<Found>) -> Vec<Found> {
+    let alone = |found: &Found, in_a: bool| {
+        found.keys.is_some() && found.diff.a.is_some() == in_a && found.diff.b.is_some() != in_a
+    };
+    let in_b: HashMap<String, String> = found
+        .iter()
+        .filter(|found| alone(found, false))
+        .map(|found| (found.diff.name.clone(), found.keys.clone().unwrap_or_default()))
+        .collect();
+    let mut paired = HashSet::new();
+    let mut kept = Vec::with_capacity(found.len());
+    for mut one in found {
+        if alone(&one, true)
+            && let Some(keys) = in_b.get(&one.diff.name)
+        {
+            paired.insert(one.diff.name.clone());
+            one.diff.a = Some(format!("at {}", one.keys.take().unwrap_or_default()));
+            one.diff.b = Some(format!("at {keys}"));
+        } else if alone(&one, false) && paired.contains(&one.diff.name) {
+            continue;
+        }
+        kept.push(one);
+    }
+    kept
+}
+
+type Pairs = [(Value, Value)];
+
+/// The items of a container.
+enum Items<'a> {
+    Named(&'a Pairs),
+    Listed(&'a [Value]),
+}
+
+impl<'a> Items<'a> {
+    fn of(value: &'a Value) -> Option<Self> {
+        let body = match value {
+            Value::Other(fields) => match fields.first() {
+                Some((tag, body)) if tag == "$odict" => body,
+                _ => value.plain(),
+            },
+            value => value,
+        };
+        match body {
+            Value::Dict(items) => Some(Self::Named(items)),
+            Value::List(items) | Value::Tuple(items) => Some(Self::Listed(items)),
+            _ => None,
+        }
+    }
+}
+
+/// The keys of a dictionary, as JSON and as steps of a path.
+struct Keys {
+    json: Vec<String>,
+    by_json: HashMap<String, usize>,
+    by_step: HashMap<String, usize>,
+}
+
+impl Keys {
+    fn of(items: &Pairs) -> Result<Self> {
+        let json = items.iter().map(|(key, _)| json(key)).collect::<Result<Vec<_>>>()?;
+        let by_json = json.iter().cloned().zip(0..).collect();
+        let steps = items.iter().map(|(key, _)| step(key)).collect::<Result<Vec<_>>>()?;
+        Ok(Self { json, by_json, by_step: steps.into_iter().zip(0..).collect() })
+    }
+}
+
+fn find_stored<'a>(
+    value: &'a Value,
+    name: &str,
+    first: &mut HashMap<&'a str, String>,
+) -> Result<()> {
+    if let Some(stored) = stored(value) {
+        first.entry(stored).or_insert_with(|| name.into());
+    }
+    match Items::of(value) {
+        Some(Items::Named(items)) => {
+            for (key, item) in items {
+                find_stored(item, &below(name, &step(key)?), first)?;
+            }
+        }
+        Some(Items::Listed(items)) => {
+            for (index, item) in items.iter().enumerate() {
+                find_stored(item, &below(name, &index.to_string()), first)?;
+            }
+        }
+        None => {}
     }
     Ok(())
 }
 
-fn leaf(value: &Value) -> Result<Node> {
-    let json = value.to_json()?.get().to_owned();
-    let stored = match value {
+/// The name of a tensor, an array or an object.
+fn stored(value: &Value) -> Option<&str> {
+    match value {
         Value::Tensor(name) | Value::Object(name) => Some(name),
         Value::Other(fields) => match fields.first() {
             Some((tag, Value::Str(name))) if tag == "$ndarray" => Some(name),
             _ => None,
         },
         _ => None,
-    };
-    Ok(match stored {
-        Some(name) => Node::Stored { name: name.clone(), json },
-        None => Node::Leaf(json),
-    })
+    }
 }
 
-/// The kind of a container.
+fn below(name: &str, step: &str) -> String {
+    if name.is_empty() { step.into() } else { format!("{name}.{step}") }
+}
+
+fn step(key: &Value) -> Result<String> {
+    match key {
+        Value::Str(text) => Ok(text.clone()),
+        key => json(key),
+    }
+}
+
+fn key_text(key: &Value) -> Result<String> {
+    let kind = match key {
+        Value::Str(_) => " (str)",
+        Value::Int(_) | Value::BigInt(_) => " (int)",
+        Value::Float(_) => " (float)",
+        Value::Bool(_) => " (bool)",
+        _ => "",
+    };
+    Ok(format!("{}{kind}", json(key)?))
+}
+
+fn json(value: &Value) -> Result<String> {
+    Ok(value.to_json()?.get().to_owned())
+}
+
+fn sorted(items: &[Value]) -> Result<Vec<String>> {
+    let mut texts = items.iter().map(json).collect::<Result<Vec<_>>>()?;
+    texts.sort();
+    Ok(texts)
+}
+
+/// A value in words where it is a container, a tensor, an array or an object, otherwise as JSON.
+fn text(value: &Value) -> Result<String> {
+    match Items::of(value) {
+        Some(Items::Named([]) | Items::Listed([])) => {
+            Ok(kind(value).replacen("an ", "an empty ", 1).replacen("a ", "an empty ", 1))
+        }
+        None if stored(value).is_none() => json(value),
+        _ => Ok(kind(value).into()),
+    }
+}
+
+/// What a container's type has beside its items, such as `maxlen`, as JSON.
+fn kind_fields(value: &Value) -> Result<String> {
+    let Value::Other(fields) = value else { return Ok(String::new()) };
+    let is_type = |tag: &str| matches!(tag, "$dataclass" | "$namedtuple" | "$namespace");
+    let kept = |(name, _): &&(String, Value)| {
+        if name.starts_with('$') { is_type(name) } else { name != "fields" }
+    };
+    json(&Value::Other(fields.iter().filter(kept).cloned().collect()))
+}
+
+fn is_set(value: &Value) -> bool {
+    matches!(kind(value), "a set" | "a frozenset")
+}
+
+/// The kind of a value, in words.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Dict(_) => "a dict",
         Value::List(_) => "a list",
         Value::Tuple(_) => "a tuple",
+        Value::Tensor(_) => "a tensor",
+        Value::Object(_) => "an object",
         Value::Other(fields) => match fields.first().map(|(tag, _)| tag.as_str()) {
+            Some("$ndarray") => "an array",
+            Some("$odict") => "an OrderedDict",
             Some("$set") => "a set",
             Some("$frozenset") => "a frozenset",
             Some("$deque") => "a deque",
@@ -140,7 +378,7 @@ fn kind(value: &Value) -> &'static str {
             Some("$dataclass") => "a dataclass",
             Some("$namedtuple") => "a named tuple",
             Some("$namespace") => "a namespace",
-            _ => "a container",
+            _ => "a value",
         },
         _ => "a value",
     }
@@ -151,7 +389,8 @@ mod tests {
     use super::*;
 
     fn tree(json: &str) -> Value {
-        Value::from_json(&serde_json::value::RawValue::from_string(json.into()).unwrap()).unwrap()
+        Value::from_json_with_types(&serde_json::value::RawValue::from_string(json.into()).unwrap())
+            .unwrap()
     }
 
     fn diffs(a: &str, b: &str) -> Vec<(String, Option<String>, Option<String>)> {
@@ -175,10 +414,38 @@ mod tests {
                 ("lr".into(), text("0.1"), text("0.2")),
                 ("betas".into(), text("a list"), text("a tuple")),
                 ("gone".into(), text("null"), None),
-                ("tied".into(), text(r#"{"$tensor":"w"}"#), text(r#"{"$tensor":"tied"}"#)),
-                ("e".into(), text("{}"), text("a dict")),
+                ("tied".into(), text("tied to w"), text("a tensor of its own")),
                 ("e.f".into(), None, text("true")),
             ]
         );
+    }
+
+    #[test]
+    fn states_that_load_differently_differ() {
+        let tensor = r#"{"$tensor": "1"}"#;
+        let int = r#"{"$dict": [[1, {"$tensor": "1"}]]}"#;
+        let one = |a: &str, b: &str| match &diffs(a, b)[..] {
+            [(name, Some(a), Some(b))] => format!("{name}: {a} -> {b}"),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            one(r#"{"a.b": 1}"#, r#"{"a": {"b": 1}}"#),
+            r#"a.b: at ["a.b"] -> at ["a"]["b"]"#
+        );
+        let keys = r#"1: key 1 (int) -> key "1" (str)"#;
+        assert_eq!(one(int, &format!(r#"{{"1": {tensor}}}"#)), keys);
+        assert_eq!(one(r#"{"$dict": [[1, {"x": 1}]]}"#, r#"{"1": {"x": 1}}"#), keys);
+        assert_eq!(
+            one(r#"{"o": {"$odict": {"x": 1}}}"#, r#"{"o": {"x": 1}}"#),
+            "o: an OrderedDict -> a dict"
+        );
+        assert_eq!(
+            one(r#"{"x": 1, "y": 2}"#, r#"{"y": 2, "x": 1}"#),
+            r#": keys "x" (str), "y" (str) -> keys "y" (str), "x" (str)"#
+        );
+        assert_eq!(diffs(r#"{"$set": ["x", 1]}"#, r#"{"$set": [1, "x"]}"#), []);
+        let array = r#"{"n": {"$ndarray": "n", "dtype": "<f4"}}"#;
+        assert_eq!(one(array, r#"{"n": {"$tensor": "n"}}"#), "n: an array -> a tensor");
+        assert_eq!(diffs("{}", r#"{"new": {"$tensor": "new"}}"#), []);
     }
 }
