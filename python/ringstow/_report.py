@@ -357,6 +357,14 @@ class DiffReport(_Report):
     seconds: float
     """Seconds in total."""
 
+    def __bool__(self) -> bool:
+        """Refuse: ``if diff(a, b)`` could mean either answer.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a DiffReport is neither true nor false: ask for its is_equal")
+
     @property
     def is_equal(self) -> bool:
         """Whether nothing differs."""

@@ -36,6 +36,8 @@ def test_equal_checkpoints_are_equal_in_any_layout(saved):
     b = saved("b", state_of(), step=2)
     report = ringstow.diff(a, b)
     assert report.is_equal
+    with pytest.raises(TypeError, match="is_equal"):
+        bool(report)
     assert report.read_bytes == 0
     assert (report.a, report.b) == (str(a), str(b))
     other = saved("c", state_of(), config=ringstow.Config(shard_bytes=8192))
