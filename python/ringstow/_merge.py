@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
@@ -54,8 +54,12 @@ class Fill(NamedTuple):
 class Merge:
     """Compares a state dict with a skeleton, and collects the changes and the mismatches."""
 
-    def __init__(self, contents: Contents, *, cast: bool) -> None:
+    def __init__(
+        self, contents: Contents, *, cast: bool, damaged: Mapping[str, DamagedTensor]
+    ) -> None:
         self.contents = contents
+        self.damaged = damaged
+        """What is compared like everything else, and stays as it is."""
         self.cast = cast
         self.survey = Survey(contents)
         """The tensors that new values need."""
@@ -98,8 +102,6 @@ class Merge:
         Returns:
             A function that builds the new value; None if the target stays the same object.
         """
-        if isinstance(node, DamagedTensor):
-            return None
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         if type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
@@ -113,10 +115,13 @@ class Merge:
             return self._sequence(target, node, path)
         elif _program.has_fields(target) and not is_opaque and _holds_tensors(target):
             return self._fields(target, node, path)
-        elif not holds_damage(node):
+        elif not self._is_damaged(node):
             self.survey.add(node, path)
             return lambda builder: builder.value(node, path)
         return None
+
+    def _is_damaged(self, node: Any) -> bool:
+        return bool(self.damaged) and holds_damage(marked(node, self.damaged))
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Target:
         if self._usual.exchange is not None:
@@ -156,7 +161,7 @@ class Merge:
         self.needs_cast = self.needs_cast or cast
         if here != there and not (cast and self.cast):
             self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)))
-        elif stored.nbytes:
+        elif stored.nbytes and node.body not in self.damaged:
             self.fills.append(Fill(target, node, stored, cast))
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
@@ -167,7 +172,8 @@ class Merge:
         }
         self._assign(target.__setitem__, self._items(target, saved, path))
         metadata = metadata_of(node)
-        if metadata is not None and isinstance(target, collections.OrderedDict):
+        is_held = isinstance(target, collections.OrderedDict)
+        if metadata is not None and is_held and not self._is_damaged(metadata):
             at = (*path, METADATA)
             self.survey.add(metadata, at)
             assign = functools.partial(vars(target).__setitem__, str(METADATA))
@@ -249,10 +255,10 @@ def load_into(
     from ringstow._report import LoadReport
 
     contents = Contents(path, checkpoint.tensors, allow_pickle=allow_pickle)
-    merge = Merge(contents, cast=cast)
     skeleton = parse(checkpoint.state, path)
     damaged = find(checkpoint, skeleton) if skips else {}
-    merge.merge(state, marked(skeleton, damaged), ())
+    merge = Merge(contents, cast=cast, damaged=damaged)
+    merge.merge(state, skeleton, ())
     merge.check(path, strict=strict)
     ways = _split(merge.fills)
     for fill in ways.copied:

@@ -127,10 +127,10 @@ def warn(path: str, damaged: Iterable[DamagedTensor], what_became: str) -> None:
 
 
 def _depth() -> int:
-    """Return how many frames of ringstow's own are between `warn` and the caller's code."""
+    """Return the ``stacklevel`` at which `warn` points at the caller's code."""
     import sys
 
     depth = 2
-    while sys._getframe(depth - 1).f_globals.get("__name__", "").startswith("ringstow."):
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith("ringstow."):
         depth += 1
     return depth

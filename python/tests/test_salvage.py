@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import warnings
 
 import numpy as np
@@ -222,6 +223,20 @@ def test_load_into_keeps_targets_of_damaged_tensors(path):
     assert_same(state, expected)
 
 
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3), torch.zeros(4096, dtype=torch.int64), np.zeros(3, np.float32), {}]
+)
+def test_load_into_compares_damaged_tensors_before_anything_changes(path, wrong):
+    damage(path, "model.b")
+    state = state_of()
+    state["model"]["a"].fill_(-1)
+    state["model"]["b"] = wrong
+    with pytest.raises(ringstow.KeyMismatchError, match=r"model\.b") as caught:
+        ringstow.load_into(state, path, on_corrupt="skip")
+    assert len(caught.value.mismatched) == 1
+    assert (state["model"]["a"] == -1).all()
+
+
 def test_load_into_keeps_values_with_damaged_parts(path):
     damage(path, "list.0", "array")
     state = {**state_of(), "list": ["mine"], "array": None}
@@ -229,6 +244,18 @@ def test_load_into_keeps_values_with_damaged_parts(path):
         ringstow.load_into(state, path, on_corrupt="skip")
     assert state["list"] == ["mine"]
     assert state["array"] is None
+
+
+@pytest.mark.parametrize("load", [ringstow.load, functools.partial(ringstow.load_into, state_of())])
+def test_a_warning_points_at_the_line_of_the_call(path, load):
+    damage(path, "model.b")
+    with pytest.warns(ringstow.CorruptCheckpointWarning) as caught:
+        load(path, on_corrupt="skip")
+    (warning,) = caught
+    code = test_a_warning_points_at_the_line_of_the_call.__code__
+    lines = {line for _, _, line in code.co_lines()}
+    assert warning.filename == __file__
+    assert warning.lineno in lines
 
 
 def test_a_damaged_manifest_stays_an_error(path):
