@@ -49,7 +49,10 @@ class DamagedTensor:
 
 
 class Salvaged(dict[Any, Any]):
-    """What ``load(on_corrupt="skip")`` returns: a dict, and what is missing in it."""
+    """What ``load(on_corrupt="skip")`` returns: a dict, and what is missing in it.
+
+    It saves and loads again as a dict.
+    """
 
     damaged: tuple[DamagedTensor, ...] = ()
     """What could not be loaded, in the order of the state dict; empty if all is intact."""

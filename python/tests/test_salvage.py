@@ -152,14 +152,28 @@ def test_containers_hold_the_name_of_a_lost_item(path):
     assert loaded["ema"].decay == 0.9
 
 
-def test_salvaged_state_saves_but_gaps_are_refused(path, tmp_path):
+def test_salvaged_state_saves_as_a_dict(path, tmp_path):
     damage(path, "model.b")
     loaded = salvage(path)
-    ringstow.save(dict(loaded), tmp_path / "new")
-    assert_same(ringstow.load(tmp_path / "new"), dict(loaded))
+    for number, save in enumerate((ringstow.save, lambda *to: ringstow.save_async(*to).result())):
+        save(loaded, tmp_path / f"new-{number}")
+        assert_same(ringstow.load(tmp_path / f"new-{number}"), dict(loaded))
+    ringstow.save({"nested": [loaded]}, tmp_path / "nested")
+    assert_same(ringstow.load(tmp_path / "nested"), {"nested": [dict(loaded)]})
+    loaded[7] = "by number"
+    ringstow.save({"nested": loaded}, tmp_path / "numbers")
+    assert_same(ringstow.load(tmp_path / "numbers"), {"nested": dict(loaded)})
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_a_save_of_a_lost_tensor_says_to_put_a_value_there(path, tmp_path, allow_pickle):
     damage(path, "list.0")
-    with pytest.raises(ringstow.Error, match="list"):
-        ringstow.save(dict(salvage(path)), tmp_path / "newer")
+    with pytest.raises(
+        ringstow.InvalidStateError, match="lost; put a value in its place"
+    ) as caught:
+        ringstow.save(salvage(path), tmp_path / "newer", allow_pickle=allow_pickle)
+    assert "list" in str(caught.value)
+    assert "allow_pickle" not in str(caught.value)
 
 
 def test_partial_load_ignores_damage_elsewhere(path):

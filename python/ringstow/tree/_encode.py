@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._salvage import DamagedTensor, Salvaged
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
 from ringstow.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow.tensors._optional import imported
@@ -74,6 +75,8 @@ def encode(
             save instead.
         UnsupportedError: likewise, all of them tensors that can't be saved yet.
     """
+    if type(state) is Salvaged:
+        state = dict(state)
     if type(state) not in (dict, collections.OrderedDict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     tensors = _native.Tensors(RESERVED_NAMES)
@@ -146,6 +149,11 @@ class _Others:
     def _tree(self, value: Any, path: Path) -> Json | Parts:
         """Return the tree of a value, or a container's parts; None if the format has neither."""
         kind = type(value)
+        if kind is DamagedTensor:
+            raise InvalidStateError(
+                f"{describe(path)} is a DamagedTensor: this tensor was lost; put a value in its "
+                "place"
+            )
         if kind is int:
             return {"$int": _digits(value)}
         if kind is float:
@@ -200,6 +208,10 @@ class _Others:
             Refused: it has more to it than its items.
         """
         kind = type(value)
+        if kind is Salvaged:
+            # As `_native.encode` writes a dict.
+            plain = all(type(key) is str and not key.startswith("$") for key in value)
+            return (dict(value),) if plain else ('{"$dict":', dict(value), "}")
         if kind is collections.OrderedDict:
             return self._ordered_dict(value, path)
         if kind is collections.Counter and _is_plain(value):
