@@ -13,15 +13,38 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     let name = "directory";
+    // A save makes the directory and its parents: the nearest one that exists decides.
+    let asked = dir;
+    let exists = |dir: &&Path| dir.symlink_metadata().is_ok();
+    let dir = match asked.ancestors().filter(|dir| !dir.as_os_str().is_empty()).find(exists) {
+        Some(dir) => dir,
+        None => Path::new("."),
+    };
+    if !dir.is_dir() {
+        let found = format!("{} is not a directory", dir.display());
+        return vec![Check::fail(
+            name,
+            found,
+            "name a directory, or a path that does not exist yet",
+        )];
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let trial = dir.join(format!(".ringstow-doctor-{}-{now}", std::process::id()));
     // Only a new file: an existing one may be somebody's.
     if let Err(error) = file::create_new(&trial, false) {
         let found = format!("no file can be created in {}: {error}", dir.display());
-        let remedy = "create the directory, and check its owner and mode";
+        let remedy = "check its owner, its mode and how it is mounted, or save elsewhere";
         return vec![Check::fail(name, found, remedy)];
     }
-    let writable = Check::ok(name, format!("{} can be written to", dir.display()));
+    let writable = match dir == asked || asked.as_os_str().is_empty() {
+        true => format!("{} can be written to", dir.display()),
+        false => format!(
+            "{} does not exist yet: a save will create it in {}, which can be written to",
+            asked.display(),
+            dir.display()
+        ),
+    };
+    let writable = Check::ok(name, writable);
     let (space, locks) = (space(dir, config), locks(dir));
     let checks = vec![writable, space, locks, direct(&trial, config), reserve(&trial)];
     let _ = dir::remove(&trial);
@@ -123,5 +146,39 @@ fn reserve(trial: &Path) -> Check {
             "save to a file system with fallocate (ext4, XFS, btrfs)",
         ),
         Err(error) => Check::fail(name, format!("failed: {error}"), "free some space"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Status;
+
+    fn first(dir: &Path) -> Check {
+        checks(dir, &Config::default()).swap_remove(0)
+    }
+
+    #[test]
+    fn directory_that_a_save_would_create_is_checked_at_its_parent() {
+        let root = tempfile::tempdir().unwrap();
+        let check = first(&root.path().join("run/a"));
+        assert_eq!(check.status, Status::Ok, "{check:?}");
+        assert!(check.found.contains("a save will create it in"), "{check:?}");
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn remedy_does_not_create_what_exists() {
+        for (path, text) in
+            [("/proc", "no file can be created"), ("/etc/passwd", "not a directory")]
+        {
+            let check = first(Path::new(path));
+            assert_eq!(check.status, Status::Fail, "{check:?}");
+            assert!(check.found.contains(text), "{check:?}");
+            assert!(
+                !check.remedy.as_deref().unwrap_or_default().contains("create the"),
+                "{check:?}"
+            );
+        }
     }
 }
