@@ -59,7 +59,14 @@ const ONE_HOST: &[(u64, &str)] = &[
     (0x4d44, "vfat"),
     (0x2011_bab0, "exfat"),
     (0x7366_746e, "ntfs3"),
+    (0x482b, "hfsplus"),
+    (0x1501_3346, "udf"),
+    (0x2405_1905, "ubifs"),
+    (0x5346_4846, "wslfs"), // WSL 1; lxfs, too
 ];
+
+/// Types that one host has for itself, by the mount's name: their number in statfs is FUSE's.
+const ONE_HOST_NAMES: &[&str] = &["fuseblk"]; // on a block device: ntfs-3g
 
 /// A network file system whose kernel module passes a lock on a file (`fcntl`) on to other hosts.
 #[derive(Debug)]
@@ -87,8 +94,16 @@ const PASS_LOCKS: &[PassesLocks] = &[
 const OTHER_NETWORK: &[&str] = &[
     "afs",
     "beegfs",
+    "fuse.blobfuse2",
     "fuse.ceph",
+    "fuse.gcsfuse",
     "fuse.glusterfs",
+    "fuse.goofys",
+    "fuse.juicefs",
+    "fuse.mfs",
+    "fuse.mount-s3",
+    "fuse.rclone",
+    "fuse.s3fs",
     "fuse.sshfs",
     "gfs2",
     "ncpfs",
@@ -138,9 +153,13 @@ impl FileSystem {
         Ok(Self { name: "unknown".into(), hosts, locks, options: String::new() })
     }
 
-    /// One that other hosts may use.
+    /// One that the number in statfs does not tell: other hosts may use it, unless its name says that they do not.
     fn mounted(name: String, options: String) -> Self {
         let is = |names: &[&str]| names.contains(&name.as_str());
+        if is(ONE_HOST_NAMES) {
+            let (hosts, locks) = (Hosts::One, Reach::EveryHost);
+            return Self { name, hosts, locks, options: String::new() };
+        }
         let known = PASS_LOCKS.iter().find(|known| is(known.names));
         let hosts = match known.is_some() || is(OTHER_NETWORK) {
             true => Hosts::Many,
@@ -312,6 +331,25 @@ mod tests {
         }
         for name in ["fuse", "9p", "virtiofs", "type 0x1234"] {
             assert_eq!(mounted(name, ""), (Hosts::Unknown, Reach::ThisHost), "{name}");
+        }
+    }
+
+    #[test]
+    fn tables_know_local_and_network_kinds() {
+        assert_eq!(mounted("fuseblk", "rw"), (Hosts::One, Reach::EveryHost));
+        for kind in
+            ["blobfuse2", "gcsfuse", "goofys", "juicefs", "mfs", "mount-s3", "rclone", "s3fs"]
+        {
+            let name = format!("fuse.{kind}");
+            assert_eq!(mounted(&name, "rw"), (Hosts::Many, Reach::ThisHost), "{name}");
+        }
+        for (number, name) in [
+            (0x482b, "hfsplus"),
+            (0x1501_3346, "udf"),
+            (0x2405_1905, "ubifs"),
+            (0x5346_4846, "wslfs"),
+        ] {
+            assert!(ONE_HOST.contains(&(number, name)), "{name}");
         }
     }
 
