@@ -140,7 +140,7 @@ fn doctor_checks_a_directory_and_leaves_nothing_there() {
     let json = ringstow(&["doctor", dir.path(), "--json"]).json();
     assert!(json["checks"].as_array().unwrap().iter().all(|check| check["name"].is_string()));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-    assert_eq!(ringstow(&["doctor", "/nowhere/at/all"]).code, Some(1));
+    assert_eq!(ringstow(&["doctor", "/proc/nowhere/at/all"]).code, Some(1));
 }
 
 #[test]
