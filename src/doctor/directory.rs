@@ -15,12 +15,12 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     let name = "directory";
     // A save makes the directory and its parents: the nearest one that exists decides.
     let asked = dir;
-    let exists = |dir: &&Path| dir.symlink_metadata().is_ok();
+    let exists = |path: &&Path| dir::has(path);
     let dir = match asked.ancestors().filter(|dir| !dir.as_os_str().is_empty()).find(exists) {
         Some(dir) => dir,
         None => Path::new("."),
     };
-    if !dir.is_dir() {
+    if !dir::is_dir(dir) {
         let found = format!("{} is not a directory", dir.display());
         return vec![Check::fail(
             name,
