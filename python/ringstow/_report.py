@@ -349,7 +349,9 @@ class DiffReport(_Report):
     differing: tuple[TensorDiff, ...]
     """Tensors, arrays and objects whose bytes differ."""
     values: tuple[ValueDiff, ...]
-    """Values that differ. Not compared with another program's files, which have none."""
+    """Values that differ, or that only one checkpoint has."""
+    values_compared: bool
+    """Whether values were compared: not with another program's files, which have none."""
     equal_tensors: int
     """Number of tensors, arrays and objects that are equal."""
     read_bytes: int

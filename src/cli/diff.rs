@@ -97,9 +97,11 @@ fn render(report: &DiffReport, most: usize) -> String {
     section("tensors that differ", differing.collect());
     section("values", report.values.iter().map(value).collect());
     let equal = text::count(report.equal_tensors, "tensor");
-    lines.push(match report.is_equal() {
-        true => format!("equal: {equal}, and all values"),
-        false => format!("{equal} equal"),
+    let values = if report.values_compared { "and all values" } else { "values not compared" };
+    lines.push(match (report.is_equal(), report.values_compared) {
+        (true, _) => format!("equal: {equal}, {values}"),
+        (false, true) => format!("{equal} equal"),
+        (false, false) => format!("{equal} equal, {values}"),
     });
     lines.join("\n")
 }
@@ -120,7 +122,7 @@ fn counts(elements: &ElementDiff) -> String {
         0 => String::new(),
         n => format!(", {n} not finite"),
     };
-    format!("{differing} of {all} elements{by}{odd}")
+    format!("{differing} of {}{by}{odd}", text::count(*all as usize, "element"))
 }
 
 fn value(value: &ValueDiff) -> String {

@@ -37,8 +37,10 @@ pub struct DiffReport {
     pub changed: Vec<TensorChange>,
     /// Tensors and objects with other bytes.
     pub differing: Vec<TensorDiff>,
-    /// Values that differ, or that only one has. Not compared with another program's files, which have none.
+    /// Values that differ, or that only one has.
     pub values: Vec<ValueDiff>,
+    /// Whether values were compared: not with another program's files, which have none.
+    pub values_compared: bool,
     /// Number of tensors and objects that are equal.
     pub equal_tensors: usize,
     /// Bytes of tensors that were read, because checksums did not decide.
@@ -156,6 +158,7 @@ fn diff_once(
         changed,
         differing,
         values: changed_values,
+        values_compared: have_values,
         equal_tensors,
         read_bytes: contents.read_bytes,
         seconds: started.elapsed().as_secs_f64(),
