@@ -293,3 +293,20 @@ def test_wrong_choices_are_refused(path):
         ringstow.load(path, on_corrupt="skip", verify=False)
     with pytest.raises(ValueError, match="verify=True"):
         ringstow.load_into({}, path, on_corrupt="skip", verify=False)
+
+
+def test_a_file_that_grew_loads_whole_with_a_warning(path, caplog):
+    with open(shards_of(path)[0], "ab") as file:
+        file.write(b"xx")
+    with caplog.at_level("WARNING"):
+        state = ringstow.load(path, on_corrupt="skip", config=CONFIG)
+    assert state.damaged == ()
+    assert "longer than the manifest says" in caplog.text
+
+
+def test_an_empty_manifest_is_called_empty(path):
+    (path / "manifest.json").write_bytes(b"")
+    with pytest.raises(
+        ringstow.CorruptCheckpointError, match="length in bytes should be more than 0"
+    ):
+        ringstow.load(path, config=CONFIG)

@@ -21,21 +21,27 @@ pub(super) fn write(object: &impl Serialize, to: impl Write) -> io::Result<()> {
 
 /// Returns the text that the trailer checksum covers, if it matches. `path` is for the message.
 pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
+    let corrupt = |offset, what: &str, expected: &str, got: &str| Error::Corrupt {
+        path: path.into(),
+        offset,
+        what: what.into(),
+        expected: expected.into(),
+        got: got.into(),
+        tensors: Box::default(),
+        is_last: false,
+    };
+    if bytes.is_empty() {
+        return Err(corrupt(0, "the manifest's length in bytes", "more than 0", "0"));
+    }
     let at = bytes.len().saturating_sub(LEN);
     let (body, found) = bytes.split_at(at);
     let expected = of(crc32fast::hash(body));
     if found == expected.as_bytes() {
         return Ok(body);
     }
-    Err(Error::Corrupt {
-        path: path.into(),
-        offset: at as u64,
-        what: "the manifest's closing checksum".into(),
-        expected: expected.trim_end().into(),
-        got: String::from_utf8_lossy(found).trim_end().into(),
-        tensors: Box::default(),
-        is_last: false,
-    })
+    let got = String::from_utf8_lossy(found);
+    let what = "the manifest's closing checksum";
+    Err(corrupt(at as u64, what, expected.trim_end(), got.trim_end()))
 }
 
 fn of(crc32: u32) -> String {

@@ -319,7 +319,8 @@ fn check_kind(path: &Path, found: &Metadata) -> Result<()> {
     match found.is_file() {
         true => Ok(()),
         false => {
-            let reason = "is not a regular file: ringstow refuses shards that are links or devices";
+            let reason = "is not a regular file: ringstow refuses shards that are links or devices; copy the \
+                          file there, or let the checkpoint's directory be the link";
             Err(Error::format(path, reason))
         }
     }

@@ -5,7 +5,7 @@ use crate::pipeline::report::DamagedTensor;
 use crate::plan::load::Want;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::store::read::damage::names_of;
-use crate::store::read::fault::wants_of;
+use crate::store::read::fault::{Fault, wants_of};
 use crate::store::read::load::LoadOptions;
 use crate::store::read::loaded::Loaded;
 use std::collections::HashMap;
@@ -30,6 +30,11 @@ impl Checkpoint {
             )));
         }
         let (runtime, job) = self.resources(options)?;
+        for fault in self.faults.iter().filter(|fault| fault.lost.is_empty()) {
+            let (file, Fault { expected, got, .. }) =
+                (self.files[fault.file].path.display(), fault);
+            tracing::warn!(%file, expected, got, "a file is longer than the manifest says; the bytes that it lists are checked and loaded");
+        }
         let requests = self.find(names)?;
         let wants: Vec<Want> =
             requests.iter().flat_map(|request| wants_of(request.entry)).collect();
