@@ -212,6 +212,7 @@ def prune(
     *,
     recycled: bool = False,
     no_other_writers: bool = False,
+    dry_run: bool = False,
     config: Config | None = None,
 ) -> Swept:
     """Remove what killed saves and removals left in a directory and directly below it.
@@ -225,6 +226,7 @@ def prune(
         no_other_writers: promise that no other process saves there, on this host or another.
             Without it, directories whose lock does not keep out other hosts stay as they are; their
             reason is in `Swept.left`.
+        dry_run: only report what would be done; change nothing.
         config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Returns:
@@ -236,7 +238,9 @@ def prune(
     from ringstow._report import Swept
 
     knobs = native_json(config)
-    return Swept.from_json(_native.prune(absolute(directory), recycled, no_other_writers, knobs))
+    return Swept.from_json(
+        _native.prune(absolute(directory), recycled, no_other_writers, dry_run, knobs)
+    )
 
 
 def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None = None) -> Removed:

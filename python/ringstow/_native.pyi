@@ -287,7 +287,9 @@ def retain(
 
 # Removes what killed saves and removals left in a directory and directly below it; with `recycled`,
 # also the recycled files. `no_other_writers` promises that no other host writes there.
-def prune(directory: str, recycled: bool, no_other_writers: bool, config: str) -> str: ...
+def prune(
+    directory: str, recycled: bool, no_other_writers: bool, dry_run: bool, config: str
+) -> str: ...
 
 # Whether other hosts may use the file system of an existing path.
 def is_shared(path: str) -> bool: ...

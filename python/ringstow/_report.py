@@ -488,7 +488,7 @@ class Removed(_Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Swept(_Report):
-    """What `prune` did."""
+    """What `prune` did, or would do."""
 
     removed: tuple[str, ...]
     """Files that were removed, and directories that held nothing else."""

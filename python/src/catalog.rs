@@ -94,14 +94,18 @@ pub(crate) fn prune(
     directory: PathBuf,
     recycled: bool,
     no_other_writers: bool,
+    dry_run: bool,
     config: &str,
 ) -> PyResult<String> {
     let config = self::config(config)?;
-    let pruning = ringstow::Pruning { no_other_writers, dry_run: false };
+    let pruning = ringstow::Pruning { no_other_writers, dry_run };
     let prune = || {
         let mut swept = ringstow::internals::store::prune_with(&directory, pruning, &config)?;
         if recycled {
-            swept.removed.extend(ringstow::internals::store::remove_recycled(&directory, &config)?);
+            swept.removed.extend(match dry_run {
+                true => ringstow::internals::store::recycled(&directory, &config)?.paths,
+                false => ringstow::internals::store::remove_recycled(&directory, &config)?,
+            });
         }
         Ok(swept)
     };

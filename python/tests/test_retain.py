@@ -118,7 +118,10 @@ def test_prune_removes_killed_saves_anywhere(tmp_path):
     (tmp_path / "last" / "notes.txt").write_text("mine")
     half = tmp_path / "step-001" / "rank00000-0.g1.safetensors.part"
     half.write_text("half")
+    planned = ringstow.prune(tmp_path, dry_run=True)
+    assert half.exists()
     done = ringstow.prune(tmp_path)
+    assert planned == done
     assert isinstance(done, ringstow.Swept)
     part = "rank00000-0.safetensors.part"
     gone = (tmp_path / "last" / part, half, tmp_path / "step-002" / part, tmp_path / "step-002")

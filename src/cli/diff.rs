@@ -56,6 +56,15 @@ pub struct Diff {
 }
 
 pub fn run(args: &Diff, out: &mut Output) -> Result<Exit> {
+    compare(args, out).or_else(|error| {
+        if args.json {
+            out.json(&serde_json::json!({ "error": error.to_string() }))?;
+        }
+        Err(error)
+    })
+}
+
+fn compare(args: &Diff, out: &mut Output) -> Result<Exit> {
     let runtime = Runtime::new(args.config.config()?)?;
     let label = format!("{} {}", args.a.display(), args.b.display());
     let report = progress::watch(&label, args.quiet, |job| {

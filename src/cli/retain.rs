@@ -25,7 +25,7 @@ pub struct Retain {
     dir: PathBuf,
 
     /// Number of newest checkpoints to keep
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = whole_number)]
     keep: usize,
 
     /// Keep the files of the last checkpoint removed, so that the next save writes over them, which is
@@ -40,6 +40,10 @@ pub struct Retain {
 
     #[command(flatten)]
     clearing: ClearingFlags,
+}
+
+fn whole_number(text: &str) -> std::result::Result<usize, &'static str> {
+    text.parse().map_err(|_| "it must be a whole number")
 }
 
 pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {

@@ -173,11 +173,19 @@ fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<C
         let wrong =
             |why: &str| Error::invalid(format!("the environment says {name}={text}: {why}"));
         table.insert(field, value(&text, &default).map_err(wrong)?);
-        config(&table).map_err(|why| wrong(why.message()))?;
+        config(&table).map_err(|why| wrong(plain(why.message())))?;
     }
     let config = config(&table).map_err(|why| Error::invalid(why.message()))?;
     config.validate()?;
     Ok(config)
+}
+
+/// What serde says about a value, without Rust's names of types.
+fn plain(why: &str) -> &str {
+    let is_number = ["u32", "u64", "usize"]
+        .iter()
+        .any(|name| why.trim_end().ends_with(&format!("expected {name}")));
+    if is_number { "it must be a whole number" } else { why.trim_end() }
 }
 
 /// The value of a variable. Refuses one that is not UTF-8: ignoring it could make a save go elsewhere.
@@ -299,6 +307,14 @@ mod tests {
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "line 2", "block_size", "block_bytes"]);
         let (_dir, path) = file("queue_depth = 0");
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "queue_depth = 0"]);
+    }
+
+    #[test]
+    fn number_is_asked_for_in_plain_words() {
+        for text in ["abc", "-1", "1.5"] {
+            let why = with(&[("RINGSTOW_QUEUE_DEPTH", text)]).unwrap_err().to_string();
+            assert!(why.ends_with("it must be a whole number"), "{why}");
+        }
     }
 
     #[test]

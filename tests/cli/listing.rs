@@ -221,5 +221,7 @@ fn diff_exits_with_0_1_or_2() {
     let quiet = ringstow(&["diff", "-q", &one, &other]);
     assert_eq!((quiet.code, &*quiet.out), (Some(1), ""));
     assert_eq!(ringstow(&["diff", &one, "/nowhere/at/all"]).code, Some(2));
+    let failed = ringstow(&["diff", &one, "/nowhere/at/all", "--json"]);
+    assert_eq!((failed.code, failed.json()["error"].is_string()), (Some(2), true));
     assert_eq!(ringstow(&["diff", &one]).code, Some(2));
 }

@@ -113,6 +113,8 @@ fn independent_ranks_count_as_one_checkpoint() {
 #[test]
 fn retain_removes_nothing_up_to_keep() {
     let dir = Checkpoints::new();
+    let refused = dir.retain(&["--keep", "x"]);
+    assert!(refused.err.contains("it must be a whole number"), "{}", refused.err);
     let none = dir.retain(&["--keep", "3"]);
     assert_eq!(none.code, Some(0), "{}", none.err);
     assert!(none.out.starts_with("no checkpoints in"), "{}", none.out);
