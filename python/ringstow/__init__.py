@@ -34,8 +34,8 @@ from ringstow._errors import (
 )
 from ringstow._load import load, load_into
 from ringstow._open import Checkpoint, Entry, open
-from ringstow._salvage import DamagedTensor, Salvaged
 from ringstow._save import save, save_async
+from ringstow.tree._damaged import DamagedTensor, Salvaged
 
 if TYPE_CHECKING:
     from ringstow._handle import SaveHandle

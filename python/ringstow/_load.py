@@ -15,12 +15,13 @@ from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
 from ringstow.tree import _build, _select, _skeleton, _walk
+from ringstow.tree._damaged import Salvaged
 
 if TYPE_CHECKING:
     import torch
 
     from ringstow._report import LoadReport
-    from ringstow._salvage import DamagedTensor
+    from ringstow.tree._damaged import DamagedTensor
 
 _T = TypeVar("_T")
 # Attempts to load a checkpoint that saves keep replacing.
@@ -120,7 +121,7 @@ def load(
     )
     if not skips:
         return loaded
-    salvaged = _salvage.Salvaged(loaded)
+    salvaged = Salvaged(loaded)
     salvaged.damaged = damaged
     _salvage.warn(where, damaged, "the load left tensors out")
     return salvaged

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError, KeyMismatchError
-from ringstow._salvage import DamagedTensor, find, holds_damage, marked
+from ringstow._salvage import find, holds_damage, marked
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
 from ringstow.tensors._memory import Stored, Target, dense_strides, moved, place_at
 from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
+from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._remedies import type_name
 from ringstow.tree._select import listed
 from ringstow.tree._skeleton import parse

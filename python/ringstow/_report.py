@@ -9,7 +9,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from ringstow._salvage import DamagedTensor
+from ringstow.tree._damaged import DamagedTensor
 
 if TYPE_CHECKING:
     import datetime

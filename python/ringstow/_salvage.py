@@ -1,4 +1,4 @@
-"""What ``on_corrupt="skip"`` leaves out of a load, and what it puts in the place of each."""
+"""What ``on_corrupt="skip"`` leaves out of a load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from ringstow import _native
 from ringstow._errors import CorruptCheckpointWarning
+from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._select import listed
 from ringstow.tree._walk import (
     STORED,
@@ -20,42 +21,6 @@ from ringstow.tree._walk import (
     rebuild,
     stored_in,
 )
-
-
-class DamagedTensor:
-    """A tensor, array or object that can't be loaded, because bytes of it are damaged.
-
-    ``load(on_corrupt="skip")`` puts one in the place of each in a list, a tuple or a field: these
-    can't lack an item. It has none of a tensor's methods, and `save` refuses it.
-    """
-
-    __slots__ = ("file", "name", "offset", "why")
-
-    def __init__(self, *, name: str, file: str, offset: int, why: str) -> None:
-        self.name = name
-        """The name under which it is stored: its path in the state dict, joined by dots."""
-        self.file = file
-        """The file of its first damage."""
-        self.offset = offset
-        """Byte offset of that damage."""
-        self.why = why
-        """What is wrong there."""
-
-    def __repr__(self) -> str:
-        return (
-            f"DamagedTensor(name={self.name!r}, file={self.file!r}, offset={self.offset}, "
-            f"why={self.why!r})"
-        )
-
-
-class Salvaged(dict[Any, Any]):
-    """What ``load(on_corrupt="skip")`` returns: a dict, and what is missing in it.
-
-    It saves and loads again as a dict.
-    """
-
-    damaged: tuple[DamagedTensor, ...] = ()
-    """What could not be loaded, in the order of the state dict; empty if all is intact."""
 
 
 def check_choice(on_corrupt: str, *, verify: bool) -> bool:

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from ringstow import _native
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._salvage import DamagedTensor, Salvaged
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
 from ringstow.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow.tensors._optional import imported
 from ringstow.tree import _fixed, _program
+from ringstow.tree._damaged import DamagedTensor, Salvaged
 from ringstow.tree._remedies import Refusals, Refused, remedy, type_name
 from ringstow.tree._walk import METADATA, Path, describe, flat_name
 
