@@ -100,9 +100,8 @@ impl Queue {
         }
     }
 
-    /// Queues one action, whose end can be waited for. Of a transfer, at least `needed` bytes must move. A file
-    /// system that is asked to sync several files at once commits its journal, and flushes the disk, for all of them
-    /// together.
+    /// Queues one action; the caller can wait for its end. A transfer must move at least `needed` bytes. Start several
+    /// syncs before you wait for one: the file system then commits its journal, and flushes the disk, once for all.
     pub fn start_one(&self, file: &Attached, action: Action, needed: usize) -> Answer {
         let (send, answer) = bounded(1);
         let reply = Reply::new(move |outcome| drop(send.send(outcome)));

@@ -298,7 +298,7 @@ impl Header {
 }
 
 impl Reader {
-    /// Whether the header says where regions lie in their tensors.
+    /// Whether the header stores the offset of each region in its tensor.
     fn wants_offsets(self) -> bool {
         self == Self::Any
     }

@@ -118,7 +118,7 @@ impl Item {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "tensor {name:?}: a region of {sizes:?} at {offsets:?} does not lie in {dtype} {shape:?}"
+            "tensor {name:?}: a region of {sizes:?} at {offsets:?} is outside {dtype} {shape:?}"
         )))
     }
 }

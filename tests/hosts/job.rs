@@ -27,7 +27,7 @@ pub const STRIPE: &str = "stripe";
 /// The kind of an error that means that there is no checkpoint.
 pub const NONE: &str = "None";
 
-/// What a program does. A state is told by its number, which no other save has.
+/// What a program does. Each save has a number of its own, which identifies its state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Job {
     Save(i64),

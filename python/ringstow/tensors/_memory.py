@@ -70,10 +70,10 @@ class Memory(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LazyTensor:
-    """Stands in a state dict for a tensor or array that is loaded while it is written.
+    """A tensor or array of a state dict that the save loads when it writes it.
 
-    The same object in two places is one tensor. ``load`` is called by a thread of the save's; what
-    it raises is what the save fails with.
+    The same object in two places is one tensor. A thread of the save calls ``load``. If ``load``
+    raises, the save fails with that error.
     """
 
     dtype: str

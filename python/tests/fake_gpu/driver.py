@@ -1,7 +1,7 @@
 """The fake CUDA driver (tests/fake-cuda) for tests: its controls, and memory on its GPUs.
 
-`Driver` also stands in for ``torch.cuda`` and for the hooks of `ringstow.tensors._cuda`: a CPU
-tensor over the driver's memory counts as a GPU tensor.
+`Driver` also replaces ``torch.cuda`` and the hooks of `ringstow.tensors._cuda`. A CPU tensor over
+the driver's memory then counts as a GPU tensor.
 """
 
 from __future__ import annotations

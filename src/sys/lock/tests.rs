@@ -1,4 +1,4 @@
-//! One lock for one directory, whoever removes, replaces or shares it meanwhile.
+//! A directory has one lock, also if another process removes or replaces it, or another host shares it.
 
 use crate::sys::lock::*;
 use std::fs;
