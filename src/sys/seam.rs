@@ -1,6 +1,6 @@
-//! The seam between ringstow and the operating system. Every function of `sys` calls `call` or
-//! `call_on` before it makes its system call, so that a test can count the calls, fail one of them or end
-//! the process just before one. The engines' transfers and syncs do not pass here.
+//! The seam between ringstow and the operating system. Every function of `sys` calls `call` or `call_on` before it
+//! makes its system call, and the I/O thread before it gives a transfer or a sync to the engine. A test can count
+//! the calls, fail one of them or end the process just before one.
 //!
 //! The seam exists in builds with debug assertions only. A release build has empty functions in its place.
 //!
@@ -28,6 +28,10 @@ pub enum Call {
     Read,
     /// Writing a small file.
     Write,
+    /// An engine's read of a block, or of the rest of one.
+    ReadBlock,
+    /// An engine's write of a block, or of the rest of one.
+    WriteBlock,
     /// Reserving blocks for a file.
     Allocate,
     /// Changing a file's length.

@@ -6,6 +6,7 @@ use crate::engine::retry::{Progress, Step};
 use crate::engine::{Action, Completion, Engine, FileId, Op, not_attached};
 use crate::limits::ALIGN;
 use crate::sys::file;
+use crate::sys::seam::{self, Call};
 use crossbeam_channel::Receiver;
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
@@ -29,11 +30,14 @@ pub(super) struct Actor {
     waiting: VecDeque<(Pending, Action)>,
     /// Started. The key is the operation's token.
     in_flight: Slab<Pending>,
+    /// Started, and failed by a test before the engine got them.
+    refused: Vec<Completion>,
     stopping: bool,
 }
 
 /// An attached file.
 struct Open {
+    file: Arc<File>,
     direct: bool,
     /// Requests waiting and in flight.
     requests: usize,
@@ -73,6 +77,7 @@ impl Actor {
             files: HashMap::new(),
             waiting: VecDeque::new(),
             in_flight: Slab::new(),
+            refused: Vec::new(),
             stopping: false,
         }
     }
@@ -86,7 +91,9 @@ impl Actor {
             if self.stopping && self.in_flight.is_empty() && self.waiting.is_empty() {
                 return;
             }
-            if let Err(error) = self.engine.wait(&mut done) {
+            if !self.refused.is_empty() {
+                done.append(&mut self.refused);
+            } else if let Err(error) = self.engine.wait(&mut done) {
                 return self.give_up(&error);
             }
             for completion in done.drain(..) {
@@ -119,8 +126,8 @@ impl Actor {
 
     fn attach(&mut self, file: Arc<File>) -> io::Result<FileId> {
         let direct = file::is_direct(&file);
-        let id = self.engine.attach(file)?;
-        self.files.insert(id, Open { direct, requests: 0, closing: false });
+        let id = self.engine.attach(Arc::clone(&file))?;
+        self.files.insert(id, Open { file, direct, requests: 0, closing: false });
         Ok(id)
     }
 
@@ -155,7 +162,16 @@ impl Actor {
         pending.started.get_or_insert_with(Instant::now);
         let file = pending.file;
         let token = self.in_flight.insert(pending) as u64;
-        self.engine.submit(Op { token, file, action });
+        let call = match &action {
+            Action::Write(_) => Call::WriteBlock,
+            Action::Read(_) => Call::ReadBlock,
+            Action::Sync => Call::Sync,
+        };
+        let op = Op { token, file, action };
+        match seam::call_on(call, &self.files[&file].file) {
+            Ok(()) => self.engine.submit(op),
+            Err(error) => self.refused.push(Completion { op, result: Err(error) }),
+        }
     }
 
     /// Takes a completion: finishes the request, or starts the rest of it.
