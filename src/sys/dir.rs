@@ -263,10 +263,10 @@ pub(crate) fn sync(dir: &Path) -> Result<()> {
 pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
     call(Call::Sync, dir)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = retry(|| rustix::fs::open(dir, flags, Mode::empty()))?;
-    match retry(|| rustix::fs::fsync(&dir)) {
+    let opened = retry(|| rustix::fs::open(dir, flags, Mode::empty()))?;
+    match retry(|| rustix::fs::fsync(&opened)) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-        result => result,
+        result => result.and_then(|()| call(Call::Synced, dir)),
     }
 }
 

@@ -349,7 +349,8 @@ pub fn finish(file: &File, len: u64) -> io::Result<()> {
 /// The system's.
 pub(crate) fn sync(file: &File) -> io::Result<()> {
     call_on(Call::Sync, file)?;
-    file.sync_all()
+    file.sync_all()?;
+    call_on(Call::Synced, file)
 }
 
 /// A file's POSIX ACL as the kernel stores it; `None` if it has none.

@@ -38,6 +38,9 @@ pub enum Call {
     Cut,
     /// Syncing a file or a directory.
     Sync,
+    /// No call: a sync has ended, and nobody has been told yet. Whoever fails it plays a disk that reports an error
+    /// after all.
+    Synced,
     /// Renaming a file.
     Rename,
     /// Removing a file.
@@ -268,7 +271,7 @@ mod tests {
         std::thread::scope(|scope| scope.spawn(|| dir::make(&other)).join().unwrap()).unwrap();
         dir::sync(&path).unwrap();
         assert!(dir::remove_if_empty(&path).unwrap());
-        let all = [Call::MakeDir, Call::Sync, Call::RemoveDir].map(|call| (call, path.clone()));
+        let all = [Call::MakeDir, Call::Sync, Call::Synced, Call::RemoveDir].map(|call| (call, path.clone()));
         assert_eq!(watch.take(), all);
         assert!(watch.take().is_empty());
     }
@@ -309,6 +312,6 @@ mod tests {
         // Other tests run meanwhile.
         let here = watch.take().into_iter().filter(|(_, on)| *on == path);
         let calls: Vec<Call> = here.map(|(call, _)| call).collect();
-        assert_eq!(calls, [Call::Create, Call::Write, Call::Sync]);
+        assert_eq!(calls, [Call::Create, Call::Write, Call::Sync, Call::Synced]);
     }
 }

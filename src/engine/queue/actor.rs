@@ -180,7 +180,13 @@ impl Actor {
         // Panics at a token that is not in flight: an engine returns each of its own once.
         let mut pending = self.in_flight.remove(token as usize);
         match pending.progress.next(result) {
-            Step::Done => self.finish(pending, Ok(()), action),
+            Step::Done => {
+                let done = match action {
+                    Action::Sync => seam::call_on(Call::Synced, &self.files[&pending.file].file),
+                    _ => Ok(()),
+                };
+                self.finish(pending, done, action);
+            }
             Step::Fail(error) => self.finish(pending, Err(error), action),
             Step::Continue { skip, pause } => {
                 if pause {
