@@ -27,7 +27,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu torture-background torture-cuts torture-hosts \
+.PHONY: help demo test test-rust test-python test-gpu torture-background torture-cuts torture-hosts torture-image \
 	lint doc bench bench-check bench-baseline \
 	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -38,6 +38,7 @@ help:
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
+	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-hosts  500 interleavings of two hosts on one network file system (SEED=$(SEED))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
@@ -57,7 +58,7 @@ test: test-rust test-python
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test -p ringstow -p fake-cuda -p ringstow-cudarc-example
+	cargo test -p ringstow -p durable-image -p fake-cuda -p ringstow-cudarc-example
 
 test-gpu: $(READY)
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
@@ -81,6 +82,9 @@ torture-background: $(READY)
 
 torture-hosts:
 	RINGSTOW_SEED=$(SEED) cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
+
+torture-image:
+	RINGSTOW_SEED=$(SEED) RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call
 
 lint: $(READY) doc
 	tools/preflight.sh $(PYTHON) lint

@@ -271,7 +271,8 @@ mod tests {
         std::thread::scope(|scope| scope.spawn(|| dir::make(&other)).join().unwrap()).unwrap();
         dir::sync(&path).unwrap();
         assert!(dir::remove_if_empty(&path).unwrap());
-        let all = [Call::MakeDir, Call::Sync, Call::Synced, Call::RemoveDir].map(|call| (call, path.clone()));
+        let all = [Call::MakeDir, Call::Sync, Call::Synced, Call::RemoveDir]
+            .map(|call| (call, path.clone()));
         assert_eq!(watch.take(), all);
         assert!(watch.take().is_empty());
     }
