@@ -421,6 +421,27 @@ fn save_that_lost_its_lock_after_the_commit_removes_nothing_of_another_host() {
 }
 
 #[test]
+fn removal_that_lost_its_lock_removes_nothing_of_another_host() {
+    let hosts = Hosts::with_locks();
+    let dir = hosts.dir();
+    store().save(&state(1), &dir).unwrap();
+    // Of saves that were killed before; and what another host writes once this one has lost its lock.
+    for name in ["rank00000-0.g6.safetensors.part", "manifest.json.00ff00ff00ff00ff.part"] {
+        fs::write(dir.join(name), "killed").unwrap();
+    }
+    let others = ["manifest.json.part", "rank00000-0.g9000000.safetensors.part"];
+    let written = others.map(|name| dir.join(name));
+    let _loses_lock = on_thread(move |_, call, on| {
+        if call == Call::Rename && on.ends_with("manifest.json") {
+            written.iter().for_each(|path| fs::write(path, "theirs").unwrap());
+        }
+        Outcome::Pass
+    });
+    let removed = store().remove(&dir, Disposal::Remove).unwrap();
+    assert_eq!(names_in(&dir), [LOCK, others[0], others[1]], "{removed:?}");
+}
+
+#[test]
 fn save_leaves_the_file_that_has_a_name_of_its_own() {
     let hosts = Hosts::with_locks();
     let dir = hosts.dir();
@@ -442,6 +463,24 @@ fn failed_first_save_leaves_no_lock_file() {
     let fails = |state| store().save_async(state, &dir).unwrap();
     assert!(HeldUp::start(2, true, fails).end().is_err());
     assert_eq!(names_in(hosts.root.path()), Vec::<String>::new());
+}
+
+#[test]
+fn refused_save_leaves_no_lock_file_in_the_directory_of_another_program() {
+    let hosts = Hosts::with_locks();
+    let dir = hosts.dir();
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("model.safetensors"), "theirs").unwrap();
+    for refused in [store().save(&state(1), &dir), store().export(&state(1), &dir)] {
+        assert_says(&refused.unwrap_err(), &["model.safetensors"]);
+        assert_eq!(names_in(&dir), ["model.safetensors"]);
+    }
+    fs::remove_file(dir.join("model.safetensors")).unwrap();
+    store().save(&state(1), &dir).unwrap();
+    // It has relied on the file; so may another host by now.
+    let fails = |state| store().save_async(state, &dir).unwrap();
+    assert!(HeldUp::start(2, true, fails).end().is_err());
+    assert!(dir.join(LOCK).exists());
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) const FILE: &str = ".ringstow-lock";
 pub(crate) struct DirLock {
     dir: PathBuf,
     file: Option<FileLock>,
-    own: Option<Held>,
+    _own: Option<Held>,
     reach: Reach,
     shared: bool,
     why: String,
@@ -136,7 +136,7 @@ impl DirLock {
         if identity != self::identity(dir::look(dir).map_err(io)?) {
             return Ok(None);
         }
-        let lock = Self { dir: dir_path, file, own, reach, shared, why };
+        let lock = Self { dir: dir_path, file, _own: own, reach, shared, why };
         lock.warn();
         Ok(Some(lock))
     }
@@ -147,9 +147,9 @@ impl DirLock {
     }
 
     /// Whether another process may write here in spite of the lock: on another host, whose view may also be late, or on
-    /// this one if the directory cannot be locked.
+    /// this one if the directory or its [`FILE`] cannot be locked.
     pub fn is_shared(&self) -> bool {
-        self.shared || self.own.is_none()
+        self.shared || self.reach == Reach::ThisHost
     }
 
     /// Why the lock has this reach.
@@ -263,9 +263,9 @@ impl FileLock {
             opened => opened?,
         };
         if let Err(error) = call(Call::Lock, path).and_then(|()| set(&file, nix::libc::F_WRLCK)) {
-            if created && error.kind() != io::ErrorKind::WouldBlock {
-                // Nobody can lock it.
-                dir::try_remove(path)?;
+            // Nobody can lock it. After any other failure, another host may have.
+            if created && error.kind() != io::ErrorKind::WouldBlock && cannot_lock(&error) {
+                let _kept = dir::try_remove(path);
             }
             return Err(error);
         }

@@ -95,8 +95,9 @@ fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed
         lock.withdraw();
         return Err(error);
     }
+    let scope = Scope::of_removal(&lock, &stripes)?;
     uncommit(dir)?;
-    let leftovers = retired(&stripes, &lock)?;
+    let leftovers = retired(&stripes, scope)?;
     let mut swept = match disposal {
         Disposal::Recycle => recycle(&stripes, leftovers),
         Disposal::Remove => leftovers.clear(),
@@ -125,6 +126,9 @@ pub(in crate::store) fn remove_parts(
     locks: Vec<DirLock>,
     stripe: &[PathBuf],
 ) -> Result<Swept> {
+    let stripes = || parts.iter().map(|part| Stripes::to_clear(part, stripe));
+    let scope = |(lock, stripes): (&DirLock, Stripes)| Scope::of_removal(lock, &stripes);
+    let scopes: Vec<Scope> = locks.iter().zip(stripes()).map(scope).collect::<Result<_>>()?;
     check_parts(dir, parts, stripe)?.into_iter().try_for_each(uncommit)?;
     // An earlier call may have been killed before its rename was durable.
     parts.iter().filter(|part| is_being_removed(part)).try_for_each(|part| dir::sync(part))?;
@@ -132,9 +136,8 @@ pub(in crate::store) fn remove_parts(
     // is gone, nothing marks them for removal.
     let removed = RecycledFiles::under(dir).clear_but(std::iter::empty())?;
     let mut swept = Swept { removed, ..Swept::default() };
-    for (part, lock) in parts.iter().zip(locks) {
-        let leftovers = retired(&Stripes::to_clear(part, stripe), &lock)?;
-        let Swept { removed, left, .. } = leftovers.clear()?;
+    for (((part, lock), stripes), scope) in parts.iter().zip(locks).zip(stripes()).zip(scopes) {
+        let Swept { removed, left, .. } = retired(&stripes, scope)?.clear()?;
         swept.removed.extend(removed);
         swept.left.extend(left);
         swept.left.extend(remove_if_empty(part, Some(lock))?);
@@ -239,10 +242,10 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
 
 /// What is left of a checkpoint whose manifest was renamed. If another host has committed since this process read the
 /// manifest, that is the checkpoint that was removed: its files are those that the renamed manifest lists.
-fn retired(stripes: &Stripes, lock: &DirLock) -> Result<Leftovers> {
+fn retired(stripes: &Stripes, mut scope: Scope) -> Result<Leftovers> {
     let manifest = manifest::read_half_removed(stripes.own()).flatten();
-    let listed = manifest.as_ref().map(|manifest| &*manifest.files);
-    Leftovers::find(stripes, None, &Scope::of_removal(lock, listed))
+    scope.retires(manifest.as_ref().map(|manifest| &*manifest.files));
+    Leftovers::find(stripes, None, &scope)
 }
 
 fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
@@ -267,8 +270,12 @@ fn uncommit(dir: &Path) -> Result<()> {
         None => return Err(diagnose::no_manifest(dir)),
     }
     remove_mark(dir)?;
-    dir::rename(&dir.join(names::MANIFEST), &dir.join(names::REMOVAL_MARK))?;
-    dir::sync(dir)
+    let manifest = dir.join(names::MANIFEST);
+    match dir::rename(&manifest, &dir.join(names::REMOVAL_MARK)) {
+        Err(error) if dir::has(&manifest) || !is_being_removed(dir) => Err(error),
+        // Done, even if the server of a network file system did it and its answer was lost.
+        _ => dir::sync(dir),
+    }
 }
 
 /// Removes the DCP mark. Called before the manifest is renamed: programs must not find a mark without a checkpoint.

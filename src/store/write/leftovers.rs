@@ -102,12 +102,12 @@ impl Leftovers {
                 continue;
             }
             match scope {
-                Scope::Everything => found.emptied.push(dir.into()),
+                Scope::Own(_) if !was_being_removed => {}
                 // A save may be about to write into it. Nothing finds it once the checkpoint is removed.
-                Scope::Own(_) if was_being_removed => {
+                Scope::Own(own) if own.there.is_none() => {
                     found.left.push(Left { path: dir.into(), reason: MARKER_STAYS.into() });
                 }
-                Scope::Own(_) => {}
+                _ => found.emptied.push(dir.into()),
             }
         }
         found.mark = was_being_removed.then_some(mark);

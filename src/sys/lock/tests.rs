@@ -179,6 +179,39 @@ mod other_hosts {
     }
 
     #[test]
+    fn local_directory_whose_lock_file_cannot_be_locked_is_shared() {
+        const EACCES: i32 = 13;
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().canonicalize().unwrap();
+        // A client of this server has made it, as another user.
+        fs::write(dir.join(FILE), "").unwrap();
+        let _failing = fail_call(Call::Open, &dir.join(FILE), EACCES);
+        let lock = DirLock::take(&dir).unwrap();
+        assert_eq!((lock.reach(), lock.is_shared()), (Reach::ThisHost, true));
+    }
+
+    #[test]
+    fn lock_file_goes_only_if_nobody_can_lock_it() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().canonicalize().unwrap();
+        let path = dir.join(FILE);
+        let _nfs = play(&dir, "nfs4", "");
+        // Another host may have locked the new file before this host's lock failed.
+        let failing = fail_call(Call::Lock, &path, 5);
+        let error = DirLock::take(&dir).unwrap_err();
+        assert!(error.to_string().contains("locking"), "{error}");
+        assert!(lock_file(&dir).is_some());
+        drop(failing);
+        fs::remove_file(&path).unwrap();
+        let _failing = fail_call(Call::Lock, &path, ENOLCK);
+        drop(DirLock::take(&dir).unwrap());
+        assert!(lock_file(&dir).is_none());
+        // One that cannot be removed either is no worse.
+        let _stays = fail_call(Call::Remove, &path, 5);
+        assert_eq!(DirLock::take(&dir).unwrap().reach(), Reach::ThisHost);
+    }
+
+    #[test]
     fn lock_that_fails_where_other_hosts_rely_on_it_is_an_error() {
         const EMFILE: i32 = 24;
         let root = tempfile::tempdir().unwrap();
