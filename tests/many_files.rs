@@ -15,15 +15,15 @@ use std::sync::{Mutex, PoisonError};
 static LIMIT: Mutex<()> = Mutex::new(());
 
 #[test]
-fn more_files_than_the_soft_limit_allows_are_read() {
+fn more_files_than_the_soft_limit_allows_are_saved_and_loaded() {
     let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let root = scratch();
     let runtime = Runtime::shared(&Config { shard_bytes: 4096, ..small_config() }).unwrap();
     let state = State::new(1, &[4096; 120]);
-    setrlimit(Resource::RLIMIT_NOFILE, 4096, 4096).unwrap();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, 60, hard).unwrap();
     let report = state.save(&runtime, root.path()).unwrap();
     assert_eq!(report.files, 120);
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 60, hard).unwrap();
     state.assert_at(&runtime, root.path());
 }

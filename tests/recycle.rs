@@ -327,3 +327,28 @@ fn files_of_another_mode_or_acl_are_not_written_over() {
         assert!(names_in(&root.path().join(RECYCLED_DIR)).is_empty());
     }
 }
+
+#[cfg(debug_assertions)] // the seam exists in these builds only
+#[test]
+fn rank_that_loses_the_race_for_a_recycled_file_writes_a_new_one() {
+    use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
+    let (root, runtime) = root(&[1]);
+    remove(at(root.path(), 1), Disposal::Recycle).unwrap();
+    let dir = at(root.path(), 2);
+    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    let _another_takes_it = on_thread(|_, call, on| {
+        if call == Call::Rename && on.extension().is_some_and(|end| end == "spare") {
+            fs::remove_file(on).unwrap();
+        }
+        Outcome::Pass
+    });
+    let mut state = ringstow::StateDict::new();
+    state.bytes("t", ringstow::Dtype::U8, &[5], b"bytes").unwrap();
+    let job = Default::default();
+    let written = ringstow::internals::store::write_rank(&runtime, &state, 0, &dir, &job);
+    let (receipt, report) = written.unwrap();
+    assert_eq!(report.recycled_bytes, 0);
+    let tree = ringstow::Value::Dict(Vec::new()).to_json().unwrap();
+    session.commit(vec![receipt], tree).unwrap();
+    assert_eq!(ringstow::load(&dir).unwrap().tensor("t").unwrap().data(), b"bytes");
+}

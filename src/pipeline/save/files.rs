@@ -26,6 +26,7 @@ pub(super) fn open(
     plan: &SavePlan,
     paths: &[PathBuf],
 ) -> Result<(Vec<Option<OpenFile>>, Moved)> {
+    file::make_room_for(paths.len());
     let by_path: Vec<Option<&Path>> = paths.iter().map(|path| Some(path.as_path())).collect();
     open_each(runtime, runtime.config(), &by_path, |numbers, queue, mode| {
         let padded = |n: usize| plan.shards[n].bytes.next_multiple_of(ALIGN as u64);

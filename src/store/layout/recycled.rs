@@ -119,6 +119,7 @@ impl RecycledFiles {
         let new = new.map_err(|e| Error::io("creating", part, e))?;
         // The process that moves it first has it. If it is missing or cannot be moved, the save creates a new file.
         if dir::rename(&recycled, part).is_err() {
+            remove(part)?;
             return Ok(Taken::Nothing);
         }
         match check(part, &new) {
