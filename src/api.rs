@@ -244,7 +244,9 @@ impl Store {
 ///
 /// # Errors
 /// Any [`Error`](crate::Error); then written files are removed, and an earlier checkpoint is unchanged. Except for
-/// [`Error::NotDurable`](crate::Error::NotDurable): the new one is committed, and may not survive a crash.
+/// [`Error::NotDurable`](crate::Error::NotDurable): the new one is committed, and may not survive a crash. If a rename fails
+/// and the manifest cannot be read to see whether it took effect, the error says that either may be committed, and the
+/// files of both stay.
 pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
     Store::found()?.save(state, path)
 }

@@ -212,9 +212,11 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<()> {
         }
         renamed => renamed,
     };
-    renamed.map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => Error::io("renaming a file to", to, e),
-        _ => Error::io("renaming", from, e),
+    renamed.or_else(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => Err(Error::io("renaming a file to", to, e)),
+        // The server of a network file system did it, and its answer was lost.
+        _ if has(to) && !has(from) => Ok(()),
+        _ => Err(Error::io("renaming", from, e)),
     })
 }
 

@@ -64,9 +64,11 @@ fn export_all(
         plan.shards.iter().map(|shard| path.join(names::uncommitted(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
+    rollback.files.extend_from_slice(&files);
     for file in &files {
-        file::create_new(file, false).map_err(|e| Error::io("creating", file, e))?;
-        rollback.files.push(file.clone());
+        file::create_new(file, false)
+            .map_err(|e| Error::io("creating", file, e))
+            .inspect_err(|error| rollback.disown(error))?;
     }
     if is_shared {
         // An export on another host may have begun or ended since then. One that begins now finds these files.
@@ -183,16 +185,16 @@ fn publish(
     }
     if let Err(error) = dir::sync(dir).and_then(|()| rollback.sync_parents()) {
         let last = if several { names::MODEL_INDEX } else { &plan.shards[0].name };
-        return Err(take_back(&dir.join(last), error, dir, rollback));
+        return Err(take_back(last, error, dir, rollback));
     }
     rollback.keep();
     Ok(())
 }
 
-/// Takes back a model whose names cannot be made durable: removes the file that makes it one, and leaves the rest to
-/// the rollback. If the disk refuses that too, the model stays as it is, and the error says so.
-fn take_back(last: &Path, error: Error, dir: &Path, rollback: &mut Rollback) -> Error {
-    match (remove(last), error) {
+/// Takes back a model whose names cannot be made durable: the file that makes it one gets its uncommitted name again, and
+/// the rollback removes everything. If the disk refuses that, the model stays as it is, and the error says so.
+fn take_back(last: &str, error: Error, dir: &Path, rollback: &mut Rollback) -> Error {
+    match (dir::rename_new(&dir.join(last), &dir.join(names::uncommitted(last))), error) {
         (Err(_), Error::Io { cause, .. }) => {
             rollback.keep();
             Error::NotDurable { path: dir.into(), cause }
@@ -328,6 +330,37 @@ mod tests {
         }
     }
 
+    /// A failed export may be killed while it removes what it wrote.
+    #[cfg(debug_assertions)]
+    #[test]
+    fn export_rolled_back_in_part_is_cleared_by_the_next_export() {
+        use crate::sys::seam::{Call, Outcome, on_thread};
+        // The index cannot get its name, or its name cannot be made durable.
+        for fails in [Call::Rename, Call::Sync] {
+            for removals in 0..6 {
+                let dir = tempfile::tempdir().unwrap();
+                let (part, index) = (names::uncommitted(names::MODEL_INDEX), names::MODEL_INDEX);
+                let [part, index] = [&*part, index].map(|name| dir.path().join(name));
+                let mut left = removals;
+                let killed = on_thread(move |_, call, on| match call {
+                    Call::Rename if fails == call && on == part => Outcome::Fail(5),
+                    Call::Sync if fails == call && index.exists() => Outcome::Fail(5),
+                    Call::Remove if left == 0 => Outcome::Fail(5),
+                    Call::Remove => {
+                        left -= 1;
+                        Outcome::Pass
+                    }
+                    _ => Outcome::Pass,
+                });
+                export_to(dir.path(), 90_000).unwrap_err();
+                drop(killed);
+                assert!(crate::Checkpoint::open_foreign(dir.path()).is_err());
+                export_to(dir.path(), 0).unwrap();
+                assert_eq!(present(dir.path()), ["model.safetensors"], "{fails:?}, {removals}");
+            }
+        }
+    }
+
     #[test]
     fn export_keeps_numbered_files_without_a_part_index() {
         let dir = tempfile::tempdir().unwrap();
@@ -383,7 +416,7 @@ mod tests {
         }
     }
 
-    /// A disk that dies at the last sync lets nobody remove the model that is there by then.
+    /// A disk that dies at the last sync lets nobody take back the model that is there by then.
     #[cfg(debug_assertions)]
     #[test]
     fn an_export_whose_last_sync_fails_leaves_nothing_or_says_that_the_model_is_there() {
@@ -395,7 +428,7 @@ mod tests {
                 let published = to.join(last);
                 let _failing = on_thread(move |_, call, _| match call {
                     Call::Sync if published.exists() => Outcome::Fail(5),
-                    Call::Remove | Call::RemoveDir if is_dead => Outcome::Fail(5),
+                    Call::Rename if is_dead && published.exists() => Outcome::Fail(5),
                     _ => Outcome::Pass,
                 });
                 let error = export_to(&to, shard_bytes).unwrap_err();

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// Files and directories that a save has created. Dropping it removes them, unless [`Rollback::keep`] was called.
 #[derive(Debug)]
 pub(in crate::store) struct Rollback {
-    /// Files that the save writes.
+    /// Files that the save writes, in the order in which it creates them.
     pub files: Vec<PathBuf>,
     /// The checkpoint's own directory.
     dir: PathBuf,
@@ -72,6 +72,16 @@ impl Rollback {
             self.made.push(dir.into());
         }
         Ok(())
+    }
+
+    /// Forgets the file that could not be created because another save has one of its name, and those after it.
+    pub fn disown(&mut self, error: &Error) {
+        let Error::Io { path, cause, .. } = error else { return };
+        if cause.kind() == io::ErrorKind::AlreadyExists
+            && let Some(first) = self.files.iter().position(|file| file == path)
+        {
+            self.files.truncate(first);
+        }
     }
 
     /// The lock on the directory.
@@ -136,7 +146,8 @@ impl Drop for Rollback {
         if self.kept {
             return; // committed
         }
-        for file in &self.files {
+        // What tells whose the rest is was written first, and goes last: this process may be killed in between.
+        for file in self.files.iter().rev() {
             if let Err(error) = remove(file) {
                 tracing::warn!(%error, "could not remove what a failed save wrote");
             }
@@ -145,6 +156,9 @@ impl Drop for Rollback {
             if let Err(error) = self.remove_dir(dir) {
                 tracing::warn!(%error, "could not remove a directory that a failed save created");
             }
+        }
+        if let Some(lock) = self.lock.take() {
+            lock.withdraw();
         }
     }
 }

@@ -53,7 +53,7 @@ fn save_all(
     job.note(What::Plan, started, None, 0);
     let written = contents.write_recycling(runtime, &plan, files, job);
     let (written, recycled_bytes) =
-        written.inspect_err(|error| transaction.begin_no_files_of(error))?;
+        written.inspect_err(|error| transaction.disown(error))?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);

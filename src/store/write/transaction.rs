@@ -106,14 +106,9 @@ impl Transaction {
         }
     }
 
-    /// Forgets the file that could not be created because another save has one of its name, and those after it.
-    pub fn begin_no_files_of(&mut self, error: &Error) {
-        let Error::Io { path, cause, .. } = error else { return };
-        if cause.kind() == io::ErrorKind::AlreadyExists
-            && let Some(first) = self.rollback.files.iter().position(|file| file == path)
-        {
-            self.rollback.files.truncate(first);
-        }
+    /// See [`Rollback::disown`].
+    pub fn disown(&mut self, error: &Error) {
+        self.rollback.disown(error);
     }
 
     /// How the save creates its files. Where other hosts save, too, it never removes what has the name already.
@@ -141,7 +136,8 @@ impl Transaction {
     /// # Errors
     /// [`Error::Io`]; [`Error::Invalid`] if a shard is gone, or a file already has its final name. Then nothing is
     /// committed.
-    /// [`Error::NotDurable`] if the sync after the commit fails.
+    /// [`Error::NotDurable`] if the sync after the commit fails. If the rename fails and the manifest cannot be read, the
+    /// error says that either checkpoint may be committed.
     pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
         self.check_free(&manifest.files)?;
         match self.write_manifest(manifest) {
@@ -224,18 +220,33 @@ impl Transaction {
     /// The commit.
     fn publish(&mut self) -> Result<()> {
         assert!(!self.rollback.is_kept(), "a save commits once");
-        let [from, to] =
-            [&*self.uncommitted_manifest, names::MANIFEST].map(|name| self.dir().join(name));
         if let Scope::Own(own) = &mut self.scope {
             // Another host may have committed since this save began. If its manifest is damaged, its files stay.
             let replaced = read_files(self.stripes.own()).unwrap_or_default();
             own.replaces(replaced.as_ref().map_or(&[], |listed| &listed.files));
         }
-        dir::rename(&from, &to)?;
+        self.rename_manifest()?;
         // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
         let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
         dir::try_sync(self.dir()).map_err(not_durable)
+    }
+
+    /// Renames the manifest. On a network file system a rename may fail and have taken effect: the server's answer was
+    /// lost, or the file system copies and then removes. Then the manifest says what is committed.
+    fn rename_manifest(&mut self) -> Result<()> {
+        let [from, to] =
+            [&*self.uncommitted_manifest, names::MANIFEST].map(|name| self.dir().join(name));
+        let Err(error) = dir::rename(&from, &to) else { return Ok(()) };
+        match read_files(self.dir()) {
+            Ok(Some(there)) if there.generation == self.generation => Ok(()),
+            Ok(_) if dir::has(&from) => Err(error),
+            // Whichever is committed, its shards stay.
+            _ => {
+                self.rollback.keep();
+                Err(error.hinted(UNKNOWN.into()))
+            }
+        }
     }
 
     /// Step 3.
@@ -289,6 +300,9 @@ fn foreign_file(dir: &Path, name: &str) -> Error {
         dir.display()
     ))
 }
+
+const UNKNOWN: &str = "it may have taken effect, and the manifest cannot be read to see: either checkpoint may be \
+                       committed, and the files of both stay; save again";
 
 #[cfg(test)]
 mod tests;

@@ -318,6 +318,34 @@ fn stripe_marker_is_durable_before_any_shard() {
     assert!(synced.contains(&stripe_dir) && synced.contains(&stripe[0]), "{synced:?}");
 }
 
+/// A failed save may be killed while it removes what it wrote.
+#[cfg(debug_assertions)]
+#[test]
+fn rollback_killed_at_any_removal_lets_the_next_save_begin() {
+    use crate::sys::seam::{Outcome, on_thread};
+    for removals in 0..5 {
+        let (_root, dir, stripe) = striped();
+        let mut tx = Transaction::begin(&dir, &stripe).unwrap();
+        write_part(&mut tx, 1);
+        let part = stripe[0].join("step").join("rank00000-1.safetensors.part");
+        tx.begin_files(std::slice::from_ref(&part));
+        fs::write(&part, "half").unwrap();
+        let mut left = removals;
+        let killed = on_thread(move |_, call, _| match call {
+            Call::Remove | Call::RemoveDir if left == 0 => Outcome::Fail(Errno::EIO as i32),
+            Call::Remove => {
+                left -= 1;
+                Outcome::Pass
+            }
+            _ => Outcome::Pass,
+        });
+        drop(tx);
+        drop(killed);
+        let begun = Transaction::begin(&dir, &stripe);
+        assert!(begun.is_ok(), "after {removals} removals: {begun:?}");
+    }
+}
+
 #[test]
 fn stripe_directory_that_cannot_be_reached_is_an_error() {
     let (_root, dir, stripe) = striped();
