@@ -8,7 +8,7 @@ use common::place::{Place, SIZES, WAYS};
 use common::{State, assert_says, names_in, scratch, small_config, step_with};
 use ringstow::internals::format::names;
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
-use ringstow::{Checkpoint, Config, Dtype, Store, StateDict};
+use ringstow::{Checkpoint, Config, Dtype, StateDict, Store};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -105,7 +105,10 @@ fn save_that_cannot_know_whether_it_is_committed_keeps_the_files_of_both() {
             });
             let error = place.save(2).unwrap_err();
             drop(blind);
-            assert_says(&error, &["manifest.json", "either checkpoint may be committed", "save again"]);
+            assert_says(
+                &error,
+                &["manifest.json", "either checkpoint may be committed", "save again"],
+            );
             let found = step_with(place.config(), &place.dir());
             assert_eq!(found, if takes_effect { 2 } else { 1 }, "{way:?}");
             place.assert_whole(found);

@@ -52,8 +52,7 @@ fn save_all(
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
     let written = contents.write_recycling(runtime, &plan, files, job);
-    let (written, recycled_bytes) =
-        written.inspect_err(|error| transaction.disown(error))?;
+    let (written, recycled_bytes) = written.inspect_err(|error| transaction.disown(error))?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
