@@ -18,6 +18,7 @@ pub struct StateDict<'a> {
     sources: Vec<TensorSource<'a>>,
     values: Vec<(String, Value)>,
     step: Option<u64>,
+    only_new: bool,
     tree: Option<Box<RawValue>>,
     check: Option<Box<Check<'a>>>,
 }
@@ -156,6 +157,13 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// Makes the save fail instead of replacing a checkpoint, also one that another process commits meanwhile. The
+    /// error is an [`Error::Io`] of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists).
+    pub fn only_new(&mut self) -> &mut Self {
+        self.only_new = true;
+        self
+    }
+
     /// Replaces the tree of values with the caller's, in the format's JSON. It must refer to the tensors itself.
     pub fn set_tree(&mut self, tree: Box<RawValue>) -> &mut Self {
         self.tree = Some(tree);
@@ -173,6 +181,11 @@ impl<'a> StateDict<'a> {
     /// The number set by [`StateDict::step`].
     pub(crate) fn saved_step(&self) -> Option<u64> {
         self.step
+    }
+
+    /// Whether [`StateDict::only_new`] was called.
+    pub(crate) fn is_only_new(&self) -> bool {
+        self.only_new
     }
 
     /// The tensors, for the save.

@@ -122,7 +122,7 @@ def load(
     if not skips:
         return loaded
     salvaged = Salvaged(loaded)
-    salvaged.damaged = damaged
+    vars(salvaged).update(getattr(loaded, "__dict__", {}), damaged=damaged)
     _salvage.warn(where, damaged, "the load left tensors out")
     return salvaged
 

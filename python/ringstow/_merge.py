@@ -168,9 +168,10 @@ class Merge:
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
             return self._differ(path, f"a {type_name(target)}", _kind(node))
-        saved = {
-            key if type(key) is str else self._key(key, path): child for key, child in node.items()
-        }
+        saved: dict[Any, Any] = {}
+        with self.contents.keys():
+            for key, child in node.items():
+                saved[key if type(key) is str else self._key(key, path, saved)] = child
         self._assign(target.__setitem__, self._items(target, saved, path))
         metadata = metadata_of(node)
         is_held = isinstance(target, collections.OrderedDict)
@@ -224,9 +225,9 @@ class Merge:
     def _assign(self, store: Callable[[Any, Any], None], makes: dict[Any, Make]) -> None:
         self.assigns += [(functools.partial(store, step), make) for step, make in makes.items()]
 
-    def _key(self, key: Any, path: Path) -> Any:
+    def _key(self, key: Any, path: Path, others: dict[Any, Any]) -> Any:
         self.survey.add(key, path)
-        return rebuild_key(key, path, lambda leaf, at: Builder(self.contents, {}).value(leaf, at))
+        return rebuild_key(key, path, Builder(self.contents, {}).make, others)
 
     def _differ(self, path: Path, here: str, there: str) -> None:
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")

@@ -32,15 +32,18 @@ __all__ = [
     "gpus",
     "is_shared",
     "latest",
+    "nesting",
     "parse_size",
     "prune",
     "remove",
+    "rename_new",
     "retain",
     "start_export",
     "start_save",
     "start_write",
     "steps",
     "swap_names",
+    "sync_dir",
     "verify",
     "watch",
 ]
@@ -153,7 +156,13 @@ class SaveJob:
 # wait; a stream that is being captured is refused. A thread of the save loads a LazyMemory once,
 # when its first byte is needed, and drops it after its last. `result` raises what loading raises.
 def start_save(
-    tensors: Tensors, state: str, path: str, config: str, step: int | None = None
+    tensors: Tensors,
+    state: str,
+    path: str,
+    config: str,
+    step: int | None = None,
+    *,
+    only_new: bool = False,
 ) -> SaveJob: ...
 
 # Writes a model's weights as Hugging Face's programs read them: plain safetensors files, with an
@@ -293,7 +302,16 @@ def prune(
 
 # Whether other hosts may use the file system of an existing path.
 def is_shared(path: str) -> bool: ...
+
+# The nesting depth of valid JSON.
+def nesting(json: str) -> int: ...
 def swap_names(one: str, other: str) -> None: ...
+
+# Renames a file; FileExistsError if something has the other name.
+def rename_new(source: str, target: str) -> None: ...
+
+# Makes the names in a directory durable.
+def sync_dir(path: str) -> None: ...
 def cli(argv: Sequence[str]) -> int: ...
 
 # Passes the log records of native threads to `logging`, which they never call themselves: a signal

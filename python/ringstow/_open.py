@@ -168,11 +168,12 @@ class Checkpoint(Mapping[str, "Entry"]):
             if isinstance(leaf, Leaf) and leaf.tag in _KINDS:
                 return self._entry(leaf, at)
             try:
-                return builder.value(leaf, at)
+                return builder.make(leaf, at)
             except UnsupportedError:
-                return Entry(self, flat_name(at), at, leaf)
+                unmade = leaf.unmade if isinstance(leaf, Box) else leaf
+                return Entry(self, flat_name(at), at, unmade or leaf)
 
-        return _walk.rebuild(self._skeleton, (), make)  # type: ignore[no-any-return]
+        return builder.value(self._skeleton, (), make)  # type: ignore[no-any-return]
 
     def value(self, name: str) -> Any:
         """Return the value of a name, or the dict or list of values; a tensor is an `Entry`.
@@ -210,7 +211,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         def make(leaf: Leaf | Box, at: Path) -> Any:
             if isinstance(leaf, Leaf) and is_entry(leaf):
                 return self._entry(leaf, at)
-            return builder.value(leaf, at)
+            return builder.make(leaf, at)
 
         survey = _build.Survey(self._contents)
         for at, leaf in _walk.nodes(node, path):
@@ -218,7 +219,7 @@ class Checkpoint(Mapping[str, "Entry"]):
                 survey.add(leaf, at)
         blocks = _build.read(opened, list(survey.objects) if entries else survey.names)
         builder = _build.Builder(self._contents, blocks, as_numpy=self._as_numpy)
-        return _walk.rebuild(node, path, make)
+        return builder.value(node, path, make)
 
     def _entry(self, leaf: Leaf, path: Path) -> Entry:
         name = _walk.leaf_name(path, leaf)
@@ -249,6 +250,10 @@ class Checkpoint(Mapping[str, "Entry"]):
         self._alive()
         if leaf.tag not in _ELEMENTS:
             raise TypeError(f"{entry.name} is not a tensor: load() it")
+        if self._contents.stored(leaf, entry._path).dtype == "F4":
+            raise UnsupportedError(
+                f"{entry.name} holds 4-bit numbers: load() it, and index the result"
+            )
         selection = _index.select(index, entry.shape, entry.name)
         is_whole = tuple(r.size for r in selection.ranges) == entry.shape
         if is_whole and not any(r.flipped for r in selection.ranges):
@@ -261,10 +266,6 @@ class Checkpoint(Mapping[str, "Entry"]):
     def _read_part(self, entry: Entry, selection: _index.Selection) -> Any:
         opened, leaf = self._alive(), entry._leaf
         stored = self._contents.stored(leaf, entry._path)
-        if stored.dtype == "F4":
-            raise UnsupportedError(
-                f"{entry.name} holds 4-bit numbers: load() it, and index the result"
-            )
         module: Any = _numpy if self._as_numpy or leaf.tag == "$ndarray" else _torch
         dtype = module.dtype_of(stored.dtype, entry.name)
         if math.prod(selection.shape) == 0:

@@ -73,6 +73,8 @@ def _drop(node: Any) -> None:
             del node[key]
     for _, child in children(node) or ():
         _drop(child)
+    if metadata_of(node) is not None:
+        _drop(metadata_of(node))
 
 
 def holds_damage(node: Any) -> bool:

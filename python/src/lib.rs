@@ -81,6 +81,24 @@ fn check_own_share(py: Python<'_>, path: PathBuf, rank: u32) -> PyResult<()> {
     py.detach(|| ringstow::internals::store::check_own_share(&path, rank)).map_err(error::to_python)
 }
 
+/// The nesting depth of valid JSON.
+#[pyfunction]
+fn nesting(json: &str) -> usize {
+    ringstow::internals::format::value::nesting(json)
+}
+
+/// Renames a file to a name that must be free.
+#[pyfunction]
+fn rename_new(py: Python<'_>, from: PathBuf, to: PathBuf) -> PyResult<()> {
+    py.detach(|| ringstow::internals::sys::dir::rename_new(&from, &to)).map_err(error::to_python)
+}
+
+/// Makes the names in a directory durable.
+#[pyfunction]
+fn sync_dir(py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    py.detach(|| ringstow::internals::sys::dir::sync(&path)).map_err(error::to_python)
+}
+
 /// Swaps what two paths name.
 #[pyfunction]
 fn swap_names(py: Python<'_>, one: PathBuf, other: PathBuf) -> PyResult<()> {
@@ -131,7 +149,7 @@ mod _native {
         tensors::Tensors,
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
-        {diff, is_shared, parse_size, swap_names, verify},
+        {diff, is_shared, nesting, parse_size, rename_new, swap_names, sync_dir, verify},
     };
 
     #[pymodule_init]

@@ -141,13 +141,14 @@ impl Drop for SaveJob {
 
 /// Starts a save and returns at once.
 #[pyfunction]
-#[pyo3(signature = (tensors, state, path, config, step=None))]
+#[pyo3(signature = (tensors, state, path, config, step=None, *, only_new=false))]
 pub(crate) fn start_save(
     tensors: &Bound<'_, Tensors>,
     state: String,
     path: PathBuf,
     config: &str,
     step: Option<u64>,
+    only_new: bool,
 ) -> PyResult<SaveJob> {
     SaveJob::start(tensors.py(), config, |config, raised| {
         let mut dict = tensors.borrow_mut().take(tensors.py(), &path, raised)?;
@@ -156,6 +157,9 @@ pub(crate) fn start_save(
         dict.set_tree(tree);
         if let Some(step) = step {
             dict.step(step);
+        }
+        if only_new {
+            dict.only_new();
         }
         ringstow::Store::new(config.clone())?.save_async(dict, path).map(Handle::Save)
     })

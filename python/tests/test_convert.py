@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import decimal
 import os
 
 import forked
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -23,6 +25,7 @@ from ringstow.convert import (
     ringstow_to_torch,
     torch_to_ringstow,
 )
+from ringstow.convert._check import Comparison
 from ringstow.convert._sources import ReadAhead
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -48,6 +51,52 @@ def test_tied_tensors_stay_tied(at):
     ringstow_to_torch(at / "ckpt", at / "b.pt")
     one, other = mild_load(at / "b.pt")["tied"]
     assert one.data_ptr() == other.data_ptr()
+
+
+def test_tied_arrays_stay_tied(at):
+    array = np.arange(5.0)
+    ringstow.save({"a": array, "b": [array]}, at / "ckpt")
+    ringstow_to_torch(at / "ckpt", at / "a.pt")
+    state = mild_load(at / "a.pt")
+    assert state["a"] is state["b"][0]
+
+
+def test_names_that_look_alike_with_a_dtype_are_two_tensors(at):
+    """Regression: the second became the first."""
+    state = {"a": np.zeros(3, "<f4"), "a<f4": torch.ones(3)}
+    ringstow.save(state, at / "ckpt")
+    ringstow_to_torch(at / "ckpt", at / "a.pt")
+    assert_same(mild_load(at / "a.pt"), state)
+
+
+def test_values_that_are_not_numbers_are_equal_to_themselves(at):
+    nan = float("nan")
+    state = {
+        "decimal": decimal.Decimal("NaN"),
+        "complex": complex(0, nan),
+        nan: {"nested": nan, (nan, 1): {nan}},
+    }
+    ringstow.save(state, at / "ckpt")
+    assert convert(at / "ckpt", at / "a.pt", allow_pickle=True).verified
+    assert convert(at / "a.pt", at / "again", allow_pickle=True).verified
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.0, -0.0),
+        (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+        ({1.0: 2}, {2.0: 2}),
+        ({1: 2}, {1: 2, 3: 4}),
+        ({1: 2, 3: 4}, {1: 2}),
+        ({float("nan"): 1}, {float("nan"): 2}),
+        ({1, 2}, {1, 3}),
+    ],
+)
+def test_comparison_finds_values_that_differ(one, other):
+    compare = Comparison("from", "to", lambda _: None)
+    with pytest.raises(ringstow.CorruptCheckpointError, match="Nothing was removed"):
+        compare.check({"a": one}, {"a": other})
 
 
 def test_old_torch_format_is_loaded_whole_with_a_warning(at):

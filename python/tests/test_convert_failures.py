@@ -194,13 +194,13 @@ def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
     before = sorted(os.listdir(at))
 
     interrupted = threading.Event()
-    load = conversions._sources._build.Builder.value
+    load = conversions._sources._build.Builder.make
 
     def late_load(*args):
         assert interrupted.wait(60)
         return load(*args)
 
-    monkeypatch.setattr(conversions._sources._build.Builder, "value", late_load)
+    monkeypatch.setattr(conversions._sources._build.Builder, "make", late_load)
 
     def interrupt(phase, done, total):
         interrupted.set()

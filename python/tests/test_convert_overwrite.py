@@ -189,7 +189,7 @@ def test_two_conversions_to_one_path_exclude_each_other(at):
     new = source(at, NEW, "other")
     with (
         pytest.raises(ringstow.BusyError, match=r"to is being written"),
-        _replace.place(str(at / "to"), "hf"),
+        _replace.place(str(at / "to"), "hf", lambda: None, overwrite=True),
     ):
         convert(new, at / "to", target="hf", overwrite=True)
     assert same(read_hf(at / "to"), OLD)

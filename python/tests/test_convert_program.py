@@ -12,10 +12,8 @@ from converted import Evil, read_hf, saved, trained
 from support import python
 
 import ringstow
-from ringstow.convert import (
-    _cli,
-    torch_to_ringstow,
-)
+from ringstow import convert as conversions
+from ringstow.convert import _cli, _targets, torch_to_ringstow
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -121,6 +119,53 @@ def test_program_prints_errors_in_one_line(at):
     assert ran.returncode == 2
     assert "--allow-pickle" in ran.stderr
     assert not (at / "mark").exists()
+
+
+def test_program_prints_any_error_in_one_line_and_does_not_call_it_damage(at):
+    run = "from ringstow import _cli; _cli.main()"
+    ran = forked.python(run, "convert", "", at / "ckpt")
+    assert ran.returncode == 2, ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+    assert "empty" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (MemoryError(), 2, "MemoryError"),
+        (RuntimeError("two\nlines"), 2, "RuntimeError: two lines"),
+        (type("Damaged", (ringstow.CorruptCheckpointError,), {})("a hole"), 1, "a hole"),
+    ],
+)
+def test_exit_code_is_that_of_the_error(at, monkeypatch, capsys, error, code, words):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(_cli, "convert", fail)
+    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
+    assert _cli.main(["--quiet", "a", "b"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+@pytest.mark.parametrize("phase", ["writing", "verifying"])
+def test_interrupted_program_says_what_is_left(at, monkeypatch, capsys, phase):
+    saved({"a": torch.ones(3)}, at / "a.pt")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    if phase == "writing":
+        monkeypatch.setitem(_targets.WRITERS, "ringstow", interrupt)
+    else:
+        monkeypatch.setattr(conversions.Comparison, "check", interrupt)
+    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
+    assert _cli.main(["--quiet", str(at / "a.pt"), str(at / "ckpt")]) == 130
+    said = capsys.readouterr().err
+    assert (
+        ("complete, but not verified" in said) == (at / "ckpt").exists() == (phase == "verifying")
+    )
+    assert ("files are removed" in said) == (phase == "writing")
 
 
 def test_bar_shows_one_phase_and_ends_full():

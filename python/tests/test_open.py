@@ -318,6 +318,37 @@ ringstow.save({"run": Run(5), "step": 3}, sys.argv[1])
                 read()
 
 
+def test_value_of_a_type_that_is_imported_later_loads_with_its_tensors(tmp_path, monkeypatch):
+    (tmp_path / "late_type.py").write_text(
+        "import dataclasses\n@dataclasses.dataclass\nclass Ema:\n    weight: object\n"
+    )
+    code = """
+import sys
+sys.path.insert(0, sys.argv[2])
+import late_type, ringstow, torch
+ringstow.save({"ema": late_type.Ema([torch.ones(3)])}, sys.argv[1])
+"""
+    ran = python(code, tmp_path / "c", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    with ringstow.open(tmp_path / "c") as ckpt:
+        ema = ckpt.tree["ema"]
+        monkeypatch.syspath_prepend(tmp_path)
+        import late_type  # noqa: F401
+
+        assert_same(ema.load().weight, [torch.ones(3)])
+
+
+def test_every_index_of_a_4_bit_tensor_says_what_to_do(tmp_path):
+    float4 = getattr(torch, "float4_e2m1fn_x2", None)  # older torch lacks it
+    if float4 is None:
+        pytest.skip("torch has no 4-bit floats")
+    ringstow.save({"a": torch.zeros(2, 4, dtype=torch.uint8).view(float4)}, tmp_path / "c")
+    with ringstow.open(tmp_path / "c") as ckpt:
+        for index in (..., slice(None), 0):
+            with pytest.raises(ringstow.UnsupportedError, match="4-bit"):
+                ckpt["a"][index]
+
+
 def test_plain_safetensors_files_open_too(tmp_path):
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
     save_file(tensors, tmp_path / "model.safetensors")

@@ -165,6 +165,23 @@ def test_salvaged_state_saves_as_a_dict(path, tmp_path):
     assert_same(ringstow.load(tmp_path / "numbers"), {"nested": dict(loaded)})
 
 
+def test_salvaged_module_keeps_its_metadata(tmp_path):
+    """Without it, load_state_dict migrates the state as one of an old version."""
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(4096))
+    state = module.state_dict()
+    state._metadata["0"]["extra"] = torch.full((4096,), 3.0)
+    ringstow.save(state, tmp_path / "c", config=CONFIG)
+    damage(tmp_path / "c", "0.weight")
+    damage(tmp_path / "c", "_metadata.0.extra")
+    with pytest.warns(ringstow.CorruptCheckpointWarning):
+        salvaged = ringstow.load(tmp_path / "c", on_corrupt="skip")
+    assert [lost.name for lost in salvaged.damaged] == ["0.weight", "_metadata.0.extra"]
+    del state["0.weight"], state._metadata["0"]["extra"]
+    assert salvaged._metadata == state._metadata
+    ringstow.save(salvaged, tmp_path / "again")
+    assert_same(ringstow.load(tmp_path / "again"), state)
+
+
 @pytest.mark.parametrize("allow_pickle", [False, True])
 def test_a_save_of_a_lost_tensor_says_to_put_a_value_there(path, tmp_path, allow_pickle):
     damage(path, "list.0")

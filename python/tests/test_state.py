@@ -355,7 +355,7 @@ def test_container_may_occur_twice():
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {0: v}])
 def test_nesting_beyond_the_limit_is_refused(wrap):
     state = 1
-    for _ in range(_encode.DEPTH_MAX - 1):
+    for _ in range(_skeleton.DEPTH_MAX - 1):
         state = wrap(state)
     assert_same(codec({"a": state}), {"a": state})
     with pytest.raises(InvalidStateError, match="^a.*200 levels"):
@@ -367,9 +367,9 @@ def test_nesting_up_to_the_limit_needs_no_large_stack(wrap):
     # In its own process, because a stack overflow would kill it.
     program = f"""
 import threading
-from ringstow.tree import _encode
+from ringstow.tree import _encode, _skeleton
 value = 1
-for _ in range(_encode.DEPTH_MAX - 1):
+for _ in range(_skeleton.DEPTH_MAX - 1):
     value = {wrap}
 threading.stack_size(256 << 10)
 thread = threading.Thread(target=_encode.encode, args=({{"a": value}},))
@@ -474,7 +474,17 @@ def test_values_are_frozen_at_the_call():
         '{"a":{"$value":"datetime.datetime","args":["x",null,0]}}',
         '{"a":{"$value":"datetime.datetime","args":["2020-01-01T00:00:00",5,0]}}',
         '{"a":{"$value":"numpy.dtype","args":["O"]}}',
+        '{"a":{"$value":"torch.layout","args":[]}}',
+        '{"a":{"$set":[[1]]}}',
+        '{"a":{"$dict":[[{"$counter":[]},1]]}}',
+        '{"a":{"$dict":[[{"$tuple":[1,{"$counter":[]}]},1]]}}',
+        '{"a":{"$dict":[[{"$frozenset":[{"$counter":[]}]},1]]}}',
+        '{"a":{"$dict":[[{"$ndarray":"x","dtype":"<f4"},1]]}}',
+        '{"a":{"$dict":[[{"$tensor":"x"},1]]}}',
+        '{"a":{"$dict":[[{"$dtype":"float32"},1],[{"$dtype":"float32"},2]]}}',
         '{"a":' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"a":' * 600 + "1" + "}" * 600,
+        '{"a":' + '{"$dict":[[' * 200 + "1" + ",1]]}" * 200 + "}",
     ],
     ids=lambda tree: tree[:40],
 )

@@ -212,7 +212,7 @@ impl<I: Iterator<Item: Serialize> + Clone> Serialize for Pairs<I> {
 }
 
 /// The nesting depth of valid JSON.
-fn nesting(json: &str) -> usize {
+pub fn nesting(json: &str) -> usize {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0usize, 0, false, false);
     for byte in json.bytes() {
         match byte {
@@ -307,9 +307,11 @@ fn serialize_dict<S: Serializer>(
     items: &[(Value, Value)],
     to: S,
 ) -> std::result::Result<S::Ok, S::Error> {
-    let plain: Option<Vec<_>> =
-        items.iter().map(|(k, v)| Some((k.as_str().filter(|k| is_plain(k))?, v))).collect();
-    match plain {
+    let plain = items.iter().map(|(key, value)| match key {
+        Value::Str(key) if is_plain(key) => Some((key, value)),
+        _ => None,
+    });
+    match plain.collect::<Option<Vec<_>>>() {
         Some(items) => to.collect_map(items),
         None => tagged(to, "$dict", items),
     }
@@ -488,6 +490,7 @@ mod tests {
             r#"{"$defaultdict":{"a":[1]},"factory":"list"}"#,
             r#"{"$dataclass":"app:Config","fields":{"lr":0.1}}"#,
             r#"{"$value":"datetime.date","args":["2026-01-31"]}"#,
+            r#"{"$dict":[[{"$str":"x","type":"app:N"},1]]}"#,
         ] {
             assert_eq!(read(json).to_json().unwrap().get(), json);
         }

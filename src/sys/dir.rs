@@ -201,13 +201,13 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.
-pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<()> {
+pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
     let renamed = match rename_if_free(from, to) {
         Err(e) if e.kind() == io::ErrorKind::InvalidInput || is_unsupported(&e) => {
             match look_at(to) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => try_rename(from, to),
                 Err(e) => Err(e),
-                Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                Ok(_) => Err(rustix::io::Errno::EXIST.into()),
             }
         }
         renamed => renamed,
@@ -254,7 +254,7 @@ pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(crate) fn sync(dir: &Path) -> Result<()> {
+pub fn sync(dir: &Path) -> Result<()> {
     try_sync(dir).map_err(|e| Error::io("syncing", dir, e))
 }
 

@@ -16,6 +16,7 @@ and compared with the source, bit by bit. This needs torch; ``import ringstow`` 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -129,19 +130,23 @@ def convert(
             ``allow_pickle``.
         CorruptCheckpointError: the source is damaged; or the target differs from the source, and
             is not removed. Names the first difference.
+        BusyError: another conversion writes to ``dst``.
         OSError: the system refused: no such path, something at ``dst``, a full disk. Nothing that
-            looks like a checkpoint is left.
+            looks like a checkpoint is left. An error during the comparison at the end has a note
+            that says that the target is complete.
     """
     started = time.monotonic()
     here, there = absolute(src), absolute(dst)
     _replace.put_back(there)
     source_kind = source or _paths.kind_of(here)
     target_kind = target or _paths.target_kind(source_kind, there)
-    _paths.check_target(here, there, target_kind, overwrite=overwrite)
+    check = functools.partial(_paths.check_target, here, there, target_kind, overwrite=overwrite)
+    check()
     _check_options(target_kind, prefix, dtype)
     options = Options(
         allow_pickle=allow_pickle,
         verify=verify,
+        overwrite=overwrite,
         config=config or Config(),
         prefix=prefix,
         dtype=dtype,
@@ -152,12 +157,18 @@ def convert(
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
-    with _replace.place(there, target_kind) as to:
+    with _replace.place(there, target_kind, check, overwrite=overwrite) as to:
         written = _targets.WRITERS[target_kind](state, to, advance, options)
     if written.left_out:
         _log.warning("%s", listed(f"{there} can't hold, and is without", [*written.left_out]))
     if verify:
-        _verify(here, there, target_kind, written.expected, options, advance)
+        try:
+            _verify(here, there, target_kind, written.expected, options, advance)
+        except CorruptCheckpointError:
+            raise  # says so itself
+        except BaseException as error:
+            error.add_note(f"{there} is written and complete, but not verified")
+            raise
     return ConvertReport(
         source=here,
         target=there,

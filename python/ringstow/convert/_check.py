@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import collections
+import decimal
 import io
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,12 +64,19 @@ class Comparison:
             self._differ(path, f"{expected!r:.80}", f"{found!r:.80}")
 
     def _dicts(self, expected: dict[Any, Any], found: dict[Any, Any], path: Path) -> None:
-        if expected.keys() != found.keys():
-            key = next(iter(expected.keys() ^ found.keys()))
-            here, there = ("there", "missing") if key in expected else ("not there", "there")
-            self._differ((*path, key), here, there)
+        # A key that is not a number is equal to no other: these are matched in their order.
+        here, there = (
+            [key for key in some if key not in others]
+            for some, others in ((expected, found), (found, expected))
+        )
+        for key in there[len(here) :]:
+            self._differ((*path, key), "not there", "there")
+        for number, key in enumerate(here):
+            if number >= len(there) or not _is_equal(key, there[number]):
+                self._differ((*path, key), "there", "missing")
+        names = dict(zip(here, there, strict=True))
         for key, value in expected.items():
-            self.check(value, found[key], (*path, key))
+            self.check(value, found[names.get(key, key)], (*path, key))
         self.check(metadata_of(expected), metadata_of(found), (*path, METADATA))
 
     def _tensors(self, expected: Any, found: Any, path: Path) -> None:
@@ -111,11 +118,14 @@ def _same_bits(one: Any, other: Any) -> bool:
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, io.BytesIO):
         return bool(one.getvalue() == other.getvalue() and one.tell() == other.tell())
-    if isinstance(one, float):
-        both_nan = math.isnan(one) and math.isnan(other)
-        return both_nan or (one == other and math.copysign(1, one) == math.copysign(1, other))
+    if type(one) is not type(other):
+        return False
+    if type(one) in (float, complex, decimal.Decimal):  # NaN is NaN, and 0.0 is not -0.0
+        return repr(one) == repr(other)
     if _numpy.is_scalar(one):
         return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
     if type(one).__module__.partition(".")[0] not in _PLAIN:
         return True
-    return bool(one == other)
+    if isinstance(one, (set, frozenset)):
+        return one == other or sorted(map(repr, one)) == sorted(map(repr, other))
+    return bool(one == other) or repr(one) == repr(other)  # NaN in a tuple, say

@@ -11,7 +11,7 @@ import time
 import warnings
 from typing import Any
 
-from ringstow._errors import Error
+from ringstow._errors import CorruptCheckpointError, Error
 from ringstow.convert import ConvertReport, Progress, convert
 from ringstow.convert._paths import KINDS
 
@@ -24,9 +24,10 @@ examples:
   ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
 
-If it fails or is interrupted, it removes what it wrote, and a checkpoint that it was to replace is
-unchanged. If it is killed, it leaves *.part, *.distcp without .metadata, or numbered *.safetensors
-without an index. None of these is a checkpoint: remove them and run it again.
+If it fails or is interrupted while it writes, it removes what it wrote, and a checkpoint that it
+was to replace is unchanged. While it verifies, DST is complete, and stays. If it is killed, it
+leaves *.part, *.distcp without .metadata, or numbered *.safetensors without an index. None of these
+is a checkpoint: remove them and run it again.
 
 exit codes:
   0    converted, and verified unless --no-verify
@@ -57,26 +58,37 @@ def main(argv: list[str]) -> int:
                 dtype=args.dtype,
                 max_shard_size=args.max_shard_size,
             )
-    except KeyboardInterrupt:
-        print("ringstow: interrupted; the written files are removed", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(
+            f"ringstow: interrupted; {_left(error, 'unfinished files are removed')}",
+            file=sys.stderr,
+        )
         return 130
     except ImportError as error:
         print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
         return 2
-    except (Error, OSError) as error:
+    except Exception as error:
         print(f"ringstow: {_said(error)}", file=sys.stderr)
-        return 1 if type(error).__name__ == "CorruptCheckpointError" else 2
+        return 1 if isinstance(error, CorruptCheckpointError) else 2
     if not args.quiet:
         _tell(report)
     return 0
 
 
 def _said(error: Exception) -> str:
-    """Return an error's message; an OSError's starts with the file."""
-    if not isinstance(error, OSError) or error.filename is None:
-        return str(error)
-    path, why = str(error.filename), str(error.strerror)
-    return why if path in why else f"{path}: {why}"
+    """Return an error's message; an OSError's starts with the file, others' with the type."""
+    said = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        path, why = str(error.filename), str(error.strerror)
+        said = why if path in why else f"{path}: {why}"
+    elif not isinstance(error, (Error, OSError)):
+        said = " ".join(f"{type(error).__name__}: {said}".split())
+    return "; ".join(filter(None, (said, _left(error, ""))))
+
+
+def _left(error: BaseException, otherwise: str) -> str:
+    """Return what `convert` noted about the target."""
+    return "; ".join(getattr(error, "__notes__", ())) or otherwise
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -27,16 +28,18 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from ringstow import _native
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow.convert import _files
 from ringstow.convert._files import plain_numpy, reading, unreadable
-from ringstow.convert._paths import sync_dir
+from ringstow.convert._paths import taken
 from ringstow.convert._walk import State, is_tensor, loaded, replaced, spec_of
 from ringstow.dcp import _private
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
-from ringstow.tree._encode import DEPTH_MAX
+from ringstow.tree._skeleton import DEPTH_MAX
 
+_METADATA = ".metadata"
 _PACKAGE = "torch.distributed.checkpoint"
 # The classes of metadata, besides dtypes. Two have the names of torch 2.0.
 _KNOWN = {
@@ -129,7 +132,7 @@ class _Reader:
         return LazyTensor(*spec, functools.partial(self._tensor, name, entry))
 
     def _metadata(self) -> Any:
-        file = os.path.join(self._path, ".metadata")
+        file = os.path.join(self._path, _METADATA)
         with open(file, "rb") as stream:
             unpickler = pickle.Unpickler if self._allow_pickle else _MetadataUnpickler
             try:
@@ -228,24 +231,24 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
 
     Args:
         state: its tensors may be lazy.
-        path: a directory that is empty or missing.
+        path: a directory without such a checkpoint.
         wrote: called with the number of bytes of each tensor that was written.
 
     Raises:
+        FileExistsError: another process writes a checkpoint there; its files stay.
         OSError: the system refused; the written files are removed.
     """
-    made = not os.path.isdir(path)
     writer = _Writer(path, wrote)
     try:
         shadows = replaced(state, _shadow)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
-        sync_dir(path)
-        if made:
-            sync_dir(os.path.dirname(path))
+        _native.sync_dir(path)
     except BaseException as error:
-        _remove(path, made)
+        for name in writer.created:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, name))
         raise _cause(error) from None
 
 
@@ -289,12 +292,14 @@ class _Writer(filesystem.FileSystemWriter):
     def __init__(self, path: str, wrote: Callable[[int], None]) -> None:
         super().__init__(path, overwrite=False)
         self._wrote = wrote
+        self.created: list[str] = []
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         name = f"{plan.storage_data.prefix}0{filesystem.DEFAULT_SUFFIX}"
         results = []
         path = os.path.join(self.path, name)
         with _files.naming(path), open(path, "xb") as stream:
+            self.created.append(name)
             for item in plan.items:
                 begin = stream.tell()
                 data = planner.resolve_data(item)
@@ -313,6 +318,20 @@ class _Writer(filesystem.FileSystemWriter):
         done.set_result(results)
         return done
 
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        self._refuse_other()
+        return super().prepare_local_plan(plan)
+
+    def _refuse_other(self) -> None:
+        mark = os.path.join(self.path, _METADATA)
+        if os.path.lexists(mark):
+            raise taken(mark, "is there already")
+
+    def finish(self, metadata: Any, results: list[list[WriteResult]]) -> None:
+        self._refuse_other()
+        self.created += [_METADATA, f"{_METADATA}.tmp"]
+        super().finish(metadata, results)
+
 
 def _append(tensor: Any, stream: IO[bytes]) -> int:
     """Write a tensor without the rest of a storage that it views; return its number of bytes."""
@@ -321,14 +340,3 @@ def _append(tensor: Any, stream: IO[bytes]) -> int:
         tensor = tensor.clone()
     _files.save(tensor, stream)
     return int(tensor.nbytes)
-
-
-def _remove(path: str, made: bool) -> None:
-    """Remove the files of a failed write from a directory that was empty before."""
-    if not os.path.isdir(path):
-        return
-    for name in os.listdir(path):
-        if name.endswith(filesystem.DEFAULT_SUFFIX) or name.startswith(".metadata"):
-            os.unlink(os.path.join(path, name))
-    if made:
-        os.rmdir(path)

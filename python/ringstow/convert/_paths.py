@@ -84,22 +84,22 @@ def check_target(source: str, path: str, kind: str, *, overwrite: bool) -> None:
         return
     if os.path.isdir(path) == (kind == "torch"):
         is_one = "is a directory" if kind == "torch" else "is there already and not a directory"
-        raise _taken(path, is_one)
+        raise taken(path, is_one)
     names = [] if kind == "torch" else sorted(os.listdir(path))
     if overwrite:
         foreign = next((name for name in names if not _may_stay_or_go(name, names, kind)), None)
         if foreign is not None:
-            raise _taken(path, f"holds {foreign}, which does not belong to a {kind} checkpoint")
+            raise taken(path, f"holds {foreign}, which does not belong to a {kind} checkpoint")
         return
     if kind == "torch":
-        raise _taken(path, "is there already", _REPLACE)
+        raise taken(path, "is there already", _REPLACE)
     if kind == "hf":
         names = [name for name in names if is_model(name) or not _may_stay_or_go(name, names, kind)]
     elif kind == "ringstow" and "manifest.json" not in names:
         names = [name for name in names if not name.endswith(".part")]  # of a killed save
     if names:
         what = next((name for name in names if name in _MARKS), names[0])
-        raise _taken(path, f"is there already, and holds {what}", _REPLACE)
+        raise taken(path, f"is there already, and holds {what}", _REPLACE)
 
 
 def is_dcp(name: str) -> bool:
@@ -122,14 +122,6 @@ def _may_stay_or_go(name: str, names: list[str], kind: str) -> bool:
     return name != ".metadata" or "manifest.json" in names
 
 
-def _taken(path: str, what: str, unless: str = "") -> FileExistsError:
+def taken(path: str, what: str, unless: str = "") -> FileExistsError:
+    """Return the error for something at a path that must not be replaced."""
     return FileExistsError(17, f"{what}; remove it, or give another target{unless}", path)
-
-
-def sync_dir(directory: str) -> None:
-    """Make the names in a directory durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,9 +1,11 @@
-"""Replaces a directory's checkpoint by a new one, for kinds without a commit of their own.
+"""Where a conversion writes, and how the result gets its name, for kinds without a commit.
 
-The new checkpoint is written into a directory beside the old one, ``NAME.convert.part``. When it is
-complete, the two directories swap their names in one system call, so that the path holds either the
-complete old checkpoint or the complete new one. The next conversion to that path removes what a
-kill leaves beside it. On a file system that other hosts may use, that could be what another host is
+A checkpoint that replaces one in a directory is written into a directory beside that,
+``NAME.convert.part``. When it is complete, the two directories swap their names in one system call,
+so that the path holds either the complete old checkpoint or the complete new one. A file is written
+to ``NAME.part`` and then renamed. Locks keep two conversions to one path apart, and what appears at
+the path meanwhile is replaced only on request. The next conversion to that path removes what a kill
+leaves beside it. On a file system that other hosts may use, that could be what another host is
 writing: the next conversion refuses instead, and says what to remove.
 """
 
@@ -13,11 +15,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import pathlib
+import stat
 from collections.abc import Callable, Iterator
 
 from ringstow import _native
 from ringstow._errors import BusyError
-from ringstow.convert._paths import is_dcp, is_model, sync_dir
+from ringstow.convert._paths import is_dcp, is_model, taken
 
 # Which files make up a checkpoint.
 _KINDS: dict[str, Callable[[str], bool]] = {"dcp": is_dcp, "hf": is_model}
@@ -40,20 +44,21 @@ def put_back(path: str) -> None:
     """Put back an old checkpoint that a kill between two renames left beside its path.
 
     Raises:
-        BusyError: another host may be between these renames.
+        BusyError: another conversion may be between these renames.
         OSError: it can't be renamed.
     """
     path = os.path.realpath(path)
     if not os.path.lexists(path) and os.path.isdir(aside(path)):
         if _native.is_shared(aside(path)):
             raise _busy(aside(path), f"rename it to {path}")
-        _put_back(path)
+        with _locked(aside(path)):
+            _put_back(path)
 
 
 def _put_back(path: str) -> None:
     if not os.path.lexists(path) and os.path.isdir(aside(path)):
         os.rename(aside(path), path)
-        sync_dir(os.path.dirname(path))
+        _native.sync_dir(os.path.dirname(path))
 
 
 def _busy(left: str, remedy: str) -> BusyError:
@@ -64,24 +69,61 @@ def _busy(left: str, remedy: str) -> BusyError:
 
 
 @contextlib.contextmanager
-def place(path: str, kind: str) -> Iterator[str]:
+def place(path: str, kind: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[str]:
     """Yield where to write a checkpoint of this kind for a path.
 
-    This is the path itself or, if a checkpoint is there, a directory beside it that takes its place
-    when the block ends. If the block fails, the old checkpoint stays unchanged.
+    This is the path itself, or something beside it that takes its place when the block ends. If the
+    block fails, what was at the path stays unchanged.
+
+    Args:
+        path: the target.
+        kind: what is written.
+        check: refuses what is at the path. Called again once no other conversion writes there.
+        overwrite: whether what is there may be replaced.
 
     Raises:
-        BusyError: another conversion replaces the same checkpoint, or may be doing so on another
-            host.
-        OSError: the system refused; the old checkpoint stays.
+        BusyError: another conversion writes to the same path, or may be doing so on another host.
+        OSError: the system refused, or something is at the path; it stays.
     """
     path = os.path.realpath(path)
-    is_part_of = _KINDS.get(kind)
-    if is_part_of is None or not os.path.isdir(path):
+    if kind == "torch":
+        with _file(path, check, overwrite=overwrite) as part:
+            yield part
+    elif kind == "dcp" and not os.path.isdir(path):
+        with _new_directory(path):
+            check()
+            yield path
+    elif kind in _KINDS and os.path.isdir(path):
+        with _directory(path, kind, check) as to:
+            yield to
+    else:  # the native writer locks and refuses by itself
         yield path
-        return
+
+
+@contextlib.contextmanager
+def _new_directory(path: str) -> Iterator[None]:
+    """Create a directory, lock it, and make its name durable; remove it if the block fails."""
+    to = pathlib.Path(path)
+    made = [directory for directory in (to, *to.parents) if not directory.exists()]
+    to.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        try:
+            yield
+            for directory in made:
+                _native.sync_dir(str(directory.parent))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                for directory in made:
+                    directory.rmdir()
+            raise
+
+
+@contextlib.contextmanager
+def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]:
+    is_part_of = _KINDS[kind]
     with contextlib.ExitStack() as locks:
         locks.enter_context(_locked(path))
+        check()
         if _native.is_shared(path):
             _refuse_left(path)
         else:
@@ -100,20 +142,56 @@ def place(path: str, kind: str) -> Iterator[str]:
             finally:
                 _clear_all(path, is_part_of)
             return
-    yield path
+        if kind == "dcp":
+            yield path
+            return
+    yield path  # an export takes the lock itself
 
 
 @contextlib.contextmanager
-def _locked(directory: str) -> Iterator[None]:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[str]:
+    part = f"{path}.part"
+    if os.path.lexists(part):
+        if not stat.S_ISREG(os.lstat(part).st_mode):
+            raise taken(part, "is there already and not a file")
+        if _native.is_shared(part):
+            raise _busy(part, "remove it")
+        with _locked(part):
+            os.unlink(part)
     try:
-        busy = BusyError(f"{directory} is being written by another process: wait for it to end")
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    except FileExistsError:  # another conversion made it just now
+        raise _busy(part, "remove it") from None
+    with _locked(part):
+        try:
+            check()
+            yield part
+            if overwrite:
+                os.rename(part, path)
+            else:
+                _native.rename_new(part, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
+        _native.sync_dir(os.path.dirname(path))
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    busy = BusyError(f"{path} is being written by another process: wait for it to end")
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:  # another conversion has just renamed or removed it
+        raise busy from None
+    try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            is_it = os.path.samestat(os.fstat(handle), os.lstat(path))
+        except (BlockingIOError, FileNotFoundError):
             raise busy from None
-        # Another conversion may have swapped the directory away between the two calls, and ended.
-        if not os.path.samestat(os.fstat(handle), os.stat(directory)):
+        # Another conversion may have renamed it between the two calls, and ended.
+        if not is_it:
             raise busy
         yield
     finally:
@@ -138,7 +216,7 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
             # the rest after the swap.
             with contextlib.suppress(OSError):
                 os.link(os.path.join(path, name), os.path.join(new, name), follow_symlinks=False)
-    sync_dir(new)
+    _native.sync_dir(new)
     try:
         _native.swap_names(new, path)
     except OSError as error:
@@ -150,7 +228,7 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
         except BaseException:  # also Ctrl-C, which Python raises right after a call
             _put_back(path)
             raise
-    sync_dir(os.path.dirname(path))
+    _native.sync_dir(os.path.dirname(path))
 
 
 def _refuse_left(path: str) -> None:
@@ -180,7 +258,7 @@ def _clear(left: str, path: str, is_part_of: Callable[[str], bool]) -> None:
             os.unlink(here)
         else:
             os.rename(here, there)
-    sync_dir(path)
+    _native.sync_dir(path)
     with contextlib.suppress(OSError):
         os.rmdir(left)
-    sync_dir(os.path.dirname(path))
+    _native.sync_dir(os.path.dirname(path))

@@ -21,7 +21,7 @@ from ringstow.convert._files import REMEDY, plain_numpy, reading
 from ringstow.convert._walk import State
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _build, _skeleton
-from ringstow.tree._walk import STORED, Leaf, Path, rebuild
+from ringstow.tree._walk import STORED, Leaf, Path
 
 # How files by torch.save begin: as a zip archive; before torch 1.6 with a pickled number.
 _ZIP = b"PK\x03\x04"
@@ -39,6 +39,7 @@ class Options:
 
     allow_pickle: bool
     verify: bool
+    overwrite: bool
     config: Config
     prefix: str
     dtype: str | None
@@ -88,22 +89,22 @@ def _lazy(path: str, checkpoint: _native.Checkpoint, skeleton: State, options: O
     contents = _build.Contents(path, checkpoint.tensors, allow_pickle=options.allow_pickle)
     _build.Survey(contents).add(skeleton)
     ahead = ReadAhead(checkpoint)
-    known: dict[str, LazyTensor] = {}
+    known: dict[tuple[str, str], LazyTensor] = {}
 
     def value(leaf: Leaf, at: Path) -> Any:
         blocks: dict[str, Any] = {}
         if leaf.tag in STORED:
             blocks[leaf.body] = ahead.take(leaf.body)
-        return _build.Builder(contents, blocks).value(leaf, at)
+        return _build.Builder(contents, blocks).make(leaf, at)
 
     def make(leaf: Leaf, at: Path) -> Any:
         if leaf.tag not in ("$tensor", "$ndarray"):
             return value(leaf, at)
         stored = contents.stored(leaf, at)
         lazy = LazyTensor(*stored, functools.partial(value, leaf, at), leaf.dtype)
-        return known.setdefault(leaf.body + leaf.dtype, lazy)
+        return known.setdefault((leaf.body, leaf.dtype), lazy)
 
-    return rebuild(skeleton, (), make)  # type: ignore[no-any-return]
+    return _build.Builder(contents, {}).value(skeleton, (), make)  # type: ignore[no-any-return]
 
 
 class ReadAhead:

@@ -14,7 +14,6 @@ from ringstow import _jobs, _native, _others
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._report import SaveReport
 from ringstow.convert import _files
-from ringstow.convert._paths import sync_dir
 from ringstow.convert._sources import Options
 from ringstow.convert._walk import State, is_stored, is_tensor, loaded, replaced, stored
 from ringstow.tensors import _torch
@@ -48,7 +47,11 @@ def to_ringstow(state: State, path: str, advance: Advance, options: Options) -> 
     # No other code has the tensors, so nothing has to guard them.
     config = options.config.to_json()
     report = _saved(
-        lambda: _native.start_save(encoded.tensors, encoded.tree, path, config), path, advance
+        lambda: _native.start_save(
+            encoded.tensors, encoded.tree, path, config, only_new=not options.overwrite
+        ),
+        path,
+        advance,
     )
     return Written(expected=state, report=report)
 
@@ -74,26 +77,19 @@ def to_dcp(state: State, path: str, advance: Advance, options: Options) -> Writt
 
 
 def to_torch(state: State, path: str, advance: Advance, options: Options) -> Written:
-    """Write a state as torch.save does.
+    """Write a state as torch.save does, into an empty file.
 
     torch.save needs all tensors at once. They go into an unlinked, mapped file beside the target,
     so that the system decides how much of it stays in memory. numpy's arrays stay in memory.
     """
-    directory = os.path.dirname(path)
-    part = f"{path}.part"
-    with _files.naming(path), tempfile.TemporaryFile(dir=directory) as scratch:
-        mapped = _mapped(state, scratch.fileno(), advance)
-        try:
-            with open(part, "wb") as stream:
-                _files.save(mapped, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.rename(part, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
-            raise
-    sync_dir(directory)
+    with (
+        _files.naming(path),
+        tempfile.TemporaryFile(dir=os.path.dirname(path)) as scratch,
+        open(path, "r+b") as stream,
+    ):
+        _files.save(_mapped(state, scratch.fileno(), advance), stream)
+        stream.flush()
+        os.fsync(stream.fileno())
     return Written(expected=state)
 
 
@@ -113,18 +109,18 @@ def _mapped(state: State, file: int, advance: Advance) -> State:
     done: dict[int, Any] = {}
 
     def place(value: Any, _path: object) -> Any:
-        if id(value) not in lazies:
-            return loaded(value)
-        if id(value) not in done:
-            tensor = done[id(value)] = value.load()
-            if value.nbytes:
+        made = done.get(id(value))
+        if made is None:
+            made = loaded(value)
+            if value.nbytes and id(value) in offsets:
                 at, count = offsets[id(value)], value.nbytes
                 flat = torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=at)
-                done[id(value)] = flat.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+                made = flat.view(made.dtype).view(made.shape).copy_(made)
                 # The pages stay in the page cache but no longer count as this process's memory.
                 memory.madvise(mmap.MADV_DONTNEED, at, count)
-            wrote(value.nbytes)
-        return done[id(value)]
+                wrote(count)
+            done[id(value)] = made  # once, so that ties stay
+        return made
 
     with counted(advance, "writing", sum(lazy.nbytes for lazy in lazies.values())) as wrote:
         return replaced(state, place)  # type: ignore[no-any-return]

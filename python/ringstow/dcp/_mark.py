@@ -7,7 +7,6 @@ Torch's own reader, which unpickles it, fails with an error that names ringstow.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import pickle
@@ -15,6 +14,7 @@ import re
 import stat
 from typing import Any, NoReturn
 
+from ringstow import _native
 from ringstow._errors import UnsupportedError
 
 NAME = ".metadata"
@@ -63,7 +63,7 @@ def write(path: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-        _sync(path)
+        _native.sync_dir(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -104,14 +104,3 @@ def _listed_in(mark: str) -> list[str]:
     named = set(re.findall(_DATA_FILE, text))
     here = os.listdir(os.path.dirname(mark))
     return [name for name in here if os.fsencode(name) in named]
-
-
-def _sync(directory: str) -> None:
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such operation needs none
-            raise
-    finally:
-        os.close(opened)

@@ -27,7 +27,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow.tensors import _torch
 from ringstow.tree import _skeleton
-from ringstow.tree._encode import DEPTH_MAX, Json
+from ringstow.tree._encode import Json
+from ringstow.tree._skeleton import DEPTH_MAX
 from ringstow.tree._walk import STORED, Leaf, leaves
 
 Shape = tuple[int, ...]

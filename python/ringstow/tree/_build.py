@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import io
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ringstow import _native
@@ -19,7 +20,17 @@ from ringstow.tensors._memory import Stored
 from ringstow.tensors._optional import require
 from ringstow.tree import _fixed, _packed, _program
 from ringstow.tree._skeleton import parse
-from ringstow.tree._walk import STORED, Box, Leaf, Path, describe, nodes, rebuild
+from ringstow.tree._walk import (
+    STORED,
+    Box,
+    Leaf,
+    Make,
+    NoKeyError,
+    Path,
+    describe,
+    nodes,
+    rebuild,
+)
 
 _log = logging.getLogger("ringstow")
 
@@ -59,6 +70,14 @@ class Contents:
     def unreadable(self, path: Path, error: Exception) -> FormatError:
         """Return the error for an object whose bytes torch.save did not write."""
         return self.wrong(path, f"is an object that torch.load cannot read: {error}")
+
+    @contextlib.contextmanager
+    def keys(self) -> Iterator[None]:
+        """Report a key that can't be one as a FormatError."""
+        try:
+            yield
+        except NoKeyError as error:
+            raise self.wrong(error.path, str(error)) from None
 
     def wrong(self, path: Path, what: str) -> FormatError:
         """Return the error for what the manifest says of a value."""
@@ -137,16 +156,6 @@ def _of_type(leaf: Leaf, key: str) -> Any:
     return make(leaf.dtype, leaf.body, key)
 
 
-def _boxed(box: Box, path: Path) -> Any:
-    """Return the value of a box whose items have been made."""
-    if isinstance(box.items, dict):
-        return _program.with_fields(box, describe(path))
-    try:
-        return (set if box.tag == "$set" else frozenset)(box.items)
-    except TypeError as error:  # of a list in it, say
-        raise FormatError(f"{describe(path)} is no set: {error}") from error
-
-
 class Builder:
     """Makes values of skeletons that a `Survey` let pass, from the blocks that were read for it.
 
@@ -188,19 +197,26 @@ class Builder:
         self._blocks.update(blocks)
         self._flat.update(flat)
 
-    def value(self, node: object, path: Path = ()) -> Any:
+    def value(self, node: object, path: Path = (), make: Make | None = None) -> Any:
         """Return the value of a skeleton, or of a part of one that lies at a path.
+
+        Args:
+            node: the skeleton.
+            path: where it belongs.
+            make: makes the leaves and boxes instead of `make`.
 
         Raises:
             UnsupportedError: it needs torch or numpy, and there is none, or an older one; or it is
                 an object that only pickle can make, which was not allowed.
-            FormatError: an object that is not what torch.save writes.
+            FormatError: an object that is not what torch.save writes, or a key that can't be one.
         """
-        return rebuild(node, path, self._make)
+        with self._contents.keys():
+            return rebuild(node, path, make or self.make)
 
-    def _make(self, leaf: Leaf | Box, path: Path) -> Any:
+    def make(self, leaf: Leaf | Box, path: Path) -> Any:
+        """Return the value of a leaf, or of a box whose items have been made; see `value`."""
         if isinstance(leaf, Box):
-            return _boxed(leaf, path)
+            return self._boxed(leaf, path)
         if leaf.tag == "$tensor":
             return self._array(leaf, path) if self._as_numpy else self._tensor(leaf, path)
         key = describe(path)
@@ -231,6 +247,14 @@ class Builder:
 
                 return pickle.loads(base64.b64decode(leaf.body))
         raise AssertionError(leaf.tag)
+
+    def _boxed(self, box: Box, path: Path) -> Any:
+        if isinstance(box.items, dict):
+            return _program.with_fields(box, describe(path))
+        try:
+            return (set if box.tag == "$set" else frozenset)(box.items)
+        except TypeError as error:  # of a list in it, say
+            raise self._contents.wrong(path, f"is no set: {error}") from error
 
     def _fixed(self, leaf: Leaf, path: Path) -> Any:
         name, args, key = leaf.dtype, leaf.body, describe(path)

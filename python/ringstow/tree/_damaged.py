@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 
@@ -34,8 +35,17 @@ class DamagedTensor:
 class Salvaged(dict[Any, Any]):
     """What ``load(on_corrupt="skip")`` returns: a dict, and what is missing in it.
 
-    It saves and loads again as a dict.
+    It saves and loads again as a dict; as an OrderedDict if it has a module's ``_metadata``.
     """
 
     damaged: tuple[DamagedTensor, ...] = ()
     """What could not be loaded, in the order of the state dict; empty if all is intact."""
+
+    def as_saved(self) -> dict[Any, Any]:
+        """Return what a save of this stores."""
+        metadata = vars(self).get("_metadata")
+        if metadata is None:
+            return dict(self)
+        state = collections.OrderedDict(self)
+        state._metadata = metadata  # type: ignore[attr-defined]
+        return state

@@ -37,7 +37,6 @@ They are in a list, in a dict (written as an object where its keys allow that, e
 a tuple of (name, item), which is written as an object.
 """
 
-DEPTH_MAX = _native.DEPTH_MAX
 _NOT_UNICODE = "which is not valid Unicode (a lone surrogate)"
 # safetensors keeps this name in a shard's header for itself.
 RESERVED_NAMES = {"__metadata__"}
@@ -76,7 +75,7 @@ def encode(
         UnsupportedError: likewise, all of them tensors that can't be saved yet.
     """
     if type(state) is Salvaged:
-        state = dict(state)
+        state = state.as_saved()
     if type(state) not in (dict, collections.OrderedDict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     tensors = _native.Tensors(RESERVED_NAMES)

@@ -50,6 +50,18 @@ def needs(name: str) -> str:
     return _kind(name).needs
 
 
+def check(name: str, args: Args) -> _Kind:
+    """Return the kind, if these can be its arguments.
+
+    Raises:
+        ValueError: the kind is unknown, or these are not its arguments.
+    """
+    kind = _kind(name)
+    if len(args) != len(kind.types) or not all(map(_is_of, args, kind.types)):
+        raise ValueError(f"these are no arguments of a value of the kind {name!r}")
+    return kind
+
+
 def make(name: str, args: Args, key: str = "") -> Any:
     """Return the value of a kind that the arguments make.
 
@@ -62,10 +74,7 @@ def make(name: str, args: Args, key: str = "") -> Any:
         ValueError: the kind is unknown, or these are not its arguments.
         UnsupportedError: torch or numpy is not installed, or has no such value.
     """
-    kind = _kind(name)
-    expected = kind.types
-    if len(args) != len(expected) or not all(map(_is_of, args, expected)):
-        raise ValueError(f"these are no arguments of a value of the kind {name!r}")
+    kind = check(name, args)
     packages = [require(kind.needs, key)] if kind.needs else []
     try:
         return kind.make(*packages, *args)

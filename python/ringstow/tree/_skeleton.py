@@ -11,15 +11,17 @@ import collections
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import NoneType
 from typing import Any, NoReturn
 
+from ringstow import _native
 from ringstow._errors import FormatError
 from ringstow.tensors import _numpy
 from ringstow.tree import _fixed, _program
-from ringstow.tree._walk import METADATA, Box, Leaf
+from ringstow.tree._walk import METADATA, STORED, Box, Leaf, children, metadata_of
 
+DEPTH_MAX = _native.DEPTH_MAX
 _INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
 _FLOATS = {"nan", "inf", "-inf"}
 
@@ -39,10 +41,30 @@ def parse(text: str, path: str) -> dict[Any, Any]:
         root = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
         if not isinstance(root, dict):
             raise ValueError("it is not a dict")
+        if _native.nesting(text) > DEPTH_MAX:
+            _check_depth(root)
     except (ValueError, RecursionError) as error:
         message = f"{manifest}: the saved state cannot be read: {error}"
         raise FormatError(message, path=manifest) from None
     return root
+
+
+def _check_depth(root: Any) -> None:
+    """Refuse what no save writes, and what the recursive walks over it could not do."""
+    level = [root]
+    for _ in range(DEPTH_MAX):
+        level = [inner for node in level for inner in _inside(node)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEPTH_MAX} levels deep")
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    """Yield the containers right inside one, also those in a dict's keys and metadata."""
+    inside: list[Any] = [child for _, child in children(node) or ()]
+    if isinstance(node, dict):
+        inside += [*node, metadata_of(node)]
+    return (inner for inner in inside if children(inner) is not None)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -131,13 +153,24 @@ def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
             raise ValueError("a dict is not a list of [key, value]")
         try:
             keys.add(pair[0])
+            can_be_one = _can_be_key(pair[0])
         except TypeError:
-            raise ValueError("a dict has a key that cannot be one") from None
-        if type(pair[0]) is Box and pair[0].tag in ("$set", "$namespace"):
+            can_be_one = False
+        if not can_be_one:
             raise ValueError("a dict has a key that cannot be one")
     if len(keys) != len(body):
         raise ValueError("a dict has the same key twice")
     return [(key, value) for key, value in body]
+
+
+def _can_be_key(key: Any) -> bool:
+    """Tell whether a hashable part of a skeleton may become a key: no save writes others."""
+    if type(key) is Leaf:
+        return key.tag not in (*STORED, "$counter")
+    if type(key) is Box:
+        items = key.items.values() if isinstance(key.items, dict) else key.items
+        return key.tag not in ("$set", "$namespace") and all(map(_can_be_key, items))
+    return type(key) is not tuple or all(map(_can_be_key, key))
 
 
 def _counter(body: list[Any]) -> Leaf:
@@ -166,7 +199,10 @@ def _enum(kind: str, name: str | None, value: int | None) -> Leaf:
 
 
 def _value(name: str, args: list[Any]) -> Any:
-    return Leaf("$value", args, name) if _fixed.needs(name) else _fixed.make(name, args)
+    if not _fixed.needs(name):
+        return _fixed.make(name, args)
+    _fixed.check(name, args)
+    return Leaf("$value", args, name)
 
 
 def _ndarray(name: str, dtype: str) -> Leaf:

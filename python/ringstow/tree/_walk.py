@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 # The tags whose body is the name of an entry of the manifest.
@@ -72,6 +72,8 @@ class Box:
     name: str
     items: list[Any] | dict[str, Any]
     """A set's items in a list; all other items by the field's name."""
+    unmade: Box | None = None
+    """The box of the skeleton, if these items were made from its own."""
 
     def __repr__(self) -> str:
         """Return what a flat name shows of one that is a dict's key."""
@@ -139,14 +141,32 @@ def like(node: Any, items: Iterable[Any]) -> Any:
 def with_items(box: Box, items: list[Any]) -> Box:
     """Return a box with other items in the same order."""
     if isinstance(box.items, dict):
-        return Box(box.tag, box.name, dict(zip(box.items, items, strict=True)))
-    return Box(box.tag, box.name, items)
+        return Box(box.tag, box.name, dict(zip(box.items, items, strict=True)), box)
+    return Box(box.tag, box.name, items, box)
 
 
-def rebuild_key(key: Any, path: Path, make: Make) -> Any:
-    """Return the key of the state's dict that a skeleton's key becomes."""
-    is_made = type(key) in (Leaf, tuple, Box)
-    return rebuild(key, (*path, "<key>"), make) if is_made else key
+class NoKeyError(ValueError):
+    """What a skeleton has for a dict's key can't be one."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"has a key that {why}")
+        self.path = path
+
+
+def rebuild_key(key: Any, path: Path, make: Make, others: Container[Any]) -> Any:
+    """Return the key of the state's dict that a skeleton's key becomes.
+
+    Raises:
+        NoKeyError: it can't be a key, or is one of the others.
+    """
+    made = rebuild(key, (*path, "<key>"), make) if type(key) in (Leaf, tuple, Box) else key
+    try:
+        is_twice = made in others
+    except TypeError as error:
+        raise NoKeyError(path, f"cannot be one: {error}") from None
+    if is_twice:
+        raise NoKeyError(path, f"is there twice: {made!r:.80}")
+    return made
 
 
 def _rebuild_dict(
@@ -155,7 +175,7 @@ def _rebuild_dict(
     result: dict[Any, Any] = like(node, ())
     for key, child in node.items():
         at = (*path, key)
-        made = key if type(key) is str else rebuild_key(key, path, make)
+        made = key if type(key) is str else rebuild_key(key, path, make, result)
         result[made] = make(child, at) if type(child) is Leaf else rebuild(child, at, make, is_leaf)
     metadata = metadata_of(node)
     if metadata is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ringstow import _native
 from ringstow.dcp import _mark
 
 
@@ -22,12 +23,17 @@ def test_a_planted_link_is_not_followed(tmp_path):
 
 def test_the_directory_is_synced_after_the_rename(tmp_path, monkeypatch):
     synced = []
-    fsync = os.fsync
+    fsync, sync_dir = os.fsync, _native.sync_dir
 
     def recorded(opened):
         synced.append(os.readlink(f"/proc/self/fd/{opened}"))
         fsync(opened)
 
+    def recorded_dir(path):
+        synced.append(path)
+        sync_dir(path)
+
     monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(_native, "sync_dir", recorded_dir)
     _mark.write(str(tmp_path))
     assert synced == [str(tmp_path / ".metadata.tmp"), str(tmp_path)]

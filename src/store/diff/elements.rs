@@ -11,8 +11,8 @@ pub struct ElementDiff {
     pub differing: u64,
     /// Elements in all.
     pub elements: u64,
-    /// The largest absolute difference between two finite elements. `None` for dtypes that are neither floats nor
-    /// integers, or if no two such elements differ.
+    /// The largest absolute difference between two finite elements, [`f64::MAX`] if it is larger. `None` for dtypes
+    /// that are neither floats nor integers, or if no two such elements differ.
     pub max_abs: Option<f64>,
     /// Elements that differ, one of which is infinite or not a number.
     pub not_finite: u64,
@@ -59,29 +59,31 @@ impl ElementDiff {
         read: impl Fn([u8; N]) -> T,
         number: impl Fn(T) -> f64,
     ) {
-        self.each(one, other, |x, y| (number(read(x)) - number(read(y))).abs());
+        self.each(one, other, |x, y| {
+            let (x, y) = (number(read(x)), number(read(y)));
+            (x.is_finite() && y.is_finite()).then(|| (x - y).abs().min(f64::MAX))
+        });
     }
 
     /// Integers that a double cannot hold exactly: their difference is taken before it is rounded.
     fn wide(&mut self, one: &[u8], other: &[u8], read: impl Fn([u8; 8]) -> i128) {
-        self.each(one, other, |x, y| (read(x) - read(y)).abs() as f64);
+        self.each(one, other, |x, y| Some((read(x) - read(y)).abs() as f64));
     }
 
     fn each<const N: usize>(
         &mut self,
         one: &[u8],
         other: &[u8],
-        distance: impl Fn([u8; N], [u8; N]) -> f64,
+        distance: impl Fn([u8; N], [u8; N]) -> Option<f64>,
     ) {
         for (x, y) in one.as_chunks::<N>().0.iter().zip(other.as_chunks::<N>().0) {
             if x == y {
                 continue;
             }
             self.differing += 1;
-            let apart = distance(*x, *y);
-            match apart.is_finite() {
-                true => self.max_abs = Some(self.max_abs.map_or(apart, |most| most.max(apart))),
-                false => self.not_finite += 1,
+            match distance(*x, *y) {
+                Some(apart) => self.max_abs = Some(self.max_abs.unwrap_or(0.0).max(apart)),
+                None => self.not_finite += 1,
             }
         }
     }
@@ -156,6 +158,8 @@ mod tests {
         let wide = |n: i64| n.to_le_bytes();
         let most = diff(Dtype::I64, &wide(i64::MIN), &wide(i64::MAX));
         assert_eq!(most, (1, Some(u64::MAX as f64), 0));
+        let most = diff(Dtype::F64, &f64::MIN.to_le_bytes(), &f64::MAX.to_le_bytes());
+        assert_eq!(most, (1, Some(f64::MAX), 0), "both are finite");
         assert_eq!(diff(Dtype::BOOL, &[0, 1], &[1, 1]), (1, None, 0));
         assert_eq!(diff(Dtype::C64, &[0; 16], &[[0; 8], [1; 8]].concat()), (1, None, 0));
         // Nibbles; groups of six bits.

@@ -43,6 +43,9 @@ fn save_all(
     contents.check_sizes()?;
     let mut transaction = Transaction::begin(path, &runtime.config().stripe)?;
     transaction.recycle(runtime.config().recycle);
+    if state.is_only_new() {
+        transaction.only_new()?;
+    }
     let generation = transaction.generation();
     let plan = contents.plan(runtime, transaction.stripes(), 0, generation)?;
     let paths = paths(&plan, transaction.stripes(), 0, names::uncommitted);

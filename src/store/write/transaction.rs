@@ -43,6 +43,8 @@ pub(crate) struct Transaction {
     ranks: bool,
     /// Whether the shards of the replaced checkpoint are recycled.
     recycle: bool,
+    /// Whether the commit refuses to replace a checkpoint.
+    only_new: bool,
     /// Kept from the commit on.
     rollback: Rollback,
 }
@@ -83,8 +85,16 @@ impl Transaction {
         }
         let scope = Scope::of_save(rollback.held(), generation);
         make_stripe_dirs(&stripes, &mut rollback)?;
-        let (ranks, recycle) = (false, false);
-        Ok(Self { stripes, generation, scope, uncommitted_manifest, ranks, recycle, rollback })
+        Ok(Self {
+            stripes,
+            generation,
+            scope,
+            uncommitted_manifest,
+            ranks: false,
+            recycle: false,
+            only_new: false,
+            rollback,
+        })
     }
 
     /// The number in the shards' names. At least as many as saves into this directory came before, by its manifest and
@@ -119,6 +129,20 @@ impl Transaction {
     /// Sets whether the shards of the replaced checkpoint are recycled.
     pub fn recycle(&mut self, recycle: bool) {
         self.recycle = recycle;
+    }
+
+    /// Refuses to replace a checkpoint: now, and at the commit.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of [`io::ErrorKind::AlreadyExists`] if one is there.
+    pub fn only_new(&mut self) -> Result<()> {
+        self.only_new = true;
+        let manifest = self.dir().join(names::MANIFEST);
+        if dir::has(&manifest) {
+            let exists = io::Error::from_raw_os_error(nix::libc::EEXIST);
+            return Err(Error::io("saving to", manifest, exists));
+        }
+        Ok(())
     }
 
     /// The checkpoint's directory.
@@ -237,8 +261,11 @@ impl Transaction {
     fn rename_manifest(&mut self) -> Result<()> {
         let [from, to] =
             [&*self.uncommitted_manifest, names::MANIFEST].map(|name| self.dir().join(name));
-        let Err(error) = dir::rename(&from, &to) else { return Ok(()) };
+        let rename = if self.only_new { dir::rename_new } else { dir::rename };
+        let Err(error) = rename(&from, &to) else { return Ok(()) };
+        let is_taken = error.io_error().is_some_and(|e| e.kind() == io::ErrorKind::AlreadyExists);
         match read_files(self.dir()) {
+            _ if is_taken && dir::has(&from) => Err(error),
             Ok(Some(there)) if there.generation == self.generation => Ok(()),
             Ok(_) if dir::has(&from) => Err(error),
             // Whichever is committed, its shards stay.

@@ -224,6 +224,28 @@ fn clean_up_keeps_both_files_of_a_listed_shard() {
 }
 
 #[test]
+fn save_of_a_new_checkpoint_only_never_replaces_one() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("c");
+    commit(&dir, 1);
+    let exists = |error: Error| {
+        assert_eq!(error.io_error().unwrap().kind(), io::ErrorKind::AlreadyExists, "{error}");
+        assert!(error.to_string().contains("manifest.json"), "{error}");
+    };
+    exists(Transaction::begin(&dir, &[]).unwrap().only_new().unwrap_err());
+    assert_eq!(mark_at(&dir), 1);
+    // Another host commits meanwhile.
+    let dir = root.path().join("d");
+    let mut tx = Transaction::begin(&dir, &[]).unwrap();
+    tx.only_new().unwrap();
+    let manifest = write_part(&mut tx, 2);
+    fs::write(dir.join(names::MANIFEST), "theirs").unwrap();
+    exists(tx.commit(&manifest).unwrap_err());
+    assert_eq!(fs::read(dir.join(names::MANIFEST)).unwrap(), b"theirs");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+}
+
+#[test]
 fn commit_whose_sync_fails_is_not_durable() {
     let dir = tempfile::tempdir().unwrap();
     commit(dir.path(), 1);
