@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
 from ringstow._collector import collector_paused
-from ringstow._errors import InvalidStateError, KeyMismatchError
+from ringstow._errors import InvalidStateError
 from ringstow._salvage import find, holds_damage, marked
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
 from ringstow.tensors._memory import Stored, Target, dense_strides, moved, place_at
@@ -19,7 +19,7 @@ from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._remedies import type_name
-from ringstow.tree._select import listed
+from ringstow.tree._select import check_match
 from ringstow.tree._skeleton import parse
 from ringstow.tree._walk import (
     METADATA,
@@ -77,25 +77,11 @@ class Merge:
 
     def check(self, path: str, *, strict: bool) -> None:
         """Raise a KeyMismatchError that lists all mismatches."""
-        lists = {
-            "not in the checkpoint": self.missing if strict else [],
-            "only in the checkpoint": self.unexpected if strict else [],
-            "different": self.mismatched,
-        }
-        if not any(lists.values()):
-            return
-        parts = [listed(title, names) for title, names in lists.items() if names]
-        if strict and (self.missing or self.unexpected):
-            parts.append("strict=False loads what is in both")
+        advice = []
         if self.needs_cast and not self.cast:
-            parts.append("cast=True converts floating-point elements to the dtype that is here")
-        raise KeyMismatchError(
-            f"{path} does not fit the state dict; " + "; ".join(parts),
-            path=path,
-            missing=self.missing,
-            unexpected=self.unexpected,
-            mismatched=self.mismatched,
-        )
+            advice.append("cast=True converts floating-point elements to the dtype that is here")
+        names = (self.missing, self.unexpected) if strict else ([], [])
+        check_match(path, *names, self.mismatched, *advice)
 
     def merge(self, target: Any, node: Any, path: Path) -> Make | None:
         """Plan the changes that make the target at a path equal to the skeleton's node.
@@ -108,8 +94,9 @@ class Merge:
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
         elif _numpy.is_array(target) and _numpy.code_of_array(target):
             self._fill(target, node, path, self._array, ("$ndarray", "$tensor"), "a numpy array")
-        elif _device_array.interface_of(target) is not None:
-            self._fill(target, node, path, self._device_array, ("$ndarray",), "an array on a GPU")
+        elif (interface := _device_array.interface_of(target)) is not None:
+            target_of = functools.partial(self._device_array, interface)
+            self._fill(target, node, path, target_of, ("$ndarray",), "an array on a GPU")
         elif isinstance(target, dict) and not is_opaque and type(target) is not collections.Counter:
             self._dict(target, node, path)
         elif type(target) in _SEQUENCES and not is_opaque and _holds_tensors(target):
@@ -134,8 +121,8 @@ class Merge:
     def _array(self, array: Any, path: Path) -> Target:
         return _numpy.target_of(array)
 
-    def _device_array(self, array: Any, path: Path) -> Target:
-        return _device_array.target_of(array, describe(path))
+    def _device_array(self, interface: Mapping[str, Any], array: Any, path: Path) -> Target:
+        return _device_array.target_of(array, interface, describe(path))
 
     def _fill(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
 import time
 
@@ -13,6 +14,8 @@ from ringstow._errors import BusyError, InvalidStateError
 _log = logging.getLogger("ringstow")
 
 _MANIFEST = "manifest.json"
+RANK_DIR = re.compile(r"rank\d{5,}")
+"""The names of the directories of ranks that save each by itself."""
 
 _saved: set[str] = set()
 """The paths that this process has saved to."""

@@ -6,8 +6,10 @@ The fields are those of the Rust structs of the same names (``src/pipeline/repor
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+import typing
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ringstow.tree._damaged import DamagedTensor
 
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
 class _Report:
     """What the native side reports as JSON. Subclasses are dataclasses of the fields they take."""
 
-    _classes: ClassVar[dict[str, type[Any]]] = {}
-    """The class of the objects in a field, by the field's name. Other objects become tuples."""
-
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build one from the native side's JSON text."""
@@ -28,23 +27,37 @@ class _Report:
 
     @classmethod
     def _of(cls, values: dict[str, Any]) -> Self:
-        taken = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: cls._field(name, values[name]) for name in values.keys() & taken})
+        kinds = _kinds(cls)  # type: ignore[arg-type]
+        names = values.keys() & kinds.keys()
+        return cls(**{name: _made(kinds[name], values[name]) for name in names})
 
-    @classmethod
-    def _field(cls, name: str, value: Any) -> Any:
-        if isinstance(value, list):
-            return tuple(cls._field(name, item) for item in value)
-        if not isinstance(value, dict):
-            return value
-        kind = cls._classes.get(name)
-        if kind is None:
-            return tuple(value.values())
-        return kind(**{part: cls._field(part, item) for part, item in value.items()})
+
+@functools.cache
+def _kinds(report: type[_Report]) -> dict[str, type[Any] | None]:
+    """Return the class of the objects in each field, by its annotation; None if it has none."""
+    hints = typing.get_type_hints(report)
+    kinds: dict[str, type[Any] | None] = {}
+    for field in dataclasses.fields(report):  # type: ignore[arg-type]
+        parts = (hints[field.name], *typing.get_args(hints[field.name]))
+        classes = [part for part in parts if isinstance(part, type)]
+        objects = (part for part in classes if issubclass(part, _Report | DamagedTensor))
+        kinds[field.name] = next(objects, None)
+    return kinds
+
+
+def _made(kind: type[Any] | None, value: Any) -> Any:
+    """Return what a field holds. Objects without a class become tuples."""
+    if isinstance(value, list):
+        return tuple(_made(kind, item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if kind is None:
+        return tuple(value.values())
+    return kind._of(value) if issubclass(kind, _Report) else kind(**value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fallback:
+class Fallback(_Report):
     """A step to a slower way of working, because the faster one was unavailable."""
 
     wanted: str
@@ -58,7 +71,7 @@ class Fallback:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Damage:
+class Damage(_Report):
     """A damaged range of a file: a checksum chunk, or what is missing of the file."""
 
     file: str
@@ -77,7 +90,7 @@ class Damage:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SaveSeconds:
+class SaveSeconds(_Report):
     """Seconds of each part of a save. Copying, checksums and writing overlap."""
 
     plan: float
@@ -105,7 +118,7 @@ class SaveSeconds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadSeconds:
+class LoadSeconds(_Report):
     """Seconds of each part of a load. Reading and checksums overlap."""
 
     prepare: float
@@ -166,8 +179,6 @@ class _Copied(_Moved):
 class SaveReport(_Copied):
     """What a save did."""
 
-    _classes: ClassVar = {"fallbacks": Fallback, "seconds": SaveSeconds}
-
     generation: int
     """Number of earlier saves into this directory."""
     tensors: int
@@ -194,12 +205,6 @@ class SaveReport(_Copied):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadReport(_Copied):
     """What a load did."""
-
-    _classes: ClassVar = {
-        "fallbacks": Fallback,
-        "seconds": LoadSeconds,
-        "damaged": DamagedTensor,
-    }
 
     tensors: int
     """Tensors loaded."""
@@ -249,8 +254,6 @@ def _both(one: bool | None, other: bool | None) -> bool | None:
 class VerifyReport(_Moved):
     """What a verification found."""
 
-    _classes: ClassVar = {"fallbacks": Fallback, "damage": Damage}
-
     files: int
     """Files checked."""
     blocks: int
@@ -277,7 +280,7 @@ class VerifyReport(_Moved):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ElementDiff:
+class ElementDiff(_Report):
     """How the elements of two tensors differ, bit by bit."""
 
     differing: int
@@ -292,7 +295,7 @@ class ElementDiff:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorDiff:
+class TensorDiff(_Report):
     """A tensor, array or object whose bytes differ."""
 
     name: str
@@ -301,7 +304,7 @@ class TensorDiff:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorChange:
+class TensorChange(_Report):
     """A tensor whose dtype or shape differs. Dtypes have safetensors' names: ``"BF16"``."""
 
     name: str
@@ -312,7 +315,7 @@ class TensorChange:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ValueDiff:
+class ValueDiff(_Report):
     """A value that differs, or that only one checkpoint has."""
 
     name: str
@@ -328,13 +331,6 @@ class ValueDiff:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiffReport(_Report):
     """How two checkpoints differ."""
-
-    _classes: ClassVar = {
-        "changed": TensorChange,
-        "differing": TensorDiff,
-        "elements": ElementDiff,
-        "values": ValueDiff,
-    }
 
     a: str
     """The one checkpoint's directory."""

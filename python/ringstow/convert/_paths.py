@@ -6,6 +6,7 @@ import os
 import re
 
 from ringstow._errors import InvalidStateError
+from ringstow._others import RANK_DIR
 
 KINDS = {
     "ringstow": "a directory with manifest.json",
@@ -44,7 +45,7 @@ def kind_of(path: str) -> str:
             " It holds a .metadata file per rank, as torch.distributed.checkpoint writes with "
             "use_collectives=False: such checkpoints can't be converted."
         )
-    elif any(re.fullmatch(r"rank\d{5,}", name) for name in names):
+    elif any(map(RANK_DIR.fullmatch, names)):
         hint = (
             " It holds a checkpoint per rank, as ringstow.dcp writes with use_collectives=False: "
             "these can't be converted; load them with dcp.load, and save with collectives."

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 
 import torch.distributed as dist
 
 import ringstow
+from ringstow import _others
 from ringstow._arguments import StrPath
 from ringstow._config import Config
 from ringstow._errors import Error, NoCheckpointError
@@ -24,8 +24,6 @@ from ringstow.dcp._errors import survives
 # by the mount option acdirmax.
 SEEN_S = 90.0
 POLL_S = 0.2
-
-_RANK_DIR = re.compile(r"rank\d{5,}")
 
 
 def latest(
@@ -114,4 +112,4 @@ def _sees(path: str) -> bool:
     except OSError:
         return False
     # Not `rank00000-0.safetensors.part`: a save that is not committed.
-    return _paths.MANIFEST in names or any(map(_RANK_DIR.fullmatch, names))
+    return _paths.MANIFEST in names or any(map(_others.RANK_DIR.fullmatch, names))

@@ -13,8 +13,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from ringstow._errors import KeyMismatchError
-from ringstow.tree._select import listed
+from ringstow.tree._select import check_match
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -66,24 +65,8 @@ class LoadPlanner(DefaultLoadPlanner):
         unexpected = [name for name in saved if name not in wanted] if self._strict else []
         pairs = ((name, wanted[name], saved[name]) for name in wanted if name in saved)
         mismatched = [text for pair in pairs if (text := _difference(*pair))]
-        lists = {
-            "not in the checkpoint": missing,
-            "only in the checkpoint": unexpected,
-            "different": mismatched,
-        }
-        if not any(lists.values()):
-            return
-        parts = [listed(title, names) for title, names in lists.items() if names]
-        if missing or unexpected:
-            parts.append("strict=False loads the keys in both")
         path = str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint")
-        raise KeyMismatchError(
-            f"{path} does not fit the state dict; " + "; ".join(parts),
-            path=path,
-            missing=missing,
-            unexpected=unexpected,
-            mismatched=mismatched,
-        )
+        check_match(path, missing, unexpected, mismatched)
 
 
 def _difference(name: str, here: Any, there: Any) -> str | None:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from ringstow import _native
+from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import (
@@ -38,7 +39,6 @@ from ringstow.dcp._targets import Fill
 from ringstow.tensors import _torch
 from ringstow.tree import _build
 
-StrPath = str | os.PathLike[str]
 Target = Fill | Blob
 
 _log = logging.getLogger("ringstow")

@@ -17,14 +17,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.futures import Future
 
+from ringstow._arguments import StrPath
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.dcp import _mark, _paths
 from ringstow.dcp._reader import StorageReader
 from ringstow.dcp._saves import Save
 from ringstow.dcp._writer import StorageWriter
-
-StrPath = str | os.PathLike[str]
 
 _log = logging.getLogger("ringstow")
 

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ringstow import _jobs, _native, _others
+from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
@@ -34,8 +35,6 @@ from ringstow.dcp._saves import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
 from ringstow.tree._select import listed
-
-StrPath = str | os.PathLike[str]
 
 _log = logging.getLogger("ringstow")
 

@@ -105,10 +105,8 @@ def _checked(shape: tuple[int, ...], strides: tuple[int, ...], key: str) -> tupl
     return strides
 
 
-def target_of(value: object, key: str) -> Target:
-    """Return how a load can fill an array. Raises as `parse`."""
-    interface = interface_of(value)
-    assert interface is not None, "the caller checks it"
+def target_of(value: object, interface: Mapping[str, Any], key: str) -> Target:
+    """Return how a load can fill an array of this interface. Raises as `parse`."""
     memory, _, is_readonly = parse(value, interface, key)
     dtype, shape, strides, address, *_ = memory
     problem = "a read-only array" if is_readonly else ""
