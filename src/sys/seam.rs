@@ -281,13 +281,13 @@ mod tests {
     fn nth_call_fails_alone_or_with_all_after_it() {
         const EIO: i32 = 5;
         let root = tempfile::tempdir().unwrap();
-        let failed = || [1, 2, 3].map(|_| dir::try_sync(root.path()).is_err());
+        let failed = || [1, 2, 3].map(|_| dir::look(root.path()).is_err());
         let watch = on_thread(nth(2, Outcome::Fail(EIO)));
         assert_eq!(failed(), [false, true, false]);
         drop(watch);
         let watch = on_thread(from_nth(2, Outcome::Fail(EIO)));
         assert_eq!(failed(), [false, true, true]);
-        assert_eq!(dir::try_sync(root.path()).unwrap_err().raw_os_error(), Some(EIO));
+        assert_eq!(dir::look(root.path()).unwrap_err().raw_os_error(), Some(EIO));
         drop(watch);
         assert_eq!(failed(), [false; 3]);
     }
