@@ -10,9 +10,6 @@ use crate::store::{DiffReport, ElementDiff, TensorChange, ValueDiff, diff};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Maximum rows of each section without `--all`.
-const ROWS_MAX: usize = 24;
-
 /// Maximum characters of a name.
 const NAME_MAX: usize = 60;
 
@@ -48,7 +45,7 @@ pub struct Diff {
     quiet: bool,
 
     /// Print every row
-    #[arg(long)]
+    #[arg(short, long)]
     all: bool,
 
     #[command(flatten)]
@@ -71,7 +68,7 @@ fn compare(args: &Diff, out: &mut Output) -> Result<Exit> {
         diff(&runtime, (&args.a, &args.b), args.values, job)
     })?;
     if !args.quiet {
-        let most = if args.all { usize::MAX } else { ROWS_MAX };
+        let most = if args.all { usize::MAX } else { text::ROWS_MAX };
         out.print(args.json, &report, || render(&report, most))?;
     }
     Ok(if report.is_equal() { Exit::Success } else { Exit::Found })
@@ -84,11 +81,8 @@ fn render(report: &DiffReport, most: usize) -> String {
             return;
         }
         lines.push(format!("{title} ({}):", rows.len()));
-        let hidden = rows.len().saturating_sub(most);
-        lines.extend(rows.into_iter().take(most).map(|row| format!("  {row}")));
-        if hidden > 0 {
-            lines.push(format!("  … {hidden} more; --all lists them"));
-        }
+        let more = text::more(rows.len(), most, text::ALL_SHOWS);
+        lines.extend(rows.into_iter().take(most).chain(more).map(|row| format!("  {row}")));
     };
     section(
         "tensors only in A",

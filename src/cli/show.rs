@@ -13,9 +13,6 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// Rows per section without `--all`.
-const ROWS_MAX: usize = 24;
-
 /// Characters of a tensor's name.
 const NAME_MAX: usize = 120;
 
@@ -203,13 +200,11 @@ fn tree(checkpoint: &Checkpoint, all: bool) -> Result<String> {
 }
 
 fn limit(all: bool) -> usize {
-    if all { usize::MAX } else { ROWS_MAX }
+    if all { usize::MAX } else { text::ROWS_MAX }
 }
 
 /// Reports how many rows were left out.
 fn more(count: usize, all: bool) -> String {
-    match count.saturating_sub(limit(all)) {
-        0 => String::new(),
-        hidden => format!("\n… {hidden} more; --all shows them"),
-    }
+    let more = text::more(count, limit(all), text::ALL_SHOWS);
+    more.map_or_else(String::new, |more| format!("\n{more}"))
 }

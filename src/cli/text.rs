@@ -57,6 +57,18 @@ pub fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
+/// Maximum rows of a section without `--all`.
+pub const ROWS_MAX: usize = 24;
+
+/// Says how many of `count` rows are left out if `max` are shown, and how to see them. `None` if all are shown.
+pub fn more(count: usize, max: usize, how: &str) -> Option<String> {
+    let hidden = count.saturating_sub(max);
+    (hidden > 0).then(|| format!("… {hidden} more{how}"))
+}
+
+/// How to see all rows of a section.
+pub const ALL_SHOWS: &str = "; --all shows them";
+
 /// A time in UTC: `2026-05-01T12:00:00Z`. `None` after the year 9999.
 pub fn utc(unix_ms: u64) -> Option<String> {
     const YEAR_10000_MS: u64 = 253_402_300_800_000;
@@ -95,6 +107,12 @@ mod tests {
         assert_eq!(lines("at line 2\n  |\n2 | a\x1b\n"), "at line 2\n    |\n  2 | a\\u{1b}");
         assert_eq!(lines("one"), "one");
         assert_eq!(lines("a\r\nringstow: all is well\rb"), "a\n  ringstow: all is well\\rb");
+    }
+
+    #[test]
+    fn rows_that_are_left_out_are_counted_with_how_to_see_them() {
+        assert_eq!(more(24, 24, ALL_SHOWS), None);
+        assert_eq!(more(25, 24, ALL_SHOWS).as_deref(), Some("… 1 more; --all shows them"));
     }
 
     #[test]

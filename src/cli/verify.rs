@@ -223,16 +223,14 @@ fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> Strin
     for damage in report.damage.iter().take(DAMAGE_SHOWN_MAX) {
         lines.extend(render_place(damage));
     }
-    if damaged > DAMAGE_SHOWN_MAX {
-        lines.push(format!("  … {} more; --json lists them all", damaged - DAMAGE_SHOWN_MAX));
-    }
+    let more = text::more(damaged, DAMAGE_SHOWN_MAX, "; --json shows them");
+    lines.extend(more.map(|more| format!("  {more}")));
     if !tensors.is_empty() {
         lines.push(format!("  {} cannot be loaded:", text::count(tensors.len(), "tensor")));
         let shown = tensors.iter().take(TENSORS_SHOWN_MAX);
-        lines.extend(shown.map(|name| format!("    {}", text::short(name, TENSOR_NAME_MAX))));
-        if tensors.len() > TENSORS_SHOWN_MAX {
-            lines.push(format!("    … {} more", tensors.len() - TENSORS_SHOWN_MAX));
-        }
+        let shown = shown.map(|name| text::short(name, TENSOR_NAME_MAX));
+        let more = text::more(tensors.len(), TENSORS_SHOWN_MAX, "; --json shows them");
+        lines.extend(shown.chain(more).map(|line| format!("    {line}")));
     }
     lines.push("  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`.".into());
     lines.push("  What is intact loads with `load(path, on_corrupt=\"skip\")`.".into());

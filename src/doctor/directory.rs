@@ -55,15 +55,16 @@ fn space(dir: &Path, config: &Config) -> Check {
     let name = "file system";
     match dir::free(dir) {
         Ok(free) => {
-            let free = free.unwrap_or(0);
             let kind = FileSystem::of(dir).map_or("of unknown type".into(), |found| found.name);
-            let found = format!("{kind}, {} free", binary_size(free));
+            let space =
+                free.map_or("reports no size".into(), |free| format!("{} free", binary_size(free)));
+            let found = format!("{kind}, {space}");
             if kind == "tmpfs" || kind == "ramfs" {
                 let remedy = "a checkpoint in memory is lost at the next boot: save to a disk";
                 return Check::warn(name, found, remedy);
             }
             // A disk with less space than the pool is too small for all but tiny checkpoints.
-            if free < config.pool_bytes {
+            if free.is_some_and(|free| free < config.pool_bytes) {
                 return Check::warn(name, found, "free some space, or save elsewhere");
             }
             Check::ok(name, found)
@@ -77,15 +78,12 @@ fn locks(dir: &Path) -> Check {
     let name = "locks";
     match FileSystem::of(dir) {
         Ok(found) if found.locks == Reach::EveryHost => {
-            let found = format!("{}; saves clean up after killed ones", found.why());
+            let found = format!("{}; saves clean up after killed ones", found.why);
             Check::ok(name, found)
         }
         Ok(found) => Check::warn(
             name,
-            format!(
-                "{}; a save removes only its own files and those that it replaces",
-                found.why()
-            ),
+            format!("{}; a save removes only its own files and those that it replaces", found.why),
             "see docs/network.md; after killed saves, and if no other host saves there, run \
              `ringstow prune --no-other-writers`",
         ),
@@ -165,6 +163,14 @@ mod tests {
         assert_eq!(check.status, Status::Ok, "{check:?}");
         assert!(check.found.contains("a save will create it in"), "{check:?}");
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn file_system_that_reports_no_size_is_not_called_full() {
+        let check = space(Path::new("/proc"), &Config::default());
+        assert_eq!(check.status, Status::Ok, "{check:?}");
+        assert!(check.found.contains("reports no size"), "{check:?}");
     }
 
     #[test]

@@ -96,13 +96,6 @@ impl Unit {
     }
 }
 
-/// All blocks of all files.
-pub fn all_blocks(file_bytes: &[u64], unit: Unit) -> Vec<BlockRead> {
-    let whole = |(file, &bytes)| Want { file, range: 0..bytes };
-    let wants: Vec<Want> = file_bytes.iter().enumerate().map(whole).collect();
-    unit.reads(&wants, file_bytes)
-}
-
 /// The reads of several slabs, and the slabs that each read has bytes of.
 #[derive(Debug)]
 pub struct Scattered {
@@ -203,7 +196,8 @@ mod tests {
 
     #[test]
     fn last_read_of_a_file_is_short() {
-        let reads = |most| all_blocks(&[10_000], Unit::Blocks { bytes: 4096, most });
+        let whole = [Want { file: 0, range: 0..10_000 }];
+        let reads = |most| Unit::Blocks { bytes: 4096, most }.reads(&whole, &[10_000]);
         let lens = |most| reads(most).iter().map(|r| r.len).collect::<Vec<_>>();
         assert_eq!(lens(4096), [4096, 4096, 1808]);
         assert_eq!(lens(8192), [8192, 1808]);

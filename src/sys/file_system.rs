@@ -17,8 +17,8 @@ pub struct FileSystem {
     pub hosts: Hosts,
     /// Whom a lock keeps out. [`Reach::EveryHost`] if no other host exists.
     pub locks: Reach,
-    /// Its mount options; empty if [`Hosts::One`].
-    pub options: String,
+    /// Why locks reach other hosts or do not, as a sentence; and what to do if they do not.
+    pub why: String,
 }
 
 /// Which hosts may use a file system.
@@ -136,12 +136,11 @@ impl FileSystem {
         // The kernel's field has 32 or 64 bits, with a sign.
         let number = rustix::fs::fstatfs(open)?.f_type as u64 & 0xffff_ffff;
         if let Some((_, name)) = ONE_HOST.iter().find(|(known, _)| *known == number) {
-            let (hosts, locks) = (Hosts::One, Reach::EveryHost);
-            return Ok(Self { name: (*name).into(), hosts, locks, options: String::new() });
+            return Ok(Self::of_one_host((*name).into()));
         }
         Ok(match mount_of(open) {
-            Some((name, options)) => Self::mounted(name, options),
-            None => Self::mounted(format!("type {number:#x}"), String::new()),
+            Some((name, options)) => Self::mounted(name, &options),
+            None => Self::mounted(format!("type {number:#x}"), ""),
         })
     }
 
@@ -149,48 +148,42 @@ impl FileSystem {
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
         call_on(Call::Query, open)?;
-        let (hosts, locks) = (Hosts::One, Reach::EveryHost);
-        Ok(Self { name: "unknown".into(), hosts, locks, options: String::new() })
+        Ok(Self::of_one_host("unknown".into()))
+    }
+
+    fn of_one_host(name: String) -> Self {
+        let why = format!("{name} is used by this host alone");
+        Self { name, hosts: Hosts::One, locks: Reach::EveryHost, why }
     }
 
     /// One that the number in statfs does not tell: other hosts may use it, unless its name says that they do not.
-    fn mounted(name: String, options: String) -> Self {
+    fn mounted(name: String, options: &str) -> Self {
         let is = |names: &[&str]| names.contains(&name.as_str());
         if is(ONE_HOST_NAMES) {
-            let (hosts, locks) = (Hosts::One, Reach::EveryHost);
-            return Self { name, hosts, locks, options: String::new() };
+            return Self::of_one_host(name);
         }
         let known = PASS_LOCKS.iter().find(|known| is(known.names));
-        let hosts = match known.is_some() || is(OTHER_NETWORK) {
-            true => Hosts::Many,
-            false => Hosts::Unknown,
+        let (hosts, locks, why) = match known.map(|known| known.obstacle(options)) {
+            Some(None) => {
+                (Hosts::Many, Reach::EveryHost, format!("{name} passes locks on to other hosts"))
+            }
+            Some(Some(obstacle)) => {
+                let mounted = "does not pass locks on to other hosts as it is mounted here";
+                (Hosts::Many, Reach::ThisHost, format!("{name} {mounted}: {obstacle}"))
+            }
+            None => {
+                let hosts = if is(OTHER_NETWORK) { Hosts::Many } else { Hosts::Unknown };
+                let why =
+                    format!("ringstow cannot know whether {name} passes locks on to other hosts");
+                (hosts, Reach::ThisHost, why)
+            }
         };
-        let locks = match known.is_some_and(|known| known.obstacle(&options).is_none()) {
-            true => Reach::EveryHost,
-            false => Reach::ThisHost,
-        };
-        Self { name, hosts, locks, options }
+        Self { name, hosts, locks, why }
     }
 
     /// Whether other hosts may use it.
     pub fn is_shared(&self) -> bool {
         self.hosts != Hosts::One
-    }
-
-    /// Why locks reach other hosts or do not, as a sentence; and what to do if they do not.
-    pub fn why(&self) -> String {
-        let name = &self.name;
-        let known = PASS_LOCKS.iter().find(|known| known.names.contains(&name.as_str()));
-        match (self.hosts, known.map(|known| known.obstacle(&self.options))) {
-            (Hosts::One, _) => format!("{name} is used by this host alone"),
-            (_, Some(None)) => format!("{name} passes locks on to other hosts"),
-            (_, Some(Some(obstacle))) => {
-                format!(
-                    "{name} does not pass locks on to other hosts as it is mounted here: {obstacle}"
-                )
-            }
-            _ => format!("ringstow cannot know whether {name} passes locks on to other hosts"),
-        }
     }
 }
 
@@ -247,7 +240,7 @@ mod played {
     /// options, in this process. `RINGSTOW_TEST_FILE_SYSTEM=nfs4:nolock:/dir` does it in a child process.
     pub fn play(dir: &Path, name: &str, options: &str) -> Played {
         let dir = std::fs::canonicalize(dir).expect("a directory that exists");
-        let played = FileSystem::mounted(name.into(), options.into());
+        let played = FileSystem::mounted(name.into(), options);
         all(|all| all.push((dir.clone(), played)));
         Played(dir)
     }
@@ -282,7 +275,7 @@ mod played {
             panic!("RINGSTOW_TEST_FILE_SYSTEM is {asked:?}: NAME:OPTIONS:DIRECTORY");
         };
         let dir = std::fs::canonicalize(dir).expect("a directory that exists");
-        vec![(dir, FileSystem::mounted(name.into(), options.into()))]
+        vec![(dir, FileSystem::mounted(name.into(), options))]
     }
 }
 
@@ -291,7 +284,7 @@ mod tests {
     use crate::sys::file_system::*;
 
     fn mounted(name: &str, options: &str) -> (Hosts, Reach) {
-        let found = FileSystem::mounted(name.into(), options.into());
+        let found = FileSystem::mounted(name.into(), options);
         (found.hosts, found.locks)
     }
 
@@ -306,7 +299,7 @@ mod tests {
         let found = FileSystem::of(Path::new("/proc")).unwrap();
         assert_eq!(found.name, "proc");
         assert_eq!((found.hosts, found.locks), (Hosts::Unknown, Reach::ThisHost));
-        assert!(found.options.contains("rw"), "{found:?}");
+        assert!(found.why.contains("whether proc passes locks on"), "{found:?}");
     }
 
     #[test]
@@ -355,8 +348,7 @@ mod tests {
 
     #[test]
     fn remedy_names_the_mount_option() {
-        let why =
-            |name: &str, options: &str| FileSystem::mounted(name.into(), options.into()).why();
+        let why = |name: &str, options: &str| FileSystem::mounted(name.into(), options).why;
         assert!(why("lustre", "rw").ends_with("mount it with `-o flock`"));
         assert!(why("nfs", "nolock").ends_with("mount it without `nolock`"));
         assert!(why("nfs4", "").contains("passes locks on"));

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::sys::file_system::{FileSystem, Reach};
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited::Inherited;
 use crate::sys::seam::{Call, call, call_on};
 use crate::sys::{dir, file};
@@ -93,7 +94,7 @@ impl DirLock {
     fn of(opened: File, dir: &Path, creates: bool) -> Result<Option<Self>> {
         let io = |e| Error::io("opening", dir, e);
         let system = FileSystem::of_open(&opened).map_err(io)?;
-        let (mut reach, mut why) = (system.locks, system.why());
+        let (mut reach, mut why) = (system.locks, system.why.clone());
         let shared = system.is_shared();
         let identity = identity(file::look(&opened).map_err(io)?);
         let (dir_path, failed) = (dir.to_path_buf(), |errno: io::Error| {
@@ -184,12 +185,10 @@ impl DirLock {
     }
 
     fn warn(&self) {
-        static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-        // In a forked child, nobody may ever release it.
-        if self.reach == Reach::ThisHost
-            && let Ok(mut warned) = WARNED.try_lock()
-            && warned.insert(self.why.clone())
-        {
+        static WARNED: PerProcess<BTreeSet<String>> =
+            PerProcess::new([const { Mutex::new(BTreeSet::new()) }; GENERATIONS]);
+        let is_new = || WARNED.lock().is_some_and(|mut warned| warned.insert(self.why.clone()));
+        if self.reach == Reach::ThisHost && is_new() {
             tracing::warn!(dir = %self.dir.display(), why = self.why, "the lock does not keep out every other process that may save here: a save removes only its own files and those of the checkpoint that it replaces; `ringstow prune --no-other-writers` removes what killed saves left");
         }
     }

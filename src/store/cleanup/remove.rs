@@ -7,7 +7,8 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
-use crate::format::{Manifest, names};
+use crate::format::manifest::Listed;
+use crate::format::names;
 use crate::store::layout::recycled::RecycledFiles;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::{manifest, rank_dirs};
@@ -191,21 +192,21 @@ pub(in crate::store) fn check_parts<'a>(
 /// Checks that all files of a striped checkpoint are found: without its manifest, nothing would identify the files that
 /// stay on other disks. A checkpoint that is not striped has all its files in its directory.
 fn check_found(stripes: &Stripes) -> Result<()> {
-    let Some(manifest) = manifest::read(stripes.own())? else { return check_remains(stripes) };
+    let Some(listed) = manifest::read_files(stripes.own())? else { return check_remains(stripes) };
     let is_found =
         |name: &str| stripes.find(name).or_else(|| stripes.find(&names::uncommitted(name)));
-    let files = manifest.files.iter().map(|file| &file.name);
+    let files = listed.files.iter().map(|file| &file.name);
     let missing: Vec<String> = files.filter(|name| is_found(name).is_none()).cloned().collect();
-    if missing.is_empty() || manifest.stripes.is_empty() {
+    if missing.is_empty() || listed.stripes.is_empty() {
         return Ok(());
     }
     let reason = format!(
         "{} of {} files that its manifest lists are not found, so a removal would leave them on their disks: \
          {}; {}",
         missing.len(),
-        manifest.files.len(),
+        listed.files.len(),
         some_of(&missing),
-        how_to_find(stripes, &manifest)
+        how_to_find(stripes, &listed)
     );
     Err(Error::MissingFiles { path: stripes.own().into(), reason })
 }
@@ -214,21 +215,21 @@ fn check_found(stripes: &Stripes) -> Result<()> {
 /// trace is removed, nothing would find its files on other disks. Accepts everything else.
 pub(in crate::store) fn check_remains(stripes: &Stripes) -> Result<()> {
     // A damaged manifest names no directories.
-    let Some(Some(manifest)) = manifest::read_half_removed(stripes.own()) else { return Ok(()) };
-    let unseen = stripes.unseen(&manifest.stripes);
+    let Some(Some(listed)) = manifest::read_half_removed(stripes.own()) else { return Ok(()) };
+    let unseen = stripes.unseen(&listed.stripes);
     if unseen.is_empty() {
         return Ok(());
     }
     let reason = format!(
         "its removal was killed, and some of its files may still be in {}: {}",
         some_of(&unseen),
-        how_to_find(stripes, &manifest)
+        how_to_find(stripes, &listed)
     );
     Err(Error::MissingFiles { path: stripes.own().into(), reason })
 }
 
 /// Says how to make files on other disks visible.
-fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
+fn how_to_find(stripes: &Stripes, listed: &Listed) -> String {
     let here = match stripes.left_out() {
         [] => String::new(),
         why => format!(" (here, {})", why.join("; ")),
@@ -236,15 +237,15 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
     format!(
         "it was striped over {}{here}: set `stripe` (Config.stripe, RINGSTOW_STRIPE or ringstow.toml) to where \
          these directories are now or, if those files are lost, remove the directory yourself",
-        some_of(&manifest.stripes)
+        some_of(&listed.stripes)
     )
 }
 
 /// What is left of a checkpoint whose manifest was renamed. If another host has committed since this process read the
 /// manifest, that is the checkpoint that was removed: its files are those that the renamed manifest lists.
 fn retired(stripes: &Stripes, mut scope: Scope) -> Result<Leftovers> {
-    let manifest = manifest::read_half_removed(stripes.own()).flatten();
-    scope.retires(manifest.as_ref().map(|manifest| &*manifest.files));
+    let listed = manifest::read_half_removed(stripes.own()).flatten();
+    scope.retires(listed.as_ref().map(|listed| &*listed.files));
     Leftovers::find(stripes, None, &scope)
 }
 
@@ -263,7 +264,7 @@ fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
 
 /// Renames the manifest and syncs the directory: from then on there is no checkpoint.
 fn uncommit(dir: &Path) -> Result<()> {
-    match manifest::read(dir)? {
+    match manifest::read_files(dir)? {
         Some(_) => {}
         // An earlier call may have been killed before its rename was durable.
         None if is_being_removed(dir) => return dir::sync(dir),

@@ -143,7 +143,7 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         });
         plan.note(path, goes.map(|()| Vec::new()))?;
     }
-    if retention.disposal == Disposal::Remove {
+    if retention.disposal == Disposal::Remove && act == Act::Plan {
         plan.removed_recycled = recycled::all_but_none(&beside_all(root, config))?;
     }
     Ok(plan)

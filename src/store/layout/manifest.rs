@@ -50,11 +50,11 @@ pub(in crate::store) fn read_files(dir: &Path) -> Result<Option<Listed>> {
     bytes.map(|bytes| Manifest::decode_files(bytes, &dir.join(names::MANIFEST))).transpose()
 }
 
-/// What the manifest in `dir` said before a removal renamed it. `None` if there is no such manifest,
+/// Which files the manifest in `dir` listed before a removal renamed it. `None` if there is no such manifest,
 /// `Some(None)` if it cannot be read.
-pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Manifest>> {
+pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Listed>> {
     let path = dir.join(names::REMOVAL_MARK);
-    let read = || Manifest::decode(file::read(&path).ok()?, &path).ok();
+    let read = || Manifest::decode_files(file::read(&path).ok()?, &path).ok();
     has(&path).then(read)
 }
 

@@ -3,7 +3,8 @@
 //! every rank's share is committed and all are of the same save.
 
 use crate::error::{Error, Result};
-use crate::format::{Manifest, names};
+use crate::format::manifest::Listed;
+use crate::format::names;
 use crate::store::layout::manifest;
 use crate::store::layout::stripes::stripe_owner;
 use crate::sys::dir::{directories, entries, file_names, has, is_dir, is_same};
@@ -68,11 +69,11 @@ pub(in crate::store) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
     }
     let (mut removed, mut stay) = (Vec::new(), Vec::new());
     for part in parts {
-        match manifest::read(part) {
-            Ok(Some(manifest)) => stay.push(save_of(&manifest)),
+        match manifest::read_files(part) {
+            Ok(Some(listed)) => stay.push(save_of(&listed)),
             Ok(None) => {
                 let read = manifest::read_half_removed(part);
-                removed.extend(read.map(|manifest| manifest.as_ref().and_then(save_of)));
+                removed.extend(read.map(|listed| listed.as_ref().and_then(save_of)));
             }
             // Which save it belongs to is unknown.
             Err(_) => return false,
@@ -88,12 +89,12 @@ pub(in crate::store) fn removal_was_interrupted(parts: &[PathBuf]) -> bool {
 /// The committed ones of these shares.
 ///
 /// # Errors
-/// [`Error::NotCommitted`] if none is, nor being removed; those of [`manifest::read`] for a manifest that cannot
+/// [`Error::NotCommitted`] if none is, nor being removed; those of [`manifest::read_files`] for a manifest that cannot
 /// be read, so that its files are unknown.
 pub(in crate::store) fn committed<'a>(dir: &Path, parts: &'a [PathBuf]) -> Result<Vec<&'a Path>> {
     let mut committed = Vec::new();
     for part in parts {
-        if manifest::read(part)?.is_some() {
+        if manifest::read_files(part)?.is_some() {
             committed.push(part.as_path());
         }
     }
@@ -107,6 +108,6 @@ pub(in crate::store) fn committed<'a>(dir: &Path, parts: &'a [PathBuf]) -> Resul
     Ok(committed)
 }
 
-fn save_of(manifest: &Manifest) -> Option<(u32, String)> {
-    manifest.part_of.as_ref().map(|of| (of.ranks, of.save.clone()))
+fn save_of(listed: &Listed) -> Option<(u32, String)> {
+    listed.part_of.as_ref().map(|of| (of.ranks, of.save.clone()))
 }

@@ -80,7 +80,7 @@ impl Stripes {
                 dir.display()
             )));
         }
-        let mut stripes = Self::named(dir, stripe)?;
+        let stripes = Self::named(dir, stripe)?;
         for (index, StripeDir { dir: stripe_dir, stripe }) in stripes.stripe_dirs.iter().enumerate()
         {
             check_stripe(stripe)?;
@@ -104,7 +104,6 @@ impl Stripes {
                 )));
             }
         }
-        stripes.left_out = Vec::new();
         Ok(stripes)
     }
 
