@@ -282,13 +282,9 @@ impl Error {
     /// Whether bytes differ from those that were written, or cannot be read: a bad sector, or damage that the file
     /// system found.
     pub(crate) fn is_damage(&self) -> bool {
-        use nix::errno::Errno;
-        let damaged = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG].map(|errno| errno as i32);
         match self {
             Self::Corrupt { .. } | Self::Format { .. } => true,
-            Self::Io { doing: "reading", cause, .. } => {
-                cause.raw_os_error().is_some_and(|errno| damaged.contains(&errno))
-            }
+            Self::Io { doing: "reading", cause, .. } => is_bad_medium(cause),
             _ => false,
         }
     }

@@ -59,6 +59,30 @@ fn assert_salvages(dir: &Path, state: &State, runtime: &Runtime, lost: &[&str]) 
 }
 
 #[test]
+fn report_of_a_load_that_skips_counts_both_passes() {
+    let (_root, dir) = saved();
+    let runtime = runtime();
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let names: Vec<&str> = checkpoint.tensors().iter().map(|tensor| &*tensor.name).collect();
+    let bytes: Vec<usize> =
+        checkpoint.tensors().iter().map(|tensor| tensor.nbytes() as usize).collect();
+    let read_bytes = |options: LoadOptions<'_>| {
+        let job = Arc::default();
+        let loaded = checkpoint.load_names(&names, options.on(&runtime, &job)).unwrap();
+        let mut memory: Vec<Vec<u8>> = bytes.iter().map(|&bytes| vec![0; bytes]).collect();
+        let memory = memory.iter_mut().map(|to| Target::new(&mut to[..]));
+        let targets: Vec<(&str, Target)> = names.iter().copied().zip(memory).collect();
+        let filled = checkpoint.load_into(&targets, options.on(&runtime, &job)).unwrap();
+        [loaded.report, filled].map(|report| {
+            assert!(report.seconds.total >= report.seconds.prepare + report.seconds.read);
+            report.read_bytes
+        })
+    };
+    let once = read_bytes(LoadOptions::default());
+    assert_eq!(read_bytes(skip()), once.map(|bytes| 2 * bytes));
+}
+
+#[test]
 fn verify_names_file_range_and_tensors_of_each_damage() {
     let (_root, dir) = saved();
     let flipped = [(1, 0), (3, 9000)].map(|(number, at)| {

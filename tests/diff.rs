@@ -197,3 +197,72 @@ fn what_is_no_checkpoint_is_an_error_and_so_is_damage_that_is_read() {
     let error = diff(&runtime(), (&a, &b), false, &Arc::default()).unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
 }
+
+/// A directory of another program's with one tensor of zeros, as a file with holes.
+fn zeros(dir: &Path, bytes: u64) {
+    use std::io::Write;
+    std::fs::create_dir(dir).unwrap();
+    let mut file = std::fs::File::create(dir.join("model.safetensors")).unwrap();
+    let header =
+        format!(r#"{{"t":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + bytes).unwrap();
+}
+
+#[test]
+fn progress_is_that_of_all_loads_together() {
+    const BYTES: u64 = 150 << 20; // read in three pieces
+    let (_root, a, b, _) = scene();
+    zeros(&a, BYTES);
+    zeros(&b, BYTES);
+    let job = Arc::default();
+    assert!(diff(&runtime(), (&a, &b), false, &job).unwrap().is_equal());
+    let progress = job.progress();
+    // Pages at the edges of pieces are read twice.
+    let expected = 2 * BYTES..2 * BYTES + (1 << 20);
+    assert!(expected.contains(&progress.total), "{progress:?}");
+    assert!(expected.contains(&progress.written), "{progress:?}");
+}
+
+#[cfg(debug_assertions)] // the seam exists in these builds only
+#[test]
+fn trace_of_all_loads_together_is_written_once() {
+    use ringstow::internals::sys::seam::{Call, watch};
+    let (root, a, b, mut state) = scene();
+    state.save(&runtime(), &a).unwrap();
+    state.tensors[1].1[0] ^= 1;
+    state.save(&runtime(), &b).unwrap();
+    let trace = root.path().join("trace.json");
+    let job = Arc::new(ringstow::Job::tracing(&trace));
+    let watch = watch();
+    let report = diff(&runtime(), (&a, &b), true, &job).unwrap();
+    assert!(report.read_bytes > 0, "{report:?}");
+    assert_eq!(watch.take_paths(Call::Create), [trace]);
+}
+
+/// Each look at the manifest finds another one, and its shard is missing.
+#[cfg(debug_assertions)]
+#[test]
+fn checkpoint_that_is_always_replaced_is_not_tried_for_ever() {
+    use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
+    let (_root, a, b, _) = scene();
+    let manifests = [1, 2].map(|step| {
+        let saved = if step == 1 { &a } else { &b };
+        State::new(step, &SIZES).save(&runtime(), saved).unwrap();
+        std::fs::read(saved.join("manifest.json")).unwrap()
+    });
+    std::fs::remove_file(shard_of(&a)).unwrap();
+    let mut looks = 0;
+    let watch = on_thread(move |_, call, on| {
+        if call == Call::Open && on.ends_with("a/manifest.json") {
+            looks += 1;
+            std::fs::write(on, &manifests[looks % 2]).unwrap();
+        }
+        Outcome::Pass
+    });
+    let error = diff(&runtime(), (&a, &b), false, &Arc::default()).unwrap_err();
+    assert!(matches!(error, Error::Replaced { .. }), "{error}");
+    let looks = watch.take_paths(Call::Open).len();
+    assert!(looks < 1000, "{looks} files opened");
+}

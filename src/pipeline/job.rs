@@ -12,10 +12,14 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub struct Job {
     total: AtomicU64,
+    /// Whether the total is that of several loads.
+    total_of_all: AtomicBool,
     staged: AtomicU64,
     written: AtomicU64,
     stop: Arc<AtomicBool>,
     trace: OnceLock<Trace>,
+    /// Whether an operation is in progress that will write the trace.
+    is_traced: AtomicBool,
     phase: Mutex<Phase>,
     changed: Condvar,
 }
@@ -94,11 +98,15 @@ impl Job {
         self.note(what, started, Some(block), bytes);
     }
 
-    /// Runs a save or load, then writes its trace, if the job or the configuration asks for one. If writing the trace
-    /// fails, this only logs a warning.
+    /// Runs a save or load, then writes its trace, if the job or the configuration asks for one. If it is a part of another
+    /// operation that is traced, that one writes it. If writing the trace fails, this only logs a warning.
     pub(crate) fn traced<T>(&self, config: &Config, work: impl FnOnce() -> T) -> T {
         self.trace_to(config);
+        if self.is_traced.swap(true, Relaxed) {
+            return work();
+        }
         let done = work();
+        self.is_traced.store(false, Relaxed);
         if let Some(trace) = self.trace.get()
             && let Err(error) = trace.write()
         {
@@ -132,7 +140,17 @@ impl Job {
         self.stop.clone()
     }
 
+    /// Sets the total of an operation of several loads, whose own totals no longer count.
+    pub(crate) fn set_total_of_all(&self, bytes: u64) {
+        self.total_of_all.store(false, Relaxed);
+        self.set_total(bytes);
+        self.total_of_all.store(true, Relaxed);
+    }
+
     pub(crate) fn set_total(&self, bytes: u64) {
+        if self.total_of_all.load(Relaxed) {
+            return;
+        }
         self.total.store(bytes, Relaxed);
         self.written.store(0, Relaxed); // a retried load starts over
     }

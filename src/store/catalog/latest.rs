@@ -1,7 +1,7 @@
 //! The newest checkpoint of a run that can be loaded.
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_bad_medium};
 use crate::format::StepPattern;
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
@@ -9,7 +9,6 @@ use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::steps::{Before, steps_and_row};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::verify::verify;
-use nix::errno::Errno;
 use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,20 +136,16 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
     let itself = std::slice::from_ref(&found.path);
     let parts = if found.parts.is_empty() { itself } else { &found.parts };
     for part in parts {
-        // Says which files are missing as loading would.
-        match Checkpoint::open_with(part, config) {
-            Ok(_) => {}
+        let report = match verify(&runtime, part, job) {
             Err(error) if is_of_checkpoint(&error) => return Ok(Some(error)),
-            Err(error) => return Err(error),
-        }
-        match verify(&runtime, part, job) {
-            Ok(report) => {
-                if let Some(first) = report.damage.into_iter().next() {
-                    return Ok(Some(first.into()));
-                }
-            }
-            Err(error) if is_of_checkpoint(&error) => return Ok(Some(error)),
-            Err(error) => return Err(error),
+            report => report?,
+        };
+        if let Some(first) = report.damage.into_iter().next() {
+            // Says which files are missing, as loading would.
+            return match Checkpoint::open_with(part, config) {
+                Err(error) if !is_of_checkpoint(&error) => Err(error),
+                opened => Ok(Some(opened.err().unwrap_or_else(|| first.into()))),
+            };
         }
     }
     Ok(None)
@@ -160,11 +155,7 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
 fn is_of_checkpoint(error: &Error) -> bool {
     match error {
         Error::Corrupt { .. } | Error::Format { .. } => true,
-        Error::Io { cause, .. } => {
-            let bad = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG, Errno::ENODATA];
-            let number = cause.raw_os_error();
-            cause.kind() == NotFound || bad.iter().any(|bad| number == Some(*bad as i32))
-        }
+        Error::Io { cause, .. } => cause.kind() == NotFound || is_bad_medium(cause),
         error => error.is_incomplete(),
     }
 }

@@ -37,6 +37,11 @@ impl<'a> Contents<'a> {
         &mut self,
         tensors: &[&'t TensorEntry],
     ) -> Result<Vec<(&'t TensorEntry, ElementDiff)>> {
+        let bytes = |one: &Checkpoint| {
+            let there = tensors.iter().filter_map(|tensor| one.tensor(&tensor.name));
+            one.bytes_to_read(there, one.loading(true, self.runtime, self.job))
+        };
+        self.job.set_total_of_all(bytes(self.a) + bytes(self.b));
         let mut found = Vec::with_capacity(tensors.len());
         let (large, small): (Vec<_>, Vec<_>) =
             tensors.iter().partition(|tensor| tensor.nbytes() > PIECE_BYTES);

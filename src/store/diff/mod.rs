@@ -95,7 +95,7 @@ pub fn diff(
     values: bool,
     job: &Arc<Job>,
 ) -> Result<DiffReport> {
-    while_replaced(|| diff_once(runtime, (a, b), values, job))
+    job.traced(runtime.config(), || while_replaced(|| diff_once(runtime, (a, b), values, job)))
 }
 
 fn diff_once(
@@ -105,8 +105,8 @@ fn diff_once(
     job: &Arc<Job>,
 ) -> Result<DiffReport> {
     let started = Instant::now();
-    let a = Checkpoint::open_foreign_with(path_a, runtime.config())?;
-    let b = Checkpoint::open_foreign_with(path_b, runtime.config())?;
+    let a = Checkpoint::open_foreign_once(path_a, runtime.config())?;
+    let b = Checkpoint::open_foreign_once(path_b, runtime.config())?;
     let only_in = |one: &Checkpoint, other: &Checkpoint| -> Vec<String> {
         let alone = one.tensors().iter().filter(|tensor| other.tensor(&tensor.name).is_none());
         alone.map(|tensor| tensor.name.clone()).collect()

@@ -97,10 +97,14 @@ impl Checkpoint {
     /// See [`Checkpoint::open_foreign`].
     #[doc(hidden)]
     pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
-        let path = path.as_ref();
+        while_replaced(|| Self::open_foreign_once(path.as_ref(), config))
+    }
+
+    /// [`Checkpoint::open_foreign`] without its retry on [`Error::Replaced`].
+    pub(in crate::store) fn open_foreign_once(path: &Path, config: &Config) -> Result<Self> {
         manifest::check_directory(path).map_err(|error| explain(path, error))?;
         if dir::has(&path.join(names::MANIFEST)) {
-            return Self::open_with(path, config);
+            return Self::open_once(path, config);
         }
         if stripe_owner(path)?.is_some() {
             return Err(no_manifest(path));

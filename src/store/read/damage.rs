@@ -1,6 +1,5 @@
 //! Damage to a checkpoint's files: which tensors it hits, and which bytes can still be read.
 
-use crate::device::Target;
 use crate::error::{Error, Result};
 use crate::format::TensorEntry;
 use crate::pipeline::report::{Damage, DamagedTensor};
@@ -96,14 +95,4 @@ impl Checkpoint {
 /// The names of damaged tensors.
 pub(in crate::store) fn names_of(damaged: &[DamagedTensor]) -> HashSet<&str> {
     damaged.iter().map(|tensor| tensor.name.as_str()).collect()
-}
-
-/// The targets of tensors that are not damaged.
-pub(in crate::store) fn intact<'a, 'm, S: AsRef<str>>(
-    targets: &'a [(S, Target<'m>)],
-    damaged: &[DamagedTensor],
-) -> Vec<(&'a str, &'a Target<'m>)> {
-    let is_damaged = names_of(damaged);
-    let each = targets.iter().map(|(name, target)| (name.as_ref(), target));
-    each.filter(|(name, _)| !is_damaged.contains(name)).collect()
 }

@@ -5,14 +5,15 @@ use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
-use crate::pipeline::load::{ReadOutcome, Reads, Scatter, ShardFile, read_arenas, read_into};
-use crate::pipeline::report::LoadReport;
+use crate::pipeline::load::{ReadOutcome, Reads, Scatter, read_arenas, read_into};
+use crate::pipeline::report::{DamagedTensor, LoadReport};
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::{BlockRead, Scattered, Unit, Want};
 use crate::plan::slab::{Dense, Place, Slab, dense_strides};
 use crate::pool::{Buffer, Mapping};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
-use crate::store::read::damage::intact;
+use crate::store::read::damage::names_of;
+use crate::store::read::fault::wants_of;
 use crate::store::read::loaded::{Loaded, LoadedTensor};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -77,17 +78,18 @@ impl Deref for RuntimeRef<'_> {
 /// A load in progress.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Loading<'a> {
-    runtime: &'a Runtime,
-    job: &'a Arc<Job>,
-    verify: bool,
+    pub runtime: &'a Runtime,
+    pub job: &'a Arc<Job>,
+    /// Whether checksums are compared: not those of another program's files, which have none.
+    pub verify: bool,
     unit: Unit,
     started: Instant,
 }
 
 /// How many bytes were read from disk, and how.
 pub(in crate::store) struct Fetched {
-    bytes: u64,
-    read: ReadOutcome,
+    pub bytes: u64,
+    pub read: ReadOutcome,
 }
 
 /// A tensor to load.
@@ -119,21 +121,13 @@ impl Checkpoint {
         names: impl IntoIterator<Item = S>,
         options: LoadOptions<'_>,
     ) -> Result<Loaded> {
-        match options.on_corrupt {
-            OnCorrupt::Raise => self.load_all(names, options),
-            OnCorrupt::Skip => self.load_intact(names, options),
-        }
-    }
-
-    /// [`Checkpoint::load_names`] that fails at the first damage.
-    pub(in crate::store) fn load_all<S: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = S>,
-        options: LoadOptions<'_>,
-    ) -> Result<Loaded> {
         let (runtime, job) = self.resources(options)?;
         let loading = self.loading(options.verify, &runtime, &job);
-        let requests = self.find_whole(names)?;
+        let names: Vec<S> = names.into_iter().collect();
+        let (damaged, checked) = self.check_first(&names, options.on_corrupt, loading)?;
+        let is_damaged = names_of(&damaged);
+        let intact = names.iter().map(S::as_ref).filter(|name| !is_damaged.contains(name));
+        let requests = self.find_whole(intact)?;
         let (whole, parted): (Vec<_>, Vec<_>) =
             requests.iter().copied().partition(|request| lies_straight(request.entry));
         let straight = self.plan_straight(&whole, loading);
@@ -156,8 +150,9 @@ impl Checkpoint {
             false => assembled.next(),
         };
         let tensors = requests.iter().filter_map(next).collect();
+        fetches.extend(checked);
         let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
-        Ok(Loaded::new(tensors, self.values.clone(), report))
+        Ok(Loaded::new(tensors, self.values.clone(), LoadReport { damaged, ..report }))
     }
 
     /// Loads tensors into the caller's memory. Each target must have exactly as many bytes as its tensor.
@@ -170,20 +165,38 @@ impl Checkpoint {
         targets: &[(S, Target<'_>)],
         options: LoadOptions<'_>,
     ) -> Result<LoadReport> {
-        let skips = options.on_corrupt == OnCorrupt::Skip;
         let (runtime, job) = self.resources(options)?;
-        let options = options.on(&runtime, &job);
-        let names = || targets.iter().map(|(name, _)| name.as_ref());
-        let damaged = if skips { self.damaged(names(), options)? } else { Vec::new() };
-        let targets: Vec<(&str, &Target)> = intact(targets, &damaged);
         let loading = self.loading(options.verify, &runtime, &job);
+        let targets = targets.iter().map(|(name, target)| (name.as_ref(), target));
+        let names: Vec<&str> = targets.clone().map(|(name, _)| name).collect();
+        let (damaged, checked) = self.check_first(&names, options.on_corrupt, loading)?;
+        let is_damaged = names_of(&damaged);
+        let targets: Vec<(&str, &Target)> =
+            targets.filter(|(name, _)| !is_damaged.contains(name)).collect();
         let requests = self.find_whole(targets.iter().map(|(name, _)| name))?;
         self.check_sizes(&requests, &targets)?;
         let chunks = self.plan_chunks(&requests, loading)?;
         job.set_total(bytes_of(&chunks.plan.reads));
         let fetched = self.fill(&chunks, |tensor| targets[tensor].1, loading)?;
-        let report = self.report(requests.len(), bytes_in(&requests), vec![fetched], loading);
+        let fetches = std::iter::once(fetched).chain(checked).collect();
+        let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
         Ok(LoadReport { damaged, ..report })
+    }
+
+    /// Reads and checks these tensors first, if damaged ones are to be skipped. Returns the damaged ones.
+    fn check_first<S: AsRef<str>>(
+        &self,
+        names: &[S],
+        on_corrupt: OnCorrupt,
+        loading: Loading,
+    ) -> Result<(Vec<DamagedTensor>, Option<Fetched>)> {
+        match on_corrupt {
+            OnCorrupt::Raise => Ok((Vec::new(), None)),
+            OnCorrupt::Skip => {
+                let (damaged, checked) = self.find_damaged(names, loading)?;
+                Ok((damaged, Some(checked)))
+            }
+        }
     }
 
     /// The runtime and job of a load: the caller's, or else the checkpoint's own.
@@ -212,6 +225,16 @@ impl Checkpoint {
             false => Unit::Pages(runtime.config().block_bytes),
         };
         Loading { runtime, job, verify, unit, started: Instant::now() }
+    }
+
+    /// Bytes that a load of these tensors at once reads.
+    pub(in crate::store) fn bytes_to_read<'a>(
+        &self,
+        entries: impl Iterator<Item = &'a TensorEntry>,
+        loading: Loading,
+    ) -> u64 {
+        let wants: Vec<Want> = entries.flat_map(wants_of).collect();
+        bytes_of(&loading.unit.reads(&wants, &self.file_bytes()))
     }
 
     /// Whole checksum chunks, as many at once as a staging buffer holds.
@@ -274,8 +297,8 @@ impl Checkpoint {
         Err(Error::Keys { path, missing: Vec::new(), unexpected: Vec::new(), mismatched })
     }
 
-    fn file_bytes(&self) -> Vec<u64> {
-        self.files.iter().map(|file: &ShardFile| file.bytes).collect()
+    pub(in crate::store) fn file_bytes(&self) -> Vec<u64> {
+        self.files.iter().map(|file| file.bytes).collect()
     }
 
     pub(in crate::store) fn reads<'a>(

@@ -1,13 +1,11 @@
-//! Loads what is intact of a damaged checkpoint.
+//! Finds the damaged tensors of a checkpoint, so that a load can skip them.
 
 use crate::error::{Error, Result};
 use crate::pipeline::report::DamagedTensor;
 use crate::plan::load::Want;
-use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
-use crate::store::read::damage::names_of;
+use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::fault::{Fault, wants_of};
-use crate::store::read::load::LoadOptions;
-use crate::store::read::loaded::Loaded;
+use crate::store::read::load::{Fetched, LoadOptions, Loading};
 use std::collections::HashMap;
 
 impl Checkpoint {
@@ -22,14 +20,25 @@ impl Checkpoint {
         names: impl IntoIterator<Item = S>,
         options: LoadOptions<'_>,
     ) -> Result<Vec<DamagedTensor>> {
-        if !options.verify || self.kind() == CheckpointKind::Safetensors {
+        let (runtime, job) = self.resources(options)?;
+        let names: Vec<S> = names.into_iter().collect();
+        let loading = self.loading(options.verify, &runtime, &job);
+        self.find_damaged(&names, loading).map(|(damaged, _)| damaged)
+    }
+
+    /// [`Checkpoint::damaged`], and what was read to find out.
+    pub(in crate::store) fn find_damaged<S: AsRef<str>>(
+        &self,
+        names: &[S],
+        loading: Loading,
+    ) -> Result<(Vec<DamagedTensor>, Fetched)> {
+        if !loading.verify {
             return Err(Error::invalid(format!(
                 "{}: damage is found by its checksums, so on_corrupt = skip needs verify = true and a checkpoint of \
                  ringstow's",
                 self.path().display()
             )));
         }
-        let (runtime, job) = self.resources(options)?;
         for fault in self.faults.iter().filter(|fault| fault.lost.is_empty()) {
             let (file, Fault { expected, got, .. }) =
                 (self.files[fault.file].path.display(), fault);
@@ -38,29 +47,12 @@ impl Checkpoint {
         let requests = self.find(names)?;
         let wants: Vec<Want> =
             requests.iter().flat_map(|request| wants_of(request.entry)).collect();
-        let (damage, ..) = self.check_wants(&wants, &runtime, &job)?;
+        let (damage, checked) = self.check_wants(&wants, loading.runtime, loading.job)?;
         let mut found = DamagedTensor::all_in(&damage);
         let names = requests.iter().map(|request| request.entry.name.as_str());
         let order: HashMap<&str, usize> = names.zip(0..).collect();
         found.retain(|tensor| order.contains_key(tensor.name.as_str()));
         found.sort_by_key(|tensor| order[tensor.name.as_str()]);
-        Ok(found)
-    }
-
-    /// Loads those of the named tensors that are intact, and reports the others.
-    pub(in crate::store) fn load_intact<S: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = S>,
-        options: LoadOptions<'_>,
-    ) -> Result<Loaded> {
-        let (runtime, job) = self.resources(options)?;
-        let options = options.on(&runtime, &job);
-        let names: Vec<S> = names.into_iter().collect();
-        let damaged = self.damaged(&names, options)?;
-        let is_damaged = names_of(&damaged);
-        let rest = names.iter().map(S::as_ref).filter(|name| !is_damaged.contains(name));
-        let mut loaded = self.load_all(rest, options)?;
-        loaded.report.damaged = damaged;
-        Ok(loaded)
+        Ok((found, checked))
     }
 }

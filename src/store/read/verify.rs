@@ -2,14 +2,14 @@
 
 use crate::error::{Error, Result, is_bad_medium};
 use crate::pipeline::job::Job;
-use crate::pipeline::load::{ReadOutcome, ShardFile, check};
+use crate::pipeline::load::{ShardFile, check};
 use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::Want;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::fault::Fault;
 use crate::store::read::fingerprint::while_replaced;
-use crate::store::read::load::bytes_of;
+use crate::store::read::load::{Fetched, bytes_of};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use std::time::Instant;
 /// # Errors
 /// What [`Checkpoint::open_damaged`] returns, a damaged manifest included; failures to read other than damage.
 pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
-    while_replaced(|| verify_once(runtime, path, job))
+    job.traced(runtime.config(), || while_replaced(|| verify_once(runtime, path, job)))
 }
 
 fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
@@ -30,7 +30,8 @@ fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyR
     let all: Vec<Want> = (0..checkpoint.files.len())
         .map(|file| Want { file, range: 0..checkpoint.files[file].bytes })
         .collect();
-    let (damage, read_bytes, read) = checkpoint.check_wants(&all, runtime, job)?;
+    let (damage, Fetched { bytes: read_bytes, read }) =
+        checkpoint.check_wants(&all, runtime, job)?;
     Ok(VerifyReport {
         path: path.into(),
         files: checkpoint.files.len(),
@@ -45,7 +46,7 @@ fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyR
 
 impl Checkpoint {
     /// Reads what is wanted of the files, as far as it exists, and compares it with its checksums. Returns all damage
-    /// to the files by file and offset, and how many bytes were read.
+    /// to the files by file and offset, and what was read.
     ///
     /// # Errors
     /// Failures that are not damage.
@@ -54,21 +55,21 @@ impl Checkpoint {
         wants: &[Want],
         runtime: &Runtime,
         job: &Arc<Job>,
-    ) -> Result<(Vec<Damage>, u64, ReadOutcome)> {
-        let file_bytes: Vec<u64> = self.files.iter().map(|file| file.bytes).collect();
+    ) -> Result<(Vec<Damage>, Fetched)> {
+        let file_bytes = self.file_bytes();
         let mut faults = self.faults.clone();
         loop {
             let there: Vec<Want> =
                 wants.iter().map(|want| self.readable_of(want, &faults)).collect();
             let unit = self.checked_unit(runtime.config().block_bytes);
             let blocks = unit.reads(&there, &file_bytes);
-            let read_bytes = bytes_of(&blocks);
-            job.set_total(read_bytes);
+            let bytes = bytes_of(&blocks);
+            job.set_total(bytes);
             match check(runtime, self.reads(&blocks, true), job) {
                 Ok((mut damage, read)) => {
                     damage.extend(faults.iter().map(|fault| self.damage_of(fault)));
                     damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
-                    return Ok((damage, read_bytes, read));
+                    return Ok((damage, Fetched { bytes, read }));
                 }
                 Err(error) => faults.push(self.fault_of(error, &faults)?),
             }
