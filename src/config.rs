@@ -1,18 +1,15 @@
 //! The settings. Python's `Config` has the same fields.
 
-mod found;
+pub mod found;
 
 use crate::error::{Error, Result};
-use crate::limits::{ALIGN, FIXED_BUFFERS_MAX};
+use crate::limits::{ALIGN, FIXED_BUFFERS_MAX, STRIPES_MAX};
 use crate::sys::path;
 use bytesize::ByteSize;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
-
-/// Most directories besides its own that a checkpoint can be striped over.
-const STRIPE_MAX: usize = 64;
 
 /// Which engine moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -156,9 +153,9 @@ impl Config {
 
     fn check_stripe(&self) -> Result<()> {
         let bad = |why: String| Err(Error::invalid(format!("Config.stripe {why}")));
-        if self.stripe.len() > STRIPE_MAX {
+        if self.stripe.len() > STRIPES_MAX {
             let n = self.stripe.len();
-            return bad(format!("names {n} directories: it may name {STRIPE_MAX} at most"));
+            return bad(format!("names {n} directories: it may name {STRIPES_MAX} at most"));
         }
         for (index, dir) in self.stripe.iter().enumerate() {
             if dir.as_os_str().is_empty() {

@@ -7,3 +7,6 @@ pub const ALIGN: usize = 4096;
 /// Buffers that io_uring registers at most (`IORING_MAX_REG_BUFFERS` in the kernel's
 /// [io_uring/rsrc.c](https://github.com/torvalds/linux/blob/v6.6/io_uring/rsrc.c)).
 pub const FIXED_BUFFERS_MAX: usize = 1 << 14;
+
+/// Most directories besides its own that a checkpoint can be striped over.
+pub const STRIPES_MAX: usize = 64;

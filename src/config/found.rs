@@ -218,7 +218,11 @@ fn paths(text: &str) -> Value {
     Value::Array(paths.map(|path| Value::String(path.into())).collect())
 }
 
-fn read(path: &Path, must_be_there: bool) -> Result<Table> {
+/// Reads the settings of a file.
+///
+/// # Errors
+/// [`Error::Io`], and those of [`parse`].
+pub fn read(path: &Path, must_be_there: bool) -> Result<Table> {
     let text = match read_text(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound && !must_be_there => {
@@ -226,13 +230,22 @@ fn read(path: &Path, must_be_there: bool) -> Result<Table> {
         }
         Err(error) => return Err(Error::io("reading the configuration", path, error)),
     };
+    parse(&text, path).map(|(table, _)| table)
+}
+
+/// The settings in the text of a configuration file, and the configuration that they make of the defaults.
+///
+/// # Errors
+/// [`Error::Format`] naming `path` and the line.
+pub fn parse(text: &str, path: &Path) -> Result<(Table, Config)> {
     // Deserialize from the text, so that errors have line numbers.
     let wrong = |why: toml::de::Error| Error::format(path, why.to_string().trim_end());
-    toml::from_str::<Config>(&text).map_err(wrong)?.validate().map_err(|why| match why {
+    let config = toml::from_str::<Config>(text).map_err(wrong)?;
+    config.validate().map_err(|why| match why {
         Error::Invalid { reason } => Error::format(path, reason),
         other => other,
     })?;
-    text.parse().map_err(wrong)
+    Ok((text.parse().map_err(wrong)?, config))
 }
 
 fn config(table: &Table) -> std::result::Result<Config, toml::de::Error> {

@@ -1,5 +1,7 @@
 //! Whether regions cover an array: each element exactly once.
 
+use std::hash::{BuildHasher, RandomState};
+
 /// A region: its offsets and its sizes, one number per dimension.
 pub type Extent<'a> = (&'a [u64], &'a [u64]);
 
@@ -11,61 +13,40 @@ pub fn within(shape: &[u64], (offsets, sizes): Extent) -> bool {
             .all(|d| offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= shape[d]))
 }
 
-/// Limits on the dimensions along which an array is split, and on the corners to sort (16 bytes each). A million
-/// regions split along four dimensions stay below both.
-const SPLIT_MAX: usize = 16;
-const CORNERS_MAX: usize = 1 << 25;
-
-/// A region split along more than this many dimensions has far more corners than its description has bytes. Few
-/// corners are counted all the same.
-const SPLIT_USUAL: usize = 6;
-const CORNERS_FEW: usize = 1 << 20;
-
 /// Whether `regions`, which lie within `shape`, hold each of its elements exactly once.
 ///
-/// Takes n log n time in the number of regions, whatever their arrangement. The number of regions that hold an
-/// element changes only at the regions' corners. So if each corner counts as plus or minus one, those of the regions
-/// must cancel those of the whole array.
-///
-/// # Errors
-/// The reason for giving up: the regions are split along too many dimensions.
-pub fn tiles(shape: &[u64], regions: &[Extent]) -> Result<bool, String> {
+/// Takes linear time and no memory, whatever the arrangement of the regions. The number of regions that hold an element
+/// changes only at the regions' corners. So if each corner counts as plus or minus one, those of the regions must cancel
+/// those of the whole array. The corners are not listed: a region has 2^d of them. Each coordinate stands for a random
+/// number, a corner for the product of its coordinates, and a region for the sum over its corners, which is the product
+/// over its dimensions of last minus first. Two sums that differ are equal by chance with a probability below 2^-50.
+pub fn tiles(shape: &[u64], regions: &[Extent]) -> bool {
     if shape.contains(&0) {
-        return Ok(true);
+        return true;
     }
     let split = split_dims(shape, regions);
-    let corners = (regions.len() + 1).checked_shl(split.len() as u32);
-    let corners_max = if split.len() > SPLIT_USUAL { CORNERS_FEW } else { CORNERS_MAX };
-    if split.len() > SPLIT_MAX || corners.is_none_or(|n| n > corners_max) {
-        return Err(too_many(regions.len(), split.len()));
-    }
+    let random = RandomState::new();
+    let corners = |(offsets, sizes): Extent| {
+        let number = |d: usize, at: u64| random.hash_one((d, at)) % PRIME;
+        split.iter().fold(1, |product, &d| {
+            let width = number(d, offsets[d] + sizes[d]) + PRIME - number(d, offsets[d]);
+            modulo(u128::from(product) * u128::from(width))
+        })
+    };
+    let sum = |sum: u64, &region: &Extent| modulo(u128::from(sum) + u128::from(corners(region)));
     let zeros = vec![0; shape.len()];
-    let mut steps = Vec::with_capacity(corners.unwrap_or(0));
-    push_corners(&mut steps, shape, &split, (&zeros, shape), true);
-    for &extent in regions.iter().filter(|(_, sizes)| !sizes.contains(&0)) {
-        push_corners(&mut steps, shape, &split, extent, false);
-    }
-    steps.sort_unstable();
-    Ok(steps.chunk_by(|a, b| a >> 1 == b >> 1).all(|same| {
-        let minus = same.partition_point(|step| step & 1 == 0);
-        minus * 2 == same.len()
-    }))
+    regions.iter().fold(0, sum) == modulo(corners((&zeros, shape)).into())
 }
 
-/// Pushes each corner of a region as its position in row-major order, with its sign as the last bit.
-fn push_corners(steps: &mut Vec<u128>, shape: &[u64], split: &[usize], b: Extent, minus: bool) {
-    let first = steps.len();
-    steps.push(minus.into());
-    for &d in split {
-        let radix = u128::from(shape[d]) + 1;
-        for i in first..steps.len() {
-            let (at, sign) = (steps[i] >> 1, steps[i] & 1);
-            let low = at * radix + u128::from(b.0[d]);
-            steps[i] = low << 1 | sign;
-            steps.push((low + u128::from(b.1[d])) << 1 | (sign ^ 1));
-        }
-    }
+/// A prime just below 2^61.
+const PRIME: u64 = (1 << 61) - 1;
+
+fn modulo(number: u128) -> u64 {
+    (number % u128::from(PRIME)) as u64
 }
+
+/// Most dimensions along which an array with holes is split.
+const SPLIT_MAX: usize = 16;
 
 /// What regions leave out of an array, and whether they hold anything twice.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -78,32 +59,55 @@ pub struct Survey {
 
 /// Surveys `regions`, which lie within `shape`.
 ///
+/// # Errors
+/// Those of [`overlap`].
+pub fn survey(shape: &[u64], regions: &[Extent]) -> Result<Survey, String> {
+    let mut holes = Vec::new();
+    let overlap = sweep(shape, regions, &mut |hole| holes.push(hole.clone()))?;
+    Ok(Survey { holes, overlap })
+}
+
+/// Whether two of the regions, which lie within `shape`, hold the same element.
+///
 /// Cuts the array along one dimension after the other where regions begin or end. This takes n log n time for grids
 /// of any number of dimensions, and longer for regions that cross each other.
 ///
 /// # Errors
 /// The reason for giving up: too many regions that cross each other, or too many dimensions.
-pub fn survey(shape: &[u64], regions: &[Extent]) -> Result<Survey, String> {
-    const STEPS_MIN: usize = 1 << 16;
-    const STEPS_PER_REGION: usize = 64;
-    let regions: Vec<Extent> =
-        regions.iter().copied().filter(|(_, sizes)| !sizes.contains(&0)).collect();
-    let split = split_dims(shape, &regions);
-    let mut sweep = Sweep {
-        steps_left: STEPS_MIN + STEPS_PER_REGION * regions.len(),
-        at: (vec![0; shape.len()], shape.to_vec()),
-        found: Survey::default(),
-    };
-    if shape.contains(&0) {
-        return Ok(sweep.found);
-    }
-    if split.len() > SPLIT_MAX || sweep.cut(&split, &regions).is_none() {
-        return Err(too_many(regions.len(), split.len()));
-    }
-    Ok(sweep.found)
+pub fn overlap(shape: &[u64], regions: &[Extent]) -> Result<bool, String> {
+    sweep(shape, regions, &mut |_| {})
 }
 
-/// The dimensions that some region does not reach through.
+fn sweep(
+    shape: &[u64],
+    regions: &[Extent],
+    hole: &mut dyn FnMut(&(Vec<u64>, Vec<u64>)),
+) -> Result<bool, String> {
+    const STEPS_MIN: usize = 1 << 16;
+    const STEPS_PER_REGION: usize = 64;
+    const LISTED_MIN: usize = 1 << 12;
+    const LISTED_PER_REGION: usize = 2;
+    if shape.contains(&0) {
+        return Ok(false);
+    }
+    let split = split_dims(shape, regions);
+    let mut present: Vec<u32> =
+        (0..).zip(regions).filter(|(_, (_, sizes))| !sizes.contains(&0)).map(|(n, _)| n).collect();
+    let mut sweep = Sweep {
+        regions,
+        steps_left: STEPS_MIN + STEPS_PER_REGION * regions.len(),
+        listed_left: LISTED_MIN + LISTED_PER_REGION * regions.len(),
+        at: (vec![0; shape.len()], shape.to_vec()),
+        overlap: false,
+        hole,
+    };
+    if split.len() > SPLIT_MAX || sweep.cut(&split, &mut present).is_none() {
+        return Err(too_many(regions.len(), split.len()));
+    }
+    Ok(sweep.overlap)
+}
+
+/// The dimensions that some region does not reach through. Empty regions count if that costs nothing.
 fn split_dims(shape: &[u64], regions: &[Extent]) -> Vec<usize> {
     let is_split = |d: &usize| regions.iter().any(|(o, s)| o[*d] > 0 || s[*d] < shape[*d]);
     (0..shape.len()).filter(is_split).collect()
@@ -116,42 +120,52 @@ fn too_many(regions: usize, split: usize) -> String {
 }
 
 /// A survey in progress.
-struct Sweep {
+struct Sweep<'a> {
+    regions: &'a [Extent<'a>],
     /// Regions that the sweep may still visit.
     steps_left: usize,
+    /// Regions that its lists may still hold: 32 bytes each.
+    listed_left: usize,
     /// The current piece of the array.
     at: (Vec<u64>, Vec<u64>),
-    found: Survey,
+    overlap: bool,
+    /// Takes each hole.
+    hole: &'a mut dyn FnMut(&(Vec<u64>, Vec<u64>)),
 }
 
-impl Sweep {
-    /// Surveys the current piece. `regions` are those that reach into it; except along `split`, each reaches through
-    /// all of it. `None` if that takes too many steps.
-    fn cut(&mut self, split: &[usize], regions: &[Extent]) -> Option<()> {
-        if regions.is_empty() {
-            self.found.holes.push(self.at.clone());
+impl Sweep<'_> {
+    /// Surveys the current piece. `present` are the regions that reach into it; except along `split`, each reaches
+    /// through all of it. `None` if that takes too many steps, or too much memory.
+    fn cut(&mut self, split: &[usize], present: &mut [u32]) -> Option<()> {
+        if present.is_empty() {
+            (self.hole)(&self.at);
             return Some(());
         }
         let Some((&d, split)) = split.split_first() else {
-            self.found.overlap |= regions.len() > 1;
+            self.overlap |= present.len() > 1;
             return Some(());
         };
+        self.listed_left = self.listed_left.checked_sub(present.len())?;
+        let regions = self.regions;
+        let begin = |number: u32| regions[number as usize].0[d];
+        let end = |number: u32| begin(number) + regions[number as usize].1[d];
         let (offset, size) = (self.at.0[d], self.at.1[d]);
-        let mut cuts: Vec<u64> = regions.iter().flat_map(|(o, s)| [o[d], o[d] + s[d]]).collect();
+        let mut cuts = Vec::with_capacity(2 * present.len() + 2);
+        cuts.extend(present.iter().flat_map(|&n| [begin(n), end(n)]));
         cuts.extend([offset, offset + size]);
         cuts.sort_unstable();
         cuts.dedup();
-        let mut coming = regions.to_vec();
-        coming.sort_unstable_by_key(|(o, _)| o[d]);
-        let (mut coming, mut here) = (coming.into_iter().peekable(), Vec::new());
+        present.sort_unstable_by_key(|&n| begin(n));
+        let (mut coming, mut here) = (present.iter().copied().peekable(), Vec::new());
         for cut in cuts.windows(2) {
-            here.retain(|(o, s): &Extent| o[d] + s[d] > cut[0]);
-            here.extend(std::iter::from_fn(|| coming.next_if(|(o, _)| o[d] == cut[0])));
+            here.retain(|&n| end(n) > cut[0]);
+            here.extend(std::iter::from_fn(|| coming.next_if(|&n| begin(n) == cut[0])));
             self.steps_left = self.steps_left.checked_sub(here.len() + 1)?;
             (self.at.0[d], self.at.1[d]) = (cut[0], cut[1] - cut[0]);
-            self.cut(split, &here)?;
+            self.cut(split, &mut here)?;
         }
         (self.at.0[d], self.at.1[d]) = (offset, size);
+        self.listed_left += present.len();
         Some(())
     }
 }
@@ -213,7 +227,7 @@ mod tests {
                 offsets[d] = by % (shape[d] - sizes[d] + 1);
             }
             let counts = counts(&shape, &regions);
-            let tiled = tiles(&shape, &lend(&regions)).unwrap();
+            let tiled = tiles(&shape, &lend(&regions));
             prop_assert_eq!(tiled, counts.iter().all(|&n| n == 1));
             let Survey { holes, overlap } = survey(&shape, &lend(&regions)).unwrap();
             prop_assert_eq!(overlap, counts.iter().any(|&n| n > 1));
@@ -226,7 +240,7 @@ mod tests {
     #[test]
     fn overlap_of_the_same_size_does_not_hide_a_hole() {
         let regions = [(vec![0, 0], vec![2, 2]), (vec![1, 0], vec![2, 2])];
-        assert_eq!(tiles(&[4, 2], &lend(&regions)), Ok(false));
+        assert!(!tiles(&[4, 2], &lend(&regions)));
         let holes = vec![(vec![3, 0], vec![1, 2])];
         assert_eq!(survey(&[4, 2], &lend(&regions)), Ok(Survey { holes, overlap: true }));
     }
@@ -240,25 +254,41 @@ mod tests {
             (vec![1, 0], vec![2, 1]),
             (vec![1, 1], vec![1, 1]),
         ];
-        assert_eq!(tiles(&[3, 3], &lend(&regions)), Ok(true));
+        assert!(tiles(&[3, 3], &lend(&regions)));
     }
 
     #[test]
-    fn few_regions_split_along_many_dimensions_take_little_memory() {
+    fn regions_split_along_many_dimensions_take_little_memory() {
+        // Listed, their corners would take 16 TB.
         let regions = |n: u64| -> Vec<Owned> {
-            (0..n).map(|i| ([i].into_iter().chain([0; 15]).collect(), vec![1; 16])).collect()
+            (0..n).map(|i| ([i].into_iter().chain([0; 31]).collect(), vec![1; 32])).collect()
         };
-        let mut shape = [2; 16];
+        let mut shape = [1; 32];
         shape[0] = 500;
-        assert_eq!(tiles(&shape, &lend(&regions(10))), Ok(false));
-        // Their corners would take 512 MiB.
-        assert!(tiles(&shape, &lend(&regions(500))).unwrap_err().contains("16 dimensions"));
+        let all = regions(500);
+        let (lent, mut wide) = (lend(&all), [2; 32]);
+        wide[0] = 500;
+        let most = allocation_counter::measure(|| {
+            assert!(tiles(&shape, &lent));
+            assert!(!tiles(&shape, &lent[1..]));
+            assert!(!tiles(&wide, &lent));
+            assert!(survey(&wide, &lent).unwrap_err().contains("32 dimensions"));
+        });
+        assert!(most.bytes_max < 1 << 16, "{} bytes", most.bytes_max);
     }
 
     #[test]
-    fn regions_split_along_a_hundred_dimensions_are_refused() {
-        let regions = [(vec![0; 100], vec![1; 100])];
-        assert!(tiles(&[2; 100], &lend(&regions)).unwrap_err().contains("100 dimensions"));
+    fn survey_of_regions_in_one_corner_takes_little_memory() {
+        // Each dimension leaves all of them in one piece.
+        let mut shape = [2; 16];
+        shape[15] = 5000;
+        let regions: Vec<Owned> =
+            (0..5000).map(|i| ([0; 15].into_iter().chain([i]).collect(), vec![1; 16])).collect();
+        let lent = lend(&regions);
+        let most = allocation_counter::measure(|| {
+            assert!(overlap(&shape, &lent).unwrap_err().contains("more than can be checked"));
+        });
+        assert!(most.bytes_max < 128 << 12 | 64 * 5000, "{} bytes", most.bytes_max);
     }
 
     #[test]
@@ -275,5 +305,6 @@ mod tests {
         assert_eq!((held + (1 << 15), overlap), (1 << 18, false));
         assert!(survey(&[2; 100], &lend(&[(vec![0; 100], vec![1; 100])])).is_err());
         assert_eq!(survey(&[0, 9], &[]), Ok(Survey::default()));
+        assert_eq!(overlap(&[2, 2], &[]), Ok(false));
     }
 }

@@ -5,8 +5,9 @@ mod check;
 mod rank_share;
 mod tensor;
 
-use super::{names, trailer};
+use super::{lists, names, trailer};
 use crate::error::{Error, Result};
+use crate::limits::STRIPES_MAX;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -31,6 +32,7 @@ const FORMAT: &str = "ringstow";
 /// serializes in the same way, so that they can be created while they are written.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[serde(bound(deserialize = "T: Tensors, S: Deserialize<'de>"))]
 pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// Always `"ringstow"`.
     pub format: String,
@@ -47,12 +49,18 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// Bytes of a checksum chunk; the last chunk of a file may be shorter.
     pub block_bytes: u64,
     /// The shards.
+    #[serde(deserialize_with = "lists::entries")]
     pub files: Vec<FileEntry>,
     /// The tensors, in the order of the saved state.
+    #[serde(deserialize_with = "T::read")]
     pub tensors: T,
     /// Other directories that the files were striped over, as in the writer's configuration. Only for messages; readers
     /// never open them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "lists::few::<_, STRIPES_MAX>"
+    )]
     pub stripes: Vec<String>,
     /// Which rank's share of which save this is, in a rank checkpoint; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,6 +83,33 @@ pub struct FileEntry {
     /// CRC-32 (ISO-HDLC, as in zip) of each checksum chunk. In JSON one string, eight hex digits per chunk.
     #[serde(with = "hex_words")]
     pub crc32: Vec<u32>,
+}
+
+impl lists::Entry for FileEntry {
+    fn long_dims(&self) -> usize {
+        0
+    }
+}
+
+/// What a manifest's list of tensors can be read as.
+pub trait Tensors: Sized {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// It is not a list of tensors.
+    fn read<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error>;
+}
+
+impl Tensors for Vec<TensorEntry> {
+    fn read<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        lists::entries(from)
+    }
+}
+
+impl Tensors for IgnoredAny {
+    fn read<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        Self::deserialize(from)
+    }
 }
 
 impl<T, S> Manifest<T, S> {
@@ -164,7 +199,7 @@ impl Listed {
     }
 }
 
-impl<T: DeserializeOwned, S: DeserializeOwned> Manifest<T, S> {
+impl<T: Tensors, S: DeserializeOwned> Manifest<T, S> {
     /// Reads a manifest whose trailer checksum matches and whose version is known.
     fn parse(mut bytes: Vec<u8>, path: &Path) -> Result<Self> {
         let body_len = trailer::check(&bytes, path)?.len();

@@ -1,5 +1,6 @@
 //! A rank's receipt of what it wrote, and how the receipts of all ranks make a checkpoint.
 
+use super::lists;
 use super::manifest::{FileEntry, TensorEntry};
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -19,8 +20,10 @@ pub struct Receipt {
     /// Bytes of a checksum chunk.
     pub block_bytes: u64,
     /// Its shards under their final names; they are durable under names that only this write uses.
+    #[serde(deserialize_with = "lists::entries")]
     pub files: Vec<FileEntry>,
     /// The tensors in them; chunks number the files in the order of `files`.
+    #[serde(deserialize_with = "lists::entries")]
     pub tensors: Vec<TensorEntry>,
 }
 

@@ -13,7 +13,7 @@ const COUNTERS: [&str; 8] =
 
 /// A name without its step: what all names in one row of checkpoints have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Stem {
+pub struct Stem {
     /// The text before the number, with `*` for an epoch in it.
     before: Vec<u8>,
     suffix: &'static str,
@@ -21,14 +21,16 @@ pub(crate) struct Stem {
 
 /// A name that ends in a step number.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StepName {
+pub struct StepName {
+    /// The name without its step.
     pub stem: Stem,
+    /// The number.
     pub step: u64,
 }
 
 /// Why a name has no step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoStep {
+pub enum NoStep {
     /// It does not end in a number.
     NoNumber,
     /// The number follows a dot, as in `v1.5` and `loss=0.2`.
@@ -167,7 +169,8 @@ enum Token {
 
 impl StepPattern {
     /// The step in the last component of a path, if that matches the pattern.
-    pub(crate) fn step_in(&self, name: &[u8]) -> Option<u64> {
+    #[doc(hidden)]
+    pub fn step_in(&self, name: &[u8]) -> Option<u64> {
         fit(&self.tokens, name, false).flatten()
     }
 }

@@ -9,6 +9,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::header::{self, Header, Length, Placed, Reader};
+use crate::format::lists::{LONG_DIMS_MAX, long_dims, too_many_dims};
 use crate::format::{Chunk, Item, TensorEntry, names};
 use serde::{Serialize, Serializer};
 use std::cmp::Reverse;
@@ -164,6 +165,9 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
     let mut known: HashMap<&str, Known> = HashMap::with_capacity(items.len());
     let mut regions = HashSet::new();
     let mut order = Vec::with_capacity(items.len());
+    if items.iter().map(long_dims_of).sum::<usize>() > LONG_DIMS_MAX {
+        return Err(Error::invalid(format!("{}: no reader takes that", too_many_dims())));
+    }
     for (index, item) in items.iter().enumerate() {
         item.check()?;
         let nbytes = item.info.nbytes()?;
@@ -183,6 +187,12 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
         of_name.count += 1;
     }
     Ok(order)
+}
+
+/// What an item adds to the [`LONG_DIMS_MAX`] of its manifest.
+fn long_dims_of(item: &Item) -> usize {
+    let lists = if item.region.is_some() { 3 } else { 1 }; // the tensor's shape, offsets, sizes
+    lists * long_dims(item.info.shape.len())
 }
 
 fn named_twice(item: &Item) -> Error {

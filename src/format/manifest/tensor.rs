@@ -1,6 +1,7 @@
 //! A manifest's entry of a tensor: what it is, and where its bytes are.
 
 use crate::format::cover::{self, Extent};
+use crate::format::lists::{self, Entry, long_dims};
 use crate::format::{Dtype, Shape, TensorInfo};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -14,8 +15,10 @@ pub struct TensorEntry {
     /// Element type.
     pub dtype: Dtype,
     /// Elements per dimension, of the whole tensor.
+    #[serde(deserialize_with = "lists::shape")]
     pub shape: Shape,
     /// Where its bytes are. The entry itself has space for one chunk, as most tensors have.
+    #[serde(deserialize_with = "lists::entries")]
     pub chunks: SmallVec<[Chunk; 1]>,
     /// Whether it is an opaque byte string rather than a tensor: U8, one dimension.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -31,11 +34,33 @@ pub struct Chunk {
     /// Offset of its first byte in that file.
     pub begin: u64,
     /// Where in the tensor it starts, one number per dimension; absent if it is the whole tensor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "lists::some_dims"
+    )]
     pub offsets: Option<Box<[u64]>>,
     /// Its size, one number per dimension; absent if it is the whole tensor.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "lists::some_dims"
+    )]
     pub sizes: Option<Box<[u64]>>,
+}
+
+impl Entry for TensorEntry {
+    fn long_dims(&self) -> usize {
+        let of_chunks: usize = self.chunks.iter().map(Entry::long_dims).sum();
+        long_dims(self.shape.len()) + of_chunks
+    }
+}
+
+impl Entry for Chunk {
+    fn long_dims(&self) -> usize {
+        let dims = [&self.offsets, &self.sizes].map(|dims| dims.as_ref().map_or(0, |d| d.len()));
+        dims.into_iter().map(long_dims).sum()
+    }
 }
 
 impl TensorEntry {
@@ -51,8 +76,8 @@ impl TensorEntry {
             return Ok(true);
         }
         self.with_regions(|regions| match is_whole {
-            true => cover::tiles(&self.shape, regions),
-            false => cover::survey(&self.shape, regions).map(|survey| !survey.overlap),
+            true => Ok(cover::tiles(&self.shape, regions)),
+            false => cover::overlap(&self.shape, regions).map(|overlap| !overlap),
         })
     }
 

@@ -218,6 +218,9 @@ impl FileOwner for Checkpoint {
 
 /// Finds all shards of a manifest, and notes which are missing or of another length.
 fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Shards> {
+    /// So many may be missing. More than that, and more than there are, do not make a checkpoint: paths and reports of
+    /// files that a manifest merely names would take far more memory than the manifest.
+    const MISSING_MAX: usize = 1000;
     let stripes = Stripes::to_read(dir, stripe);
     let (mut files, mut faults) = (Vec::with_capacity(manifest.files.len()), Vec::new());
     let mut missing = Vec::new();
@@ -226,6 +229,9 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
             Some((shard, len)) => (shard, Fault::of_length(number, file, len)),
             None => {
                 missing.push(file.name.as_str());
+                if missing.len() > MISSING_MAX.max(number / 2) {
+                    break;
+                }
                 (shard_in(dir, file), Some(Fault::of_missing(number, file)))
             }
         };
@@ -233,6 +239,10 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
         faults.extend(fault);
     }
     let problem = (!missing.is_empty()).then(|| missing_shards(&stripes, manifest, &missing));
+    if files.len() < manifest.files.len() {
+        let reason = problem.unwrap_or_default();
+        return Err(Error::MissingFiles { path: dir.into(), reason });
+    }
     Ok(Shards { files, faults, problem })
 }
 
@@ -246,7 +256,7 @@ fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> S
     };
     format!(
         "{} of {} files that its manifest lists are missing{of}: {}; {}",
-        missing.len(),
+        missing.len(), // at least: see `find_shards`
         manifest.files.len(),
         missing[..missing.len().min(20)].join(", "),
         how_to_find(stripes, manifest)

@@ -7,34 +7,24 @@ use crate::config::Config;
 use crate::error::{Error, Result, some_of};
 use crate::format::cover;
 use crate::format::cover::Extent;
+use crate::format::model_index::ModelIndex;
 use crate::format::names::MODEL_INDEX as INDEX;
-use crate::format::{Chunk, Dtype, FileEntry, Manifest, TensorEntry, names};
+use crate::format::safetensors_header::{Header, Sharding};
+use crate::format::{Chunk, FileEntry, Manifest, Shape, TensorEntry, names};
 use crate::pipeline::load::ShardFile;
 use crate::store::read::diagnose::{no_commit, no_manifest};
+use crate::store::read::index::NameIndex;
 use crate::sys::dir::{self, file_names};
 use crate::sys::file;
-use safetensors::tensor::{Metadata, TensorInfo};
-use serde::Deserialize;
 use serde_json::value::RawValue;
-use smallvec::{SmallVec, smallvec};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use smallvec::smallvec;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Bytes of the largest header that the safetensors format allows. A list of tensors and files is never larger.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-
-#[derive(Deserialize)]
-struct WeightMap {
-    /// The file of each tensor.
-    weight_map: HashMap<String, String>,
-}
-
-#[derive(Deserialize)]
-struct Saved {
-    saved_offsets: Vec<u64>,
-}
 
 /// Reads the headers of the files in a directory without a manifest.
 pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
@@ -45,10 +35,16 @@ pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     if let Some(shard) = present.iter().find(|name| names::is_shard(name)) {
         return Err(uncommitted(dir, shard));
     }
-    let index = match present.iter().any(|name| name == INDEX) {
-        true => Some(read_index(dir)?),
+    let text = match present.iter().any(|name| name == INDEX) {
+        true => Some(read_text(dir)?),
         false => None,
     };
+    let read_index = |text| {
+        ModelIndex::read(text).map_err(|why| {
+            Error::format(dir.join(INDEX), format!("is not a list of tensors and their files: {why}"))
+        })
+    };
+    let index = text.as_deref().map(read_index).transpose()?;
     let names = match &index {
         Some(index) => listed_files(dir, index, &present)?,
         None => unlisted_files(dir, present)?,
@@ -56,7 +52,7 @@ pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     if names.is_empty() {
         return Err(no_manifest(dir));
     }
-    let mut found = Assembly { index, ..Assembly::default() };
+    let mut found = Assembly::new(index);
     for name in names {
         found.add_file(dir, name)?;
     }
@@ -67,7 +63,8 @@ fn uncommitted(dir: &Path, shard: &str) -> Error {
     Error::NotCommitted { path: dir.into(), reason: no_commit(shard) }
 }
 
-fn read_index(dir: &Path) -> Result<WeightMap> {
+/// The text of the index.
+fn read_text(dir: &Path) -> Result<Vec<u8>> {
     let path = resolve(dir, INDEX)?;
     let (mut file, bytes) = open(&path)?;
     if bytes > HEADER_BYTES_MAX {
@@ -78,24 +75,24 @@ fn read_index(dir: &Path) -> Result<WeightMap> {
     }
     let mut text = Vec::new();
     file.read_to_end(&mut text).map_err(|e| Error::io("reading", &path, e))?;
-    serde_json::from_slice(&text)
-        .map_err(|e| Error::format(path, format!("is not a list of tensors and their files: {e}")))
+    Ok(text)
 }
 
 /// The files that an index lists. Other files do not belong to the checkpoint.
-fn listed_files(dir: &Path, index: &WeightMap, present: &[String]) -> Result<Vec<String>> {
-    let listed: BTreeSet<&String> = index.weight_map.values().collect();
-    if let Some(bad) = listed.iter().find(|name| !names::is_confined(name)) {
-        let reason = format!(
-            "refused file name {bad:?}: it must be a plain *.safetensors name in the directory itself"
-        );
-        return Err(Error::format(dir.join(INDEX), reason));
+fn listed_files(dir: &Path, index: &ModelIndex, present: &[String]) -> Result<Vec<String>> {
+    let present: BTreeSet<&str> = present.iter().map(String::as_str).collect();
+    let (mut listed, mut missing) = (BTreeSet::new(), BTreeSet::new());
+    for (_, file) in index.tensors() {
+        if present.contains(file) {
+            listed.insert(file);
+        } else if missing.len() < LISTED_MAX {
+            missing.insert(file);
+        }
     }
-    let missing: Vec<String> =
-        listed.iter().filter(|name| !present.contains(name)).map(|name| (*name).clone()).collect();
+    let owned = |names: BTreeSet<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
     match missing.is_empty() {
-        true => Ok(listed.into_iter().cloned().collect()),
-        false => Err(unlisted(dir, "file(s)", &missing)),
+        true => Ok(owned(listed)),
+        false => Err(unlisted(dir, "file(s)", &owned(missing))),
     }
 }
 
@@ -146,9 +143,13 @@ fn safetensors_files(dir: &Path, mut present: Vec<String>) -> Result<Vec<String>
     }
 }
 
+/// Most missing files and tensors that are counted: an index claims as many as it likes.
+const LISTED_MAX: usize = 1000;
+
 fn unlisted(dir: &Path, what: &str, missing: &[String]) -> Error {
     let (n, some) = (missing.len(), some_of(missing));
-    let reason = format!("{n} {what} that {INDEX} lists are missing: {some}; download them again");
+    let or_more = if n == LISTED_MAX { " or more" } else { "" };
+    let reason = format!("{n}{or_more} {what} that {INDEX} lists are missing: {some}; download them again");
     Error::MissingFiles { path: dir.into(), reason }
 }
 
@@ -169,17 +170,9 @@ fn open(path: &Path) -> Result<(File, u64)> {
     })
 }
 
-/// A safetensors file's header.
-struct Header {
-    metadata: Metadata,
-    /// Byte offset of the data section.
-    data: u64,
-    /// The file's length.
-    bytes: u64,
-}
-
-/// Reads a header, and checks that the file's length matches it.
-fn read_header(path: &Path) -> Result<Header> {
+/// Reads a header, and checks that the file's length matches it. Returns where the data section begins, and the file's
+/// length, too.
+fn read_header(path: &Path) -> Result<(Header, u64, u64)> {
     let (mut file, bytes) = open(path)?;
     let failed = |e| Error::io("reading", path, e);
     let mut length = [0; 8];
@@ -199,9 +192,10 @@ fn read_header(path: &Path) -> Result<Header> {
     }
     let mut text = vec![0; length as usize];
     file.read_exact(&mut text).map_err(failed)?;
-    let metadata: Metadata = serde_json::from_slice(&text)
-        .map_err(|e| Error::format(path, format!("has no valid safetensors header: {e}")))?;
-    let (data, expected) = (8 + length, 8 + length + metadata.data_len() as u64);
+    let header = Header::read(&text)
+        .map_err(|why| Error::format(path, format!("has no valid safetensors header: {why}")))?;
+    let data = 8 + length;
+    let expected = data.saturating_add(header.data_bytes);
     if expected != bytes {
         return Err(Error::Corrupt {
             path: path.into(),
@@ -213,43 +207,44 @@ fn read_header(path: &Path) -> Result<Header> {
             is_last: false,
         });
     }
-    Ok(Header { metadata, data, bytes })
+    Ok((header, data, bytes))
 }
 
 /// What the files read so far say about the checkpoint.
-#[derive(Default)]
-struct Assembly {
-    index: Option<WeightMap>,
+struct Assembly<'a> {
+    index: Option<ModelIndex<'a>>,
     files: Vec<FileEntry>,
     shards: Vec<ShardFile>,
     tensors: Vec<TensorEntry>,
-    by_name: HashMap<String, usize>,
+    by_name: NameIndex,
 }
 
-impl Assembly {
+impl<'a> Assembly<'a> {
+    fn new(index: Option<ModelIndex<'a>>) -> Self {
+        let by_name = NameIndex::new(std::iter::empty());
+        Self { index, files: Vec::new(), shards: Vec::new(), tensors: Vec::new(), by_name }
+    }
+
     fn add_file(&mut self, dir: &Path, name: String) -> Result<()> {
         let path = resolve(dir, &name)?;
-        let Header { metadata, data, bytes } = read_header(&path)?;
-        let notes = metadata.metadata().clone().unwrap_or_default();
-        if notes.contains_key("ringstow") {
+        let (header, data, bytes) = read_header(&path)?;
+        if header.is_own {
             return Err(uncommitted(dir, &name));
         }
-        let saved: HashMap<String, Saved> = match notes.get("DCP_SHARDING_INFO") {
-            None => HashMap::new(),
-            Some(text) => serde_json::from_str(text)
-                .map_err(|e| Error::format(&path, format!("its DCP_SHARDING_INFO: {e}")))?,
-        };
-        let mut tensors: Vec<(String, &TensorInfo)> = metadata.tensors().into_iter().collect();
-        tensors.sort_by(|(a, x), (b, y)| (x.data_offsets, a).cmp(&(y.data_offsets, b)));
-        for (tensor, info) in tensors {
-            let offsets = saved.get(&tensor).map(|saved| saved.saved_offsets.as_slice());
+        let sharding = header.sharding.as_deref().map(Sharding::read).transpose();
+        let sharding = sharding
+            .map_err(|e| Error::format(&path, format!("its DCP_SHARDING_INFO: {e}")))?
+            .unwrap_or_default();
+        self.tensors.reserve_exact(header.tensors.len());
+        for tensor in header.tensors {
+            let offsets = sharding.offsets(&tensor.name);
             // If the index lists a complete tensor in another file, this one is a copy.
             let elsewhere =
-                |index: &WeightMap| index.weight_map.get(&tensor).is_some_and(|file| *file != name);
+                |index: &ModelIndex| index.file_of(&tensor.name).is_some_and(|file| file != name);
             if offsets.is_none() && self.index.as_ref().is_some_and(elsewhere) {
                 continue;
             }
-            self.add_chunk(tensor, info, data, offsets)
+            self.add_chunk(tensor, data, offsets)
                 .map_err(|reason| Error::format(&path, reason))?;
         }
         let (other_path, crc32) = (path.clone(), Vec::new());
@@ -258,56 +253,64 @@ impl Assembly {
         Ok(())
     }
 
-    /// Adds a chunk of the current file, and grows the tensor's shape to hold it.
+    /// Adds a tensor of the current file as a chunk, and grows the tensor's shape to hold it.
     fn add_chunk(
         &mut self,
-        name: String,
-        info: &TensorInfo,
+        mut found: TensorEntry,
         data: u64,
         offsets: Option<&[u64]>,
     ) -> std::result::Result<(), String> {
-        let dtype = Dtype::from_safetensors(info.dtype)
-            .ok_or_else(|| format!("tensor {name:?} is of unknown type {}", info.dtype))?;
-        let sizes: Vec<u64> = info.shape.iter().map(|&size| size as u64).collect();
-        let offsets = offsets.map_or_else(|| vec![0; sizes.len()], <[u64]>::to_vec);
-        let ends: Option<Vec<u64>> = (offsets.len() == sizes.len())
-            .then(|| offsets.iter().zip(&sizes).map(|(o, s)| o.checked_add(*s)).collect())
-            .flatten();
-        let Some(ends) = ends else {
-            return Err(format!("tensor {name:?} of {sizes:?} cannot begin at {offsets:?}"));
+        let file = self.files.len() as u32;
+        let TensorEntry { name, dtype, shape, chunks, .. } = &mut found;
+        let begin = data + chunks[0].begin;
+        let known = self.by_name.find(name, |number| &self.tensors[number].name);
+        let mut chunk = Chunk { file, begin, offsets: None, sizes: None };
+        if let Some(offsets) = offsets {
+            let fits = offsets.len() == shape.len();
+            let ends: Option<Shape> =
+                offsets.iter().zip(&*shape).map(|(o, s)| o.checked_add(*s)).collect();
+            let Some(ends) = ends.filter(|_| fits) else {
+                return Err(format!("tensor {name:?} of {shape:?} cannot begin at {offsets:?}"));
+            };
+            (chunk.offsets, chunk.sizes) = (Some(offsets.into()), Some(shape.as_slice().into()));
+            *shape = ends;
+        }
+        let Some(number) = known else {
+            *chunks = smallvec![chunk];
+            self.by_name.insert(self.tensors.len(), &found.name, |number| {
+                &self.tensors[number].name
+            });
+            self.tensors.push(found);
+            return Ok(());
         };
-        let index = *self.by_name.entry(name).or_insert_with_key(|name| {
-            let shape = smallvec![0; ends.len()];
-            let (name, chunks) = (name.clone(), SmallVec::new());
-            self.tensors.push(TensorEntry { name, dtype, shape, chunks, object: false });
-            self.tensors.len() - 1
-        });
-        let tensor = &mut self.tensors[index];
-        if (tensor.dtype, tensor.shape.len()) != (dtype, ends.len()) {
+        let tensor = &mut self.tensors[number];
+        if (tensor.dtype, tensor.shape.len()) != (*dtype, shape.len()) {
             return Err(format!(
-                "tensor {:?} is {dtype} of {} dimensions here, and {} of {} in another file",
-                tensor.name,
-                ends.len(),
+                "tensor {name:?} is {dtype} of {} dimensions here, and {} of {} in another file",
+                shape.len(),
                 tensor.dtype,
                 tensor.shape.len()
             ));
         }
-        for (size, end) in tensor.shape.iter_mut().zip(ends) {
-            *size = end.max(*size);
+        if tensor.chunks.last().is_some_and(|last| last.file == file) {
+            return Err(format!("tensor {name:?} is listed twice"));
         }
-        let begin = data + info.data_offsets.0 as u64;
-        let (offsets, sizes) = (Some(offsets.into()), Some(sizes.into()));
-        tensor.chunks.push(Chunk { file: self.files.len() as u32, begin, offsets, sizes });
+        with_region(&mut tensor.chunks[0], &tensor.shape);
+        with_region(&mut chunk, shape);
+        tensor.chunks.push(chunk);
+        for (size, end) in tensor.shape.iter_mut().zip(&*shape) {
+            *size = (*end).max(*size);
+        }
         Ok(())
     }
 
     fn finish(mut self, dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
         if let Some(index) = &self.index {
-            let there = |name: &&String| self.by_name.contains_key(*name);
-            let mut missing: Vec<String> =
-                index.weight_map.keys().filter(|name| !there(name)).cloned().collect();
+            let there = |name: &str| self.by_name.find(name, |n| &self.tensors[n].name).is_some();
+            let names = index.tensors().map(|(name, _)| name);
+            let missing: Vec<String> =
+                names.filter(|name| !there(name)).take(LISTED_MAX).map(str::to_owned).collect();
             if !missing.is_empty() {
-                missing.sort_unstable();
                 return Err(unlisted(dir, "tensor(s)", &missing));
             }
         }
@@ -325,21 +328,25 @@ impl Assembly {
     }
 }
 
+/// Notes the region of a chunk that is a tensor of this shape.
+fn with_region(chunk: &mut Chunk, shape: &[u64]) {
+    chunk.offsets.get_or_insert_with(|| vec![0; shape.len()].into());
+    chunk.sizes.get_or_insert_with(|| shape.into());
+}
+
 /// Checks that a tensor's chunks cover it.
 fn check_coverage(dir: &Path, tensor: &TensorEntry) -> Result<()> {
     let name = &tensor.name;
-    let boxes: Vec<Extent> = tensor
-        .chunks
-        .iter()
-        .filter_map(|chunk| Some((chunk.offsets.as_deref()?, chunk.sizes.as_deref()?)))
-        .collect();
+    let zeros = vec![0; tensor.shape.len()];
+    let region = |chunk: &'_ Chunk| -> Extent {
+        (chunk.offsets.as_deref().unwrap_or(&zeros), chunk.sizes.as_deref().unwrap_or(&tensor.shape))
+    };
+    let boxes: Vec<Extent> = tensor.chunks.iter().map(region).collect();
     let whole = tensor.dtype.nbytes(&tensor.shape).ok_or_else(|| {
         Error::format(dir, format!("tensor {name:?}: shape {:?} overflows", tensor.shape))
     })?;
     let held: u64 = boxes.iter().filter_map(|(_, sizes)| tensor.dtype.nbytes(sizes)).sum();
-    let tiled = cover::tiles(&tensor.shape, &boxes)
-        .map_err(|why| Error::format(dir, format!("tensor {name:?}: {why}")))?;
-    if tiled {
+    if cover::tiles(&tensor.shape, &boxes) {
         return Ok(());
     }
     let shape = &tensor.shape;

@@ -22,6 +22,12 @@ impl NameIndex {
         Self { numbers, hasher }
     }
 
+    /// Adds a name that it does not have yet, where `name_of` gives the name of each number before.
+    pub fn insert<'a>(&mut self, number: usize, name: &str, name_of: impl Fn(usize) -> &'a str) {
+        let hash_of = |number: &u32| self.hasher.hash_one(name_of(*number as usize));
+        self.numbers.insert_unique(self.hasher.hash_one(name), number as u32, hash_of);
+    }
+
     /// The number of a name, where `name_of` gives the name of each number.
     pub fn find<'a>(&self, name: &str, name_of: impl Fn(usize) -> &'a str) -> Option<usize> {
         let is_it = |&number: &u32| name_of(number as usize) == name;

@@ -1,0 +1,198 @@
+//! Reads the lists of manifests, receipts and headers in memory that their text bounds: whatever a file says, opening
+//! it takes at most four times its size and 1 MiB. No I/O.
+//!
+//! Three things would break that bound: an entry that is a JSON list instead of an object, since `["",0,""]` is shorter
+//! than the entry that it makes; a list that doubles its capacity when it is full; and long lists of dimensions,
+//! where `0,` becomes eight bytes.
+
+use super::Shape;
+use serde::de::{Deserialize, Deserializer, Error as _, SeqAccess, Visitor};
+use serde::forward_to_deserialize_any;
+use smallvec::{Array, SmallVec};
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// Shapes and offsets of up to this many dimensions take less memory than the rest of their entry has text.
+const DIMS_USUAL: usize = 8;
+
+/// Dimensions beyond [`DIMS_USUAL`] that all shapes and offsets in a file may have together.
+pub(crate) const LONG_DIMS_MAX: usize = 1 << 15;
+
+/// Dimensions of one shape or list of offsets that count towards [`LONG_DIMS_MAX`].
+pub(crate) fn long_dims(dims: usize) -> usize {
+    dims.saturating_sub(DIMS_USUAL)
+}
+
+/// What to say of more than that.
+pub(crate) fn too_many_dims() -> String {
+    format!(
+        "shapes and offsets have more than {LONG_DIMS_MAX} dimensions in all, beyond {DIMS_USUAL} each"
+    )
+}
+
+/// An entry of a list that counts its own [`long_dims`].
+pub(super) trait Entry {
+    fn long_dims(&self) -> usize;
+}
+
+/// A list that grows by an eighth, not by doubling.
+trait List<T>: Default {
+    fn push(&mut self, item: T);
+}
+
+/// Capacity to add to a full list of this length.
+fn step(len: usize) -> usize {
+    (len / 8).max(2)
+}
+
+impl<T> List<T> for Vec<T> {
+    fn push(&mut self, item: T) {
+        if self.len() == self.capacity() {
+            self.reserve_exact(step(self.len()));
+        }
+        self.push(item);
+    }
+}
+
+impl<A: Array> List<A::Item> for SmallVec<A> {
+    fn push(&mut self, item: A::Item) {
+        if self.len() == self.capacity() {
+            self.reserve_exact(step(self.len()));
+        }
+        self.push(item);
+    }
+}
+
+/// Appends to a list, which grows by an eighth when it is full.
+pub(super) fn push<T>(list: &mut Vec<T>, item: T) {
+    List::push(list, item);
+}
+
+/// Reads a list of entries. Fails at the entry that has too many dimensions.
+#[expect(private_bounds, reason = "Vec and SmallVec")]
+pub(super) fn entries<'de, D, T, L>(from: D) -> Result<L, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Entry,
+    L: List<T>,
+{
+    struct Read<T, L>(PhantomData<(T, L)>);
+    impl<'de, T: Deserialize<'de> + Entry, L: List<T>> Visitor<'de> for Read<T, L> {
+        type Value = L;
+
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            f.write_str("a list of objects")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<L, A::Error> {
+            let (mut list, mut long) = (L::default(), 0);
+            while let Some(Struct(item)) = from.next_element::<Struct<T>>()? {
+                long += item.long_dims();
+                if long > LONG_DIMS_MAX {
+                    return Err(A::Error::custom(too_many_dims()));
+                }
+                list.push(item);
+            }
+            Ok(list)
+        }
+    }
+    from.deserialize_seq(Read(PhantomData))
+}
+
+/// Reads a list of at most `MAX` texts.
+pub(super) fn few<'de, D: Deserializer<'de>, const MAX: usize>(
+    from: D,
+) -> Result<Vec<String>, D::Error> {
+    struct Read(usize);
+    impl<'de> Visitor<'de> for Read {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            write!(f, "a list of at most {} texts", self.0)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Vec<String>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(text) = from.next_element()? {
+                if list.len() == self.0 {
+                    return Err(A::Error::invalid_length(list.len() + 1, &self));
+                }
+                list.push(text);
+            }
+            Ok(list)
+        }
+    }
+    from.deserialize_seq(Read(MAX))
+}
+
+/// A list of sizes or offsets on its way into an allocation of exactly its length.
+struct Dims(SmallVec<[u64; 16]>);
+
+impl<'de> Deserialize<'de> for Dims {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Dims;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a list of numbers")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Dims, A::Error> {
+                let mut dims = SmallVec::new();
+                while let Some(dim) = from.next_element()? {
+                    if long_dims(dims.len()) == LONG_DIMS_MAX {
+                        return Err(A::Error::custom(too_many_dims()));
+                    }
+                    dims.push(dim);
+                }
+                Ok(Dims(dims))
+            }
+        }
+        from.deserialize_seq(Read)
+    }
+}
+
+/// Reads a shape.
+pub(super) fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Shape, D::Error> {
+    Dims::deserialize(from).map(|Dims(dims)| Shape::from_slice(&dims))
+}
+
+/// Reads offsets or sizes.
+pub(super) fn some_dims<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Box<[u64]>>, D::Error> {
+    let dims = Option::<Dims>::deserialize(from)?;
+    Ok(dims.map(|Dims(dims)| dims.as_slice().into()))
+}
+
+/// Text, borrowed if it has no escapes.
+#[derive(serde::Deserialize)]
+#[serde(transparent)]
+pub(super) struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
+
+/// A struct that is read from an object alone: serde would take a list of its fields too.
+pub(super) struct Struct<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Struct<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        T::deserialize(Object(from)).map(Self)
+    }
+}
+
+/// Reads whatever it is asked for from an object.
+struct Object<D>(D);
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Object<D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.0.deserialize_map(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
