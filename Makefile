@@ -9,6 +9,9 @@ MINUTES ?= 10
 # Cuts of each file system; FS=ext4 cuts that one alone.
 CUTS   ?= 200
 FS     ?=
+# Bits to flip; mutations of each kind of input.
+FLIPS  ?= 10000
+MUTATIONS ?= 1000
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
 OUT    ?= sweep-out
@@ -28,6 +31,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
 .PHONY: help demo test test-rust test-python test-gpu torture-background torture-cuts torture-hosts torture-image \
+	fuzz torture-fuzz torture-flips \
 	lint doc bench bench-check bench-baseline \
 	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -40,6 +44,8 @@ help:
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
 	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-hosts  500 interleavings of two hosts on one network file system (SEED=$(SEED))"
+	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
+	@echo "make torture-flips  flip 10,000 bits of checkpoints; each is found (FLIPS=$(FLIPS) SEED=$(SEED))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
@@ -85,6 +91,18 @@ torture-hosts:
 
 torture-image:
 	RINGSTOW_SEED=$(SEED) RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call
+
+# Ends with 77 where there is no nightly toolchain, or with 1 if every rig is required.
+fuzz:
+	@$(PYTHON) tools/fuzz.py --minutes $(MINUTES); code=$$?; [ $$code -eq 77 ] || exit $$code
+
+# The same, and the mutated inputs of the Python tests.
+torture-fuzz: fuzz $(READY)
+	RINGSTOW_MUTATIONS=$(MUTATIONS) RINGSTOW_SEED=$(SEED) $(BIN)/python -m pytest -q python/tests/test_mutated.py
+	@echo "promise: a mutated input is read or refused, naming it: $$((8 * $(MUTATIONS))) mutations, 0 broken"
+
+torture-flips:
+	RINGSTOW_FLIPS=$(FLIPS) RINGSTOW_SEED=$(SEED) cargo test --test flips -- --ignored --nocapture
 
 lint: $(READY) doc
 	tools/preflight.sh $(PYTHON) lint

@@ -205,7 +205,11 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     let full = if bare { format!("{text}iB") } else { text.to_owned() };
     let size: ByteSize =
         full.parse().map_err(|_| "a size is a number and a unit: 4M, 256MiB, 1GB".to_owned())?;
-    Ok(size.as_u64())
+    // A larger number becomes the largest of 64 bits, which TOML cannot write.
+    match size.as_u64() {
+        bytes if bytes < 1 << 63 => Ok(bytes),
+        _ => Err("a size is below 8 EiB".into()),
+    }
 }
 
 /// A number of bytes, or a size as text.
@@ -245,7 +249,7 @@ mod tests {
         assert_eq!(parse_size("1.5 GiB"), Ok(3 << 29));
         assert_eq!(parse_size("4MB"), Ok(4_000_000));
         assert_eq!(parse_size("65536"), Ok(65536));
-        for bad in ["", "M", "-4M", "4X", "4 apples"] {
+        for bad in ["", "M", "-4M", "4X", "4 apples", "8EiB", "184467440737095516155GB"] {
             assert!(parse_size(bad).is_err(), "{bad:?}");
         }
     }

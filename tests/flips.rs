@@ -35,7 +35,9 @@ fn save(runtime: &Runtime, path: &Path, config: &Config) {
 fn shown(loaded: &Loaded, values: &Value) -> String {
     let mut all: Vec<String> = loaded
         .tensors()
-        .map(|t| format!("{} {:?} {:?} {:08x}", t.name(), t.dtype(), t.shape(), crc32fast::hash(t.data())))
+        .map(|(name, t)| {
+            format!("{name} {:?} {:?} {:08x}", t.dtype(), t.shape(), crc32fast::hash(t.data()))
+        })
         .collect();
     all.sort();
     format!("{all:?} {values:?}")

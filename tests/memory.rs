@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 
 /// Bytes of a hostile file, about.
-const BYTES: usize = 3 << 20;
+const BYTES: usize = 2 << 20;
 
 fn repeated(piece: &str, between: &str) -> String {
     vec![piece; BYTES / (piece.len() + between.len())].join(between)

@@ -14,7 +14,7 @@ use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{Checkpoint, Disposal, LoadOptions, remove_checkpoint, save};
 use crate::sys::dir::{free, is_dir, remove};
-use crate::sys::file::{drop_page_cache, open_read, read_text};
+use crate::sys::file::{drop_page_cache, open_read, read_kernel_text};
 use clap::Args;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -272,7 +272,7 @@ fn check_fits(dir: &Path, bytes: u64, pool_bytes: u64) -> Result<()> {
 
 /// Unknown off Linux.
 fn available_memory() -> Option<u64> {
-    let meminfo = read_text("/proc/meminfo").ok()?;
+    let meminfo = read_kernel_text("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kib * 1024)

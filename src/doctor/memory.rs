@@ -4,7 +4,7 @@ use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
 use crate::pool::Mapping;
 use crate::sys::dir::try_entries;
-use crate::sys::file::read_text;
+use crate::sys::file::read_kernel_text;
 use crate::sys::memlock;
 use std::path::Path;
 
@@ -15,7 +15,7 @@ const BALLOONS: &str = "/sys/bus/virtio/drivers/virtio_balloon";
 const REPORTING: usize = 5;
 
 pub(crate) fn checks(config: &Config) -> Vec<Check> {
-    let groups = read_text("/proc/self/cgroup").unwrap_or_default();
+    let groups = read_kernel_text("/proc/self/cgroup").unwrap_or_default();
     let limit = group_limit_bytes(&groups, Path::new("/sys/fs/cgroup"));
     let mut checks: Vec<Check> = limit.map(|limit| group(config, limit)).into_iter().collect();
     checks.extend([memory_lock(config), huge_pages(), free_memory(Path::new(BALLOONS))]);
@@ -49,7 +49,7 @@ fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
         let above = Path::new(group.trim_start_matches('/')).ancestors();
         // "max" is not a number, and means no limit.
         let limit =
-            |group: &Path| read_text(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
+            |group: &Path| read_kernel_text(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
         above.filter_map(limit).min()
     });
     // Version 1 shows the largest number of pages for no limit.
@@ -79,7 +79,7 @@ fn huge_pages() -> Check {
     let name = "transparent huge pages";
     let remedy = "as root: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`, and leave \
                   some memory free";
-    let setting = read_text("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = read_kernel_text("/sys/kernel/mm/transparent_hugepage/enabled");
     let setting = setting.map_or("no setting".into(), |text| format!("set to {}", text.trim()));
     let got = Mapping::new(TRIED).ok().and_then(|mut mapping| {
         mapping.prefault_all();
@@ -101,7 +101,7 @@ fn huge_pages() -> Check {
 
 /// `AnonHugePages` of the mapping that holds an address, in bytes.
 fn huge_bytes_at(address: u64) -> Option<u64> {
-    let smaps = read_text("/proc/self/smaps").ok()?;
+    let smaps = read_kernel_text("/proc/self/smaps").ok()?;
     let mut inside = false;
     for line in smaps.lines() {
         let mut words = line.split_whitespace();
@@ -134,7 +134,7 @@ fn reports_free_pages(balloons: &Path) -> bool {
     let devices = try_entries(balloons).unwrap_or_default();
     // One character per bit, from bit 0 on.
     let features =
-        devices.iter().filter_map(|device| read_text(device.path().join("features")).ok());
+        devices.iter().filter_map(|device| read_kernel_text(device.path().join("features")).ok());
     features.into_iter().any(|bits| bits.as_bytes().get(REPORTING) == Some(&b'1'))
 }
 

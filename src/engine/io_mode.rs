@@ -7,7 +7,7 @@ use crate::config::{Config, EngineChoice, Switch};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
-use crate::sys::file::read_text;
+use crate::sys::file::read_kernel_text;
 use crate::sys::memlock;
 use serde::{Deserialize, Serialize};
 use std::{fmt, io};
@@ -225,7 +225,7 @@ fn is(error: &io::Error, errno: i32) -> bool {
 /// `kernel.io_uring_disabled`: 0 allowed, 1 for privileged groups only, 2 for nobody. `None` on
 /// kernels without it (before 6.6).
 pub(crate) fn uring_disabled() -> Option<u32> {
-    read_text("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
+    read_kernel_text("/proc/sys/kernel/io_uring_disabled").ok()?.trim().parse().ok()
 }
 
 /// The error when every mode failed: each reason with the modes that it ruled out, and each remedy

@@ -7,6 +7,7 @@
 mod actor;
 mod channel;
 mod request;
+mod wake;
 
 pub use request::{Outcome, Reply, Request, cancelled, is_cancelled};
 

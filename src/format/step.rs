@@ -1,6 +1,7 @@
 //! The step in a checkpoint's name: which number it is, and which numbers are not steps.
 
 use crate::error::{Error, Result};
+use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -171,32 +172,40 @@ impl StepPattern {
     /// The step in the last component of a path, if that matches the pattern.
     #[doc(hidden)]
     pub fn step_in(&self, name: &[u8]) -> Option<u64> {
-        fit(&self.tokens, name, false).flatten()
+        fit(&self.tokens, name, 0, &mut HashSet::new()).flatten()
     }
 }
 
-/// The step in a name that matches, if the pattern has one; `None` if it does not match.
-fn fit(tokens: &[Token], name: &[u8], follows_digit: bool) -> Option<Option<u64>> {
-    let Some((token, rest)) = tokens.split_first() else { return name.is_empty().then_some(None) };
+/// The step in a name whose bytes from `at` on match, if the tokens have one; `None` if they do not match.
+///
+/// `tried` has the numbers of tokens and the places that were tried: all of these failed, since the first match ends the
+/// search. Without it, each further `*` would multiply the time by the length of the name.
+fn fit(
+    tokens: &[Token],
+    name: &[u8],
+    at: usize,
+    tried: &mut HashSet<(usize, usize)>,
+) -> Option<Option<u64>> {
+    let Some((token, others)) = tokens.split_first() else {
+        return (at == name.len()).then_some(None);
+    };
+    if !tried.insert((tokens.len(), at)) {
+        return None;
+    }
+    let rest = &name[at..];
     match token {
         Token::Text(text) => {
-            let follows_digit = text.last().is_some_and(u8::is_ascii_digit);
-            fit(rest, name.strip_prefix(&**text)?, follows_digit)
+            rest.starts_with(text).then(|| fit(others, name, at + text.len(), tried))?
         }
         Token::Step => {
-            let digits = name.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
             // A step never begins in the middle of a number.
-            let number = std::str::from_utf8(&name[..digits]).ok().filter(|_| !follows_digit)?;
+            let follows_digit = name[..at].last().is_some_and(u8::is_ascii_digit);
+            let number = std::str::from_utf8(&rest[..digits]).ok().filter(|_| !follows_digit)?;
             let step = number.parse().ok()?;
-            fit(rest, &name[digits..], false).map(|_| Some(step))
+            fit(others, name, at + digits, tried).map(|_| Some(step))
         }
-        Token::Any => (0..=name.len()).find_map(|taken| {
-            let follows_digit = match taken.checked_sub(1) {
-                Some(last) => name[last].is_ascii_digit(),
-                None => follows_digit,
-            };
-            fit(rest, &name[taken..], follows_digit)
-        }),
+        Token::Any => (at..=name.len()).find_map(|at| fit(others, name, at, tried)),
     }
 }
 
@@ -334,6 +343,14 @@ mod tests {
             let parsed: StepPattern = pattern.parse().unwrap();
             assert_eq!(parsed.step_in(name.as_bytes()), step, "{pattern} {name}");
         }
+    }
+
+    #[test]
+    fn pattern_with_many_stars_is_matched_at_once() {
+        let pattern: StepPattern = "*a*a*a*a*a*a*a*a*{step}b".parse().unwrap();
+        let name = [&[b'a'; 200][..], b"7c"].concat();
+        assert_eq!(pattern.step_in(&name), None);
+        assert_eq!(pattern.step_in(&[&[b'a'; 200][..], b"7b"].concat()), Some(7));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod clock;
 pub(crate) mod fallbacks;
+mod in_flight;
 pub mod job;
 pub(crate) mod load;
 mod open;

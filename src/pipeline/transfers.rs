@@ -1,5 +1,6 @@
 //! The transfers of one save or load: its threads submit them, the I/O thread ends each.
 
+use super::in_flight::InFlight;
 use super::job::Job;
 use super::trace::What;
 use crate::engine::Action;
@@ -7,7 +8,7 @@ use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A file while a save or load moves its blocks.
@@ -68,13 +69,13 @@ impl OpenFiles {
             Action::Write(transfer) => (What::Write, transfer.len),
             _ => (What::Read, bytes),
         };
-        transfers.state().in_flight += 1;
+        transfers.in_flight.begin();
         let queued = Instant::now();
         let abort = Some(transfers.job.stop_flag());
         let reply = Reply::new(move |outcome: Outcome| {
             transfers.job.note_transfer(what, (queued, outcome.started), block, bytes as u64);
             end(&transfers, outcome);
-            transfers.finish();
+            transfers.in_flight.end();
         });
         open.queue.submit(Request { file: open.attached.id(), action, needed, abort, reply });
     }
@@ -89,7 +90,7 @@ impl OpenFiles {
     /// # Errors
     /// The first failure; [`Error::Cancelled`] if the job was cancelled.
     pub fn settle(&self, dir: &Path) -> Result<()> {
-        match self.transfers.settle() {
+        match self.transfers.in_flight.settle() {
             Some(error) => Err(error),
             None if self.transfers.job.stopped() => Err(Error::Cancelled { path: dir.into() }),
             None => Ok(()),
@@ -99,30 +100,23 @@ impl OpenFiles {
 
 impl Drop for OpenFiles {
     fn drop(&mut self) {
-        self.transfers.settle();
+        self.transfers.in_flight.settle();
         let queues = self.queues();
         self.files.clear();
         queues.iter().for_each(|queue| queue.settle());
     }
 }
 
-/// How many transfers of one save or load are in flight, and its first failure.
+/// The transfers of one save or load, as the I/O thread sees them.
 #[derive(Debug)]
 pub(super) struct Transfers {
     job: Arc<Job>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    in_flight: usize,
-    failure: Option<Error>,
+    in_flight: InFlight<Error>,
 }
 
 impl Transfers {
     fn new(job: &Arc<Job>) -> Self {
-        Self { job: job.clone(), state: Mutex::default(), changed: Condvar::new() }
+        Self { job: job.clone(), in_flight: InFlight::new() }
     }
 
     /// The save or load whose transfers these are.
@@ -132,25 +126,7 @@ impl Transfers {
 
     /// Keeps the first failure, and stops the job.
     pub fn fail(&self, error: Error) {
-        self.state().failure.get_or_insert(error);
+        self.in_flight.fail(error);
         self.job.cancel();
-    }
-
-    fn finish(&self) {
-        let mut state = self.state();
-        state.in_flight -= 1;
-        if state.in_flight == 0 {
-            self.changed.notify_all();
-        }
-    }
-
-    /// Waits until no transfer is in flight, and takes the first failure.
-    fn settle(&self) -> Option<Error> {
-        let state = self.changed.wait_while(self.state(), |state| state.in_flight > 0);
-        state.expect("no panic while it is held").failure.take()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic while it is held")
     }
 }

@@ -179,21 +179,26 @@ pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])
     Ok((len, end))
 }
 
-/// Longer texts are not read.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
-
-/// Reads a text that the user or the kernel (`/proc`, `/sys`) wrote. Follows links.
+/// Reads a text that the user wrote. Follows links.
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more
-/// than 64 MiB.
-pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
+/// than `bytes_max`.
+pub(crate) fn read_text(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<String> {
     call(Call::Read, path.as_ref())?;
     let file = File::open(path)?;
-    check_length(file.metadata()?.len(), TEXT_BYTES_MAX)?;
+    check_length(file.metadata()?.len(), bytes_max)?;
     let mut text = String::new();
-    file.take(TEXT_BYTES_MAX).read_to_string(&mut text)?;
+    file.take(bytes_max).read_to_string(&mut text)?;
     Ok(text)
+}
+
+/// Reads a text of the kernel's (`/proc`, `/sys`).
+///
+/// # Errors
+/// Those of [`read_text`].
+pub(crate) fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
+    read_text(path, 64 << 20)
 }
 
 /// What the system knows about an open file: length, owner, mode.

@@ -203,12 +203,12 @@ impl PassesLocks {
 /// The type and the options of the mount that an open file or directory is on.
 #[cfg(target_os = "linux")]
 fn mount_of(open: &File) -> Option<(String, String)> {
-    use crate::sys::file::read_text;
+    use crate::sys::file::read_kernel_text;
     use std::os::fd::AsRawFd;
-    let info = read_text(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).ok()?;
+    let info = read_kernel_text(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).ok()?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
     // A thread may have a mount namespace of its own.
-    let mounts = read_text("/proc/thread-self/mountinfo").ok()?;
+    let mounts = read_kernel_text("/proc/thread-self/mountinfo").ok()?;
     let mount = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
     // Type, source and options follow a dash; the fields before it vary in number.
     let mut fields = mount.split(" - ").nth(1)?.split(' ');

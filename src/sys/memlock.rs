@@ -2,7 +2,7 @@
 //! over the limit pins memory for seconds before it fails.
 
 #[cfg(target_os = "linux")]
-use crate::sys::file::read_text;
+use crate::sys::file::read_kernel_text;
 #[cfg(target_os = "linux")]
 use crate::sys::seam::{Call, call};
 #[cfg(target_os = "linux")]
@@ -38,7 +38,7 @@ pub fn limit_bytes() -> Option<u64> {
 #[cfg(target_os = "linux")]
 fn may_lock_any() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
-    read_text("/proc/self/status").ok().is_some_and(|status| {
+    read_kernel_text("/proc/self/status").ok().is_some_and(|status| {
         status
             .lines()
             .find_map(|line| line.strip_prefix("CapEff:"))

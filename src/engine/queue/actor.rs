@@ -103,7 +103,7 @@ impl Actor {
     }
 
     fn take_commands(&mut self) {
-        self.shared.acknowledge_wake();
+        self.shared.wake.acknowledge();
         while let Ok(command) = self.commands.try_recv() {
             match command {
                 Command::Attach(file, reply) => {

@@ -1,12 +1,12 @@
 //! The command channel to the I/O thread, and what that thread publishes about its engine.
 
 use super::request::Request;
+use super::wake::WakePending;
 use crate::engine::fallback::Fallback;
 use crate::engine::{Engine, FileId, Waker};
 use crossbeam_channel::Sender;
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 pub(super) enum Command {
@@ -21,9 +21,7 @@ pub(super) enum Command {
 /// What the I/O thread and the others both see.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Set by the sender that wakes the I/O thread, cleared by that thread before it looks at the
-    /// commands: of many commands in a row only the first costs a system call.
-    wake_pending: AtomicBool,
+    pub wake: WakePending,
     status: Mutex<EngineStatus>,
 }
 
@@ -35,11 +33,6 @@ pub(super) struct EngineStatus {
 }
 
 impl Shared {
-    /// Call this before looking for commands: one that is sent after the look wakes the thread again.
-    pub fn acknowledge_wake(&self) {
-        self.wake_pending.swap(false, Ordering::AcqRel);
-    }
-
     /// Publishes what has changed about the engine. Cheap if nothing has: the I/O thread calls it at every turn.
     pub fn publish(&self, engine: &dyn Engine) {
         let mut status = self.status();
@@ -68,7 +61,7 @@ impl CommandChannel {
     /// Sends a command, or returns it if the I/O thread is gone.
     pub fn send(&self, command: Command) -> Result<(), Command> {
         self.commands.send(command).map_err(|refused| refused.0)?;
-        if !self.shared.wake_pending.swap(true, Ordering::AcqRel) {
+        if self.shared.wake.claim() {
             (self.waker)();
         }
         Ok(())

@@ -338,10 +338,10 @@ fn with_region(chunk: &mut Chunk, shape: &[u64]) {
 fn check_coverage(dir: &Path, tensor: &TensorEntry) -> Result<()> {
     let name = &tensor.name;
     let zeros = vec![0; tensor.shape.len()];
-    let region = |chunk: &'_ Chunk| -> Extent {
-        (chunk.offsets.as_deref().unwrap_or(&zeros), chunk.sizes.as_deref().unwrap_or(&tensor.shape))
-    };
-    let boxes: Vec<Extent> = tensor.chunks.iter().map(region).collect();
+    let regions = tensor.chunks.iter().map(|Chunk { offsets, sizes, .. }| {
+        (offsets.as_deref().unwrap_or(&zeros), sizes.as_deref().unwrap_or(&tensor.shape))
+    });
+    let boxes: Vec<Extent> = regions.collect();
     let whole = tensor.dtype.nbytes(&tensor.shape).ok_or_else(|| {
         Error::format(dir, format!("tensor {name:?}: shape {:?} overflows", tensor.shape))
     })?;

@@ -15,7 +15,9 @@ pub fn run(data: &[u8]) {
     if let Some(text) = &ours.sharding
         && let Ok(sharding) = memory::bounded(data.len(), SLACK, || Sharding::read(text))
     {
-        ours.tensors.iter().for_each(|tensor| drop(sharding.offsets(&tensor.name).map(<[u64]>::len)));
+        for tensor in &ours.tensors {
+            let _ = sharding.offsets(&tensor.name);
+        }
     }
     let names: HashSet<&str> = ours.tensors.iter().map(|tensor| &*tensor.name).collect();
     let is_odd = |tensor: &TensorEntry| tensor.shape.contains(&0);

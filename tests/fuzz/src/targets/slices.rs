@@ -20,8 +20,8 @@ pub fn run(data: &[u8]) {
     // Few inputs have a region within its array, so most are made to.
     if input.byte().is_multiple_of(2) {
         for d in 0..dims {
-            offsets[d] = offsets[d].checked_rem(sizes[d] + 1).unwrap_or_default();
-            lengths[d] = lengths[d].checked_rem(sizes[d] - offsets[d] + 1).unwrap_or_default();
+            offsets[d] %= sizes[d].saturating_add(1);
+            lengths[d] %= (sizes[d] - offsets[d]).saturating_add(1);
         }
     }
     let stride = |input: &mut Input| match is_huge {
