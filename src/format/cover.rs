@@ -305,6 +305,6 @@ mod tests {
         assert_eq!((held + (1 << 15), overlap), (1 << 18, false));
         assert!(survey(&[2; 100], &lend(&[(vec![0; 100], vec![1; 100])])).is_err());
         assert_eq!(survey(&[0, 9], &[]), Ok(Survey::default()));
-        assert_eq!(overlap(&[2, 2], &[]), Ok(false));
+        assert_eq!(super::overlap(&[2, 2], &[]), Ok(false));
     }
 }

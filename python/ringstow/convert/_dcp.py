@@ -83,12 +83,14 @@ def read(path: str, *, allow_pickle: bool) -> State:
         CorruptCheckpointError: a file is damaged.
         FormatError: the metadata is not what DCP writes.
     """
-    reader = _Reader(path, allow_pickle)
     state: State = {}
-    mappings = reader.metadata.planner_data or {}
-    _check_lists(path, mappings)
-    for name, entry in reader.metadata.state_dict_metadata.items():
-        _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
+    # Its objects may lack any attribute, and have values of any type: nothing checks a pickle.
+    with reading(os.path.join(path, ".metadata"), "the metadata"):
+        reader = _Reader(path, allow_pickle)
+        mappings = reader.metadata.planner_data or {}
+        _check_lists(path, mappings)
+        for name, entry in reader.metadata.state_dict_metadata.items():
+            _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
     return state
 
 
@@ -156,12 +158,13 @@ class _Reader:
         return found
 
     def _tensor(self, name: str, entry: Any) -> torch.Tensor:
-        tensor = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
-        if tensor.numel() == 0:
-            return tensor
-        whole = metadata.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
-        items = _private.read_items(name, entry, [whole])
-        covered = sum(torch.Size(item.lengths).numel() for item in items)
+        with reading(os.path.join(self._path, ".metadata"), f"the metadata of {name!r}"):
+            tensor = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
+            if tensor.numel() == 0:
+                return tensor
+            whole = metadata.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
+            items = _private.read_items(name, entry, [whole])
+            covered = sum(torch.Size(item.lengths).numel() for item in items)
         if covered != tensor.numel():
             raise FormatError(
                 f"{self._path}/.metadata: the chunks of {name!r} hold {covered} elements of "
