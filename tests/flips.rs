@@ -7,7 +7,7 @@ mod common;
 
 use common::*;
 use ringstow::internals::store::verify;
-use ringstow::{Checkpoint, Config, Dtype, Loaded, LoadOptions, Runtime, StateDict, Value};
+use ringstow::{Checkpoint, Config, Dtype, LoadOptions, Loaded, Runtime, StateDict, Value};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,8 @@ fn shown(loaded: &Loaded, values: &Value) -> String {
 fn load(runtime: &Runtime, path: &Path) -> ringstow::Result<String> {
     let checkpoint = Checkpoint::open_with(path, runtime.config())?;
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-    let loaded = checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))?;
+    let loaded =
+        checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))?;
     Ok(shown(&loaded, &checkpoint.state()?))
 }
 
@@ -80,7 +81,8 @@ fn flip_at(runtime: &Runtime, dir: &Path, file: &Path, at: u64, bit: u8, whole: 
         }
         (Ok(loaded), verified) => {
             assert_eq!(loaded, whole, "{place}: a load returns something else");
-            let report = verified.unwrap_or_else(|e| panic!("{place}: it loads, verify fails: {e}"));
+            let report =
+                verified.unwrap_or_else(|e| panic!("{place}: it loads, verify fails: {e}"));
             match &report.damage[..] {
                 [] => Outcome::Nothing,
                 [damage] => {
@@ -176,5 +178,7 @@ fn ten_thousand_flipped_bits_are_found_or_carry_nothing() {
     println!(
         "{load} failed the load, {verify} were in headers and padding, which verify reads, {nothing} in stripe markers"
     );
-    println!("promise: a flipped bit in any file is found or carries nothing: {flips} flips, 0 broken");
+    println!(
+        "promise: a flipped bit in any file is found or carries nothing: {flips} flips, 0 broken"
+    );
 }

@@ -73,7 +73,8 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut fastrand::Rng) {
             bytes.splice(at..at, piece);
         }
         4 => {
-            let number = random.choice(["0", "-1", "18446744073709551615", "9223372036854775808", "1e9"]);
+            let number =
+                random.choice(["0", "-1", "18446744073709551615", "9223372036854775808", "1e9"]);
             bytes.splice(at..end, number.unwrap().bytes());
         }
         _ => {

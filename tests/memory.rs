@@ -52,9 +52,9 @@ fn check(what: &str, file: &str, content: &[u8]) {
         ("open_foreign", |dir, _| drop(Checkpoint::open_foreign(dir))),
         ("latest", |_, parent| drop(ringstow::latest(parent))),
         ("list", |_, parent| drop(ringstow::list(parent))),
-        ("steps", |_, parent| drop(ringstow::internals::store::steps(
-            parent, None, &ringstow::Config::default(),
-        ))),
+        ("steps", |_, parent| {
+            drop(ringstow::internals::store::steps(parent, None, &ringstow::Config::default()))
+        }),
     ];
     for (name, open) in opens {
         println!("{what}: {name}");
@@ -67,26 +67,70 @@ const STATE: &str = r#","state":{}"#;
 #[test]
 fn manifest_of_any_tensors_opens_in_bounded_memory() {
     let tensors = [
-        ("many small tensors", numbered(r##"{"name":"#","dtype":"U8","shape":[1],"chunks":[{"file":0,"begin":0}]}"##)),
-        ("entries without content", repeated(r#"{"name":"","dtype":"U8","shape":[],"chunks":[]}"#, ",")),
+        (
+            "many small tensors",
+            numbered(r##"{"name":"#","dtype":"U8","shape":[1],"chunks":[{"file":0,"begin":0}]}"##),
+        ),
+        (
+            "entries without content",
+            repeated(r#"{"name":"","dtype":"U8","shape":[],"chunks":[]}"#, ","),
+        ),
         ("entries as lists", repeated(r#"["","U8",[],[]]"#, ",")),
-        ("eight dimensions", numbered(r##"{"name":"#","dtype":"U8","shape":[0,0,0,0,0,0,0,0],"chunks":[{"file":0,"begin":0}]}"##)),
-        ("ten dimensions", numbered(r##"{"name":"#","dtype":"U8","shape":[0,0,0,0,0,0,0,0,0,0],"chunks":[{"file":0,"begin":0}]}"##)),
-        ("huge numbers", repeated(r#"{"name":"","dtype":"F32","shape":[18446744073709551615],"chunks":[]}"#, ",")),
+        (
+            "eight dimensions",
+            numbered(
+                r##"{"name":"#","dtype":"U8","shape":[0,0,0,0,0,0,0,0],"chunks":[{"file":0,"begin":0}]}"##,
+            ),
+        ),
+        (
+            "ten dimensions",
+            numbered(
+                r##"{"name":"#","dtype":"U8","shape":[0,0,0,0,0,0,0,0,0,0],"chunks":[{"file":0,"begin":0}]}"##,
+            ),
+        ),
+        (
+            "huge numbers",
+            repeated(
+                r#"{"name":"","dtype":"F32","shape":[18446744073709551615],"chunks":[]}"#,
+                ",",
+            ),
+        ),
     ];
     for (what, tensors) in tensors {
         check(what, "manifest.json", &manifest(FILE, &tensors, STATE));
     }
     let one = |shape: &str, chunks: &str| {
-        manifest(FILE, &format!(r#"{{"name":"w","dtype":"U8","shape":[{shape}],"chunks":[{chunks}]}}"#), STATE)
+        manifest(
+            FILE,
+            &format!(r#"{{"name":"w","dtype":"U8","shape":[{shape}],"chunks":[{chunks}]}}"#),
+            STATE,
+        )
     };
     let chunks = [
         ("a shape of a million dimensions", one(&repeated("0", ","), "")),
         ("chunks without a region", one("0", &repeated(r#"{"file":0,"begin":0}"#, ","))),
         ("chunks as lists", one("0", &repeated("[0,0]", ","))),
-        ("empty chunks", one("9", &repeated(r#"{"file":0,"begin":0,"offsets":[0],"sizes":[0]}"#, ","))),
-        ("offsets of a million dimensions", one("0", &format!(r#"{{"file":0,"begin":0,"offsets":[{}],"sizes":[]}}"#, repeated("0", ",")))),
-        ("chunks of nine dimensions", one("9,9,9,9,9,9,9,9,9", &repeated(r#"{"file":0,"begin":0,"offsets":[0,0,0,0,0,0,0,0,0],"sizes":[0,0,0,0,0,0,0,0,0]}"#, ","))),
+        (
+            "empty chunks",
+            one("9", &repeated(r#"{"file":0,"begin":0,"offsets":[0],"sizes":[0]}"#, ",")),
+        ),
+        (
+            "offsets of a million dimensions",
+            one(
+                "0",
+                &format!(r#"{{"file":0,"begin":0,"offsets":[{}],"sizes":[]}}"#, repeated("0", ",")),
+            ),
+        ),
+        (
+            "chunks of nine dimensions",
+            one(
+                "9,9,9,9,9,9,9,9,9",
+                &repeated(
+                    r#"{"file":0,"begin":0,"offsets":[0,0,0,0,0,0,0,0,0],"sizes":[0,0,0,0,0,0,0,0,0]}"#,
+                    ",",
+                ),
+            ),
+        ),
     ];
     for (what, content) in chunks {
         check(what, "manifest.json", &content);
@@ -98,13 +142,20 @@ fn manifest_whose_chunks_are_split_along_many_dimensions_opens_in_bounded_memory
     let zeros = ["0"; 15].join(",");
     let ones = ["1"; 16].join(",");
     let count = 20_000;
-    let chunk = |n: usize| format!(r#"{{"file":0,"begin":{n},"offsets":[{zeros},{n}],"sizes":[{ones}]}}"#);
+    let chunk =
+        |n: usize| format!(r#"{{"file":0,"begin":{n},"offsets":[{zeros},{n}],"sizes":[{ones}]}}"#);
     let chunks: Vec<String> = (0..count).map(chunk).collect();
-    let file = format!(r#"{{"name":"a.safetensors","bytes":{count},"crc32":"{}"}}"#, "00000000".repeat(count.div_ceil(4096)));
+    let file = format!(
+        r#"{{"name":"a.safetensors","bytes":{count},"crc32":"{}"}}"#,
+        "00000000".repeat(count.div_ceil(4096))
+    );
     let shapes = [("whole", "1"), ("share", "2")];
     for (what, size) in shapes {
         let shape = vec![size; 15].join(",");
-        let tensor = format!(r#"{{"name":"w","dtype":"U8","shape":[{shape},{count}],"chunks":[{}]}}"#, chunks.join(","));
+        let tensor = format!(
+            r#"{{"name":"w","dtype":"U8","shape":[{shape},{count}],"chunks":[{}]}}"#,
+            chunks.join(",")
+        );
         let others = r#","part_of":{"rank":0,"ranks":2,"save":"s"},"state":{}"#;
         check(what, "manifest.json", &manifest(&file, &tensor, others));
     }
@@ -115,10 +166,21 @@ fn manifest_of_any_files_and_values_opens_in_bounded_memory() {
     let tensor = "";
     let files = [
         ("many files", numbered(r##"{"name":"#.safetensors","bytes":0,"crc32":""}"##)),
-        ("long files", numbered(r##"{"name":"#.safetensors","bytes":9000,"crc32":"000000000000000000000000"}"##)),
+        (
+            "long files",
+            numbered(
+                r##"{"name":"#.safetensors","bytes":9000,"crc32":"000000000000000000000000"}"##,
+            ),
+        ),
         ("files as lists", repeated(r#"["a.safetensors",0,""]"#, ",")),
         ("files without content", repeated(r#"{"name":"","bytes":0,"crc32":""}"#, ",")),
-        ("one file of many chunks", format!(r#"{{"name":"a.safetensors","bytes":1,"crc32":"{}"}}"#, "00000000".repeat(BYTES / 8))),
+        (
+            "one file of many chunks",
+            format!(
+                r#"{{"name":"a.safetensors","bytes":1,"crc32":"{}"}}"#,
+                "00000000".repeat(BYTES / 8)
+            ),
+        ),
     ];
     for (what, files) in files {
         check(what, "manifest.json", &manifest(&files, tensor, STATE));
@@ -132,7 +194,13 @@ fn manifest_of_any_files_and_values_opens_in_bounded_memory() {
         ("a long number", format!(r#","state":{}"#, "9".repeat(BYTES))),
         ("a long number for a field", format!(r#","state":0,"step":{}"#, "9".repeat(BYTES))),
         ("an unknown field", format!(r#","state":0,"new":[{}]"#, repeated("[]", ","))),
-        ("a long name", format!(r#","state":0,"part_of":{{"rank":0,"ranks":1,"save":"{}"}}"#, "x".repeat(BYTES))),
+        (
+            "a long name",
+            format!(
+                r#","state":0,"part_of":{{"rank":0,"ranks":1,"save":"{}"}}"#,
+                "x".repeat(BYTES)
+            ),
+        ),
     ];
     for (what, others) in others {
         check(what, "manifest.json", &manifest(FILE, tensor, &others));
@@ -149,16 +217,65 @@ fn shard(header: &str) -> Vec<u8> {
 #[test]
 fn safetensors_header_of_any_kind_opens_in_bounded_memory() {
     let headers = [
-        ("many tensors", format!("{{{}}}", numbered(r##""#":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"##))),
+        (
+            "many tensors",
+            format!("{{{}}}", numbered(r##""#":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"##)),
+        ),
         ("tensors as lists", format!("{{{}}}", numbered(r##""#":["U8",[0],[0,0]]"##))),
-        ("eight dimensions", format!("{{{}}}", numbered(r##""#":{"dtype":"U8","shape":[0,0,0,0,0,0,0,0],"data_offsets":[0,0]}"##))),
-        ("nine dimensions", format!("{{{}}}", numbered(r##""#":{"dtype":"U8","shape":[0,0,0,0,0,0,0,0,0],"data_offsets":[0,0]}"##))),
-        ("a shape of a million dimensions", format!(r#"{{"a":{{"dtype":"U8","shape":[{}],"data_offsets":[0,0]}}}}"#, repeated("0", ","))),
+        (
+            "eight dimensions",
+            format!(
+                "{{{}}}",
+                numbered(r##""#":{"dtype":"U8","shape":[0,0,0,0,0,0,0,0],"data_offsets":[0,0]}"##)
+            ),
+        ),
+        (
+            "nine dimensions",
+            format!(
+                "{{{}}}",
+                numbered(
+                    r##""#":{"dtype":"U8","shape":[0,0,0,0,0,0,0,0,0],"data_offsets":[0,0]}"##
+                )
+            ),
+        ),
+        (
+            "a shape of a million dimensions",
+            format!(
+                r#"{{"a":{{"dtype":"U8","shape":[{}],"data_offsets":[0,0]}}}}"#,
+                repeated("0", ",")
+            ),
+        ),
         ("many strings", format!(r#"{{"__metadata__":{{{}}}}}"#, numbered(r##""#":"""##))),
-        ("many regions", format!(r#"{{"__metadata__":{{"DCP_SHARDING_INFO":"{{{}}}"}}}}"#, numbered(r##"\"#\":{\"saved_offsets\":[0]}"##))),
-        ("regions as lists", format!(r#"{{"__metadata__":{{"DCP_SHARDING_INFO":"{{{}}}"}}}}"#, numbered(r##"\"#\":[[0]]"##))),
-        ("long offsets", format!(r#"{{"__metadata__":{{"DCP_SHARDING_INFO":"{{\"a\":{{\"saved_offsets\":[{}]}}}}"}}}}"#, repeated("0", ","))),
-        ("huge numbers", format!("{{{}}}", numbered(r##""#":{"dtype":"U8","shape":[18446744073709551615,0],"data_offsets":[18446744073709551615,18446744073709551615]}"##))),
+        (
+            "many regions",
+            format!(
+                r#"{{"__metadata__":{{"DCP_SHARDING_INFO":"{{{}}}"}}}}"#,
+                numbered(r##"\"#\":{\"saved_offsets\":[0]}"##)
+            ),
+        ),
+        (
+            "regions as lists",
+            format!(
+                r#"{{"__metadata__":{{"DCP_SHARDING_INFO":"{{{}}}"}}}}"#,
+                numbered(r##"\"#\":[[0]]"##)
+            ),
+        ),
+        (
+            "long offsets",
+            format!(
+                r#"{{"__metadata__":{{"DCP_SHARDING_INFO":"{{\"a\":{{\"saved_offsets\":[{}]}}}}"}}}}"#,
+                repeated("0", ",")
+            ),
+        ),
+        (
+            "huge numbers",
+            format!(
+                "{{{}}}",
+                numbered(
+                    r##""#":{"dtype":"U8","shape":[18446744073709551615,0],"data_offsets":[18446744073709551615,18446744073709551615]}"##
+                )
+            ),
+        ),
         ("lists of lists", format!(r#"{{"a":[{}]}}"#, repeated("[]", ","))),
     ];
     for (what, header) in headers {
@@ -183,7 +300,10 @@ fn index_of_any_kind_opens_in_bounded_memory() {
         ("many tensors in many files", of(numbered(r##""#":"#.safetensors""##))),
         ("other names", of(numbered(r##""#":"""##))),
         ("escapes", of(numbered(r##""\n#":"\u0061.safetensors""##))),
-        ("lists of lists", format!(r#"{{"weight_map":{{}},"metadata":[{}]}}"#, repeated("[]", ","))),
+        (
+            "lists of lists",
+            format!(r#"{{"weight_map":{{}},"metadata":[{}]}}"#, repeated("[]", ",")),
+        ),
     ];
     for (what, index) in indexes {
         check(what, "model.safetensors.index.json", index.as_bytes());
@@ -193,12 +313,20 @@ fn index_of_any_kind_opens_in_bounded_memory() {
 #[test]
 fn receipt_of_any_kind_is_read_in_bounded_memory() {
     let of = |files: &str, tensors: &str| {
-        format!(r#"{{"rank":0,"session":"s","write":"w","block_bytes":4096,"files":[{files}],"tensors":[{tensors}]}}"#)
+        format!(
+            r#"{{"rank":0,"session":"s","write":"w","block_bytes":4096,"files":[{files}],"tensors":[{tensors}]}}"#
+        )
     };
     let receipts = [
-        of("", &numbered(r##"{"name":"#","dtype":"U8","shape":[1],"chunks":[{"file":0,"begin":0}]}"##)),
+        of(
+            "",
+            &numbered(r##"{"name":"#","dtype":"U8","shape":[1],"chunks":[{"file":0,"begin":0}]}"##),
+        ),
         of("", &repeated(r#"["","U8",[],[]]"#, ",")),
-        of("", &format!(r#"{{"name":"","dtype":"U8","shape":[{}],"chunks":[]}}"#, repeated("0", ","))),
+        of(
+            "",
+            &format!(r#"{{"name":"","dtype":"U8","shape":[{}],"chunks":[]}}"#, repeated("0", ",")),
+        ),
         of(&repeated(r#"["",0,""]"#, ","), ""),
         of(&repeated(r#"{"name":"","bytes":0,"crc32":""}"#, ","), ""),
         repeated("[]", ","),

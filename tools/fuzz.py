@@ -2,12 +2,13 @@
 
     python tools/fuzz.py --minutes 10             # all targets, 10 minutes in all
     python tools/fuzz.py --target header          # one of them
-    python tools/fuzz.py --reduce                 # replace the stored inputs by the fewest that reach as much
+    python tools/fuzz.py --reduce                 # store the fewest inputs that reach as much
     python tools/fuzz.py --sanitizer address      # with AddressSanitizer, at half the speed
 
-What a run finds is kept in target/fuzz/TARGET, so the next one goes on from there. An input that fails is named; store it
-in tests/fuzz/corpus/TARGET, where `cargo test --test fuzz_corpus` runs it from then on. Exits with 1 if there is one,
-and with 77 if the machine has no nightly toolchain.
+What a run finds is kept in target/fuzz/corpus/TARGET, so the next one goes on from there. An input
+that fails is named: store it as tests/fuzz/corpus/TARGET/failed-WHY, where
+`cargo test --test fuzz_corpus` runs it from then on. Exits with 1 if there is one, and with 77 if
+the machine has no nightly toolchain.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def why_not() -> str | None:
     if not shutil.which("cargo"):
         return "cargo is not installed"
     asked = subprocess.run(["cargo", "+nightly", "--version"], capture_output=True, text=True)
-    return None if asked.returncode == 0 else "no nightly toolchain (rustup toolchain install nightly)"
+    return (
+        None if asked.returncode == 0 else "no nightly toolchain (rustup toolchain install nightly)"
+    )
 
 
 def build(out: Path, sanitizer: str) -> Path:
@@ -120,13 +123,17 @@ def fuzz(
                 break
     new = sorted(set(failed.iterdir()) - before)
     took = time.monotonic() - started
-    print(f"{target:10} {executions:12,} executions in {took:5.0f} s, {len(new)} failed", flush=True)
+    print(
+        f"{target:10} {executions:12,} executions in {took:5.0f} s, {len(new)} failed", flush=True
+    )
     return Outcome(target, executions, took, new)
 
 
 def run(target: str, command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RINGSTOW_FUZZ": target}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace")
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, errors="replace"
+    )
 
 
 def reduce(program: Path, out: Path, target: str) -> None:

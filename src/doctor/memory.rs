@@ -48,8 +48,9 @@ fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
         };
         let above = Path::new(group.trim_start_matches('/')).ancestors();
         // "max" is not a number, and means no limit.
-        let limit =
-            |group: &Path| read_kernel_text(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok();
+        let limit = |group: &Path| {
+            read_kernel_text(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok()
+        };
         above.filter_map(limit).min()
     });
     // Version 1 shows the largest number of pages for no limit.

@@ -27,7 +27,9 @@ impl<'a> ModelIndex<'a> {
         let Index { weight_map: WeightMap(mut tensors) } = serde_json::from_slice(text)?;
         tensors.sort_unstable();
         match tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            Some(pair) => Err(serde_json::Error::custom(format_args!("lists {:?} twice", pair[0].0))),
+            Some(pair) => {
+                Err(serde_json::Error::custom(format_args!("lists {:?} twice", pair[0].0)))
+            }
             None => Ok(Self { tensors }),
         }
     }

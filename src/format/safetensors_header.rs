@@ -82,9 +82,9 @@ impl<'de> Deserialize<'de> for Header {
                     if long > LONG_DIMS_MAX {
                         return Err(A::Error::custom(too_many_dims()));
                     }
-                    let tensor = found.entry(&name).map_err(|why| {
-                        A::Error::custom(format_args!("tensor {name:?} {why}"))
-                    })?;
+                    let tensor = found
+                        .entry(&name)
+                        .map_err(|why| A::Error::custom(format_args!("tensor {name:?} {why}")))?;
                     push(&mut tensors, tensor);
                 }
                 let Strings { is_own, sharding } = strings;

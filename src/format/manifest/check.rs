@@ -93,7 +93,9 @@ impl Manifest {
         let mut held = 0u64;
         for chunk in &tensor.chunks {
             if chunk.offsets.is_none() && tensor.chunks.len() > 1 {
-                return Err(format!("tensor {name:?}: it has several chunks, and one is the whole"));
+                return Err(format!(
+                    "tensor {name:?}: it has several chunks, and one is the whole"
+                ));
             }
             let bytes = tensor
                 .chunk_bytes(chunk)

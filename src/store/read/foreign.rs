@@ -41,7 +41,10 @@ pub(in crate::store) fn read(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
     };
     let read_index = |text| {
         ModelIndex::read(text).map_err(|why| {
-            Error::format(dir.join(INDEX), format!("is not a list of tensors and their files: {why}"))
+            Error::format(
+                dir.join(INDEX),
+                format!("is not a list of tensors and their files: {why}"),
+            )
         })
     };
     let index = text.as_deref().map(read_index).transpose()?;
@@ -149,7 +152,8 @@ const LISTED_MAX: usize = 1000;
 fn unlisted(dir: &Path, what: &str, missing: &[String]) -> Error {
     let (n, some) = (missing.len(), some_of(missing));
     let or_more = if n == LISTED_MAX { " or more" } else { "" };
-    let reason = format!("{n}{or_more} {what} that {INDEX} lists are missing: {some}; download them again");
+    let reason =
+        format!("{n}{or_more} {what} that {INDEX} lists are missing: {some}; download them again");
     Error::MissingFiles { path: dir.into(), reason }
 }
 
@@ -244,8 +248,7 @@ impl<'a> Assembly<'a> {
             if offsets.is_none() && self.index.as_ref().is_some_and(elsewhere) {
                 continue;
             }
-            self.add_chunk(tensor, data, offsets)
-                .map_err(|reason| Error::format(&path, reason))?;
+            self.add_chunk(tensor, data, offsets).map_err(|reason| Error::format(&path, reason))?;
         }
         let (other_path, crc32) = (path.clone(), Vec::new());
         self.shards.push(ShardFile { path, other_path, bytes, crc32 });
@@ -277,9 +280,8 @@ impl<'a> Assembly<'a> {
         }
         let Some(number) = known else {
             *chunks = smallvec![chunk];
-            self.by_name.insert(self.tensors.len(), &found.name, |number| {
-                &self.tensors[number].name
-            });
+            self.by_name
+                .insert(self.tensors.len(), &found.name, |number| &self.tensors[number].name);
             self.tensors.push(found);
             return Ok(());
         };

@@ -20,7 +20,9 @@ mod free_slots {
                     let (slots, held) = (slots.clone(), held.clone());
                     thread::spawn(move || {
                         let Slot { number, is_new: _ } = slots.wait().unwrap();
-                        let is_held = |now| std::mem::replace(&mut *held[number as usize].lock().unwrap(), now);
+                        let is_held = |now| {
+                            std::mem::replace(&mut *held[number as usize].lock().unwrap(), now)
+                        };
                         assert!(!is_held(true));
                         thread::yield_now();
                         assert!(is_held(false));

@@ -52,7 +52,9 @@ fn look(dir: &Path, size: usize) {
     memory::bounded(size, CONSTANT, || drop(ringstow::latest(dir)));
     memory::bounded(size, CONSTANT, || drop(ringstow::latest(dir.parent().unwrap())));
     memory::bounded(size, CONSTANT, || drop(ringstow::list(dir.parent().unwrap())));
-    memory::bounded(size, CONSTANT, || drop(ringstow::internals::store::prune_plan(dir, &Config::default())));
+    memory::bounded(size, CONSTANT, || {
+        drop(ringstow::internals::store::prune_plan(dir, &Config::default()))
+    });
     let Ok(opened) = Checkpoint::open_damaged(dir) else { return };
     let info = opened.info();
     assert_eq!(info.tensors, opened.tensors().len());

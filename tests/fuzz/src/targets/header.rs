@@ -35,7 +35,14 @@ fn check_same(ours: &Header, theirs: &Metadata) {
     for tensor in &ours.tensors {
         let info = theirs.info(&tensor.name).expect("the crate has the tensor");
         assert_eq!(tensor.dtype.safetensors(), Some(info.dtype));
-        assert!(tensor.shape.iter().eq(info.shape.iter().map(|&size| size as u64).collect::<Vec<_>>().iter()));
+        assert!(
+            tensor.shape.iter().eq(info
+                .shape
+                .iter()
+                .map(|&size| size as u64)
+                .collect::<Vec<_>>()
+                .iter())
+        );
         let begin = tensor.chunks[0].begin;
         let end = begin + tensor.nbytes();
         assert_eq!((begin, end), (info.data_offsets.0 as u64, info.data_offsets.1 as u64));

@@ -19,7 +19,8 @@ pub fn run(data: &[u8]) {
     let bytes = sealed(data);
     let decode = || Manifest::decode(bytes.clone(), path);
     let manifest = memory::bounded(bytes.len(), SLACK, decode);
-    let listed = memory::bounded(bytes.len(), SLACK, || Manifest::decode_files(bytes.clone(), path));
+    let listed =
+        memory::bounded(bytes.len(), SLACK, || Manifest::decode_files(bytes.clone(), path));
     let Ok(manifest) = manifest else { return };
     let listed = listed.expect("a manifest's files are read alone, too");
     assert_eq!(listed.files, manifest.files);
@@ -44,7 +45,8 @@ fn elements(sizes: &[u64]) -> u128 {
 fn check_tensor(manifest: &Manifest, tensor: &TensorEntry) {
     assert_eq!(tensor.info().nbytes().unwrap(), tensor.nbytes());
     assert!(tensor.held_bytes() <= tensor.nbytes());
-    let held = tensor.chunks.iter().map(|chunk| elements(chunk.sizes.as_deref().unwrap_or(&tensor.shape)));
+    let held =
+        tensor.chunks.iter().map(|chunk| elements(chunk.sizes.as_deref().unwrap_or(&tensor.shape)));
     let holes = tensor.holes();
     let lost = holes.iter().map(|(_, sizes)| elements(sizes));
     assert_eq!(held.sum::<u128>() + lost.sum::<u128>(), elements(&tensor.shape), "{tensor:?}");
@@ -52,9 +54,11 @@ fn check_tensor(manifest: &Manifest, tensor: &TensorEntry) {
     for chunk in &tensor.chunks {
         let sizes = chunk.sizes.as_deref().unwrap_or(&tensor.shape);
         let file_bytes = manifest.files[chunk.file as usize].bytes;
-        let array = Dense { file: chunk.file as usize, begin: chunk.begin, dtype: tensor.dtype, sizes };
+        let array =
+            Dense { file: chunk.file as usize, begin: chunk.begin, dtype: tensor.dtype, sizes };
         let strides = dense_strides(tensor.dtype, sizes);
-        let slab = Slab::new(array, &vec![0; sizes.len()], sizes, Place { at: 0, strides: &strides });
+        let slab =
+            Slab::new(array, &vec![0; sizes.len()], sizes, Place { at: 0, strides: &strides });
         let Ok(Some(slab)) = slab else {
             assert!(slab.is_ok(), "a whole chunk can be read: {slab:?}");
             continue;

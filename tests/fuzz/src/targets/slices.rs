@@ -57,7 +57,11 @@ fn check_bytes(
     if memory_bytes > 1 << 20 {
         return;
     }
-    let plan = Scattered::plan(std::slice::from_ref(slab), &[file.end], Unit::Blocks { bytes: 4096, most: 8192 });
+    let plan = Scattered::plan(
+        std::slice::from_ref(slab),
+        &[file.end],
+        Unit::Blocks { bytes: 4096, most: 8192 },
+    );
     assert!(plan.reads.iter().all(|read| read.range().end <= file.end && read.len > 0));
     let mut memory = vec![0u32; memory_bytes];
     for read in &plan.reads {
