@@ -48,11 +48,14 @@ fn modulo(number: u128) -> u64 {
 /// Most dimensions along which an array with holes is split.
 const SPLIT_MAX: usize = 16;
 
+/// A region that none holds: where it starts, and its extent.
+pub type Hole = (Vec<u64>, Vec<u64>);
+
 /// What regions leave out of an array, and whether they hold anything twice.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// Regions that fill what none holds, each element once: where each starts, and its extent.
-    pub holes: Vec<(Vec<u64>, Vec<u64>)>,
+    pub holes: Vec<Hole>,
     /// Whether two regions hold the same element.
     pub overlap: bool,
 }
@@ -81,7 +84,7 @@ pub fn overlap(shape: &[u64], regions: &[Extent]) -> Result<bool, String> {
 fn sweep(
     shape: &[u64],
     regions: &[Extent],
-    hole: &mut dyn FnMut(&(Vec<u64>, Vec<u64>)),
+    hole: &mut dyn FnMut(&Hole),
 ) -> Result<bool, String> {
     const STEPS_MIN: usize = 1 << 16;
     const STEPS_PER_REGION: usize = 64;
@@ -127,10 +130,10 @@ struct Sweep<'a> {
     /// Regions that its lists may still hold: 32 bytes each.
     listed_left: usize,
     /// The current piece of the array.
-    at: (Vec<u64>, Vec<u64>),
+    at: Hole,
     overlap: bool,
     /// Takes each hole.
-    hole: &'a mut dyn FnMut(&(Vec<u64>, Vec<u64>)),
+    hole: &'a mut dyn FnMut(&Hole),
 }
 
 impl Sweep<'_> {
