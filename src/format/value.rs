@@ -85,12 +85,14 @@ impl Value {
                     .map(|(key, value)| (key.ordered_as_dicts(), value.ordered_as_dicts()))
                     .collect(),
             ),
-            Self::Other(mut fields) if matches!(fields.first(), Some((tag, Self::Dict(_))) if tag == "$odict") => {
-                fields.swap_remove(0).1.ordered_as_dicts()
+            Self::Other(fields) => {
+                let inner = |(name, value): (String, Self)| (name, value.ordered_as_dicts());
+                let mut fields: Vec<(String, Self)> = fields.into_iter().map(inner).collect();
+                match fields.first() {
+                    Some((tag, Self::Dict(_))) if tag == "$odict" => fields.swap_remove(0).1,
+                    _ => Self::Other(fields),
+                }
             }
-            Self::Other(fields) => Self::Other(
-                fields.into_iter().map(|(name, value)| (name, value.ordered_as_dicts())).collect(),
-            ),
             value => value,
         }
     }
@@ -493,6 +495,17 @@ mod tests {
             r#"{"$dict":[[{"$str":"x","type":"app:N"},1]]}"#,
         ] {
             assert_eq!(read(json).to_json().unwrap().get(), json);
+        }
+    }
+
+    #[test]
+    fn ordered_dict_is_a_dict_wherever_it_is() {
+        for json in [
+            r#"{"$odict":{"a":1},"attrs":{}}"#,
+            r#"{"$odict":{"$odict":{"a":1}},"attrs":{}}"#,
+            r#"{"$odict":[["a",1]]}"#,
+        ] {
+            assert_eq!(read(json).to_json().unwrap().get(), r#"{"a":1}"#, "{json}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{SLACK, values};
 use crate::memory;
-use ringstow::internals::plan::load::Unit;
+use ringstow::internals::plan::load::{Unit, Want};
 use ringstow::internals::plan::slab::{Dense, Place, Slab, dense_strides};
 use ringstow::{Manifest, TensorEntry, Value};
 use std::path::Path;
@@ -72,7 +72,9 @@ fn check_tensor(manifest: &Manifest, tensor: &TensorEntry) {
 fn check_plan(manifest: &Manifest) {
     let file_bytes: Vec<u64> = manifest.files.iter().map(|file| file.bytes).collect();
     let unit = Unit::Blocks { bytes: manifest.block_bytes, most: 4 << 20 };
-    let reads = ringstow::internals::plan::load::all_blocks(&file_bytes, unit);
+    let all = |(file, &bytes)| Want { file, range: 0..bytes };
+    let wants: Vec<Want> = file_bytes.iter().enumerate().map(all).collect();
+    let reads = unit.reads(&wants, &file_bytes);
     assert!(reads.iter().all(|read| read.range().end <= file_bytes[read.file]));
     let read: u128 = reads.iter().map(|read| read.len as u128).sum();
     assert_eq!(read, file_bytes.iter().map(|&bytes| u128::from(bytes)).sum());
