@@ -82,7 +82,7 @@ fn check_bytes(
     let written = memory.iter().filter(|&&from| from > 0).count();
     assert_eq!(written as u64, slab.nbytes());
     // Element by element, for types of whole bytes.
-    let Some(item) = (dtype.bits() % 8 == 0).then_some(dtype.bits() / 8) else { return };
+    let Some(item) = dtype.bits().is_multiple_of(8).then_some(dtype.bits() / 8) else { return };
     let mut at = vec![0; sizes.len()];
     loop {
         let (mut from, mut to) = (0, -reach.start);
