@@ -291,7 +291,7 @@ mod tests {
         let most = allocation_counter::measure(|| {
             assert!(overlap(&shape, &lent).unwrap_err().contains("more than can be checked"));
         });
-        assert!(most.bytes_max < 128 << 12 | 64 * 5000, "{} bytes", most.bytes_max);
+        assert!(most.bytes_max < (128 << 12) + 64 * 5000, "{} bytes", most.bytes_max);
     }
 
     #[test]
