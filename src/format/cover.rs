@@ -81,11 +81,7 @@ pub fn overlap(shape: &[u64], regions: &[Extent]) -> Result<bool, String> {
     sweep(shape, regions, &mut |_| {})
 }
 
-fn sweep(
-    shape: &[u64],
-    regions: &[Extent],
-    hole: &mut dyn FnMut(&Hole),
-) -> Result<bool, String> {
+fn sweep(shape: &[u64], regions: &[Extent], hole: &mut dyn FnMut(&Hole)) -> Result<bool, String> {
     const STEPS_MIN: usize = 1 << 16;
     const STEPS_PER_REGION: usize = 64;
     const LISTED_MIN: usize = 1 << 12;
