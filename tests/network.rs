@@ -332,6 +332,35 @@ fn killed_removal_is_finished_on_request() {
     assert!(!dir.exists());
 }
 
+#[test]
+fn removal_that_does_not_know_its_files_says_so_unless_a_lock_keeps_out_other_hosts() {
+    const EIO: i32 = 5;
+    let unread = || {
+        on_thread(|_, call, on| match call == Call::Read && on.ends_with("manifest.json.retired") {
+            true => Outcome::Fail(EIO),
+            false => Outcome::Pass,
+        })
+    };
+    let hosts = Hosts::without_locks();
+    store().save(&state(1), hosts.dir()).unwrap();
+    let before = names_in(&hosts.dir());
+    let unreadable = unread();
+    let removed = store().remove(hosts.dir(), Disposal::Remove).unwrap();
+    drop(unreadable);
+    assert_eq!((removed.removed.len(), removed.left.len()), (0, 1), "{removed:?}");
+    assert!(removed.left[0].reason.contains("--no-other-writers"), "{removed:?}");
+    assert_eq!(names_in(&hosts.dir()).len(), before.len());
+    // Once it can be read, they are known.
+    store().remove(hosts.dir(), Disposal::Remove).unwrap();
+    assert!(!hosts.dir().exists());
+    drop(hosts);
+    let hosts = Hosts::with_locks();
+    store().save(&state(1), hosts.dir()).unwrap();
+    let _unreadable = unread();
+    store().remove(hosts.dir(), Disposal::Remove).unwrap();
+    assert!(!hosts.dir().exists());
+}
+
 fn tree() -> Box<RawValue> {
     Value::Dict(vec![(Value::from("step"), Value::Int(7))]).to_json().unwrap()
 }

@@ -246,8 +246,16 @@ fn how_to_find(stripes: &Stripes, listed: &Listed) -> String {
 fn retired(stripes: &Stripes, mut scope: Scope) -> Result<Leftovers> {
     let listed = manifest::read_half_removed(stripes.own()).flatten();
     scope.retires(listed.as_ref().map(|listed| &*listed.files));
-    Leftovers::find(stripes, None, &scope)
+    let mut found = Leftovers::find(stripes, None, &scope)?;
+    let mark = stripes.own().join(names::REMOVAL_MARK);
+    if !scope.covers(&mark) && dir::has(&mark) {
+        found.leave(mark, UNKNOWN_FILES);
+    }
+    Ok(found)
 }
+
+const UNKNOWN_FILES: &str = "it cannot be read, so nobody knows which files this removed checkpoint had, and no lock \
+                             keeps out other hosts: if none saves there, run `ringstow prune --no-other-writers`";
 
 fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
     // Find them first: clearing up may remove the directories beside them.

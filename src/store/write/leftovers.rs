@@ -189,6 +189,11 @@ impl Leftovers {
         Ok(entries(stripe_dir)?.iter().all(|entry| goes(&entry.path())))
     }
 
+    /// Notes a file that stays.
+    pub fn leave(&mut self, path: PathBuf, reason: &str) {
+        self.left.push(Left { path, reason: reason.into() });
+    }
+
     /// Carries out the plan.
     ///
     /// # Errors

@@ -39,7 +39,8 @@ pub(in crate::store) struct Own {
     pub session: Option<String>,
     /// Shards of a manifest that this process has replaced or renamed, and the name of a renamed manifest.
     pub dead: HashSet<String>,
-    /// Files that were there when the lock kept out every other host. `None` if it never did.
+    /// Files that were there when the lock kept out every other host, and the name of a renamed manifest. `None` if it
+    /// never did.
     pub there: Option<HashSet<String>>,
 }
 
@@ -70,7 +71,7 @@ impl Scope {
             let is_reused = |name: &String| {
                 name == names::UNCOMMITTED_MANIFEST || names::done_rank(name).is_some()
             };
-            let mut there = HashSet::new();
+            let mut there = HashSet::from([names::REMOVAL_MARK.to_owned()]);
             for dir in stripes.existing()? {
                 there.extend(file_names(dir)?.into_iter().filter(|name| !is_reused(name)));
             }
