@@ -312,3 +312,28 @@ mod refused {
         says(&removed.left[0].reason, &["Permission denied", "remove it yourself"]);
     }
 }
+
+#[test]
+fn stripe_directory_without_a_finished_marker_is_cleared_unless_a_save_is_claiming_it() {
+    let disks = Disks::new(2);
+    fs::create_dir_all(disks.dir()).unwrap();
+    for disk in [0, 1] {
+        fs::create_dir(disks.companion(disk)).unwrap();
+        fs::write(disks.companion(disk).join("companion.json.part"), "half").unwrap();
+    }
+    let claiming = fs::File::open(disks.companion(1)).unwrap();
+    claiming.lock().unwrap();
+    let (run, config) = (disks.root.path().join("run"), disks.config());
+    let prune = || ringstow::internals::store::prune(&run, &config).unwrap();
+    assert_eq!(prune().removed[..1], [disks.companion(0)]);
+    assert!(!disks.companion(0).exists() && disks.companion(1).exists());
+    fs::create_dir_all(disks.dir()).unwrap();
+    drop(claiming);
+    // A file that is not ringstow's keeps all.
+    let theirs = disks.companion(1).join("notes.txt");
+    fs::write(&theirs, "mine").unwrap();
+    assert!(prune().removed.is_empty());
+    fs::remove_file(theirs).unwrap();
+    prune();
+    disks.assert_empty();
+}

@@ -160,7 +160,8 @@ impl CleanUp<'_> {
             is_saved(name) || [names::REMOVAL_MARK, names::STRIPE_MARKER].contains(&name.as_str())
         };
         let present = file_names(dir)?;
-        if !present.iter().any(ours) && stripes.stripe_dirs().next().is_none() {
+        let is_striped = stripes.stripe_dirs().next().is_some() || !stripes.unclaimed().is_empty();
+        if !present.iter().any(ours) && !is_striped {
             return Ok(Swept::default());
         }
         let checkpoint = match stripe_owner(dir) {

@@ -30,6 +30,8 @@ pub(in crate::store) struct Stripes {
     left_out: Vec<String>,
     /// Directories of the configuration that exist and hold no stripe directory.
     vacant: Vec<PathBuf>,
+    /// Directories with a stripe directory's name that nobody has claimed; see [`Owner::Unclaimed`].
+    unclaimed: Vec<PathBuf>,
 }
 
 /// A checkpoint's directory on another disk.
@@ -51,6 +53,8 @@ struct Marker {
 pub(in crate::store) enum Owner {
     /// The directory is missing or empty.
     Nobody,
+    /// It holds only a marker without its name yet: a save is about to claim it, or was killed then.
+    Unclaimed,
     /// This checkpoint.
     This,
     /// Another checkpoint; whether that exists.
@@ -63,8 +67,8 @@ impl Stripes {
     /// The own directory alone.
     pub fn alone(dir: &Path) -> Self {
         let marked = String::new();
-        let (left_out, vacant) = (Vec::new(), Vec::new());
-        Self { own: dir.into(), marked, stripe_dirs: Vec::new(), left_out, vacant }
+        let (left_out, vacant, unclaimed) = (Vec::new(), Vec::new(), Vec::new());
+        Self { own: dir.into(), marked, stripe_dirs: Vec::new(), left_out, vacant, unclaimed }
     }
 
     /// The directories to save to. The own one exists; a save creates the stripe directories.
@@ -112,7 +116,7 @@ impl Stripes {
     pub fn to_read(dir: &Path, stripe: &[PathBuf]) -> Self {
         Self::filtered(dir, stripe, |owner, stripe_dir, _| match owner {
             // One that was moved or copied with its checkpoint is as good; checksums tell.
-            Owner::Nobody | Owner::This | Owner::Other(_, false) => None,
+            Owner::Nobody | Owner::Unclaimed | Owner::This | Owner::Other(_, false) => None,
             Owner::Unknown(_) if !dir::leads_somewhere(&stripe_dir.join(names::MANIFEST)) => None,
             Owner::Unknown(_) => Some("is a checkpoint itself".into()),
             Owner::Other(checkpoint, true) => Some(format!("belongs to {checkpoint}")),
@@ -123,7 +127,7 @@ impl Stripes {
     pub fn to_clear(dir: &Path, stripe: &[PathBuf]) -> Self {
         Self::filtered(dir, stripe, |owner, stripe_dir, own| match owner {
             Owner::This => why_apart(dir, stripe_dir),
-            Owner::Nobody => Some("is not there, or empty".into()),
+            Owner::Nobody | Owner::Unclaimed => Some("is not there, or empty".into()),
             Owner::Other(checkpoint, false) => Some(format!(
                 "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in its \
                  {} to {own}",
@@ -146,8 +150,11 @@ impl Stripes {
             }
             let owner =
                 check_stripe(&stripe_dir.stripe).and_then(|()| stripes.owner(&stripe_dir.dir));
-            if matches!(owner, Ok(Owner::Nobody)) {
+            if matches!(owner, Ok(Owner::Nobody | Owner::Unclaimed)) {
                 stripes.vacant.push(stripe_dir.stripe.clone());
+            }
+            if matches!(owner, Ok(Owner::Unclaimed)) {
+                stripes.unclaimed.push(stripe_dir.dir.clone());
             }
             let why = match owner {
                 Ok(owner) => refuse(&owner, &stripe_dir.dir, &stripes.marked)
@@ -188,6 +195,7 @@ impl Stripes {
             stripe_dirs: stripe.iter().map(stripe_dir).collect::<Result<_>>()?,
             left_out: Vec::new(),
             vacant: Vec::new(),
+            unclaimed: Vec::new(),
         })
     }
 
@@ -204,6 +212,11 @@ impl Stripes {
     /// The directories on other disks.
     pub fn stripe_dirs(&self) -> impl Iterator<Item = &Path> {
         self.stripe_dirs.iter().map(|stripe_dir| stripe_dir.dir.as_path())
+    }
+
+    /// Directories that a killed save may have been about to claim.
+    pub fn unclaimed(&self) -> &[PathBuf] {
+        &self.unclaimed
     }
 
     /// The directories that exist. One that cannot be reached is an error, and not taken for missing.
@@ -330,12 +343,15 @@ impl Stripes {
             let exists = dir::is_dir(Path::new(&checkpoint));
             return Ok(Owner::Other(checkpoint, exists));
         }
-        let other = entries.iter().find_map(|entry| {
-            let name = entry.file_name();
-            let name = name.to_string_lossy().into_owned();
-            (name != lock::FILE && !names::is_uncommitted_stripe_marker(&name)).then_some(name)
-        });
-        Ok(other.map_or(Owner::Nobody, Owner::Unknown))
+        let mut owner = Owner::Nobody;
+        for entry in entries.iter().filter(|entry| entry.file_name() != lock::FILE) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !names::is_uncommitted_stripe_marker(&name) {
+                return Ok(Owner::Unknown(name));
+            }
+            owner = Owner::Unclaimed;
+        }
+        Ok(owner)
     }
 }
 
@@ -360,7 +376,7 @@ fn why_apart(own: &Path, stripe: &Path) -> Option<String> {
 /// Why a stripe directory cannot be used, and what to do; `None` if it can.
 fn why_taken(owner: Owner, stripe_dir: &Path, own: &str) -> Option<String> {
     match owner {
-        Owner::Nobody | Owner::This => None,
+        Owner::Nobody | Owner::Unclaimed | Owner::This => None,
         Owner::Other(checkpoint, true) => Some(format!(
             "belongs to the checkpoint {checkpoint}: save under another name, or stripe over another directory"
         )),

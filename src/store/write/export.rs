@@ -179,6 +179,11 @@ fn publish(
     }
     let files = plan.shards.iter().map(|shard| shard.name.as_str());
     for name in files.chain(several.then_some(names::MODEL_INDEX)) {
+        if name == names::MODEL_INDEX {
+            // A crash may keep any of the renames so far. With the index, but without a file, nobody could tell whose
+            // the other files are.
+            dir::sync(dir)?;
+        }
         let (from, to) = (dir.join(names::uncommitted(name)), dir.join(name));
         dir::rename_new(&from, &to)?;
         rollback.files.push(to);
@@ -359,6 +364,20 @@ mod tests {
                 assert_eq!(present(dir.path()), ["model.safetensors"], "{fails:?}, {removals}");
             }
         }
+    }
+
+    /// A disk may keep any of the renames since the last sync.
+    #[cfg(debug_assertions)]
+    #[test]
+    fn an_index_gets_its_name_after_the_names_of_all_files_are_durable() {
+        use crate::sys::seam::{Call, watch};
+        let dir = tempfile::tempdir().unwrap();
+        let watch = watch();
+        export_to(dir.path(), 90_000).unwrap();
+        let calls: Vec<Call> = watch.take().into_iter().map(|(call, _)| call).collect();
+        let renames = calls.iter().filter(|call| **call == Call::Rename).count();
+        let last = calls.iter().rposition(|call| *call == Call::Rename).unwrap();
+        assert_eq!((renames, calls[last - 2], calls[last - 1]), (3, Call::Sync, Call::Synced));
     }
 
     #[test]

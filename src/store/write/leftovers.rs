@@ -11,6 +11,7 @@ use crate::store::write::scope::Scope;
 use crate::sys::dir;
 use crate::sys::dir::{entries, file_names, remove};
 use crate::sys::file;
+use crate::sys::file_system::Reach;
 use crate::sys::lock::{self, DirLock};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -75,6 +76,8 @@ pub(in crate::store) struct Leftovers {
     touched: Vec<PathBuf>,
     /// Stripe directories that will hold nothing but their marker.
     emptied: Vec<PathBuf>,
+    /// Directories that nobody has claimed. Under its lock it is certain that nobody is about to.
+    unclaimed: Vec<PathBuf>,
     /// The mark of a checkpoint that was being removed. Removed last.
     mark: Option<PathBuf>,
     /// Shards that exist under both of their names, and stripe directories that stay.
@@ -109,6 +112,9 @@ impl Leftovers {
                 }
                 _ => found.emptied.push(dir.into()),
             }
+        }
+        if matches!(scope, Scope::Everything) {
+            found.unclaimed = stripes.unclaimed().to_vec();
         }
         found.mark = was_being_removed.then_some(mark);
         let is_listed = |path: &PathBuf| {
@@ -218,6 +224,13 @@ impl Leftovers {
         for dir in std::mem::take(&mut self.emptied) {
             self.left.extend(remove_stripe_dir(&dir)?);
             if !dir::has(&dir) {
+                // Before the checkpoint's own directory goes: without that, nobody would find this one after a crash.
+                dir.parent().map_or(Ok(()), dir::sync)?;
+                self.emptied.push(dir);
+            }
+        }
+        for dir in std::mem::take(&mut self.unclaimed) {
+            if remove_unclaimed(&dir)? {
                 self.emptied.push(dir);
             }
         }
@@ -229,14 +242,15 @@ impl Leftovers {
 
     /// Whether there is anything to remove or rename.
     pub fn changes_anything(&self) -> bool {
-        let lists = [&self.remove, &self.touched, &self.emptied];
+        let lists = [&self.remove, &self.touched, &self.emptied, &self.unclaimed];
         self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
     }
 
     /// The report of what [`Leftovers::clear`] does.
     pub fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
-        let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
+        let emptied = self.emptied.into_iter().chain(self.unclaimed);
+        let removed = self.remove.into_iter().chain(emptied).chain(self.mark).collect();
         Swept { removed, renamed, kept: self.recycled, left: self.left }
     }
 }
@@ -255,6 +269,23 @@ fn remove_stripe_dir(dir: &Path) -> Result<Option<Left>> {
         put_back(&path, &marker)?;
     }
     Ok(is_gone.err().map(|error| Left::emptied(dir, &error)))
+}
+
+/// Removes a directory that a killed save was about to claim; says whether it did. A save that is about to claim it now
+/// has its lock.
+fn remove_unclaimed(dir: &Path) -> Result<bool> {
+    let lock = match DirLock::take(dir) {
+        Err(Error::Busy { .. }) => return Ok(false),
+        Err(error) if error.is_not_found() => return Ok(false),
+        lock => lock?,
+    };
+    let names = file_names(dir)?;
+    let is_half = |name: &String| names::is_uncommitted_stripe_marker(name);
+    if lock.reach() != Reach::EveryHost || !names.iter().all(|n| is_half(n) || n == lock::FILE) {
+        return Ok(false);
+    }
+    names.iter().filter(|name| is_half(name)).try_for_each(|name| remove(&dir.join(name)))?;
+    lock.remove_dir()
 }
 
 /// Puts a marker back, unless another process has written one.

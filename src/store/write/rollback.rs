@@ -114,9 +114,8 @@ impl Rollback {
     /// [`Error::Io`].
     pub fn sync_parents(&self) -> Result<()> {
         assert!(self.lock.is_some(), "only the save that holds the lock commits");
-        for parent in self.made.iter().filter_map(|dir| dir.parent()) {
-            dir::sync(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
-        }
+        // The checkpoint's own parent follows.
+        self.made.iter().filter(|dir| **dir != self.dir).try_for_each(|dir| sync_parent(dir))?;
         // The true parent: the path may be a link, or end in `..`.
         let own = dir::real(&self.dir)?;
         // A save also creates the directory that holds the rank checkpoints.
@@ -141,6 +140,11 @@ impl Rollback {
     }
 }
 
+fn sync_parent(dir: &Path) -> Result<()> {
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+    dir::sync(parent.unwrap_or(Path::new(".")))
+}
+
 impl Drop for Rollback {
     fn drop(&mut self) {
         if self.kept {
@@ -148,12 +152,21 @@ impl Drop for Rollback {
         }
         // What tells whose the rest is was written first, and goes last: this process may be killed in between.
         for file in self.files.iter().rev() {
-            if let Err(error) = remove(file) {
+            let first = match file.ends_with(names::STRIPE_MARKER) {
+                true => sync_parent(file), // a crash must not lose the marker alone
+                false => Ok(()),
+            };
+            if let Err(error) = first.and_then(|()| remove(file)) {
                 tracing::warn!(%error, "could not remove what a failed save wrote");
             }
         }
         for dir in std::mem::take(&mut self.made).iter().rev() {
-            if let Err(error) = self.remove_dir(dir) {
+            // A crash must not bring back a stripe directory, and not the checkpoint's own one: nobody would find it.
+            let removed = self.remove_dir(dir).and_then(|is_gone| match is_gone {
+                true => sync_parent(dir),
+                false => Ok(()),
+            });
+            if let Err(error) = removed {
                 tracing::warn!(%error, "could not remove a directory that a failed save created");
             }
         }
@@ -209,6 +222,9 @@ mod tests {
         assert_eq!(all, [&*root]);
         // A rank checkpoint, below a directory that another rank has created.
         let all: Vec<PathBuf> = synced(&there.join("rank00001"));
-        assert_eq!(all, [&*there, &*there, &*root]);
+        assert_eq!(all, [&*there, &*root]);
+        // Below directories that this save creates.
+        let all: Vec<PathBuf> = synced(&there.join("new/step"));
+        assert_eq!(all, [&*there, &*there.join("new")]);
     }
 }

@@ -84,6 +84,8 @@ impl Transaction {
             uncommitted_manifest = names::unique_manifest(&unique());
         }
         let scope = Scope::of_save(rollback.held(), generation);
+        // Only the checkpoint's own directory leads to its stripe directories. A crash must not leave them without it.
+        rollback.sync_parents()?;
         make_stripe_dirs(&stripes, &mut rollback)?;
         Ok(Self {
             stripes,
@@ -234,7 +236,6 @@ impl Transaction {
         manifest: &Manifest<T, S>,
     ) -> Result<()> {
         self.stripes.sync_stripe_dirs()?;
-        self.rollback.sync_parents()?;
         let path = self.dir().join(&self.uncommitted_manifest);
         self.rollback.files.push(path.clone());
         file::write_durably(&path, |file| manifest.write(file))?;

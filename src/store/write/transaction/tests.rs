@@ -282,7 +282,7 @@ fn manifest_of_a_killed_save_is_synced_before_files_go() {
     watch.take();
     // Where there is nothing to remove, nothing is synced.
     drop(Transaction::begin(dir.path(), &[]).unwrap());
-    assert!(watch.take_paths(Call::Sync).is_empty());
+    assert!(!watch.take_paths(Call::Sync).contains(&dir.path().into()));
 }
 
 #[test]
@@ -345,6 +345,35 @@ fn stripe_marker_is_durable_before_any_shard() {
     tx.commit(&manifest).unwrap();
     let synced = watch.take_paths(Call::Sync);
     assert!(synced.contains(&stripe_dir) && synced.contains(&stripe[0]), "{synced:?}");
+}
+
+/// A crash must leave no stripe directory that no checkpoint's directory leads to, and no shard without a marker.
+#[test]
+fn stripe_directories_are_durable_after_their_checkpoint_and_gone_before_it() {
+    let (root, dir, stripe) = striped();
+    let stripe_dir = stripe[0].join("step");
+    let watch = watch();
+    let mut tx = Transaction::begin(&dir, &stripe).unwrap();
+    let order = |calls: Vec<(Call, std::path::PathBuf)>, wanted: &[(Call, &Path)]| {
+        let mut calls = calls.iter();
+        let next = |(call, path): &(Call, &Path)| calls.any(|(c, p)| (c, &**p) == (call, path));
+        assert!(wanted.iter().all(next), "{wanted:?}");
+    };
+    let begun = [(Call::MakeDir, &*dir), (Call::Sync, root.path()), (Call::MakeDir, &*stripe_dir)];
+    order(watch.take(), &begun);
+    let (part, marker) = (stripe_dir.join("rank00000-1.safetensors.part"), stripe_dir.join("companion.json"));
+    tx.begin_files(std::slice::from_ref(&part));
+    fs::write(&part, "half").unwrap();
+    drop(tx);
+    let gone = [
+        (Call::Remove, &*part),
+        (Call::Sync, &stripe_dir),
+        (Call::Remove, &marker),
+        (Call::RemoveDir, &stripe_dir),
+        (Call::Sync, &stripe[0]),
+        (Call::RemoveDir, &dir),
+    ];
+    order(watch.take(), &gone);
 }
 
 /// A failed save may be killed while it removes what it wrote.
