@@ -361,7 +361,8 @@ fn stripe_directories_are_durable_after_their_checkpoint_and_gone_before_it() {
     };
     let begun = [(Call::MakeDir, &*dir), (Call::Sync, root.path()), (Call::MakeDir, &*stripe_dir)];
     order(watch.take(), &begun);
-    let (part, marker) = (stripe_dir.join("rank00000-1.safetensors.part"), stripe_dir.join("companion.json"));
+    let (part, marker) =
+        (stripe_dir.join("rank00000-1.safetensors.part"), stripe_dir.join("companion.json"));
     tx.begin_files(std::slice::from_ref(&part));
     fs::write(&part, "half").unwrap();
     drop(tx);
