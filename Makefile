@@ -87,7 +87,7 @@ torture-background: $(READY)
 	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)
 
 torture-hosts:
-	RINGSTOW_SEED=$(SEED) cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
+	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_SEED=$(SEED) cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
 
 torture-image:
 	RINGSTOW_SEED=$(SEED) RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{State, assert_no_litter, assert_says, names_in, runtime, small_config, step_at};
+use common::{State, assert_no_litter, assert_says, names_in, rig, runtime, small_config, step_at};
 use ringstow::internals::store::Status;
 use ringstow::{
     Config, Disposal, EngineChoice, Error, Retention, Runtime, list, prune, remove, retain,
@@ -285,9 +285,23 @@ fn rank_shares_are_not_counted_as_steps() {
 
 /// Who could read the earlier checkpoint is not asked to read the next: a file is as new ones are, or a new one.
 #[test]
-fn files_of_another_mode_or_acl_are_not_written_over() {
+fn files_of_another_owner_mode_or_acl_are_not_written_over() {
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::chown;
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    let owner = |path: &Path| {
+        let found = fs::metadata(path).unwrap();
+        (found.uid(), found.gid())
+    };
+    let owned = |path: &Path, user, group| {
+        let done = chown(path, user, group).is_ok();
+        if !done {
+            rig::missing("only root can give files away");
+        }
+        done
+    };
+    let users = |path: &Path| owned(path, Some(4242), None);
+    let groups = |path: &Path| owned(path, None, Some(4242));
     let private = |path: &Path| {
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
         true
@@ -307,10 +321,10 @@ fn files_of_another_mode_or_acl_are_not_written_over() {
         // Not all file systems have them.
         rustix::fs::setxattr(path, "system.posix_acl_access", &acl, flags).is_ok()
     };
-    for change in [&private as &dyn Fn(&Path) -> bool, &shared] {
+    for change in [&private as &dyn Fn(&Path) -> bool, &shared, &users, &groups] {
         let (root, runtime) = root(&[1]);
         let (first, second) = (at(root.path(), 1), at(root.path(), 2));
-        let old = mode(&shard(&first));
+        let (old, mine) = (mode(&shard(&first)), owner(&shard(&first)));
         if !change(&shard(&first)) {
             continue;
         }
@@ -319,7 +333,7 @@ fn files_of_another_mode_or_acl_are_not_written_over() {
         let report = state.save(&runtime, &second).unwrap();
         assert_eq!(report.recycled_bytes, 0);
         assert!(report.moved.fallbacks.iter().any(|f| f.reason.contains("mode or ACL")));
-        assert_eq!(mode(&shard(&second)), old);
+        assert_eq!((mode(&shard(&second)), owner(&shard(&second))), (old, mine));
         let acl =
             rustix::fs::getxattr(shard(&second), "system.posix_acl_access", &mut [0_u8; 64][..]);
         assert!(acl.is_err());

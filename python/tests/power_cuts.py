@@ -114,8 +114,13 @@ def load(path, outside):
         return None
     try:
         convert(path, outside / "looked", target="ringstow", overwrite=True)
-    except ringstow.IncompleteCheckpointError:
+    except (ringstow.NoCheckpointError, ringstow.NotCommittedError):
         return None
+    except ringstow.MissingFilesError:
+        # A committed checkpoint has its files. A model is committed once its index has its name.
+        if "model.safetensors.index.json.part" in os.listdir(path):
+            return None
+        raise
     except ringstow.InvalidStateError as error:
         if "is not a checkpoint of a known kind" in str(error):
             return None
@@ -195,18 +200,20 @@ class Disk:
         command = [program, kind, str(seed)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, **pipes)
-        self.path = pathlib.Path(self._answer())
+        answer = self._answer()
+        if not answer or answer.startswith("error:"):
+            sys.exit(f"no rig: {answer}")
+        self.path = pathlib.Path(answer)
 
     def _answer(self):
-        line = self._process.stdout.readline().strip()
-        if not line or line.startswith("error:"):
-            sys.exit(f"no rig: {line}")
-        return line
+        return self._process.stdout.readline().strip()
 
     def tell(self, word):
+        """Cut or restore the power. A disk that can't be mounted afterwards is a broken promise."""
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
-        assert self._answer() == "done"
+        answer = self._answer()
+        assert answer == "done", f"after {word}: {answer}"
 
     def close(self):
         self._process.stdin.close()

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from converted import mild_load, read_hf, saved
+from support import missing
 
 import ringstow
 from ringstow import _native
@@ -233,6 +234,16 @@ def test_replacing_keeps_the_directory_s_mode(at):
     os.chmod(at / "to", 0o2775)
     convert(source(at, NEW, "other"), at / "to", target="hf", overwrite=True)
     assert os.stat(at / "to").st_mode & 0o7777 == 0o2775
+
+
+def test_replacing_keeps_the_directory_s_owner(at):
+    if os.geteuid() != 0:
+        missing("only root can give directories away")
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    os.chown(at / "to", 4242, 4243)
+    convert(source(at, NEW, "other"), at / "to", target="hf", overwrite=True)
+    found = os.stat(at / "to")
+    assert (found.st_uid, found.st_gid) == (4242, 4243)
 
 
 def test_only_a_checkpoint_of_the_kind_is_replaced(at):

@@ -9,9 +9,10 @@ pub mod rig;
 use ringstow::internals::engine::Engine;
 use ringstow::internals::engine::portable::Portable;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Runtime, SaveReport, StateDict,
-    Value,
+    Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Receipt, Runtime, SaveReport,
+    StateDict, Value,
 };
+use serde_json::value::RawValue;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -73,25 +74,36 @@ impl State {
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
     pub fn save_by_ranks(&self, ranks: u32, runtime: &Runtime, path: &Path) {
         let session = ringstow::Session::begin_with(path, ranks, runtime.config()).unwrap();
-        let write = |rank: u32| {
-            let mut part = StateDict::new();
-            for (name, data) in self.tensors.iter().skip(rank as usize).step_by(ranks as usize) {
-                part.bytes(name, Dtype::U8, &[data.len() as u64], data).unwrap();
-            }
-            ringstow::internals::store::write_rank(runtime, &part, rank, path, &Arc::default())
-                .unwrap()
-                .0
-        };
+        let write = |rank: u32| self.write_share((rank, ranks), runtime, path).unwrap();
         let receipts = std::thread::scope(|scope| {
             let running: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || write(rank))).collect();
             running.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
-        let named = |(name, _): &(String, Vec<u8>)| {
-            (Value::from(name.as_str()), Value::Tensor(name.clone()))
-        };
-        let mut tree = vec![(Value::from("step"), Value::Int(self.step))];
-        tree.extend(self.tensors.iter().map(named));
-        session.commit(receipts, Value::Dict(tree).to_json().unwrap()).unwrap();
+        session.commit(receipts, self.tree()).unwrap();
+    }
+
+    /// Writes the tensors that one of several ranks has.
+    pub fn write_share(
+        &self,
+        (rank, ranks): (u32, u32),
+        runtime: &Runtime,
+        path: &Path,
+    ) -> ringstow::Result<Receipt> {
+        let mut share = StateDict::new();
+        for (name, data) in self.tensors.iter().skip(rank as usize).step_by(ranks as usize) {
+            share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+        }
+        let job = Arc::default();
+        Ok(ringstow::internals::store::write_rank(runtime, &share, rank, path, &job)?.0)
+    }
+
+    /// What the coordinator commits with the ranks' shares.
+    pub fn tree(&self) -> Box<RawValue> {
+        let tensors = self.tensors.iter();
+        let tensors =
+            tensors.map(|(name, _)| (Value::from(name.as_str()), Value::Tensor(name.clone())));
+        let step = (Value::from("step"), Value::Int(self.step));
+        Value::Dict([step].into_iter().chain(tensors).collect()).to_json().unwrap()
     }
 
     /// The checkpoint at `path` is this state, byte by byte.

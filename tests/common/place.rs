@@ -1,10 +1,9 @@
 //! A checkpoint that is saved over in each of the ways which make different system calls, also by a child process.
 
 use super::{State, assert_no_litter_in, names_in, small_config};
-use ringstow::{Checkpoint, Config, Disposal, Dtype, Error, Runtime, Session, StateDict, Value};
+use ringstow::{Checkpoint, Config, Disposal, Error, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
 /// Of the tensors: each of the two shards has some.
 pub const SIZES: [usize; 3] = [5000, 12_288, 20_001];
@@ -69,25 +68,9 @@ impl Place {
             return state.save(&self.runtime, dir).map(drop);
         }
         let session = Session::begin_with(dir, 2, self.config())?;
-        let mut tree = vec![(Value::from("step"), Value::Int(step))];
-        let mut receipts = Vec::new();
-        for rank in 0..2 {
-            let mut share = StateDict::new();
-            for (name, data) in state.tensors.iter().skip(rank).step_by(2) {
-                share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-                tree.push((Value::from(name.as_str()), Value::Tensor(name.clone())));
-            }
-            let job = Arc::default();
-            let written = ringstow::internals::store::write_rank(
-                &self.runtime,
-                &share,
-                rank as u32,
-                dir,
-                &job,
-            )?;
-            receipts.push(written.0);
-        }
-        session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
+        let write = |rank| state.write_share((rank, 2), &self.runtime, dir);
+        let receipts = [write(0)?, write(1)?];
+        session.commit(receipts.into(), state.tree()).map(drop)
     }
 
     pub fn remove(&self) -> ringstow::Result<()> {

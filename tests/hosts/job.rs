@@ -3,10 +3,10 @@
 use crate::common::State;
 use crate::common::mounts::run;
 use nix::sched::{CloneFlags, unshare};
-use ringstow::internals::store::{Wanted, remove_checkpoint, write_rank};
+use ringstow::internals::store::{Wanted, remove_checkpoint};
 use ringstow::{
     Checkpoint, Config, Disposal, EngineChoice, Error, LoadOptions, Pruning, Receipt, Retention,
-    Runtime, Session, StateDict, Store, Value,
+    Runtime, Session, Store,
 };
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -144,18 +144,23 @@ impl Order {
             Job::Save(id) => drop(State::new(id, &SIZES).save(&runtime, &path)?),
             Job::SaveByRanks(id) => {
                 let session = Session::begin_with(&path, RANKS, runtime.config())?;
-                let write = |rank| write_share(id, rank, &runtime, &path);
-                commit(id, session, (0..RANKS).map(write).collect::<Result<_, _>>()?)?;
+                let state = State::new(id, &SIZES);
+                let write = |rank| state.write_share((rank, RANKS), &runtime, &path);
+                session.commit((0..RANKS).map(write).collect::<Result<_, _>>()?, state.tree())?;
             }
             Job::Coordinate(id) => {
                 let session = Session::begin_with(&path, RANKS, runtime.config())?;
                 say("begun", &());
-                say("receipt", &write_share(id, 0, &runtime, &path)?);
+                let state = State::new(id, &SIZES);
+                say("receipt", &state.write_share((0, RANKS), &runtime, &path)?);
                 let mut receipts = String::new();
                 std::io::stdin().read_line(&mut receipts).unwrap();
-                commit(id, session, serde_json::from_str(&receipts).unwrap())?;
+                session.commit(serde_json::from_str(&receipts).unwrap(), state.tree())?;
             }
-            Job::Rank(id) => say("receipt", &write_share(id, 1, &runtime, &path)?),
+            Job::Rank(id) => {
+                let state = State::new(id, &SIZES);
+                say("receipt", &state.write_share((1, RANKS), &runtime, &path)?);
+            }
             Job::Load => seen.loaded = Some(load(&runtime, &path)?),
             Job::Latest => seen.newest = store.latest(&path, &Wanted::default())?.map(below),
             Job::Retain(keep) => {
@@ -175,24 +180,6 @@ impl Order {
         }
         Ok(seen)
     }
-}
-
-fn write_share(id: i64, rank: u32, runtime: &Runtime, path: &Path) -> Result<Receipt, Error> {
-    let (state, mut share) = (State::new(id, &SIZES), StateDict::new());
-    for (name, data) in state.tensors.iter().skip(rank as usize).step_by(RANKS as usize) {
-        share.bytes(name, ringstow::Dtype::U8, &[data.len() as u64], data)?;
-    }
-    Ok(write_rank(runtime, &share, rank, path, &Arc::default())?.0)
-}
-
-fn commit(id: i64, session: Session, receipts: Vec<Receipt>) -> Result<(), Error> {
-    let state = State::new(id, &SIZES);
-    let tensors = state
-        .tensors
-        .iter()
-        .map(|(name, _)| (Value::from(name.as_str()), Value::Tensor(name.clone())));
-    let tree = [(Value::from("step"), Value::Int(id))].into_iter().chain(tensors).collect();
-    session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
 }
 
 /// Loads a checkpoint, and returns which state it is. Panics if it is not wholly that state.

@@ -7,6 +7,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod control;
 mod operations;
 mod saved;
 
@@ -24,6 +25,9 @@ use std::time::{Duration, Instant};
 /// Operations before the one that is cut.
 const BEFORE_MAX: usize = 3;
 
+/// So many cuts meet every operation, before its commit and after it.
+const ENOUGH: u64 = 100;
+
 /// Cuts the power in each operation in turn, at a random moment.
 fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
     let mut powered = Powered::new(of, 2, seed)?;
@@ -31,6 +35,7 @@ fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
     let saved = Saved::new(powered.path(0), powered.path(1));
     let mut took = BTreeMap::new();
     let mut hits = BTreeMap::<_, u64>::new();
+    let mut found = [0u64; 2];
     for cut in 0..cuts {
         let engine = [EngineChoice::Auto, EngineChoice::Portable][random.usize(..2)];
         let machine = Machine::new(&saved, engine);
@@ -61,11 +66,11 @@ fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
             powered.cut();
         });
         drop(machine);
-        powered.restore()?;
-        *hits.entry(saved.under_way()).or_default() += 1;
         let what = format!("cut {cut} of seed {seed}, in {:?}", saved.under_way());
+        powered.restore().unwrap_or_else(|why| panic!("{what}: it cannot be mounted: {why}"));
+        *hits.entry(saved.under_way()).or_default() += 1;
         let machine = Machine::new(&saved, engine);
-        saved.check(&machine, &what);
+        found[usize::from(saved.check(&machine, &what))] += 1;
         if random.bool() {
             saved.prune(&machine, &what);
         }
@@ -78,7 +83,15 @@ fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
         saved.check(&machine, &what);
         saved.prune(&machine, &what);
     }
-    println!("{}: {cuts} cuts of seed {seed}, in {hits:?}", of.name);
+    let [old, new] = found;
+    println!(
+        "{}: {cuts} cuts of seed {seed}: {old} old and {new} new states, in {hits:?}",
+        of.name
+    );
+    if cuts >= ENOUGH {
+        assert!(old > 0 && new > 0, "every cut found the same state");
+        assert_eq!(hits.len(), OPERATIONS.len(), "an operation was never cut");
+    }
     Ok(())
 }
 

@@ -4,7 +4,6 @@ use crate::common::State;
 use crate::saved::Saved;
 use ringstow::{
     Config, Disposal, Dtype, EngineChoice, Receipt, Result, Runtime, Session, StateDict, Store,
-    Value,
 };
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -155,11 +154,7 @@ fn save_by_ranks(config: &Config, step: i64, to: &Path) -> Result<()> {
         Err(error) => Err(ringstow::Error::invalid(format!("rank {rank} failed: {error}"))),
     });
     let receipts = receipts.collect::<Result<Vec<_>>>()?;
-    let mut tree = vec![(Value::from("step"), Value::Int(step))];
-    for (name, _) in &state(step).tensors {
-        tree.push((Value::from(name.as_str()), Value::Tensor(name.clone())));
-    }
-    session.commit(receipts, Value::Dict(tree).to_json()?).map(drop)
+    session.commit(receipts, state(step).tree()).map(drop)
 }
 
 /// A rank's life, when started by [`save_by_ranks`].
@@ -175,14 +170,7 @@ fn child_that_writes_a_rank() {
         _ => EngineChoice::Auto,
     };
     let runtime = Runtime::new(config(engine)).unwrap();
-    let all = state(step).tensors;
-    let mut share = StateDict::new();
-    for (name, data) in all.iter().skip(rank as usize).step_by(RANKS as usize) {
-        share.bytes(name, Dtype::U8, &[data.len() as u64], data).unwrap();
-    }
     let to = path("RINGSTOW_TEST_POWER_CUT_TO");
-    let job = Arc::default();
-    let written = ringstow::internals::store::write_rank(&runtime, &share, rank, &to, &job);
-    let receipt = written.unwrap().0.encode().unwrap();
+    let receipt = state(step).write_share((rank, RANKS), &runtime, &to).unwrap().encode().unwrap();
     std::fs::write(path("RINGSTOW_TEST_POWER_CUT_RECEIPT"), receipt).unwrap();
 }
