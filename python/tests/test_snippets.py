@@ -1,5 +1,7 @@
 """Every Python snippet of README.md and docs/ runs unchanged."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import forked
@@ -23,6 +25,32 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
         return
     done = forked.script(snippets.__file__, page, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# The names of `snippets.trainer`.
+TYPED = """
+from typing import Any
+import torch
+import ringstow
+model: torch.nn.Module
+optimizer: torch.optim.Optimizer
+batch: torch.Tensor
+batches: list[torch.Tensor]
+state: dict[str, Any]
+step: int
+path: str
+"""
+
+
+def test_readme_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    code = [code for _, code in snippets.snippets(ROOT / "README.md")]
+    program = tmp_path / "readme.py"
+    program.write_text("\n".join([TYPED, *code]))
+    # torch does not export `dcp.save` to a strict checker.
+    command = [sys.executable, "-m", "mypy", "--strict", "--implicit-reexport", str(program)]
+    done = subprocess.run(command, cwd=ROOT / "python", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_all_fenced_python_is_found() -> None:
