@@ -64,7 +64,7 @@ test: test-rust test-python
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test -p ringstow -p durable-image -p fake-cuda -p ringstow-cudarc-example
+	cargo test -p ringstow -p durable-image -p fake-cuda -p interleavings -p ringstow-cudarc-example
 
 test-gpu: $(READY)
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
