@@ -1,7 +1,6 @@
 //! The step in a checkpoint's name: which number it is, and which numbers are not steps.
 
 use crate::error::{Error, Result};
-use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -172,24 +171,25 @@ impl StepPattern {
     /// The step in the last component of a path, if that matches the pattern.
     #[doc(hidden)]
     pub fn step_in(&self, name: &[u8]) -> Option<u64> {
-        fit(&self.tokens, name, 0, &mut HashSet::new()).flatten()
+        let mut tried = vec![false; (self.tokens.len() + 1) * (name.len() + 1)];
+        fit(&self.tokens, name, 0, &mut tried).flatten()
     }
 }
 
 /// The step in a name whose bytes from `at` on match, if the tokens have one; `None` if they do not match.
 ///
-/// `tried` has the numbers of tokens and the places that were tried: all of these failed, since the first match ends the
+/// `tried` marks the numbers of tokens and the places that were tried: all of these failed, since the first match ends the
 /// search. Without it, each further `*` would multiply the time by the length of the name.
 fn fit(
     tokens: &[Token],
     name: &[u8],
     at: usize,
-    tried: &mut HashSet<(usize, usize)>,
+    tried: &mut [bool],
 ) -> Option<Option<u64>> {
     let Some((token, others)) = tokens.split_first() else {
         return (at == name.len()).then_some(None);
     };
-    if !tried.insert((tokens.len(), at)) {
+    if std::mem::replace(&mut tried[tokens.len() * (name.len() + 1) + at], true) {
         return None;
     }
     let rest = &name[at..];
