@@ -180,12 +180,7 @@ impl StepPattern {
 ///
 /// `tried` marks the numbers of tokens and the places that were tried: all of these failed, since the first match ends the
 /// search. Without it, each further `*` would multiply the time by the length of the name.
-fn fit(
-    tokens: &[Token],
-    name: &[u8],
-    at: usize,
-    tried: &mut [bool],
-) -> Option<Option<u64>> {
+fn fit(tokens: &[Token], name: &[u8], at: usize, tried: &mut [bool]) -> Option<Option<u64>> {
     let Some((token, others)) = tokens.split_first() else {
         return (at == name.len()).then_some(None);
     };
