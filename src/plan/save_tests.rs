@@ -232,3 +232,14 @@ fn region_outside_of_its_tensor_is_refused() {
     let error = plan(&[region("w", 3, 7, 6)], options(4096, 0)).unwrap_err();
     assert!(error.to_string().contains("[4] at [3]"), "{error}");
 }
+
+#[test]
+fn more_dimensions_than_a_reader_takes_are_refused() {
+    let of = |dims: usize| {
+        let info = TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![1; dims] };
+        order(&[Item::from(info)])
+    };
+    assert!(of(LONG_DIMS_MAX).is_ok());
+    let error = of(LONG_DIMS_MAX + 9).err().expect("it is refused").to_string();
+    assert!(error.contains("32768 dimensions"), "{error}");
+}
