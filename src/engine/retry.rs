@@ -1,12 +1,8 @@
 //! What to do after a transfer that came back short, interrupted or refused for now. Pure: takes
 //! results, returns steps, and never does I/O.
 
-use crate::limits::ALIGN;
+use crate::limits::{ALIGN, INTERRUPTIONS_MAX};
 use std::io;
-
-/// Interruptions in a row after which a transfer fails. Far beyond what a working kernel does; it only
-/// keeps a broken one from blocking a save forever.
-const INTERRUPTIONS_MAX: u32 = 1000;
 
 /// Continued transfers in a row that may end where the one before did. A direct read at the end of a file
 /// whose length is not a multiple of [`ALIGN`] does that, so a file that is too short is detected after

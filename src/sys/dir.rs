@@ -2,7 +2,7 @@
 //! checkpoint is.
 
 use crate::error::{Error, Result};
-use crate::sys::seam::{Call, call};
+use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, DirEntry, Metadata};
 use std::io;
@@ -24,8 +24,7 @@ pub(crate) fn entries(dir: &Path) -> Result<Vec<DirEntry>> {
 /// # Errors
 /// The system's.
 pub(crate) fn try_entries(dir: &Path) -> io::Result<Vec<DirEntry>> {
-    call(Call::List, dir)?;
-    fs::read_dir(dir)?.collect()
+    made(Call::List, dir, || fs::read_dir(dir)?.collect())
 }
 
 /// Names of the files in a directory, sorted. A name that is not Unicode is not ringstow's, and left out.
@@ -59,8 +58,7 @@ pub(crate) fn directories(dir: &Path) -> Result<Vec<PathBuf>> {
 /// # Errors
 /// The system's.
 pub(crate) fn look(path: &Path) -> io::Result<Metadata> {
-    call(Call::Look, path)?;
-    fs::metadata(path)
+    made(Call::Look, path, || fs::metadata(path))
 }
 
 /// What the system knows about a path; a link is not followed.
@@ -68,13 +66,17 @@ pub(crate) fn look(path: &Path) -> io::Result<Metadata> {
 /// # Errors
 /// The system's.
 pub(crate) fn look_at(path: &Path) -> io::Result<Metadata> {
-    call(Call::Look, path)?;
-    fs::symlink_metadata(path)
+    made(Call::Look, path, || fs::symlink_metadata(path))
 }
 
 /// Whether anything has this path, a broken link included.
 pub(crate) fn has(path: &Path) -> bool {
     look_at(path).is_ok()
+}
+
+/// Whether nothing has this path; false if the system does not say.
+pub(crate) fn is_gone(path: &Path) -> bool {
+    look_at(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Whether this path is a symbolic link.
@@ -133,8 +135,7 @@ pub(crate) fn real(path: &Path) -> Result<PathBuf> {
 /// # Errors
 /// The system's.
 pub(crate) fn try_real(path: &Path) -> io::Result<PathBuf> {
-    call(Call::Look, path)?;
-    fs::canonicalize(path)
+    made(Call::Look, path, || fs::canonicalize(path))
 }
 
 /// Creates a directory in an existing one; says whether it did, and the directory was not there before.
@@ -142,7 +143,7 @@ pub(crate) fn try_real(path: &Path) -> io::Result<PathBuf> {
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn make(dir: &Path) -> Result<bool> {
-    match call(Call::MakeDir, dir).and_then(|()| fs::create_dir(dir)) {
+    match made(Call::MakeDir, dir, || fs::create_dir(dir)) {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(e) => Err(Error::io("creating", dir, e)),
@@ -162,7 +163,7 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn try_remove(path: &Path) -> io::Result<()> {
-    match call(Call::Remove, path).and_then(|()| fs::remove_file(path)) {
+    match made(Call::Remove, path, || fs::remove_file(path)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
     }
@@ -173,7 +174,7 @@ pub(crate) fn try_remove(path: &Path) -> io::Result<()> {
 /// # Errors
 /// [`Error::Io`] if it is empty and the system refuses.
 pub(crate) fn remove_if_empty(dir: &Path) -> Result<bool> {
-    match call(Call::RemoveDir, dir).and_then(|()| fs::remove_dir(dir)) {
+    match made(Call::RemoveDir, dir, || fs::remove_dir(dir)) {
         Ok(()) => Ok(true),
         // Without the permission to remove it, the system does not look whether it is empty.
         Err(error) if entries(dir).is_ok_and(|all| all.is_empty()) => {
@@ -192,8 +193,7 @@ pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
-    call(Call::Rename, from)?;
-    fs::rename(from, to)
+    made(Call::Rename, from, || fs::rename(from, to))
 }
 
 /// Renames a file to a name that is free. If the file system cannot refuse a taken name by itself (`EINVAL`), looks
@@ -223,8 +223,7 @@ pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
 #[cfg(target_os = "linux")]
 fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
-    call(Call::Rename, from)?;
-    retry(|| renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE))
+    made(Call::Rename, from, || Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -237,17 +236,18 @@ fn rename_if_free(_: &Path, _: &Path) -> io::Result<()> {
 /// # Errors
 /// The system's; `EINVAL`, `ENOSYS` or `ENOTSUP` where the file system cannot.
 pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
-    call(Call::Rename, one)?;
-    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
-    {
-        use rustix::fs::{CWD, RenameFlags, renameat_with};
-        retry(|| renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE))
-    }
-    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
-    {
-        let _ = other;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    made(Call::Rename, one, || {
+        #[cfg(any(target_os = "linux", target_vendor = "apple"))]
+        {
+            use rustix::fs::{CWD, RenameFlags, renameat_with};
+            Ok(renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
+        }
+        #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
+        {
+            let _ = other;
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    })
 }
 
 /// Makes the names in a directory durable: files created, renamed and removed.
@@ -263,13 +263,14 @@ pub fn sync(dir: &Path) -> Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
-    call(Call::Sync, dir)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = retry(|| rustix::fs::open(dir, flags, Mode::empty()))?;
-    match retry(|| rustix::fs::fsync(&opened)) {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-        result => result.and_then(|()| call(Call::Synced, dir)),
-    }
+    made(Call::Sync, dir, || {
+        match rustix::fs::fsync(rustix::fs::open(dir, flags, Mode::empty())?) {
+            Err(rustix::io::Errno::INVAL) => Ok(()),
+            synced => Ok(synced?),
+        }
+    })?;
+    made(Call::Synced, dir, || Ok(()))
 }
 
 /// Bytes that are free for this user on the file system of a path; `None` if it reports no size.
@@ -277,8 +278,7 @@ pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn free(path: &Path) -> io::Result<Option<u64>> {
-    call(Call::Query, path)?;
-    Ok(free_of(&rustix::fs::statvfs(path)?))
+    made(Call::Query, path, || Ok(free_of(&rustix::fs::statvfs(path)?)))
 }
 
 pub(crate) fn free_of(vfs: &rustix::fs::StatVfs) -> Option<u64> {
@@ -295,8 +295,8 @@ pub(crate) fn overwrites_in_place(path: &Path) -> bool {
         EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC, statfs,
     };
     let fit = [EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC];
-    call(Call::Query, path).is_ok()
-        && statfs(path).is_ok_and(|found| fit.contains(&found.filesystem_type()))
+    let found = made(Call::Query, path, || Ok(statfs(path)?));
+    found.is_ok_and(|found| fit.contains(&found.filesystem_type()))
 }
 
 /// Off Linux nothing is recycled.
@@ -312,14 +312,4 @@ pub(crate) fn is_unsupported(error: &io::Error) -> bool {
         || [Errno::OPNOTSUPP, Errno::NOSYS]
             .iter()
             .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
-}
-
-/// Repeats a call that a signal interrupted.
-pub(crate) fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(rustix::io::Errno::INTR) => continue,
-            result => return result.map_err(Into::into),
-        }
-    }
 }

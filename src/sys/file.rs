@@ -2,8 +2,8 @@
 //! checkpoint is; the engines transfer the bytes of shards.
 
 use crate::error::{Error, Result};
-use crate::sys::dir::{free_of, is_unsupported, retry, try_remove};
-use crate::sys::seam::{Call, call, call_on};
+use crate::sys::dir::{free_of, is_unsupported, try_remove};
+use crate::sys::seam::{Call, made, made_on};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
@@ -33,8 +33,8 @@ pub fn create(path: &Path, direct: bool) -> io::Result<File> {
 /// # Errors
 /// As [`create`]; [`io::ErrorKind::AlreadyExists`] if the name is taken.
 pub(crate) fn create_new(path: &Path, direct: bool) -> io::Result<File> {
-    call(Call::Create, path)?;
-    open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, direct)
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    made(Call::Create, path, || open(path, flags, direct))
 }
 
 /// Opens a file that is only ever locked. A lock that other hosts see needs a file that is open for writing.
@@ -42,8 +42,7 @@ pub(crate) fn create_new(path: &Path, direct: bool) -> io::Result<File> {
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] if it is not a file.
 pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
-    call(Call::Open, path)?;
-    open(path, OFlags::RDWR, false)
+    made(Call::Open, path, || open(path, OFlags::RDWR, false))
 }
 
 /// Creates a file that is only ever locked, whose name is free. Every user who may write to its directory may lock it.
@@ -52,8 +51,8 @@ pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
 /// As [`create_new`].
 pub(crate) fn create_lock(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::PermissionsExt;
-    call(Call::Create, path)?;
-    let file = open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, false)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let file = made(Call::Create, path, || open(path, flags, false))?;
     if let Some(dir) = path.parent().and_then(|dir| dir.metadata().ok()) {
         let mode = dir.permissions().mode() & 0o666 | 0o600;
         // Some file systems keep no modes. Then this user alone may lock it.
@@ -67,8 +66,7 @@ pub(crate) fn create_lock(path: &Path) -> io::Result<File> {
 /// # Errors
 /// The system's.
 pub(crate) fn create_or_empty(path: &Path) -> io::Result<File> {
-    call(Call::Create, path)?;
-    File::create(path)
+    made(Call::Create, path, || File::create(path))
 }
 
 /// Writes a small file that is [created](create) anew, and does not sync it.
@@ -92,8 +90,8 @@ pub(crate) fn write_durably(
 
 fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
     let file = create(path, false)?;
-    call(Call::Write, path)?;
-    content(&file)?;
+    made(Call::Write, path, || Ok(()))?;
+    content(&file)?; // `write_all` repeats an interrupted write itself
     Ok(file)
 }
 
@@ -107,8 +105,7 @@ fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
 /// # Errors
 /// As [`create`].
 pub fn open_write(path: &Path, direct: bool) -> io::Result<File> {
-    call(Call::Open, path)?;
-    open(path, OFlags::WRONLY, direct)
+    made(Call::Open, path, || open(path, OFlags::WRONLY, direct))
 }
 
 /// Opens a regular file for reading. Never follows a link.
@@ -116,8 +113,7 @@ pub fn open_write(path: &Path, direct: bool) -> io::Result<File> {
 /// # Errors
 /// As [`create`]; `ELOOP` for a link.
 pub fn open_read(path: &Path, direct: bool) -> io::Result<File> {
-    call(Call::Open, path)?;
-    open(path, OFlags::RDONLY, direct)
+    made(Call::Open, path, || open(path, OFlags::RDONLY, direct))
 }
 
 /// Whether a file was not opened because its path is a symbolic link.
@@ -135,9 +131,10 @@ const READ_BYTES_MAX: u64 = 4 << 30;
 /// [`io::ErrorKind::FileTooLarge`] for one of more than 4 GiB.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = open_read(path, false)?;
-    call(Call::Read, path)?;
-    check_length(file.metadata()?.len(), READ_BYTES_MAX)?;
-    read_to(file, READ_BYTES_MAX)
+    made(Call::Read, path, || {
+        check_length(file.metadata()?.len(), READ_BYTES_MAX)?;
+        read_to(&file, READ_BYTES_MAX)
+    })
 }
 
 fn check_length(bytes: u64, bytes_max: u64) -> io::Result<()> {
@@ -154,11 +151,10 @@ fn check_length(bytes: u64, bytes_max: u64) -> io::Result<()> {
 /// As [`read`].
 pub(crate) fn read_start(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open_read(path, false)?;
-    call(Call::Read, path)?;
-    read_to(file, bytes_max)
+    made(Call::Read, path, || read_to(&file, bytes_max))
 }
 
-fn read_to(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
+fn read_to(file: &File, bytes_max: u64) -> io::Result<Vec<u8>> {
     // Reserved at once: growing step by step would take up to twice the memory.
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(file.metadata()?.len().min(bytes_max) as usize)?;
@@ -172,11 +168,12 @@ fn read_to(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
 /// As [`read`].
 pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])> {
     let file = open_read(path, false)?;
-    call(Call::Read, path)?;
-    let (len, mut end) = (file.metadata()?.len(), [0; N]);
-    let there = N.min(len as usize);
-    file.read_exact_at(&mut end[N - there..], len - there as u64)?;
-    Ok((len, end))
+    made(Call::Read, path, || {
+        let (len, mut end) = (file.metadata()?.len(), [0; N]);
+        let there = N.min(len as usize);
+        file.read_exact_at(&mut end[N - there..], len - there as u64)?;
+        Ok((len, end))
+    })
 }
 
 /// Reads a text that the user wrote. Follows links.
@@ -185,12 +182,14 @@ pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])
 /// The system's; [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more
 /// than `bytes_max`.
 pub(crate) fn read_text(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<String> {
-    call(Call::Read, path.as_ref())?;
-    let file = File::open(path)?;
-    check_length(file.metadata()?.len(), bytes_max)?;
-    let mut text = String::new();
-    file.take(bytes_max).read_to_string(&mut text)?;
-    Ok(text)
+    let path = path.as_ref();
+    made(Call::Read, path, || {
+        let file = File::open(path)?;
+        check_length(file.metadata()?.len(), bytes_max)?;
+        let mut text = String::new();
+        file.take(bytes_max).read_to_string(&mut text)?;
+        Ok(text)
+    })
 }
 
 /// Reads a text of the kernel's (`/proc`, `/sys`).
@@ -206,8 +205,7 @@ pub(crate) fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
 /// # Errors
 /// The system's.
 pub(crate) fn look(file: &File) -> io::Result<Metadata> {
-    call_on(Call::Look, file)?;
-    file.metadata()
+    made_on(Call::Look, file, || file.metadata())
 }
 
 /// Raises this process' soft limit of open files if it is too low for `count` more: at most to the hard
@@ -220,8 +218,8 @@ pub fn make_room_for(count: usize) {
     /// What a raised limit leaves for them.
     const OTHERS_MAX: u64 = 1024;
     let limit = Resource::RLIMIT_NOFILE;
-    let Ok(()) = call(Call::Limit, Path::new("RLIMIT_NOFILE")) else { return };
-    let Ok((soft, hard)) = getrlimit(limit) else { return };
+    let limits = made(Call::Limit, Path::new("RLIMIT_NOFILE"), || Ok(getrlimit(limit)?));
+    let Ok((soft, hard)) = limits else { return };
     if soft < count as u64 + OTHERS_MIN && soft < hard {
         let wanted = hard.min(count as u64 + OTHERS_MAX);
         // If it fails, opening the files does too, with a remedy.
@@ -236,7 +234,7 @@ fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let flags = if direct { flags | direct_flag()? } else { flags };
     let mode = Mode::from_raw_mode(0o666);
-    let file = File::from(retry(|| rustix::fs::open(path, flags, mode))?);
+    let file = File::from(rustix::fs::open(path, flags, mode)?);
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
@@ -258,7 +256,7 @@ fn direct_flag() -> io::Result<OFlags> {
 
 /// Whether a file was opened with O_DIRECT.
 pub fn is_direct(file: &File) -> bool {
-    let flags = || call_on(Call::Query, file).and_then(|()| Ok(rustix::fs::fcntl_getfl(file)?));
+    let flags = || made_on(Call::Query, file, || Ok(rustix::fs::fcntl_getfl(file)?));
     direct_flag().is_ok_and(|direct| flags().is_ok_and(|flags| flags.contains(direct)))
 }
 
@@ -303,8 +301,8 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
 /// signal, and few do except Python.
 fn check_limit(len: u64) -> io::Result<()> {
     use nix::sys::resource::{Resource, getrlimit};
-    call(Call::Limit, Path::new("RLIMIT_FSIZE"))?;
-    match getrlimit(Resource::RLIMIT_FSIZE) {
+    let limits = || Ok(getrlimit(Resource::RLIMIT_FSIZE)?);
+    match made(Call::Limit, Path::new("RLIMIT_FSIZE"), limits) {
         Ok((limit, _)) if limit < len => Err(rustix::io::Errno::FBIG.into()),
         _ => Ok(()),
     }
@@ -323,15 +321,14 @@ pub fn allocated(file: &File) -> io::Result<u64> {
 /// # Errors
 /// The system's.
 pub fn free(file: &File) -> io::Result<u64> {
-    call_on(Call::Query, file)?;
     // Without a size there is no telling: all there is.
-    Ok(free_of(&rustix::fs::fstatvfs(file)?).unwrap_or(u64::MAX))
+    made_on(Call::Query, file, || Ok(free_of(&rustix::fs::fstatvfs(file)?).unwrap_or(u64::MAX)))
 }
 
 #[cfg(target_os = "linux")]
 fn allocate(file: &File, len: u64) -> io::Result<()> {
-    call_on(Call::Allocate, file)?;
-    retry(|| rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len))
+    let flags = rustix::fs::FallocateFlags::empty();
+    made_on(Call::Allocate, file, || Ok(rustix::fs::fallocate(file, flags, 0, len)?))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -344,8 +341,7 @@ fn allocate(_: &File, _: u64) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub fn finish(file: &File, len: u64) -> io::Result<()> {
-    call_on(Call::Cut, file)?;
-    file.set_len(len)
+    made_on(Call::Cut, file, || file.set_len(len))
 }
 
 /// Makes a file's content durable.
@@ -353,9 +349,8 @@ pub fn finish(file: &File, len: u64) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn sync(file: &File) -> io::Result<()> {
-    call_on(Call::Sync, file)?;
-    file.sync_all()?;
-    call_on(Call::Synced, file)
+    made_on(Call::Sync, file, || file.sync_all())?;
+    made_on(Call::Synced, file, || Ok(()))
 }
 
 /// A file's POSIX ACL as the kernel stores it; `None` if it has none.
@@ -367,16 +362,17 @@ pub(crate) fn acl(file: &File) -> io::Result<Option<Vec<u8>>> {
     use rustix::io::Errno;
     /// The longest value that the kernel stores (XATTR_SIZE_MAX).
     const BYTES_MAX: usize = 65_536;
-    call_on(Call::Query, file)?;
     let mut acl = vec![0; BYTES_MAX];
-    match rustix::fs::fgetxattr(file, "system.posix_acl_access", &mut acl[..]) {
-        Ok(len) => {
-            acl.truncate(len);
-            Ok(Some(acl))
-        }
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    let name = "system.posix_acl_access";
+    let len =
+        made_on(Call::Query, file, || match rustix::fs::fgetxattr(file, name, &mut acl[..]) {
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            len => Ok(Some(len?)),
+        })?;
+    Ok(len.map(|len| {
+        acl.truncate(len);
+        acl
+    }))
 }
 
 /// Off Linux, ACLs are not compared.
@@ -402,8 +398,8 @@ pub struct DioAlign {
 #[cfg(target_os = "linux")]
 pub fn dio_align(path: &Path) -> Option<DioAlign> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
-    call(Call::Query, path).ok()?;
-    let found = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::DIOALIGN).ok()?;
+    let ask = || Ok(statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::DIOALIGN)?);
+    let found = made(Call::Query, path, ask).ok()?;
     let announced = found.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
     (announced && found.stx_dio_offset_align != 0)
         .then_some(DioAlign { mem: found.stx_dio_mem_align, offset: found.stx_dio_offset_align })
@@ -423,8 +419,8 @@ pub(crate) fn is_checksummed_by_btrfs(path: &Path) -> bool {
     use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
     use rustix::fs::{IFlags, ioctl_getflags};
     let Ok(file) = open_read(path, false) else { return false };
-    call_on(Call::Query, &file).is_ok()
-        && fstatfs(&file).is_ok_and(|of| of.filesystem_type() == BTRFS_SUPER_MAGIC)
+    let system = made_on(Call::Query, &file, || Ok(fstatfs(&file)?));
+    system.is_ok_and(|of| of.filesystem_type() == BTRFS_SUPER_MAGIC)
         && ioctl_getflags(&file).is_ok_and(|flags| !flags.contains(IFlags::NOCOW))
 }
 
@@ -437,8 +433,8 @@ pub(crate) fn is_checksummed_by_btrfs(_: &Path) -> bool {
 /// Whether this process may not open a device for reading and writing.
 pub(crate) fn is_denied(device: &Path) -> bool {
     let open = || File::options().read(true).write(true).open(device);
-    let opened = call(Call::Open, device).and_then(|()| open());
-    opened.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    made(Call::Open, device, open)
+        .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Drops a file's pages from the page cache, so that a benchmark reads from the disk. Pages
@@ -447,10 +443,11 @@ pub(crate) fn is_denied(device: &Path) -> bool {
 /// # Errors
 /// The system's.
 pub fn drop_page_cache(file: &File) -> io::Result<()> {
-    call_on(Call::Query, file)?;
-    #[cfg(target_os = "linux")]
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
-    Ok(())
+    made_on(Call::Query, file, || {
+        #[cfg(target_os = "linux")]
+        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! The kernel does not say whether a lock keeps other hosts out, so this file lists what is known. A file system that is
 //! not in a list counts as one that other hosts may use and that locks do not reach.
 
-use crate::sys::seam::{Call, call_on};
+use crate::sys::seam::{Call, made, made_on};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -119,7 +119,7 @@ impl FileSystem {
     /// # Errors
     /// The system's.
     pub fn of(path: &Path) -> io::Result<Self> {
-        Self::of_open(&File::open(path)?)
+        Self::of_open(&made(Call::Open, path, || File::open(path))?)
     }
 
     /// The file system of an open file or directory.
@@ -128,13 +128,13 @@ impl FileSystem {
     /// The system's.
     #[cfg(target_os = "linux")]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
-        call_on(Call::Query, open)?;
+        let found = made_on(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?))?;
         #[cfg(debug_assertions)]
         if let Some(played) = played::on(open) {
             return Ok(played);
         }
         // The kernel's field has 32 or 64 bits, with a sign.
-        let number = rustix::fs::fstatfs(open)?.f_type as u64 & 0xffff_ffff;
+        let number = found.f_type as u64 & 0xffff_ffff;
         if let Some((_, name)) = ONE_HOST.iter().find(|(known, _)| *known == number) {
             return Ok(Self::of_one_host((*name).into()));
         }
@@ -147,8 +147,7 @@ impl FileSystem {
     /// Off Linux, file systems are not told apart, and other hosts are not expected.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
-        call_on(Call::Query, open)?;
-        Ok(Self::of_one_host("unknown".into()))
+        made_on(Call::Query, open, || Ok(Self::of_one_host("unknown".into())))
     }
 
     fn of_one_host(name: String) -> Self {

@@ -4,10 +4,10 @@ use crate::error::{Error, Result};
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited::Inherited;
-use crate::sys::seam::{Call, call, call_on};
+use crate::sys::seam::{Call, made, made_on};
 use crate::sys::{dir, file};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
 use std::io;
@@ -38,7 +38,22 @@ pub(crate) struct DirLock {
 #[derive(Debug)]
 struct Held {
     _inherited: Inherited,
-    _lock: Flock<File>,
+    dir: File,
+}
+
+impl Held {
+    fn take(dir: File) -> io::Result<Self> {
+        made_on(Call::Lock, &dir, || Ok(flock(&dir, FlockOperation::NonBlockingLockExclusive)?))?;
+        Ok(Self { _inherited: Inherited::note(&dir), dir })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Err(error) = flock(&self.dir, FlockOperation::Unlock) {
+            tracing::debug!(%error, "cannot unlock; closing the directory will");
+        }
+    }
 }
 
 /// The lock on [`FILE`].
@@ -81,7 +96,7 @@ impl DirLock {
         /// How many times others may replace what is locked.
         const TRIES_MAX: usize = 1000;
         for _ in 0..TRIES_MAX {
-            let file = File::open(dir).map_err(|e| Error::io("opening", dir, e))?;
+            let file = open_dir(dir).map_err(|e| Error::io("opening", dir, e))?;
             if let Some(lock) = Self::of(file, dir, creates)? {
                 return Ok(lock);
             }
@@ -100,7 +115,7 @@ impl DirLock {
         let (dir_path, failed) = (dir.to_path_buf(), |errno: io::Error| {
             format!("the lock failed on {}: {errno}", system.name)
         });
-        let own = match flock(opened) {
+        let own = match Held::take(opened) {
             Ok(own) => Some(own),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Err(Error::Busy { path: dir_path });
@@ -235,12 +250,8 @@ fn cannot_lock(error: &io::Error) -> bool {
     error.raw_os_error().is_none_or(is)
 }
 
-fn flock(opened: File) -> io::Result<Held> {
-    call_on(Call::Lock, &opened)?;
-    match Flock::lock(opened, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok(Held { _inherited: Inherited::note(&*lock), _lock: lock }),
-        Err((_, errno)) => Err(errno.into()),
-    }
+fn open_dir(dir: &Path) -> io::Result<File> {
+    made(Call::Open, dir, || File::open(dir))
 }
 
 impl FileLock {
@@ -261,7 +272,7 @@ impl FileLock {
             }
             opened => opened?,
         };
-        if let Err(error) = call(Call::Lock, path).and_then(|()| set(&file, nix::libc::F_WRLCK)) {
+        if let Err(error) = made(Call::Lock, path, || set(&file, nix::libc::F_WRLCK)) {
             // Nobody can lock it. After any other failure, another host may have.
             if created && error.kind() != io::ErrorKind::WouldBlock && cannot_lock(&error) {
                 let _kept = dir::try_remove(path);
@@ -273,8 +284,7 @@ impl FileLock {
         // Opening the directory makes a network file system ask the server whether names in it have changed. Without
         // that, it may open a removed file again that this process has open, and show an old manifest.
         if let Some(dir) = path.parent() {
-            call(Call::Open, dir)?;
-            File::open(dir)?;
+            open_dir(dir)?;
         }
         let now = match file::open_read(path, false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -311,14 +321,10 @@ fn set(file: &File, kind: i32) -> io::Result<()> {
         l_len: 0,
         l_pid: 0,
     };
-    loop {
-        return match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
-            Ok(_) => Ok(()),
-            // The server was asked, and a signal came before its answer.
-            Err(Errno::EINTR) => continue,
-            Err(Errno::EAGAIN | Errno::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
-            Err(errno) => Err(errno.into()),
-        };
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
+        Ok(_) => Ok(()),
+        Err(Errno::EAGAIN | Errno::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(errno) => Err(errno.into()),
     }
 }
 

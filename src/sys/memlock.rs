@@ -4,7 +4,7 @@
 #[cfg(target_os = "linux")]
 use crate::sys::file::read_kernel_text;
 #[cfg(target_os = "linux")]
-use crate::sys::seam::{Call, call};
+use crate::sys::seam::{Call, made};
 #[cfg(target_os = "linux")]
 use std::path::Path;
 
@@ -20,8 +20,8 @@ pub fn limit_bytes() -> Option<u64> {
     if may_lock_any() {
         return None;
     }
-    let limit = || getrlimit(Resource::RLIMIT_MEMLOCK).map_err(Into::into);
-    match call(Call::Limit, Path::new("RLIMIT_MEMLOCK")).and_then(|()| limit()) {
+    let limit = || Ok(getrlimit(Resource::RLIMIT_MEMLOCK)?);
+    match made(Call::Limit, Path::new("RLIMIT_MEMLOCK"), limit) {
         Ok((soft, _)) if soft == nix::libc::RLIM_INFINITY => None,
         Ok((soft, _)) => Some(soft),
         Err(_) => Some(0),

@@ -1,6 +1,6 @@
-//! The seam between ringstow and the operating system. Every function of `sys` calls `call` or `call_on` before it
-//! makes its system call, and the I/O thread before it gives a transfer or a sync to the engine. A test can count
-//! the calls, fail one of them or end the process just before one.
+//! The seam between ringstow and the operating system. Every function of `sys` makes its system call through `made` or
+//! `made_on`; the I/O thread calls `call_on` before it gives a transfer or a sync to the engine. A test can count the
+//! calls, fail one of them or end the process just before one.
 //!
 //! The seam exists in builds with debug assertions only. A release build has empty functions in its place.
 //!
@@ -9,6 +9,7 @@
 //!   ends the process before its 7th call, `fail:7:5` fails that call with error number 5, and `fail-from:7:5` also
 //!   fails all calls after it.
 
+use crate::limits::INTERRUPTIONS_MAX;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -59,26 +60,68 @@ pub enum Call {
     Limit,
 }
 
-/// Passes a call on a path.
+/// Makes a system call on a path: again if a signal interrupts it (EINTR).
 ///
 /// # Errors
-/// The one that a test asks for.
+/// The system's, or the one that a test asks for.
 #[inline]
-pub(crate) fn call(call: Call, path: &Path) -> io::Result<()> {
-    #[cfg(debug_assertions)]
-    armed::pass(call, || path.into())?;
-    let _ = (call, path);
-    Ok(())
+pub(crate) fn made<T>(
+    kind: Call,
+    path: &Path,
+    mut make: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    uninterrupted(|| {
+        #[cfg(debug_assertions)]
+        if let Some(late) = armed::pass(kind, || path.into())? {
+            return make().and(Err(late));
+        }
+        let _ = (kind, path);
+        make()
+    })
 }
 
-/// Passes a call on an open file.
+/// As [`made`], of a call on an open file.
+///
+/// # Errors
+/// As [`made`].
+#[inline]
+pub(crate) fn made_on<T>(
+    kind: Call,
+    file: &File,
+    mut make: impl FnMut() -> io::Result<T>,
+) -> io::Result<T> {
+    uninterrupted(|| {
+        #[cfg(debug_assertions)]
+        if let Some(late) = armed::pass(kind, || armed::path_of(file))? {
+            return make().and(Err(late));
+        }
+        let _ = (kind, file);
+        make()
+    })
+}
+
+/// File systems in user space and on the network let signals interrupt calls that local ones never do: rename, unlink,
+/// stat.
+fn uninterrupted<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 1..INTERRUPTIONS_MAX {
+        match make() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            made => return made,
+        }
+    }
+    make()
+}
+
+/// Passes a call on an open file that the caller then makes, and makes again if a signal interrupts it.
 ///
 /// # Errors
 /// The one that a test asks for.
 #[inline]
 pub(crate) fn call_on(call: Call, file: &File) -> io::Result<()> {
     #[cfg(debug_assertions)]
-    armed::pass(call, || armed::path_of(file))?;
+    if let Some(late) = armed::pass(call, || armed::path_of(file))? {
+        return Err(late);
+    }
     let _ = (call, file);
     Ok(())
 }
@@ -86,7 +129,7 @@ pub(crate) fn call_on(call: Call, file: &File) -> io::Result<()> {
 #[cfg(debug_assertions)]
 pub(crate) use armed::path_of;
 #[cfg(debug_assertions)]
-pub use armed::{Outcome, Watch, fail_call, from_nth, in_process, nth, on_thread, watch};
+pub use armed::{Outcome, Watch, fail_call, fail_nth, from_nth, in_process, nth, on_thread, watch};
 
 #[cfg(debug_assertions)]
 mod armed {
@@ -103,6 +146,9 @@ mod armed {
         Pass,
         /// The call is not made, and fails with this error number.
         Fail(i32),
+        /// The call is made, and fails all the same, as one does whose answer a network loses. A transfer or sync of the
+        /// engines is not made.
+        FailLate(i32),
         /// The process ends before the call.
         Kill,
     }
@@ -202,10 +248,23 @@ mod armed {
         })
     }
 
-    pub fn pass(call: Call, path: impl FnOnce() -> PathBuf) -> io::Result<()> {
+    /// Fails the `n`th call of one kind on files below a directory, on any thread.
+    pub fn fail_nth(n: u64, of: Call, below: &Path, errno: i32) -> Watch {
+        let (below, mut seen) = (below.to_path_buf(), 0);
+        in_process(move |_, call, on| {
+            seen += u64::from(call == of && on.starts_with(&below));
+            match call == of && on.starts_with(&below) && seen == n {
+                true => Outcome::Fail(errno),
+                false => Outcome::Pass,
+            }
+        })
+    }
+
+    /// Returns the error of a call that is made and then fails.
+    pub fn pass(call: Call, path: impl FnOnce() -> PathBuf) -> io::Result<Option<io::Error>> {
         LazyLock::force(&FROM_ENVIRONMENT);
         if IN_FORCE.load(SeqCst) == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let path = path();
         // The thread's own are gone while it ends.
@@ -219,10 +278,11 @@ mod armed {
             match (watcher.decide)(number, call, &path) {
                 Outcome::Pass => {}
                 Outcome::Fail(errno) => return Err(io::Error::from_raw_os_error(errno)),
+                Outcome::FailLate(errno) => return Ok(Some(io::Error::from_raw_os_error(errno))),
                 Outcome::Kill => std::process::abort(),
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     pub fn path_of(file: &File) -> PathBuf {
@@ -290,6 +350,31 @@ mod tests {
         assert_eq!(dir::look(root.path()).unwrap_err().raw_os_error(), Some(EIO));
         drop(watch);
         assert_eq!(failed(), [false; 3]);
+    }
+
+    #[test]
+    fn call_that_signals_interrupt_is_made_again_but_not_forever() {
+        const EINTR: i32 = 4;
+        let root = tempfile::tempdir().unwrap();
+        let watch = on_thread(|number, _, _| match number {
+            1..=3 => Outcome::Fail(EINTR),
+            _ => Outcome::Pass,
+        });
+        assert!(dir::make(&root.path().join("a")).unwrap());
+        assert_eq!(watch.take().len(), 4);
+        drop(watch);
+        let _always = on_thread(|_, _, _| Outcome::Fail(EINTR));
+        let error = dir::make(&root.path().join("b")).unwrap_err();
+        assert_eq!(error.io_error().and_then(io::Error::raw_os_error), Some(EINTR));
+    }
+
+    #[test]
+    fn late_failure_is_reported_although_the_call_was_made() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a");
+        let _late = on_thread(nth(1, Outcome::FailLate(5)));
+        assert!(dir::make(&path).is_err());
+        assert!(path.is_dir());
     }
 
     #[test]

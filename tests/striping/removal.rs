@@ -266,7 +266,7 @@ fn killed_shares_are_cleared_from_all_stripes() {
 #[cfg(debug_assertions)] // the seam exists in these builds only
 mod refused {
     use super::*;
-    use ringstow::internals::store::{prune, remove_checkpoint};
+    use ringstow::internals::store::{prune, prune_plan, remove_checkpoint};
     use ringstow::internals::sys::seam::{Call, fail_call};
 
     const EIO: i32 = 5;
@@ -291,12 +291,62 @@ mod refused {
         assert!(!dir.exists());
         assert_eq!(names_in(&disks.companion(0)), ["companion.json"]);
         assert_eq!(left(&removed), [disks.companion(0)]);
-        says(&removed.left[0].reason, &["marker", "no lock", "remove the directory"]);
+        says(&removed.left[0].reason, &["marker", "no lock", "ringstow prune"]);
         // A later clean-up of the disk finds it, and cannot know whose save may come.
         let swept = prune(&disks.stripe(0), &small_config()).unwrap();
         assert_eq!(swept.left.len(), 1, "{swept:?}");
         assert_eq!(swept.left[0].path, disks.companion(0));
         says(&swept.left[0].reason, &["only the marker of", "step-1"]);
+        // The run's own knows that its checkpoint is gone.
+        let run = disks.root.path().join("run");
+        let planned = prune_plan(&run, &disks.config()).unwrap();
+        let swept = prune(&run, &disks.config()).unwrap();
+        assert_eq!(planned, swept);
+        assert_eq!(swept.removed.last(), Some(&disks.companion(0)));
+        disks.assert_empty();
+    }
+
+    #[test]
+    fn prune_removes_markers_that_are_nobodys_and_no_others() {
+        let disks = Disks::new(1);
+        let (run, stripe) = (disks.root.path().join("run"), disks.stripe(0));
+        fs::create_dir(&run).unwrap();
+        let run = run.canonicalize().unwrap();
+        let write = |dir: &str, name: &str, text: &str| {
+            fs::create_dir_all(stripe.join(dir)).unwrap();
+            fs::write(stripe.join(dir).join(name), text).unwrap();
+        };
+        let marker = |of: &Path| format!("{{\"checkpoint\":\"{}\"}}", of.display());
+        write("torn", "companion.json.part", "");
+        write("gone", "companion.json", &marker(&run.join("gone")));
+        write("elsewhere", "companion.json", &marker(Path::new("/other/elsewhere")));
+        write("shards", "companion.json", &marker(&run.join("shards")));
+        write("shards", "rank00000-1.safetensors", "all that is left of it");
+        write("theirs", "notes.txt", "mine");
+        fs::create_dir(stripe.join("empty")).unwrap();
+        prune(&run, &disks.config()).unwrap();
+        assert_eq!(names_in(&stripe), ["elsewhere", "empty", "shards", "theirs"]);
+    }
+
+    #[test]
+    fn prune_touches_nothing_while_it_cannot_tell_whose_a_stripe_directory_is() {
+        let disks = Disks::new(1);
+        disks.save(1);
+        for dir in [disks.dir(), disks.companion(0)] {
+            for name in names_in(&dir).iter().filter(|name| name.ends_with(".safetensors")) {
+                fs::rename(dir.join(name), dir.join(format!("{name}.part"))).unwrap();
+            }
+        }
+        fs::remove_file(disks.dir().join("manifest.json")).unwrap();
+        let run = disks.root.path().join("run");
+        let before = names_in(&disks.dir());
+        let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
+        let error = prune(&run, &disks.config()).unwrap_err();
+        drop(failing);
+        says(&error.to_string(), &["companion.json", "reading"]);
+        assert_eq!(names_in(&disks.dir()), before);
+        prune(&run, &disks.config()).unwrap();
+        disks.assert_empty();
     }
 
     #[test]

@@ -182,7 +182,9 @@ impl Actor {
         match pending.progress.next(result) {
             Step::Done => {
                 let done = match action {
-                    Action::Sync => seam::call_on(Call::Synced, &self.files[&pending.file].file),
+                    Action::Sync => {
+                        seam::made_on(Call::Synced, &self.files[&pending.file].file, || Ok(()))
+                    }
                     _ => Ok(()),
                 };
                 self.finish(pending, done, action);

@@ -1,5 +1,6 @@
 //! Removing checkpoints, and what killed saves left.
 
+mod orphans;
 pub(crate) mod prune;
 pub(crate) mod remove;
 pub(crate) mod retain;

@@ -4,6 +4,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::names;
+use crate::store::cleanup::orphans::{orphans, remains, remove_orphan};
 use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remove_parts};
 use crate::store::layout::stripes::{Stripes, stripe_owner};
 use crate::store::layout::{manifest, rank_dirs};
@@ -86,7 +87,27 @@ impl CleanUp<'_> {
         for path in directories(dir)?.iter().filter(|path| names::rank_of_dir(path).is_none()) {
             all.add(self.below(path, Self::checkpoint)?);
         }
+        for orphan in orphans(dir, self.stripe)? {
+            all.add(self.below(&orphan, |clean_up, orphan| clean_up.orphan(orphan, dir))?);
+        }
         Ok(all)
+    }
+
+    /// A stripe directory that no checkpoint in `root` leads to.
+    fn orphan(self, dir: &Path, root: &Path) -> Result<Swept> {
+        let lock = match self.lock(dir) {
+            Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
+            lock => lock?,
+        };
+        // Look again under the lock: a save may have begun meanwhile.
+        let mut removed = remains(dir, &dir::real(root)?)?;
+        if let Some(reason) = self.why_not(&lock).filter(|_| !removed.is_empty()) {
+            return Ok(left(dir, reason));
+        }
+        if self.act == Act::CarryOut && !removed.is_empty() && remove_orphan(lock, &removed)? {
+            removed.push(dir.into());
+        }
+        Ok(Swept { removed, ..Swept::default() })
     }
 
     /// A directory, and the rank checkpoints in it.
@@ -154,7 +175,7 @@ impl CleanUp<'_> {
 
     /// Clears one directory.
     fn one(self, dir: &Path) -> Result<Swept> {
-        let stripes = Stripes::to_clear(dir, self.stripe);
+        let stripes = Stripes::to_clear(dir, self.stripe)?;
         let is_saved = |name: &String| names::is_uncommitted(name) || names::is_shard(name);
         let ours = |name: &String| {
             is_saved(name) || [names::REMOVAL_MARK, names::STRIPE_MARKER].contains(&name.as_str())

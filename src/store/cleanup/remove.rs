@@ -91,11 +91,13 @@ fn refuse_link(dir: &Path) -> Result<()> {
 
 fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     let lock = DirLock::take(dir)?;
-    let stripes = Stripes::to_clear(dir, &config.stripe);
-    if let Err(error) = check_found(&stripes) {
-        lock.withdraw();
-        return Err(error);
-    }
+    let stripes = match found(dir, &config.stripe) {
+        Ok(stripes) => stripes,
+        Err(error) => {
+            lock.withdraw();
+            return Err(error);
+        }
+    };
     let scope = Scope::of_removal(&lock, &stripes)?;
     uncommit(dir)?;
     let leftovers = retired(&stripes, scope)?;
@@ -127,9 +129,10 @@ pub(in crate::store) fn remove_parts(
     locks: Vec<DirLock>,
     stripe: &[PathBuf],
 ) -> Result<Swept> {
-    let stripes = || parts.iter().map(|part| Stripes::to_clear(part, stripe));
-    let scope = |(lock, stripes): (&DirLock, Stripes)| Scope::of_removal(lock, &stripes);
-    let scopes: Vec<Scope> = locks.iter().zip(stripes()).map(scope).collect::<Result<_>>()?;
+    let stripes = parts.iter().map(|part| Stripes::to_clear(part, stripe));
+    let stripes: Vec<Stripes> = stripes.collect::<Result<_>>()?;
+    let scope = |(lock, stripes)| Scope::of_removal(lock, stripes);
+    let scopes: Vec<Scope> = locks.iter().zip(&stripes).map(scope).collect::<Result<_>>()?;
     check_parts(dir, parts, stripe)?.into_iter().try_for_each(uncommit)?;
     // An earlier call may have been killed before its rename was durable.
     parts.iter().filter(|part| is_being_removed(part)).try_for_each(|part| dir::sync(part))?;
@@ -137,7 +140,7 @@ pub(in crate::store) fn remove_parts(
     // is gone, nothing marks them for removal.
     let removed = RecycledFiles::under(dir).clear_but(std::iter::empty())?;
     let mut swept = Swept { removed, ..Swept::default() };
-    for (((part, lock), stripes), scope) in parts.iter().zip(locks).zip(stripes()).zip(scopes) {
+    for (((part, lock), stripes), scope) in parts.iter().zip(locks).zip(stripes).zip(scopes) {
         let Swept { removed, left, .. } = retired(&stripes, scope)?.clear()?;
         swept.removed.extend(removed);
         swept.left.extend(left);
@@ -159,7 +162,7 @@ pub(in crate::store) fn remove_parts(
 /// As for [`remove_checkpoint`].
 pub(in crate::store) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf]) -> Result<()> {
     match parts {
-        [] => check_found(&Stripes::to_clear(dir, stripe)),
+        [] => found(dir, stripe).map(drop),
         parts => check_parts(dir, parts, stripe).map(drop),
     }
 }
@@ -185,8 +188,15 @@ pub(in crate::store) fn check_parts<'a>(
     stripe: &[PathBuf],
 ) -> Result<Vec<&'a Path>> {
     let committed = rank_dirs::committed(dir, parts)?;
-    parts.iter().try_for_each(|part| check_found(&Stripes::to_clear(part, stripe)))?;
+    parts.iter().try_for_each(|part| found(part, stripe).map(drop))?;
     Ok(committed)
+}
+
+/// The directories of a checkpoint, in which all its files are found.
+fn found(dir: &Path, stripe: &[PathBuf]) -> Result<Stripes> {
+    let stripes = Stripes::to_clear(dir, stripe)?;
+    check_found(&stripes)?;
+    Ok(stripes)
 }
 
 /// Checks that all files of a striped checkpoint are found: without its manifest, nothing would identify the files that
@@ -296,11 +306,11 @@ pub(in crate::store) fn is_being_removed(dir: &Path) -> bool {
     dir::has(&dir.join(names::REMOVAL_MARK))
 }
 
-/// Whether no file of a checkpoint is left.
+/// Whether no file of a checkpoint is left; false if the system does not say.
 pub(in crate::store) fn is_gone(dir: &Path) -> bool {
-    let is_there = |name| dir::has(&dir.join(name));
-    let parts = || rank_dirs::parts(dir).is_ok_and(|parts| !parts.is_empty());
-    !is_there(names::MANIFEST) && !is_there(names::REMOVAL_MARK) && !parts()
+    let is_gone = |name| dir::is_gone(&dir.join(name));
+    let parts = || rank_dirs::parts(dir).map_or_else(|e| e.is_not_found(), |all| all.is_empty());
+    is_gone(names::MANIFEST) && is_gone(names::REMOVAL_MARK) && parts()
 }
 
 /// Removes a directory if it is empty. Takes its lock, unless this process holds it: a save may be about to begin.

@@ -311,6 +311,18 @@ mod tests {
         }
     }
 
+    #[cfg(debug_assertions)] // the seam exists in these builds only
+    #[test]
+    fn step_that_cannot_be_looked_at_is_not_called_removed() {
+        use crate::sys::seam::{Call, fail_call};
+        let root = root();
+        let step = root.path().join("step-1");
+        assert!(!is_gone(&step));
+        let _failing = [names::MANIFEST, names::REMOVAL_MARK]
+            .map(|name| fail_call(Call::Look, &step.join(name), 5));
+        assert!(!is_gone(&step));
+    }
+
     #[test]
     fn retain_leaves_step_that_another_call_is_removing() {
         let (root, mut other) = (root(), None);

@@ -114,36 +114,52 @@ impl Stripes {
     /// The directories in which to look for committed files. Never fails: if a file is missing,
     /// [`Stripes::left_out`] says where nobody looked.
     pub fn to_read(dir: &Path, stripe: &[PathBuf]) -> Self {
-        Self::filtered(dir, stripe, |owner, stripe_dir, _| match owner {
+        let filtered = Self::filtered(dir, stripe, |owner, stripe_dir, _| match owner {
             // One that was moved or copied with its checkpoint is as good; checksums tell.
             Owner::Nobody | Owner::Unclaimed | Owner::This | Owner::Other(_, false) => None,
             Owner::Unknown(_) if !dir::leads_somewhere(&stripe_dir.join(names::MANIFEST)) => None,
             Owner::Unknown(_) => Some("is a checkpoint itself".into()),
             Owner::Other(checkpoint, true) => Some(format!("belongs to {checkpoint}")),
-        })
+        });
+        filtered.0
     }
 
     /// The directories from which to remove files: only stripe directories whose marker names this checkpoint.
-    pub fn to_clear(dir: &Path, stripe: &[PathBuf]) -> Self {
-        Self::filtered(dir, stripe, |owner, stripe_dir, own| match owner {
-            Owner::This => why_apart(dir, stripe_dir),
-            Owner::Nobody | Owner::Unclaimed => Some("is not there, or empty".into()),
-            Owner::Other(checkpoint, false) => Some(format!(
-                "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in its \
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system does not say whose one is: once the checkpoint's own directory is cleared, nothing
+    /// leads to its files there.
+    pub fn to_clear(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
+        let (stripes, refused) = Self::filtered(
+            dir,
+            stripe,
+            |owner, stripe_dir, own| match owner {
+                Owner::This => why_apart(dir, stripe_dir),
+                Owner::Nobody | Owner::Unclaimed => Some("is not there, or empty".into()),
+                Owner::Other(checkpoint, false) => Some(format!(
+                    "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in its \
                  {} to {own}",
-                names::STRIPE_MARKER
-            )),
-            _ => Some("does not belong to this checkpoint".into()),
-        })
+                    names::STRIPE_MARKER
+                )),
+                _ => Some("does not belong to this checkpoint".into()),
+            },
+        );
+        refused.map_or(Ok(stripes), Err)
     }
 
-    /// The stripe directories for which `refuse`, given owner, path and this checkpoint's own path, has no reason.
+    /// The stripe directories for which `refuse`, given owner, path and this checkpoint's own path, has no reason. Also
+    /// returns why the system did not say whose one is.
     fn filtered(
         dir: &Path,
         stripe: &[PathBuf],
         refuse: impl Fn(&Owner, &Path, &str) -> Option<String>,
-    ) -> Self {
-        let Ok(mut stripes) = Self::named(dir, stripe) else { return Self::alone(dir) };
+    ) -> (Self, Option<Error>) {
+        let mut stripes = match Self::named(dir, stripe) {
+            Ok(stripes) => stripes,
+            Err(error @ Error::Io { .. }) => return (Self::alone(dir), Some(error)),
+            Err(_) => return (Self::alone(dir), None),
+        };
+        let mut refused = None;
         for stripe_dir in std::mem::take(&mut stripes.stripe_dirs) {
             if dir::is_same(&stripe_dir.dir, dir) {
                 continue;
@@ -159,14 +175,18 @@ impl Stripes {
             let why = match owner {
                 Ok(owner) => refuse(&owner, &stripe_dir.dir, &stripes.marked)
                     .map(|why| format!("{} {why}", stripe_dir.dir.display())),
-                Err(error) => Some(error.to_string()),
+                Err(error) => {
+                    let why = error.to_string();
+                    refused = refused.or(Some(error).filter(|e| matches!(e, Error::Io { .. })));
+                    Some(why)
+                }
             };
             match why {
                 None => stripes.stripe_dirs.push(stripe_dir),
                 Some(why) => stripes.left_out.push(why),
             }
         }
-        stripes
+        (stripes, refused)
     }
 
     /// All directories by name, whatever is there.

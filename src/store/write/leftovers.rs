@@ -299,7 +299,7 @@ fn put_back(path: &Path, marker: &[u8]) -> Result<()> {
 }
 
 const MARKER_STAYS: &str = "nothing but its marker is in it, and a save from elsewhere may be about to write into it: no \
-                            lock would show that; once no process saves that checkpoint, remove the directory yourself";
+                            lock would show that; `ringstow prune` of the checkpoint's parent directory removes it";
 
 fn twice(shard: &str) -> String {
     format!(

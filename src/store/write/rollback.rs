@@ -157,7 +157,8 @@ impl Drop for Rollback {
                 false => Ok(()),
             };
             if let Err(error) = first.and_then(|()| remove(file)) {
-                tracing::warn!(%error, "could not remove what a failed save wrote");
+                tracing::warn!(%error, "could not remove what a failed save wrote; the next save into the directory or `ringstow prune` does");
+                return;
             }
         }
         for dir in std::mem::take(&mut self.made).iter().rev() {
