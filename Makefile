@@ -41,6 +41,7 @@ help:
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
+	@echo "make torture-calls  fail and kill every operation at each of its system calls (minutes; SEED=$(SEED))"
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
 	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-hosts  500 interleavings of two hosts on one network file system (SEED=$(SEED))"
@@ -83,6 +84,10 @@ torture-cuts: export RINGSTOW_REQUIRE_RIGS = 1
 torture-cuts: $(READY)
 	cargo test --test power_cut $(FS) -- --nocapture --test-threads=1
 	$(BIN)/python -m pytest -q -s python/tests/test_power_cut.py -k "$(FS)"
+
+.PHONY: torture-calls
+torture-calls:
+	RINGSTOW_EACH_CALL=all RINGSTOW_SEED=$(SEED) cargo test --test each_call -- --nocapture no_call
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)

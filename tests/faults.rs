@@ -1,15 +1,17 @@
 //! Disks that misbehave, through the whole library: what a save must survive it survives, what it
-//! cannot it reports, and the earlier checkpoint is there as before.
+//! cannot it reports, and the earlier checkpoint is there as before. `tests/each_call` has every call that fails.
+#![cfg(debug_assertions)] // the seam exists in these builds only
 
 mod common;
 
 use common::{
-    ENGINES, State, assert_no_litter, engine, errno, load_all, names_in, scratch, small_config,
-    step_at,
+    ENGINES, State, assert_no_litter, assert_says, engine, errno, load_all, names_in, scratch,
+    small_config, step_at,
 };
-use fake_engines::{Faults, Faulty, OpKind, Twist, Twisted};
+use fake_engines::{Faults, Faulty, Twist, Twisted};
 use nix::libc::{EINVAL, EIO, ENOSPC};
 use ringstow::internals::engine::{Completion, Engine};
+use ringstow::internals::sys::seam::{Call, Outcome, Watch, fail_nth, in_process};
 use ringstow::{Config, Error, Runtime, Switch};
 use std::cell::RefCell;
 use std::io;
@@ -24,18 +26,18 @@ use std::time::Duration;
 /// Empty, tiny, odd, around a block, many blocks.
 const SIZES: [usize; 8] = [0, 1, 4095, 4096, 4097, 10_000, 33_333, 100_000];
 
-/// A runtime all of whose engines have these faults.
-fn faulty(name: &'static str, faults: Faults) -> Runtime {
-    faulty_with(small_config(), name, faults)
+/// A runtime of this engine.
+fn on_engine(config: Config, name: &'static str) -> Runtime {
+    Runtime::with_engine(config, Arc::new(move || engine(name))).unwrap()
 }
 
-/// As [`faulty`], with a configuration.
-fn faulty_with(config: Config, name: &'static str, faults: Faults) -> Runtime {
+/// A runtime all of whose engines have these faults.
+fn faulty(name: &'static str, faults: Faults) -> Runtime {
     let build = move || {
         let faulty = Faulty::new(engine(name)?, faults.clone());
         Ok(Box::new(faulty) as Box<dyn Engine>)
     };
-    Runtime::with_engine(config, Arc::new(build)).unwrap()
+    Runtime::with_engine(small_config(), Arc::new(build)).unwrap()
 }
 
 fn sound() -> Runtime {
@@ -115,71 +117,64 @@ fn short_and_reordered_transfers_change_no_byte() {
     }
 }
 
-#[test]
-fn failing_write_names_its_offset_and_keeps_the_old() {
-    // Write 0 is the trial of the I/O mode; then come about forty blocks.
-    for name in ENGINES {
-        for (nth, errno_wanted) in [(0, EIO), (1, EIO), (1, ENOSPC), (17, ENOSPC), (30, EIO)] {
-            let scene = Scene::new();
-            for path in [&scene.old, &scene.fresh] {
-                let runtime = faulty(name, Faults::failing(OpKind::Write, nth, errno_wanted));
-                let after = State::new(2, &SIZES);
-                let error = after.save(&runtime, path).unwrap_err();
-                assert_eq!(errno(&error), Some(errno_wanted), "{error}");
-                let text = error.to_string();
-                assert!(text.contains("writing") && text.contains(".safetensors.part"), "{text}");
-                assert!(nth == 0 || text.contains("offset"), "{text}");
-                scene.assert_untouched();
-                // The disk is well again: so is the runtime.
-                let elsewhere = scene.old.with_file_name("elsewhere");
-                after.save(&runtime, &elsewhere).unwrap();
-                after.assert_at(&runtime, &elsewhere);
-            }
-        }
-    }
+/// A save or load with one failing transfer or sync.
+struct Failing {
+    call: Call,
+    /// From 1 on; the first transfer is the trial of the I/O mode.
+    nth: u64,
+    errno: i32,
+    says: &'static [&'static str],
 }
 
+const FAILING: [Failing; 9] = [
+    Failing { call: Call::WriteBlock, nth: 1, errno: EIO, says: &["writing"] },
+    Failing { call: Call::WriteBlock, nth: 2, errno: EIO, says: &["writing", "offset"] },
+    Failing { call: Call::WriteBlock, nth: 2, errno: ENOSPC, says: &["writing", "offset"] },
+    Failing { call: Call::WriteBlock, nth: 18, errno: ENOSPC, says: &["writing", "offset"] },
+    Failing { call: Call::WriteBlock, nth: 31, errno: EIO, says: &["writing", "offset"] },
+    Failing { call: Call::Sync, nth: 1, errno: EIO, says: &["syncing", "dmesg"] },
+    Failing { call: Call::ReadBlock, nth: 1, errno: EIO, says: &["reading"] },
+    Failing { call: Call::ReadBlock, nth: 2, errno: EIO, says: &["reading", "offset"] },
+    Failing { call: Call::ReadBlock, nth: 21, errno: EIO, says: &["reading", "offset"] },
+];
+
 #[test]
-fn a_failing_sync_is_reported_and_commits_nothing() {
+fn failing_transfer_names_file_and_offset_and_the_next_works() {
     for name in ENGINES {
-        let scene = Scene::new();
-        for path in [&scene.old, &scene.fresh] {
-            let runtime = faulty(name, Faults::failing(OpKind::Sync, 0, EIO));
-            let error = State::new(2, &SIZES).save(&runtime, path).unwrap_err();
-            assert_eq!(errno(&error), Some(EIO), "{error}");
-            let text = error.to_string();
-            assert!(text.contains("syncing") && text.contains("dmesg"), "{text}");
+        for Failing { call, nth, errno: wanted, says } in FAILING {
+            let (scene, runtime) = (Scene::new(), on_engine(small_config(), name));
+            let failing = fail_nth(nth, call, &scene.old, wanted);
+            let error = match call {
+                Call::ReadBlock => load_all(&runtime, &scene.old).unwrap_err(),
+                _ => State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err(),
+            };
+            drop(failing);
+            assert_eq!(errno(&error), Some(wanted), "{error}");
+            assert_says(&error, says);
+            assert_says(&error, &["rank00000-0", ".safetensors"]);
             scene.assert_untouched();
+            scene.assert_saves(&runtime);
         }
-        let runtime = faulty(name, Faults::failing(OpKind::Sync, 0, EIO));
-        State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
-        scene.assert_saves(&runtime);
     }
 }
 
-#[test]
-fn failing_read_names_its_offset_and_next_load_works() {
-    for name in ENGINES {
-        let scene = Scene::new();
-        for nth in [0, 1, 20] {
-            let runtime = faulty(name, Faults::failing(OpKind::Read, nth, EIO));
-            let error = load_all(&runtime, &scene.old).unwrap_err();
-            assert_eq!(errno(&error), Some(EIO), "{error}");
-            let text = error.to_string();
-            assert!(text.contains("reading") && text.contains("rank00000-0"), "{text}");
-            assert!(nth == 0 || text.contains("offset"), "{text}");
-            scene.before.assert_at(&runtime, &scene.old);
-        }
-    }
+/// Refuses the trial writes of the three I/O modes with O_DIRECT.
+fn refuse_direct(below: &Path) -> Watch {
+    let (below, mut writes) = (below.to_path_buf(), 0);
+    in_process(move |_, call, on| {
+        let is_write = call == Call::WriteBlock && on.starts_with(&below);
+        writes += u64::from(is_write);
+        if is_write && writes <= 3 { Outcome::Fail(EINVAL) } else { Outcome::Pass }
+    })
 }
 
 #[test]
 fn falls_back_when_direct_io_fails_at_first_write() {
     for name in ENGINES {
-        let scene = Scene::new();
-        let refuses = || Faults::failing(OpKind::Write, 0, EINVAL);
-        let after = State::new(2, &SIZES);
-        let report = after.save(&faulty(name, refuses()), &scene.old).unwrap();
+        let (scene, after) = (Scene::new(), State::new(2, &SIZES));
+        let refusing = refuse_direct(&scene.old);
+        let report = after.save(&on_engine(small_config(), name), &scene.old).unwrap();
+        drop(refusing);
         assert!(!report.moved.direct);
         let told = report.moved.fallbacks.iter().find(|f| f.reason.contains("O_DIRECT")).unwrap();
         assert!(told.wanted.contains("O_DIRECT") && told.got.contains("buffered"), "{told:?}");
@@ -194,8 +189,8 @@ fn refused_direct_io_is_an_error_when_requested() {
     for name in ENGINES {
         let scene = Scene::new();
         let config = Config { direct: Switch::On, ..small_config() };
-        let runtime = faulty_with(config, name, Faults::failing(OpKind::Write, 0, EINVAL));
-        let error = State::new(2, &SIZES).save(&runtime, &scene.old).unwrap_err();
+        let _refusing = refuse_direct(&scene.old);
+        let error = State::new(2, &SIZES).save(&on_engine(config, name), &scene.old).unwrap_err();
         assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
         assert!(error.to_string().contains("O_DIRECT"), "{error}");
         scene.assert_untouched();

@@ -63,12 +63,16 @@ impl State {
         path: &Path,
         job: &Arc<Job>,
     ) -> ringstow::Result<SaveReport> {
+        ringstow::internals::store::save(runtime, &self.to_save()?, path, job)
+    }
+
+    pub fn to_save(&self) -> ringstow::Result<StateDict<'_>> {
         let mut state = StateDict::new();
         state.value("step", self.step);
         for (name, data) in &self.tensors {
             state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
         }
-        ringstow::internals::store::save(runtime, &state, path, job)
+        Ok(state)
     }
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
@@ -110,7 +114,12 @@ impl State {
     #[track_caller]
     pub fn assert_at(&self, runtime: &Runtime, path: &Path) {
         assert_eq!(step_with(runtime.config(), path), self.step);
-        let loaded = load_all(runtime, path).unwrap();
+        self.assert_equals(&load_all(runtime, path).unwrap());
+    }
+
+    /// The loaded tensors are this state's, byte by byte.
+    #[track_caller]
+    pub fn assert_equals(&self, loaded: &Loaded) {
         assert_eq!(loaded.tensors().count(), self.tensors.len());
         for (name, data) in &self.tensors {
             assert!(loaded.tensor(name).unwrap().data() == data, "{name} differs");

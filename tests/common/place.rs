@@ -1,7 +1,7 @@
 //! A checkpoint that is saved over in each of the ways which make different system calls, also by a child process.
 
-use super::{State, assert_no_litter_in, names_in, small_config};
-use ringstow::{Checkpoint, Config, Disposal, Error, Runtime, Session};
+use super::{State, assert_no_litter_in, small_config};
+use ringstow::{Config, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -32,7 +32,11 @@ pub struct Place {
 
 impl Place {
     pub fn new(way: Way, root: &Path) -> Self {
-        let mut config = Config { files: 2, recycle: way == Way::Recycled, ..small_config() };
+        Self::with_config(way, root, small_config())
+    }
+
+    pub fn with_config(way: Way, root: &Path, config: Config) -> Self {
+        let mut config = Config { files: 2, recycle: way == Way::Recycled, ..config };
         if way == Way::Striped {
             config.stripe = vec![root.join("disk")];
         }
@@ -50,8 +54,13 @@ impl Place {
         place
     }
 
+    /// The directory of all checkpoints.
+    pub fn run(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
     pub fn dir(&self) -> PathBuf {
-        self.root.join("run/checkpoint")
+        self.run().join("checkpoint")
     }
 
     pub fn config(&self) -> &Config {
@@ -73,14 +82,17 @@ impl Place {
         session.commit(receipts.into(), state.tree()).map(drop)
     }
 
-    pub fn remove(&self) -> ringstow::Result<()> {
-        let disposal = Disposal::of(self.config());
-        ringstow::internals::store::remove_checkpoint(&self.dir(), disposal, self.config())
-            .map(drop)
+    pub fn prune(&self) -> ringstow::Result<()> {
+        ringstow::internals::store::prune(&self.run(), self.config()).map(drop)
     }
 
-    pub fn prune(&self) -> ringstow::Result<()> {
-        ringstow::internals::store::prune(&self.root.join("run"), self.config()).map(drop)
+    /// The checkpoint is the one of this step, byte by byte; and the next save replaces it and leaves nothing else.
+    #[track_caller]
+    pub fn assert_holds(&self, step: i64) {
+        State::new(step, &SIZES).assert_at(&self.runtime, &self.dir());
+        self.save(9).unwrap();
+        State::new(9, &SIZES).assert_at(&self.runtime, &self.dir());
+        assert_no_litter_in(self.config(), &self.dir());
     }
 
     /// Saves step 2 in a child process, with these variables in its environment; says whether it came to its end.
@@ -109,36 +121,6 @@ impl Place {
         let way = std::env::var(CHILD_WAY).unwrap();
         let way = WAYS.into_iter().find(|known| format!("{known:?}") == way).unwrap();
         Some(Self::new(way, &root))
-    }
-
-    /// Whether the checkpoint is there; if not, it was removed, or its removal began.
-    #[track_caller]
-    pub fn exists(&self) -> bool {
-        match Checkpoint::open_with(self.dir(), self.config()) {
-            Ok(_) => true,
-            Err(Error::NotCommitted { .. } | Error::NoCheckpoint { .. } | Error::Io { .. }) => {
-                false
-            }
-            Err(error) => panic!("{:?}: {error}", self.way),
-        }
-    }
-
-    /// No file of a removed checkpoint is left in its directories. An empty directory may be anybody's.
-    #[track_caller]
-    pub fn assert_nothing_left(&self, dirs: &[PathBuf], what: &str) {
-        for dir in dirs {
-            let left = if dir.exists() { names_in(dir) } else { Vec::new() };
-            assert!(left.is_empty(), "{:?}, {what}: {left:?} in {}", self.way, dir.display());
-        }
-    }
-
-    /// The checkpoint is the one of this step, byte by byte; and the next save replaces it and leaves nothing else.
-    #[track_caller]
-    pub fn assert_whole(&self, step: i64) {
-        State::new(step, &SIZES).assert_at(&self.runtime, &self.dir());
-        self.save(9).unwrap();
-        State::new(9, &SIZES).assert_at(&self.runtime, &self.dir());
-        assert_no_litter_in(self.config(), &self.dir());
     }
 }
 

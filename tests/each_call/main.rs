@@ -1,130 +1,249 @@
-//! An operation meets trouble at each of its system calls in turn: the call fails, all calls from it on fail, or the
-//! process ends before it (`killed.rs`). Each time the earlier or the new checkpoint loads whole, and the next save
-//! works.
+//! Every operation meets every trouble at each of its system calls in turn: the call fails, all calls from it on fail,
+//! or the process dies before it. Each time every committed checkpoint is whole, `latest` names the newest, nothing
+//! loads by half, the next save works, and `prune` finds everything else.
+//!
+//! `RINGSTOW_SEED` chooses a tenth of all calls, `RINGSTOW_EACH_CALL=all` takes every one (`make torture-calls`). A
+//! failure prints its own name: `RINGSTOW_EACH_CALL='save new/Plain/Dies/17'` repeats it alone.
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
 #[path = "../common/mod.rs"]
 mod common;
-mod killed;
+mod operations;
+mod promises;
 
-use common::place::{Place, SIZES, WAYS, Way};
-use common::{State, names_in, scratch, small_config, step_with};
-use ringstow::internals::sys::seam::{Outcome, Watch, from_nth, in_process, nth};
-use ringstow::{Checkpoint, Config, Dtype, Error, Runtime, StateDict};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use common::place::{Place, Way};
+use common::{scratch, small_config};
+use fastrand::Rng;
+use operations::{OPERATIONS, Operation};
+use promises::{End, Reader, check};
+use ringstow::internals::sys::seam::{Call, Outcome, from_nth, in_process, nth};
+use ringstow::{Config, EngineChoice, Switch};
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
-const EIO: i32 = 5;
-
-/// The seam is the whole process': one test at a time.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// What happens at a call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Trouble {
+    /// It fails with this error number.
+    Fails(i32),
+    /// It is made, and fails all the same.
+    FailsLate(i32),
+    /// It fails, and so do all after it.
+    AllFail(i32),
+    /// It fails, and so do all from one soon after it on: the process dies while it clears up.
+    FailsThenDies,
+    /// The process ends before it, and so after the one before.
+    Dies,
 }
 
-/// Makes trouble at each call of `operation` in turn, until it has fewer calls than that.
-fn at_each_call(
+use Trouble::{AllFail, Dies, Fails, FailsLate, FailsThenDies};
+
+const EINTR: i32 = 4;
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const ESTALE: i32 = 116;
+
+const TROUBLES: [Trouble; 11] = [
+    Fails(EIO),
+    Fails(ENOSPC),
+    Fails(EINTR),
+    Fails(ESTALE),
+    FailsLate(EIO),
+    AllFail(EIO),
+    AllFail(ENOSPC),
+    AllFail(EINTR),
+    AllFail(ESTALE),
+    FailsThenDies,
+    Dies,
+];
+
+/// Says to a child process what it does.
+const CHILD_DOES: &str = "RINGSTOW_TEST_EACH_CALL_DOES";
+
+/// A run that is made anew for each trial, at one path: stripe markers hold paths.
+struct Scene<'a> {
+    operation: &'a Operation,
     way: Way,
-    arm: impl Fn(u64) -> Watch,
-    operation: impl Fn(&Place) -> ringstow::Result<()>,
-    check: impl Fn(&Place, u64, ringstow::Result<()>),
-) {
-    for n in 1.. {
-        let root = scratch();
-        let place = Place::with_step_1(way, root.path());
-        let watch = arm(n);
-        let done = operation(&place);
-        let calls = watch.take().len() as u64;
+    /// Prepares, and checks without trouble.
+    sound: Place,
+    scratch: tempfile::TempDir,
+}
+
+impl<'a> Scene<'a> {
+    fn new(operation: &'a Operation, way: Way) -> Self {
+        let scratch = scratch();
+        let root = scratch.path().join("root");
+        fs::create_dir(&root).unwrap();
+        let quick =
+            Config { engine: EngineChoice::Portable, direct: Switch::Off, ..small_config() };
+        let sound = Place::with_config(way, &root, quick);
+        operation.prepare(&sound);
+        copy(&root, &scratch.path().join("template"));
+        Self { operation, way, sound, scratch }
+    }
+
+    /// Makes trouble at the nth call. Returns whether there were so many, and fails if a promise is broken.
+    fn trial(&self, trouble: Trouble, n: u64) -> bool {
+        let root = self.scratch.path().join("root");
+        fs::remove_dir_all(&root).unwrap();
+        copy(&self.scratch.path().join("template"), &root);
+        let sound = &self.sound;
+        let reader = Reader::open(sound, self.operation);
+        let (end, happened) = match trouble {
+            Fails(errno) => self.act(&root, n, nth(n, Outcome::Fail(errno))),
+            FailsLate(errno) => self.act(&root, n, nth(n, Outcome::FailLate(errno))),
+            AllFail(errno) => self.act(&root, n, from_nth(n, Outcome::Fail(errno))),
+            FailsThenDies => {
+                let dies = n + 1 + (n * 7) % 23;
+                self.act(&root, n, move |number, _, _| match number == n || number >= dies {
+                    true => Outcome::Fail(EIO),
+                    false => Outcome::Pass,
+                })
+            }
+            Dies => self.act_and_die(sound, n),
+        };
+        if trouble == Fails(EINTR) || !happened {
+            assert!(matches!(end, End::Done), "{end:?}");
+        }
+        let is_alone = matches!(trouble, Fails(_));
+        check(sound, self.operation, &end, &reader, is_alone, n % 2 == 0);
+        happened
+    }
+
+    fn act(
+        &self,
+        root: &Path,
+        n: u64,
+        decide: impl FnMut(u64, Call, &Path) -> Outcome + Send + 'static,
+    ) -> (End, bool) {
+        let place = Place::new(self.way, root);
+        let watch = in_process(decide);
+        let done = (self.operation.act)(&place);
+        let calls = watch.take();
         drop(watch);
-        check(&place, n, done);
-        if calls < n {
-            assert!(n > 20, "{way:?}: only {calls} calls pass the seam");
-            return;
+        if let Some(call) = calls.get(n as usize - 1) {
+            CALL.set(format!("{call:?}"));
+        }
+        (done.map_or_else(End::Failed, |()| End::Done), calls.len() as u64 >= n)
+    }
+
+    fn act_and_die(&self, place: &Place, n: u64) -> (End, bool) {
+        let seam = format!("kill:{n}");
+        let variables = [(CHILD_DOES, self.operation.name), ("RINGSTOW_TEST_SEAM", &*seam)];
+        let ended = place.in_child("child_that_does_one_thing", &variables);
+        (if ended { End::Done } else { End::Died }, !ended)
+    }
+}
+
+thread_local! {
+    /// The call at which there was trouble last.
+    static CALL: std::cell::RefCell<String> = const { std::cell::RefCell::new(String::new()) };
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to).unwrap()),
         }
     }
 }
 
-/// After a save of step 2.
-#[track_caller]
-fn assert_old_or_new(place: &Place, n: u64, done: ringstow::Result<()>) {
-    let found = step_with(place.config(), &place.dir());
-    let way = place.way;
-    match done {
-        Ok(()) => assert_eq!(found, 2, "{way:?}, call {n}"),
-        Err(Error::NotDurable { .. }) => assert_eq!(found, 2, "{way:?}, call {n}"),
-        Err(error) => assert_eq!(found, 1, "{way:?}, call {n}: {error}"),
-    }
-    place.assert_whole(found);
+/// Which trials to make.
+struct Choice {
+    random: Rng,
+    /// One of so many.
+    share: u64,
+    /// The group of trials, and the call, to repeat alone.
+    only: Option<(String, u64)>,
 }
 
-#[test]
-fn save_with_a_failing_call_leaves_old_or_new() {
-    let _alone = alone();
-    for way in WAYS {
-        let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
-        at_each_call(way, arm, |place| place.save(2), assert_old_or_new);
-    }
-}
-
-#[test]
-fn save_on_a_dead_disk_leaves_old_or_new() {
-    let _alone = alone();
-    for way in WAYS {
-        let arm = |n| in_process(from_nth(n, Outcome::Fail(EIO)));
-        at_each_call(way, arm, |place| place.save(2), assert_old_or_new);
-    }
-}
-
-#[test]
-fn removal_with_a_failing_call_is_undone_or_prunable() {
-    let _alone = alone();
-    for way in WAYS {
-        let arm = |n| in_process(nth(n, Outcome::Fail(EIO)));
-        at_each_call(way, arm, Place::remove, |place, n, done| {
-            if place.exists() {
-                assert!(done.is_err(), "{way:?}, call {n}: it is still there");
-                return place.assert_whole(1);
-            }
-            place.prune().unwrap();
-            // Where a lock failed, the marker of a stripe directory stays: another host may be about to save there.
-            place.assert_nothing_left(&[place.dir()], &format!("call {n}"));
-            place.save(2).unwrap();
-            place.assert_whole(2);
+impl Choice {
+    fn of_environment() -> Self {
+        let text = |name| std::env::var(name).ok();
+        let seed = text("RINGSTOW_SEED").map_or(0, |seed| seed.parse().expect("a number"));
+        let asked = text("RINGSTOW_EACH_CALL");
+        let only = asked.as_deref().filter(|asked| *asked != "all").map(|one| {
+            let (group, call) = one.rsplit_once('/').expect("operation/way/trouble/call");
+            (group.to_string(), call.parse().expect("a number"))
         });
+        println!("seed {seed}");
+        Self { random: Rng::with_seed(seed), share: if asked.is_some() { 1 } else { 10 }, only }
     }
-}
 
-/// A model of two files and an index.
-fn export_model(place: &Place) -> ringstow::Result<()> {
-    let config = Config { shard_bytes: 20_000, ..small_config() };
-    let (runtime, state) = (Runtime::new(config).unwrap(), State::new(1, &SIZES));
-    let mut model = StateDict::new();
-    for (name, data) in &state.tensors {
-        model.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+    /// The calls of a group of trials; more than any operation has.
+    fn calls(&mut self, group: &str) -> Box<dyn Iterator<Item = u64>> {
+        let first = self.random.u64(1..=self.share);
+        match &self.only {
+            None => Box::new((first..1000).step_by(self.share as usize)),
+            Some((only, call)) => Box::new((only == group).then_some(*call).into_iter()),
+        }
     }
-    let to = place.root.join("model");
-    ringstow::internals::store::export(&runtime, &model, &to, &Arc::default()).map(drop)
 }
 
 #[test]
-fn export_with_a_failing_call_is_whole_or_refused_and_can_be_repeated() {
-    let _alone = alone();
-    for from in [false, true] {
-        let arm = |n| match from {
-            false => in_process(nth(n, Outcome::Fail(EIO))),
-            true => in_process(from_nth(n, Outcome::Fail(EIO))),
-        };
-        at_each_call(Way::Plain, arm, export_model, |place, n, done| {
-            let to = place.root.join("model");
-            let opened = Checkpoint::open_foreign(&to).map(|found| found.tensors().len());
-            match (&done, &opened) {
-                (Ok(()), Ok(tensors)) => assert_eq!(*tensors, SIZES.len(), "call {n}"),
-                (Err(_), Err(_)) => export_model(place).unwrap(),
-                // Nor could the files be removed: renamed, and not durable.
-                (Err(_), Ok(tensors)) if from => assert_eq!(*tensors, SIZES.len(), "call {n}"),
-                _ => panic!("call {n}: {done:?}, {opened:?}, {:?}", names_in(&to)),
+fn no_call_that_fails_or_kills_breaks_a_promise() {
+    let mut choice = Choice::of_environment();
+    let (mut trials, mut broken) = (0, Vec::new());
+    for operation in &OPERATIONS {
+        for way in operation.ways {
+            let scene = Scene::new(operation, *way);
+            let started = std::time::Instant::now();
+            let before = trials;
+            for trouble in TROUBLES {
+                let group = format!("{}/{way:?}/{trouble:?}", operation.name);
+                for n in choice.calls(&group) {
+                    trials += 1;
+                    CALL.take();
+                    match catch_unwind(AssertUnwindSafe(|| scene.trial(trouble, n))) {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(_) => {
+                            println!("broken: RINGSTOW_EACH_CALL='{group}/{n}' {}", CALL.take());
+                            broken.push(format!("{group}/{n}"));
+                        }
+                    }
+                }
             }
-            assert_eq!(Checkpoint::open_foreign(&to).unwrap().tensors().len(), SIZES.len());
-        });
+            println!(
+                "{}/{way:?}: {} trials, {:?}",
+                operation.name,
+                trials - before,
+                started.elapsed()
+            );
+        }
     }
+    println!(
+        "promise: whatever call fails or kills, what was committed is whole, the next save works and prune finds the \
+         rest: {trials} calls, {} broken",
+        broken.len()
+    );
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// The child's life.
+#[test]
+fn child_that_does_one_thing() {
+    let Some(place) = Place::of_parent() else { return };
+    let told = std::env::var(CHILD_DOES).unwrap();
+    let operation = OPERATIONS.iter().find(|operation| operation.name == told).unwrap();
+    (operation.act)(&place).unwrap();
+}
+
+#[test]
+fn child_process_gets_the_error_from_its_environment() {
+    let root = scratch();
+    let place = Place::new(Way::Plain, root.path());
+    let act = |seam| {
+        place.in_child(
+            "child_that_does_one_thing",
+            &[(CHILD_DOES, "save new"), ("RINGSTOW_TEST_SEAM", seam)],
+        )
+    };
+    assert!(!act("fail-from:10:5"));
+    assert!(!act("nonsense"));
+    assert!(act("fail:100000:5"));
 }

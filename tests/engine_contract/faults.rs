@@ -2,8 +2,7 @@
 
 use crate::queue::write_blocks;
 use crate::setup::*;
-use fake_engines::{Faults, Faulty, OpKind};
-use nix::libc::{EIO, ENOSPC};
+use fake_engines::{Faults, Faulty};
 use ringstow::internals::engine::Action;
 use ringstow::internals::engine::queue::Queue;
 use std::io;
@@ -34,36 +33,6 @@ pub fn short_interrupted_and_reordered_transfers_give_the_same_file(setup: &Setu
         }
     }
     setup.assert_no_buffer_is_lost();
-}
-
-pub fn errors_surface_unchanged(setup: &Setup) {
-    for (kind, errno) in [(OpKind::Write, EIO), (OpKind::Write, ENOSPC), (OpKind::Sync, EIO)] {
-        let nth = if kind == OpKind::Sync { 0 } else { 5 };
-        let queue = queue_with(setup, Faults::failing(kind, nth, errno));
-        let file = queue.attach(setup.create("file")).unwrap();
-        let mut results: Vec<_> = write_blocks(setup, &queue, &file, BLOCKS).iter().collect();
-        results.push(sync(&queue, &file));
-        let errors: Vec<_> = results.into_iter().filter_map(Result::err).collect();
-        assert_eq!(errors.len(), 1);
-        assert_eq!(errors[0].raw_os_error(), Some(errno));
-    }
-    std::fs::write(setup.path("file"), pattern(0)).unwrap();
-    let queue = queue_with(setup, Faults::failing(OpKind::Read, 0, EIO));
-    let file = queue.attach(setup.open("file")).unwrap();
-    let read = Action::Read(whole(setup.pool.lease().unwrap(), 0));
-    let outcome = queue.start_one(&file, read, BLOCK).wait();
-    assert_eq!(outcome.result.unwrap_err().raw_os_error(), Some(EIO));
-    assert!(outcome.buffer.is_some());
-}
-
-pub fn a_sync_that_fails_among_others_is_its_own_files(setup: &Setup) {
-    let queue = queue_with(setup, Faults::failing(OpKind::Sync, 1, EIO));
-    let names = ["a", "b", "c"];
-    let files = names.map(|name| queue.attach(setup.create(name)).unwrap());
-    let syncing = files.each_ref().map(|file| queue.start_one(file, Action::Sync, 0));
-    let results = syncing.map(|sync| sync.wait().result);
-    let errnos = results.iter().map(|r| r.as_ref().err().and_then(io::Error::raw_os_error));
-    assert_eq!(errnos.collect::<Vec<_>>(), [None, Some(EIO), None]);
 }
 
 pub fn what_is_interrupted_for_ever_fails_in_the_end(setup: &Setup) {

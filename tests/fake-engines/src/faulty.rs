@@ -1,5 +1,5 @@
-//! A failing disk: wraps any engine and, from a seed, does what a kernel may do but seldom does. The engine
-//! underneath still moves the bytes.
+//! Wraps any engine and, from a seed, does what a kernel may do but seldom does. The engine underneath still moves the
+//! bytes. Operations that fail for good are the seam's (`sys::seam::fail_nth`).
 
 use fastrand::Rng;
 use nix::libc::{EAGAIN, EINTR};
@@ -24,8 +24,6 @@ pub struct Faults {
     pub interrupt_percent: u8,
     /// Percentage of completions that are held back until others have passed them.
     pub reorder_percent: u8,
-    /// Operations that fail permanently.
-    pub failures: Vec<Failure>,
     /// After this many completions [`Engine::wait`] fails: the engine is broken.
     pub break_after: Option<u64>,
 }
@@ -36,43 +34,6 @@ impl Faults {
         let (short_percent, interrupt_percent, reorder_percent) = (30, 20, 40);
         Self { seed, short_percent, interrupt_percent, reorder_percent, ..Self::default() }
     }
-
-    /// One operation that fails permanently.
-    pub fn failing(kind: OpKind, nth: u64, errno: i32) -> Self {
-        Self { failures: vec![Failure { kind, nth, errno }], ..Self::default() }
-    }
-}
-
-/// A kind of operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum OpKind {
-    /// [`Action::Write`].
-    Write,
-    /// [`Action::Read`].
-    Read,
-    /// [`Action::Sync`].
-    Sync,
-}
-
-impl OpKind {
-    fn of(action: &Action) -> Self {
-        match action {
-            Action::Write(_) => Self::Write,
-            Action::Read(_) => Self::Read,
-            Action::Sync => Self::Sync,
-        }
-    }
-}
-
-/// The nth operation (from 0) of a kind fails, and moves nothing.
-#[derive(Debug, Clone, Copy)]
-pub struct Failure {
-    /// Which operations are counted.
-    pub kind: OpKind,
-    /// How many of them succeed first.
-    pub nth: u64,
-    /// The error that the caller gets: `EIO`, `ENOSPC`.
-    pub errno: i32,
 }
 
 /// An engine with faults.
@@ -80,8 +41,6 @@ pub struct Faulty {
     inner: Box<dyn Engine>,
     faults: Faults,
     random: Rng,
-    /// Operations seen, by kind.
-    counts: HashMap<OpKind, u64>,
     direct: HashMap<FileId, bool>,
     /// Operations that were shortened, by token.
     shortened: HashMap<u64, Short>,
@@ -104,7 +63,6 @@ impl Faulty {
             random: Rng::with_seed(faults.seed),
             inner,
             faults,
-            counts: HashMap::new(),
             direct: HashMap::new(),
             shortened: HashMap::new(),
             inner_in_flight: 0,
@@ -117,16 +75,8 @@ impl Faulty {
         self.random.u8(..100) < percent
     }
 
-    /// The errno with which this operation fails, if it does.
-    fn errno_for(&mut self, action: &Action) -> Option<i32> {
-        let kind = OpKind::of(action);
-        let count = self.counts.entry(kind).or_default();
-        let nth = *count;
-        *count += 1;
-        let failure = self.faults.failures.iter().find(|f| f.kind == kind && f.nth == nth);
-        if let Some(failure) = failure {
-            return Some(failure.errno);
-        }
+    /// How this operation is interrupted, if it is.
+    fn interruption(&mut self) -> Option<i32> {
         self.happens(self.faults.interrupt_percent)
             .then(|| if self.random.bool() { EINTR } else { EAGAIN })
     }
@@ -217,7 +167,7 @@ impl Engine for Faulty {
     }
 
     fn submit(&mut self, mut op: Op) {
-        if let Some(errno) = self.errno_for(&op.action) {
+        if let Some(errno) = self.interruption() {
             let result = Err(io::Error::from_raw_os_error(errno));
             return self.held.push(Completion { op, result });
         }

@@ -5,6 +5,6 @@ mod faulty;
 mod null;
 mod twisted;
 
-pub use faulty::{Failure, Faults, Faulty, OpKind};
+pub use faulty::{Faults, Faulty};
 pub use null::Null;
 pub use twisted::{Twist, Twisted};

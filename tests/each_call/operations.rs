@@ -1,0 +1,177 @@
+//! What is done to a run: each operation, what the run holds before and after it, and in which ways.
+
+use crate::common::place::{Place, SIZES, WAYS, Way};
+use crate::common::{State, load_all, small_config};
+use ringstow::internals::format::names;
+use ringstow::internals::store;
+use ringstow::internals::sys::seam::{Call, Outcome, in_process};
+use ringstow::{
+    Config, Disposal, Dtype, Error, Left, Result, Retention, Runtime, StateDict, Store,
+};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+
+/// Numbers of checkpoints, `step-1`, each with the number of the state that it holds.
+type Contents = &'static [(u32, i64)];
+
+pub struct Operation {
+    pub name: &'static str,
+    pub ways: &'static [Way],
+    pub before: Contents,
+    pub after: Contents,
+    /// Whether it may do a part of its work and fail: each checkpoint is as before or as after.
+    pub partial: bool,
+    /// What a test does to the run before, besides saving what is in `before`.
+    pub prepare: fn(&Place),
+    pub act: fn(&Place) -> Result<()>,
+    /// The checkpoint to which the next save goes.
+    pub next: u32,
+}
+
+const SAVE: Operation = Operation {
+    name: "save new",
+    ways: &WAYS,
+    before: &[(1, 1)],
+    after: &[(1, 1), (2, 2)],
+    partial: false,
+    prepare: |_| (),
+    act: |place| place.save_to(2, &step_dir(place, 2)),
+    next: 2,
+};
+
+pub const OPERATIONS: [Operation; 8] = [
+    SAVE,
+    Operation {
+        name: "save over",
+        before: &[(1, 1), (2, 2)],
+        after: &[(1, 1), (2, 3)],
+        act: |place| place.save_to(3, &step_dir(place, 2)),
+        ..SAVE
+    },
+    Operation { name: "save in the background", act: save_in_background, ways: &SINGLE, ..SAVE },
+    Operation {
+        name: "remove",
+        before: &[(1, 1), (2, 2)],
+        after: &[(1, 1)],
+        partial: true,
+        act: |place| {
+            let disposal = Disposal::of(place.config());
+            let removed = store::remove_checkpoint(&step_dir(place, 2), disposal, place.config())?;
+            nothing_left(&removed.left)
+        },
+        ..SAVE
+    },
+    Operation {
+        name: "retain",
+        before: &[(1, 1), (2, 2), (3, 3)],
+        after: &[(3, 3)],
+        partial: true,
+        act: |place| {
+            let disposal = Disposal::of(place.config());
+            let retention = Retention { disposal, ..Retention::new(1) };
+            nothing_left(&store::retain(place.run(), &retention, place.config())?.left)
+        },
+        ..SAVE
+    },
+    Operation {
+        name: "prune",
+        before: &[(1, 1), (2, 3)],
+        after: &[(1, 1), (2, 3)],
+        partial: true,
+        prepare: leave_much,
+        act: |place| store::prune(&place.run(), place.config()).map(drop),
+        next: 4,
+        ..SAVE
+    },
+    Operation {
+        name: "export",
+        ways: &[Way::Plain],
+        after: SAVE.before,
+        act: |place| export(&place.root.join(MODEL)),
+        ..SAVE
+    },
+    Operation { name: "load", after: SAVE.before, act: load, ..SAVE },
+];
+
+/// The ways of one process.
+const SINGLE: [Way; 3] = [Way::Plain, Way::Recycled, Way::Striped];
+
+/// The directory that an export writes to.
+pub const MODEL: &str = "model";
+
+pub fn step_dir(place: &Place, number: u32) -> PathBuf {
+    place.run().join(format!("step-{number}"))
+}
+
+impl Operation {
+    /// Saves what the run holds before.
+    pub fn prepare(&self, place: &Place) {
+        std::fs::create_dir(place.root.join("disk")).unwrap();
+        for (number, state) in self.before {
+            place.save_to(*state, &step_dir(place, *number)).unwrap();
+        }
+        (self.prepare)(place);
+        if place.way == Way::Recycled {
+            let removed = step_dir(place, 9);
+            place.save_to(9, &removed).unwrap();
+            store::remove_checkpoint(&removed, Disposal::Recycle, place.config()).unwrap();
+        }
+    }
+}
+
+/// A clean-up that leaves something alone, and says why, has not done all of its work.
+fn nothing_left(left: &[Left]) -> Result<()> {
+    left.first().map_or(Ok(()), |left| Err(Error::Busy { path: left.path.clone() }))
+}
+
+fn save_in_background(place: &Place) -> Result<()> {
+    static STATE: LazyLock<State> = LazyLock::new(|| State::new(2, &SIZES));
+    let state = STATE.to_save()?;
+    let handle = Store::new(place.config().clone())?.save_async(state, step_dir(place, 2))?;
+    handle.result().map(drop)
+}
+
+/// What is loaded is what was saved.
+fn load(place: &Place) -> Result<()> {
+    let loaded = load_all(&place.runtime, &step_dir(place, 1))?;
+    State::new(1, &SIZES).assert_equals(&loaded);
+    Ok(())
+}
+
+/// A model of two files and an index.
+pub fn export(to: &Path) -> Result<()> {
+    let config = Config { shard_bytes: 20_000, ..small_config() };
+    let (runtime, state) = (Runtime::new(config)?, State::new(1, &SIZES));
+    let mut model = StateDict::new();
+    for (name, data) in &state.tensors {
+        model.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+    }
+    store::export(&runtime, &model, to, &Arc::default()).map(drop)
+}
+
+/// Leaves a save that was killed after its commit (to `step-2`), one that was killed before, and a killed removal.
+fn leave_much(place: &Place) {
+    let renamed =
+        |call, on: &Path| call == Call::Rename && on.ends_with(names::UNCOMMITTED_MANIFEST);
+    place.save_to(2, &step_dir(place, 2)).unwrap();
+    die_after(|| place.save_to(3, &step_dir(place, 2)), renamed);
+    die_after(|| place.save_to(4, &step_dir(place, 4)), |call, _| call == Call::WriteBlock);
+    let removed = step_dir(place, 7);
+    place.save_to(7, &removed).unwrap();
+    std::fs::rename(removed.join(names::MANIFEST), removed.join(names::REMOVAL_MARK)).unwrap();
+}
+
+/// Lets no call pass after a certain one, as if the process had been killed.
+fn die_after(
+    act: impl FnOnce() -> Result<()>,
+    last: impl Fn(Call, &Path) -> bool + Send + 'static,
+) {
+    const EIO: i32 = 5;
+    let mut is_dead = false;
+    let _dies = in_process(move |_, call, on| {
+        let was_dead = is_dead;
+        is_dead |= last(call, on);
+        if was_dead { Outcome::Fail(EIO) } else { Outcome::Pass }
+    });
+    act().unwrap_err();
+}
