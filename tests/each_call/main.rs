@@ -107,7 +107,7 @@ impl<'a> Scene<'a> {
             assert!(matches!(end, End::Done), "{end:?}");
         }
         let is_alone = matches!(trouble, Fails(_));
-        check(sound, self.operation, &end, &reader, is_alone, n % 2 == 0);
+        check(sound, self.operation, &end, &reader, is_alone, n.is_multiple_of(2));
         happened
     }
 
