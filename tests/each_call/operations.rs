@@ -79,7 +79,7 @@ pub const OPERATIONS: [Operation; 8] = [
         after: &[(1, 1), (2, 3)],
         partial: true,
         prepare: leave_much,
-        act: |place| store::prune(&place.run(), place.config()).map(drop),
+        act: Place::prune,
         next: 4,
         ..SAVE
     },
