@@ -6,12 +6,16 @@ ROUNDS ?= 3
 LOOPS  ?= 1000
 SEED   ?= 0
 MINUTES ?= 10
-# Cuts of each file system; FS=ext4 cuts that one alone.
+# How much of each rig; see tools/torture.py. FS=ext4 cuts that file system alone.
+KILLS  ?= 1000
 CUTS   ?= 200
 FS     ?=
 # Bits to flip; mutations of each kind of input.
 FLIPS  ?= 10000
 MUTATIONS ?= 1000
+INTERLEAVINGS ?= 500
+LEAK_ROUNDS   ?= 50000
+SOAK_MINUTES  ?= 60
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
 OUT    ?= sweep-out
@@ -30,8 +34,8 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu torture-background torture-cuts torture-hosts torture-image \
-	fuzz torture-fuzz torture-flips torture-address \
+.PHONY: help demo test test-rust test-python test-gpu fuzz torture torture-background torture-cuts \
+	torture-address torture-flips torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-soak \
 	lint doc bench bench-check bench-baseline \
 	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -40,11 +44,15 @@ help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
+	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
 	@echo "make torture-calls  fail and kill every operation at each of its system calls (minutes; SEED=$(SEED))"
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
 	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
-	@echo "make torture-hosts  500 interleavings of two hosts on one network file system (SEED=$(SEED))"
+	@echo "make torture-hosts  interleavings of two hosts on one network file system (INTERLEAVINGS=$(INTERLEAVINGS))"
+	@echo "make torture-kills  kill a saving process at any moment (KILLS=$(KILLS))"
+	@echo "make torture-leaks  saves, loads and failures: nothing grows (LEAK_ROUNDS=$(LEAK_ROUNDS))"
+	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
 	@echo "make torture-flips  flip 10,000 bits of checkpoints; each is found (FLIPS=$(FLIPS) SEED=$(SEED))"
 	@echo "make torture-address  unit tests of memory, format and plan under AddressSanitizer (nightly)"
@@ -90,10 +98,28 @@ torture-calls:
 	RINGSTOW_EACH_CALL=all RINGSTOW_SEED=$(SEED) cargo test --test each_call -- --nocapture no_call
 
 torture-background: $(READY)
-	$(BIN)/python tools/torture.py --loops $(LOOPS) --seed $(SEED)
+	$(BIN)/python tools/torture_background.py --loops $(LOOPS) --seed $(SEED)
 
 torture-hosts:
-	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_SEED=$(SEED) cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
+	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_SEED=$(SEED) RINGSTOW_INTERLEAVINGS=$(INTERLEAVINGS) \
+		cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
+
+torture-kills:
+	RINGSTOW_SEED=$(SEED) RINGSTOW_KILLS=$(KILLS) cargo test --test crash -- --ignored --nocapture
+
+torture-leaks: export RINGSTOW_SEED = $(SEED)
+torture-leaks: $(READY)
+	RINGSTOW_ROUNDS=$(LEAK_ROUNDS) cargo test --test leaks many_thousands -- --ignored --nocapture
+	RINGSTOW_ROUNDS=$$(($(LEAK_ROUNDS) / 25)) $(BIN)/python -m pytest -q -s python/tests/test_leaks.py
+
+torture-soak:
+	RINGSTOW_SEED=$(SEED) RINGSTOW_MINUTES=$(SOAK_MINUTES) \
+		cargo test --test leaks for_an_hour -- --ignored --nocapture
+
+# Only a number of minutes that was asked for: MINUTES has a default for sweeps.
+torture: $(READY)
+	$(BIN)/python tools/torture.py --seed $(SEED) $(if $(RIGS),--rigs $(RIGS)) \
+		$(if $(filter command line,$(origin MINUTES)),--minutes $(MINUTES))
 
 torture-image:
 	RINGSTOW_SEED=$(SEED) RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call
@@ -163,7 +189,7 @@ gpu-report: gpu-bundle
 
 clean:
 	cargo clean
-	rm -rf .venv .venv-torch* .peers dist demo-out compare-out
+	rm -rf .venv .venv-torch* .peers dist demo-out compare-out torture-out
 
 # The stamp: the environment exists and holds this tree's wheel and all that tests and lints need.
 # PyTorch comes with the first run and stays; a changed source costs a Rust build.

@@ -1,4 +1,4 @@
-"""A short run of tools/torture.py: every save commits the values of the call or nothing."""
+"""A short run of torture_background.py: a save commits the values of the call or nothing."""
 
 import pathlib
 import sys
