@@ -156,7 +156,10 @@ impl Drop for Rollback {
                 true => sync_parent(file), // a crash must not lose the marker alone
                 false => Ok(()),
             };
-            if let Err(error) = first.and_then(|()| remove(file)) {
+            // Not there: a session has cleared up what its ranks wrote.
+            if let Err(error) = first.and_then(|()| remove(file))
+                && !error.is_not_found()
+            {
                 tracing::warn!(%error, "could not remove what a failed save wrote; the next save into the directory or `ringstow prune` does");
                 return;
             }
