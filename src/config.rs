@@ -116,56 +116,62 @@ impl Config {
     /// Checks the fields, each alone and all together. Every function that takes a configuration calls this first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the field, its value and the allowed values.
+    /// [`Error::Invalid`] with every wrong field, its value and the allowed values.
     pub fn validate(&self) -> Result<()> {
-        let check = |field: &str, value: u64, is_allowed: bool, must_be: &str| match is_allowed {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("Config.{field} = {value}: must be {must_be}"))),
+        match self.mistakes() {
+            mistakes if mistakes.is_empty() => Ok(()),
+            mistakes => Err(Error::invalid(mistakes.join("; "))),
+        }
+    }
+
+    /// A sentence for each field that is wrong.
+    fn mistakes(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut check = |field: &str, value: u64, is_allowed: bool, must_be: &str| {
+            if !is_allowed {
+                found.push(format!("Config.{field} = {value}: must be {must_be}"));
+            }
+            is_allowed
         };
         let (block, pool, align) = (self.block_bytes, self.pool_bytes, ALIGN as u64);
         let is_block = block.is_multiple_of(align) && (align..=1 << 30).contains(&block);
-        check("block_bytes", block, is_block, "a multiple of 4096, from 4 KiB to 1 GiB")?;
-        check("pool_bytes", pool, pool >= 2 * block, "at least two blocks (2 * block_bytes)")?;
-        check("pool_bytes", pool, pool <= 1 << 44, "at most 16 TiB")?;
-        let most = format!("at most {FIXED_BUFFERS_MAX} times block_bytes = {block}");
-        check("pool_bytes", pool, self.buffers() <= FIXED_BUFFERS_MAX, &most)?;
+        if check("block_bytes", block, is_block, "a multiple of 4096, from 4 KiB to 1 GiB") {
+            check("pool_bytes", pool, pool >= 2 * block, "at least two blocks (2 * block_bytes)");
+            let most = format!("at most {FIXED_BUFFERS_MAX} times block_bytes = {block}");
+            check("pool_bytes", pool, self.buffers() <= FIXED_BUFFERS_MAX, &most);
+        }
+        check("pool_bytes", pool, pool <= 1 << 44, "at most 16 TiB");
         let (depth, fillers, files) = (self.queue_depth, self.fillers, self.files);
-        check("queue_depth", depth.into(), (1..=1024).contains(&depth), "from 1 to 1024")?;
-        check("fillers", fillers.into(), fillers <= 256, "from 0 (automatic) to 256")?;
-        check("files", files.into(), (1..=64).contains(&files), "from 1 to 64")?;
+        check("queue_depth", depth.into(), (1..=1024).contains(&depth), "from 1 to 1024");
+        check("fillers", fillers.into(), fillers <= 256, "from 0 (automatic) to 256");
+        check("files", files.into(), (1..=64).contains(&files), "from 1 to 64");
         if self.engine == EngineChoice::Portable && self.fixed == Switch::On {
-            return Err(Error::invalid(
-                "Config.engine = portable and Config.fixed = on contradict each other: only io_uring \
-                 has fixed buffers; leave one of them on auto",
-            ));
+            found.push(
+                "Config.engine = portable and Config.fixed = on contradict each other: only io_uring has fixed \
+                 buffers; leave one of them on auto"
+                    .into(),
+            );
         }
-        self.check_stripe()?;
-        for (field, path) in self
-            .stripe
-            .iter()
-            .map(|dir| ("stripe", dir))
-            .chain(self.trace.iter().map(|file| ("trace", file)))
-        {
-            path::check(path).map_err(|why| Error::invalid(format!("Config.{field}: {why}")))?;
+        found.extend(self.stripe_mistake().map(|why| format!("Config.stripe {why}")));
+        let stripe = self.stripe.iter().map(|dir| ("stripe", dir));
+        for (field, path) in stripe.chain(self.trace.iter().map(|file| ("trace", file))) {
+            found.extend(path::check(path).err().map(|why| format!("Config.{field}: {why}")));
         }
-        Ok(())
+        found
     }
 
-    fn check_stripe(&self) -> Result<()> {
-        let bad = |why: String| Err(Error::invalid(format!("Config.stripe {why}")));
+    fn stripe_mistake(&self) -> Option<String> {
         if self.stripe.len() > STRIPES_MAX {
             let n = self.stripe.len();
-            return bad(format!("names {n} directories: it may name {STRIPES_MAX} at most"));
+            return Some(format!("names {n} directories: it may name {STRIPES_MAX} at most"));
         }
-        for (index, dir) in self.stripe.iter().enumerate() {
+        self.stripe.iter().enumerate().find_map(|(index, dir)| {
             if dir.as_os_str().is_empty() {
-                return bad("names an empty path: leave it out".into());
+                return Some("names an empty path: leave it out".into());
             }
-            if self.stripe[..index].contains(dir) {
-                return bad(format!("names {} twice: list each disk once", dir.display()));
-            }
-        }
-        Ok(())
+            let is_twice = self.stripe[..index].contains(dir);
+            is_twice.then(|| format!("names {} twice: list each disk once", dir.display()))
+        })
     }
 
     /// Bytes that one checksum covers, the least that a verified load reads: 1 MiB, or `block_bytes` if that is not a
@@ -240,6 +246,26 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_wrong_field_is_named_at_once() {
+        let twice = vec!["/a".into(), "/a".into()];
+        let wrong = Config {
+            block_bytes: 5,
+            queue_depth: 0,
+            files: 65,
+            stripe: twice,
+            ..Config::default()
+        };
+        let said = wrong.validate().unwrap_err().to_string();
+        for field in ["block_bytes = 5", "queue_depth = 0", "files = 65", "stripe names /a twice"] {
+            assert!(said.contains(field), "{field:?} is not in: {said}");
+        }
+        assert!(!said.contains("pool_bytes"), "{said}");
+        let zero = Config { block_bytes: 0, pool_bytes: 1 << 50, ..Config::default() };
+        let said = zero.validate().unwrap_err().to_string();
+        assert!(said.contains("block_bytes = 0") && said.contains("at most 16 TiB"), "{said}");
+    }
 
     #[test]
     fn parse_size_bare_letter_is_a_power_of_two() {

@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::held::{Filled, Held};
 use common::{noise, scratch, small_config, step_at};
 use ringstow::internals::device::Source;
 use ringstow::{
@@ -13,10 +14,10 @@ use ringstow::{
 use std::future::{Future, poll_fn};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::task::Poll;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 fn save_async(
     state: StateDict<'static>,
@@ -65,27 +66,8 @@ under_each_executor! {
     a_load_that_fails_gives_its_error,
 }
 
-/// Bytes of [`Held`]: many blocks.
+/// Bytes of a tensor: many blocks.
 const BYTES: usize = 100_000;
-
-/// A tensor of sevens that tells when it is asked for, and gives nothing until its word is dropped.
-struct Held {
-    asked: UnboundedSender<()>,
-    word: Mutex<Receiver<()>>,
-}
-
-impl Source for Held {
-    fn nbytes(&self) -> u64 {
-        BYTES as u64
-    }
-
-    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        let _ = self.asked.send(());
-        let _ = self.word.lock().unwrap().recv();
-        to.fill(7);
-        Ok(())
-    }
-}
 
 fn bytes(name: &str, source: impl Source + 'static) -> StateDict<'static> {
     let mut state = StateDict::new();
@@ -97,8 +79,12 @@ fn bytes(name: &str, source: impl Source + 'static) -> StateDict<'static> {
 
 /// A save that is held up, the sign that it has begun, and the word that lets it go on when dropped.
 fn held_save(path: &Path) -> (SaveHandle, UnboundedReceiver<()>, Sender<()>) {
-    let ((asked, begun), (go_on, word)) = (unbounded_channel(), channel());
-    let state = bytes("t", Held { asked, word: Mutex::new(word) });
+    let (asked, begun) = unbounded_channel();
+    let filled = Filled { byte: 7, bytes: BYTES };
+    let (held, go_on) = Held::new(filled, move || {
+        let _ = asked.send(());
+    });
+    let state = bytes("t", held);
     (save_async(state, path, &small_config()).unwrap(), begun, go_on)
 }
 

@@ -7,7 +7,7 @@ use common::{
     shard_of, small_config,
 };
 use fake_engines::{Twist, Twisted};
-use nix::libc::{EACCES, EIO};
+use nix::libc::{EACCES, EIO, EMFILE};
 use ringstow::internals::engine::{Action, Completion, Engine};
 use ringstow::internals::store::verify;
 use ringstow::{
@@ -294,24 +294,105 @@ fn bad_first_sector_does_not_end_verify() {
     assert_eq!((report.damage[0].offset, report.damage[0].tensors.len()), (0, 0));
 }
 
+/// `verify` reports this file as damaged, and nothing else; the tensors that are not in it load. Returns what is wrong.
+#[track_caller]
+fn assert_lost(path: &Path, dir: &Path, state: &State, runtime: &Runtime) -> String {
+    let report = verify(runtime, dir, &Arc::default()).unwrap();
+    let [damage] = &report.damage[..] else { panic!("{:?}", report.damage) };
+    assert_eq!((&*damage.file, damage.offset), (path, 0));
+    assert_eq!(report.tensors, state.tensors.len());
+    let lost: Vec<&str> = damage.tensors.iter().map(|name| &**name).collect();
+    assert!(lost.contains(&&*weight(2)) && lost.len() < state.tensors.len(), "{lost:?}");
+    assert_salvages(dir, state, runtime, &lost);
+    // Without Skip, what is in it is refused, and all else loads.
+    let opened = Checkpoint::open_damaged(dir).unwrap();
+    assert!(opened.load([weight(2)]).is_err());
+    let intact = state.tensors.iter().find(|(name, _)| !lost.contains(&&**name)).unwrap();
+    assert!(opened.load([&intact.0]).unwrap().tensor(&intact.0).unwrap().data() == intact.1);
+    damage.got.clone()
+}
+
 #[cfg(debug_assertions)]
 #[test]
-fn file_that_cannot_be_opened_is_damage_only_if_the_medium_is_bad() {
+fn file_that_cannot_be_opened_loses_its_tensors_alone() {
     use ringstow::internals::sys::seam::{Call, fail_call};
     let (_root, dir, state, runtime) = in_files(None);
     let (path, _) = begin_of(&dir, &small_config(), &weight(2));
-    let bad = fail_call(Call::Open, &path, EIO);
-    let report = verify(&runtime, &dir, &Arc::default()).unwrap();
-    let [damage] = &report.damage[..] else { panic!("{:?}", report.damage) };
-    assert_eq!(damage.file, path);
-    let lost: Vec<&str> = damage.tensors.iter().map(|name| &**name).collect();
-    assert!(lost.contains(&&*weight(2)));
-    assert_salvages(&dir, &state, &runtime, &lost);
-    drop(bad);
-    // A missing permission says nothing about the bytes.
-    let _denied = fail_call(Call::Open, &path, EACCES);
+    for (call, errno) in
+        [(Call::Open, EIO), (Call::Open, EACCES), (Call::Look, EIO), (Call::Look, EACCES)]
+    {
+        let _failing = fail_call(call, &path, errno);
+        let got = assert_lost(&path, &dir, &state, &runtime);
+        assert!(got.contains(&format!("os error {errno}")), "{got}");
+        let error = common::load_all(&runtime, &dir).unwrap_err();
+        assert_eq!(common::errno(&error), Some(errno));
+    }
+    // Too many open files say nothing about this one.
+    let _busy = fail_call(Call::Open, &path, EMFILE);
     let error = verify(&runtime, &dir, &Arc::default()).unwrap_err();
-    assert_eq!(errno(&error), Some(EACCES));
+    assert_eq!(errno(&error), Some(EMFILE));
+}
+
+#[test]
+fn link_and_anything_but_a_file_loses_its_tensors_alone() {
+    type Put = fn(&Path);
+    let all: [(&str, Put); 3] = [
+        ("a symbolic link", |path| {
+            let elsewhere = path.with_file_name("elsewhere");
+            fs::rename(path, &elsewhere).unwrap();
+            std::os::unix::fs::symlink(elsewhere, path).unwrap();
+        }),
+        ("a directory", |path| {
+            fs::remove_file(path).unwrap();
+            fs::create_dir(path).unwrap();
+        }),
+        ("a FIFO", |path| {
+            fs::remove_file(path).unwrap();
+            nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        }),
+    ];
+    for (what, put) in all {
+        let (_root, dir, state, runtime) = in_files(None);
+        let (path, _) = begin_of(&dir, &small_config(), &weight(2));
+        put(&path);
+        assert_eq!(assert_lost(&path, &dir, &state, &runtime), what);
+        let error = common::load_all(&runtime, &dir).unwrap_err();
+        assert!(matches!(error, Error::Format { .. }), "{error}");
+        assert_says(&error, &["not a regular file", what]);
+    }
+}
+
+/// Another process may read the file: an older step would silently lose progress.
+#[cfg(debug_assertions)]
+#[test]
+fn latest_verified_does_not_pass_over_a_step_without_permission() {
+    use ringstow::internals::sys::seam::{Call, fail_call};
+    let root = scratch();
+    for step in 1..3 {
+        let dir = root.path().join(format!("step-{step}"));
+        State::new(step, &SIZES).save(&runtime(), &dir).unwrap();
+    }
+    let shard = shard_of(&root.path().join("step-2"));
+    let _denied = fail_call(Call::Open, &shard, EACCES);
+    let error = ringstow::latest_verified(root.path()).unwrap_err();
+    assert_says(&error, &["step-2", "owner and mode"]);
+}
+
+#[test]
+fn failed_save_over_a_damaged_manifest_keeps_shards_that_were_never_renamed() {
+    let (_root, dir) = saved();
+    // A kill right after the commit.
+    let part = dir.join("rank00000-0.safetensors.part");
+    fs::rename(shard_of(&dir), &part).unwrap();
+    flip(&dir.join("manifest.json"), 30);
+    let before = fs::read(&part).unwrap();
+    let job = Arc::<ringstow::Job>::default();
+    job.cancel();
+    State::new(2, &SIZES).save_as(&runtime(), &dir, &job).unwrap_err();
+    assert!(fs::read(&part).unwrap() == before);
+    let report = State::new(2, &SIZES).save(&runtime(), &dir).unwrap();
+    assert_eq!(report.generation, 1);
+    State::new(2, &SIZES).assert_at(&runtime(), &dir);
 }
 
 #[test]

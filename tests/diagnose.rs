@@ -47,11 +47,11 @@ fn opening_a_run_directory_names_the_newest_checkpoint() {
 fn a_missing_path_names_a_checkpoint_beside_it() {
     let root = scratch();
     let gone = root.path().join("step-2");
-    assert_says(&error_of(&gone), &["no checkpoint was saved there"]);
+    assert_says(&error_of(&gone), &["no checkpoint was saved there, or it was removed"]);
     save(root.path().join("step-1"));
     let error = error_of(&gone);
     assert_eq!(errno(&error), Some(libc::ENOENT));
-    assert_says(&error, &["no checkpoint was saved there", "step-1"]);
+    assert_says(&error, &["no checkpoint was saved there, or it was removed", "step-1"]);
 }
 
 #[test]
@@ -111,6 +111,9 @@ fn system_error_text_omits_path_and_number() {
     let root = scratch();
     let gone = root.path().join("gone");
     let said = error_of(&gone).without_path().unwrap();
-    assert_eq!(said, "opening: No such file or directory; no checkpoint was saved there");
+    assert_eq!(
+        said,
+        "opening: No such file or directory; no checkpoint was saved there, or it was removed"
+    );
     assert_eq!(error_of(root.path()).without_path(), None);
 }

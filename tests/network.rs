@@ -4,23 +4,21 @@
 
 mod common;
 
+use common::held::{Filled, HeldUp};
 use common::place::{self, Place, WAYS, Way};
 use common::{State, assert_says, names_in, scratch, small_config, step_at, step_with};
-use ringstow::internals::device::Source;
 use ringstow::internals::sys::file_system::{Played, play};
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, in_process, on_thread};
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, Error, Pruning, Retention, Runtime, SaveHandle,
-    SaveReport, Session, StateDict, Store, TensorInfo, Value,
+    Checkpoint, Config, Disposal, Error, Pruning, RankShare, Retention, Runtime, Session,
+    StateDict, Store, Value,
 };
 use serde_json::value::RawValue;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 const LOCK: &str = ".ringstow-lock";
-const BYTES: usize = 20_000;
+const BYTES: usize = <HeldUp>::BYTES;
 
 /// Several hosts that save into one directory.
 struct Hosts {
@@ -69,81 +67,8 @@ fn store() -> Store {
 fn state(seed: u8) -> StateDict<'static> {
     let mut state = StateDict::new();
     state.value("step", i64::from(seed));
-    state.source(info(), Box::new(Filled(seed)));
+    Filled { byte: seed, bytes: BYTES }.add_to(&mut state, "t");
     state
-}
-
-fn info() -> TensorInfo {
-    TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![BYTES as u64] }
-}
-
-/// A tensor of one byte.
-struct Filled(u8);
-
-impl Source for Filled {
-    fn nbytes(&self) -> u64 {
-        BYTES as u64
-    }
-    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        to.fill(self.0);
-        Ok(())
-    }
-}
-
-/// A tensor whose every byte waits for a word.
-struct Held {
-    filled: Filled,
-    started: Sender<()>,
-    go_on: Mutex<Receiver<()>>,
-    fails: bool,
-}
-
-impl Source for Held {
-    fn nbytes(&self) -> u64 {
-        self.filled.nbytes()
-    }
-    fn read(&self, at: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        let _ = self.started.send(());
-        let _ = self.go_on.lock().unwrap().recv();
-        match self.fails {
-            true => Err(Error::Invalid { reason: "the tensor cannot be read".into() }),
-            false => self.filled.read(at, to),
-        }
-    }
-}
-
-/// A save that stands still after it has created its files.
-struct HeldUp {
-    // Dropped first: a test that fails must not wait for the save for ever.
-    word: Sender<()>,
-    handle: SaveHandle<SaveReport>,
-}
-
-impl HeldUp {
-    fn start(
-        seed: u8,
-        fails: bool,
-        start: impl FnOnce(StateDict<'static>) -> SaveHandle<SaveReport>,
-    ) -> Self {
-        let ((started, has_started), (word, go_on)) = (channel(), channel());
-        let mut state = StateDict::new();
-        state.value("step", i64::from(seed));
-        let go_on = Mutex::new(go_on);
-        state.source(info(), Box::new(Held { filled: Filled(seed), started, go_on, fails }));
-        let handle = start(state);
-        has_started.recv().unwrap();
-        Self { word, handle }
-    }
-
-    fn save(seed: u8, dir: &Path) -> Self {
-        Self::start(seed, false, |state| store().save_async(state, dir).unwrap())
-    }
-
-    /// Lets it go on to its end.
-    fn end(self) -> ringstow::Result<SaveReport> {
-        drop(self.word);
-        self.handle.result()
-    }
 }
 
 #[track_caller]
@@ -297,7 +222,7 @@ fn generations_differ_even_if_no_host_sees_the_other() {
             store().save(&state(1), dir.path()).unwrap().generation
         })
         .collect();
-    assert!(generations.iter().all(|generation| (1..=1 << 20).contains(generation)));
+    assert!(generations.iter().all(|generation| (1..=1 << 32).contains(generation)));
     let different: std::collections::HashSet<&u64> = generations.iter().collect();
     assert!(different.len() > 10, "{generations:?}");
 }
@@ -521,7 +446,7 @@ fn export_never_clears_what_another_host_may_be_writing() {
     let before = names_in(&dir);
     for other in [store(), several] {
         let mut model = state(2);
-        model.source(TensorInfo { name: "u".into(), ..info() }, Box::new(Filled(2)));
+        Filled { byte: 2, bytes: BYTES }.add_to(&mut model, "u");
         let error = other.export(&model, &dir).unwrap_err();
         assert_says(&error, &["model.safetensors.part", "remove"]);
         assert_eq!(names_in(&dir), before);
@@ -530,6 +455,116 @@ fn export_never_clears_what_another_host_may_be_writing() {
     assert_eq!(names_in(&dir), ["model.safetensors"]);
     let loaded = ringstow::Checkpoint::open_foreign(&dir).unwrap();
     assert_eq!(loaded.tensors().len(), 1);
+}
+
+#[test]
+fn what_may_be_seen_late_is_said_where_other_hosts_save() {
+    let errors = |root: &Path| {
+        let dir = root.join("step-1");
+        let absent = Checkpoint::open(&dir).unwrap_err();
+        store().save(&state(1), &dir).unwrap();
+        fs::remove_file(dir.join(&shards(&dir)[0])).unwrap();
+        let files = Checkpoint::open(&dir).unwrap_err();
+        fs::remove_file(dir.join("manifest.json")).unwrap();
+        [absent, files, Checkpoint::open(&dir).unwrap_err()]
+    };
+    let hosts = Hosts::with_locks();
+    for error in errors(hosts.root.path()) {
+        assert_says(&error, &["on nfs4", "see late", "ringstow.dcp.latest"]);
+    }
+    for error in errors(scratch().path()) {
+        assert!(!error.to_string().contains("see late"), "{error}");
+    }
+}
+
+#[test]
+fn export_leaves_no_lock_file_beside_the_model() {
+    let hosts = Hosts::with_locks();
+    let dir = hosts.dir();
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("config.json"), "{}").unwrap();
+    let fails = |state| store().export_async(state, &dir).unwrap();
+    assert!(HeldUp::start(2, true, fails).end().is_err());
+    assert_eq!(names_in(&dir), ["config.json"]);
+    // Of an export that was killed.
+    fs::write(dir.join(LOCK), "").unwrap();
+    store().export(&state(1), &dir).unwrap();
+    assert_eq!(names_in(&dir), ["config.json", "model.safetensors"]);
+}
+
+/// Saves a checkpoint of two ranks that each save by themselves.
+fn save_each_rank(dir: &Path) {
+    for rank in 0..2 {
+        let part_of = RankShare { rank, ranks: 2, save: "a".into() };
+        let part = dir.join(format!("rank0000{rank}"));
+        let session = Session::begin_with(&part, 1, &small_config()).unwrap().rank_share(part_of);
+        let receipt = store().write_rank(&state(1), 0, &part).unwrap().0;
+        session.commit(vec![receipt], tree()).unwrap();
+    }
+}
+
+/// All paths in a directory.
+fn all_in(dir: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for name in names_in(dir) {
+        let path = dir.join(name);
+        if path.is_dir() {
+            all.extend(all_in(&path));
+        }
+        all.push(path);
+    }
+    all
+}
+
+#[test]
+fn dry_runs_create_nothing() {
+    let hosts = Hosts::with_locks();
+    let root = hosts.root.path();
+    store().save(&state(1), root.join("step-1")).unwrap();
+    save_each_rank(&root.join("step-2"));
+    save_each_rank(&root.join("step-3"));
+    store().save(&state(4), root.join("step-4")).unwrap();
+    // The removal of step 3 was killed.
+    let manifest = root.join("step-3/rank00000/manifest.json");
+    fs::rename(&manifest, manifest.with_extension("json.retired")).unwrap();
+    // A host on whose own disk they are has saved them.
+    all_in(root)
+        .iter()
+        .filter(|path| path.ends_with(LOCK))
+        .for_each(|path| fs::remove_file(path).unwrap());
+    let before = all_in(root);
+    let plan = store().retain_plan(root, &Retention::new(1)).unwrap();
+    assert_eq!((plan.removed.len(), plan.left.len()), (3, 0), "{plan:?}");
+    assert_eq!(all_in(root), before);
+    let plan = store().prune_plan(root).unwrap();
+    assert_eq!(plan.removed, [root.join("step-3")]);
+    assert_eq!(all_in(root), before);
+}
+
+#[test]
+fn prune_alone_finishes_the_removal_of_rank_checkpoints_in_one_run() {
+    let hosts = Hosts::without_locks();
+    let dir = hosts.dir();
+    save_each_rank(&dir);
+    let part = dir.join("rank00000");
+    fs::rename(part.join("manifest.json"), part.join("manifest.json.retired")).unwrap();
+    fs::write(part.join("rank00000-0.g6.safetensors.part"), "killed").unwrap();
+    let swept = store().prune_with(hosts.root.path(), ALONE).unwrap();
+    assert_eq!((&swept.removed, swept.left.len()), (&vec![dir.clone()], 0), "{swept:?}");
+    assert!(!dir.exists(), "{:?}", all_in(&dir));
+}
+
+#[test]
+fn removal_of_rank_checkpoints_reports_a_directory_that_stays() {
+    let hosts = Hosts::with_locks();
+    let dir = hosts.dir();
+    save_each_rank(&dir);
+    let part = dir.join("rank00001");
+    fs::rename(part.join("manifest.json"), part.join("manifest.json.retired")).unwrap();
+    fs::write(dir.join("notes.txt"), "mine").unwrap();
+    let swept = store().prune(hosts.root.path()).unwrap();
+    assert!(!swept.removed.contains(&dir) && !swept.removed.is_empty(), "{swept:?}");
+    assert_eq!(names_in(&dir), ["notes.txt"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::held::HeldUp;
 use common::*;
 use nix::libc;
 use ringstow::internals::device::Source;
@@ -10,54 +11,19 @@ use ringstow::{Dtype, Error, StateDict, TensorInfo};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 // ---- two savers on one path ----
-
-/// A tensor whose first byte waits for a word: a save that stands still while it lasts.
-struct Waits {
-    started: Sender<()>,
-    go_on: Mutex<Receiver<()>>,
-}
-
-impl Source for Waits {
-    fn nbytes(&self) -> u64 {
-        10
-    }
-    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        let _ = self.started.send(());
-        let _ = self.go_on.lock().unwrap().recv();
-        to.fill(7);
-        Ok(())
-    }
-}
-
-/// A save in progress, the sign that it has begun, and the word that lets it end when dropped.
-fn standing_save(path: &Path) -> (ringstow::SaveHandle, Receiver<()>, Sender<()>) {
-    let ((started, has_started), (word, go_on)) = (channel(), channel());
-    let mut state = StateDict::new();
-    let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![10] };
-    state.source(info, Box::new(Waits { started, go_on: Mutex::new(go_on) }));
-    state.value("step", 7);
-    (
-        ringstow::Store::new(small_config()).unwrap().save_async(state, path).unwrap(),
-        has_started,
-        word,
-    )
-}
 
 #[test]
 fn second_saver_in_this_process_is_refused() {
     let root = scratch();
     let dir = root.path().join("ckpt");
-    let (first, started, word) = standing_save(&dir);
-    started.recv().unwrap();
+    let first = HeldUp::save(7, &dir);
     let error = State::new(2, &SIZES).save(&runtime(), &dir).unwrap_err();
     assert!(matches!(error, Error::Busy { .. }), "{error:?}");
     assert_says(&error, &["ckpt", "in progress"]);
     ringstow::prune(root.path()).unwrap();
-    drop(word);
-    first.result().unwrap();
+    first.end().unwrap();
     assert_eq!(step_at(&dir), 7);
     assert_no_litter(&dir);
 }
@@ -68,8 +34,7 @@ const CHILD_DIR: &str = "RINGSTOW_TEST_SAVER_DIR";
 #[test]
 fn child_whose_save_stands_still() {
     let Some(dir) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else { return };
-    let (_save, started, _word) = standing_save(&dir);
-    started.recv().unwrap();
+    let _save = HeldUp::save(7, &dir);
     println!("\nstarted");
     loop {
         std::thread::park();

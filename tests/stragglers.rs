@@ -3,69 +3,21 @@
 
 mod common;
 
+use common::held::HeldUp;
 use common::{assert_says, names_in, noise, small_config};
-use ringstow::internals::device::Source;
-use ringstow::{
-    Checkpoint, Dtype, Error, Receipt, SaveHandle, SaveReport, Session, StateDict, TensorInfo,
-    Value,
-};
+use ringstow::{Checkpoint, Dtype, Receipt, SaveReport, Session, StateDict, Value};
 use serde_json::value::RawValue;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Bytes of a rank's tensor: some blocks of [`small_config`].
-const BYTES: usize = 20_000;
+/// Bytes of a rank's tensor.
+const BYTES: usize = <HeldUp>::BYTES;
 
-/// A tensor whose every byte waits for a word.
-struct Held {
-    byte: u8,
-    started: Sender<()>,
-    go_on: Mutex<Receiver<()>>,
-    fails: bool,
-}
-
-impl Source for Held {
-    fn nbytes(&self) -> u64 {
-        BYTES as u64
-    }
-    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
-        let _ = self.started.send(());
-        let _ = self.go_on.lock().unwrap().recv();
-        to.fill(self.byte);
-        match self.fails {
-            true => Err(Error::Invalid { reason: "the tensor cannot be read".into() }),
-            false => Ok(()),
-        }
-    }
-}
-
-/// A write of rank 0 that stands still, after it has created its files.
-struct Straggler {
-    handle: SaveHandle<(Receipt, SaveReport)>,
-    word: Sender<()>,
-}
-
-impl Straggler {
-    fn start(dir: &Path, fails: bool) -> Self {
-        let ((started, has_started), (word, go_on)) = (channel(), channel());
-        let mut state = StateDict::new();
-        let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![BYTES as u64] };
-        let go_on = Mutex::new(go_on);
-        state.source(info, Box::new(Held { byte: 1, started, go_on, fails }));
-        let handle =
-            ringstow::Store::new(small_config()).unwrap().write_rank_async(state, 0, dir).unwrap();
-        has_started.recv().unwrap();
-        Self { handle, word }
-    }
-
-    /// Lets it go on to its end.
-    fn end(self) -> ringstow::Result<(Receipt, SaveReport)> {
-        drop(self.word);
-        self.handle.result()
-    }
+/// A write of rank 0 that stands still.
+fn straggler(dir: &Path, fails: bool) -> HeldUp<(Receipt, SaveReport)> {
+    let store = ringstow::Store::new(small_config()).unwrap();
+    HeldUp::start(1, fails, |state| store.write_rank_async(state, 0, dir).unwrap())
 }
 
 fn write(dir: &Path, rank: u32, seed: u64) -> Receipt {
@@ -91,7 +43,7 @@ fn assert_holds(dir: &Path, seed: u64) {
 fn straggler_cannot_write_into_a_newer_writes_files() {
     let root = tempfile::tempdir().unwrap();
     let session = Session::begin(root.path(), 1).unwrap();
-    let old = Straggler::start(root.path(), false);
+    let old = straggler(root.path(), false);
     let receipt = write(root.path(), 0, 5);
     session.commit(vec![receipt], tree()).unwrap();
     let error = old.end().unwrap_err();
@@ -104,7 +56,7 @@ fn straggler_cannot_write_into_a_newer_writes_files() {
 fn failing_straggler_removes_nothing_of_a_newer_write() {
     let root = tempfile::tempdir().unwrap();
     let session = Session::begin(root.path(), 1).unwrap();
-    let old = Straggler::start(root.path(), true);
+    let old = straggler(root.path(), true);
     let receipt = write(root.path(), 0, 5);
     assert!(old.end().is_err());
     session.commit(vec![receipt], tree()).unwrap();
@@ -115,7 +67,7 @@ fn failing_straggler_removes_nothing_of_a_newer_write() {
 fn straggler_does_not_count_in_a_later_session() {
     let root = tempfile::tempdir().unwrap();
     let given_up = Session::begin(root.path(), 2).unwrap();
-    let old = Straggler::start(root.path(), false);
+    let old = straggler(root.path(), false);
     drop(given_up);
     let session = Session::begin(root.path(), 2).unwrap();
     let receipt = write(root.path(), 1, 6);

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ringstow import _arguments, _merge, _native, _salvage
+from ringstow import _arguments, _late, _merge, _native, _salvage
 from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
@@ -110,7 +110,7 @@ def load(
     loaded, damaged = _while_replaced(
         lambda: _load(
             where,
-            _native.Checkpoint(where, native_json(config), damaged=skips, verify=verify),
+            _opened(where, config, damaged=skips, verify=verify),
             prefix,
             names,
             gpu,
@@ -125,6 +125,17 @@ def load(
     vars(salvaged).update(getattr(loaded, "__dict__", {}), damaged=damaged)
     _salvage.warn(where, damaged, "the load left tensors out")
     return salvaged
+
+
+def _opened(
+    where: str, config: Config | None, *, damaged: bool, verify: bool
+) -> _native.Checkpoint:
+    settings = native_json(config)
+
+    def attempt() -> _native.Checkpoint:
+        return _native.Checkpoint(where, settings, damaged=damaged, verify=verify)
+
+    return _late.opened(where, attempt)
 
 
 def check_framework(framework: str, device: object) -> None:
@@ -271,7 +282,7 @@ def load_into(
         lambda: _merge.load_into(
             state_dict,
             where,
-            _native.Checkpoint(where, native_json(config), damaged=skips, verify=verify),
+            _opened(where, config, damaged=skips, verify=verify),
             strict=strict,
             cast=cast,
             skips=skips,

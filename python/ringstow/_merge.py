@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _native
+from ringstow import _native, _ties
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._salvage import find, holds_damage, marked
+from ringstow._ties import Fill
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
-from ringstow.tensors._memory import Stored, Target, dense_strides, moved, place_at
+from ringstow.tensors._memory import Target, dense_strides, moved, place_at
 from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
@@ -40,16 +41,6 @@ if TYPE_CHECKING:
 _SEQUENCES = (list, tuple, collections.deque)
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
-
-
-class Fill(NamedTuple):
-    """A tensor or array of the state dict, and the stored one to fill it with."""
-
-    target: Target
-    leaf: Leaf
-    stored: Stored
-    cast: bool
-    """Whether to convert the stored elements to another dtype."""
 
 
 class Merge:
@@ -90,6 +81,7 @@ class Merge:
             A function that builds the new value; None if the target stays the same object.
         """
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
+        is_array = isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray")
         if type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
         elif _numpy.is_array(target) and _numpy.code_of_array(target):
@@ -103,6 +95,8 @@ class Merge:
             return self._sequence(target, node, path)
         elif _program.has_fields(target) and not is_opaque and _holds_tensors(target):
             return self._fields(target, node, path)
+        elif is_array and not isinstance(target, DamagedTensor | None):
+            self._differ(path, f"a value ({type_name(target)})", _kind(node))
         elif not self._is_damaged(node):
             self.survey.add(node, path)
             return lambda builder: builder.value(node, path)
@@ -150,7 +144,7 @@ class Merge:
         if here != there and not (cast and self.cast):
             self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)))
         elif stored.nbytes and node.body not in self.damaged:
-            self.fills.append(Fill(target, node, stored, cast))
+            self.fills.append(Fill(target, node, stored, cast, path))
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
@@ -248,6 +242,7 @@ def load_into(
     damaged = find(checkpoint, skeleton) if skips else {}
     merge = Merge(contents, cast=cast, damaged=damaged)
     merge.merge(state, skeleton, ())
+    merge.mismatched += _ties.differing(checkpoint, merge.fills)
     merge.check(path, strict=strict)
     ways = _split(merge.fills)
     for fill in ways.copied:

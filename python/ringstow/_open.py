@@ -52,6 +52,9 @@ def open(
     Also opens a directory of plain safetensors files without a manifest, as Hugging Face's programs
     write them. They have no checksums, and ``info.kind`` is ``"safetensors"``.
 
+    Also opens a checkpoint with missing files, and logs a warning: reading a tensor in one of them
+    raises. `load` refuses such a checkpoint.
+
     Args:
         path: the checkpoint's directory.
         verify: verify every checksum chunk (1 MiB) that is read before using any of it. False reads
@@ -63,7 +66,7 @@ def open(
 
     Raises:
         IncompleteCheckpointError: the directory holds no committed checkpoint.
-        CorruptCheckpointError: the manifest, or the length of a file, is not what was written.
+        CorruptCheckpointError: the manifest is not what was written.
         FormatError: the manifest is not ringstow's, or a newer version's.
         ValueError: an unknown ``framework``.
         OSError: the system refused: no such directory, no permission, a failing disk.
@@ -93,7 +96,9 @@ class Checkpoint(Mapping[str, "Entry"]):
         self.path = path
         """The checkpoint's directory."""
         self._as_numpy = as_numpy
-        opened = _native.Checkpoint(path, config, foreign=True, verify=verify)
+        opened = _native.Checkpoint(path, config, foreign=True, damaged=True, verify=verify)
+        if opened.problem is not None:
+            _log.warning("%s. Tensors in its other files can be read", opened.problem)
         self._opened: _native.Checkpoint | None = opened
         self._contents = _build.Contents(path, opened.tensors, allow_pickle=allow_pickle)
         state = opened.state
@@ -346,8 +351,8 @@ class Entry:
                 needs torch, or a numpy dtype, that is unavailable.
             ReplacedCheckpointError: a save replaced the checkpoint since it was opened.
             CorruptCheckpointError: the bytes on disk are not those that were written.
-            IncompleteCheckpointError: the checkpoint was removed; or it is a rank checkpoint, and
-                holds only some of this tensor.
+            IncompleteCheckpointError: the checkpoint was removed; or a file of this tensor is
+                missing; or it is a rank checkpoint, and holds only some of this tensor.
             ValueError: the checkpoint is closed.
         """
         return self._checkpoint._value(self._leaf, self._path, entries=False)

@@ -264,6 +264,8 @@ class VerifyReport(_Moved):
     """Every damaged range of a file; empty for an intact checkpoint."""
     problem: str | None
     """If files are missing: which, and where to look for them."""
+    tensors: int
+    """Tensors, arrays and objects in the checkpoint."""
     seconds: float
     """Seconds in total."""
 
@@ -296,7 +298,7 @@ class ElementDiff(_Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TensorDiff(_Report):
-    """A tensor, array or object whose bytes differ."""
+    """A tensor or array whose bytes differ."""
 
     name: str
     elements: ElementDiff | None
@@ -337,19 +339,19 @@ class DiffReport(_Report):
     b: str
     """The other's."""
     only_in_a: tuple[str, ...]
-    """Names of the tensors, arrays and objects that only ``a`` has."""
+    """Names of the tensors and arrays that only ``a`` has."""
     only_in_b: tuple[str, ...]
     """Likewise ``b``."""
     changed: tuple[TensorChange, ...]
     """Tensors whose dtype or shape differs."""
     differing: tuple[TensorDiff, ...]
-    """Tensors, arrays and objects whose bytes differ."""
+    """Tensors and arrays whose bytes differ."""
     values: tuple[ValueDiff, ...]
-    """Values that differ, or that only one checkpoint has."""
+    """Values that differ, or that only one checkpoint has; DCP's objects too, by their bytes."""
     values_compared: bool
     """Whether values were compared: not with another program's files, which have none."""
     equal_tensors: int
-    """Number of tensors, arrays and objects that are equal."""
+    """Number of tensors and arrays that are equal."""
     read_bytes: int
     """Bytes of tensors that were read, because checksums did not decide."""
     seconds: float
@@ -490,6 +492,8 @@ class Swept(_Report):
     """Files that were removed, and directories that held nothing else."""
     renamed: tuple[str, ...]
     """Shards of a committed checkpoint that got their final name."""
+    kept: tuple[str, ...]
+    """Shards that became recycled files: none, `prune` makes none."""
     left: tuple[tuple[str, str], ...]
     """Directories that were left alone, and why."""
 

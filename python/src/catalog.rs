@@ -3,6 +3,7 @@
 use crate::error::to_python;
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
+use ringstow::internals::sys::file_system::FileSystem;
 use ringstow::{Before, Disposal, Job, Retention, StepPattern, Wanted};
 use std::path::PathBuf;
 
@@ -41,6 +42,16 @@ pub(crate) fn latest(
         true => wait::run(py, &Job::of(&config), find),
         false => py.detach(|| find(&Default::default())).map_err(to_python),
     }
+}
+
+/// The name of the file system of a path, or of the directory in which it would be, if other hosts may use it.
+#[pyfunction]
+pub(crate) fn shared_file_system(py: Python<'_>, path: PathBuf) -> Option<String> {
+    let find = || {
+        let mut found = path.ancestors().map(FileSystem::of);
+        found.find_map(Result::ok).filter(FileSystem::is_shared)
+    };
+    py.detach(find).map(|system| system.name)
 }
 
 #[pyfunction]

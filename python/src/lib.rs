@@ -136,7 +136,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
-        catalog::{latest, prune, remove, retain, steps},
+        catalog::{latest, prune, remove, retain, shared_file_system, steps},
         encode::encode,
         exchange::Exchange,
         exit::{end_jobs, fail_exit},

@@ -147,6 +147,7 @@ impl Checkpoint {
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
         let open = || match (foreign, damaged) {
+            (true, true) => ringstow::Checkpoint::open_any_with(path, &config),
             (true, _) => ringstow::Checkpoint::open_foreign_with(path, &config),
             (_, true) => ringstow::Checkpoint::open_damaged_with(path, &config),
             _ => ringstow::Checkpoint::open_with(path, &config),
@@ -217,6 +218,12 @@ impl Checkpoint {
         };
         let rows: PyResult<Vec<_>> = self.inner.tensors().iter().map(describe).collect();
         PyList::new(py, rows?)
+    }
+
+    /// Why not all of it can be loaded, if that is known without reading the files.
+    #[getter]
+    fn problem(&self) -> Option<String> {
+        self.inner.check_files().err().map(|error| error.to_string())
     }
 
     #[getter]

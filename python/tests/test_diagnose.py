@@ -31,7 +31,11 @@ CASES = [
     ("hf", ringstow.IncompleteCheckpointError, ["ringstow.open", "`ringstow convert"]),
     ("empty", ringstow.IncompleteCheckpointError, ["nothing was saved here"]),
     ("model.pt", NotADirectoryError, ["torch.load", "`ringstow convert"]),
-    ("run/step-3", FileNotFoundError, ["no checkpoint was saved there", "step-2"]),
+    (
+        "run/step-3",
+        FileNotFoundError,
+        ["no checkpoint was saved there, or it was removed", "step-2"],
+    ),
 ]
 
 

@@ -108,6 +108,31 @@ def test_an_export_is_compared_by_its_tensors(saved, tmp_path):
     assert (tensor.elements.differing, tensor.elements.max_abs) == (5000, 1.0)
 
 
+def test_objects_of_dcp_are_values(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    import ringstow.dcp
+
+    def save(name, **objects):
+        state = {"w": torch.arange(5000.0), "opt": {"groups": [{"lr": 0.1}]}, **objects}
+        writer = ringstow.dcp.StorageWriter(tmp_path / name)
+        dcp.save(state, storage_writer=writer)
+        return tmp_path / name
+
+    a = save("a", note="short", other={1, 2})
+    b = save("b", note="a longer text", new={3})
+    report = ringstow.diff(a, b, values=True)
+    assert (report.only_in_a, report.only_in_b) == ((), ())
+    assert (report.changed, report.differing, report.equal_tensors) == ((), (), 1)
+    values = {value.name: (value.a, value.b) for value in report.values}
+    assert set(values) == {"note", "other", "new"}
+    assert values["note"][0].startswith("an object of ")
+    assert values["note"][1].startswith("another of ")
+    assert values["other"][1] is None
+    assert values["new"][0] is None
+    assert ringstow.diff(a, a).is_equal
+
+
 def test_path_without_a_checkpoint_raises(saved, tmp_path):
     a = saved("a", state_of())
     with pytest.raises(FileNotFoundError, match="nowhere"):

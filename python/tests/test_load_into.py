@@ -98,11 +98,21 @@ def test_tied_in_checkpoint_only(tmp_path):
     assert torch.equal(state["b"], weight)
 
 
-def test_tied_in_target_only(tmp_path):
-    path = saved({"a": torch.zeros(4), "b": torch.ones(4)}, tmp_path)
-    target = torch.full((4,), 9.0)
+def test_tied_targets_refuse_two_tensors_that_differ(tmp_path):
+    path = saved({"a": torch.zeros(4), "n": {"b": torch.ones(4)}, "c": torch.ones(4)}, tmp_path)
+    target, c = torch.full((4,), 9.0), torch.zeros(4)
+    with pytest.raises(ringstow.KeyMismatchError, match=r"a and n\.b are one tensor here and two"):
+        ringstow.load_into({"a": target, "n": {"b": target}, "c": c}, path)
+    assert target.tolist() == [9, 9, 9, 9]
+    assert c.tolist() == [0, 0, 0, 0]
+
+
+def test_tied_targets_take_two_tensors_that_are_equal(tmp_path):
+    value = torch.arange(4.0)
+    path = saved({"a": value, "b": value.clone()}, tmp_path)
+    target = torch.zeros(4)
     ringstow.load_into({"a": target, "b": target}, path)
-    assert target.tolist() == [1, 1, 1, 1]  # all elements of the later tensor
+    assert torch.equal(target, value)
 
 
 def test_autograd_notices_the_change(tmp_path):
@@ -165,6 +175,19 @@ def test_none_is_replaced_by_the_saved_tensor(tmp_path):
     state = {"s": {0: {"momentum": None}}}
     ringstow.load_into(state, path)
     assert torch.equal(state["s"][0]["momentum"], torch.ones(2))
+
+
+@pytest.mark.parametrize("value", [5, 0.5, "text", (1, 2), [1]], ids=str)
+@pytest.mark.parametrize("kind", [torch.ones, np.ones])
+def test_value_and_tensor_never_fill_each_other(tmp_path, value, kind):
+    path = saved({"x": kind(2)}, tmp_path)
+    state = {"x": value}
+    with pytest.raises(ringstow.KeyMismatchError, match="x is a value .* here and a "):
+        ringstow.load_into(state, path)
+    assert state == {"x": value}
+    other = saved({"x": value}, tmp_path / "other")
+    with pytest.raises(ringstow.KeyMismatchError, match="x is a .* in the checkpoint"):
+        ringstow.load_into({"x": kind(2)}, other)
 
 
 def test_tuples_that_hold_tensors_are_filled_and_rebuilt(tmp_path):

@@ -125,7 +125,7 @@ def test_prune_removes_killed_saves_anywhere(tmp_path):
     assert isinstance(done, ringstow.Swept)
     part = "rank00000-0.safetensors.part"
     gone = (tmp_path / "last" / part, half, tmp_path / "step-002" / part, tmp_path / "step-002")
-    assert done == ringstow.Swept(removed=tuple(map(str, gone)), renamed=(), left=())
+    assert done == ringstow.Swept(removed=tuple(map(str, gone)), renamed=(), kept=(), left=())
     assert sorted(os.listdir(tmp_path)) == ["last", "step-001"]
     assert_is(tmp_path / "step-001", 1)
     leave_half(tmp_path / "step-003")

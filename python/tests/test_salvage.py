@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import os
 import warnings
 
 import numpy as np
@@ -233,6 +234,49 @@ def test_missing_or_cut_file_loses_only_its_tensors(tmp_path, harm):
             assert_same(loaded["model"][name], whole["model"][name])
     with pytest.raises((ringstow.MissingFilesError, ringstow.CorruptCheckpointError)):
         ringstow.load(path)
+
+
+@pytest.mark.parametrize("harm", ["link", "directory", "pipe"])
+def test_shard_that_is_no_file_loses_only_its_tensors(tmp_path, harm):
+    path = tmp_path / "c"
+    ringstow.save(state_of(), path, config=FILES)
+    file, _ = place_of(path, "list.0")
+    elsewhere = tmp_path / "elsewhere"
+    file.rename(elsewhere)
+    if harm == "link":
+        file.symlink_to(elsewhere)
+    elif harm == "directory":
+        file.mkdir()
+    else:
+        os.mkfifo(file)
+    report = ringstow.verify(path)
+    assert [damage.file for damage in report.damage] == [str(file)]
+    assert "list.0" in report.damaged_tensors
+    assert len(report.damaged_tensors) < report.tensors
+    loaded = salvage(path)
+    assert set(names(loaded.damaged)) == set(report.damaged_tensors)
+    with pytest.raises(ringstow.FormatError, match="not a regular file"):
+        ringstow.load(path)
+
+
+def test_open_reads_what_is_there_of_a_checkpoint_with_missing_files(tmp_path, caplog):
+    path = tmp_path / "c"
+    ringstow.save(state_of(), path, config=FILES)
+    file, _ = place_of(path, "list.0")
+    file.unlink()
+    lost = ringstow.verify(path).damaged_tensors
+    with ringstow.open(path) as ckpt:
+        assert file.name in caplog.text
+        assert len(ckpt) == 9
+        assert ckpt.value("step") == 7
+        for name, entry in ckpt.items():
+            if name in lost:
+                with pytest.raises(ringstow.MissingFilesError):
+                    entry.load()
+                with pytest.raises(ringstow.MissingFilesError):
+                    entry[:3]
+            else:
+                assert entry.load() is not None
 
 
 def test_load_into_keeps_targets_of_damaged_tensors(path):

@@ -189,6 +189,34 @@ def test_resume_from_before_a_damaged_step(tmp_path, caplog):
     assert newest(tmp_path, before=1) is None
 
 
+def warnings_in(caplog):
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_newest_step_without_its_manifest_is_warned_of_once(tmp_path, caplog):
+    save(tmp_path, "step-1", "step-2", "step-3")
+    (tmp_path / "step-3" / "manifest.json").unlink()
+    # What a killed save leaves is no loss.
+    (tmp_path / "step-4").mkdir()
+    (tmp_path / "step-4" / "rank00000-0.safetensors.part").write_bytes(b"half")
+    assert newest(tmp_path) == newest(tmp_path) == "step-2"
+    (said,) = warnings_in(caplog)
+    assert "step-3, whose manifest is gone" in said
+
+
+def test_checkpoints_further_down_are_pointed_to(tmp_path, caplog):
+    save(tmp_path, "step-1/actor", "step-1/critic")
+    assert ringstow.latest(tmp_path) is None
+    (said,) = warnings_in(caplog)
+    assert str(tmp_path / "step-1" / "actor") in said
+    assert str(tmp_path / "step-1") + " to look there" in said
+    caplog.clear()
+    assert ringstow.latest(tmp_path / "step-1") is not None
+    save(tmp_path, "step-2")
+    assert newest(tmp_path) == "step-2"
+    assert warnings_in(caplog) == []
+
+
 def test_invalid_before_is_refused(tmp_path):
     save(tmp_path, "step-1")
     with pytest.raises(ringstow.InvalidStateError, match="step-9 is none of the 1 steps"):

@@ -260,6 +260,23 @@ def test_new_dataclass_field_gets_its_default(tmp_path, monkeypatch):
     assert (newer.lr, newer.extra, newer.other) == (0.5, [1], 5)
 
 
+def test_default_factory_of_a_new_field_runs_once_per_load(tmp_path, monkeypatch):
+    ringstow.save({"a": Config(lr=0.5)}, tmp_path / "c")
+    made = []
+
+    @dataclasses.dataclass
+    class Newer:
+        lr: float
+        betas: tuple
+        name: str
+        nested: object
+        extra: list = dataclasses.field(default_factory=lambda: made.append(1) or [1])
+
+    monkeypatch.setattr(value_list, "Config", Newer)
+    ringstow.load(tmp_path / "c")
+    assert made == [1]
+
+
 def test_load_runs_no_code_of_a_lazy_module(tmp_path, monkeypatch):
     lazy = types.ModuleType("lazy")
     lazy.__getattr__ = lambda name: pytest.fail("code of the module ran")

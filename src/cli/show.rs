@@ -18,7 +18,8 @@ const NAME_MAX: usize = 120;
 
 /// Show the files, tensors and values of a checkpoint
 ///
-/// Each section ends after 24 rows, unless `--all` is given.
+/// Each section ends after 24 rows, unless `--all` is given. Shows a checkpoint with missing files too, by its manifest,
+/// and marks what is missing.
 #[derive(Debug, Args)]
 pub struct Show {
     /// A checkpoint's directory
@@ -51,7 +52,7 @@ pub struct Show {
 
 pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
     let config = args.stripe.config()?;
-    let checkpoint = Checkpoint::open_with(&args.path, &config)?;
+    let checkpoint = Checkpoint::open_damaged_with(&args.path, &config)?;
     if args.json {
         out.json(&Shown::of(&checkpoint))?;
         return Ok(Exit::Success);
@@ -62,10 +63,10 @@ pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
         sections.push(summary(&checkpoint));
     }
     if everything || args.files {
-        sections.push(files(checkpoint.manifest(), args.all));
+        sections.push(files(&checkpoint, args.all));
     }
     if everything || args.tensors {
-        sections.push(tensors(checkpoint.manifest(), args.all));
+        sections.push(tensors(&checkpoint, args.all));
     }
     if everything || args.values {
         sections.push(tree(&checkpoint, args.all)?);
@@ -90,6 +91,8 @@ struct Shown<'a> {
 #[derive(Serialize)]
 struct ShownFile<'a> {
     blocks: usize,
+    /// What is wrong with it, if that is known without reading it: `"no such file"`.
+    problem: Option<String>,
     #[serde(flatten)]
     entry: &'a FileEntry,
 }
@@ -100,6 +103,8 @@ struct ShownTensor<'a> {
     /// Bytes stored here, if this rank has only a part of the tensor.
     #[serde(skip_serializing_if = "Option::is_none")]
     held_bytes: Option<u64>,
+    /// Whether a file with bytes of it is missing or cut.
+    lost: bool,
     /// Name of the file of each chunk.
     files: Vec<&'a str>,
     #[serde(flatten)]
@@ -113,17 +118,21 @@ impl<'a> Shown<'a> {
             unreachable!("a struct of texts and numbers is an object in JSON");
         };
         info.retain(|field, _| !["files", "tensors"].contains(&field.as_str()));
-        let file = |entry: &'a FileEntry| ShownFile { blocks: entry.crc32.len(), entry };
+        let file = |(number, entry): (usize, &'a FileEntry)| {
+            let problem = checkpoint.file_problem(number);
+            ShownFile { blocks: entry.crc32.len(), problem, entry }
+        };
         let tensor = |entry: &'a TensorEntry| ShownTensor {
             bytes: entry.nbytes(),
             held_bytes: Some(entry.held_bytes()).filter(|&held| held != entry.nbytes()),
+            lost: checkpoint.is_lost(entry),
             files: entry.chunks.iter().map(|chunk| file_name(manifest, chunk)).collect(),
             entry,
         };
         Self {
             info,
             created: text::utc(manifest.created_unix_ms),
-            files: manifest.files.iter().map(file).collect(),
+            files: manifest.files.iter().enumerate().map(file).collect(),
             tensors: manifest.tensors.iter().map(tensor).collect(),
             values: &manifest.state,
         }
@@ -153,22 +162,36 @@ fn summary(checkpoint: &Checkpoint) -> String {
         ),
         row("generation", format!("{} (earlier saves into this directory)", manifest.generation)),
     ];
-    let rows = rows.into_iter().chain(part_of);
+    let problem = checkpoint.check_files().err();
+    let problem = problem.map(|error| row("problem", text::printable(&error.to_string())));
+    let rows = rows.into_iter().chain(part_of).chain(problem);
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
 }
 
-fn files(manifest: &Manifest, all: bool) -> String {
+fn files(checkpoint: &Checkpoint, all: bool) -> String {
     let titles = ["<FILE", ">CHECKSUMS", ">SIZE", ">BYTES"];
-    let rows = manifest.files.iter().take(limit(all)).map(|file| {
+    let files = &checkpoint.manifest().files;
+    let rows = files.iter().enumerate().take(limit(all)).map(|(number, file)| {
         let checksums = file.crc32.len().to_string();
-        [text::printable(&file.name), checksums, text::size(file.bytes), file.bytes.to_string()]
+        let name = match checkpoint.file_problem(number) {
+            None => text::printable(&file.name),
+            Some(problem) => text::printable(&format!("{} ({problem})", file.name)),
+        };
+        [name, checksums, text::size(file.bytes), file.bytes.to_string()]
     });
-    table::table(titles, rows) + &more(manifest.files.len(), all)
+    table::table(titles, rows) + &more(files.len(), all)
 }
 
-fn tensors(manifest: &Manifest, all: bool) -> String {
+fn tensors(checkpoint: &Checkpoint, all: bool) -> String {
+    let manifest = checkpoint.manifest();
     let titles = ["<TENSOR", "<DTYPE", "<SHAPE", ">SIZE", "<FILE", ">OFFSET"];
-    let rows = manifest.tensors.iter().take(limit(all)).map(|tensor| tensor_row(manifest, tensor));
+    let rows = manifest.tensors.iter().take(limit(all)).map(|tensor| {
+        let mut row = tensor_row(manifest, tensor);
+        if checkpoint.is_lost(tensor) {
+            row[4] += " (missing)";
+        }
+        row
+    });
     table::table(titles, rows) + &more(manifest.tensors.len(), all)
 }
 

@@ -233,8 +233,24 @@ fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> Strin
         lines.extend(shown.chain(more).map(|line| format!("    {line}")));
     }
     lines.push("  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`.".into());
-    lines.push("  What is intact loads with `load(path, on_corrupt=\"skip\")`.".into());
+    if report.damage.iter().any(Damage::is_refusal) {
+        lines.push("  What this process may not read may be intact: check the owner and mode of the files.".into());
+    }
+    lines.push(format!("  {}", what_loads(report.tensors, tensors.len())));
     lines.join("\n")
+}
+
+/// What `on_corrupt="skip"` would load.
+fn what_loads(tensors: usize, damaged: usize) -> String {
+    let skip = "`load(path, on_corrupt=\"skip\")`";
+    match tensors - damaged {
+        0 if tensors > 0 => format!("No tensor is intact: {skip} loads nothing but the values."),
+        intact if damaged == 0 => {
+            format!("All {intact} tensors are intact, and {skip} loads them.")
+        }
+        1 => format!("The 1 intact tensor loads with {skip}."),
+        intact => format!("The {intact} intact tensors load with {skip}."),
+    }
 }
 
 /// The file and byte range of one damage, what is wrong, and the first tensors in it.

@@ -185,6 +185,8 @@ pub struct VerifyReport {
     pub damage: Vec<Damage>,
     /// If files are missing: which, and where to look for them.
     pub problem: Option<String>,
+    /// Tensors and objects in the checkpoint.
+    pub tensors: usize,
     /// How the bytes were moved.
     #[serde(flatten)]
     pub moved: Moved,
@@ -200,6 +202,9 @@ impl VerifyReport {
         names.map(String::as_str).filter(|name| seen.insert(*name)).collect()
     }
 }
+
+/// [`Damage::what`] of a file that this process may not open. Its bytes may be intact.
+pub(crate) const PERMISSION: &str = "permission to read the file";
 
 /// A damaged range of a file: a checksum chunk, or what is missing of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -219,6 +224,13 @@ pub struct Damage {
     pub got: String,
     /// The names of the tensors and objects with bytes in the range. Empty if it holds only a header or padding.
     pub tensors: Vec<String>,
+}
+
+impl Damage {
+    /// Whether this process may not open the file, so that its bytes may be intact.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.what == PERMISSION
+    }
 }
 
 impl From<Damage> for Error {

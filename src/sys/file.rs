@@ -121,6 +121,11 @@ pub(crate) fn is_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::libc::ELOOP)
 }
 
+/// Whether a file was not opened because its path is something other than a file: a directory, a FIFO, a device.
+pub(crate) fn is_no_file(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none()
+}
+
 /// Longer files are never read into memory. A manifest of a million tensors in 100 TB has 1.5 GB.
 const READ_BYTES_MAX: u64 = 4 << 30;
 

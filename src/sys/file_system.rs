@@ -52,7 +52,8 @@ const ONE_HOST: &[(u64, &str)] = &[
     (0x2fc1_2fc1, "zfs"),
     (0x0102_1994, "tmpfs"),
     (0x8584_58f6, "ramfs"),
-    (0x794c_7630, "overlay"), // its upper directory cannot be on a network file system
+    // In layers over other directories. Where it writes cannot be on a network file system.
+    (0x794c_7630, "overlay"),
     (0x3153_464a, "jfs"),
     (0x5265_4973, "reiserfs"),
     (0x3434, "nilfs2"),
@@ -67,6 +68,10 @@ const ONE_HOST: &[(u64, &str)] = &[
 
 /// Types that one host has for itself, by the mount's name: their number in statfs is FUSE's.
 const ONE_HOST_NAMES: &[&str] = &["fuseblk"]; // on a block device: ntfs-3g
+
+/// Types that keep their files in a directory of any other file system, which is their mount's source. (That of overlay
+/// cannot be on a network file system; aufs does not name its.)
+const OVER_A_DIRECTORY: &[&str] = &["ecryptfs"];
 
 /// A network file system whose kernel module passes a lock on a file (`fcntl`) on to other hosts.
 #[derive(Debug)]
@@ -139,7 +144,10 @@ impl FileSystem {
             return Ok(Self::of_one_host((*name).into()));
         }
         Ok(match mount_of(open) {
-            Some((name, options)) => Self::mounted(name, &options),
+            Some(Mount { name, source, .. }) if OVER_A_DIRECTORY.contains(&&*name) => {
+                Self::over(name, Self::of(Path::new(&source)).ok())
+            }
+            Some(Mount { name, options, .. }) => Self::mounted(name, &options),
             None => Self::mounted(format!("type {number:#x}"), ""),
         })
     }
@@ -180,6 +188,19 @@ impl FileSystem {
         Self { name, hosts, locks, why }
     }
 
+    /// One that keeps its files in a directory of another file system, `lower` if that is known: the same hosts may use
+    /// it. Nobody knows whether it passes locks on.
+    fn over(name: String, lower: Option<Self>) -> Self {
+        match lower.map_or(Hosts::Unknown, |lower| lower.hosts) {
+            Hosts::One => Self::of_one_host(name),
+            hosts => {
+                let why =
+                    format!("ringstow cannot know whether {name} passes locks on to other hosts");
+                Self { name, hosts, locks: Reach::ThisHost, why }
+            }
+        }
+    }
+
     /// Whether other hosts may use it.
     pub fn is_shared(&self) -> bool {
         self.hosts != Hosts::One
@@ -199,9 +220,17 @@ impl PassesLocks {
     }
 }
 
-/// The type and the options of the mount that an open file or directory is on.
+/// A mount, by the kernel's list.
 #[cfg(target_os = "linux")]
-fn mount_of(open: &File) -> Option<(String, String)> {
+struct Mount {
+    name: String,
+    source: String,
+    options: String,
+}
+
+/// The mount that an open file or directory is on.
+#[cfg(target_os = "linux")]
+fn mount_of(open: &File) -> Option<Mount> {
     use crate::sys::file::read_kernel_text;
     use std::os::fd::AsRawFd;
     let info = read_kernel_text(format!("/proc/self/fdinfo/{}", open.as_raw_fd())).ok()?;
@@ -211,8 +240,8 @@ fn mount_of(open: &File) -> Option<(String, String)> {
     let mount = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
     // Type, source and options follow a dash; the fields before it vary in number.
     let mut fields = mount.split(" - ").nth(1)?.split(' ');
-    let (name, _source) = (fields.next()?, fields.next()?);
-    Some((name.into(), fields.next().unwrap_or_default().into()))
+    let (name, source) = (fields.next()?.into(), fields.next()?.into());
+    Some(Mount { name, source, options: fields.next().unwrap_or_default().into() })
 }
 
 #[cfg(all(debug_assertions, target_os = "linux"))]
@@ -343,6 +372,23 @@ mod tests {
         ] {
             assert!(ONE_HOST.contains(&(number, name)), "{name}");
         }
+    }
+
+    #[test]
+    fn file_system_over_a_directory_is_shared_as_that_is() {
+        let root = tempfile::tempdir().unwrap();
+        let over = || {
+            let found = FileSystem::over("ecryptfs".into(), FileSystem::of(root.path()).ok());
+            (found.hosts, found.locks)
+        };
+        assert_eq!(over(), (Hosts::One, Reach::EveryHost));
+        let _network = play(root.path(), "nfs4", "");
+        assert_eq!(over(), (Hosts::Many, Reach::ThisHost));
+        let unknown = FileSystem::over("ecryptfs".into(), None);
+        assert_eq!((unknown.hosts, unknown.locks), (Hosts::Unknown, Reach::ThisHost));
+        // Their kernel says nothing about the directories: any may be on a network file system.
+        assert_eq!(mounted("aufs", "rw,si=1"), (Hosts::Unknown, Reach::ThisHost));
+        assert!(ONE_HOST.contains(&(0x794c_7630, "overlay")));
     }
 
     #[test]

@@ -190,9 +190,18 @@ impl DirLock {
         dir::remove_if_empty(&self.dir)
     }
 
-    /// Releases the lock of a directory that turned out not to hold a checkpoint, and leaves no [`FILE`] there.
+    /// Releases the lock of a directory that turned out not to hold a checkpoint, and leaves no [`FILE`] of its own
+    /// there.
     pub fn withdraw(self) {
-        if self.file.as_ref().is_some_and(|file| file.created)
+        if self.file.as_ref().is_some_and(|file| file.created) {
+            self.remove_file();
+        }
+    }
+
+    /// Releases the lock of a directory that holds no checkpoint of ringstow's, and leaves no [`FILE`] there. A process
+    /// that has opened the file by now finds that it is gone, and tries again.
+    pub fn remove_file(self) {
+        if self.file.is_some()
             && let Err(error) = dir::remove(&self.dir.join(FILE))
         {
             tracing::debug!(%error, "cannot remove a lock file");

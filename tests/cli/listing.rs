@@ -153,6 +153,57 @@ fn verify_reports_missing_file_and_flipped_manifest_as_damage() {
 }
 
 #[test]
+fn verify_says_what_still_loads() {
+    let dir = Checkpoints::new();
+    let step = dir.save(1);
+    let says = |words: &str| {
+        let ran = ringstow(&["verify", dir.path()]);
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.out.contains(words), "{words:?} is not in {}", ran.out);
+    };
+    let bytes = fs::read(step.join(SHARD)).unwrap();
+    flip(&step.join(SHARD), 20);
+    let ran = ringstow(&["verify", dir.path()]);
+    assert!(!ran.out.contains("No tensor is intact"), "{}", ran.out);
+    fs::write(step.join(SHARD), &bytes).unwrap();
+    flip(&step.join(SHARD), 2 * BLOCK as usize + 5);
+    says("The 1 intact tensor loads with");
+    fs::remove_file(step.join(SHARD)).unwrap();
+    says("No tensor is intact: `load(path, on_corrupt=\"skip\")` loads nothing but the values.");
+}
+
+#[test]
+fn show_marks_what_is_missing() {
+    let dir = Checkpoints::new();
+    let step = dir.save(1);
+    fs::remove_file(step.join(SHARD)).unwrap();
+    let path = step.to_str().unwrap();
+    let ran = ringstow(&["show", path]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    for words in [
+        "rank00000-0.safetensors (no such file)",
+        "rank00000-0 (missing)",
+        "problem",
+        "lr",
+        "0.001",
+    ] {
+        assert!(ran.out.contains(words), "{words:?} is not in {}", ran.out);
+    }
+    let json = ringstow(&["show", path, "--json"]).json();
+    assert_eq!(json["files"][0]["problem"], "no such file");
+    assert_eq!(
+        (&json["tensors"][0]["lost"], &json["tensors"][1]["lost"]),
+        (&json!(true), &json!(true))
+    );
+    let whole = dir.save(2);
+    let json = ringstow(&["show", whole.to_str().unwrap(), "--json"]).json();
+    assert_eq!(
+        (&json["files"][0]["problem"], &json["tensors"][0]["lost"]),
+        (&Json::Null, &json!(false))
+    );
+}
+
+#[test]
 fn verify_of_what_is_no_checkpoint_ends_with_2() {
     let dir = Checkpoints::new();
     let file = dir.0.path().join("file");

@@ -6,24 +6,18 @@ for the newest checkpoint may then load different ones.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
 import torch.distributed as dist
 
 import ringstow
-from ringstow import _others
+from ringstow import _late, _others
 from ringstow._arguments import StrPath
 from ringstow._config import Config
 from ringstow._errors import Error, NoCheckpointError
 from ringstow.dcp import _paths
 from ringstow.dcp._errors import survives
-
-# For how long a rank waits to see what rank 0 sees. NFS shows new names after 60 s at the latest,
-# by the mount option acdirmax.
-SEEN_S = 90.0
-POLL_S = 0.2
 
 
 def latest(
@@ -87,26 +81,25 @@ def _agree(path: str, group: dist.ProcessGroup | None) -> None:
     if blind:
         raise NoCheckpointError(
             f"rank 0 has found {path}, but rank(s) {', '.join(blind)} did not see it for "
-            f"{SEEN_S:.0f} s: do all ranks use one shared file system, mounted at the same path?",
+            f"{_late.SEEN_S:.0f} s: do all ranks use one shared file system, mounted at the same "
+            "path?",
             path=path,
         )
 
 
 def _wait_for(path: str) -> bool:
     """Wait until this rank sees a checkpoint; tell whether it does."""
-    until = time.monotonic() + SEEN_S
+    until = time.monotonic() + _late.SEEN_S
     while not _sees(path):
         if time.monotonic() >= until:
             return False
-        time.sleep(POLL_S)
+        time.sleep(_late.POLL_S)
     return True
 
 
 def _sees(path: str) -> bool:
     """Tell whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
-    # Listing makes a network file system look for new names.
-    with contextlib.suppress(OSError):
-        os.listdir(os.path.dirname(path))
+    _late.look_again(path)
     try:
         names = os.listdir(path)
     except OSError:

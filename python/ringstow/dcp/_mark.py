@@ -22,6 +22,8 @@ NAME = ".metadata"
 # Near the beginning of torch's own.
 _TORCHS = b"torch.distributed.checkpoint.metadata"
 _DATA_FILE = rb"__\d+_\d+\.distcp"
+_BYTES_MAX = 64 << 20
+"""A longer ``.metadata`` is not searched: anybody can plant a file of endless length."""
 
 _log = logging.getLogger("ringstow")
 
@@ -98,8 +100,16 @@ def _listed_in(mark: str) -> list[str]:
             start = file.read(256)
             if _TORCHS not in start:
                 return []
-            text = start + file.read()
+            text = start + file.read(_BYTES_MAX + 1 - len(start))
     except OSError:  # not there, or a link
+        return []
+    if len(text) > _BYTES_MAX:
+        _log.warning(
+            "%s has more than %d bytes and is not searched: the files of the checkpoint that is "
+            "replaced stay. Remove its *.distcp files",
+            mark,
+            _BYTES_MAX,
+        )
         return []
     named = set(re.findall(_DATA_FILE, text))
     here = os.listdir(os.path.dirname(mark))

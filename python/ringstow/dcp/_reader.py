@@ -7,6 +7,7 @@ CUDA device, and verifies every checksum chunk of it. The manifest is JSON, not 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _native
+from ringstow import _late, _native
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
@@ -27,6 +28,8 @@ from ringstow._errors import (
     IncompleteCheckpointError,
     InvalidStateError,
     KeyMismatchError,
+    NoCheckpointError,
+    NotCommittedError,
     ReplacedCheckpointError,
 )
 from ringstow._report import LoadReport
@@ -141,14 +144,28 @@ class StorageReader(storage.StorageReader):
         rank = kwargs.get("rank")
         try:
             path = self._require_path()
-            contents = self._open(path) if rank is None else self._open_part(path, rank)
+            open_it = self._open if rank is None else functools.partial(self._open_part, rank=rank)
+            contents = _late.opened(
+                path, lambda: open_it(path), lambda error: self._is_late(error, rank)
+            )
             return self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
         except Exception as error:
             # DCP turns both failures into one AssertionError, which an older torch leaves empty.
-            is_meant = (rank is not None) == self._has_ranks()
-            level = logging.ERROR if is_meant else logging.DEBUG
+            level = logging.ERROR if self._is_meant(rank) else logging.DEBUG
             _log.log(level, "the checkpoint cannot be loaded: %s", error)
             raise
+
+    def _is_meant(self, rank: int | None) -> bool:
+        """Tell whether the checkpoint is of the kind that is asked for; DCP tries both."""
+        return (rank is not None) == self._has_ranks()
+
+    def _is_late(self, error: Exception, rank: int | None) -> bool:
+        """Tell whether this rank may yet see what other ranks see."""
+        if _late.lacks_files(error):
+            return True
+        has_others = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        is_absent = isinstance(error, FileNotFoundError | NoCheckpointError | NotCommittedError)
+        return has_others and is_absent and self._is_meant(rank)
 
     def _with_ids(self, metadata: Metadata) -> Metadata:
         stamp = None if self._checkpoint is None else self._checkpoint.stamp

@@ -185,15 +185,11 @@ def with_fields(box: Box, key: str) -> Any:
         value: Any = _namespace_type(name)()
         vars(value).update(fields)
         return value
-    kind: Any = resolve(box.tag, name, key)
+    kind = check_fields(box, key)
     if box.tag == "$namedtuple":
-        _check_fields(kind._fields, fields, kind._fields, name, key)
         return tuple.__new__(kind, [fields[field] for field in kind._fields])
-    known = dataclasses.fields(kind)
-    needed = [field.name for field in known if field.init and not _has_default(field)]
-    _check_fields([field.name for field in known], fields, needed, name, key)
     value = _new(kind)
-    for field in known:
+    for field in dataclasses.fields(kind):
         if field.name in fields:
             set_field(value, field.name, fields[field.name])
         # A field that the type got since has its default, as if the constructor had been called.
@@ -202,10 +198,19 @@ def with_fields(box: Box, key: str) -> Any:
     return value
 
 
-def check_fields(box: Box, key: str) -> None:
-    """Raise what `with_fields` would raise, whatever the values of the fields are."""
-    if box.tag != "$namespace":
-        with_fields(Box(box.tag, box.name, dict.fromkeys(box.items)), key)
+def check_fields(box: Box, key: str) -> Any:
+    """Return the type of a box with fields, or raise what `with_fields` would raise."""
+    if box.tag == "$namespace":
+        return _namespace_type(box.name)
+    kind: Any = resolve(box.tag, box.name, key)
+    if box.tag == "$namedtuple":
+        known = needed = list(kind._fields)
+    else:
+        fields = dataclasses.fields(kind)
+        known = [field.name for field in fields]
+        needed = [field.name for field in fields if field.init and not _has_default(field)]
+    _check_fields(known, box.items, needed, box.name, key)
+    return kind
 
 
 def set_field(value: Any, name: str, item: object) -> None:

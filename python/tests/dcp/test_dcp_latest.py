@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import ringstow
 import ringstow.dcp
+from ringstow import _late
 from ringstow.dcp import _latest
 
 STATE = {"a": torch.arange(10.0)}
@@ -51,16 +52,16 @@ def newest_seen_late(rank, root, looks):
         seen += 1
         return rank != 1 or (looks is not None and seen >= looks)
 
-    before = _latest._sees, _latest.SEEN_S, _latest.POLL_S
-    _latest._sees, _latest.POLL_S = late, 0.0
+    before = _latest._sees, _late.SEEN_S, _late.POLL_S
+    _latest._sees, _late.POLL_S = late, 0.0
     if looks is None:
-        _latest.SEEN_S = 0.0
+        _late.SEEN_S = 0.0
     try:
         return ringstow.dcp.latest(root), seen
     except ringstow.NoCheckpointError as error:
         return str(error), seen
     finally:
-        _latest._sees, _latest.SEEN_S, _latest.POLL_S = before
+        _latest._sees, _late.SEEN_S, _late.POLL_S = before
 
 
 def test_rank_waits_until_it_sees_the_checkpoint(ranks, tmp_path):

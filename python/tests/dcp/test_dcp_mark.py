@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 from ringstow import _native
 from ringstow.dcp import _mark
@@ -19,6 +20,20 @@ def test_a_planted_link_is_not_followed(tmp_path):
     assert victim.read_text() == "precious"
     assert os.listdir(step) == [".metadata"]
     assert not (step / ".metadata").is_symlink()
+
+
+def test_metadata_of_endless_length_is_not_read(tmp_path, caplog):
+    tracemalloc.start()
+    with open(tmp_path / ".metadata", "wb") as file:
+        file.write(b"\x80" + _mark._TORCHS + b" __0_0.distcp ")
+        file.truncate(1 << 40)
+    (tmp_path / "__0_0.distcp").write_bytes(b"theirs")
+    _mark.write(str(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * _mark._BYTES_MAX
+    assert (tmp_path / "__0_0.distcp").exists()
+    assert "Remove its *.distcp files" in caplog.text
 
 
 def test_the_directory_is_synced_after_the_rename(tmp_path, monkeypatch):

@@ -2,16 +2,18 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result, is_bad_medium};
-use crate::format::StepPattern;
+use crate::format::{StepPattern, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::steps::{Before, steps_and_row};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::verify::verify;
-use std::io::ErrorKind::NotFound;
+use crate::sys::dir;
+use std::collections::BTreeSet;
+use std::io::ErrorKind::{self, NotFound};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Which checkpoint [`Store::latest`](crate::Store::latest) returns.
 #[derive(Debug, Clone, Default)]
@@ -44,6 +46,17 @@ pub fn latest(
     // An unreadable one without a number may be the newest.
     for found in steps.extract_if(.., |found| found.step.is_none() && found.refusal.is_some()) {
         pass_over_unreadable(found, wanted.verify)?;
+    }
+    if steps.is_empty()
+        && let Some(nested) = nested_in(dir)
+    {
+        tracing::warn!(
+            "{} holds no step, since {} is in a directory of its own below: pass {} to look there. Steps whose parts are \
+             saved apart are found if each part has its own directory of steps (run/actor/step-1, run/critic/step-1)",
+            dir.display(),
+            nested.display(),
+            nested.parent().unwrap_or(dir).display()
+        );
     }
     if let Some(before) = &wanted.before {
         before.cut(&mut steps, dir)?;
@@ -82,13 +95,27 @@ pub fn latest(
     }
 }
 
+/// A checkpoint two levels below a directory, such as `step-1/actor`.
+fn nested_in(dir: &Path) -> Option<PathBuf> {
+    let below = |dir: &PathBuf| dir::directories(dir).unwrap_or_default();
+    let mut nested = below(&dir.to_path_buf()).into_iter().flat_map(|dir| below(&dir));
+    nested.find(|path| dir::has(&path.join(names::MANIFEST)))
+}
+
 /// Logs why a checkpoint that cannot be loaded is skipped. Returns whether it was committed.
 fn pass_over(found: &Found) -> bool {
     let (path, problem) = (found.path.display(), found.problem.as_deref().unwrap_or_default());
     match found.created_unix_ms {
         // A killed save, or one in progress.
         None if found.status == Status::Incomplete => {
-            tracing::info!("skipping {path}, it was never committed: {problem}");
+            match has_lost_manifest(found) {
+                false => tracing::info!("skipping {path}, it was never committed: {problem}"),
+                true if is_first_time(&found.path) => tracing::warn!(
+                    "skipping {path}, whose manifest is gone: only a committed checkpoint has files of these names, so \
+                     somebody has removed it, or is still copying: {problem}"
+                ),
+                true => {}
+            }
             false
         }
         _ => {
@@ -96,6 +123,26 @@ fn pass_over(found: &Found) -> bool {
             true
         }
     }
+}
+
+/// Whether a directory without a manifest, or one of its rank checkpoints, has shards under their final names. A save
+/// gives them these after its manifest, and a removal leaves a mark.
+fn has_lost_manifest(found: &Found) -> bool {
+    let itself = std::iter::once(&found.path).filter(|_| found.parts.is_empty());
+    itself.chain(&found.parts).any(|dir| {
+        let present = dir::file_names(dir).unwrap_or_default();
+        let has = |name: &str| present.iter().any(|present| present == name);
+        let is_marked =
+            [names::MANIFEST, names::REMOVAL_MARK, names::STRIPE_MARKER].map(has).contains(&true);
+        !is_marked && present.iter().any(|name| names::is_shard(name))
+    })
+}
+
+/// Whether this process asks for the first time about a path.
+fn is_first_time(path: &Path) -> bool {
+    static KNOWN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    // In a forked child, nobody may ever release it.
+    KNOWN.try_lock().is_ok_and(|mut known| known.insert(path.into()))
 }
 
 /// Why a committed checkpoint cannot be loaded; `None` if it was never committed as a whole, is gone, or loads by now.
@@ -140,6 +187,10 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
             Err(error) if is_of_checkpoint(&error) => return Ok(Some(error)),
             report => report?,
         };
+        // Another process may read the file: an older step would silently lose progress.
+        if let Some(refused) = report.damage.iter().find(|damage| damage.is_refusal()) {
+            return Err(Error::io("opening", &refused.file, ErrorKind::PermissionDenied.into()));
+        }
         if let Some(first) = report.damage.into_iter().next() {
             // Says which files are missing, as loading would.
             return match Checkpoint::open_with(part, config) {

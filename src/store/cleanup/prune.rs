@@ -151,7 +151,7 @@ impl CleanUp<'_> {
 
     /// Finishes the killed removal of a checkpoint that consists of rank checkpoints.
     fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
-        let locks = match lock_parts(parts) {
+        let locks = match lock_parts(parts, |part| self.lock(part)) {
             Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
             locks => locks?,
         };
@@ -166,11 +166,15 @@ impl CleanUp<'_> {
             Err(error) if error.is_incomplete() => return Ok(left(dir, error.to_string())),
             _ => {}
         }
-        if self.act == Act::CarryOut {
-            let left = remove_parts(dir, parts, locks, self.stripe)?.left;
-            return Ok(Swept { removed: vec![dir.into()], left, ..Swept::default() });
+        let removed = vec![dir.into()];
+        if self.act == Act::Plan {
+            return Ok(Swept { removed, ..Swept::default() });
         }
-        Ok(Swept { removed: vec![dir.into()], ..Swept::default() })
+        let swept = remove_parts(dir, parts, (locks, self.no_other_writers), self.stripe)?;
+        match dir::has(dir) {
+            false => Ok(Swept { removed, left: swept.left, ..Swept::default() }),
+            true => Ok(swept), // other programs' files are in it
+        }
     }
 
     /// Clears one directory.

@@ -69,8 +69,8 @@ pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Res
     match rank_dirs::parts(dir)? {
         parts if parts.is_empty() => remove_one(dir, disposal, config),
         parts => {
-            let locks = lock_parts(&parts)?;
-            Ok(Removed::of(dir, remove_parts(dir, &parts, locks, &config.stripe)?))
+            let locks = lock_parts(&parts, DirLock::take)?;
+            Ok(Removed::of(dir, remove_parts(dir, &parts, (locks, false), &config.stripe)?))
         }
     }
 }
@@ -109,29 +109,37 @@ fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed
     Ok(Removed::of(dir, swept))
 }
 
-/// Locks all rank checkpoints of a checkpoint.
+/// Locks all rank checkpoints of a checkpoint: with [`DirLock::take`], or [`DirLock::take_to_look`] for a process that will
+/// change nothing.
 ///
 /// # Errors
 /// [`Error::Busy`] if a rank is saving; [`Error::Io`].
-pub(in crate::store) fn lock_parts(parts: &[PathBuf]) -> Result<Vec<DirLock>> {
+pub(in crate::store) fn lock_parts(
+    parts: &[PathBuf],
+    take: impl Fn(&Path) -> Result<DirLock>,
+) -> Result<Vec<DirLock>> {
     make_room_for(2 * parts.len()); // a lock is an open directory, and a file where hosts share
-    parts.iter().map(|part| DirLock::take(part)).collect()
+    parts.iter().map(|part| take(part)).collect()
 }
 
 /// Removes a checkpoint that consists of rank checkpoints, or what a killed removal left of it. `locks` are
-/// those of `parts`.
+/// those of `parts`. If the caller knows that it is `alone`, what killed saves left there goes too, whomever the locks
+/// keep out.
 ///
 /// # Errors
 /// Those of [`check_parts`], before any change; [`Error::Io`].
 pub(in crate::store) fn remove_parts(
     dir: &Path,
     parts: &[PathBuf],
-    locks: Vec<DirLock>,
+    (locks, alone): (Vec<DirLock>, bool),
     stripe: &[PathBuf],
 ) -> Result<Swept> {
     let stripes = parts.iter().map(|part| Stripes::to_clear(part, stripe));
     let stripes: Vec<Stripes> = stripes.collect::<Result<_>>()?;
-    let scope = |(lock, stripes)| Scope::of_removal(lock, stripes);
+    let scope = |(lock, stripes)| match alone {
+        true => Ok(Scope::Everything),
+        false => Scope::of_removal(lock, stripes),
+    };
     let scopes: Vec<Scope> = locks.iter().zip(&stripes).map(scope).collect::<Result<_>>()?;
     check_parts(dir, parts, stripe)?.into_iter().try_for_each(uncommit)?;
     // An earlier call may have been killed before its rename was durable.
@@ -167,14 +175,14 @@ pub(in crate::store) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf])
     }
 }
 
-/// Checks that no process is saving to a checkpoint, or to these rank checkpoints, or removing it.
+/// Checks that no process is saving to a checkpoint, or to these rank checkpoints, or removing it. Changes nothing.
 ///
 /// # Errors
 /// [`Error::Busy`]; [`Error::Io`].
 pub(in crate::store) fn check_free(dir: &Path, parts: &[PathBuf]) -> Result<()> {
     match parts {
-        [] => DirLock::take(dir).map(drop),
-        parts => lock_parts(parts).map(drop),
+        [] => DirLock::take_to_look(dir).map(drop),
+        parts => lock_parts(parts, DirLock::take_to_look).map(drop),
     }
 }
 

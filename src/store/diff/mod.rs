@@ -3,6 +3,7 @@
 mod checksums;
 mod contents;
 mod elements;
+mod objects;
 mod values;
 
 use crate::error::{Error, Result};
@@ -14,6 +15,7 @@ use crate::store::read::fingerprint::while_replaced;
 use checksums::Verdict;
 use contents::Contents;
 pub use elements::ElementDiff;
+use objects::Objects;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,19 +31,19 @@ pub struct DiffReport {
     /// The other's.
     #[serde(with = "crate::path_text")]
     pub b: PathBuf,
-    /// Tensors and objects that only `a` has.
+    /// Tensors that only `a` has.
     pub only_in_a: Vec<String>,
-    /// Tensors and objects that only `b` has.
+    /// Tensors that only `b` has.
     pub only_in_b: Vec<String>,
     /// Tensors whose dtype or shape differs.
     pub changed: Vec<TensorChange>,
-    /// Tensors and objects with other bytes.
+    /// Tensors with other bytes.
     pub differing: Vec<TensorDiff>,
-    /// Values that differ, or that only one has.
+    /// Values that differ, or that only one has; objects too, by their bytes.
     pub values: Vec<ValueDiff>,
     /// Whether values were compared: not with another program's files, which have none.
     pub values_compared: bool,
-    /// Number of tensors and objects that are equal.
+    /// Number of tensors that are equal.
     pub equal_tensors: usize,
     /// Bytes of tensors that were read, because checksums did not decide.
     pub read_bytes: u64,
@@ -111,9 +113,9 @@ fn diff_once(
         let alone = one.tensors().iter().filter(|tensor| other.tensor(&tensor.name).is_none());
         alone.map(|tensor| tensor.name.clone()).collect()
     };
-    let (only_in_a, only_in_b) = (only_in(&a, &b), only_in(&b, &a));
+    let (mut only_in_a, mut only_in_b) = (only_in(&a, &b), only_in(&b, &a));
     let have_values = [&a, &b].iter().all(|one| one.kind() == CheckpointKind::Ringstow);
-    let changed_values = match have_values {
+    let mut changed_values = match have_values {
         true => {
             let tree = |one: &Checkpoint| {
                 Value::from_json_with_types(&one.manifest().state)
@@ -124,15 +126,21 @@ fn diff_once(
         false => Vec::new(),
     };
     let (mut changed, mut differing, mut equal_tensors) = (Vec::new(), Vec::new(), 0);
+    // Objects are values, although they are stored as tensors are.
+    let mut objects = Objects::alone((&a, &mut only_in_a), (&b, &mut only_in_b));
     let mut undecided = Vec::new();
     for one in a.tensors() {
         let Some(other) = b.tensor(&one.name) else { continue };
-        if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
-            changed.push(change(one, other));
+        if (one.object, one.dtype, &one.shape) != (other.object, other.dtype, &other.shape) {
+            match one.object || other.object {
+                true => objects.differ(one, other),
+                false => changed.push(change(one, other)),
+            }
             continue;
         }
         match checksums::compare((&a, one), (&b, other)) {
-            Verdict::Equal => equal_tensors += 1,
+            Verdict::Equal => equal_tensors += usize::from(!one.object),
+            Verdict::Different if one.object => objects.differ(one, other),
             Verdict::Different if !values => {
                 differing.push(TensorDiff { name: one.name.clone(), elements: None });
             }
@@ -141,15 +149,19 @@ fn diff_once(
     }
     let mut contents = Contents::new((&a, &b), runtime, job);
     for (entry, difference) in contents.compare(&undecided)? {
-        match difference.differing {
-            0 => equal_tensors += 1,
-            _ => {
+        match (difference.differing, entry.object) {
+            (0, is_object) => equal_tensors += usize::from(!is_object),
+            (_, true) => objects.differ(entry, entry),
+            (_, false) => {
                 let elements = values.then_some(difference);
                 differing.push(TensorDiff { name: entry.name.clone(), elements });
             }
         }
     }
     differing.sort_by_key(|tensor| a.number(&tensor.name));
+    if have_values {
+        objects.add_to(&mut changed_values);
+    }
     Ok(DiffReport {
         a: path_a.into(),
         b: path_b.into(),

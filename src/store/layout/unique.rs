@@ -12,9 +12,10 @@ pub(in crate::store) fn unique() -> String {
 }
 
 /// A step from one generation to the next, for a file system on which another host may see the same files and save
-/// at the same time: both would choose the same number with one step of 1.
+/// at the same time: both would choose the same number with one step of 1. Large enough that two steps are hardly ever
+/// equal, and small enough that a directory never runs out of numbers.
 pub(in crate::store) fn random_step() -> u64 {
-    const STEP_MAX: u64 = 1 << 20;
+    const STEP_MAX: u64 = 1 << 32;
     1 + random() % STEP_MAX
 }
 

@@ -7,14 +7,14 @@ use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripes::{Stripes, stripe_owner};
 use crate::store::read::dcp_mark;
-use crate::store::read::diagnose::{explain, no_manifest};
+use crate::store::read::diagnose::{explain, no_manifest, seen_late};
 use crate::store::read::fault::{Fault, PlaceIndex};
 use crate::store::read::fingerprint::{Fingerprint, while_replaced};
 use crate::store::read::foreign;
 use crate::store::read::index::NameIndex;
 use crate::store::read::values::Values;
 use crate::sys::{dir, file};
-use std::fs::Metadata;
+use std::fs::{FileType, Metadata};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -102,9 +102,21 @@ impl Checkpoint {
 
     /// [`Checkpoint::open_foreign`] without its retry on [`Error::Replaced`].
     pub(in crate::store) fn open_foreign_once(path: &Path, config: &Config) -> Result<Self> {
+        let checkpoint = Self::open_any_once(path, config)?;
+        checkpoint.check_files()?;
+        Ok(checkpoint)
+    }
+
+    /// [`Checkpoint::open_damaged`] and [`Checkpoint::open_foreign`].
+    #[doc(hidden)]
+    pub fn open_any_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
+        while_replaced(|| Self::open_any_once(path.as_ref(), config))
+    }
+
+    fn open_any_once(path: &Path, config: &Config) -> Result<Self> {
         manifest::check_directory(path).map_err(|error| explain(path, error))?;
         if dir::has(&path.join(names::MANIFEST)) {
-            return Self::open_once(path, config);
+            return Self::open_damaged_once(path, config);
         }
         if stripe_owner(path)?.is_some() {
             return Err(no_manifest(path));
@@ -225,14 +237,23 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
     let (mut files, mut faults) = (Vec::with_capacity(manifest.files.len()), Vec::new());
     let mut missing = Vec::new();
     for (number, file) in manifest.files.iter().enumerate() {
-        let (shard, fault) = match find_shard(&stripes, file)? {
-            Some((shard, len)) => (shard, Fault::of_length(number, file, len)),
+        let (shard, fault) = match find_shard(&stripes, file) {
+            Some((shard, There::File(len))) => (shard, Fault::of_length(number, file, len)),
+            Some((shard, There::Other(kind))) => {
+                (shard, Some(Fault::of_kind(number, file.bytes, kind)))
+            }
+            Some((shard, There::Refused(error))) => {
+                let fault = Fault::of_error(number, file.bytes, &error);
+                let refused = || Error::io("opening", &shard.path, error);
+                let fault = Some(fault.ok_or_else(refused)?);
+                (shard, fault)
+            }
             None => {
                 missing.push(file.name.as_str());
                 if missing.len() > MISSING_MAX.max(number / 2) {
                     break;
                 }
-                (shard_in(dir, file), Some(Fault::of_missing(number, file)))
+                (shard_in(dir, file), Some(Fault::of_missing(number, file.bytes)))
             }
         };
         files.push(shard);
@@ -255,11 +276,12 @@ fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> S
         n => format!(" (of {}, {n} ranks in all)", numbered("rank", &ranks)),
     };
     format!(
-        "{} of {} files that its manifest lists are missing{of}: {}; {}",
+        "{} of {} files that its manifest lists are missing{of}: {}; {}{}",
         missing.len(), // at least: see `find_shards`
         manifest.files.len(),
         missing[..missing.len().min(20)].join(", "),
-        how_to_find(stripes, manifest)
+        how_to_find(stripes, manifest),
+        seen_late(stripes.own())
     )
 }
 
@@ -283,17 +305,22 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
 }
 
 /// Finds a committed shard: under its own name or, if the save has not renamed it yet or was killed before, under the
-/// uncommitted name. Returns its length too.
-fn find_shard(stripes: &Stripes, file: &FileEntry) -> Result<Option<(ShardFile, u64)>> {
-    for dir in stripes.dirs() {
-        if let Some(found) = find_shard_in(dir, file)? {
-            return Ok(Some(found));
-        }
-    }
-    Ok(None)
+/// uncommitted name. Says what is there, too.
+fn find_shard(stripes: &Stripes, file: &FileEntry) -> Option<(ShardFile, There)> {
+    stripes.dirs().find_map(|dir| find_shard_in(dir, file))
 }
 
-fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<(ShardFile, u64)>> {
+/// What has a shard's path.
+enum There {
+    /// A file of this length.
+    File(u64),
+    /// Something else.
+    Other(FileType),
+    /// The system does not say.
+    Refused(io::Error),
+}
+
+fn find_shard_in(dir: &Path, file: &FileEntry) -> Option<(ShardFile, There)> {
     let mut shard = shard_in(dir, file);
     // Try its own name twice: a save may rename it between the first two tries.
     for _ in 0..3 {
@@ -301,41 +328,31 @@ fn find_shard_in(dir: &Path, file: &FileEntry) -> Result<Option<(ShardFile, u64)
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 std::mem::swap(&mut shard.path, &mut shard.other_path);
             }
-            Err(e) => return Err(Error::io("opening", &shard.path, e)),
+            Err(e) => return Some((shard, There::Refused(e))),
+            Ok(found) if !found.is_file() => return Some((shard, There::Other(found.file_type()))),
             Ok(found) => {
-                check_kind(&shard.path, &found)?;
-                let len = length_of(&shard.path, &found, file.bytes)?;
-                return Ok(Some((shard, len)));
+                let len = length_of(&shard.path, &found, file.bytes);
+                return Some((shard, len.map_or_else(There::Refused, There::File)));
             }
         }
     }
-    Ok(None)
+    None
 }
 
 /// The length of a shard that should be of this many bytes.
-fn length_of(path: &Path, found: &Metadata, bytes: u64) -> Result<u64> {
+///
+/// # Errors
+/// The system's.
+fn length_of(path: &Path, found: &Metadata, bytes: u64) -> io::Result<u64> {
     if found.len() == bytes {
         return Ok(bytes);
     }
     // A network file system may show the length that this host saw during the save, until the file is opened.
-    let opened = file::open_read(path, false).and_then(|file| file::look(&file));
-    Ok(opened.map_err(|e| Error::io("opening", path, e))?.len())
+    Ok(file::look(&file::open_read(path, false)?)?.len())
 }
 
 /// A shard under its own name.
 fn shard_in(dir: &Path, file: &FileEntry) -> ShardFile {
     let (path, other_path) = (dir.join(&file.name), dir.join(names::uncommitted(&file.name)));
     ShardFile { path, other_path, bytes: file.bytes, crc32: file.crc32.clone() }
-}
-
-/// Checks that a shard is a regular file.
-fn check_kind(path: &Path, found: &Metadata) -> Result<()> {
-    match found.is_file() {
-        true => Ok(()),
-        false => {
-            let reason = "is not a regular file: ringstow refuses shards that are links or devices; copy the \
-                          file there, or let the checkpoint's directory be the link";
-            Err(Error::format(path, reason))
-        }
-    }
 }

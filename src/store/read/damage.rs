@@ -5,8 +5,9 @@ use crate::format::TensorEntry;
 use crate::pipeline::report::{Damage, DamagedTensor};
 use crate::plan::load::Want;
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::fault::{Fault, PlaceIndex, wants_of};
+use crate::store::read::fault::{Fault, FaultKind, PlaceIndex, wants_of};
 use std::collections::HashSet;
+use std::io;
 use std::ops::Range;
 
 impl Checkpoint {
@@ -64,21 +65,48 @@ impl Checkpoint {
         fault.map_or(Ok(()), |fault| Err(self.error_of(fault)))
     }
 
-    /// Checks that all files exist with their full length.
+    /// What is wrong with a file of the manifest, by its number: `"no such file"`, `"a symbolic link"`. `None` if nothing
+    /// is known to be. Does not read it.
+    pub fn file_problem(&self, file: usize) -> Option<String> {
+        let fault = self.faults.iter().find(|fault| fault.file == file)?;
+        Some(match fault.kind {
+            FaultKind::Length => format!("{} of {} bytes", fault.got, fault.expected),
+            _ => fault.got.clone(),
+        })
+    }
+
+    /// Whether bytes of a tensor are known to be missing. Does not read it.
+    pub fn is_lost(&self, tensor: &TensorEntry) -> bool {
+        self.check_faults(tensor).is_err()
+    }
+
+    /// Checks that all files exist with their full length: after [`Checkpoint::open_damaged`], which does not.
     ///
     /// # Errors
-    /// [`Error::MissingFiles`]; [`Error::Corrupt`] for a file of another length; otherwise as for [`Fault::of_whole`].
-    pub(in crate::store) fn check_files(&self) -> Result<()> {
-        if let Some(fault) = self.faults.iter().find(|fault| fault.found.is_some()) {
-            return Err(self.error_of(fault));
-        }
-        self.faults.first().map_or(Ok(()), |fault| Err(self.error_of(fault)))
+    /// [`Error::MissingFiles`]; [`Error::Corrupt`] for a file of another length; [`Error::Format`] for a link and anything
+    /// but a file; [`Error::Io`] for one that the system refuses.
+    pub fn check_files(&self) -> Result<()> {
+        // A missing file may be on a disk that is not mounted: anything else is certain.
+        let certain = self.faults.iter().find(|fault| fault.kind != FaultKind::Missing);
+        certain.or(self.faults.first()).map_or(Ok(()), |fault| Err(self.error_of(fault)))
     }
 
     fn error_of(&self, fault: &Fault) -> Error {
-        match (fault.found, &self.problem) {
-            (None, Some(reason)) => {
+        match (fault.kind, &self.problem) {
+            (FaultKind::Missing, Some(reason)) => {
                 Error::MissingFiles { path: self.path().into(), reason: reason.clone() }
+            }
+            (FaultKind::NoFile, _) => Error::format(
+                &self.files[fault.file].path,
+                format!(
+                    "is not a regular file but {}: ringstow refuses shards that are links or devices; copy the file \
+                     there, or let the checkpoint's directory be the link",
+                    fault.got
+                ),
+            ),
+            (FaultKind::Refused(errno), _) => {
+                let cause = io::Error::from_raw_os_error(errno);
+                Error::io("opening", &self.files[fault.file].path, cause)
             }
             _ => match self.damage_of(fault).into() {
                 // Exactly where the file ends, not where the checksum chunk begins.

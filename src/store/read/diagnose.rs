@@ -9,6 +9,7 @@ use crate::store::layout::stripes::stripe_owner;
 use crate::store::read::dcp_mark;
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
+use crate::sys::file_system::FileSystem;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -33,16 +34,40 @@ fn nothing_saved(path: &Path) -> String {
     let parent = path.parent().unwrap_or(path);
     match newest_in(parent) {
         Some(newest) => format!(
-            "no checkpoint was saved there, but {} holds others, such as {}",
+            "no checkpoint was saved there, or it was removed; {} holds others, such as {}{}",
             parent.display(),
-            newest.display()
+            newest.display(),
+            seen_late(parent)
         ),
-        None => "no checkpoint was saved there".into(),
+        None => format!("no checkpoint was saved there, or it was removed{}", seen_late(parent)),
+    }
+}
+
+/// What to do if another host has just saved what this one does not see; empty if no other host can. `dir` need not
+/// exist.
+pub(in crate::store) fn seen_late(dir: &Path) -> String {
+    let existing =
+        dir.ancestors().map(|dir| if dir == Path::new("") { Path::new(".") } else { dir });
+    match existing.map(FileSystem::of).find_map(std::result::Result::ok) {
+        Some(system) if system.is_shared() => format!(
+            ". It is on {}, where this host may see late what another one has saved: load again in a minute; with DCP, \
+             ringstow.dcp.latest waits until every rank sees the checkpoint",
+            system.name
+        ),
+        _ => String::new(),
     }
 }
 
 /// The error for a directory without a manifest: says what is in the directory and what reads that.
 pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
+    let mut error = without_manifest(dir);
+    if let Error::NoCheckpoint { reason, .. } | Error::NotCommitted { reason, .. } = &mut error {
+        reason.push_str(&seen_late(dir));
+    }
+    error
+}
+
+fn without_manifest(dir: &Path) -> Error {
     let path = dir.to_path_buf();
     if let Ok(Some(checkpoint)) = stripe_owner(dir) {
         let reason =

@@ -1,8 +1,14 @@
 //! What can be wrong with a checkpoint's files, and where its tensors' bytes are in them.
 
+use crate::error::is_bad_medium;
 use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
+use crate::pipeline::report::PERMISSION;
 use crate::plan::load::Want;
+use crate::sys::file::{is_link, is_no_file};
+use std::fs::FileType;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 
 /// A file that is missing, or of another length than the manifest says, or that cannot be opened.
 #[derive(Debug, Clone)]
@@ -15,8 +21,18 @@ pub(in crate::store) struct Fault {
     pub what: &'static str,
     pub expected: String,
     pub got: String,
-    /// How many bytes of the file exist.
-    pub found: Option<u64>,
+    pub kind: FaultKind,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::store) enum FaultKind {
+    Missing,
+    Length,
+    /// A link, a directory, a FIFO or a device has its name.
+    NoFile,
+    /// The system refuses to look at it or to open it, with this error number.
+    Refused(i32),
 }
 
 impl Fault {
@@ -28,18 +44,46 @@ impl Fault {
             what: "length in bytes",
             expected: entry.bytes.to_string(),
             got: len.to_string(),
-            found: Some(len),
+            kind: FaultKind::Length,
         })
     }
 
-    pub fn of_missing(file: usize, entry: &FileEntry) -> Self {
-        Self::of_whole(file, entry.bytes, "no such file".into())
+    pub fn of_missing(file: usize, bytes: u64) -> Self {
+        Self::of_whole(file, bytes, "no such file".into(), FaultKind::Missing)
     }
 
-    /// The fault of a file that cannot be opened.
-    pub fn of_whole(file: usize, bytes: u64, got: String) -> Self {
-        let (what, expected) = ("the file", format!("{bytes} bytes"));
-        Self { file, lost: 0..bytes, what, expected, got, found: None }
+    /// The fault of something other than a file that has its name. Never followed or read: a link leads to what is not
+    /// the checkpoint's.
+    pub fn of_kind(file: usize, bytes: u64, found: FileType) -> Self {
+        let got = match found {
+            link if link.is_symlink() => "a symbolic link",
+            dir if dir.is_dir() => "a directory",
+            fifo if fifo.is_fifo() => "a FIFO",
+            _ => "a device or socket",
+        };
+        Self::of_whole(file, bytes, got.into(), FaultKind::NoFile)
+    }
+
+    /// The fault of a file that could not be opened; `None` if the error says nothing about the file, such as too many
+    /// open files.
+    pub fn of_error(file: usize, bytes: u64, error: &io::Error) -> Option<Self> {
+        if is_link(error) || is_no_file(error) {
+            let got = if is_link(error) { "a symbolic link" } else { "not a regular file" };
+            return Some(Self::of_whole(file, bytes, got.into(), FaultKind::NoFile));
+        }
+        let kind = FaultKind::Refused(error.raw_os_error()?);
+        let fault = Self::of_whole(file, bytes, error.to_string(), kind);
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                Some(Self { what: PERMISSION, expected: "granted".into(), ..fault })
+            }
+            _ => is_bad_medium(error).then_some(fault),
+        }
+    }
+
+    fn of_whole(file: usize, bytes: u64, got: String, kind: FaultKind) -> Self {
+        let (what, expected) = ("the file", format!("a file of {bytes} bytes"));
+        Self { file, lost: 0..bytes, what, expected, got, kind }
     }
 }
 

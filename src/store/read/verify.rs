@@ -1,6 +1,6 @@
 //! Checks all of a checkpoint against its checksums.
 
-use crate::error::{Error, Result, is_bad_medium};
+use crate::error::{Error, Result};
 use crate::pipeline::job::Job;
 use crate::pipeline::load::{ShardFile, check};
 use crate::pipeline::report::{Damage, VerifyReport};
@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Reads every byte of the checkpoint at `path` and compares each checksum chunk with its checksum. The report lists
-/// all damage, and the tensors that it hits: chunks that differ, bad sectors, files that are missing or cut. If a save
+/// all damage, and the tensors that it hits: chunks that differ, bad sectors, files that are missing or cut, that are no files, or
+/// that this process may not open. If a save
 /// replaces the checkpoint meanwhile, the result is entirely of the old or entirely of the new one.
 ///
 /// # Errors
@@ -39,6 +40,7 @@ fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyR
         read_bytes,
         damage,
         problem: checkpoint.problem.clone(),
+        tensors: checkpoint.tensors().len(),
         moved: read.moved,
         seconds: started.elapsed().as_secs_f64(),
     })
@@ -76,18 +78,16 @@ impl Checkpoint {
         }
     }
 
-    /// The fault of a file that cannot be opened because the medium is damaged.
+    /// The fault of a file that cannot be opened.
     ///
     /// # Errors
-    /// Any other error, and one of a file whose fault is known.
+    /// An error that says nothing about a file, and one of a file whose fault is known.
     fn fault_of(&self, error: Error, known: &[Fault]) -> Result<Fault> {
         let Error::Io { doing: "opening", path, cause, .. } = &error else { return Err(error) };
         let is_it = |file: &ShardFile| [&file.path, &file.other_path].contains(&path);
-        match self.files.iter().position(is_it) {
-            Some(file) if is_bad_medium(cause) && known.iter().all(|fault| fault.file != file) => {
-                Ok(Fault::of_whole(file, self.files[file].bytes, cause.to_string()))
-            }
-            _ => Err(error),
-        }
+        let unknown = |file: &usize| known.iter().all(|fault| fault.file != *file);
+        let file = self.files.iter().position(is_it).filter(unknown);
+        let fault = file.and_then(|file| Fault::of_error(file, self.files[file].bytes, cause));
+        fault.ok_or(error)
     }
 }

@@ -57,6 +57,7 @@ fn export_all(
     let config = runtime.config();
     let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;
     let mut rollback = Rollback::begin(path)?;
+    rollback.leave_no_lock();
     let lock = rollback.held();
     let (clears_up, is_shared) = (lock.reach() == Reach::EveryHost, lock.is_shared());
     make_room(path, clears_up, &[])?;

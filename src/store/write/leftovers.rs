@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
 pub struct Swept {
     /// Files that were removed, and directories that held nothing else. For a checkpoint of rank checkpoints whose
-    /// removal was finished, its own path alone.
+    /// removal was finished, its own path alone, if nothing else was in it.
     #[serde(with = "crate::path_text::list")]
     pub removed: Vec<PathBuf>,
     /// Shards of a committed checkpoint that got their final name.

@@ -1,5 +1,6 @@
 //! How a checkpoint is written, whole or not at all.
 
+pub(crate) mod durable;
 pub(crate) mod export;
 pub(crate) mod leftovers;
 pub(crate) mod make_dirs;

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::names;
+use crate::store::write::durable::Name;
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::{self, DirLock};
@@ -19,6 +20,8 @@ pub(in crate::store) struct Rollback {
     /// Directories that the save has created, outermost first.
     made: Vec<PathBuf>,
     kept: bool,
+    /// Whether a lock file may stay in the directory.
+    leaves_lock: bool,
     /// Released after everything is removed.
     lock: Option<DirLock>,
 }
@@ -26,7 +29,8 @@ pub(in crate::store) struct Rollback {
 impl Rollback {
     /// An empty one, for a directory that another process has created and locked.
     pub fn new() -> Self {
-        Self { files: Vec::new(), dir: PathBuf::new(), made: Vec::new(), kept: false, lock: None }
+        let (files, dir, made) = (Vec::new(), PathBuf::new(), Vec::new());
+        Self { files, dir, made, kept: false, leaves_lock: true, lock: None }
     }
 
     /// Creates the directory and its parents where they are missing, and locks it until the rollback is dropped.
@@ -102,13 +106,19 @@ impl Rollback {
         self.kept = true;
     }
 
+    /// Leaves no lock file in the directory in the end: it is another program's.
+    pub fn leave_no_lock(&mut self) {
+        self.leaves_lock = false;
+    }
+
     /// Whether [`Rollback::keep`] was called.
     pub fn is_kept(&self) -> bool {
         self.kept
     }
 
-    /// Makes the names of the checkpoint's directory and of all created directories durable. Syncs the checkpoint's
-    /// parent even if the directory existed: its creator may have been killed before it synced.
+    /// Makes the names of the checkpoint's directory and of all directories above it durable, up to the mount, even if
+    /// they existed: their creator may have been killed before it synced. A process syncs the name of each directory
+    /// once, but those of the checkpoint's own directory and of the one above it every time.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -118,14 +128,26 @@ impl Rollback {
         self.made.iter().filter(|dir| **dir != self.dir).try_for_each(|dir| sync_parent(dir))?;
         // The true parent: the path may be a link, or end in `..`.
         let own = dir::real(&self.dir)?;
-        // A save also creates the directory that holds the rank checkpoints.
-        let parents = if names::rank_of_dir(&own).is_some() { 2 } else { 1 };
-        for parent in own.ancestors().skip(1).take(parents) {
+        // Other ranks also create the directory that holds the rank checkpoints.
+        let always = if names::rank_of_dir(&own).is_some() { 2 } else { 1 };
+        for (level, (dir, parent)) in own.ancestors().zip(own.ancestors().skip(1)).enumerate() {
+            let name = Name::of(dir)?;
+            if level >= always {
+                if name.is_mount_below(parent)? {
+                    break;
+                }
+                if name.is_durable() {
+                    continue;
+                }
+            }
             match dir::sync(parent) {
                 // A process that may not list the directory has not created anything in it.
                 Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::PermissionDenied => {
                 }
                 synced => synced?,
+            }
+            if level >= always {
+                name.note_durable();
             }
         }
         Ok(())
@@ -147,9 +169,16 @@ fn sync_parent(dir: &Path) -> Result<()> {
 
 impl Drop for Rollback {
     fn drop(&mut self) {
-        if self.kept {
-            return; // committed
+        if !self.kept {
+            self.roll_back();
+        } else if let Some(lock) = self.lock.take_if(|_| !self.leaves_lock) {
+            lock.remove_file();
         }
+    }
+}
+
+impl Rollback {
+    fn roll_back(&mut self) {
         // What tells whose the rest is was written first, and goes last: this process may be killed in between.
         for file in self.files.iter().rev() {
             let first = match file.ends_with(names::STRIPE_MARKER) {
@@ -200,35 +229,47 @@ mod tests {
         assert!(dir.exists(), "the winner did not create it");
     }
 
+    /// The directories that a save syncs for the names of its directory and of those above.
+    fn synced(dir: &Path) -> Vec<PathBuf> {
+        let rollback = Rollback::begin(dir).unwrap();
+        let watch = watch();
+        rollback.sync_parents().unwrap();
+        let synced = watch.take_paths(Call::Sync).into_iter();
+        synced.map(|dir| fs::canonicalize(dir).unwrap()).collect()
+    }
+
     #[test]
     fn directory_name_is_durable_even_if_it_existed() {
         let root = tempfile::tempdir_in(".").unwrap();
         let there = root.path().join("there");
         fs::create_dir(&there).unwrap();
-        let synced = |dir: &Path| {
-            let rollback = Rollback::begin(dir).unwrap();
-            let watch = watch();
-            rollback.sync_parents().unwrap();
-            watch
-                .take_paths(Call::Sync)
-                .into_iter()
-                .map(|dir| fs::canonicalize(dir).unwrap())
-                .collect()
-        };
         let [root, cwd] = [root.path(), Path::new(".")].map(|dir| fs::canonicalize(dir).unwrap());
-        let all: Vec<PathBuf> = synced(&there);
-        assert_eq!(all, [&*root]);
+        assert_eq!(synced(&there)[..2], [&*root, &*cwd]);
+        // What this process has made durable stays so.
+        assert_eq!(synced(&there), [&*root]);
         // A path without a parent, as in `save("step-1")`.
-        let all: Vec<PathBuf> = synced(Path::new(root.file_name().unwrap()));
-        assert_eq!(all, [&*cwd]);
+        assert_eq!(synced(Path::new(root.file_name().unwrap())), [&*cwd]);
         std::os::unix::fs::symlink(&there, root.join("link")).unwrap();
-        let all: Vec<PathBuf> = synced(&root.join("link"));
-        assert_eq!(all, [&*root]);
+        assert_eq!(synced(&root.join("link")), [&*root]);
         // A rank checkpoint, below a directory that another rank has created.
-        let all: Vec<PathBuf> = synced(&there.join("rank00001"));
-        assert_eq!(all, [&*there, &*root]);
+        assert_eq!(synced(&there.join("rank00001")), [&*there, &*root]);
         // Below directories that this save creates.
-        let all: Vec<PathBuf> = synced(&there.join("new/step"));
-        assert_eq!(all, [&*there, &*there.join("new")]);
+        let new = there.join("new");
+        assert_eq!(synced(&new.join("step")), [&*there, &*new, &*there, &*root]);
+    }
+
+    #[test]
+    fn names_of_all_directories_that_a_killed_save_made_are_durable() {
+        let root = tempfile::tempdir_in(".").unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        let deep = root.join("a/b/c");
+        // As a save leaves them that is killed before its first sync.
+        fs::create_dir_all(&deep).unwrap();
+        assert_eq!(synced(&deep)[..3], [root.join("a/b"), root.join("a"), root.clone()]);
+        assert_eq!(synced(&deep), [root.join("a/b")]);
+        // Another directory of the same path has not been synced.
+        fs::rename(root.join("a"), root.join("old")).unwrap();
+        fs::create_dir_all(&deep).unwrap();
+        assert_eq!(synced(&deep), [root.join("a/b"), root.join("a"), root.clone()]);
     }
 }

@@ -311,8 +311,10 @@ fn next_generation(stripes: &Stripes) -> Result<u64> {
     let mut next = 0;
     for dir in stripes.existing()? {
         for name in file_names(dir)? {
-            if names::is_shard(&name) {
-                next = next.max(names::generation(&name).saturating_add(1));
+            // Those of a damaged checkpoint may still have their uncommitted names.
+            let shard = names::committed(&name);
+            if names::is_shard(shard) {
+                next = next.max(names::generation(shard).saturating_add(1));
             } else if name.ends_with(".safetensors") {
                 return Err(foreign_file(dir, &name));
             }

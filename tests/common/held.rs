@@ -1,0 +1,124 @@
+//! Tensors that wait for a word, and saves that stand still because of them.
+
+use super::small_config;
+use ringstow::internals::device::Source;
+use ringstow::{Dtype, Error, SaveHandle, SaveReport, StateDict, Store, TensorInfo};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// A tensor of one byte.
+pub struct Filled {
+    pub byte: u8,
+    pub bytes: usize,
+}
+
+impl Filled {
+    /// Adds it to a state.
+    pub fn add_to(self, state: &mut StateDict<'static>, name: &str) {
+        add(state, name, self);
+    }
+}
+
+impl Source for Filled {
+    fn nbytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
+        to.fill(self.byte);
+        Ok(())
+    }
+}
+
+fn add(state: &mut StateDict<'static>, name: &str, source: impl Source + 'static) {
+    let shape = vec![source.nbytes()];
+    state.source(TensorInfo { name: name.into(), dtype: Dtype::U8, shape }, Box::new(source));
+}
+
+/// A tensor whose bytes wait until the word is dropped.
+pub struct Held {
+    filled: Filled,
+    /// Called when the bytes are asked for.
+    asked: Box<dyn Fn() + Send + Sync>,
+    word: Mutex<Receiver<()>>,
+    fails: bool,
+}
+
+impl Held {
+    /// The tensor, and its word.
+    pub fn new(filled: Filled, asked: impl Fn() + Send + Sync + 'static) -> (Self, Sender<()>) {
+        let (word, heard) = channel();
+        let (asked, word_heard) = (Box::new(asked), Mutex::new(heard));
+        (Self { filled, asked, word: word_heard, fails: false }, word)
+    }
+
+    /// Fails instead of giving its bytes.
+    pub fn failing(self, fails: bool) -> Self {
+        Self { fails, ..self }
+    }
+
+    /// Adds it to a state.
+    pub fn add_to(self, state: &mut StateDict<'static>, name: &str) {
+        add(state, name, self);
+    }
+}
+
+impl Source for Held {
+    fn nbytes(&self) -> u64 {
+        self.filled.nbytes()
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) -> ringstow::Result<()> {
+        (self.asked)();
+        let _ = self.word.lock().unwrap().recv();
+        match self.fails {
+            true => Err(Error::Invalid { reason: "the tensor cannot be read".into() }),
+            false => self.filled.read(at, to),
+        }
+    }
+}
+
+/// A save that stands still after it has created its files.
+pub struct HeldUp<T = SaveReport> {
+    // Dropped first: a test that fails must not wait for the save for ever.
+    word: Sender<()>,
+    handle: SaveHandle<T>,
+}
+
+impl<T: Send + 'static> HeldUp<T> {
+    /// Bytes of its tensor `t`: some blocks of [`small_config`].
+    pub const BYTES: usize = 20_000;
+
+    /// Starts saving a state of a tensor of this byte, and the value `step`; returns once it stands still.
+    pub fn start(
+        byte: u8,
+        fails: bool,
+        start: impl FnOnce(StateDict<'static>) -> SaveHandle<T>,
+    ) -> Self {
+        let (started, has_started) = channel();
+        let asked = move || {
+            let _ = started.send(());
+        };
+        let (held, word) = Held::new(Filled { byte, bytes: Self::BYTES }, asked);
+        let mut state = StateDict::new();
+        state.value("step", i64::from(byte));
+        held.failing(fails).add_to(&mut state, "t");
+        let handle = start(state);
+        has_started.recv().unwrap();
+        Self { word, handle }
+    }
+
+    /// Lets it go on to its end.
+    pub fn end(self) -> ringstow::Result<T> {
+        drop(self.word);
+        self.handle.result()
+    }
+}
+
+impl HeldUp {
+    pub fn save(byte: u8, dir: &Path) -> Self {
+        let store = Store::new(small_config()).unwrap();
+        Self::start(byte, false, |state| store.save_async(state, dir).unwrap())
+    }
+}
