@@ -8,6 +8,7 @@ SEED   ?= 0
 MINUTES ?= 10
 # How much of each rig; see tools/torture.py. FS=ext4 cuts that file system alone.
 KILLS  ?= 1000
+EACH_CALL ?= all
 CUTS   ?= 200
 FS     ?=
 # Bits to flip; mutations of each kind of input.
@@ -95,7 +96,7 @@ torture-cuts: $(READY)
 
 .PHONY: torture-calls
 torture-calls:
-	RINGSTOW_EACH_CALL=all RINGSTOW_SEED=$(SEED) cargo test --test each_call -- --nocapture no_call
+	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') RINGSTOW_SEED=$(SEED) cargo test --test each_call -- --nocapture no_call
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture_background.py --loops $(LOOPS) --seed $(SEED)

@@ -38,13 +38,18 @@ class Rig:
     name: str
     # The Makefile's variable that says how many, all of them, and about how many a minute.
     variable: str
-    full: int
+    full: int | str
     a_minute: float
     needs_root: bool = False
 
-    def number(self, minutes: float | None) -> int:
-        """Return how many fit into the minutes; all of them for None."""
-        return self.full if minutes is None else max(1, int(self.a_minute * minutes))
+    def number(self, minutes: float | None) -> int | str:
+        """Return how many fit into the minutes; all of them for None.
+
+        A rig that takes no number makes a seeded tenth for "".
+        """
+        if minutes is None:
+            return self.full
+        return max(1, int(self.a_minute * minutes)) if self.a_minute else ""
 
     def lacks(self) -> str:
         """Return why the rig cannot run on this machine; "" if it can."""
@@ -52,6 +57,9 @@ class Rig:
 
 
 RIGS = [
+    Rig("calls", "EACH_CALL", full="all", a_minute=0),
+    Rig("calls-python", "MINUTES", full=60, a_minute=1),
+    Rig("simulation", "SEEDS", full=100_000, a_minute=2000),
     Rig("kills", "KILLS", full=1000, a_minute=400),
     Rig("cuts", "CUTS", full=200, a_minute=6, needs_root=True),
     Rig("hosts", "INTERLEAVINGS", full=500, a_minute=60, needs_root=True),
@@ -69,7 +77,7 @@ class Ran:
     """How a rig ended."""
 
     rig: Rig
-    number: int
+    number: int | str
     seconds: float = 0.0
     problem: str = ""
     skipped: list[str] = field(default_factory=list)
@@ -113,7 +121,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def run(rig: Rig, number: int, seed: int, share: float | None, out: Path) -> Ran:
+def run(rig: Rig, number: int | str, seed: int, share: float | None, out: Path) -> Ran:
     """Run one rig to its end."""
     ran = Ran(rig, number)
     if reason := rig.lacks():
@@ -155,7 +163,7 @@ def outcome(command: list[str], log: Path, limit: float | None) -> str:
 
 def line(ran: Ran) -> str:
     """Return the row of one rig."""
-    count = f"{ran.rig.variable}={ran.number}"
+    count = f"{ran.rig.variable}={ran.number or 'a tenth'}"
     return f"{ran.rig.name:18} {count:20} {ran.seconds:7.0f} s  {ran.result}"
 
 
