@@ -113,7 +113,7 @@ impl Tensors for IgnoredAny {
 }
 
 impl<T, S> Manifest<T, S> {
-    /// A manifest with this library's version and format version.
+    /// A manifest with this library's version and format version. Its writer sets the time.
     pub fn new(
         generation: u64,
         world_size: u32,
@@ -122,13 +122,11 @@ impl<T, S> Manifest<T, S> {
         tensors: T,
         state: S,
     ) -> Self {
-        let since_epoch =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Self {
             format: FORMAT.into(),
             version: VERSION,
             writer: env!("CARGO_PKG_VERSION").into(),
-            created_unix_ms: since_epoch.as_millis() as u64,
+            created_unix_ms: 0,
             generation,
             world_size,
             block_bytes,

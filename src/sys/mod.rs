@@ -6,6 +6,7 @@
 //! have callers that decide by it.
 #![allow(clippy::disallowed_methods)] // the only place for them
 
+pub mod chance;
 pub mod dir;
 pub mod file;
 pub mod file_system;

@@ -1,12 +1,8 @@
 //! Names for a save or a write that no other save or write has, on this host and on others.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-use std::time::{SystemTime, UNIX_EPOCH};
+use crate::sys::chance::random;
 
 /// Sixteen hex digits, different at every call.
-///
-/// [`RandomState`] has random keys in each thread, but a forked child has its parent's. So the process number and the
-/// time are hashed too.
 pub(in crate::store) fn unique() -> String {
     format!("{:016x}", random())
 }
@@ -17,14 +13,6 @@ pub(in crate::store) fn unique() -> String {
 pub(in crate::store) fn random_step() -> u64 {
     const STEP_MAX: u64 = 1 << 32;
     1 + random() % STEP_MAX
-}
-
-fn random() -> u64 {
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    hasher.write_u128(now.as_nanos());
-    hasher.finish()
 }
 
 #[cfg(test)]

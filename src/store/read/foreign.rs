@@ -325,7 +325,7 @@ impl<'a> Assembly<'a> {
         let state = RawValue::from_string("{}".into()).expect("an empty object is JSON");
         let block_bytes = Config::default().block_bytes;
         let mut manifest = Manifest::new(0, 1, block_bytes, self.files, self.tensors, state);
-        (manifest.format, manifest.created_unix_ms) = ("safetensors".into(), 0);
+        manifest.format = "safetensors".into();
         Ok((manifest, self.shards))
     }
 }

@@ -16,6 +16,7 @@ use crate::state::{Contents, StateDict};
 use crate::store::layout::recycled;
 use crate::store::layout::stripes::Stripes;
 use crate::store::write::transaction::Transaction;
+use crate::sys::chance::now_unix_ms;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ fn save_all(
     let files = file_entries(&plan, &written.crc32);
     let block_bytes = runtime.config().checksum_bytes();
     let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
-    manifest.step = state.saved_step();
+    (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), state.saved_step());
     manifest.stripes = transaction.stripes().noted(paths.iter().map(PathBuf::as_path));
     transaction.commit(&manifest)?;
     job.note(What::Commit, committing, None, 0);

@@ -6,6 +6,7 @@ use crate::format::{Manifest, RankShare, Receipt, names, receipt};
 use crate::store::layout::session_note::Note;
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
+use crate::sys::chance::now_unix_ms;
 use crate::sys::{dir, file};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -167,7 +168,7 @@ impl Session {
             state,
         );
         manifest.part_of.clone_from(&self.part_of);
-        manifest.step = self.step;
+        (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), self.step);
         manifest.check().map_err(|reason| {
             Error::invalid(format!("what the ranks wrote is not a checkpoint: {reason}"))
         })?;
