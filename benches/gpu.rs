@@ -1,5 +1,5 @@
 //! Measures how fast tensors leave a GPU and come back: large copies alone; saves that skip the disk
-//! (`fake_engines::Null`); durable saves and cold loads, beside the same with tensors in host memory.
+//! (`fake_engines::AtOnce::null`); durable saves and cold loads, beside the same with tensors in host memory.
 //!
 //! ```text
 //! cargo bench --bench gpu -- [--gpu 0] [--gb 1] [--rounds 5] [--dir DIR] [--copies-only] [--json]
@@ -12,7 +12,7 @@
 mod common;
 
 use common::{Args, Result, bench_dir, median};
-use fake_engines::Null;
+use fake_engines::AtOnce;
 use ringstow::internals::device::Target;
 use ringstow::internals::device::cuda::{
     Device, DeviceMemory, Direction, LargeCopy, Rates, Ready, measure,
@@ -228,7 +228,7 @@ fn copies(
         large.pin()?;
     }
     let depth = options.config.queue_depth as usize;
-    let nowhere = Arc::new(move || Ok(Box::new(Null::new(depth)) as _));
+    let nowhere = Arc::new(move || Ok(Box::new(AtOnce::null(depth)) as _));
     let nowhere = Runtime::with_engine(options.config.clone(), nowhere)?;
     let save = || -> Result<f64> {
         let report = tensors.save(Place::Gpu, &nowhere, path)?;

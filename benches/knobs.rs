@@ -6,7 +6,7 @@
 //!                              [--rounds 15] [--only PART_OF_A_NAME ...]
 //! ```
 //!
-//! Without `--dir`, saves use the engine `fake_engines::Null`, which skips the disk.
+//! Without `--dir`, saves use the engine `fake_engines::AtOnce::null`, which skips the disk.
 //! Each variant has its own pool. On a shared disk, CPU seconds are more reliable than speed; the row
 //! "default, again" shows the noise of both.
 //! To try something new, make it a knob for the trial and add a line to [`variants`]. Results of earlier

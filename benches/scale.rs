@@ -1,5 +1,5 @@
 //! Measures how cost grows: the cost of a tensor in each step of a save or load with the number of tensors, and
-//! the cost of a block with the number of blocks. The engine `fake_engines::Null` completes every transfer at
+//! the cost of a block with the number of blocks. The engine `fake_engines::AtOnce::null` completes every transfer at
 //! once, so no disk is involved.
 //!
 //! Figures are items per second: if ten times as many items take as long each, the cost is linear. With
@@ -119,7 +119,7 @@ fn reads(criterion: &mut Criterion) {
     }
 }
 
-/// The directory of checkpoints saved through `Null`. Their files have their full length but no data: if possible,
+/// The directory of checkpoints saved through `AtOnce::null`. Their files have their full length but no data: if possible,
 /// the directory is on a file system where such files take no space.
 struct Place(Option<Endless>);
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{State, engine, load_all, rig, scratch, small_config};
-use fake_engines::{Null, Twist, Twisted};
+use fake_engines::{AtOnce, Twist, Twisted};
 use ringstow::internals::device::Source;
 use ringstow::internals::engine::{Completion, Engine, Op};
 use ringstow::{
@@ -60,7 +60,7 @@ fn fillers_racing_for_the_last_block_take_one_buffer() {
     for round in 0..50 {
         let build = || {
             let hoards = Hoards { had_trial: false, blocks: 3, kept: Vec::new() };
-            Ok(Twisted::engine(Box::new(Null::new(4)), hoards))
+            Ok(Twisted::engine(Box::new(AtOnce::null(4)), hoards))
         };
         let (block_bytes, pool_bytes) = (LARGE as u64, 8 * LARGE as u64);
         let two = Config { fillers: 2, block_bytes, pool_bytes, ..Config::default() };

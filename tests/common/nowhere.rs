@@ -1,8 +1,8 @@
 //! States of very many or very large tensors that share their memory, saved and loaded through the
-//! engine `Null`. For the tests and benches of scale.
+//! engine `AtOnce::null`. For the tests and benches of scale.
 #![allow(dead_code)] // each user needs a part of this module
 
-use fake_engines::Null;
+use fake_engines::AtOnce;
 use ringstow::internals::device::Source;
 use ringstow::internals::format::{FileEntry, Manifest};
 use ringstow::internals::plan::save::{Options, SavePlan, Shard, plan};
@@ -98,7 +98,7 @@ pub fn manifest(items: &[Item], plan: &SavePlan) -> Manifest {
 /// A runtime that skips the disk: it discards writes and reads zeros.
 pub fn runtime(config: Config) -> Runtime {
     let depth = config.queue_depth as usize;
-    Runtime::with_engine(config, Arc::new(move || Ok(Box::new(Null::new(depth)))))
+    Runtime::with_engine(config, Arc::new(move || Ok(Box::new(AtOnce::null(depth)))))
         .expect("the configuration is valid")
 }
 

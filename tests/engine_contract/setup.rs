@@ -1,6 +1,6 @@
 //! The engines under test, and what the cases share.
 
-use fake_engines::Null;
+use fake_engines::AtOnce;
 use ringstow::internals::config::Switch;
 use ringstow::internals::engine::portable::Portable;
 use ringstow::internals::engine::queue::{Attached, Queue};
@@ -63,7 +63,7 @@ impl Setup {
     }
 
     pub fn null() -> Option<Self> {
-        Self::new(|_| Ok(Box::new(Null::new(DEPTH))), false)
+        Self::new(|_| Ok(Box::new(AtOnce::null(DEPTH))), false)
     }
 
     pub fn portable_direct() -> Option<Self> {

@@ -1,10 +1,10 @@
 //! Engines that only tests and benches use. They implement [`Engine`](ringstow::internals::engine::Engine) as the
 //! shipped ones do; hand them to [`Runtime::with_engine`](ringstow::Runtime::with_engine).
 
+mod at_once;
 mod faulty;
-mod null;
 mod twisted;
 
+pub use at_once::AtOnce;
 pub use faulty::{Faults, Faulty};
-pub use null::Null;
 pub use twisted::{Twist, Twisted};

@@ -1,0 +1,222 @@
+//! What the programs do.
+
+use crate::common::State;
+use crate::history::{Outcome, Refusal, Seen, Why};
+use crate::turns::{Id, Trouble, Turns};
+use crate::world::World;
+use ringstow::internals::store::{
+    Wanted, latest, prune, remove_checkpoint, retain, save, write_rank,
+};
+use ringstow::{
+    Checkpoint, Disposal, Dtype, Error, LoadOptions, Receipt, Retention, Runtime, Session,
+    StateDict, Value,
+};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Several blocks in two files.
+const SIZES: [usize; 3] = [5000, 1, 9000];
+const RANKS: usize = 2;
+
+/// What a program does. Each save has a number of its own, which identifies its state.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Job {
+    Save(i64),
+    /// Begins a session, starts the ranks, and commits what they wrote.
+    SaveByRanks(i64, Ranks),
+    /// Is a rank of that session.
+    Rank(i64, usize),
+    Load,
+    Latest,
+    Retain(usize),
+    Prune,
+    Remove,
+}
+
+impl Job {
+    /// The state that it saves as a whole.
+    pub fn saves(&self) -> Option<i64> {
+        match self {
+            Self::Save(id) | Self::SaveByRanks(id, _) => Some(*id),
+            _ => None,
+        }
+    }
+}
+
+/// How a save by ranks goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranks {
+    /// What befalls each rank.
+    pub troubles: [Option<Trouble>; RANKS],
+    /// The rank that is started once more while it runs; its second receipt counts.
+    pub twice: Option<usize>,
+    /// Whether the coordinator gives up while the ranks write.
+    pub gives_up: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Order {
+    pub job: Job,
+    /// Below the root.
+    pub at: PathBuf,
+}
+
+/// Where a rank puts its receipt.
+type Slot = Arc<Mutex<Option<Receipt>>>;
+
+/// A program's life: it carries out its orders in turn. Between them the observer looks at the disk.
+pub fn live(world: &Arc<World>, id: Id, orders: Vec<Order>) {
+    let turns = &world.turns;
+    let runtime = turns.runtime(id, &world.config);
+    for order in orders {
+        let event = world.history().begin(id, &order, turns.now(id));
+        let outcome = match &order.job {
+            Job::SaveByRanks(number, ranks) => {
+                save_by_ranks(world, id, *number, ranks, &order).map(|()| Seen::default())
+            }
+            _ => carry_out(world, &runtime, &order),
+        };
+        let outcome = outcome_of(outcome);
+        finish(world, id, event, outcome);
+        turns.pause(id);
+        if turns.is_dead(id) {
+            return;
+        }
+    }
+}
+
+fn finish(world: &World, id: Id, event: usize, outcome: Outcome) {
+    let turns = &world.turns;
+    let outcome = if turns.is_dead(id) { Outcome::Killed } else { outcome };
+    world.history().end(event, turns.now(id), outcome, turns.has_failed(id));
+}
+
+fn outcome_of(done: Result<Seen, Refusal>) -> Outcome {
+    match done {
+        Ok(seen) => Outcome::Done(seen),
+        Err(refusal) => Outcome::Refused(refusal),
+    }
+}
+
+/// Carries out an order of one program.
+pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen, Refusal> {
+    let (config, path) = (runtime.config(), world.root.join(&order.at));
+    let below = |path: PathBuf| path.strip_prefix(&world.root).expect("below").to_path_buf();
+    let (disposal, job) = (Disposal::of(config), Arc::default());
+    let mut seen = Seen::default();
+    match &order.job {
+        Job::Save(number) => {
+            let state = State::new(*number, &SIZES);
+            let mut dict = share(&state, 0, 1)?;
+            dict.value("step", *number);
+            save(runtime, &dict, &path, &job)?;
+        }
+        Job::SaveByRanks(..) | Job::Rank(..) => unreachable!("it takes several programs"),
+        Job::Load => seen.loaded = Some(load(runtime, &path)?),
+        Job::Latest => {
+            seen.newest = latest(&path, &Wanted::default(), config, &job)?.map(below);
+        }
+        Job::Retain(keep) => {
+            let retention = Retention { disposal, ..Retention::new(*keep) };
+            let removed = retain(&path, &retention, config)?.removed;
+            seen.removed = removed.into_iter().map(below).collect();
+        }
+        Job::Prune => drop(prune(&path, config)?),
+        Job::Remove => {
+            remove_checkpoint(&path, disposal, config)?;
+            seen.removed.push(order.at.clone());
+        }
+    }
+    Ok(seen)
+}
+
+/// A rank's tensors of a state.
+fn share(state: &State, rank: usize, ranks: usize) -> Result<StateDict<'_>, Error> {
+    let mut share = StateDict::new();
+    for (name, data) in state.tensors.iter().skip(rank).step_by(ranks) {
+        share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+    }
+    Ok(share)
+}
+
+fn save_by_ranks(
+    world: &Arc<World>,
+    id: Id,
+    number: i64,
+    ranks: &Ranks,
+    order: &Order,
+) -> Result<(), Refusal> {
+    let path = world.root.join(&order.at);
+    let session = Session::begin_with(&path, RANKS as u32, &world.config)?;
+    let mut running: Vec<(Option<Id>, Slot)> = (0..RANKS)
+        .map(|rank| start_rank(world, id, (number, rank), ranks.troubles[rank], &order.at))
+        .collect();
+    if let Some(rank) = ranks.twice {
+        running[rank] = start_rank(world, id, (number, rank), None, &order.at);
+    }
+    if ranks.gives_up {
+        drop(session);
+        return Err(Error::Cancelled { path }.into());
+    }
+    let mut receipts = Vec::new();
+    for (rank, receipt) in running {
+        rank.map(|rank| world.turns.join(id, rank));
+        receipts.extend(receipt.lock().expect("no rank panicked").take());
+    }
+    let state = State::new(number, &SIZES);
+    let named =
+        |(name, _): &(String, Vec<u8>)| (Value::from(name.as_str()), Value::Tensor(name.clone()));
+    let mut tree = vec![(Value::from("step"), Value::Int(number))];
+    tree.extend(state.tensors.iter().map(named));
+    session.commit(receipts, Value::Dict(tree).to_json()?)?;
+    Ok(())
+}
+
+/// A coordinator starts a rank.
+fn start_rank(
+    world: &Arc<World>,
+    coordinator: Id,
+    (number, rank): (i64, usize),
+    trouble: Option<Trouble>,
+    at: &Path,
+) -> (Option<Id>, Slot) {
+    let (slot, order) = (Slot::default(), Order { job: Job::Rank(number, rank), at: at.into() });
+    let (receipt, own) = (Arc::clone(&slot), Arc::clone(world));
+    let life = move |id: Id| {
+        let event = own.history().begin(id, &order, own.turns.now(id));
+        let runtime = own.turns.runtime(id, &own.config);
+        let (state, path) = (State::new(number, &SIZES), own.root.join(&order.at));
+        let written = share(&state, rank, RANKS)
+            .and_then(|share| write_rank(&runtime, &share, rank as u32, &path, &Arc::default()));
+        let outcome = written.map(|(written, _)| {
+            *receipt.lock().expect("nobody panicked") = Some(written);
+            Seen::default()
+        });
+        finish(&own, id, event, outcome_of(outcome.map_err(Refusal::from)));
+    };
+    (world.turns.start(Some(coordinator), trouble, life), slot)
+}
+
+/// Loads a checkpoint, and returns the number of its state.
+///
+/// # Errors
+/// The load's; [`Why::Damage`] if it is not wholly that state.
+pub fn load(runtime: &Runtime, path: &Path) -> Result<i64, Refusal> {
+    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
+    let options = LoadOptions::default();
+    let loaded = match checkpoint.load_names(names, options.on(runtime, &Arc::default())) {
+        // As a trainer does: it opens the newer one.
+        Err(Error::Replaced { .. }) => return load(runtime, path),
+        loaded => loaded?,
+    };
+    let number = checkpoint.value("step")?.as_int().unwrap_or_default();
+    let state = State::new(number, &SIZES);
+    let is_whole = state.tensors.iter().all(|(name, data)| {
+        loaded.tensor(name).is_some_and(|found| found.data() == data.as_slice())
+    });
+    if is_whole && loaded.tensors().count() == state.tensors.len() {
+        return Ok(number);
+    }
+    Err(Refusal { why: Why::Damage, text: format!("MIXED: not all is of state {number}") })
+}
