@@ -298,7 +298,9 @@ impl History {
         let (at, began, ended) = (&event.order.at, event.began, event.ended);
         let is_expected = match (job, refusal.why) {
             (_, Why::Damage) => return Err("DAMAGE: none was made".into()),
-            (Job::Load, Why::Nothing) => return self.check_found(at, None, began, ended),
+            (Job::Load | Job::Prune, Why::Nothing) => {
+                return self.check_found(at, None, began, ended);
+            }
             (Job::Save(_) | Job::SaveByRanks(..) | Job::Remove, Why::Busy) => true,
             (Job::Remove, Why::Nothing) => return self.check_found(at, None, began, ended),
             (Job::Rank(..), _) => true,

@@ -2,7 +2,7 @@
 
 use crate::common::State;
 use crate::history::{Outcome, Refusal, Seen, Why};
-use crate::turns::{Id, Trouble, Turns};
+use crate::turns::{Id, Trouble};
 use crate::world::World;
 use ringstow::internals::store::{
     Wanted, latest, prune, remove_checkpoint, retain, save, write_rank,
@@ -19,12 +19,13 @@ const SIZES: [usize; 3] = [5000, 1, 9000];
 const RANKS: usize = 2;
 
 /// What a program does. Each save has a number of its own, which identifies its state.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub enum Job {
     Save(i64),
     /// Begins a session, starts the ranks, and commits what they wrote.
     SaveByRanks(i64, Ranks),
     /// Is a rank of that session.
+    #[allow(dead_code)] // what it saves, for people
     Rank(i64, usize),
     Load,
     Latest,
@@ -44,7 +45,7 @@ impl Job {
 }
 
 /// How a save by ranks goes.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct Ranks {
     /// What befalls each rank.
     pub troubles: [Option<Trouble>; RANKS],

@@ -24,6 +24,8 @@ const RECYCLED: &str = ".ringstow-spares";
 /// What all programs of a seed share.
 pub struct World {
     pub root: PathBuf,
+    /// Whether the file system counts as one that other hosts may use, and that passes locks on.
+    is_shared: bool,
     pub config: Config,
     pub turns: Arc<Turns>,
     history: Mutex<History>,
@@ -59,10 +61,11 @@ pub fn run(seed: u64) -> Ended {
     for dir in [RUN, DISK] {
         std::fs::create_dir(root.join(dir)).expect("it is new");
     }
-    let _played = (random.u32(..5) == 0).then(|| play(&root, "nfs4", ""));
+    let is_shared = random.u32(..5) == 0;
+    let _played = is_shared.then(|| play(&root, "nfs4", ""));
     let config = config(&root, &mut random);
     let turns = Turns::new(seed, &root);
-    let world = World { root, config, turns, history: Mutex::default() };
+    let world = World { root, is_shared, config, turns, history: Mutex::default() };
     let mut observer = Observer::new(Arc::new(world), random);
     let broken = observer.watch_waves().and_then(|()| observer.check_end()).err();
     let world = Arc::clone(&observer.world);
@@ -246,7 +249,8 @@ impl Observer {
 
     /// The next saves work.
     fn check_saves(&mut self) -> Result<(), String> {
-        for path in self.world.history().paths() {
+        let paths = self.world.history().paths();
+        for path in paths {
             let order = Order { job: Job::Save(self.number()), at: path.clone() };
             let saved = carry_out(&self.world, &self.runtime, &order);
             saved.map_err(|refusal| format!("STUCK: {}: {}", path.display(), refusal.text))?;
@@ -282,6 +286,10 @@ impl Observer {
     fn check_litter(&self, path: &Path) -> Result<(), String> {
         let root = &self.world.root;
         let mut known = vec![".ringstow-lock".to_owned()];
+        if self.world.is_shared {
+            // Another host may have written the same marker, and rely on it.
+            known.push("companion.json".into());
+        }
         if let Ok(manifest) = std::fs::read(root.join(path).join("manifest.json")) {
             let manifest: serde_json::Value =
                 serde_json::from_slice(&manifest).expect("it was loaded");

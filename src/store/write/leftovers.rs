@@ -222,7 +222,7 @@ impl Leftovers {
             dir::sync(dir)?;
         }
         for dir in std::mem::take(&mut self.emptied) {
-            self.left.extend(remove_stripe_dir(&dir)?);
+            self.left.extend(unmark(&dir, true)?);
             if !dir::has(&dir) {
                 // Before the checkpoint's own directory goes: without that, nobody would find this one after a crash.
                 dir.parent().map_or(Ok(()), dir::sync)?;
@@ -255,20 +255,31 @@ impl Leftovers {
     }
 }
 
-/// Removes a stripe directory in which nothing but its marker was found. Returns it if the system refuses.
-fn remove_stripe_dir(dir: &Path) -> Result<Option<Left>> {
+/// Removes the marker of a stripe directory, and with `whole` the directory. If anything else is in it, the marker stays:
+/// without it nobody could tell whose the files are. Returns the directory if the system refuses to remove it.
+pub(in crate::store) fn unmark(dir: &Path, whole: bool) -> Result<Option<Left>> {
     let path = dir.join(names::STRIPE_MARKER);
+    let is_marker = |name: &String| name == names::STRIPE_MARKER || name == lock::FILE;
+    match file_names(dir) {
+        Err(error) if error.is_not_found() => return Ok(None),
+        found if found?.iter().all(is_marker) => {}
+        _ => return Ok(None),
+    }
     // If another checkpoint of the same name is about to claim the directory, remove only the marker.
     let lock = DirLock::take(dir).ok();
     let marker = file::read(&path).ok().filter(|_| lock.is_some());
     remove(&path)?;
-    let is_gone = lock.map_or(Ok(false), DirLock::remove_dir);
-    if let Some(marker) = marker.filter(|_| !matches!(is_gone, Ok(true))) {
-        // The listing was old, as a network file system's may be: the directory still holds shards. Or it cannot be
-        // removed: the marker says whose it is.
+    let is_done = match lock {
+        Some(lock) if whole => lock.remove_dir(),
+        Some(_) => Ok(lock::is_empty(dir)),
+        None => Ok(false),
+    };
+    if let Some(marker) = marker.filter(|_| !matches!(is_done, Ok(true))) {
+        // A rank that outlived its session has just written a shard, or the listing was old, as a network file system's
+        // may be. Or the directory cannot be removed: the marker says whose it is.
         put_back(&path, &marker)?;
     }
-    Ok(is_gone.err().map(|error| Left::emptied(dir, &error)))
+    Ok(is_done.err().map(|error| Left::emptied(dir, &error)))
 }
 
 /// Removes a directory that a killed save was about to claim; says whether it did. A save that is about to claim it now

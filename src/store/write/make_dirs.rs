@@ -47,7 +47,7 @@ fn mark(dir: &Path, (lock, marker): (&DirLock, &str), rollback: &mut Rollback) -
     let path = dir.join(names::STRIPE_MARKER);
     let part = match lock.is_shared() {
         false => {
-            rollback.files.push(path.clone());
+            rollback.marked.push(dir.into());
             dir.join(names::UNCOMMITTED_STRIPE_MARKER)
         }
         // Another host may have written the same marker at the same time, and rely on it: it stays, whatever becomes

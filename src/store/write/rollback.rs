@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::write::durable::Name;
+use crate::store::write::leftovers::unmark;
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::{self, DirLock};
@@ -15,6 +16,8 @@ use std::path::{Path, PathBuf};
 pub(in crate::store) struct Rollback {
     /// Files that the save writes, in the order in which it creates them.
     pub files: Vec<PathBuf>,
+    /// Stripe directories that the save has marked. A marker goes with its directory's last file.
+    pub marked: Vec<PathBuf>,
     /// The checkpoint's own directory.
     dir: PathBuf,
     /// Directories that the save has created, outermost first.
@@ -29,8 +32,9 @@ pub(in crate::store) struct Rollback {
 impl Rollback {
     /// An empty one, for a directory that another process has created and locked.
     pub fn new() -> Self {
-        let (files, dir, made) = (Vec::new(), PathBuf::new(), Vec::new());
-        Self { files, dir, made, kept: false, leaves_lock: true, lock: None }
+        let (files, marked, made) = (Vec::new(), Vec::new(), Vec::new());
+        let (dir, kept, leaves_lock, lock) = (PathBuf::new(), false, true, None);
+        Self { files, marked, dir, made, kept, leaves_lock, lock }
     }
 
     /// Creates the directory and its parents where they are missing, and locks it until the rollback is dropped.
@@ -193,7 +197,23 @@ impl Rollback {
                 return;
             }
         }
-        for dir in std::mem::take(&mut self.made).iter().rev() {
+        let made = std::mem::take(&mut self.made);
+        let mut is_marked = false;
+        for dir in &self.marked {
+            let unmarked = unmark(dir, made.contains(dir)).and_then(|_| match dir::has(dir) {
+                true => Ok(is_marked |= dir::has(&dir.join(names::STRIPE_MARKER))),
+                false => sync_parent(dir),
+            });
+            if let Err(error) = unmarked {
+                tracing::warn!(%error, "could not remove the marker of a failed save");
+            }
+        }
+        for dir in made.iter().rev() {
+            // A rank that outlives its session has written into a stripe directory. A clean-up finds that by way of
+            // the checkpoint's own.
+            if is_marked && self.dir.starts_with(dir) {
+                continue;
+            }
             // A crash must not bring back a stripe directory, and not the checkpoint's own one: nobody would find it.
             let removed = self.remove_dir(dir).and_then(|is_gone| match is_gone {
                 true => sync_parent(dir),

@@ -293,3 +293,38 @@ impl Writes {
         Self { by_file: by_file.collect(), marks: marks.collect() }
     }
 }
+
+#[cfg(all(test, debug_assertions))]
+mod tests {
+    use super::*;
+    use crate::store::layout::stripes::Stripes;
+    use crate::store::write::leftovers::Leftovers;
+    use crate::store::write::scope::Scope;
+    use crate::sys::seam::{Call, Outcome, on_thread};
+
+    #[test]
+    fn rank_that_outlives_its_session_in_a_stripe_directory_is_cleared_up() {
+        let root = tempfile::tempdir().unwrap();
+        let (dir, disk) = (root.path().join("run/step-1"), root.path().join("disk"));
+        std::fs::create_dir(&disk).unwrap();
+        let config = Config { stripe: vec![disk.clone()], ..Config::default() };
+        let session = Session::begin_with(&dir, 1, &config).unwrap();
+        let (stripe, marker) =
+            (disk.join("step-1"), disk.join("step-1").join(names::STRIPE_MARKER));
+        let late = stripe.join(names::uncommitted_write(&names::shard(0, 0, 0), &unique()));
+        let watch = on_thread(move |_, call, path| {
+            if call == Call::Remove && path == marker {
+                std::fs::write(&late, "x").unwrap();
+            }
+            Outcome::Pass
+        });
+        drop(session);
+        drop(watch);
+        let stripes = Stripes::to_clear(&dir, &config.stripe);
+        let left = Leftovers::of_killed(&stripes, None, &Scope::Everything).unwrap();
+        assert_eq!(left.clear().unwrap().removed.len(), 2, "the shard, and the directory");
+        assert!(!stripe.exists());
+        // Without the marker, the shard would keep every save away.
+        drop(Session::begin_with(&dir, 1, &config).unwrap());
+    }
+}
