@@ -5,6 +5,7 @@
 //!
 //! A program that died makes no further call: each one fails. So it ends, and its locks are gone.
 
+use durable_image::Recorder;
 use fake_engines::{AtOnce, Twist, Twisted};
 use fastrand::Rng;
 use ringstow::internals::sys::chance::{self, Chance};
@@ -52,8 +53,21 @@ impl fmt::Display for Step {
     }
 }
 
+/// What a seed breaks on purpose, to see that it is found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Broken {
+    Nothing,
+    /// A lock keeps nobody out.
+    Locks,
+    /// A sync of a directory makes nothing durable.
+    Syncs,
+}
+
 pub struct Turns {
     root: PathBuf,
+    broken: Broken,
+    /// Follows what the disk may hold, while the power may be cut.
+    recorder: Mutex<Option<Recorder>>,
     state: Mutex<State>,
 }
 
@@ -100,7 +114,7 @@ const DEAD: Outcome = Outcome::Fail(5);
 
 impl Turns {
     /// For programs below `root`. The calling thread is the observer, whose turn it is.
-    pub fn new(seed: u64, root: &Path) -> Arc<Self> {
+    pub fn new(seed: u64, root: &Path, broken: Broken) -> Arc<Self> {
         let mut random = Rng::with_seed(seed ^ 0x7475_726e);
         let pace = [1, 2, 6, 20, 60][random.usize(..5)];
         let state = State {
@@ -114,7 +128,29 @@ impl Turns {
             now: 0,
             wrong: None,
         };
-        Arc::new(Self { root: root.into(), state: Mutex::new(state) })
+        let (root, recorder, state) = (root.into(), Mutex::default(), Mutex::new(state));
+        Arc::new(Self { root, broken, recorder, state })
+    }
+
+    /// Has the recorder follow all calls from now on.
+    pub fn record(&self, recorder: Option<Recorder>) {
+        *self.recorder() = recorder;
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Option<Recorder>> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the recorder of a call that may change the disk.
+    fn tell(&self, call: Call, path: &Path) {
+        use Call::{Allocate, Create, Cut, MakeDir, Remove, RemoveDir, Rename, Sync, Synced, Write, WriteBlock};
+        let changes = [
+            Create, Write, WriteBlock, Allocate, Cut, Sync, Synced, Rename, Remove, MakeDir, RemoveDir,
+        ];
+        let is_void = self.broken == Broken::Syncs && call == Sync && path.is_dir();
+        if let Some(recorder) = self.recorder().as_ref().filter(|_| changes.contains(&call)) {
+            recorder.before(if is_void { Call::Look } else { call }, path);
+        }
     }
 
     /// The observer, or a program (`by`), starts a program, which has its first turn later. Its runtime comes from
@@ -185,14 +221,20 @@ impl Turns {
             {
                 Outcome::Fail(errno)
             }
+            _ if call == Call::Lock && self.broken == Broken::Locks => Outcome::Void,
             _ => Outcome::Pass,
         };
-        program.has_failed |= outcome != Outcome::Pass;
+        program.has_failed |= matches!(outcome, Outcome::Fail(_));
         program.is_dead = outcome == Outcome::Kill;
-        let path = path.strip_prefix(&self.root).unwrap_or(path).to_path_buf();
+        let below = path.strip_prefix(&self.root).unwrap_or(path).to_path_buf();
         state.now += 1;
-        state.steps.push(Step { program: id, call, path, outcome });
-        if outcome == Outcome::Kill { DEAD } else { outcome }
+        state.steps.push(Step { program: id, call, path: below, outcome });
+        match outcome {
+            Outcome::Kill => return DEAD,
+            Outcome::Pass => self.tell(call, path),
+            _ => {}
+        }
+        outcome
     }
 
     /// Waits until it is the program's turn, or it is dead.

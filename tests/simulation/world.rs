@@ -3,15 +3,19 @@
 use crate::common::{names_in, scratch, small_config};
 use crate::history::{History, Refusal, Why, step};
 use crate::program::{Job, Order, Ranks, carry_out, live, load};
-use crate::turns::{Step, Trouble, Turns, What};
+use crate::turns::{Broken, Step, Trouble, Turns, What};
+use durable_image::{MODES, Recorder};
 use fake_engines::AtOnce;
 use fastrand::Rng;
 use nix::libc::{EIO, ENOSPC, ESTALE};
 use ringstow::internals::store::{Wanted, latest, prune};
 use ringstow::internals::sys::file_system::play;
 use ringstow::{Config, EngineChoice, Runtime, Switch};
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 /// The steps of the run, and a checkpoint that is saved over.
 const RUN: &str = "run";
@@ -35,6 +39,8 @@ pub struct World {
 pub struct Ended {
     /// How many saves returned, and how many did not.
     pub saves: [usize; 2],
+    /// How many cuts of the power there were.
+    pub cuts: usize,
     /// All calls.
     pub steps: Vec<Step>,
     /// The promise that was broken, and what happened.
@@ -43,7 +49,7 @@ pub struct Ended {
 
 impl Ended {
     pub fn panicked() -> Self {
-        Self { saves: [0; 2], steps: Vec::new(), broken: Some("a panic, see above".into()) }
+        Self { saves: [0; 2], cuts: 0, steps: Vec::new(), broken: Some("a panic, see above".into()) }
     }
 }
 
@@ -54,7 +60,7 @@ impl World {
 }
 
 /// Runs one seed.
-pub fn run(seed: u64) -> Ended {
+pub fn run(seed: u64, broken: Broken) -> Ended {
     let mut random = Rng::with_seed(seed);
     let scratch = scratch();
     let root = scratch.path().canonicalize().expect("it is there");
@@ -64,18 +70,19 @@ pub fn run(seed: u64) -> Ended {
     let is_shared = random.u32(..5) == 0;
     let _played = is_shared.then(|| play(&root, "nfs4", ""));
     let config = config(&root, &mut random);
-    let turns = Turns::new(seed, &root);
+    let turns = Turns::new(seed, &root, broken);
     let world = World { root, is_shared, config, turns, history: Mutex::default() };
     let mut observer = Observer::new(Arc::new(world), random);
     let broken = observer.watch_waves().and_then(|()| observer.check_end()).err();
-    let world = Arc::clone(&observer.world);
+    let (world, cuts) = (Arc::clone(&observer.world), std::mem::take(&mut observer.cuts));
     drop(observer);
     let (history, steps) = (world.history(), world.turns.steps());
     let broken = broken.map(|why| {
-        let events: Vec<String> = history.events().iter().map(ToString::to_string).collect();
+        let events = history.events().iter().map(ToString::to_string);
+        let events: Vec<String> = events.chain(cuts.iter().cloned()).collect();
         format!("{why}\n{:?}\n  {}", world.config, events.join("\n  "))
     });
-    Ended { saves: history.counts(), steps, broken }
+    Ended { saves: history.counts(), cuts: cuts.len(), steps, broken }
 }
 
 fn config(root: &Path, random: &mut Rng) -> Config {
@@ -100,7 +107,16 @@ struct Observer {
     last_step: u64,
     /// What was found at each path, and when.
     found: Vec<(PathBuf, Option<i64>, u64)>,
+    /// How much of that was found before the last cut of the power.
+    since_cut: usize,
+    /// What the cuts of the power left, for people.
+    cuts: Vec<String>,
+    /// The files at each path, and what they were.
+    known: HashMap<PathBuf, (Files, Option<i64>)>,
 }
+
+/// Path, number on the disk, length and time of each.
+type Files = Vec<(PathBuf, u64, u64, SystemTime)>;
 
 impl Drop for Observer {
     fn drop(&mut self) {
@@ -113,23 +129,45 @@ impl Observer {
         let build = || Ok(Box::new(AtOnce::in_order()) as _);
         let runtime = Runtime::with_engine(world.config.clone(), Arc::new(build));
         let runtime = runtime.expect("the configuration is valid");
-        Self { world, random, runtime, last_number: 0, last_step: 0, found: Vec::new() }
+        let (found, since_cut, known) = (Vec::new(), 0, HashMap::new());
+        let (last_number, last_step, cuts) = (0, 0, Vec::new());
+        Self { world, random, runtime, last_number, last_step, found, since_cut, cuts, known }
     }
 
     /// Runs some programs at a time.
     fn watch_waves(&mut self) -> Result<(), String> {
+        let is_cut = self.random.u32(..16) == 0;
         for _ in 0..self.random.u32(1..4) {
             for _ in 0..self.random.u32(1..5) {
                 let (trouble, orders) = self.choose();
                 let world = Arc::clone(&self.world);
                 self.world.turns.start(None, trouble, move |id| live(&world, id, orders));
             }
+            let recorder = is_cut.then(|| Recorder::new(std::slice::from_ref(&self.world.root)));
+            self.world.turns.record(recorder.clone());
             while self.world.turns.go_on()? {
                 self.look()?;
+                if let Some(recorder) = recorder.as_ref().filter(|_| self.random.u32(..6) == 0) {
+                    self.cut(recorder);
+                    break;
+                }
             }
+            self.world.turns.record(None);
             self.look()?;
         }
         Ok(())
+    }
+
+    /// The power goes: all programs are dead, and the disk holds one of the contents that it may have.
+    fn cut(&mut self, recorder: &Recorder) {
+        let mode = MODES[self.random.usize(..MODES.len())];
+        let disk = recorder.crash(mode, &mut self.random);
+        self.world.turns.kill_all();
+        disk.write_to(std::slice::from_ref(&self.world.root)).expect("there is room");
+        let now = self.world.turns.now_of_observer();
+        self.cuts.push(format!("{now}: a cut of the power ({mode:?}): {}", disk.told()));
+        self.since_cut = self.found.len();
+        self.known.clear();
     }
 
     /// A program's orders, and what befalls it.
@@ -195,16 +233,29 @@ impl Observer {
         let since = self.found.last().map_or(0, |(_, _, time)| *time);
         let now = world.turns.now_of_observer();
         let paths = world.history().paths();
-        let mut newest = None;
+        let (mut newest, mut has_changed) = (None, false);
         for path in paths {
-            let found = self.find(&path)?;
+            let files = self.files_of(&path);
+            let found = match self.known.get(&path) {
+                Some((known, found)) if *known == files => *found,
+                _ => {
+                    has_changed = true;
+                    let found = self.find(&path)?;
+                    self.note(&path, found)?;
+                    self.known.insert(path.clone(), (files, found));
+                    found
+                }
+            };
             world.history().check_at(&path, found, now)?;
             if found.is_some() && step(&path) > newest.as_deref().map_or(0, step) {
                 newest = Some(path.clone());
             }
-            self.note(path, found, now)?;
+            self.found.push((path, found, now));
         }
         world.history().check_since(since)?;
+        if !has_changed {
+            return Ok(());
+        }
         let run = world.root.join(RUN);
         let said = latest(&run, &Wanted::default(), &world.config, &Arc::default());
         let said = said.map_err(|error| format!("UNEXPECTED: latest: {error}"))?;
@@ -224,14 +275,27 @@ impl Observer {
         }
     }
 
+    /// The files of a checkpoint, as far as it takes to see that they have changed.
+    fn files_of(&self, path: &Path) -> Files {
+        let name = path.file_name().expect("a checkpoint has a name");
+        let dirs = [self.world.root.join(path), self.world.root.join(DISK).join(name)];
+        let entries = dirs.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten();
+        let file = |entry: std::io::Result<std::fs::DirEntry>| {
+            let entry = entry.expect("nobody else changes it");
+            let found = entry.metadata().expect("nobody else changes it");
+            (entry.path(), found.ino(), found.len(), found.modified().expect("it has a time"))
+        };
+        entries.map(file).collect()
+    }
+
     /// What was replaced or removed never comes back.
-    fn note(&mut self, path: PathBuf, found: Option<i64>, now: u64) -> Result<(), String> {
-        let mut before = self.found.iter().rev().filter(|(other, ..)| *other == path);
+    fn note(&self, path: &Path, found: Option<i64>) -> Result<(), String> {
+        let here = self.found[self.since_cut..].iter().rev();
+        let mut before = here.filter(|(other, ..)| other == path);
         let last = before.next().map(|(_, found, _)| *found);
         if found.is_some() && last != Some(found) && before.any(|(_, other, _)| *other == found) {
             return Err(format!("BACK: {found:?} is at {} again", path.display()));
         }
-        self.found.push((path, found, now));
         Ok(())
     }
 

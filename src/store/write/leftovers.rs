@@ -260,10 +260,12 @@ impl Leftovers {
 pub(in crate::store) fn unmark(dir: &Path, whole: bool) -> Result<Option<Left>> {
     let path = dir.join(names::STRIPE_MARKER);
     let is_marker = |name: &String| name == names::STRIPE_MARKER || name == lock::FILE;
-    match file_names(dir) {
+    let found = match file_names(dir) {
         Err(error) if error.is_not_found() => return Ok(None),
-        found if found?.iter().all(is_marker) => {}
-        _ => return Ok(None),
+        found => found?,
+    };
+    if !found.iter().all(is_marker) {
+        return Ok(None);
     }
     // If another checkpoint of the same name is about to claim the directory, remove only the marker.
     let lock = DirLock::take(dir).ok();
