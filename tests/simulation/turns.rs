@@ -143,9 +143,13 @@ impl Turns {
 
     /// Tells the recorder of a call that may change the disk.
     fn tell(&self, call: Call, path: &Path) {
-        use Call::{Allocate, Create, Cut, MakeDir, Remove, RemoveDir, Rename, Sync, Synced, Write, WriteBlock};
+        use Call::{
+            Allocate, Create, Cut, MakeDir, Remove, RemoveDir, Rename, Sync, Synced, Write,
+            WriteBlock,
+        };
         let changes = [
-            Create, Write, WriteBlock, Allocate, Cut, Sync, Synced, Rename, Remove, MakeDir, RemoveDir,
+            Create, Write, WriteBlock, Allocate, Cut, Sync, Synced, Rename, Remove, MakeDir,
+            RemoveDir,
         ];
         let is_void = self.broken == Broken::Syncs && call == Sync && path.is_dir();
         if let Some(recorder) = self.recorder().as_ref().filter(|_| changes.contains(&call)) {

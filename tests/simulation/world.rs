@@ -28,8 +28,6 @@ const RECYCLED: &str = ".ringstow-spares";
 /// What all programs of a seed share.
 pub struct World {
     pub root: PathBuf,
-    /// Whether the file system counts as one that other hosts may use, and that passes locks on.
-    is_shared: bool,
     pub config: Config,
     pub turns: Arc<Turns>,
     history: Mutex<History>,
@@ -49,7 +47,12 @@ pub struct Ended {
 
 impl Ended {
     pub fn panicked() -> Self {
-        Self { saves: [0; 2], cuts: 0, steps: Vec::new(), broken: Some("a panic, see above".into()) }
+        Self {
+            saves: [0; 2],
+            cuts: 0,
+            steps: Vec::new(),
+            broken: Some("a panic, see above".into()),
+        }
     }
 }
 
@@ -63,15 +66,16 @@ impl World {
 pub fn run(seed: u64, broken: Broken) -> Ended {
     let mut random = Rng::with_seed(seed);
     let scratch = scratch();
-    let root = scratch.path().canonicalize().expect("it is there");
-    for dir in [RUN, DISK] {
+    // The same name in each run: a stripe directory may have it.
+    let root = scratch.path().canonicalize().expect("it is there").join("root");
+    for dir in ["", RUN, DISK] {
         std::fs::create_dir(root.join(dir)).expect("it is new");
     }
-    let is_shared = random.u32(..5) == 0;
-    let _played = is_shared.then(|| play(&root, "nfs4", ""));
+    // A file system that other hosts may use, and that passes locks on.
+    let _played = (random.u32(..5) == 0).then(|| play(&root, "nfs4", ""));
     let config = config(&root, &mut random);
     let turns = Turns::new(seed, &root, broken);
-    let world = World { root, is_shared, config, turns, history: Mutex::default() };
+    let world = World { root, config, turns, history: Mutex::default() };
     let mut observer = Observer::new(Arc::new(world), random);
     let broken = observer.watch_waves().and_then(|()| observer.check_end()).err();
     let (world, cuts) = (Arc::clone(&observer.world), std::mem::take(&mut observer.cuts));
@@ -162,10 +166,11 @@ impl Observer {
     fn cut(&mut self, recorder: &Recorder) {
         let mode = MODES[self.random.usize(..MODES.len())];
         let disk = recorder.crash(mode, &mut self.random);
+        let told = recorder.journal().tell(&disk);
         self.world.turns.kill_all();
         disk.write_to(std::slice::from_ref(&self.world.root)).expect("there is room");
         let now = self.world.turns.now_of_observer();
-        self.cuts.push(format!("{now}: a cut of the power ({mode:?}): {}", disk.told()));
+        self.cuts.push(format!("{now}: a cut of the power ({mode:?}): {told}"));
         self.since_cut = self.found.len();
         self.known.clear();
     }
@@ -350,21 +355,20 @@ impl Observer {
     fn check_litter(&self, path: &Path) -> Result<(), String> {
         let root = &self.world.root;
         let mut known = vec![".ringstow-lock".to_owned()];
-        if self.world.is_shared {
-            // Another host may have written the same marker, and rely on it.
-            known.push("companion.json".into());
-        }
         if let Ok(manifest) = std::fs::read(root.join(path).join("manifest.json")) {
             let manifest: serde_json::Value =
                 serde_json::from_slice(&manifest).expect("it was loaded");
             let files = manifest["files"].as_array().expect("it was loaded").iter();
             known.extend(files.filter_map(|file| file["name"].as_str().map(Into::into)));
-            known.extend(["manifest.json", "companion.json"].map(String::from));
+            known.push("manifest.json".into());
         }
         let name = path.file_name().expect("a checkpoint has a name");
         for dir in [root.join(path), root.join(DISK).join(name)] {
             let all = if dir.exists() { names_in(&dir) } else { Vec::new() };
-            let litter: Vec<_> = all.iter().filter(|name| !known.contains(name)).collect();
+            // A killed save may leave a marker without a shard.
+            let is_marker = |name: &&String| name.starts_with("companion.json");
+            let litter: Vec<_> =
+                all.iter().filter(|name| !known.contains(name) && !is_marker(name)).collect();
             if !litter.is_empty() {
                 return Err(format!("LITTER: {litter:?} in {}", dir.display()));
             }
