@@ -17,6 +17,7 @@ MUTATIONS ?= 1000
 INTERLEAVINGS ?= 500
 LEAK_ROUNDS   ?= 50000
 SOAK_MINUTES  ?= 60
+SEEDS  ?= 100000
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
 OUT    ?= sweep-out
@@ -36,7 +37,8 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
 .PHONY: help demo test test-rust test-python test-gpu fuzz torture torture-background torture-cuts \
-	torture-address torture-flips torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-soak \
+	torture-address torture-flips torture-fuzz torture-hosts torture-image torture-kills torture-leaks \
+	torture-simulation torture-soak \
 	lint doc bench bench-check bench-baseline \
 	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -54,6 +56,7 @@ help:
 	@echo "make torture-kills  kill a saving process at any moment (KILLS=$(KILLS))"
 	@echo "make torture-leaks  saves, loads and failures: nothing grows (LEAK_ROUNDS=$(LEAK_ROUNDS))"
 	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
+	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
 	@echo "make torture-flips  flip 10,000 bits of checkpoints; each is found (FLIPS=$(FLIPS) SEED=$(SEED))"
 	@echo "make torture-address  unit tests of memory, format and plan under AddressSanitizer (nightly)"
@@ -100,6 +103,10 @@ torture-calls:
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture_background.py --loops $(LOOPS) --seed $(SEED)
+
+torture-simulation:
+	RINGSTOW_SEED=$(SEED) RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \
+		programs_break_no_promise
 
 torture-hosts:
 	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_SEED=$(SEED) RINGSTOW_INTERLEAVINGS=$(INTERLEAVINGS) \

@@ -366,9 +366,9 @@ impl Observer {
         for dir in [root.join(path), root.join(DISK).join(name)] {
             let all = if dir.exists() { names_in(&dir) } else { Vec::new() };
             // A killed save may leave a marker without a shard.
-            let is_marker = |name: &&String| name.starts_with("companion.json");
-            let litter: Vec<_> =
-                all.iter().filter(|name| !known.contains(name) && !is_marker(name)).collect();
+            let is_marker = |name: &String| name.starts_with("companion.json");
+            let is_litter = |name: &&String| !known.contains(name) && !is_marker(name);
+            let litter: Vec<_> = all.iter().filter(is_litter).collect();
             if !litter.is_empty() {
                 return Err(format!("LITTER: {litter:?} in {}", dir.display()));
             }
