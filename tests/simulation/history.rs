@@ -3,8 +3,8 @@
 //! A program may be refused, or killed, at any moment. So for each path the history knows what is *surely* there at a
 //! time, and what is *possibly* there.
 
+use crate::calls::Id;
 use crate::program::{Job, Order};
-use crate::turns::Id;
 use ringstow::Error;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -265,8 +265,9 @@ impl History {
 
     /// Checks all that ended since this time.
     pub fn check_since(&self, time: u64) -> Result<(), String> {
-        let ended = self.0.iter().filter(|event| event.outcome.is_some() && event.ended >= time);
-        ended.map(|event| self.check(event).map_err(|why| format!("{why}, in {event}"))).collect()
+        let mut ended =
+            self.0.iter().filter(|event| event.outcome.is_some() && event.ended >= time);
+        ended.try_for_each(|event| self.check(event).map_err(|why| format!("{why}, in {event}")))
     }
 
     fn check(&self, event: &Event) -> Result<(), String> {

@@ -5,6 +5,7 @@
 //! `make torture-simulation` runs 100,000 seeds; `RINGSTOW_SEED=7 RINGSTOW_SEEDS=1 cargo test --test simulation` one.
 #![cfg(all(debug_assertions, target_os = "linux"))] // the seam exists in these builds only
 
+mod calls;
 #[path = "../common/mod.rs"]
 mod common;
 mod history;
@@ -12,10 +13,10 @@ mod program;
 mod turns;
 mod world;
 
+use calls::{Broken, Step};
 use std::panic::catch_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use turns::Broken;
 use world::Ended;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -66,7 +67,7 @@ fn simulate(first: u64, count: u64, broken: Broken) -> Sum {
 }
 
 /// All calls, for somebody who looks at one seed.
-fn steps_of(steps: &[turns::Step], count: u64) -> String {
+fn steps_of(steps: &[Step], count: u64) -> String {
     let all = steps.iter().filter(|_| count == 1);
     all.map(|step| format!("\n    {step}")).collect()
 }

@@ -1,8 +1,8 @@
 //! What the programs do.
 
+use crate::calls::{Id, Trouble};
 use crate::common::State;
 use crate::history::{Outcome, Refusal, Seen, Why};
-use crate::turns::{Id, Trouble};
 use crate::world::World;
 use ringstow::internals::store::{
     Wanted, latest, prune, remove_checkpoint, retain, save, write_rank,
@@ -161,7 +161,9 @@ fn save_by_ranks(
     }
     let mut receipts = Vec::new();
     for (rank, receipt) in running {
-        rank.map(|rank| world.turns.join(id, rank));
+        if let Some(rank) = rank {
+            world.turns.join(id, rank);
+        }
         receipts.extend(receipt.lock().expect("no rank panicked").take());
     }
     let state = State::new(number, &SIZES);

@@ -5,63 +5,17 @@
 //!
 //! A program that died makes no further call: each one fails. So it ends, and its locks are gone.
 
+use crate::calls::{Broken, Id, Step, Trouble, What};
 use durable_image::Recorder;
 use fake_engines::{AtOnce, Twist, Twisted};
 use fastrand::Rng;
 use ringstow::internals::sys::chance::{self, Chance};
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
 use ringstow::{Config, Runtime};
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
-
-/// The number of a program.
-pub type Id = usize;
-
-/// A program meets this at one of its calls.
-#[derive(Debug, Clone, Copy)]
-pub struct Trouble {
-    /// The number of the call, from 1 on.
-    pub at: u64,
-    pub what: What,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub enum What {
-    /// It is killed before the call.
-    Dies,
-    /// So many calls fail.
-    Fails { errno: i32, calls: u64 },
-}
-
-/// A call that was made or failed.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Step {
-    program: Id,
-    call: Call,
-    path: PathBuf,
-    outcome: Outcome,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { program, call, path, outcome } = self;
-        write!(f, "program {program}: {call:?} {}", path.display())?;
-        if *outcome != Outcome::Pass { write!(f, ": {outcome:?}") } else { Ok(()) }
-    }
-}
-
-/// What a seed breaks on purpose, to see that it is found.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Broken {
-    Nothing,
-    /// A lock keeps nobody out.
-    Locks,
-    /// A sync of a directory makes nothing durable.
-    Syncs,
-}
 
 pub struct Turns {
     root: PathBuf,

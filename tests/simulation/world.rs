@@ -1,9 +1,10 @@
 //! One seed: the programs that it chooses, what the observer sees meanwhile, and what must hold at the end.
 
+use crate::calls::{Broken, Step, Trouble, What};
 use crate::common::{names_in, scratch, small_config};
 use crate::history::{History, Refusal, Why, step};
 use crate::program::{Job, Order, Ranks, carry_out, live, load};
-use crate::turns::{Broken, Step, Trouble, Turns, What};
+use crate::turns::Turns;
 use durable_image::{MODES, Recorder};
 use fake_engines::AtOnce;
 use fastrand::Rng;
