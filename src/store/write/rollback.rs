@@ -201,9 +201,10 @@ impl Rollback {
         let mut is_marked = false;
         for dir in &self.marked {
             let unmarked = unmark(dir, made.contains(dir)).and_then(|_| match dir::has(dir) {
-                true => Ok(is_marked |= dir::has(&dir.join(names::STRIPE_MARKER))),
+                true => Ok(()),
                 false => sync_parent(dir),
             });
+            is_marked |= dir::has(&dir.join(names::STRIPE_MARKER));
             if let Err(error) = unmarked {
                 tracing::warn!(%error, "could not remove the marker of a failed save");
             }
