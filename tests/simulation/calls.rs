@@ -45,8 +45,6 @@ impl fmt::Display for Step {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Broken {
     Nothing,
-    /// A lock keeps nobody out.
-    Locks,
     /// A sync of a directory makes nothing durable.
     Syncs,
 }

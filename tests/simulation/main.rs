@@ -107,12 +107,6 @@ fn seed_replays_call_by_call() {
 }
 
 #[test]
-fn locks_that_keep_nobody_out_are_found() {
-    let found = simulate(0, 200, Broken::Locks).broken;
-    assert!(found.is_some(), "no seed finds it");
-}
-
-#[test]
 fn syncs_that_make_nothing_durable_are_found() {
     let found = simulate(0, 400, Broken::Syncs).broken;
     assert!(found.is_some(), "no seed finds it");
