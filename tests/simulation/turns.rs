@@ -183,7 +183,9 @@ impl Turns {
         };
         program.has_failed |= matches!(outcome, Outcome::Fail(_));
         program.is_dead = outcome == Outcome::Kill;
-        let below = path.strip_prefix(&self.root).unwrap_or(path).to_path_buf();
+        // Above the root, names differ from run to run.
+        let above = if self.root.starts_with(path) { Path::new("..") } else { path };
+        let below = path.strip_prefix(&self.root).unwrap_or(above).to_path_buf();
         state.now += 1;
         state.steps.push(Step { program: id, call, path: below, outcome });
         match outcome {

@@ -2,18 +2,20 @@
 
 use crate::error::{Error, Result};
 use crate::sys::dir;
-use std::collections::HashSet;
+use crate::sys::fork::{GENERATIONS, PerProcess};
+use std::collections::BTreeSet;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex};
+use std::sync::Mutex;
 use std::time::SystemTime;
 
-static DURABLE: LazyLock<Mutex<HashSet<Name>>> = LazyLock::new(Mutex::default);
+static DURABLE: PerProcess<BTreeSet<Name>> =
+    PerProcess::new([const { Mutex::new(BTreeSet::new()) }; GENERATIONS]);
 
 /// The name of one directory. Another directory that gets the same path later has another one: file systems reuse
 /// inode numbers, so the time of its creation counts too.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store) struct Name {
     path: PathBuf,
     device: u64,
@@ -40,15 +42,14 @@ impl Name {
         Ok(look(parent)?.dev() != self.device)
     }
 
-    /// Whether this process has synced the directory that holds the name. False in a forked child that cannot know.
+    /// Whether this process has synced the directory that holds the name.
     pub fn is_durable(&self) -> bool {
-        DURABLE.try_lock().is_ok_and(|all| all.contains(self))
+        DURABLE.lock().is_some_and(|all| all.contains(self))
     }
 
     /// Notes that the directory that holds the name was synced.
     pub fn note_durable(self) {
-        // In a forked child, nobody may ever release it.
-        if let Ok(mut all) = DURABLE.try_lock() {
+        if let Some(mut all) = DURABLE.lock() {
             all.insert(self);
         }
     }

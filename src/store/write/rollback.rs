@@ -185,22 +185,18 @@ impl Rollback {
     fn roll_back(&mut self) {
         // What tells whose the rest is was written first, and goes last: this process may be killed in between.
         for file in self.files.iter().rev() {
-            let first = match file.ends_with(names::STRIPE_MARKER) {
-                true => sync_parent(file), // a crash must not lose the marker alone
-                false => Ok(()),
-            };
-            // Not there: a session has cleared up what its ranks wrote.
-            if let Err(error) = first.and_then(|()| remove(file))
-                && !error.is_not_found()
-            {
+            if let Err(error) = remove(file) {
                 tracing::warn!(%error, "could not remove what a failed save wrote; the next save into the directory or `ringstow prune` does");
                 return;
             }
         }
         let made = std::mem::take(&mut self.made);
         let mut is_marked = false;
-        for dir in &self.marked {
-            let unmarked = unmark(dir, made.contains(dir)).and_then(|_| match dir::has(dir) {
+        // A session may have removed it, when it cleared up what its ranks wrote.
+        for dir in self.marked.iter().filter(|dir| dir::has(dir)) {
+            // A crash must not lose the marker alone.
+            let unmarked = dir::sync(dir).and_then(|()| unmark(dir, made.contains(dir)));
+            let unmarked = unmarked.and_then(|_| match dir::has(dir) {
                 true => Ok(()),
                 false => sync_parent(dir),
             });
