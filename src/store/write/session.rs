@@ -320,7 +320,7 @@ mod tests {
         });
         drop(session);
         drop(watch);
-        let stripes = Stripes::to_clear(&dir, &config.stripe);
+        let stripes = Stripes::to_clear(&dir, &config.stripe).unwrap();
         let left = Leftovers::of_killed(&stripes, None, &Scope::Everything).unwrap();
         assert_eq!(left.clear().unwrap().removed.len(), 2, "the shard, and the directory");
         assert!(!stripe.exists());
