@@ -38,7 +38,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 
 .PHONY: help demo test test-rust test-python test-gpu fuzz torture torture-background torture-cuts \
 	torture-address torture-flips torture-fuzz torture-hosts torture-image torture-kills torture-leaks \
-	torture-simulation torture-soak \
+	torture-calls-python torture-simulation torture-soak \
 	lint doc bench bench-check bench-baseline \
 	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -50,6 +50,7 @@ help:
 	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
 	@echo "make torture-calls  fail and kill every operation at each of its system calls (minutes; SEED=$(SEED))"
+	@echo "make torture-calls-python  the same for Python programs and conversions (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
 	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-hosts  interleavings of two hosts on one network file system (INTERLEAVINGS=$(INTERLEAVINGS))"
@@ -95,7 +96,7 @@ torture-cuts: export RINGSTOW_SEED = $(SEED)
 torture-cuts: export RINGSTOW_REQUIRE_RIGS = 1
 torture-cuts: $(READY)
 	cargo test --test power_cut $(FS) -- --nocapture --test-threads=1
-	$(BIN)/python -m pytest -q -s python/tests/test_power_cut.py -k "$(FS)"
+	$(BIN)/python -m pytest -q -rP -n 3 python/tests/test_power_cut.py -k "$(FS)"
 
 .PHONY: torture-calls
 torture-calls:
@@ -107,6 +108,12 @@ torture-background: $(READY)
 torture-simulation:
 	RINGSTOW_SEED=$(SEED) RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \
 		programs_break_no_promise
+
+torture-calls-python: export RINGSTOW_PASSES = 32
+torture-calls-python: export RINGSTOW_SEED = $(SEED)
+torture-calls-python: export RINGSTOW_MINUTES = $(MINUTES)
+torture-calls-python: $(READY)
+	$(BIN)/python -m pytest -q -s python/tests/test_each_call.py
 
 torture-hosts:
 	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_SEED=$(SEED) RINGSTOW_INTERLEAVINGS=$(INTERLEAVINGS) \

@@ -23,6 +23,8 @@ import torch
 
 from ringstow.tree import _build, _encode, _skeleton
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
 
 def assert_same(a, b, at="root"):
     """Assert that two states are equal: values, types, order, NaNs and the sign of zero."""
@@ -122,6 +124,20 @@ def python_start(code, *args, **options):
     command = [sys.executable, "-c", code, *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{**pipes, **options})
+
+
+def cargo_build(package):
+    """Build a package with debug assertions; return the directory of the result."""
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    command = ["cargo", "build", "-q", "-p", package]
+    environment = {**os.environ, "PYO3_PYTHON": sys.executable}
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 900}
+    try:
+        done = subprocess.run(command, env=environment, **options)
+    except OSError as error:
+        missing(f"no cargo: {error}")
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return target / "debug"
 
 
 def litter(directory):

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 KINDS = ["ringstow", "dcp", "torch", "hf"]
 OLD = {"old": torch.arange(20_000.0), "older": torch.arange(7.0)}
 NEW = {"new": torch.arange(300.0)}
+INDEX = "model.safetensors.index.json"
 
 
 def source(at, state, name):
@@ -167,6 +168,43 @@ def test_kill_while_replacing_leaves_all_of_one_checkpoint(at, kind, swaps, monk
             break
     assert not killed
     assert seen == {"old", "new"}
+
+
+def test_conversion_over_a_killed_export_keeps_none_of_its_files(at):
+    """Regression: refused as a model that is there; with overwrite=True the index stayed."""
+    new = source(at, NEW, "new")
+    for overwrite in (False, True):
+        to = at / f"to{overwrite}"
+        convert(source(at, OLD, "old"), to, target="hf", max_shard_size="60KB")
+        os.rename(to / f"{INDEX}", to / f"{INDEX}.part")
+        convert(new, to, target="hf", overwrite=overwrite)
+        assert os.listdir(to) == ["model.safetensors"]
+        assert same(read_hf(to), NEW)
+
+
+def test_replaced_checkpoint_stays_until_the_swap_is_durable(at, monkeypatch):
+    """Regression: the old one was removed although a crash could have undone the swap."""
+    convert(source(at, OLD, "one"), at / "to", target="hf")
+    new, sync, unlink = source(at, NEW, "other"), _native.sync_dir, os.unlink
+
+    def fail(directory):
+        if directory == str(at) and same(read_hf(at / "to"), NEW):
+            raise OSError(errno.EIO, "input/output error", directory)
+        sync(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_replace._native, "sync_dir", fail)
+        with pytest.raises(ringstow.NotDurableError, match="to is written"):
+            convert(new, at / "to", target="hf", overwrite=True)
+    assert same(read_hf(at / "to"), NEW)
+    assert same(read_hf(at / "to.convert.part"), OLD)
+
+    done = []
+    monkeypatch.setattr(_replace._native, "sync_dir", lambda at: done.append(at) or sync(at))
+    monkeypatch.setattr(_replace.os, "unlink", lambda at: done.append("unlink") or unlink(at))
+    convert(new, at / "to", target="hf", overwrite=True)
+    assert done.index(str(at)) < done.index("unlink")
+    assert sorted(os.listdir(at)) == ["one", "other", "to"]
 
 
 def test_failure_while_replacing_keeps_the_only_copy(at, monkeypatch):

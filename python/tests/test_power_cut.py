@@ -11,10 +11,9 @@ import subprocess
 import sys
 
 import pytest
-from support import missing
+from support import cargo_build, missing
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
 CUTS = os.environ.get("RINGSTOW_CUTS", "9")
 SEED = os.environ.get("RINGSTOW_SEED", "1")
 
@@ -24,14 +23,7 @@ def cut_disk():
     """Build the program that mounts the disks; return its path."""
     if os.geteuid() != 0:
         missing("only root can mount")
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    command = ["cargo", "build", "-q", "-p", "cut-disk"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    except OSError as error:
-        missing(f"no cargo: {error}")
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
-    return target / "debug" / "cut-disk"
+    return cargo_build("cut-disk") / "cut-disk"
 
 
 @pytest.mark.timeout(3600)

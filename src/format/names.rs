@@ -57,6 +57,10 @@ pub fn model_shard(index: usize, count: usize) -> String {
 /// The index of a model with several files: which weights are in which file.
 pub const MODEL_INDEX: &str = "model.safetensors.index.json";
 
+/// What an export creates first on a file system that other hosts may use, so that no other host exports into the same
+/// directory. It stays with the model.
+pub const MODEL_CLAIM: &str = ".ringstow-model";
+
 /// Whether this is a file that an unfinished export left behind.
 pub fn is_uncommitted_model(name: &str) -> bool {
     let Some(name) = name.strip_suffix(UNCOMMITTED_SUFFIX) else { return false };

@@ -84,14 +84,38 @@ impl History {
         );
     }
 
+    /// All paths that a model was exported to.
+    pub fn models(&self) -> BTreeSet<&Path> {
+        let exports = self.0.iter().filter(|event| event.job.exports().is_some());
+        exports.map(|event| event.at.as_path()).collect()
+    }
+
+    /// Checks what a host found at a path after the end: the model that it read, or `None` if it was refused.
+    /// Nobody removes a model, and no export replaces one.
+    pub fn check_model(&self, path: &Path, found: Option<i64>) {
+        let here = |event: &&Event| event.at == path && event.job.exports().is_some();
+        for event in self.0.iter().filter(here) {
+            let is_found = event.job.exports() == found;
+            match &event.outcome {
+                Outcome::Done(_) => assert!(is_found, "LOST: {found:?} instead of {event}"),
+                Outcome::Refused(kind, _) => {
+                    assert!(!is_found || kind == "NotDurable", "REFUSED, and there: {event}");
+                }
+                Outcome::Killed => {}
+            }
+        }
+    }
+
     /// Checks what programs saw meanwhile. A host may see an earlier state late, and none that was refused.
     pub fn check_seen(&self) {
         for event in &self.0 {
             match &event.outcome {
                 Outcome::Done(seen) => {
                     if let Some(id) = seen.loaded {
-                        let of = self.saves(&event.at).find(|(_, saved)| *saved == id);
-                        let (save, _) = of.expect("MIXED: nobody saved this here");
+                        let wrote = |job: &Job| job.saves().or(job.exports()) == Some(id);
+                        let here = |save: &&Event| save.at == event.at && wrote(&save.job);
+                        let save = self.0.iter().find(here);
+                        let save = save.expect("MIXED: nobody wrote this here");
                         assert!(save.round <= event.round);
                         assert!(
                             !matches!(save.outcome, Outcome::Refused(..)),

@@ -3,10 +3,10 @@
 use crate::common::State;
 use crate::common::mounts::run;
 use nix::sched::{CloneFlags, unshare};
-use ringstow::internals::store::{Wanted, remove_checkpoint};
+use ringstow::internals::store::{Wanted, export, remove_checkpoint};
 use ringstow::{
-    Checkpoint, Config, Disposal, EngineChoice, Error, LoadOptions, Pruning, Receipt, Retention,
-    Runtime, Session, Store,
+    Checkpoint, Config, Disposal, Dtype, EngineChoice, Error, LoadOptions, Loaded, Pruning,
+    Receipt, Retention, Runtime, Session, StateDict, Store,
 };
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -43,6 +43,12 @@ pub enum Job {
     /// Prunes with the promise that nobody saves, which leaves nothing alone.
     Clean,
     Remove,
+    /// Writes a model: in one file if its number is even, otherwise in several with an index.
+    Export(i64),
+    /// Reads a model.
+    Read,
+    /// Removes a model, as its user does.
+    Discard,
 }
 
 impl Job {
@@ -50,6 +56,14 @@ impl Job {
     pub fn saves(&self) -> Option<i64> {
         match *self {
             Self::Save(id) | Self::SaveByRanks(id) | Self::Coordinate(id) => Some(id),
+            _ => None,
+        }
+    }
+
+    /// The model that it exports.
+    pub fn exports(&self) -> Option<i64> {
+        match *self {
+            Self::Export(id) => Some(id),
             _ => None,
         }
     }
@@ -177,8 +191,41 @@ impl Order {
                 remove_checkpoint(&path, Disposal::Remove, runtime.config())?;
                 seen.removed.push(self.at.clone());
             }
+            Job::Export(id) => export_model(id, runtime.config(), &path)?,
+            Job::Read => seen.loaded = Some(read_model(&runtime, &path)?),
+            Job::Discard => std::fs::remove_dir_all(&path).unwrap(),
         }
         Ok(seen)
+    }
+}
+
+fn export_model(id: i64, config: &Config, path: &Path) -> Result<(), Error> {
+    let shard_bytes = if id % 2 == 0 { 0 } else { config.shard_bytes };
+    let runtime = Runtime::new(Config { shard_bytes, ..config.clone() })?;
+    let (state, number, mut model) = (State::new(id, &SIZES), id.to_le_bytes(), StateDict::new());
+    model.bytes("id", Dtype::I64, &[], &number)?;
+    for (name, data) in &state.tensors {
+        model.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+    }
+    export(&runtime, &model, path, &Arc::default()).map(drop)
+}
+
+/// Reads a model, and returns which it is. Panics if it is not wholly that model.
+fn read_model(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
+    let model = Checkpoint::open_foreign(path)?;
+    let names = model.tensors().iter().map(|tensor| tensor.name.as_str());
+    let loaded = model.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))?;
+    let number = loaded.tensor("id").expect("MIXED: no number").data();
+    let id = i64::from_le_bytes(number.try_into().unwrap());
+    assert_same(id, &loaded, 1);
+    Ok(id)
+}
+
+fn assert_same(id: i64, loaded: &Loaded, others: usize) {
+    let state = State::new(id, &SIZES);
+    assert_eq!(loaded.tensors().count(), state.tensors.len() + others, "MIXED");
+    for (name, data) in &state.tensors {
+        assert!(loaded.tensor(name).unwrap().data() == data, "MIXED: {name} is not of state {id}");
     }
 }
 
@@ -193,11 +240,7 @@ fn load(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
             loaded => loaded?,
         };
     let id = checkpoint.value("step")?.as_int().unwrap();
-    let state = State::new(id, &SIZES);
-    assert_eq!(loaded.tensors().count(), state.tensors.len());
-    for (name, data) in &state.tensors {
-        assert!(loaded.tensor(name).unwrap().data() == data, "MIXED: {name} is not of state {id}");
-    }
+    assert_same(id, &loaded, 0);
     Ok(id)
 }
 

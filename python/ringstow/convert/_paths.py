@@ -15,7 +15,8 @@ KINDS = {
     "hf": "a directory of *.safetensors files, by Hugging Face's programs",
 }
 # Files that make a directory a checkpoint: errors name these first.
-_MARKS = ("manifest.json", ".metadata", "model.safetensors.index.json", "model.safetensors")
+_INDEX = "model.safetensors.index.json"
+_MARKS = ("manifest.json", ".metadata", _INDEX, "model.safetensors")
 _REPLACE = ", or replace it by --overwrite (overwrite=True)"
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
@@ -95,6 +96,8 @@ def check_target(source: str, path: str, kind: str, *, overwrite: bool) -> None:
     if kind == "torch":
         raise taken(path, "is there already", _REPLACE)
     if kind == "hf":
+        if f"{_INDEX}.part" in names and _INDEX not in names:  # the next export removes its files
+            names = [name for name in names if not is_model(name)]
         names = [name for name in names if is_model(name) or not _may_stay_or_go(name, names, kind)]
     elif kind == "ringstow" and "manifest.json" not in names:
         names = [name for name in names if not name.endswith(".part")]  # of a killed save

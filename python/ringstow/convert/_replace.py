@@ -2,11 +2,12 @@
 
 A checkpoint that replaces one in a directory is written into a directory beside that,
 ``NAME.convert.part``. When it is complete, the two directories swap their names in one system call,
-so that the path holds either the complete old checkpoint or the complete new one. A file is written
-to ``NAME.part`` and then renamed. Locks keep two conversions to one path apart, and what appears at
-the path meanwhile is replaced only on request. The next conversion to that path removes what a kill
-leaves beside it. On a file system that other hosts may use, that could be what another host is
-writing: the next conversion refuses instead, and says what to remove.
+so that the path holds either the complete old checkpoint or the complete new one. The old one is
+removed once the swap is durable. A file is written to ``NAME.part`` and then renamed. Locks keep
+two conversions to one path apart, and what appears at the path meanwhile is replaced only on
+request. The next conversion to that path removes what a kill leaves beside it. On a file system
+that other hosts may use, that could be what another host is writing: the next conversion refuses
+instead, and says what to remove.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterator
 
 from ringstow import _native
-from ringstow._errors import BusyError
+from ringstow._errors import BusyError, NotDurableError
 from ringstow.convert._paths import is_dcp, is_model, taken
 
 # Which files make up a checkpoint.
@@ -28,6 +30,8 @@ _KINDS: dict[str, Callable[[str], bool]] = {"dcp": is_dcp, "hf": is_model}
 
 # Error numbers of `swap_names` on file systems that can't swap.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+_log = logging.getLogger("ringstow")
 
 
 def beside(path: str) -> str:
@@ -83,6 +87,7 @@ def place(path: str, kind: str, check: Callable[[], None], *, overwrite: bool) -
 
     Raises:
         BusyError: another conversion writes to the same path, or may be doing so on another host.
+        NotDurableError: the new checkpoint is there, complete, but may not survive a crash.
         OSError: the system refused, or something is at the path; it stays.
     """
     path = os.path.realpath(path)
@@ -139,8 +144,19 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
                 # After the swap this directory has the path's name, and others must still wait.
                 locks.enter_context(_locked(new))
                 _take_place(new, path, is_part_of)
-            finally:
+            except BaseException:
                 _clear_all(path, is_part_of)
+                raise
+            _sync_name(path)  # a crash could undo the swap until then: the old one stays
+            try:
+                _clear_all(path, is_part_of)
+            except OSError as error:
+                _log.warning(
+                    "%s is written, but what it replaces is left: %s. The next conversion there "
+                    "removes it",
+                    path,
+                    error,
+                )
             return
         if kind == "dcp":
             yield path
@@ -174,7 +190,20 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
             raise
+        _sync_name(path)
+
+
+def _sync_name(path: str) -> None:
+    """Make a path's new name durable."""
+    try:
         _native.sync_dir(os.path.dirname(path))
+    except OSError as error:
+        raise NotDurableError(
+            f"{path} is written and complete, but its name may not survive a crash ({error}): "
+            "convert again, best to another disk",
+            path=path,
+            errno=error.errno,
+        ) from error
 
 
 @contextlib.contextmanager
@@ -211,7 +240,7 @@ def _make_like(new: str, path: str) -> None:
 def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
     """Swap the complete new checkpoint with the old one, after linking other programs' files."""
     for name in os.listdir(path):
-        if not is_part_of(name):
+        if not is_part_of(name.removesuffix(".part")):
             # Directories can't be linked, and some file systems can't link at all: `_clear` moves
             # the rest after the swap.
             with contextlib.suppress(OSError):
@@ -228,7 +257,6 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
         except BaseException:  # also Ctrl-C, which Python raises right after a call
             _put_back(path)
             raise
-    _native.sync_dir(os.path.dirname(path))
 
 
 def _refuse_left(path: str) -> None:
@@ -250,6 +278,8 @@ def _clear(left: str, path: str, is_part_of: Callable[[str], bool]) -> None:
     """
     if not os.path.isdir(left) or os.path.islink(left) or not os.path.isdir(path):
         return
+    # A killed conversion may not have made the swap durable.
+    _native.sync_dir(os.path.dirname(path))
     for name in os.listdir(left):
         here, there = os.path.join(left, name), os.path.join(path, name)
         if is_part_of(name.removesuffix(".part")) or os.path.lexists(there):

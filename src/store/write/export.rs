@@ -20,7 +20,7 @@ use crate::sys::file_system::Reach;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -60,7 +60,10 @@ fn export_all(
     rollback.leave_no_lock();
     let lock = rollback.held();
     let (clears_up, is_shared) = (lock.reach() == Reach::EveryHost, lock.is_shared());
-    make_room(path, clears_up, &[])?;
+    make_room(path, clears_up)?;
+    if is_shared {
+        claim(path, &mut rollback)?;
+    }
     let files: Vec<PathBuf> =
         plan.shards.iter().map(|shard| path.join(names::uncommitted(&shard.name))).collect();
     let planned = started.elapsed().as_secs_f64();
@@ -70,10 +73,6 @@ fn export_all(
         file::create_new(file, false)
             .map_err(|e| Error::io("creating", file, e))
             .inspect_err(|error| rollback.disown(error))?;
-    }
-    if is_shared {
-        // An export on another host may have begun or ended since then. One that begins now finds these files.
-        make_room(path, false, &files)?;
     }
     let written = contents.write(runtime, &plan, (path, &files), job)?;
 
@@ -101,10 +100,9 @@ fn check_plain(items: &[Item]) -> Result<()> {
 }
 
 /// Removes what a killed export left, or refuses to write beside that if another host may be writing it. Refuses to
-/// write beside other tensors. `own` are files of this export.
-fn make_room(dir: &Path, clears_up: bool, own: &[PathBuf]) -> Result<()> {
-    let mut present = file_names(dir)?;
-    present.retain(|name| !own.contains(&dir.join(name)));
+/// write beside other tensors.
+fn make_room(dir: &Path, clears_up: bool) -> Result<()> {
+    let present = file_names(dir)?;
     let unfinished = unfinished(dir, &present)?;
     refuse_beside_others(dir, &present, &unfinished)?;
     // Their list goes last: while it exists, the rest can be distinguished from other programs' files.
@@ -123,6 +121,25 @@ fn make_room(dir: &Path, clears_up: bool, own: &[PathBuf]) -> Result<()> {
         ))),
         _ => all.into_iter().try_for_each(|name| remove(&dir.join(name))),
     }
+}
+
+/// Creates the file that only one of all hosts can create. It stays with the model: a host whose listing is old, and so
+/// does not show the model, cannot create it either, even if it holds the lock.
+fn claim(dir: &Path, rollback: &mut Rollback) -> Result<()> {
+    let path = dir.join(names::MODEL_CLAIM);
+    match file::create_new(&path, false) {
+        Ok(_) => rollback.files.push(path),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            return Err(Error::invalid(format!(
+                "{} holds {}: a host has exported a model there, or is doing so now, or was killed: export to another \
+                 directory, or remove that file if there is no model and no export is running",
+                dir.display(),
+                names::MODEL_CLAIM
+            )));
+        }
+        Err(error) => return Err(Error::io("creating", path, error)),
+    }
+    Ok(())
 }
 
 /// Refuses to write beside tensors that are not an unfinished export's.
@@ -227,6 +244,7 @@ fn write_index(plan: &SavePlan, items: &[Item], dir: &Path, rollback: &mut Rollb
 mod tests {
     use super::*;
     use crate::format::Dtype;
+    use crate::sys::seam::{Call, fail_call};
     use crate::{Config, Error};
     use std::fs;
 
@@ -379,6 +397,27 @@ mod tests {
         let renames = calls.iter().filter(|call| **call == Call::Rename).count();
         let last = calls.iter().rposition(|call| *call == Call::Rename).unwrap();
         assert_eq!((renames, calls[last - 2], calls[last - 1]), (3, Call::Sync, Call::Synced));
+    }
+
+    #[test]
+    fn export_on_a_shared_file_system_claims_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let _played = crate::sys::file_system::play(dir.path(), "nfs4", "nolock");
+        let to = dir.path().join("model");
+        export_to(&to, 0).unwrap();
+        // A host with an old listing does not see the model.
+        remove(&to.join("model.safetensors")).unwrap();
+        let before = present(&to);
+        let error = export_to(&to, 90_000).unwrap_err();
+        assert!(error.to_string().contains(names::MODEL_CLAIM), "{error}");
+        assert_eq!(present(&to), before);
+        // A failed export leaves no claim.
+        fs::remove_dir_all(&to).unwrap();
+        let part = to.join("model.safetensors.part");
+        let failing = fail_call(Call::Rename, &part, nix::libc::EIO);
+        assert!(export_to(&to, 0).is_err());
+        drop(failing);
+        export_to(&to, 0).unwrap();
     }
 
     #[test]
