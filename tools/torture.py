@@ -66,6 +66,7 @@ RIGS = [
     Rig("background", "LOOPS", full=1000, a_minute=60),
     Rig("flips", "FLIPS", full=10_000, a_minute=3000),
     Rig("fuzz", "MINUTES", full=60, a_minute=1),
+    Rig("calls-python", "MINUTES", full=120, a_minute=1),
     Rig("image", "MINUTES", full=60, a_minute=1),
     Rig("leaks", "LEAK_ROUNDS", full=2000, a_minute=500),
     Rig("soak", "SOAK_MINUTES", full=60, a_minute=1),
