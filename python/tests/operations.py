@@ -61,7 +61,9 @@ def converts(source, target):
     """Return a conversion from one kind of checkpoint to another."""
 
     def operation(step, path, outside, begins):
-        of, overwrite = source_of(source, step, outside), load(path, outside) is not None
+        of = source_of(source, step, outside)
+        # What a killed conversion to dcp leaves at a new path must be replaced or removed by hand.
+        overwrite = os.path.lexists(path) if target == "dcp" else load(path, outside) is not None
         to_hf = {"max_shard_size": SMALL.shard_bytes}
         begins()
         convert(of, path, target=target, overwrite=overwrite, config=SMALL, **to_hf)
@@ -166,8 +168,10 @@ def left_over(path):
     """Clean up, then return the files in or beside a checkpoint that do not belong to it."""
     if os.path.isdir(path):
         assert not ringstow.prune(path.parent).left
-    known = re.compile(r"c|fresh-\d+")  # a power cut may undo a removal
-    left = [name for name in os.listdir(path.parent) if not known.fullmatch(name)]
+    beside = os.listdir(path.parent)
+    # A power cut may undo the removal of other paths, and of what was beside these.
+    known = re.compile(rf"{path.name}|(?!{path.name}\.)(c|fresh-\d+)(\..+)?")
+    left = [name for name in beside if not known.fullmatch(name)]
     if path.is_dir():
         left += [name for name in os.listdir(path) if ".part" in name or ".tmp" in name]
     return left
