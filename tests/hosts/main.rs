@@ -15,6 +15,7 @@ mod single;
 
 use common::mounts;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use two_hosts::{Rules, Share};
 
 /// The server's life, when [`with_hosts`] starts it; nothing in an ordinary run.
@@ -23,8 +24,13 @@ fn server_of_the_share() {
     two_hosts::serve();
 }
 
+/// One share at a time: until a program that another test starts has replaced its image, it has this process' files
+/// open, and closing them there tells the share that they are closed.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Runs a test with a share that two hosts have mounted, or says why it cannot.
 fn with_hosts(rules: Rules, seed: u64, test: impl FnOnce(&Share) + Send) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     mounts::where_mounts_work(|| {
         let below = tempfile::tempdir().unwrap();
         let mut server = Command::new(std::env::current_exe().unwrap());
