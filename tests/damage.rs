@@ -190,6 +190,23 @@ fn in_files(ranks: Option<u32>) -> (tempfile::TempDir, PathBuf, State, Runtime) 
 }
 
 #[test]
+fn many_missing_files_are_damage_whichever_they_are_until_most_are_missing() {
+    const FILES: usize = 2200;
+    let root = scratch();
+    let (dir, config) = (root.path().join("ckpt"), Config { shard_bytes: 1, ..small_config() });
+    let runtime = Runtime::new(config).unwrap();
+    State::new(1, &[1; FILES]).save(&runtime, &dir).unwrap();
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let shards: Vec<PathBuf> = checkpoint.shard_paths().map(Path::to_path_buf).collect();
+    assert_eq!(shards.len(), FILES);
+    shards[..1050].iter().for_each(|shard| fs::remove_file(shard).unwrap());
+    assert_eq!(salvage(&dir, &runtime).tensors().count(), FILES - 1050);
+    shards[1050..1300].iter().for_each(|shard| fs::remove_file(shard).unwrap());
+    let refused = Checkpoint::open_damaged_with(&dir, runtime.config()).map(drop).unwrap_err();
+    assert!(matches!(refused, Error::MissingFiles { .. }), "{refused}");
+}
+
+#[test]
 fn missing_file_loses_its_tensors_alone() {
     for ranks in [None, Some(3)] {
         let (_root, dir, state, runtime) = in_files(ranks);

@@ -74,6 +74,32 @@ fn save_that_cannot_know_whether_it_is_committed_keeps_the_files_of_both() {
     }
 }
 
+/// The server gets to a rename that its client has given up when the save clears up.
+#[test]
+fn save_whose_rename_is_made_later_keeps_the_files_of_both() {
+    for way in WAYS {
+        let root = scratch();
+        let place = Place::with_step_1(way, root.path());
+        let mut failed = false;
+        let late = on_thread(move |_, call, on| match call {
+            Call::Rename if is_manifest(on) => {
+                failed = true;
+                Outcome::Fail(nix::libc::ETIMEDOUT)
+            }
+            Call::Remove if failed && is_manifest(on) => {
+                failed = false;
+                std::fs::rename(on, on.with_file_name("manifest.json")).unwrap();
+                Outcome::Pass
+            }
+            _ => Outcome::Pass,
+        });
+        let error = place.save(2).unwrap_err();
+        drop(late);
+        assert_says(&error, &["either checkpoint may be committed"]);
+        place.assert_holds(2);
+    }
+}
+
 #[test]
 fn removal_that_was_not_answered_is_carried_out() {
     for way in WAYS {

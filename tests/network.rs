@@ -7,6 +7,7 @@ mod common;
 use common::held::{Filled, HeldUp};
 use common::place::{self, Place, WAYS, Way};
 use common::{State, assert_says, names_in, scratch, small_config, step_at, step_with};
+use ringstow::internals::format::names;
 use ringstow::internals::sys::file_system::{Played, play};
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, in_process, on_thread};
 use ringstow::{
@@ -452,7 +453,7 @@ fn export_never_clears_what_another_host_may_be_writing() {
         assert_eq!(names_in(&dir), before);
     }
     first.end().unwrap();
-    assert_eq!(names_in(&dir), ["model.safetensors"]);
+    assert_eq!(names_in(&dir), [names::MODEL_CLAIM, "model.safetensors"]);
     let loaded = ringstow::Checkpoint::open_foreign(&dir).unwrap();
     assert_eq!(loaded.tensors().len(), 1);
 }
@@ -489,7 +490,7 @@ fn export_leaves_no_lock_file_beside_the_model() {
     // Of an export that was killed.
     fs::write(dir.join(LOCK), "").unwrap();
     store().export(&state(1), &dir).unwrap();
-    assert_eq!(names_in(&dir), ["config.json", "model.safetensors"]);
+    assert_eq!(names_in(&dir), [names::MODEL_CLAIM, "config.json", "model.safetensors"]);
 }
 
 /// Saves a checkpoint of two ranks that each save by themselves.

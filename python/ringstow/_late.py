@@ -20,6 +20,13 @@ from ringstow._errors import MissingFilesError
 SEEN_S = 90.0
 """How long to wait. NFS shows new names after 60 s at the latest: its mount option acdirmax."""
 POLL_S = 0.2
+OLD_S = 600.0
+"""A checkpoint that was committed longer ago is seen by every host: what it lacks is lost.
+
+More than `SEEN_S`, since the clock of the server, which dates files, may be another.
+"""
+
+_MANIFEST = "manifest.json"
 
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
@@ -29,6 +36,15 @@ def lacks_files(error: Exception) -> bool:
     """Return whether a checkpoint is there whose files are missing or no longer those it lists."""
     is_stale = isinstance(error, OSError) and error.errno == errno.ESTALE
     return is_stale or isinstance(error, MissingFilesError)
+
+
+def is_old(path: str) -> bool:
+    """Return whether a checkpoint was committed so long ago that every host sees all of it."""
+    try:
+        committed = os.stat(os.path.join(path, _MANIFEST)).st_mtime
+    except OSError:
+        return False
+    return abs(time.time() - committed) > OLD_S
 
 
 def opened(
@@ -50,7 +66,9 @@ def opened(
     try:
         return attempt()
     except Exception as error:
-        system = _native.shared_file_system(path) if is_late(error) else None
+        if not is_late(error) or is_old(path):
+            raise
+        system = _native.shared_file_system(path)
         if system is None:
             raise
         _log.warning(

@@ -115,6 +115,15 @@ def test_tied_targets_take_two_tensors_that_are_equal(tmp_path):
     assert torch.equal(target, value)
 
 
+def test_tied_targets_of_two_dtypes_take_tensors_of_equal_bytes(tmp_path):
+    weight = torch.arange(4.0)
+    state = {"w": weight, "bits": weight.view(torch.int32)}
+    path = saved(state, tmp_path)
+    weight.zero_()
+    ringstow.load_into(state, path)
+    assert torch.equal(weight, torch.arange(4.0))
+
+
 def test_autograd_notices_the_change(tmp_path):
     path = saved({"w": torch.ones(3)}, tmp_path)
     w = torch.full((3,), 2.0, requires_grad=True)

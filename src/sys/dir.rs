@@ -155,17 +155,17 @@ pub(crate) fn make(dir: &Path) -> Result<bool> {
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn remove(path: &Path) -> Result<()> {
-    try_remove(path).map_err(|e| Error::io("removing", path, e))
+    try_remove(path).map(drop).map_err(|e| Error::io("removing", path, e))
 }
 
-/// [`remove`], with the system's own error.
+/// [`remove`], with the system's own error. Says whether it was there.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn try_remove(path: &Path) -> io::Result<()> {
+pub(crate) fn try_remove(path: &Path) -> io::Result<bool> {
     match made(Call::Remove, path, || fs::remove_file(path)) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        removed => removed.map(|()| true),
     }
 }
 

@@ -145,7 +145,7 @@ impl FileSystem {
         }
         Ok(match mount_of(open) {
             Some(Mount { name, source, .. }) if OVER_A_DIRECTORY.contains(&&*name) => {
-                Self::over(name, Self::of(Path::new(&source)).ok())
+                Self::over(name, Self::below(Path::new(&source)))
             }
             Some(Mount { name, options, .. }) => Self::mounted(name, &options),
             None => Self::mounted(format!("type {number:#x}"), ""),
@@ -156,6 +156,17 @@ impl FileSystem {
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
         made_on(Call::Query, open, || Ok(Self::of_one_host("unknown".into())))
+    }
+
+    /// That of the directory that another file system lies over. None if it lies over itself, as `mount -t ecryptfs /x
+    /// /x` makes it: the directory below has no path any more.
+    #[cfg(target_os = "linux")]
+    fn below(source: &Path) -> Option<Self> {
+        let open = made(Call::Open, source, || File::open(source)).ok()?;
+        match mount_of(&open) {
+            Some(mount) if OVER_A_DIRECTORY.contains(&&*mount.name) => None,
+            _ => Self::of_open(&open).ok(),
+        }
     }
 
     fn of_one_host(name: String) -> Self {

@@ -329,6 +329,16 @@ mod refused {
     }
 
     #[test]
+    fn prune_passes_over_directories_on_a_stripe_disk_that_it_may_not_list() {
+        let disks = Disks::new(1);
+        disks.save(1);
+        let denied = disks.stripe(0).join("lost+found");
+        fs::create_dir(&denied).unwrap();
+        let _failing = fail_call(Call::List, &denied, nix::libc::EACCES);
+        prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    }
+
+    #[test]
     fn prune_touches_nothing_while_it_cannot_tell_whose_a_stripe_directory_is() {
         let disks = Disks::new(1);
         disks.save(1);

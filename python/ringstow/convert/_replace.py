@@ -145,7 +145,10 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
                 locks.enter_context(_locked(new))
                 _take_place(new, path, is_part_of)
             except BaseException:
-                _clear_all(path, is_part_of)
+                try:
+                    _clear_all(path, is_part_of)
+                except OSError as error:  # what went wrong first is what the caller must see
+                    _log.warning("could not remove what was written beside %s: %s", path, error)
                 raise
             _sync_name(path)  # a crash could undo the swap until then: the old one stays
             try:

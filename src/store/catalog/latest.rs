@@ -49,6 +49,7 @@ pub fn latest(
     }
     if steps.is_empty()
         && let Some(nested) = nested_in(dir)
+        && is_first_time(dir)
     {
         tracing::warn!(
             "{} holds no step, since {} is in a directory of its own below: pass {} to look there. Steps whose parts are \

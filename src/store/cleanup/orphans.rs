@@ -1,7 +1,7 @@
 //! Stripe directories that no checkpoint leads to: a save was killed before their marker had its name, or what removed
 //! their checkpoint could not remove them. They hold no shard.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::layout::stripes::stripe_owner;
 use crate::sys::dir::{self, directories, entries, remove};
@@ -16,8 +16,12 @@ pub(in crate::store) fn orphans(root: &Path, stripe: &[PathBuf]) -> Result<Vec<P
     let (root, mut found) = (dir::real(root)?, Vec::new());
     for stripe in stripe.iter().filter(|stripe| dir::is_dir(stripe)) {
         for stripe_dir in directories(stripe)? {
-            if !remains(&stripe_dir, &root)?.is_empty() {
-                found.push(stripe_dir);
+            match remains(&stripe_dir, &root) {
+                Ok(files) if files.is_empty() => {}
+                // Not ringstow's: another user's, or `lost+found`.
+                Err(Error::Io { doing: "listing", .. }) => {}
+                Ok(_) => found.push(stripe_dir),
+                Err(error) => return Err(error),
             }
         }
     }

@@ -250,7 +250,7 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
             }
             None => {
                 missing.push(file.name.as_str());
-                if missing.len() > MISSING_MAX.max(number / 2) {
+                if missing.len() == MISSING_MAX && !is_half_there(&stripes, manifest) {
                     break;
                 }
                 (shard_in(dir, file), Some(Fault::of_missing(number, file.bytes)))
@@ -265,6 +265,12 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
         return Err(Error::MissingFiles { path: dir.into(), reason });
     }
     Ok(Shards { files, faults, problem })
+}
+
+/// Whether at least half of the files are there.
+fn is_half_there(stripes: &Stripes, manifest: &Manifest) -> bool {
+    let there = manifest.files.iter().filter(|file| find_shard(stripes, file).is_some()).count();
+    there >= manifest.files.len() / 2
 }
 
 /// Says which files are missing and what to do.

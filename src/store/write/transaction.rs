@@ -268,7 +268,8 @@ impl Transaction {
         match read_files(self.dir()) {
             _ if is_taken && dir::has(&from) => Err(error),
             Ok(Some(there)) if there.generation == self.generation => Ok(()),
-            Ok(_) if dir::has(&from) => Err(error),
+            // Removed, it can no longer be renamed: not by a server that gets to it only now either.
+            Ok(_) if dir::has(&from) && matches!(dir::try_remove(&from), Ok(true)) => Err(error),
             // Whichever is committed, its shards stay.
             _ => {
                 self.rollback.keep();
