@@ -35,13 +35,15 @@ pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     }
     let at = bytes.len().saturating_sub(LEN);
     let (body, found) = bytes.split_at(at);
-    let expected = of(crc32fast::hash(body));
-    if found == expected.as_bytes() {
+    let actual = of(crc32fast::hash(body));
+    if found == actual.as_bytes() {
         return Ok(body);
     }
-    let got = String::from_utf8_lossy(found);
-    let what = "the manifest's closing checksum";
-    Err(corrupt(at as u64, what, expected.trim_end(), got.trim_end()))
+    let stored = String::from_utf8_lossy(found);
+    Err(match stored.starts_with(KEY) {
+        true => corrupt(0, "the manifest's closing checksum", stored.trim_end(), actual.trim_end()),
+        false => corrupt(at as u64, "the manifest's end", "its closing checksum", stored.trim_end()),
+    })
 }
 
 fn of(crc32: u32) -> String {
