@@ -42,7 +42,9 @@ pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     let stored = String::from_utf8_lossy(found);
     Err(match stored.starts_with(KEY) {
         true => corrupt(0, "the manifest's closing checksum", stored.trim_end(), actual.trim_end()),
-        false => corrupt(at as u64, "the manifest's end", "its closing checksum", stored.trim_end()),
+        false => {
+            corrupt(at as u64, "the manifest's end", "its closing checksum", stored.trim_end())
+        }
     })
 }
 
