@@ -53,7 +53,7 @@ def test_damage_is_read_and_is_not_ok():
         "got": "1",
         "tensors": ["w"],
     }
-    counts = {"path": "/", "files": 1, "blocks": 1, "read_bytes": 9, "seconds": 0.1}
+    counts = {"path": "/", "files": 1, "blocks": 1, "tensors": 2, "read_bytes": 9, "seconds": 0.1}
     text = json.dumps({**counts, **fake_native.MOVED, "damage": [damage], "problem": None})
     report = VerifyReport.from_json(text)
     assert not report.ok

@@ -92,6 +92,7 @@ def test_blocking_save_starts_no_thread(gate, state, tmp_path, monkeypatch):
     monkeypatch.setattr(_native, "start_export", lambda *args: ended)
     options = _sources.Options(
         allow_pickle=False,
+        overwrite=False,
         verify=True,
         config=ringstow.Config(),
         prefix="",
