@@ -85,7 +85,7 @@ def test_blocking_save_starts_no_thread(gate, state, tmp_path, monkeypatch):
 
     started = []
     gate()
-    monkeypatch.setattr(_native, "start_save", lambda *args: ended)
+    monkeypatch.setattr(_native, "start_save", lambda *args, **options: ended)
     ended = fake_native.SaveJob([], "{}", str(tmp_path / "c"))
     monkeypatch.setattr(threading.Thread, "start", started.append)
     ringstow.save(state, tmp_path / "c")
