@@ -35,7 +35,7 @@ class _Report:
 @functools.cache
 def _kinds(report: type[_Report]) -> dict[str, type[Any] | None]:
     """Return the class of the objects in each field, by its annotation; None if it has none."""
-    # These names, since an import of this module that failed elsewhere may have taken it from sys.modules.
+    # By these names: an import that failed elsewhere may have taken this module away.
     hints = typing.get_type_hints(report, globals())
     kinds: dict[str, type[Any] | None] = {}
     for field in dataclasses.fields(report):  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
 //! What outlives a single save: the staging pool and the engines' threads.
 
 use crate::config::{Config, MachineConfig, Switch};
+use crate::engine::Engine;
 use crate::engine::io_mode::{EngineKind, IoMode};
 use crate::engine::portable::Portable;
 use crate::engine::queue::Queue;
-use crate::engine::{self, Engine};
 use crate::error::Result;
 use crate::pool::Pool;
 use crate::sys::fork;
@@ -208,10 +208,10 @@ fn build_engine(
     Ok(match kind {
         EngineKind::Portable => Box::new(Portable::new(depth)?),
         #[cfg(all(target_os = "linux", feature = "uring"))]
-        EngineKind::Uring => Box::new(engine::uring::Uring::new(depth, pool, fixed)?),
+        EngineKind::Uring => Box::new(crate::engine::uring::Uring::new(depth, pool, fixed)?),
         #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
         EngineKind::TokioUring => {
-            Box::new(engine::tokio_uring::TokioUring::new(depth, pool, fixed)?)
+            Box::new(crate::engine::tokio_uring::TokioUring::new(depth, pool, fixed)?)
         }
         #[allow(unreachable_patterns)] // in a build with all of them
         missing => {
