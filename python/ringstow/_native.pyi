@@ -38,6 +38,7 @@ __all__ = [
     "remove",
     "rename_new",
     "retain",
+    "shared_file_system",
     "start_export",
     "start_save",
     "start_write",
