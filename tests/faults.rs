@@ -31,7 +31,7 @@ fn on_engine(config: Config, name: &'static str) -> Runtime {
     Runtime::with_engine(config, Arc::new(move || engine(name))).unwrap()
 }
 
-/// A runtime all of whose engines have these faults.
+/// A runtime whose engines all make these faults.
 fn faulty(name: &'static str, faults: Faults) -> Runtime {
     let build = move || {
         let faulty = Faulty::new(engine(name)?, faults.clone());

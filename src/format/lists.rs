@@ -181,7 +181,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Struct<T> {
     }
 }
 
-/// Reads whatever it is asked for from an object.
+/// Reads every type from a JSON object.
 struct Object<D>(D);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Object<D> {

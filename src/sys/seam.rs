@@ -39,8 +39,8 @@ pub enum Call {
     Cut,
     /// Syncing a file or a directory.
     Sync,
-    /// No call: a sync has ended, and nobody has been told yet. Whoever fails it plays a disk that reports an error
-    /// after all.
+    /// Not a call: the moment after a sync, before its caller gets the result. A failure here is a disk that has synced
+    /// and reports an error.
     Synced,
     /// Renaming a file.
     Rename,

@@ -39,7 +39,7 @@ fn add(state: &mut StateDict<'static>, name: &str, source: impl Source + 'static
 /// A tensor whose bytes wait until the word is dropped.
 pub struct Held {
     filled: Filled,
-    /// Called when the bytes are asked for.
+    /// Called when the save begins to read the bytes.
     asked: Box<dyn Fn() + Send + Sync>,
     word: Mutex<Receiver<()>>,
     fails: bool,

@@ -156,7 +156,7 @@ class StorageReader(storage.StorageReader):
             raise
 
     def _is_meant(self, rank: int | None) -> bool:
-        """Tell whether the checkpoint is of the kind that is asked for; DCP tries both."""
+        """Return whether this is the kind of checkpoint that DCP looks for; it tries both kinds."""
         return (rank is not None) == self._has_ranks()
 
     def _is_late(self, error: Exception, rank: int | None) -> bool:

@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
         false => i128::from(input.byte() as i8) * i128::from(dtype.bits()),
     };
     let strides: Vec<i128> = (0..dims).map(|_| stride(&mut input)).collect();
-    // A chunk of a manifest that was read lies in a file: its end does not overflow.
+    // The manifest's check has refused chunks whose end overflows.
     let Some(nbytes) = dtype.nbytes(&sizes) else { return };
     let Some(end) = begin.checked_add(nbytes) else { return };
     let array = Dense { file: 0, begin, dtype, sizes: &sizes };
