@@ -160,7 +160,7 @@ fn failing_transfer_names_file_and_offset_and_the_next_works() {
 
 /// I/O modes with O_DIRECT, each of which begins with a trial write: io_uring with and without fixed buffers, and the
 /// portable engine.
-const DIRECT_MODES: usize = if cfg!(all(target_os = "linux", feature = "uring")) { 3 } else { 1 };
+const DIRECT_MODES: u64 = if cfg!(all(target_os = "linux", feature = "uring")) { 3 } else { 1 };
 
 /// Refuses the trial writes with O_DIRECT.
 fn refuse_direct(below: &Path) -> Watch {
