@@ -1,0 +1,36 @@
+"""What the answers of pip-audit mean, with made-up answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import advisories
+
+UNKNOWN = {"name": "numpy", "skip_reason": "not found on PyPI"}
+CLEAN = {"name": "numpy", "version": "2.4.0", "vulns": []}
+BAD = {
+    "name": "torch",
+    "version": "2.5.0",
+    "vulns": [{"id": "PYSEC-2025-41", "fix_versions": ["2.6.0"]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "said"),
+    [
+        ([CLEAN, UNKNOWN | {"name": "torch"}], 0, "1 of 2 packages audited, 0 vulnerable"),
+        ([CLEAN, BAD], 1, "torch 2.5.0: PYSEC-2025-41, mended in 2.6.0"),
+        ([UNKNOWN], advisories.NO_DATABASE, "skipped: "),
+        ([], advisories.NO_DATABASE, "skipped: "),
+    ],
+)
+def test_only_packages_that_the_database_knows_count_as_audited(
+    packages: list[dict[str, Any]], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advisories.judge(packages) == code
+    assert said in capsys.readouterr().out
