@@ -6,7 +6,7 @@
 //! where `0,` becomes eight bytes.
 
 use super::Shape;
-use serde::de::{Deserialize, Deserializer, Error as _, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::forward_to_deserialize_any;
 use smallvec::{Array, SmallVec};
 use std::borrow::Cow;
@@ -19,21 +19,33 @@ const DIMS_USUAL: usize = 8;
 /// Dimensions beyond [`DIMS_USUAL`] that all shapes and offsets in a file may have together.
 pub(crate) const LONG_DIMS_MAX: usize = 1 << 15;
 
-/// Dimensions of one shape or list of offsets that count towards [`LONG_DIMS_MAX`].
-pub(crate) fn long_dims(dims: usize) -> usize {
-    dims.saturating_sub(DIMS_USUAL)
+/// Counts the dimensions that the shapes and offsets in a file have beyond [`DIMS_USUAL`] each.
+#[derive(Debug, Default)]
+pub(crate) struct LongDims(usize);
+
+impl LongDims {
+    /// Counts a shape or a list of offsets of this many dimensions.
+    ///
+    /// # Errors
+    /// There are more than [`LONG_DIMS_MAX`] now, as a sentence.
+    pub fn add(&mut self, dims: usize) -> Result<(), String> {
+        self.0 += dims.saturating_sub(DIMS_USUAL);
+        match self.0 <= LONG_DIMS_MAX {
+            true => Ok(()),
+            false => Err(format!(
+                "shapes and offsets have more than {LONG_DIMS_MAX} dimensions in all, beyond {DIMS_USUAL} each"
+            )),
+        }
+    }
 }
 
-/// What to say of more than that.
-pub(crate) fn too_many_dims() -> String {
-    format!(
-        "shapes and offsets have more than {LONG_DIMS_MAX} dimensions in all, beyond {DIMS_USUAL} each"
-    )
-}
-
-/// An entry of a list that counts its own [`long_dims`].
+/// An entry of a list.
 pub(super) trait Entry {
-    fn long_dims(&self) -> usize;
+    /// Counts its shapes and offsets.
+    ///
+    /// # Errors
+    /// As [`LongDims::add`].
+    fn count_dims(&self, long: &mut LongDims) -> Result<(), String>;
 }
 
 /// A list that grows by an eighth, not by doubling.
@@ -86,18 +98,43 @@ where
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<L, A::Error> {
-            let (mut list, mut long) = (L::default(), 0);
+            let (mut list, mut long) = (L::default(), LongDims::default());
             while let Some(Struct(item)) = from.next_element::<Struct<T>>()? {
-                long += item.long_dims();
-                if long > LONG_DIMS_MAX {
-                    return Err(A::Error::custom(too_many_dims()));
-                }
+                item.count_dims(&mut long).map_err(A::Error::custom)?;
                 list.push(item);
             }
             Ok(list)
         }
     }
     from.deserialize_seq(Read(PhantomData))
+}
+
+/// Reads an object, `what`, and gives each of its entries to `take`, which says what is wrong with one.
+pub(super) fn each_entry<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+    what: &'static str,
+    take: impl FnMut(Cow<'de, str>, T) -> Result<(), String>,
+) -> Result<(), D::Error> {
+    struct Read<T, F>(&'static str, F, PhantomData<T>);
+    impl<'de, T, F> Visitor<'de> for Read<T, F>
+    where
+        T: Deserialize<'de>,
+        F: FnMut(Cow<'de, str>, T) -> Result<(), String>,
+    {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(mut self, mut from: A) -> Result<(), A::Error> {
+            while let Some((Text(key), value)) = from.next_entry()? {
+                (self.1)(key, value).map_err(A::Error::custom)?;
+            }
+            Ok(())
+        }
+    }
+    from.deserialize_map(Read(what, take, PhantomData))
 }
 
 /// Reads a list of at most `MAX` texts.
@@ -142,10 +179,8 @@ impl<'de> Deserialize<'de> for Dims {
             fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Dims, A::Error> {
                 let mut dims = SmallVec::new();
                 while let Some(dim) = from.next_element()? {
-                    if long_dims(dims.len()) == LONG_DIMS_MAX {
-                        return Err(A::Error::custom(too_many_dims()));
-                    }
                     dims.push(dim);
+                    LongDims::default().add(dims.len()).map_err(A::Error::custom)?;
                 }
                 Ok(Dims(dims))
             }

@@ -1,10 +1,9 @@
 //! The index of a model with several files: which tensor is in which file. No I/O.
 
-use super::lists::{Text, push};
+use super::lists::{Text, each_entry, push};
 use super::names;
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _};
 use std::borrow::Cow;
-use std::fmt;
 
 /// The files of a model's tensors.
 #[derive(Debug)]
@@ -51,27 +50,16 @@ struct WeightMap<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for WeightMap<'a> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = WeightMap<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object of files")
+        let mut list = Vec::new();
+        each_entry(from, "an object of files", |tensor, Text(file)| {
+            if !names::is_confined(&file) {
+                return Err(format!(
+                    "refused file name {file:?}: it must be a plain *.safetensors name in the directory itself"
+                ));
             }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<WeightMap<'de>, A::Error> {
-                let mut list = Vec::new();
-                while let Some((Text(tensor), Text(file))) = from.next_entry()? {
-                    if !names::is_confined(&file) {
-                        return Err(A::Error::custom(format_args!(
-                            "refused file name {file:?}: it must be a plain *.safetensors name in the directory itself"
-                        )));
-                    }
-                    push(&mut list, (tensor, file));
-                }
-                Ok(WeightMap(list))
-            }
-        }
-        from.deserialize_map(Read)
+            push(&mut list, (tensor, file));
+            Ok(())
+        })?;
+        Ok(Self(list))
     }
 }

@@ -1,7 +1,7 @@
 //! Reads the header of a safetensors file that another program wrote. The crate safetensors reads headers too, but takes
 //! ten times a header's length in memory. No I/O.
 
-use super::lists::{LONG_DIMS_MAX, Struct, Text, long_dims, push, shape, too_many_dims};
+use super::lists::{LongDims, Struct, Text, each_entry, push, shape};
 use super::manifest::{Chunk, TensorEntry};
 use super::{Dtype, Shape};
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
@@ -70,24 +70,21 @@ impl<'de> Deserialize<'de> for Header {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Header, A::Error> {
-                let (mut tensors, mut long) = (Vec::new(), 0);
-                let mut strings = Strings { is_own: false, sharding: None };
+                let (mut tensors, mut long) = (Vec::new(), LongDims::default());
+                let mut strings = None::<Strings>;
                 while let Some(Text(name)) = from.next_key()? {
                     if name == STRINGS {
                         strings = from.next_value()?;
                         continue;
                     }
                     let Struct::<Stored>(found) = from.next_value()?;
-                    long += long_dims(found.shape.len());
-                    if long > LONG_DIMS_MAX {
-                        return Err(A::Error::custom(too_many_dims()));
-                    }
+                    long.add(found.shape.len()).map_err(A::Error::custom)?;
                     let tensor = found
                         .entry(&name)
                         .map_err(|why| A::Error::custom(format_args!("tensor {name:?} {why}")))?;
                     push(&mut tensors, tensor);
                 }
-                let Strings { is_own, sharding } = strings;
+                let Strings { is_own, sharding } = strings.unwrap_or_default();
                 Ok(Header { tensors, data_bytes: 0, is_own, sharding })
             }
         }
@@ -120,6 +117,7 @@ impl Stored<'_> {
 }
 
 /// The file's own strings.
+#[derive(Default)]
 struct Strings {
     is_own: bool,
     sharding: Option<String>,
@@ -127,30 +125,15 @@ struct Strings {
 
 impl<'de> Deserialize<'de> for Strings {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Strings;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object of texts")
+        let mut strings = Self::default();
+        each_entry(from, "an object of texts", |key, Text(text)| {
+            strings.is_own |= key == OWN;
+            if key == SHARDING {
+                strings.sharding = Some(text.into_owned());
             }
-
-            fn visit_unit<E>(self) -> Result<Strings, E> {
-                Ok(Strings { is_own: false, sharding: None })
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Strings, A::Error> {
-                let mut strings = Strings { is_own: false, sharding: None };
-                while let Some((Text(key), Text(text))) = from.next_entry()? {
-                    strings.is_own |= key == OWN;
-                    if key == SHARDING {
-                        strings.sharding = Some(text.into_owned());
-                    }
-                }
-                Ok(strings)
-            }
-        }
-        from.deserialize_any(Read)
+            Ok(())
+        })?;
+        Ok(strings)
     }
 }
 
@@ -178,28 +161,13 @@ impl<'a> Sharding<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Sharding<'a> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Sharding<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object of offsets")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Sharding<'de>, A::Error> {
-                let (mut list, mut long) = (Vec::new(), 0);
-                while let Some((Text(name), Struct(saved))) = from.next_entry()? {
-                    let Saved { saved_offsets } = saved;
-                    long += long_dims(saved_offsets.len());
-                    if long > LONG_DIMS_MAX {
-                        return Err(A::Error::custom(too_many_dims()));
-                    }
-                    push(&mut list, (name, saved_offsets));
-                }
-                Ok(Sharding(list))
-            }
-        }
-        from.deserialize_map(Read)
+        let (mut list, mut long) = (Vec::new(), LongDims::default());
+        each_entry(from, "an object of offsets", |name, Struct(Saved { saved_offsets })| {
+            long.add(saved_offsets.len())?;
+            push(&mut list, (name, saved_offsets));
+            Ok(())
+        })?;
+        Ok(Self(list))
     }
 }
 

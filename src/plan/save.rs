@@ -9,7 +9,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::header::{self, Header, Length, Placed, Reader};
-use crate::format::lists::{LONG_DIMS_MAX, long_dims, too_many_dims};
+use crate::format::lists::LongDims;
 use crate::format::{Chunk, Item, TensorEntry, names};
 use serde::{Serialize, Serializer};
 use std::cmp::Reverse;
@@ -165,11 +165,10 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
     let mut known: HashMap<&str, Known> = HashMap::with_capacity(items.len());
     let mut regions = HashSet::new();
     let mut order = Vec::with_capacity(items.len());
-    if items.iter().map(long_dims_of).sum::<usize>() > LONG_DIMS_MAX {
-        return Err(Error::invalid(format!("{}: no reader takes that", too_many_dims())));
-    }
+    let mut long = LongDims::default();
     for (index, item) in items.iter().enumerate() {
         item.check()?;
+        count_dims(item, &mut long)?;
         let nbytes = item.info.nbytes()?;
         let of_name = known.entry(&item.info.name).or_insert(Known { first: index, count: 0 });
         if of_name.count > 0 {
@@ -189,10 +188,12 @@ fn order(items: &[Item]) -> Result<Vec<Member>> {
     Ok(order)
 }
 
-/// What an item adds to the [`LONG_DIMS_MAX`] of its manifest.
-fn long_dims_of(item: &Item) -> usize {
+/// Counts the dimensions that an item has in the manifest.
+fn count_dims(item: &Item, long: &mut LongDims) -> Result<()> {
     let lists = if item.region.is_some() { 3 } else { 1 }; // the tensor's shape, offsets, sizes
-    lists * long_dims(item.info.shape.len())
+    (0..lists)
+        .try_for_each(|_| long.add(item.info.shape.len()))
+        .map_err(|why| Error::invalid(format!("{why}: no reader takes that")))
 }
 
 fn named_twice(item: &Item) -> Error {

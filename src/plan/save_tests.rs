@@ -1,6 +1,7 @@
 //! Tests of the layout.
 
 use super::*;
+use crate::format::lists::LONG_DIMS_MAX;
 use crate::format::{Dtype, Region, TensorInfo};
 use proptest::prelude::*;
 

@@ -1,7 +1,7 @@
 //! Checks what every reader of a manifest relies on.
 
 use super::{FileEntry, Manifest, RankShare, TensorEntry};
-use crate::format::lists::{Entry, LONG_DIMS_MAX, too_many_dims};
+use crate::format::lists::{Entry, LongDims};
 use crate::format::{Dtype, names};
 use crate::limits::ALIGN;
 use std::collections::HashSet;
@@ -56,10 +56,9 @@ impl Manifest {
         let mut names = HashSet::with_capacity(self.tensors.len());
         let chunks = self.tensors.iter().map(|tensor| tensor.chunks.len()).sum();
         let mut extents = Vec::with_capacity(chunks);
-        if self.tensors.iter().map(Entry::long_dims).sum::<usize>() > LONG_DIMS_MAX {
-            return Err(too_many_dims()); // of a manifest that was not read from a text
-        }
+        let mut long = LongDims::default();
         for (index, tensor) in self.tensors.iter().enumerate() {
+            tensor.count_dims(&mut long)?; // of a manifest that was not read from a text
             if !names.insert(&tensor.name) {
                 return Err(format!("two tensors are named {:?}", tensor.name));
             }

@@ -1,7 +1,7 @@
 //! A manifest's entry of a tensor: what it is, and where its bytes are.
 
 use crate::format::cover::{self, Extent};
-use crate::format::lists::{self, Entry, long_dims};
+use crate::format::lists::{self, Entry, LongDims};
 use crate::format::{Dtype, Shape, TensorInfo};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -50,16 +50,15 @@ pub struct Chunk {
 }
 
 impl Entry for TensorEntry {
-    fn long_dims(&self) -> usize {
-        let of_chunks: usize = self.chunks.iter().map(Entry::long_dims).sum();
-        long_dims(self.shape.len()) + of_chunks
+    fn count_dims(&self, long: &mut LongDims) -> Result<(), String> {
+        long.add(self.shape.len())?;
+        self.chunks.iter().try_for_each(|chunk| chunk.count_dims(long))
     }
 }
 
 impl Entry for Chunk {
-    fn long_dims(&self) -> usize {
-        let dims = [&self.offsets, &self.sizes].map(|dims| dims.as_ref().map_or(0, |d| d.len()));
-        dims.into_iter().map(long_dims).sum()
+    fn count_dims(&self, long: &mut LongDims) -> Result<(), String> {
+        [&self.offsets, &self.sizes].into_iter().flatten().try_for_each(|dims| long.add(dims.len()))
     }
 }
 
