@@ -6,10 +6,11 @@ ROUNDS ?= 3
 LOOPS  ?= 1000
 SEED   ?= 0
 MINUTES ?= 10
-# How much of each rig; see tools/torture.py. FS=ext4 cuts that file system alone.
-KILLS  ?= 1000
+# How much of each rig, at full length; tools/torture.py has the same numbers. CUTS are for each file system, from Rust
+# and from Python: 3,000 in all. FS=ext4 cuts that one alone.
+KILLS  ?= 3000
 EACH_CALL ?= all
-CUTS   ?= 200
+CUTS   ?= 500
 FS     ?=
 # Bits to flip; mutations of each kind of input.
 FLIPS  ?= 10000
@@ -36,31 +37,31 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu fuzz torture torture-background torture-cuts \
-	torture-address torture-flips torture-fuzz torture-hosts torture-image torture-kills torture-leaks \
-	torture-calls-python torture-simulation torture-soak \
-	lint doc bench bench-check bench-baseline \
-	compare compare-dcp sweep wheel gpu-bundle gpu-report clean
+.PHONY: help demo test test-rust test-python test-gpu fuzz \
+	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
+	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-simulation torture-soak \
+	lint doc bench bench-check bench-baseline compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
+	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
 	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
+	@echo "make torture-address  unit tests of memory, format and plan under AddressSanitizer, on a nightly toolchain; not in make torture"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
 	@echo "make torture-calls  fail and kill every operation at each of its system calls (minutes; SEED=$(SEED))"
 	@echo "make torture-calls-python  the same for Python programs and conversions (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
-	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
+	@echo "make torture-flips  flip bits of checkpoints; each is found (FLIPS=$(FLIPS) SEED=$(SEED))"
+	@echo "make torture-fuzz  make fuzz, and mutated files for conversions and loads (MUTATIONS=$(MUTATIONS) SEED=$(SEED))"
 	@echo "make torture-hosts  interleavings of two hosts on one network file system (INTERLEAVINGS=$(INTERLEAVINGS))"
+	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-kills  kill a saving process at any moment (KILLS=$(KILLS))"
 	@echo "make torture-leaks  saves, loads and failures: nothing grows (LEAK_ROUNDS=$(LEAK_ROUNDS))"
-	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
 	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
-	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
-	@echo "make torture-flips  flip 10,000 bits of checkpoints; each is found (FLIPS=$(FLIPS) SEED=$(SEED))"
-	@echo "make torture-address  unit tests of memory, format and plan under AddressSanitizer (nightly)"
+	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
@@ -91,62 +92,16 @@ test-gpu: $(READY)
 test-python: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
-torture-cuts: export RINGSTOW_CUTS = $(CUTS)
-torture-cuts: export RINGSTOW_SEED = $(SEED)
-torture-cuts: export RINGSTOW_REQUIRE_RIGS = 1
-torture-cuts: $(READY)
-	cargo test --test power_cut $(FS) -- --nocapture --test-threads=1
-	$(BIN)/python -m pytest -q -rP -n 3 python/tests/test_power_cut.py -k "$(FS)"
-
-.PHONY: torture-calls
-torture-calls:
-	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') RINGSTOW_SEED=$(SEED) cargo test --test each_call -- --nocapture no_call
-
-torture-background: $(READY)
-	$(BIN)/python tools/torture_background.py --loops $(LOOPS) --seed $(SEED)
-
-torture-simulation:
-	RINGSTOW_SEED=$(SEED) RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \
-		programs_break_no_promise
-
-torture-calls-python: export RINGSTOW_PASSES = 32
-torture-calls-python: export RINGSTOW_SEED = $(SEED)
-torture-calls-python: export RINGSTOW_MINUTES = $(MINUTES)
-torture-calls-python: $(READY)
-	$(BIN)/python -m pytest -q -s python/tests/test_each_call.py
-
-torture-hosts:
-	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_SEED=$(SEED) RINGSTOW_INTERLEAVINGS=$(INTERLEAVINGS) \
-		cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
-
-torture-kills:
-	RINGSTOW_SEED=$(SEED) RINGSTOW_KILLS=$(KILLS) cargo test --test crash -- --ignored --nocapture
-
-torture-leaks: export RINGSTOW_SEED = $(SEED)
-torture-leaks: $(READY)
-	RINGSTOW_ROUNDS=$(LEAK_ROUNDS) cargo test --test leaks many_thousands -- --ignored --nocapture
-	RINGSTOW_ROUNDS=$$(($(LEAK_ROUNDS) / 25)) $(BIN)/python -m pytest -q -s python/tests/test_leaks.py
-
-torture-soak:
-	RINGSTOW_SEED=$(SEED) RINGSTOW_MINUTES=$(SOAK_MINUTES) \
-		cargo test --test leaks for_an_hour -- --ignored --nocapture
+# Ends with 77 where there is no nightly toolchain, or with 1 if every rig is required.
+fuzz:
+	@$(PYTHON) tools/fuzz.py --minutes $(MINUTES); code=$$?; [ $$code -eq 77 ] || exit $$code
 
 # Only a number of minutes that was asked for: MINUTES has a default for sweeps.
 torture: $(READY)
 	$(BIN)/python tools/torture.py --seed $(SEED) $(if $(RIGS),--rigs $(RIGS)) \
 		$(if $(filter command line,$(origin MINUTES)),--minutes $(MINUTES))
 
-torture-image:
-	RINGSTOW_SEED=$(SEED) RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call
-
-# Ends with 77 where there is no nightly toolchain, or with 1 if every rig is required.
-fuzz:
-	@$(PYTHON) tools/fuzz.py --minutes $(MINUTES); code=$$?; [ $$code -eq 77 ] || exit $$code
-
-# The same, and the mutated inputs of the Python tests.
-torture-fuzz: fuzz $(READY)
-	RINGSTOW_MUTATIONS=$(MUTATIONS) RINGSTOW_SEED=$(SEED) $(BIN)/python -m pytest -q python/tests/test_mutated.py
-	@echo "promise: a mutated input is read or refused, naming it: $$((8 * $(MUTATIONS))) mutations, 0 broken"
+torture-%: export RINGSTOW_SEED = $(SEED)
 
 # A broken engine's buffers are leaked on purpose, so leaks are not looked for.
 torture-address: export RUSTFLAGS = -Zsanitizer=address
@@ -156,8 +111,52 @@ torture-address:
 	cargo +nightly test --lib --target $(shell uname -m)-unknown-linux-gnu --target-dir target/asan -- \
 		pool:: format:: plan:: state pipeline:: device::
 
+torture-background: $(READY)
+	$(BIN)/python tools/torture_background.py --loops $(LOOPS) --seed $(SEED)
+
+torture-calls:
+	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') cargo test --test each_call -- --nocapture no_call
+
+torture-calls-python: export RINGSTOW_PASSES = 32
+torture-calls-python: export RINGSTOW_MINUTES = $(MINUTES)
+torture-calls-python: $(READY)
+	$(BIN)/python -m pytest -q -s python/tests/test_each_call.py
+
+torture-cuts: export RINGSTOW_CUTS = $(CUTS)
+torture-cuts: export RINGSTOW_REQUIRE_RIGS = 1
+torture-cuts: $(READY)
+	cargo test --test power_cut $(FS) -- --nocapture --test-threads=1
+	$(BIN)/python -m pytest -q -rP -n 3 python/tests/test_power_cut.py -k "$(FS)"
+
 torture-flips:
-	RINGSTOW_FLIPS=$(FLIPS) RINGSTOW_SEED=$(SEED) cargo test --test flips -- --ignored --nocapture
+	RINGSTOW_FLIPS=$(FLIPS) cargo test --test flips -- --ignored --nocapture
+
+# All fuzz targets, and the mutated inputs of the Python tests.
+torture-fuzz: fuzz $(READY)
+	RINGSTOW_MUTATIONS=$(MUTATIONS) $(BIN)/python -m pytest -q python/tests/test_mutated.py
+	@echo "promise: a mutated input is read or refused, naming it: $$((8 * $(MUTATIONS))) mutations, 0 broken"
+
+torture-hosts:
+	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_INTERLEAVINGS=$(INTERLEAVINGS) \
+		cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
+
+torture-image:
+	RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call
+
+torture-kills:
+	RINGSTOW_KILLS=$(KILLS) cargo test --test crash -- --ignored --nocapture
+
+torture-leaks: $(READY)
+	RINGSTOW_ROUNDS=$(LEAK_ROUNDS) cargo test --test leaks many_thousands -- --ignored --nocapture
+	RINGSTOW_ROUNDS=$$(($(LEAK_ROUNDS) / 25)) $(BIN)/python -m pytest -q -s python/tests/test_leaks.py
+
+torture-simulation:
+	RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \
+		programs_break_no_promise
+
+torture-soak:
+	RINGSTOW_MINUTES=$(SOAK_MINUTES) \
+		cargo test --test leaks for_an_hour -- --ignored --nocapture
 
 lint: $(READY) doc
 	tools/preflight.sh $(PYTHON) lint

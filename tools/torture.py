@@ -58,17 +58,17 @@ class Rig:
 
 RIGS = [
     Rig("calls", "EACH_CALL", full="all", a_minute=0),
-    Rig("calls-python", "MINUTES", full=60, a_minute=1),
+    Rig("calls-python", "MINUTES", full=120, a_minute=1),
     Rig("simulation", "SEEDS", full=100_000, a_minute=2000),
-    Rig("kills", "KILLS", full=1000, a_minute=400),
-    Rig("cuts", "CUTS", full=200, a_minute=6, needs_root=True),
+    Rig("kills", "KILLS", full=3000, a_minute=400),
+    # Of each of three file systems, from Rust and from Python: 3,000 in all.
+    Rig("cuts", "CUTS", full=500, a_minute=6, needs_root=True),
     Rig("hosts", "INTERLEAVINGS", full=500, a_minute=60, needs_root=True),
     Rig("background", "LOOPS", full=1000, a_minute=60),
     Rig("flips", "FLIPS", full=10_000, a_minute=3000),
     Rig("fuzz", "MINUTES", full=60, a_minute=1),
-    Rig("calls-python", "MINUTES", full=120, a_minute=1),
     Rig("image", "MINUTES", full=60, a_minute=1),
-    Rig("leaks", "LEAK_ROUNDS", full=2000, a_minute=500),
+    Rig("leaks", "LEAK_ROUNDS", full=50_000, a_minute=500),
     Rig("soak", "SOAK_MINUTES", full=60, a_minute=1),
 ]
 

@@ -26,7 +26,7 @@ def cut_disk():
     return cargo_build("cut-disk") / "cut-disk"
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(600 + 30 * int(CUTS))
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
 def test_power_cut_keeps_one_complete_checkpoint(kind, cut_disk, tmp_path):
     program = ["unshare", "--mount", sys.executable, HERE / "power_cuts.py"]

@@ -1,0 +1,33 @@
+"""tools/torture.py, the Makefile and the page about tests name the same rigs."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from torture import RIGS  # noqa: E402
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = sorted(re.findall(r"^torture-([a-z-]+):(?! export)", MAKEFILE, re.MULTILINE))
+# A target without a promise of its own.
+ALONE = "address"
+
+
+def test_each_rig_is_listed_once_and_is_a_target():
+    assert sorted([ALONE, *(rig.name for rig in RIGS)]) == TARGETS
+
+
+def test_full_length_is_the_makefile_s_default():
+    defaults = dict(re.findall(r"^([A-Z_]+) *\?= *(\S+)$", MAKEFILE, re.MULTILINE))
+    # MINUTES is of several rigs.
+    full = {rig.variable: str(rig.full) for rig in RIGS if rig.variable != "MINUTES"}
+    assert full.items() <= defaults.items()
+
+
+def test_each_target_is_explained_once():
+    page = (ROOT / "docs" / "internals" / "testing.md").read_text()
+    for text, before in ((MAKEFILE, '@echo "'), (page, "`")):
+        named = re.findall(rf"{before}make torture-([a-z-]+)", text)
+        assert sorted(named) == TARGETS
