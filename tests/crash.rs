@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{State, assert_no_litter_in, names_in, step_at, step_with};
+use common::{State, assert_no_litter_in, names_in, number, step_at, step_with};
 use fastrand::Rng;
 use ringstow::internals::store::Status;
 use ringstow::{Config, Disposal, EngineChoice, Runtime};
@@ -270,9 +270,6 @@ fn kill_at_any_moment_leaves_whole_striped_checkpoints() {
 #[test]
 #[ignore = "long: several hundred kills"]
 fn hundreds_of_kills_leave_the_old_or_the_new_save() {
-    let number = |variable: &str, default: u64| {
-        std::env::var(variable).map_or(default, |text| text.parse().expect(variable))
-    };
     let (kills, seed) = (number("RINGSTOW_KILLS", 600), number("RINGSTOW_SEED", 1));
     kill_and_look(kills.div_ceil(2), 2 * seed, false);
     kill_and_look(kills / 2, 2 * seed + 1, true);

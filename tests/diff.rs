@@ -143,12 +143,9 @@ fn export_is_compared_tensor_by_tensor() {
     let (_root, a, b, mut state) = scene();
     state.save(&runtime(), &a).unwrap();
     let export = |state: &State| {
-        let mut dict = StateDict::new();
-        for (name, data) in &state.tensors {
-            dict.bytes(name, Dtype::U8, &[data.len() as u64], data).unwrap();
-        }
         let _ = std::fs::remove_dir_all(&b);
-        ringstow::Store::new(small_config()).unwrap().export(&dict, &b).unwrap();
+        let store = ringstow::Store::new(small_config()).unwrap();
+        store.export(&state.model().unwrap(), &b).unwrap();
     };
     export(&state);
     let report = compare(&a, &b, false);

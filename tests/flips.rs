@@ -7,15 +7,11 @@ mod common;
 
 use common::*;
 use ringstow::internals::store::verify;
-use ringstow::{Checkpoint, Config, Dtype, LoadOptions, Loaded, Runtime, StateDict, Value};
+use ringstow::{Checkpoint, Config, Dtype, Loaded, Runtime, StateDict, Value};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).map_or(default, |text| text.parse().unwrap())
-}
 
 /// Tensors of every kind that a shard stores in another way, with values beside them.
 fn save(runtime: &Runtime, path: &Path, config: &Config) {
@@ -45,10 +41,7 @@ fn shown(loaded: &Loaded, values: &Value) -> String {
 
 fn load(runtime: &Runtime, path: &Path) -> ringstow::Result<String> {
     let checkpoint = Checkpoint::open_with(path, runtime.config())?;
-    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-    let loaded =
-        checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))?;
-    Ok(shown(&loaded, &checkpoint.state()?))
+    Ok(shown(&load_opened(runtime, &checkpoint)?, &checkpoint.state()?))
 }
 
 /// What a flip did.

@@ -9,7 +9,7 @@ use common::place::{Place, SIZES, WAYS};
 use common::{State, assert_says, names_in, scratch, small_config, step_with};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
-use ringstow::{Checkpoint, Config, Disposal, Dtype, StateDict, Store};
+use ringstow::{Checkpoint, Config, Disposal, Store};
 use std::path::Path;
 
 const EIO: i32 = 5;
@@ -117,10 +117,7 @@ fn removal_that_was_not_answered_is_carried_out() {
 fn export_with_any_unanswered_rename_is_whole() {
     let store = Store::new(Config { shard_bytes: 20_000, ..small_config() }).unwrap();
     let state = State::new(1, &SIZES);
-    let mut model = StateDict::new();
-    for (name, data) in &state.tensors {
-        model.bytes(name, Dtype::U8, &[data.len() as u64], data).unwrap();
-    }
+    let model = state.model().unwrap();
     let root = scratch();
     let (whole, lost) = (root.path().join("whole"), root.path().join("lost"));
     store.export(&model, &whole).unwrap();

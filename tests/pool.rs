@@ -2,13 +2,11 @@
 
 mod common;
 
-use common::{State, engine, load_all, rig, scratch, small_config};
+use common::{State, engine, load_all, load_opened, rig, scratch, small_config};
 use fake_engines::{AtOnce, Twist, Twisted};
 use ringstow::internals::device::Source;
 use ringstow::internals::engine::{Completion, Engine, Op};
-use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, Runtime, StateDict, Switch, TensorInfo,
-};
+use ringstow::{Checkpoint, Config, Dtype, Error, Runtime, StateDict, Switch, TensorInfo};
 use std::io;
 use std::sync::{Arc, Barrier};
 
@@ -160,9 +158,7 @@ fn requested_fixed_buffers_serve_loads_too() {
     state.save(&common::runtime(), &path).unwrap();
     let fixed = Runtime::new(Config { fixed: Switch::On, ..config() }).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-    let options = LoadOptions::default();
-    let loaded = match checkpoint.load_names(names, options.on(&fixed, &Arc::default())) {
+    let loaded = match load_opened(&fixed, &checkpoint) {
         Err(Error::Unsupported { .. }) if !cfg!(feature = "uring") => return,
         Err(Error::Unsupported { what, .. }) => return rig::missing(&what),
         loaded => loaded.unwrap(),

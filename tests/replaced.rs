@@ -153,9 +153,7 @@ fn read_beside_saves(read: impl Fn(&Path) + Sync, saves: i64, recycle: bool) {
 fn assert_is_one_state(loaded: &Loaded) {
     let first = loaded.tensor("layer.0.weight").unwrap().data();
     let of = (0..=SAVES).map(state).find(|state| state.tensors[0].1 == first).unwrap();
-    for (name, data) in &of.tensors {
-        assert!(loaded.tensor(name).unwrap().data() == data, "{name} is of another state");
-    }
+    of.assert_equals(loaded);
 }
 
 const SAVES: i64 = 150;
@@ -185,9 +183,7 @@ fn opened_checkpoint_beside_saves_never_mixes() {
         match load(&opened, false, &reader) {
             Ok(loaded) => {
                 let step = opened.state().unwrap().get("step").unwrap().as_int().unwrap();
-                for (name, data) in &state(step).tensors {
-                    assert!(loaded.tensor(name).unwrap().data() == data, "{name} is of another");
-                }
+                state(step).assert_equals(&loaded);
             }
             Err(error) => assert!(matches!(error, Error::Replaced { .. }), "{error}"),
         }

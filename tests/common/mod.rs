@@ -11,7 +11,7 @@ use ringstow::internals::engine::Engine;
 use ringstow::internals::engine::portable::Portable;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Receipt, Runtime, SaveReport,
-    StateDict, Value,
+    StateDict, TensorInfo, Value,
 };
 use serde_json::value::RawValue;
 use std::fs;
@@ -68,12 +68,34 @@ impl State {
     }
 
     pub fn to_save(&self) -> ringstow::Result<StateDict<'_>> {
-        let mut state = StateDict::new();
+        let mut state = self.model()?;
         state.value("step", self.step);
-        for (name, data) in &self.tensors {
-            state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-        }
         Ok(state)
+    }
+
+    /// As [`State::to_save`], for a save in the background.
+    pub fn into_save(self) -> StateDict<'static> {
+        let mut state = StateDict::new();
+        for (name, data) in self.tensors {
+            let shape = vec![data.len() as u64];
+            state.source(TensorInfo { name, dtype: Dtype::U8, shape }, Box::new(data));
+        }
+        state.value("step", self.step);
+        state
+    }
+
+    /// The tensors alone.
+    pub fn model(&self) -> ringstow::Result<StateDict<'_>> {
+        self.share((0, 1))
+    }
+
+    /// The tensors that one of several ranks has.
+    pub fn share(&self, (rank, ranks): (u32, u32)) -> ringstow::Result<StateDict<'_>> {
+        let mut share = StateDict::new();
+        for (name, data) in self.tensors.iter().skip(rank as usize).step_by(ranks as usize) {
+            share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+        }
+        Ok(share)
     }
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
@@ -94,11 +116,7 @@ impl State {
         runtime: &Runtime,
         path: &Path,
     ) -> ringstow::Result<Receipt> {
-        let mut share = StateDict::new();
-        for (name, data) in self.tensors.iter().skip(rank as usize).step_by(ranks as usize) {
-            share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-        }
-        let job = Arc::default();
+        let (share, job) = (self.share((rank, ranks))?, Arc::default());
         Ok(ringstow::internals::store::write_rank(runtime, &share, rank, path, &job)?.0)
     }
 
@@ -121,11 +139,26 @@ impl State {
     /// The loaded tensors are this state's, byte by byte.
     #[track_caller]
     pub fn assert_equals(&self, loaded: &Loaded) {
-        assert_eq!(loaded.tensors().count(), self.tensors.len());
-        for (name, data) in &self.tensors {
-            assert!(loaded.tensor(name).unwrap().data() == data, "{name} differs");
-        }
+        assert_eq!(self.difference(loaded), None);
     }
+
+    /// What the loaded tensors have that this state has not, or the other way round.
+    pub fn difference(&self, loaded: &Loaded) -> Option<String> {
+        let count = loaded.tensors().count();
+        if count != self.tensors.len() {
+            return Some(format!("{count} tensors, not {}", self.tensors.len()));
+        }
+        let is_here = |(name, data): &&(String, Vec<u8>)| {
+            loaded.tensor(name).is_some_and(|t| t.data() == data)
+        };
+        let missing = self.tensors.iter().find(|tensor| !is_here(tensor));
+        missing.map(|(name, _)| format!("{name} is not of step {}", self.step))
+    }
+}
+
+/// A number in the environment.
+pub fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect(variable))
 }
 
 /// A directory in memory where there is one, for tests that save hundreds of times and do not care
@@ -148,8 +181,11 @@ pub fn step_with(config: &Config, path: &Path) -> i64 {
 }
 
 pub fn load_all(runtime: &Runtime, path: &Path) -> ringstow::Result<Loaded> {
-    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
-    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
+    load_opened(runtime, &Checkpoint::open_with(path, runtime.config())?)
+}
+
+pub fn load_opened(runtime: &Runtime, checkpoint: &Checkpoint) -> ringstow::Result<Loaded> {
+    let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
     checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))
 }
 

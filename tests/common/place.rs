@@ -1,9 +1,11 @@
 //! A checkpoint that is saved over in each of the ways which make different system calls, also by a child process.
 
 use super::{State, assert_no_litter_in, small_config};
+use ringstow::internals::store::export;
 use ringstow::{Config, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 /// Of the tensors: each of the two shards has some.
 pub const SIZES: [usize; 3] = [5000, 12_288, 20_001];
@@ -80,6 +82,13 @@ impl Place {
         let write = |rank| state.write_share((rank, 2), &self.runtime, dir);
         let receipts = [write(0)?, write(1)?];
         session.commit(receipts.into(), state.tree()).map(drop)
+    }
+
+    /// Exports a step's tensors as a model of several files and an index.
+    pub fn export_to(&self, step: i64, to: &Path) -> ringstow::Result<()> {
+        let config = Config { shard_bytes: 20_000, stripe: Vec::new(), ..self.config().clone() };
+        let (runtime, state) = (Runtime::new(config)?, State::new(step, &SIZES));
+        export(&runtime, &state.model()?, to, &Arc::default()).map(drop)
     }
 
     pub fn prune(&self) -> ringstow::Result<()> {

@@ -1,15 +1,12 @@
 //! What is done to a run: each operation, what the run holds before and after it, and in which ways.
 
 use crate::common::place::{Place, SIZES, WAYS, Way};
-use crate::common::{State, load_all, small_config};
+use crate::common::{State, load_all};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
-use ringstow::{
-    Config, Disposal, Dtype, Error, Left, Result, Retention, Runtime, StateDict, Store,
-};
+use ringstow::{Disposal, Error, Left, Result, Retention, Store};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
 
 /// Numbers of checkpoints, `step-1`, each with the number of the state that it holds.
 type Contents = &'static [(u32, i64)];
@@ -87,7 +84,7 @@ pub const OPERATIONS: [Operation; 8] = [
         name: "export",
         ways: &[Way::Plain],
         after: SAVE.before,
-        act: |place| export(&place.root.join(MODEL)),
+        act: |place| place.export_to(1, &place.root.join(MODEL)),
         ..SAVE
     },
     Operation { name: "load", after: SAVE.before, act: load, ..SAVE },
@@ -125,10 +122,8 @@ fn nothing_left(left: &[Left]) -> Result<()> {
 }
 
 fn save_in_background(place: &Place) -> Result<()> {
-    static STATE: LazyLock<State> = LazyLock::new(|| State::new(2, &SIZES));
-    let state = STATE.to_save()?;
-    let handle = Store::new(place.config().clone())?.save_async(state, step_dir(place, 2))?;
-    handle.result().map(drop)
+    let (store, state) = (Store::new(place.config().clone())?, State::new(2, &SIZES));
+    store.save_async(state.into_save(), step_dir(place, 2))?.result().map(drop)
 }
 
 /// What is loaded is what was saved.
@@ -136,17 +131,6 @@ fn load(place: &Place) -> Result<()> {
     let loaded = load_all(&place.runtime, &step_dir(place, 1))?;
     State::new(1, &SIZES).assert_equals(&loaded);
     Ok(())
-}
-
-/// A model of two files and an index.
-pub fn export(to: &Path) -> Result<()> {
-    let config = Config { shard_bytes: 20_000, ..small_config() };
-    let (runtime, state) = (Runtime::new(config)?, State::new(1, &SIZES));
-    let mut model = StateDict::new();
-    for (name, data) in &state.tensors {
-        model.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-    }
-    store::export(&runtime, &model, to, &Arc::default()).map(drop)
 }
 
 /// Leaves a save that was killed after its commit (to `step-2`), one that was killed before, and a killed removal.

@@ -1,14 +1,13 @@
 //! What holds after an operation, however it ended.
 
 use crate::common::place::{Place, SIZES, Way};
-use crate::common::{State, assert_no_litter_in, names_in};
-use crate::operations::{MODEL, Operation, export, step_dir};
+use crate::common::{State, assert_no_litter_in, load_opened, names_in};
+use crate::operations::{MODEL, Operation, step_dir};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
-use ringstow::{Checkpoint, Error, LoadOptions, Store, Wanted};
+use ringstow::{Checkpoint, Error, Store, Wanted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// How an operation ended.
 #[derive(Debug)]
@@ -39,9 +38,7 @@ impl Reader {
     /// It gets what it opened, or an error if that is gone.
     fn check(&self, place: &Place, found: &Found) {
         for (state, number, checkpoint) in &self.0 {
-            let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-            let job = Arc::default();
-            match checkpoint.load_names(names, LoadOptions::default().on(&place.runtime, &job)) {
+            match load_opened(&place.runtime, checkpoint) {
                 Ok(loaded) => State::new(*state, &SIZES).assert_equals(&loaded),
                 Err(error) => assert!(found.get(number) != Some(state), "open before: {error}"),
             }
@@ -175,9 +172,7 @@ fn check_model(place: &Place, operation: &Operation, end: &End) {
     let to = place.root.join(MODEL);
     let is_whole = || {
         let checkpoint = Checkpoint::open_foreign(&to).ok()?;
-        let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-        let loaded = checkpoint.load_names(names, LoadOptions::default()).unwrap();
-        State::new(1, &SIZES).assert_equals(&loaded);
+        State::new(1, &SIZES).assert_equals(&load_opened(&place.runtime, &checkpoint).unwrap());
         Some(())
     };
     let whole = is_whole().is_some();
@@ -187,7 +182,7 @@ fn check_model(place: &Place, operation: &Operation, end: &End) {
         End::Died => {}
     }
     if !whole {
-        export(&to).unwrap();
+        place.export_to(1, &to).unwrap();
     }
     is_whole().unwrap();
     assert!(!names_in(&to).iter().any(|name| name.ends_with(".part")), "{:?}", names_in(&to));

@@ -1,6 +1,6 @@
 //! Programs of both hosts at once, in an order that a seed decides: nothing is lost, nothing is mixed.
 
-use crate::common::names_in;
+use crate::common::{names_in, number};
 use crate::history::{Event, History};
 use crate::job::{Job, NONE, Order, Outcome, Running, STRIPE};
 use crate::with_hosts;
@@ -292,10 +292,6 @@ fn interleave(seed: u64) -> [usize; 3] {
         run.check();
     });
     counts
-}
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect(name))
 }
 
 fn interleave_all(first: u64, count: u64) {

@@ -1,12 +1,12 @@
 //! One program on one host: a process of its own, which is this test binary again.
 
-use crate::common::State;
 use crate::common::mounts::run;
+use crate::common::{State, load_opened};
 use nix::sched::{CloneFlags, unshare};
 use ringstow::internals::store::{Wanted, export, remove_checkpoint};
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, EngineChoice, Error, LoadOptions, Loaded, Pruning,
-    Receipt, Retention, Runtime, Session, StateDict, Store,
+    Checkpoint, Config, Disposal, Dtype, EngineChoice, Error, Loaded, Pruning, Receipt, Retention,
+    Runtime, Session, StateDict, Store,
 };
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -213,8 +213,7 @@ fn export_model(id: i64, config: &Config, path: &Path) -> Result<(), Error> {
 /// Reads a model, and returns which it is. Panics if it is not wholly that model.
 fn read_model(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
     let model = Checkpoint::open_foreign(path)?;
-    let names = model.tensors().iter().map(|tensor| tensor.name.as_str());
-    let loaded = model.load_names(names, LoadOptions::default().on(runtime, &Arc::default()))?;
+    let loaded = load_opened(runtime, &model)?;
     let number = loaded.tensor("id").expect("MIXED: no number").data();
     let id = i64::from_le_bytes(number.try_into().unwrap());
     assert_same(id, &loaded, 1);
@@ -232,13 +231,11 @@ fn assert_same(id: i64, loaded: &Loaded, others: usize) {
 /// Loads a checkpoint, and returns which state it is. Panics if it is not wholly that state.
 fn load(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
     let checkpoint = Checkpoint::open_with(path, runtime.config())?;
-    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-    let loaded =
-        match checkpoint.load_names(names, LoadOptions::default().on(runtime, &Arc::default())) {
-            // As a trainer does: it opens the newer one.
-            Err(Error::Replaced { .. }) => return load(runtime, path),
-            loaded => loaded?,
-        };
+    let loaded = match load_opened(runtime, &checkpoint) {
+        // As a trainer does: it opens the newer one.
+        Err(Error::Replaced { .. }) => return load(runtime, path),
+        loaded => loaded?,
+    };
     let id = checkpoint.value("step")?.as_int().unwrap();
     assert_same(id, &loaded, 0);
     Ok(id)

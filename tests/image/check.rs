@@ -1,13 +1,12 @@
 //! What must be there after a loss of power.
 
 use crate::common::place::{Place, SIZES, Way};
-use crate::common::{State, load_all, names_in};
-use crate::scenario::{World, export, path, roots};
-use ringstow::{Checkpoint, Error, LoadOptions, Loaded, Status, Store, Value, Wanted};
+use crate::common::{State, load_all, load_opened, names_in};
+use crate::scenario::{World, path, roots};
+use ringstow::{Checkpoint, Error, Status, Store, Value, Wanted};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// A promise that was broken.
 pub type Outcome = Result<(), String>;
@@ -66,7 +65,7 @@ fn save_again(place: &Place, name: &str) -> ringstow::Result<()> {
     if Checkpoint::open_foreign(&to).is_ok() {
         fs::remove_dir_all(&to).unwrap();
     }
-    export(place, NEXT, &to)
+    place.export_to(NEXT, &to)
 }
 
 /// The step that is committed under a name, of which every byte is right. A model does not say which it is: it must be
@@ -92,27 +91,18 @@ fn found(place: &Place, name: &str, steps: &BTreeSet<Option<i64>>) -> Result<Opt
         Err(error) => return Err(format!("{name}: {error}")),
     };
     if is_model(name) {
-        let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
-        let options = LoadOptions::default();
-        let loaded = checkpoint.load_names(names, options.on(&place.runtime, &Arc::default()));
-        let loaded = said(name, loaded)?;
-        let is_this = |step: &i64| holds(&loaded, &State::new(*step, &SIZES));
+        let loaded = said(name, load_opened(&place.runtime, &checkpoint))?;
+        let is_this = |step: &i64| State::new(*step, &SIZES).difference(&loaded).is_none();
         let step = steps.iter().copied().find(|step| step.as_ref().is_some_and(is_this));
         return step.ok_or_else(|| format!("{name} holds none of the steps {steps:?} whole"));
     }
     let state = said(name, checkpoint.state())?;
     let step = state.get("step").and_then(Value::as_int).ok_or("there is no step")?;
     let loaded = said(name, load_all(&place.runtime, &path))?;
-    let whole = holds(&loaded, &State::new(step, &SIZES));
-    ensure(whole, || format!("{name} does not hold the bytes of step {step}"))?;
-    Ok(Some(step))
-}
-
-fn holds(loaded: &Loaded, state: &State) -> bool {
-    let is_same = |(name, data): &(String, Vec<u8>)| {
-        loaded.tensor(name).is_some_and(|tensor| tensor.data() == data)
-    };
-    loaded.tensors().count() == state.tensors.len() && state.tensors.iter().all(is_same)
+    match State::new(step, &SIZES).difference(&loaded) {
+        None => Ok(Some(step)),
+        Some(difference) => Err(format!("{name}: {difference}")),
+    }
 }
 
 /// The directories that hold checkpoints.

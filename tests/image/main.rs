@@ -15,6 +15,7 @@ mod needed;
 mod scenario;
 
 use check::check;
+use common::number;
 use common::place::{WAYS, Way};
 use durable_image::{Journal, MODES, Mode, State};
 use fastrand::Rng;
@@ -102,10 +103,6 @@ fn scenarios(way: Way, rng: &mut Rng) -> Vec<Scenario> {
         all.push(scenario(&[], &[Act::Export("model", 1)]));
     }
     all
-}
-
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
 }
 
 /// Checks so many contents of each scenario, and returns how many these were.

@@ -4,10 +4,10 @@ use crate::common::place::{Place, SIZES, Way};
 use crate::common::{State, scratch};
 use durable_image::{Journal, Recorder};
 use ringstow::internals::sys::seam::Outcome;
-use ringstow::{Config, Disposal, Dtype, Error, Retention, Runtime, StateDict, Store, TensorInfo};
+use ringstow::{Disposal, Error, Retention, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{PoisonError, RwLock};
@@ -132,7 +132,8 @@ impl Act {
             }
             Self::SaveAsync(name, step) => {
                 let store = Store::new(config.clone())?;
-                store.save_async(owned(step), path(place, name))?.result().map(drop)
+                let state = State::new(step, &SIZES).into_save();
+                store.save_async(state, path(place, name))?.result().map(drop)
             }
             Self::Remove(name) => {
                 let dir = path(place, name);
@@ -143,7 +144,7 @@ impl Act {
                 ringstow::internals::store::retain(path(place, ""), &retention, config).map(drop)
             }
             Self::Prune => place.prune(),
-            Self::Export(name, step) => export(place, step, &path(place, name)),
+            Self::Export(name, step) => place.export_to(step, &path(place, name)),
         }
     }
 
@@ -188,26 +189,4 @@ impl Act {
         }
         after
     }
-}
-
-fn owned(step: i64) -> StateDict<'static> {
-    let mut owned = StateDict::new();
-    for (name, data) in State::new(step, &SIZES).tensors {
-        let shape = vec![data.len() as u64];
-        owned.source(TensorInfo { name, dtype: Dtype::U8, shape }, Box::new(data));
-    }
-    owned.value("step", step);
-    owned
-}
-
-/// A model of two files and an index.
-pub fn export(place: &Place, step: i64, to: &Path) -> ringstow::Result<()> {
-    let config = Config { shard_bytes: 20_000, stripe: Vec::new(), ..place.config().clone() };
-    let state = State::new(step, &SIZES);
-    let mut model = StateDict::new();
-    for (name, data) in &state.tensors {
-        model.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-    }
-    let runtime = Runtime::new(config)?;
-    ringstow::internals::store::export(&runtime, &model, to, &Arc::default()).map(drop)
 }

@@ -2,9 +2,7 @@
 
 use crate::common::{State, scratch, small_config};
 use fastrand::Rng;
-use ringstow::{
-    Config, Dtype, Error, Retention, SaveHandle, StateDict, Store, TensorInfo, Value, Wanted,
-};
+use ringstow::{Config, Error, Retention, SaveHandle, Store, Wanted};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -82,9 +80,7 @@ impl World {
         match (self.committed.get(path), store.load(path)) {
             (Some(step), Ok(loaded)) => {
                 assert_eq!(loaded.value("step").unwrap().as_int(), Some(*step), "{path:?}");
-                for (name, data) in &State::new(*step, &SIZES).tensors {
-                    assert!(loaded.tensor(name).unwrap().data() == data, "{path:?}: {name}");
-                }
+                assert_eq!(State::new(*step, &SIZES).difference(&loaded), None, "{path:?}");
             }
             (None, Err(_)) => {}
             (step, loaded) => panic!("{path:?}: {step:?} expected, {:?}", loaded.map(drop)),
@@ -104,14 +100,14 @@ impl World {
     fn save(&mut self, step: i64) {
         let (store, path) = self.any();
         let state = State::new(step, &SIZES);
-        let done = store.save(&dict(&state), &path);
+        let done = store.save(&state.to_save().unwrap(), &path);
         assert!(done.is_ok(), "{done:?}");
         self.settle(&store, path, step, done);
     }
 
     fn start(&mut self, step: i64) -> (Store, PathBuf, SaveHandle) {
         let (store, path) = self.any();
-        let handle = store.save_async(owned(&State::new(step, &SIZES)), &path).unwrap();
+        let handle = store.save_async(State::new(step, &SIZES).into_save(), &path).unwrap();
         (store, path, handle)
     }
 
@@ -140,7 +136,7 @@ impl World {
         let (store, path) = self.any();
         let state = State::new(step, &SIZES);
         let failing = self.fail_a_call();
-        let done = store.save(&dict(&state), &path);
+        let done = store.save(&state.to_save().unwrap(), &path);
         drop(failing);
         self.settle(&store, path, step, done);
     }
@@ -149,7 +145,7 @@ impl World {
         let (store, path) = self.any();
         let file = self.root.path().join("file");
         fs::write(&file, "no directory").unwrap();
-        let done = store.save(&dict(&State::new(step, &SIZES)), file.join("step-1"));
+        let done = store.save(&State::new(step, &SIZES).to_save().unwrap(), file.join("step-1"));
         assert!(done.is_err());
         self.settle(&store, path, step, done);
     }
@@ -158,13 +154,9 @@ impl World {
         let (store, path) = self.any();
         let state = State::new(step, &SIZES);
         let session = store.begin(&path, 2).unwrap();
-        let shares = shares(&state);
-        let receipts = shares
-            .iter()
-            .zip(0..)
-            .map(|(share, rank)| store.write_rank(share, rank, &path).unwrap().0);
-        let receipts = receipts.collect();
-        let done = session.commit(receipts, tree(&state));
+        let share = |rank| state.share((rank, 2)).unwrap();
+        let receipts = (0..2).map(|rank| store.write_rank(&share(rank), rank, &path).unwrap().0);
+        let done = session.commit(receipts.collect(), state.tree());
         assert!(done.is_ok(), "{done:?}");
         self.settle(&store, path, step, done);
     }
@@ -173,7 +165,7 @@ impl World {
         let (store, path) = self.any();
         let state = State::new(step, &SIZES);
         let session = store.begin(&path, 2).unwrap();
-        let written = store.write_rank(&shares(&state)[0], 0, &path);
+        let written = store.write_rank(&state.share((0, 2)).unwrap(), 0, &path);
         assert!(written.is_ok());
         drop(session);
         self.failed += 1;
@@ -225,7 +217,7 @@ impl World {
         assert!(store.load(&path).is_err(), "a flipped bit in {shard:?}");
         self.failed += 1;
         let state = State::new(step, &SIZES);
-        let done = store.save(&dict(&state), &path);
+        let done = store.save(&state.to_save().unwrap(), &path);
         self.settle(&store, path, step, done);
     }
 
@@ -258,43 +250,4 @@ impl World {
     /// The seam exists in builds with debug assertions only.
     #[cfg(not(debug_assertions))]
     fn fail_a_call(&mut self) -> impl Sized {}
-}
-
-fn info(name: &str, data: &[u8]) -> TensorInfo {
-    TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![data.len() as u64] }
-}
-
-fn dict(state: &State) -> StateDict<'_> {
-    let mut dict = StateDict::new();
-    dict.value("step", state.step);
-    for (name, data) in &state.tensors {
-        dict.source(info(name, data), Box::new(data.as_slice()));
-    }
-    dict
-}
-
-fn owned(state: &State) -> StateDict<'static> {
-    let mut dict = StateDict::new();
-    dict.value("step", state.step);
-    for (name, data) in &state.tensors {
-        dict.source(info(name, data), Box::new(data.clone()));
-    }
-    dict
-}
-
-/// Of two ranks.
-fn shares(state: &State) -> [StateDict<'_>; 2] {
-    let mut shares = [StateDict::new(), StateDict::new()];
-    for (i, (name, data)) in state.tensors.iter().enumerate() {
-        shares[i % 2].source(info(name, data), Box::new(data.as_slice()));
-    }
-    shares
-}
-
-fn tree(state: &State) -> Box<serde_json::value::RawValue> {
-    let mut tree = vec![(Value::from("step"), Value::Int(state.step))];
-    let named =
-        |(name, _): &(String, Vec<u8>)| (Value::from(name.as_str()), Value::Tensor(name.clone()));
-    tree.extend(state.tensors.iter().map(named));
-    Value::Dict(tree).to_json().unwrap()
 }

@@ -10,16 +10,13 @@ mod common;
 mod deeds;
 mod usage;
 
+use common::number;
 use deeds::World;
 use std::time::{Duration, Instant};
 use usage::{Usage, assert_flat};
 
 /// Rounds in `make test`: they take seconds, in memory.
 const ROUNDS: u64 = 2000;
-
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).map_or(default, |text| text.parse().expect(variable))
-}
 
 /// The first half warms up: pools, engines, allocator. The second may not need more.
 fn rounds(count: u64, seed: u64) {

@@ -12,6 +12,7 @@ mod operations;
 mod saved;
 
 use common::mounts::where_mounts_work;
+use common::number;
 use cut_disk::{BTRFS, EXT4, FileSystem, Powered, XFS};
 use fastrand::Rng;
 use operations::{Machine, OPERATIONS};
@@ -97,10 +98,6 @@ fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
         assert_eq!(hits.len(), OPERATIONS.len(), "an operation was never cut");
     }
     Ok(())
-}
-
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
 }
 
 fn power_cut_on(of: FileSystem) {

@@ -2,9 +2,7 @@
 
 use crate::common::State;
 use crate::saved::Saved;
-use ringstow::{
-    Config, Disposal, Dtype, EngineChoice, Receipt, Result, Runtime, Session, StateDict, Store,
-};
+use ringstow::{Config, Disposal, EngineChoice, Receipt, Result, Runtime, Session, Store};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -88,13 +86,12 @@ pub fn save(machine: &Machine, operation: Operation, step: i64, to: &Path) -> Re
     match operation {
         Operation::Async => {
             let store = Store::new(machine.plain.config().clone())?;
-            store.save_async(owned(step), to)?.result().map(drop)
+            store.save_async(state(step).into_save(), to)?.result().map(drop)
         }
         Operation::Ranks => save_by_ranks(machine.plain.config(), step, to),
         Operation::Export => {
-            let model = owned_tensors(step);
-            let job = Arc::default();
-            ringstow::internals::store::export(&machine.plain, &model, to, &job).map(drop)
+            let (state, job) = (state(step), Arc::default());
+            ringstow::internals::store::export(&machine.plain, &state.model()?, to, &job).map(drop)
         }
         _ => state(step).save(machine.of(operation), to).map(drop),
     }
@@ -108,21 +105,6 @@ pub fn clear(operation: Operation, root: &Path, to: &Path) -> Result<()> {
         Operation::Remove => ringstow::remove(to, Disposal::Remove).map(drop),
         _ => Ok(()),
     }
-}
-
-fn owned_tensors(step: i64) -> StateDict<'static> {
-    let mut new = StateDict::new();
-    for (name, data) in state(step).tensors {
-        let shape = vec![data.len() as u64];
-        new.source(ringstow::TensorInfo { name, dtype: Dtype::U8, shape }, Box::new(data));
-    }
-    new
-}
-
-fn owned(step: i64) -> StateDict<'static> {
-    let mut new = owned_tensors(step);
-    new.value("step", step);
-    new
 }
 
 const RANKS: u32 = 2;

@@ -1,12 +1,12 @@
 //! What must be on the disks after a cut.
 
-use crate::common::{assert_no_litter_in, errno, names_in, step_with};
+use crate::common::{assert_no_litter_in, errno, load_opened, names_in, step_with};
 use crate::operations::{Machine, OPERATIONS, Operation, clear, save, state};
 use nix::libc;
-use ringstow::{Checkpoint, Error, LoadOptions, Status, Wanted};
+use ringstow::{Checkpoint, Error, Status, Wanted};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// The directories of checkpoints, and what was reported of them.
 pub struct Saved {
@@ -182,12 +182,6 @@ fn is_absent(error: &Error) -> bool {
 
 fn assert_model(machine: &Machine, path: &Path, step: i64, what: &str) {
     let model = Checkpoint::open_foreign(path).unwrap_or_else(|e| panic!("{what}: {e}"));
-    let state = state(step);
-    assert_eq!(model.tensors().len(), state.tensors.len(), "{what}");
-    let names = state.tensors.iter().map(|(name, _)| name.as_str());
-    let options = LoadOptions::default();
-    let loaded = model.load_names(names, options.on(&machine.plain, &Arc::default())).unwrap();
-    for (name, data) in &state.tensors {
-        assert!(loaded.tensor(name).unwrap().data() == data, "{what}: {name} differs");
-    }
+    let loaded = load_opened(&machine.plain, &model).unwrap();
+    assert_eq!(state(step).difference(&loaded), None, "{what}");
 }

@@ -14,14 +14,11 @@ mod turns;
 mod world;
 
 use calls::{Broken, Step};
+use common::number;
 use std::panic::catch_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use world::Ended;
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect(name))
-}
 
 /// What many seeds did.
 #[derive(Debug, Default)]

@@ -1,16 +1,11 @@
 //! What the programs do.
 
 use crate::calls::{Id, Trouble};
-use crate::common::State;
+use crate::common::{State, load_opened};
 use crate::history::{Outcome, Refusal, Seen, Why};
 use crate::world::World;
-use ringstow::internals::store::{
-    Wanted, latest, prune, remove_checkpoint, retain, save, write_rank,
-};
-use ringstow::{
-    Checkpoint, Disposal, Dtype, Error, LoadOptions, Receipt, Retention, Runtime, Session,
-    StateDict, Value,
-};
+use ringstow::internals::store::{Wanted, latest, prune, remove_checkpoint, retain, save};
+use ringstow::{Checkpoint, Disposal, Error, Receipt, Retention, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -108,9 +103,7 @@ pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen
     match &order.job {
         Job::Save(number) => {
             let state = State::new(*number, &SIZES);
-            let mut dict = share(&state, 0, 1)?;
-            dict.value("step", *number);
-            save(runtime, &dict, &path, &job)?;
+            save(runtime, &state.to_save()?, &path, &job)?;
         }
         Job::SaveByRanks(..) | Job::Rank(..) => unreachable!("it takes several programs"),
         Job::Load => seen.loaded = Some(load(runtime, &path)?),
@@ -129,15 +122,6 @@ pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen
         }
     }
     Ok(seen)
-}
-
-/// A rank's tensors of a state.
-fn share(state: &State, rank: usize, ranks: usize) -> Result<StateDict<'_>, Error> {
-    let mut share = StateDict::new();
-    for (name, data) in state.tensors.iter().skip(rank).step_by(ranks) {
-        share.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
-    }
-    Ok(share)
 }
 
 fn save_by_ranks(
@@ -166,12 +150,7 @@ fn save_by_ranks(
         }
         receipts.extend(receipt.lock().expect("no rank panicked").take());
     }
-    let state = State::new(number, &SIZES);
-    let named =
-        |(name, _): &(String, Vec<u8>)| (Value::from(name.as_str()), Value::Tensor(name.clone()));
-    let mut tree = vec![(Value::from("step"), Value::Int(number))];
-    tree.extend(state.tensors.iter().map(named));
-    session.commit(receipts, Value::Dict(tree).to_json()?)?;
+    session.commit(receipts, State::new(number, &SIZES).tree())?;
     Ok(())
 }
 
@@ -189,9 +168,8 @@ fn start_rank(
         let event = own.history().begin(id, &order, own.turns.now(id));
         let runtime = own.turns.runtime(id, &own.config);
         let (state, path) = (State::new(number, &SIZES), own.root.join(&order.at));
-        let written = share(&state, rank, RANKS)
-            .and_then(|share| write_rank(&runtime, &share, rank as u32, &path, &Arc::default()));
-        let outcome = written.map(|(written, _)| {
+        let written = state.write_share((rank as u32, RANKS as u32), &runtime, &path);
+        let outcome = written.map(|written| {
             *receipt.lock().expect("nobody panicked") = Some(written);
             Seen::default()
         });
@@ -206,20 +184,14 @@ fn start_rank(
 /// The load's; [`Why::Damage`] if it is not wholly that state.
 pub fn load(runtime: &Runtime, path: &Path) -> Result<i64, Refusal> {
     let checkpoint = Checkpoint::open_with(path, runtime.config())?;
-    let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
-    let options = LoadOptions::default();
-    let loaded = match checkpoint.load_names(names, options.on(runtime, &Arc::default())) {
+    let loaded = match load_opened(runtime, &checkpoint) {
         // As a trainer does: it opens the newer one.
         Err(Error::Replaced { .. }) => return load(runtime, path),
         loaded => loaded?,
     };
     let number = checkpoint.value("step")?.as_int().unwrap_or_default();
-    let state = State::new(number, &SIZES);
-    let is_whole = state.tensors.iter().all(|(name, data)| {
-        loaded.tensor(name).is_some_and(|found| found.data() == data.as_slice())
-    });
-    if is_whole && loaded.tensors().count() == state.tensors.len() {
-        return Ok(number);
+    match State::new(number, &SIZES).difference(&loaded) {
+        None => Ok(number),
+        Some(text) => Err(Refusal { why: Why::Damage, text: format!("MIXED: {text}") }),
     }
-    Err(Refusal { why: Why::Damage, text: format!("MIXED: not all is of state {number}") })
 }
