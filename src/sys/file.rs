@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::sys::dir::{free_of, is_unsupported, try_remove};
-use crate::sys::seam::{Call, made, made_on};
+use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
@@ -210,7 +210,7 @@ pub(crate) fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
 /// # Errors
 /// The system's.
 pub(crate) fn look(file: &File) -> io::Result<Metadata> {
-    made_on(Call::Look, file, || file.metadata())
+    made(Call::Look, file, || file.metadata())
 }
 
 /// Raises this process' soft limit of open files if it is too low for `count` more: at most to the hard
@@ -261,7 +261,7 @@ fn direct_flag() -> io::Result<OFlags> {
 
 /// Whether a file was opened with O_DIRECT.
 pub fn is_direct(file: &File) -> bool {
-    let flags = || made_on(Call::Query, file, || Ok(rustix::fs::fcntl_getfl(file)?));
+    let flags = || made(Call::Query, file, || Ok(rustix::fs::fcntl_getfl(file)?));
     direct_flag().is_ok_and(|direct| flags().is_ok_and(|flags| flags.contains(direct)))
 }
 
@@ -327,13 +327,13 @@ pub fn allocated(file: &File) -> io::Result<u64> {
 /// The system's.
 pub fn free(file: &File) -> io::Result<u64> {
     // Without a size there is no telling: all there is.
-    made_on(Call::Query, file, || Ok(free_of(&rustix::fs::fstatvfs(file)?).unwrap_or(u64::MAX)))
+    made(Call::Query, file, || Ok(free_of(&rustix::fs::fstatvfs(file)?).unwrap_or(u64::MAX)))
 }
 
 #[cfg(target_os = "linux")]
 fn allocate(file: &File, len: u64) -> io::Result<()> {
     let flags = rustix::fs::FallocateFlags::empty();
-    made_on(Call::Allocate, file, || Ok(rustix::fs::fallocate(file, flags, 0, len)?))
+    made(Call::Allocate, file, || Ok(rustix::fs::fallocate(file, flags, 0, len)?))
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -346,7 +346,7 @@ fn allocate(_: &File, _: u64) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub fn finish(file: &File, len: u64) -> io::Result<()> {
-    made_on(Call::Cut, file, || file.set_len(len))
+    made(Call::Cut, file, || file.set_len(len))
 }
 
 /// Makes a file's content durable.
@@ -354,8 +354,8 @@ pub fn finish(file: &File, len: u64) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub(crate) fn sync(file: &File) -> io::Result<()> {
-    made_on(Call::Sync, file, || file.sync_all())?;
-    made_on(Call::Synced, file, || Ok(()))
+    made(Call::Sync, file, || file.sync_all())?;
+    made(Call::Synced, file, || Ok(()))
 }
 
 /// A file's POSIX ACL as the kernel stores it; `None` if it has none.
@@ -369,11 +369,10 @@ pub(crate) fn acl(file: &File) -> io::Result<Option<Vec<u8>>> {
     const BYTES_MAX: usize = 65_536;
     let mut acl = vec![0; BYTES_MAX];
     let name = "system.posix_acl_access";
-    let len =
-        made_on(Call::Query, file, || match rustix::fs::fgetxattr(file, name, &mut acl[..]) {
-            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
-            len => Ok(Some(len?)),
-        })?;
+    let len = made(Call::Query, file, || match rustix::fs::fgetxattr(file, name, &mut acl[..]) {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        len => Ok(Some(len?)),
+    })?;
     Ok(len.map(|len| {
         acl.truncate(len);
         acl
@@ -424,7 +423,7 @@ pub(crate) fn is_checksummed_by_btrfs(path: &Path) -> bool {
     use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
     use rustix::fs::{IFlags, ioctl_getflags};
     let Ok(file) = open_read(path, false) else { return false };
-    let system = made_on(Call::Query, &file, || Ok(fstatfs(&file)?));
+    let system = made(Call::Query, &file, || Ok(fstatfs(&file)?));
     system.is_ok_and(|of| of.filesystem_type() == BTRFS_SUPER_MAGIC)
         && ioctl_getflags(&file).is_ok_and(|flags| !flags.contains(IFlags::NOCOW))
 }
@@ -448,7 +447,7 @@ pub(crate) fn is_denied(device: &Path) -> bool {
 /// # Errors
 /// The system's.
 pub fn drop_page_cache(file: &File) -> io::Result<()> {
-    made_on(Call::Query, file, || {
+    made(Call::Query, file, || {
         #[cfg(target_os = "linux")]
         rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?;
         Ok(())

@@ -3,7 +3,7 @@
 //! The kernel does not say whether a lock keeps other hosts out, so this file lists what is known. A file system that is
 //! not in a list counts as one that other hosts may use and that locks do not reach.
 
-use crate::sys::seam::{Call, made, made_on};
+use crate::sys::seam::{Call, made};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -133,7 +133,7 @@ impl FileSystem {
     /// The system's.
     #[cfg(target_os = "linux")]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
-        let found = made_on(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?))?;
+        let found = made(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?))?;
         #[cfg(debug_assertions)]
         if let Some(played) = played::on(open) {
             return Ok(played);
@@ -155,7 +155,7 @@ impl FileSystem {
     /// Off Linux, file systems are not told apart, and other hosts are not expected.
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
-        made_on(Call::Query, open, || Ok(Self::of_one_host("unknown".into())))
+        made(Call::Query, open, || Ok(Self::of_one_host("unknown".into())))
     }
 
     /// That of the directory that another file system lies over. None if it lies over itself, as `mount -t ecryptfs /x
@@ -262,7 +262,7 @@ pub use played::{Played, play};
 #[cfg(all(debug_assertions, target_os = "linux"))]
 mod played {
     use crate::sys::file_system::FileSystem;
-    use crate::sys::seam::path_of;
+    use crate::sys::seam::Subject;
     use std::fs::File;
     use std::path::{Path, PathBuf};
     use std::sync::{LazyLock, Mutex, PoisonError};
@@ -296,7 +296,7 @@ mod played {
     /// The innermost directory that is played above an open file, and among several the last.
     pub fn on(open: &File) -> Option<FileSystem> {
         all(|all| {
-            let path = (!all.is_empty()).then(|| path_of(open))?;
+            let path = (!all.is_empty()).then(|| open.path())?;
             let above = all.iter().filter(|(dir, _)| path.starts_with(dir));
             above.max_by_key(|(dir, _)| dir.as_os_str().len()).map(|(_, played)| played.clone())
         })

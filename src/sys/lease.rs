@@ -3,7 +3,7 @@
 //! may not count.
 #![allow(unsafe_code)]
 
-use crate::sys::seam::{Call, made_on};
+use crate::sys::seam::{Call, made};
 use std::fs::File;
 use std::io;
 
@@ -13,7 +13,7 @@ use std::io;
 /// The system's: `EINVAL` on a file system without leases, `EACCES` for a file of another user's;
 /// [`io::ErrorKind::Unsupported`] off Linux.
 pub fn is_sole_opener(file: &File) -> io::Result<bool> {
-    match made_on(Call::Lease, file, || lease(file)) {
+    match made(Call::Lease, file, || lease(file)) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         result => result.map(|()| true),
     }

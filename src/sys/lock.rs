@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited::Inherited;
-use crate::sys::seam::{Call, made, made_on};
+use crate::sys::seam::{Call, made};
 use crate::sys::{dir, file};
 use nix::errno::Errno;
 use rustix::fs::{FlockOperation, flock};
@@ -43,7 +43,7 @@ struct Held {
 
 impl Held {
     fn take(dir: File) -> io::Result<Self> {
-        made_on(Call::Lock, &dir, || Ok(flock(&dir, FlockOperation::NonBlockingLockExclusive)?))?;
+        made(Call::Lock, &dir, || Ok(flock(&dir, FlockOperation::NonBlockingLockExclusive)?))?;
         Ok(Self { _inherited: Inherited::note(&dir), dir })
     }
 }

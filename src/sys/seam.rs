@@ -1,6 +1,6 @@
-//! The seam between ringstow and the operating system. Every function of `sys` makes its system call through `made` or
-//! `made_on`; the I/O thread calls `call_on` before it gives a transfer or a sync to the engine. A test can count the
-//! calls, fail one of them or end the process just before one.
+//! The seam between ringstow and the operating system. Every function of `sys` makes its system call through `made`;
+//! the I/O thread calls `passed` before it gives a transfer or a sync to the engine. A test can count the calls, fail
+//! one of them or end the process just before one.
 //!
 //! The seam exists in builds with debug assertions only. A release build has empty functions in its place.
 //!
@@ -13,6 +13,8 @@ use crate::limits::INTERRUPTIONS_MAX;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+#[cfg(debug_assertions)]
+use std::path::PathBuf;
 
 /// The kinds of system calls that the seam tells apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,44 +62,65 @@ pub enum Call {
     Limit,
 }
 
-/// Makes a system call on a path: again if a signal interrupts it (EINTR).
+/// What a call is made on: a path or an open file.
+pub(crate) trait Subject {
+    #[cfg(debug_assertions)]
+    fn path(&self) -> PathBuf;
+}
+
+impl Subject for Path {
+    #[cfg(debug_assertions)]
+    fn path(&self) -> PathBuf {
+        self.into()
+    }
+}
+
+impl Subject for File {
+    #[cfg(debug_assertions)]
+    fn path(&self) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        let link = format!("/proc/self/fd/{}", self.as_raw_fd());
+        std::fs::read_link(&link).unwrap_or(link.into())
+    }
+}
+
+/// Makes a system call: again if a signal interrupts it (EINTR).
 ///
 /// # Errors
 /// The system's, or the one that a test asks for.
 #[inline]
 pub(crate) fn made<T>(
     kind: Call,
-    path: &Path,
+    on: &(impl Subject + ?Sized),
     mut make: impl FnMut() -> io::Result<T>,
 ) -> io::Result<T> {
-    uninterrupted(|| {
-        #[cfg(debug_assertions)]
-        if let Some(late) = armed::pass(kind, || path.into())? {
-            return make().and(Err(late));
-        }
-        let _ = (kind, path);
-        make()
+    uninterrupted(|| match pass(kind, on)? {
+        None => make(),
+        Some(late) => make().and(Err(late)),
     })
 }
 
-/// As [`made`], of a call on an open file.
+/// Passes a call that the caller then makes, and makes again if a signal interrupts it.
 ///
 /// # Errors
-/// As [`made`].
+/// The one that a test asks for.
 #[inline]
-pub(crate) fn made_on<T>(
-    kind: Call,
-    file: &File,
-    mut make: impl FnMut() -> io::Result<T>,
-) -> io::Result<T> {
-    uninterrupted(|| {
-        #[cfg(debug_assertions)]
-        if let Some(late) = armed::pass(kind, || armed::path_of(file))? {
-            return make().and(Err(late));
-        }
-        let _ = (kind, file);
-        make()
-    })
+pub(crate) fn passed(kind: Call, on: &(impl Subject + ?Sized)) -> io::Result<()> {
+    pass(kind, on)?.map_or(Ok(()), Err)
+}
+
+/// Returns the error of a call that is made and then fails.
+#[inline]
+fn pass(kind: Call, on: &(impl Subject + ?Sized)) -> io::Result<Option<io::Error>> {
+    #[cfg(debug_assertions)]
+    {
+        armed::pass(kind, || on.path())
+    }
+    #[cfg(not(debug_assertions))]
+    {
+        let _ = (kind, on);
+        Ok(None)
+    }
 }
 
 /// File systems in user space and on the network let signals interrupt calls that local ones never do: rename, unlink,
@@ -112,30 +135,13 @@ fn uninterrupted<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     make()
 }
 
-/// Passes a call on an open file that the caller then makes, and makes again if a signal interrupts it.
-///
-/// # Errors
-/// The one that a test asks for.
-#[inline]
-pub(crate) fn call_on(call: Call, file: &File) -> io::Result<()> {
-    #[cfg(debug_assertions)]
-    if let Some(late) = armed::pass(call, || armed::path_of(file))? {
-        return Err(late);
-    }
-    let _ = (call, file);
-    Ok(())
-}
-
-#[cfg(debug_assertions)]
-pub(crate) use armed::path_of;
 #[cfg(debug_assertions)]
 pub use armed::{Outcome, Watch, fail_call, fail_nth, from_nth, in_process, nth, on_thread, watch};
 
 #[cfg(debug_assertions)]
 mod armed {
-    use crate::sys::seam::{Call, File, Path, io};
+    use crate::sys::seam::{Call, Path, PathBuf, io};
     use std::cell::RefCell;
-    use std::path::PathBuf;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -283,12 +289,6 @@ mod armed {
             }
         }
         Ok(None)
-    }
-
-    pub fn path_of(file: &File) -> PathBuf {
-        use std::os::fd::AsRawFd;
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        std::fs::read_link(&link).unwrap_or(link.into())
     }
 
     fn watcher(decide: impl FnMut(u64, Call, &Path) -> Outcome + Send + 'static) -> Shared {

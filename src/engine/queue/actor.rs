@@ -168,7 +168,7 @@ impl Actor {
             Action::Sync => Call::Sync,
         };
         let op = Op { token, file, action };
-        match seam::call_on(call, &self.files[&file].file) {
+        match seam::passed(call, &*self.files[&file].file) {
             Ok(()) => self.engine.submit(op),
             Err(error) => self.refused.push(Completion { op, result: Err(error) }),
         }
@@ -183,7 +183,7 @@ impl Actor {
             Step::Done => {
                 let done = match action {
                     Action::Sync => {
-                        seam::made_on(Call::Synced, &self.files[&pending.file].file, || Ok(()))
+                        seam::made(Call::Synced, &*self.files[&pending.file].file, || Ok(()))
                     }
                     _ => Ok(()),
                 };
