@@ -233,7 +233,7 @@ fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> Strin
         lines.extend(shown.chain(more).map(|line| format!("    {line}")));
     }
     lines.push("  Restore the files from a copy, or go back to an earlier checkpoint: `latest(dir, verify=True)`.".into());
-    if report.damage.iter().any(Damage::is_refusal) {
+    if report.damage.iter().any(|damage| damage.is_refusal) {
         lines.push("  What this process may not read may be intact: check the owner and mode of the files.".into());
     }
     lines.push(format!("  {}", what_loads(report.tensors, tensors.len())));
@@ -255,7 +255,7 @@ fn what_loads(tensors: usize, damaged: usize) -> String {
 
 /// The file and byte range of one damage, what is wrong, and the first tensors in it.
 fn render_place(damage: &Damage) -> [String; 2] {
-    let Damage { file, offset, bytes, what, expected, got, tensors } = damage;
+    let Damage { file, offset, bytes, what, expected, got, tensors, is_refusal: _ } = damage;
     let file = text::printable(&file.file_name().unwrap_or_default().to_string_lossy());
     let mut names: Vec<String> = tensors
         .iter()

@@ -203,9 +203,6 @@ impl VerifyReport {
     }
 }
 
-/// [`Damage::what`] of a file that this process may not open. Its bytes may be intact.
-pub(crate) const PERMISSION: &str = "permission to read the file";
-
 /// A damaged range of a file: a checksum chunk, or what is missing of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Damage {
@@ -224,13 +221,9 @@ pub struct Damage {
     pub got: String,
     /// The names of the tensors and objects with bytes in the range. Empty if it holds only a header or padding.
     pub tensors: Vec<String>,
-}
-
-impl Damage {
     /// Whether this process may not open the file, so that its bytes may be intact.
-    pub(crate) fn is_refusal(&self) -> bool {
-        self.what == PERMISSION
-    }
+    #[serde(skip)]
+    pub(crate) is_refusal: bool,
 }
 
 impl From<Damage> for Error {

@@ -240,6 +240,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                     expected: format!("{:08x}", shard.crc32[number]),
                     got: format!("{crc32:08x}"),
                     tensors: self.reads.owner.tensors_in(read.file, &range),
+                    is_refusal: false,
                 })?;
             }
         }
@@ -296,6 +297,7 @@ pub(super) fn unreadable(reads: Reads, read: &BlockRead, error: &io::Error) -> D
         expected,
         got,
         tensors: reads.owner.tensors_in(read.file, &read.range()),
+        is_refusal: false,
     }
 }
 

@@ -189,7 +189,7 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
             report => report?,
         };
         // Another process may read the file: an older step would silently lose progress.
-        if let Some(refused) = report.damage.iter().find(|damage| damage.is_refusal()) {
+        if let Some(refused) = report.damage.iter().find(|damage| damage.is_refusal) {
             return Err(Error::io("opening", &refused.file, ErrorKind::PermissionDenied.into()));
         }
         if let Some(first) = report.damage.into_iter().next() {

@@ -34,6 +34,7 @@ impl Checkpoint {
             expected: fault.expected.clone(),
             got: fault.got.clone(),
             tensors: self.names_in(fault.file, &lost),
+            is_refusal: matches!(fault.kind, FaultKind::Denied(_)),
         }
     }
 
@@ -104,7 +105,7 @@ impl Checkpoint {
                     fault.got
                 ),
             ),
-            (FaultKind::Refused(errno), _) => {
+            (FaultKind::Denied(errno) | FaultKind::Unreadable(errno), _) => {
                 let cause = io::Error::from_raw_os_error(errno);
                 Error::io("opening", &self.files[fault.file].path, cause)
             }

@@ -2,7 +2,6 @@
 
 use crate::error::is_bad_medium;
 use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
-use crate::pipeline::report::PERMISSION;
 use crate::plan::load::Want;
 use crate::sys::file::{is_link, is_no_file};
 use std::fs::FileType;
@@ -31,8 +30,10 @@ pub(in crate::store) enum FaultKind {
     Length,
     /// A link, a directory, a FIFO or a device has its name.
     NoFile,
-    /// The system refuses to look at it or to open it, with this error number.
-    Refused(i32),
+    /// This process may not open it, by this error number.
+    Denied(i32),
+    /// It is on a bad medium, by this error number.
+    Unreadable(i32),
 }
 
 impl Fault {
@@ -71,14 +72,13 @@ impl Fault {
             let got = if is_link(error) { "a symbolic link" } else { "not a regular file" };
             return Some(Self::of_whole(file, bytes, got.into(), FaultKind::NoFile));
         }
-        let kind = FaultKind::Refused(error.raw_os_error()?);
-        let fault = Self::of_whole(file, bytes, error.to_string(), kind);
-        match error.kind() {
-            io::ErrorKind::PermissionDenied => {
-                Some(Self { what: PERMISSION, expected: "granted".into(), ..fault })
-            }
-            _ => is_bad_medium(error).then_some(fault),
+        let (errno, got) = (error.raw_os_error()?, error.to_string());
+        if error.kind() == io::ErrorKind::PermissionDenied {
+            let fault = Self::of_whole(file, bytes, got, FaultKind::Denied(errno));
+            let (what, expected) = ("permission to read the file", "granted".into());
+            return Some(Self { what, expected, ..fault });
         }
+        is_bad_medium(error).then(|| Self::of_whole(file, bytes, got, FaultKind::Unreadable(errno)))
     }
 
     fn of_whole(file: usize, bytes: u64, got: String, kind: FaultKind) -> Self {
