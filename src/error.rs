@@ -1,5 +1,6 @@
 //! The one error type. Every variant says where, what was expected, and what to do about it.
 
+use nix::errno::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -308,9 +309,18 @@ impl Error {
 
 /// Whether the system said that the medium is damaged: a bad sector, or what a file system's own checksums find.
 pub(crate) fn is_bad_medium(error: &io::Error) -> bool {
-    use nix::errno::Errno;
-    let bad = [Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG, Errno::ENODATA];
-    bad.iter().any(|bad| error.raw_os_error() == Some(*bad as i32))
+    is_one_of(error, &[Errno::EIO, Errno::EUCLEAN, Errno::EBADMSG, Errno::ENODATA])
+}
+
+/// Whether the file system or the kernel lacks an operation.
+pub(crate) fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+        || is_one_of(error, &[Errno::EOPNOTSUPP, Errno::ENOSYS])
+}
+
+/// Whether the system gave one of these error numbers.
+pub(crate) fn is_one_of(error: &io::Error, numbers: &[Errno]) -> bool {
+    numbers.iter().any(|number| error.raw_os_error() == Some(*number as i32))
 }
 
 fn at(offset: Option<u64>) -> String {
@@ -353,12 +363,10 @@ fn remedy_for(cause: &io::Error) -> &'static str {
         PermissionDenied => "; check the owner and mode of the file and of its directory",
         ReadOnlyFilesystem => "; the file system is mounted read-only: save elsewhere",
         FileTooLarge => "; raise `ulimit -f`, or set `shard_bytes` so that each file is smaller",
-        _ if cause.raw_os_error() == Some(nix::errno::Errno::EIO as i32) => {
+        _ if is_one_of(cause, &[Errno::EIO]) => {
             "; the device reports a hardware error: see the kernel's log (dmesg)"
         }
-        _ if cause.raw_os_error() == Some(nix::errno::Errno::EMFILE as i32) => {
-            "; too many open files: raise `ulimit -n`"
-        }
+        _ if is_one_of(cause, &[Errno::EMFILE]) => "; too many open files: raise `ulimit -n`",
         _ => "",
     }
 }

@@ -4,11 +4,12 @@ use super::fallback::Refusal;
 use super::queue::{Attached, Outcome, Queue};
 use super::{Action, Transfer};
 use crate::config::{Config, EngineChoice, Switch};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_one_of, is_unsupported};
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::file::read_kernel_text;
 use crate::sys::memlock;
+use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use std::{fmt, io};
 
@@ -177,17 +178,15 @@ fn no_ring(error: &io::Error) -> Refusal {
                 ),
             ),
         },
-        _ if is(error, nix::libc::ENOSYS) || error.kind() == io::ErrorKind::Unsupported => {
-            Refusal::new(
-                format!("this kernel has no usable io_uring ({error})"),
-                format!("use Linux 5.6 or later, built with CONFIG_IO_URING, {portable}"),
-            )
-        }
-        _ if is(error, nix::libc::ENOMEM) => Refusal::new(
+        io::ErrorKind::Unsupported => Refusal::new(
+            format!("this kernel has no usable io_uring ({error})"),
+            format!("use Linux 5.6 or later, built with CONFIG_IO_URING, {portable}"),
+        ),
+        _ if is_one_of(error, &[Errno::ENOMEM]) => Refusal::new(
             format!("no memory for a ring ({error}): RLIMIT_MEMLOCK, or a memory cgroup"),
             memlock::remedy(16 << 20),
         ),
-        _ if is(error, nix::libc::EMFILE) => Refusal::new(
+        _ if is_one_of(error, &[Errno::EMFILE]) => Refusal::new(
             format!("no file descriptor left for a ring ({error})"),
             "raise `ulimit -n`".to_string(),
         ),
@@ -200,26 +199,19 @@ fn no_ring(error: &io::Error) -> Refusal {
 
 /// Why a mode cannot move bytes to or from this file, if that is the mode's fault.
 fn no_transfer(mode: &IoMode, error: &io::Error) -> Option<Refusal> {
-    let refused = is(error, nix::libc::EINVAL)
-        || is(error, nix::libc::EOPNOTSUPP)
-        || error.kind() == io::ErrorKind::Unsupported;
-    if mode.direct && refused {
+    if mode.direct && (is_unsupported(error) || is_one_of(error, &[Errno::EINVAL])) {
         return Some(Refusal::new(
             format!("the file system does not take O_DIRECT ({error})"),
             "save to a file system with direct I/O (ext4, XFS, btrfs, NFS), or set direct = off",
         ));
     }
-    if mode.fixed && (is(error, nix::libc::EFAULT) || is(error, nix::libc::EOPNOTSUPP)) {
+    if mode.fixed && is_one_of(error, &[Errno::EFAULT, Errno::EOPNOTSUPP]) {
         return Some(Refusal::new(
             format!("the file system does not take fixed buffers ({error})"),
             "set fixed = off",
         ));
     }
     None
-}
-
-fn is(error: &io::Error, errno: i32) -> bool {
-    error.raw_os_error() == Some(errno)
 }
 
 /// `kernel.io_uring_disabled`: 0 allowed, 1 for privileged groups only, 2 for nobody. `None` on

@@ -1,7 +1,7 @@
 //! Directories and the names in them: look, list, create, rename, remove, sync. Nothing here knows what a
 //! checkpoint is.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_unsupported};
 use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, DirEntry, Metadata};
@@ -303,13 +303,4 @@ pub(crate) fn overwrites_in_place(path: &Path) -> bool {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn overwrites_in_place(_: &Path) -> bool {
     false
-}
-
-/// Whether the file system or the kernel lacks an operation.
-pub(crate) fn is_unsupported(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    error.kind() == io::ErrorKind::Unsupported
-        || [Errno::OPNOTSUPP, Errno::NOSYS]
-            .iter()
-            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

@@ -1,8 +1,8 @@
 //! Files and what is in them: open, create, read, write, reserve, cut, sync. Nothing here knows what a
 //! checkpoint is; the engines transfer the bytes of shards.
 
-use crate::error::{Error, Result};
-use crate::sys::dir::{free_of, is_unsupported, try_remove};
+use crate::error::{Error, Result, is_unsupported};
+use crate::sys::dir::{free_of, try_remove};
 use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, Metadata};

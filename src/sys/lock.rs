@@ -1,6 +1,6 @@
 //! One saver per directory at a time, on all hosts where the file system can tell them of each other.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, is_one_of};
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited::Inherited;
@@ -255,8 +255,7 @@ fn cannot_lock(error: &io::Error) -> bool {
     let unlocked =
         [ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL, ENOSPC, EDQUOT, EROFS, EACCES, EPERM, ELOOP];
     // Without a number: something else than a file has the name.
-    let is = |number| unlocked.iter().any(|errno| *errno as i32 == number);
-    error.raw_os_error().is_none_or(is)
+    error.raw_os_error().is_none() || is_one_of(error, &unlocked)
 }
 
 fn open_dir(dir: &Path) -> io::Result<File> {
