@@ -13,8 +13,9 @@ use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{Checkpoint, Disposal, LoadOptions, remove_checkpoint, save};
-use crate::sys::dir::{free, is_dir, remove};
+use crate::sys::dir::{is_dir, remove};
 use crate::sys::file::{drop_page_cache, open_read, read_kernel_text};
+use crate::sys::space::free_at;
 use clap::Args;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -254,7 +255,7 @@ fn as_spread<S: Serializer>(samples: &[f64], to: S) -> std::result::Result<S::Ok
 /// Refuses what the disk or the memory has no space for: the data, what is loaded, and the pool.
 fn check_fits(dir: &Path, bytes: u64, pool_bytes: u64) -> Result<()> {
     // A file system that reports no size reports no free space either.
-    let disk = free(dir).map_err(|e| Error::io("looking at", dir, e))?.unwrap_or(u64::MAX);
+    let disk = free_at(dir).map_err(|e| Error::io("looking at", dir, e))?.unwrap_or(u64::MAX);
     let memory = available_memory().unwrap_or(u64::MAX);
     for (what, free, needed) in [
         (format!("{} has", dir.display()), disk, bytes.saturating_add(SLACK_BYTES)),

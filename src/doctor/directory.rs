@@ -5,7 +5,7 @@ use crate::doctor::{Check, binary_size};
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::file_system::{FileSystem, Reach};
-use crate::sys::{dir, file};
+use crate::sys::{dir, file, space};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -53,7 +53,7 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
 
 fn space(dir: &Path, config: &Config) -> Check {
     let name = "file system";
-    match dir::free(dir) {
+    match space::free_at(dir) {
         Ok(free) => {
             let kind = FileSystem::of(dir).map_or("of unknown type".into(), |found| found.name);
             let space =
@@ -135,10 +135,10 @@ fn write_direct(path: &Path) -> io::Result<()> {
 
 fn reserve(trial: &Path) -> Check {
     let name = "preallocation";
-    let done = file::create(trial, false).and_then(|file| file::preallocate(&file, ALIGN as u64));
+    let done = file::create(trial, false).and_then(|file| space::preallocate(&file, ALIGN as u64));
     match done {
-        Ok(file::Preallocated::Allocated) => Check::ok(name, "works"),
-        Ok(file::Preallocated::SizeOnly) => Check::warn(
+        Ok(space::Preallocated::Allocated) => Check::ok(name, "works"),
+        Ok(space::Preallocated::SizeOnly) => Check::warn(
             name,
             "the file system cannot reserve space, writes are slower and may run out of it",
             "save to a file system with fallocate (ext4, XFS, btrfs)",

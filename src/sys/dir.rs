@@ -273,18 +273,6 @@ pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
     made(Call::Synced, dir, || Ok(()))
 }
 
-/// Bytes that are free for this user on the file system of a path; `None` if it reports no size.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn free(path: &Path) -> io::Result<Option<u64>> {
-    made(Call::Query, path, || Ok(free_of(&rustix::fs::statvfs(path)?)))
-}
-
-pub(crate) fn free_of(vfs: &rustix::fs::StatVfs) -> Option<u64> {
-    (vfs.f_blocks > 0).then(|| vfs.f_bavail.saturating_mul(vfs.f_frsize))
-}
-
 /// Whether a path is on a file system of this machine's own, as [`is_sole_opener`] needs it, that writes to
 /// the blocks which a file has: one that copies on write gains nothing from recycled files.
 ///

@@ -17,3 +17,4 @@ pub(crate) mod lock;
 pub mod memlock;
 pub(crate) mod path;
 pub mod seam;
+pub mod space;

@@ -2,7 +2,7 @@
 
 use crate::setup::*;
 use ringstow::internals::engine::{Action, FileId, Op, Transfer};
-use ringstow::internals::sys::file;
+use ringstow::internals::sys::{file, space};
 use std::io;
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ pub fn a_full_device_is_enospc(setup: &Setup) {
         Ok(file) => Arc::new(file),
         Err(error) => return eprintln!("skipped: tmpfs takes no direct I/O here: {error}"),
     };
-    let error = file::preallocate(&file, 2 << 20).unwrap_err();
+    let error = space::preallocate(&file, 2 << 20).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
 
     let mut engine = setup.engine();

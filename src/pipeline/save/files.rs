@@ -12,7 +12,8 @@ use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles};
 use crate::plan::save::SavePlan;
 use crate::pool::Pool;
-use crate::sys::file::{self, Preallocated};
+use crate::sys::file;
+use crate::sys::space::{self, Preallocated};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -50,7 +51,7 @@ fn open_in_directory(
         let file = file::open_write(path, mode.direct).map_err(failed(Stage::Open, "opening"))?;
         // Attached at once: a child that is forked before would keep it open.
         let open = attach(queue, path, file)?;
-        let preallocated = file::preallocate(&open.file, bytes).map_err(|error| {
+        let preallocated = space::preallocate(&open.file, bytes).map_err(|error| {
             let space = too_little_space(&error, paths, &files, &open.file);
             OpenFailure { space, ..failed(Stage::Open, "preallocating")(error) }
         })?;
@@ -80,8 +81,8 @@ fn too_little_space(
     }
     let needed = paths.iter().map(|(_, bytes)| bytes).sum();
     let files = open.iter().map(|open| &*open.file).chain([last]);
-    let held: u64 = files.map(|file| file::allocated(file).unwrap_or_default()).sum();
-    let free = file::free(last).ok()?.saturating_add(held);
+    let held: u64 = files.map(|file| space::allocated(file).unwrap_or_default()).sum();
+    let free = space::free(last).ok()?.saturating_add(held);
     // Otherwise something else took the space: the file system's own needs, or other writers.
     (free < needed).then_some(DiskSpace { needed, free })
 }
@@ -99,7 +100,7 @@ fn no_preallocation() -> Fallback {
 /// Cuts the padding off every file, then syncs them all at once: they may be on several disks.
 pub(super) fn make_durable(files: &OpenFiles, plan: &SavePlan) -> Result<()> {
     for (open, shard) in files.iter().zip(&plan.shards) {
-        file::finish(&open.file, shard.bytes)
+        space::finish(&open.file, shard.bytes)
             .map_err(|e| Error::io("cutting to length", &*open.path, e))?;
     }
     let begin = |open: &OpenFile| open.queue.start_one(&open.attached, Action::Sync, 0);

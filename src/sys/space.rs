@@ -1,0 +1,136 @@
+//! The disk space of files: reserve, count, cut.
+
+use crate::error::is_unsupported;
+use crate::sys::file::look;
+use crate::sys::seam::{Call, made};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// What [`preallocate`] could do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preallocated {
+    /// Every block is reserved: writes neither extend the file nor run out of space.
+    Allocated,
+    /// The file system cannot reserve: the file has its length, and there was enough free space.
+    SizeOnly,
+}
+
+/// Gives a file its final length, with its blocks reserved where the file system can do that.
+/// Writes that do not extend a file need not be handed to the kernel's worker threads.
+///
+/// # Errors
+/// `ENOSPC` before a byte is written, `EFBIG` for more than this process may write; the system's otherwise.
+pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
+    if len == 0 {
+        return Ok(Preallocated::Allocated);
+    }
+    check_limit(len)?;
+    // A recycled file. Searching its blocks for holes takes 30 ms per GB in memory, and a file with
+    // as many blocks as it needs has hardly any holes.
+    if allocated(file)? >= len {
+        finish(file, len)?;
+        return Ok(Preallocated::Allocated);
+    }
+    match allocate(file, len) {
+        Err(error) if is_unsupported(&error) => {
+            if free(file)? < len {
+                return Err(rustix::io::Errno::NOSPC.into());
+            }
+            finish(file, len)?;
+            Ok(Preallocated::SizeOnly)
+        }
+        result => result.map(|()| Preallocated::Allocated),
+    }
+}
+
+/// Checks RLIMIT_FSIZE. A write beyond it raises SIGXFSZ, which ends every process that does not ignore the
+/// signal, and few do except Python.
+fn check_limit(len: u64) -> io::Result<()> {
+    use nix::sys::resource::{Resource, getrlimit};
+    let limits = || Ok(getrlimit(Resource::RLIMIT_FSIZE)?);
+    match made(Call::Limit, Path::new("RLIMIT_FSIZE"), limits) {
+        Ok((limit, _)) if limit < len => Err(rustix::io::Errno::FBIG.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of disk that a file has.
+///
+/// # Errors
+/// The system's.
+pub fn allocated(file: &File) -> io::Result<u64> {
+    Ok(look(file)?.blocks().saturating_mul(512))
+}
+
+/// Bytes that are free, for this user, on the file system of a file.
+///
+/// # Errors
+/// The system's.
+pub fn free(file: &File) -> io::Result<u64> {
+    // Without a size there is no telling: all there is.
+    made(Call::Query, file, || Ok(free_of(&rustix::fs::fstatvfs(file)?).unwrap_or(u64::MAX)))
+}
+
+/// Bytes that are free, for this user, on the file system of a path; `None` if it reports no size.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn free_at(path: &Path) -> io::Result<Option<u64>> {
+    made(Call::Query, path, || Ok(free_of(&rustix::fs::statvfs(path)?)))
+}
+
+fn free_of(vfs: &rustix::fs::StatVfs) -> Option<u64> {
+    (vfs.f_blocks > 0).then(|| vfs.f_bavail.saturating_mul(vfs.f_frsize))
+}
+
+#[cfg(target_os = "linux")]
+fn allocate(file: &File, len: u64) -> io::Result<()> {
+    let flags = rustix::fs::FallocateFlags::empty();
+    made(Call::Allocate, file, || Ok(rustix::fs::fallocate(file, flags, 0, len)?))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn allocate(_: &File, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Cuts a file to its length in bytes: removes the padding of a direct write's last block.
+///
+/// # Errors
+/// The system's.
+pub fn finish(file: &File, len: u64) -> io::Result<()> {
+    made(Call::Cut, file, || file.set_len(len))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sys::file::create;
+    use crate::sys::space::*;
+
+    #[test]
+    fn preallocated_file_has_its_length_and_is_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = create(&path, false).unwrap();
+        preallocate(&file, 0).unwrap();
+        preallocate(&file, 100_000).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 100_000);
+        finish(&file, 12_345).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), 12_345);
+        crate::sys::dir::sync(dir.path()).unwrap();
+        crate::sys::file::drop_page_cache(&file).unwrap();
+    }
+
+    #[test]
+    fn preallocate_refuses_more_than_the_disk_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = create(&dir.path().join("file"), false).unwrap();
+        let error = preallocate(&file, 1 << 50).unwrap_err();
+        assert!(
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::FileTooLarge),
+            "{error}"
+        );
+    }
+}
