@@ -1,6 +1,7 @@
 //! The settings. Python's `Config` has the same fields.
 
 pub mod found;
+mod variables;
 
 use crate::error::{Error, Result};
 use crate::limits::{ALIGN, FIXED_BUFFERS_MAX, STRIPES_MAX};

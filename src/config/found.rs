@@ -1,6 +1,7 @@
 //! The configuration from `ringstow.toml` and the environment.
 
 use super::Config;
+use super::variables::{FILE_VARIABLE, fields, said_by, unknown, value, variable_of};
 use crate::error::{Error, Result};
 use crate::sys::dir::is_file;
 use crate::sys::file::read_text;
@@ -10,30 +11,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use strsim::levenshtein;
-use toml::{Table, Value};
+use toml::Table;
 
-/// Prefix of ringstow's variables.
-const PREFIX: &str = "RINGSTOW_";
-/// Names a file to read instead of `ringstow.toml` in the current directory.
-const FILE_VARIABLE: &str = "RINGSTOW_CONFIG";
 const FILE_NAME: &str = "ringstow.toml";
 /// Longer files are not read: reading TOML takes 70 times its size in memory, which this keeps below 1 MiB.
 const FILE_BYTES_MAX: u64 = 12 << 10;
-/// Variables for ringstow's own tests and benches.
-const OTHERS: &[&str] = &[
-    "RINGSTOW_CUTS",
-    "RINGSTOW_FLIPS",
-    "RINGSTOW_FUZZ",
-    "RINGSTOW_INTERLEAVINGS",
-    "RINGSTOW_KILLS",
-    "RINGSTOW_MUTATIONS",
-    "RINGSTOW_REAL_GPU",
-    "RINGSTOW_REQUIRE_RIGS",
-    "RINGSTOW_SEED",
-];
-const OTHERS_BEGIN: &[&str] = &["RINGSTOW_BENCH_", "RINGSTOW_FAKE_CUDA", "RINGSTOW_TEST_"];
-
 impl Config {
     /// Reads the configuration. The value of each field comes from the first of these that sets it:
     ///
@@ -125,50 +107,6 @@ fn without_places(mut table: Table, path: &Path) -> Table {
     table
 }
 
-/// Each field, in order, with its default, which shows the type of its values.
-fn fields() -> serde_json::Map<String, serde_json::Value> {
-    match serde_json::to_value(Config::default()) {
-        Ok(serde_json::Value::Object(fields)) => fields,
-        other => unreachable!("a struct is an object: {other:?}"),
-    }
-}
-
-/// A warning for each unknown variable that begins with the prefix, sorted.
-fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
-    let mut known: Vec<String> = fields().keys().map(|field| variable_of(field)).collect();
-    known.push(FILE_VARIABLE.into());
-    let is_other = |name: &str| {
-        OTHERS.contains(&name) || OTHERS_BEGIN.iter().any(|begin| name.starts_with(begin))
-    };
-    let mut unknown: Vec<String> = names
-        .filter(|name| name.starts_with(PREFIX) && !known.contains(name) && !is_other(name))
-        .collect();
-    unknown.sort();
-    let warning = |name: &String| {
-        let hint = match nearest(name, &known) {
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("there are {}", known.join(", ")),
-        };
-        format!("{name} in the environment is not a setting of ringstow, and is ignored: {hint}")
-    };
-    unknown.iter().map(warning).collect()
-}
-
-/// The known name with the smallest edit distance, if less than half of the name after the prefix differs.
-fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k String> {
-    let letters = |name: &str| name.len() - PREFIX.len();
-    let (near, away) = known
-        .iter()
-        .map(|known| (known, levenshtein(name, known)))
-        .min_by_key(|(_, away)| *away)?;
-    (2 * away < letters(name).min(letters(near))).then_some(near)
-}
-
-/// The variable of a field.
-fn variable_of(field: &str) -> String {
-    format!("{PREFIX}{}", field.to_uppercase())
-}
-
 fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<Config> {
     let variable = |name: &str| said_by(name, environment(name));
     let mut table = of_file(dir, variable(FILE_VARIABLE)?)?;
@@ -191,36 +129,6 @@ fn plain(why: &str) -> &str {
         .iter()
         .any(|name| why.trim_end().ends_with(&format!("expected {name}")));
     if is_number { "it must be a whole number" } else { why.trim_end() }
-}
-
-/// The value of a variable. Refuses one that is not UTF-8: ignoring it could make a save go elsewhere.
-fn said_by(name: &str, value: Option<OsString>) -> Result<Option<String>> {
-    let value = value.filter(|value| !value.is_empty()).map(OsString::into_string).transpose();
-    value.map_err(|value| {
-        Error::invalid(format!("the environment says {name}={}: it must be UTF-8", value.display()))
-    })
-}
-
-/// Parses a variable as a value of the type of the field's default.
-fn value(text: &str, default: &serde_json::Value) -> std::result::Result<Value, &'static str> {
-    use serde_json::Value as Json;
-    Ok(match default {
-        Json::Bool(_) => Value::Boolean(match text {
-            "true" | "on" | "yes" | "1" => true,
-            "false" | "off" | "no" | "0" => false,
-            _ => return Err("it must be true, on, yes or 1, or false, off, no or 0"),
-        }),
-        Json::Array(_) => paths(text),
-        // Sizes have units.
-        Json::Number(_) => text.parse().map_or_else(|_| Value::String(text.into()), Value::Integer),
-        _ => Value::String(text.into()),
-    })
-}
-
-/// Several paths, as in `PATH`: separated by colons.
-fn paths(text: &str) -> Value {
-    let paths = text.split(':').filter(|path| !path.is_empty());
-    Value::Array(paths.map(|path| Value::String(path.into())).collect())
 }
 
 /// Reads the settings of a file.
@@ -426,29 +334,5 @@ mod tests {
             assert!(why.contains(&format!("RINGSTOW_RECYCLE={text}")), "{why}");
             assert!(why.contains("true, on, yes or 1"), "{why}");
         }
-    }
-
-    #[test]
-    fn unknown_variable_warning_suggests_the_nearest() {
-        let said = |names: &[&str]| unknown(names.iter().map(|name| (*name).to_owned()));
-        for (misspelt, meant) in [
-            ("RINGSTOW_POOL_BYTE", "RINGSTOW_POOL_BYTES?"),
-            ("RINGSTOW_QUEUEDEPTH", "RINGSTOW_QUEUE_DEPTH?"),
-            ("RINGSTOW_STRIPES", "RINGSTOW_STRIPE?"),
-            ("RINGSTOW_CONFG", "RINGSTOW_CONFIG?"),
-            ("RINGSTOW_SPEED", "there are RINGSTOW_POOL_BYTES, RINGSTOW_BLOCK_BYTES"),
-            ("RINGSTOW_", "there are"),
-        ] {
-            let warnings = said(&["HOME", misspelt, "RINGSTOW_ENGINE"]);
-            let [warning] = &warnings[..] else { panic!("{warnings:?}") };
-            assert!(warning.starts_with(&format!("{misspelt} ")), "{warning}");
-            assert!(warning.contains(meant), "{warning}");
-        }
-        let fields = fields();
-        assert_eq!(unknown(fields.keys().map(|field| variable_of(field))), [""; 0]);
-        assert_eq!(
-            said(&["RINGSTOW_CONFIG", "RINGSTOW_KILLS", "RINGSTOW_BENCH_MB", "PATH"]),
-            [""; 0]
-        );
     }
 }
