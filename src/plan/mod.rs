@@ -1,5 +1,6 @@
 //! Plans what a save writes where, and what a load reads. Pure: values in, values out, no I/O.
 
+mod deal;
 pub mod load;
 pub mod save;
 pub mod slab;

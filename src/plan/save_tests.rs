@@ -3,7 +3,9 @@
 use super::*;
 use crate::format::lists::LONG_DIMS_MAX;
 use crate::format::{Dtype, Region, TensorInfo};
+use crate::plan::deal::HEADER_BYTES_FULL;
 use proptest::prelude::*;
+use std::collections::HashSet;
 
 fn options(block_bytes: u64, shard_bytes: u64) -> Options {
     Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1 }
