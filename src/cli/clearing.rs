@@ -1,7 +1,7 @@
 //! Flags and output that the commands which remove files share.
 
 use super::config::StripeFlags;
-use super::text;
+use super::{Exit, text};
 use crate::store::Left;
 use clap::Args;
 use std::path::PathBuf;
@@ -21,12 +21,17 @@ pub struct ClearingFlags {
     pub stripe: StripeFlags,
 }
 
+/// How a command ends that left these alone.
+pub fn exit(left: &[Left]) -> Exit {
+    if left.iter().any(|left| left.failed) { Exit::Found } else { Exit::Success }
+}
+
 /// Formats one line per path: what was done with it, or why it was left alone. `None` without paths.
 pub fn lines(done: &[(&str, &[PathBuf])], left: &[Left]) -> Option<String> {
     let done = done.iter().flat_map(|(what, paths)| {
         paths.iter().map(move |path| format!("{what}  {}", text::path(path)))
     });
-    let left = left.iter().map(|Left { path, reason }| {
+    let left = left.iter().map(|Left { path, reason, .. }| {
         format!("left alone  {}: {}", text::path(path), text::printable(reason))
     });
     let lines: Vec<String> = done.chain(left).collect();

@@ -41,7 +41,8 @@ Examples:
 
 Exit codes:
   0  success
-  1  damage was found (verify), the two differ (diff), or a check failed (doctor)
+  1  damage was found (verify), the two differ (diff), a check failed (doctor), or the system failed where something
+     was to be removed (retain, prune)
   2  failure: no such path, no checkpoint there, wrong arguments";
 
 /// Inspect, verify and clean up training checkpoints written by ringstow.
@@ -71,7 +72,7 @@ enum Command {
 enum Exit {
     /// All is well.
     Success = 0,
-    /// The command found damage, or a failed check.
+    /// The command found damage or a failed check, or could not do all of its work.
     Found = 1,
     /// The command failed.
     Failed = 2,

@@ -45,7 +45,7 @@ pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
         });
     }
     out.print(args.clearing.json, &swept, || render(&swept, args))?;
-    Ok(Exit::Success)
+    Ok(clearing::exit(&swept.left))
 }
 
 fn render(swept: &Swept, args: &Prune) -> String {

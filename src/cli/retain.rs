@@ -55,7 +55,7 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
         false => retain(&args.dir, &retention, &config),
     }?;
     out.print(args.clearing.json, &retained, || render(&retained, args))?;
-    Ok(Exit::Success)
+    Ok(clearing::exit(&retained.left))
 }
 
 fn render(retained: &Retained, args: &Retain) -> String {

@@ -27,7 +27,7 @@ pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;
 pub use write::export::export;
-pub use write::leftovers::{Left, Swept};
 pub use write::save::save;
 pub use write::session::{Committed, Session};
+pub use write::swept::{Left, Swept};
 pub use write::write_rank::write_rank;

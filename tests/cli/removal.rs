@@ -272,3 +272,26 @@ fn prune_needs_a_promise_where_other_hosts_may_be_saving() {
     assert!(!killed.exists() && done["left"] == json!([]), "{done}");
     assert_eq!(ringstow(&["verify", whole.to_str().unwrap()]).code, Some(0));
 }
+
+#[test]
+#[cfg(all(debug_assertions, target_os = "linux"))] // the seam exists in these builds only
+fn clean_up_that_the_system_stops_at_one_checkpoint_exits_with_1() {
+    let dir = Checkpoints::new();
+    let disk = tempfile::tempdir().unwrap();
+    let stripe = ["--stripe", disk.path().to_str().unwrap()];
+    let config = Config { stripe: vec![disk.path().into()], ..Config::default() };
+    let store = ringstow::Store::new(config).unwrap();
+    for step in [1, 2] {
+        store.save(StateDict::new().value("step", step), dir.step(step)).unwrap();
+    }
+    for command in [&["prune", dir.path()][..], &["retain", dir.path(), "-k", "1"]] {
+        let at = |n: u64| {
+            let mut run = self::command(&[command, &stripe].concat());
+            let ran = run.env("RINGSTOW_TEST_SEAM", format!("fail:{n}:5")).output().unwrap();
+            (ran.status.code(), String::from_utf8(ran.stdout).unwrap())
+        };
+        let of_marker = |(_, said): &(_, String)| said.contains("companion.json");
+        let (code, said) = (1..100).map(at).find(of_marker).expect("the marker is read");
+        assert!(code == Some(1) && said.contains("left alone  "), "{code:?} {said}");
+    }
+}

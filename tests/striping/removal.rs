@@ -266,7 +266,7 @@ fn killed_shares_are_cleared_from_all_stripes() {
 #[cfg(debug_assertions)] // the seam exists in these builds only
 mod refused {
     use super::*;
-    use ringstow::internals::store::{prune, prune_plan, remove_checkpoint};
+    use ringstow::internals::store::{prune, prune_plan, remove_checkpoint, retain, retain_plan};
     use ringstow::internals::sys::seam::{Call, fail_call};
 
     const EIO: i32 = 5;
@@ -338,25 +338,85 @@ mod refused {
         prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     }
 
-    #[test]
-    fn prune_touches_nothing_while_it_cannot_tell_whose_a_stripe_directory_is() {
-        let disks = Disks::new(1);
-        disks.save(1);
-        for dir in [disks.dir(), disks.companion(0)] {
-            for name in names_in(&dir).iter().filter(|name| name.ends_with(".safetensors")) {
+    /// A run of three steps that are striped over one disk.
+    fn run_of_three(disks: &Disks) -> [PathBuf; 3] {
+        [1, 2, 3].map(|step| {
+            let dir = disks.dir().with_file_name(format!("step-{step}"));
+            State::new(step, &SIZES).save(&disks.runtime(), &dir).unwrap();
+            dir
+        })
+    }
+
+    /// Turns a checkpoint into what a save leaves that is killed before its commit.
+    fn uncommit(dirs: &[&Path]) {
+        for dir in dirs {
+            for name in names_in(dir).iter().filter(|name| name.ends_with(".safetensors")) {
                 fs::rename(dir.join(name), dir.join(format!("{name}.part"))).unwrap();
             }
         }
-        fs::remove_file(disks.dir().join("manifest.json")).unwrap();
+        fs::remove_file(dirs[0].join("manifest.json")).unwrap();
+    }
+
+    #[test]
+    fn clean_ups_leave_the_checkpoint_whose_marker_cannot_be_read_and_do_the_rest() {
+        let disks = Disks::new(1);
         let run = disks.root.path().join("run");
-        let before = names_in(&disks.dir());
+        let [first, second, third] = run_of_three(&disks);
+        let retention = Retention::new(1);
         let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
-        let error = prune(&run, &disks.config()).unwrap_err();
+        State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
+        let planned = retain_plan(&run, &retention, &disks.config()).unwrap();
+        let retained = retain(&run, &retention, &disks.config()).unwrap();
+        assert_eq!(planned, retained);
+        assert_eq!((&*retained.kept, &*retained.removed), (&[third.clone()][..], &[second][..]));
+        let swept = prune(&run, &disks.config()).unwrap();
+        for left in [retained.left, swept.left] {
+            assert_eq!((left.len(), &left[0].path, left[0].failed), (1, &first, true), "{left:?}");
+            says(&left[0].reason, &["companion.json", "reading", "dmesg"]);
+        }
         drop(failing);
-        says(&error.to_string(), &["companion.json", "reading"]);
-        assert_eq!(names_in(&disks.dir()), before);
+        State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
+        retain(&run, &retention, &disks.config()).unwrap();
+        assert_eq!((names_in(&run), names_in(&disks.stripe(0))), (vec!["step-3".into()], vec!["step-3".into()]));
+    }
+
+    #[test]
+    fn prune_leaves_the_killed_save_whose_marker_cannot_be_read_and_clears_the_others() {
+        let disks = Disks::new(1);
+        let run = disks.root.path().join("run");
+        let [first, second, _] = run_of_three(&disks);
+        uncommit(&[&first, &disks.companion(0)]);
+        uncommit(&[&second, &disks.stripe(0).join("step-2")]);
+        let before = names_in(&first);
+        let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
+        let planned = prune_plan(&run, &disks.config()).unwrap();
+        let swept = prune(&run, &disks.config()).unwrap();
+        drop(failing);
+        assert_eq!(planned, swept);
+        assert_eq!((swept.left.len(), &swept.left[0].path), (1, &first), "{swept:?}");
+        assert_eq!(names_in(&first), before);
+        assert!(!second.exists() && !disks.stripe(0).join("step-2").exists());
         prune(&run, &disks.config()).unwrap();
-        disks.assert_empty();
+        assert_eq!((names_in(&run), names_in(&disks.stripe(0))), (vec!["step-3".into()], vec!["step-3".into()]));
+    }
+
+    #[test]
+    fn prune_leaves_a_marker_alone_that_it_cannot_read_and_removes_the_others() {
+        let disks = Disks::new(1);
+        let run = disks.root.path().join("run");
+        fs::create_dir(&run).unwrap();
+        let run = run.canonicalize().unwrap();
+        for name in ["step-1", "step-2"] {
+            let dir = disks.stripe(0).join(name);
+            fs::create_dir(&dir).unwrap();
+            let marker = format!("{{\"checkpoint\":\"{}\"}}", run.join(name).display());
+            fs::write(dir.join("companion.json"), marker).unwrap();
+        }
+        let _failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
+        let swept = prune(&run, &disks.config()).unwrap();
+        assert_eq!((swept.left.len(), &swept.left[0].path), (1, &disks.companion(0)), "{swept:?}");
+        assert!(swept.left[0].failed);
+        assert_eq!(names_in(&disks.stripe(0)), ["step-1"]);
     }
 
     #[test]
@@ -376,7 +436,7 @@ mod refused {
 #[test]
 fn stripe_directory_without_a_finished_marker_is_cleared_unless_a_save_is_claiming_it() {
     let disks = Disks::new(2);
-    fs::create_dir_all(disks.dir()).unwrap();
+    fs::create_dir(disks.dir().parent().unwrap()).unwrap();
     for disk in [0, 1] {
         fs::create_dir(disks.companion(disk)).unwrap();
         fs::write(disks.companion(disk).join("companion.json.part"), "half").unwrap();
@@ -385,9 +445,9 @@ fn stripe_directory_without_a_finished_marker_is_cleared_unless_a_save_is_claimi
     claiming.lock().unwrap();
     let (run, config) = (disks.root.path().join("run"), disks.config());
     let prune = || ringstow::internals::store::prune(&run, &config).unwrap();
-    assert_eq!(prune().removed[..1], [disks.companion(0)]);
+    let removed = [disks.companion(0).join("companion.json.part"), disks.companion(0)];
+    assert_eq!(prune().removed, removed);
     assert!(!disks.companion(0).exists() && disks.companion(1).exists());
-    fs::create_dir_all(disks.dir()).unwrap();
     drop(claiming);
     // A file that is not ringstow's keeps all.
     let theirs = disks.companion(1).join("notes.txt");

@@ -4,16 +4,19 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::store::cleanup::orphans::{orphans, remains, remove_orphan};
+use crate::store::cleanup::orphans::remains;
 use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remove_parts};
 use crate::store::layout::stripes::{Stripes, stripe_owner};
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::write::leftovers::{Left, Leftovers, Swept};
+use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
+use crate::store::write::stripe_dir::remove_stripe_dir;
+use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file_system::Reach;
 use crate::sys::lock::{self, DirLock};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// How [`Store::prune_with`](crate::Store::prune_with) cleans up.
@@ -84,29 +87,62 @@ impl CleanUp<'_> {
         if all.removed.iter().any(|path| path == dir) {
             return Ok(all); // `dir` held rank checkpoints, and no other checkpoints
         }
+        let mut first_error = Ok(());
         for path in directories(dir)?.iter().filter(|path| names::rank_of_dir(path).is_none()) {
-            all.add(self.below(path, Self::checkpoint)?);
+            match self.below(path, Self::checkpoint) {
+                Ok(swept) => all.add(swept),
+                Err(error) => first_error = first_error.and(Err(error)),
+            }
         }
-        for orphan in orphans(dir, self.stripe)? {
-            all.add(self.below(&orphan, |clean_up, orphan| clean_up.orphan(orphan, dir))?);
+        let root = dir::real(dir)?;
+        for stripe in self.stripe.iter().filter(|stripe| dir::is_dir(stripe)) {
+            all.add(self.orphans(stripe, &root).unwrap_or_else(|e| Left::failed(stripe, &e).into()));
+        }
+        first_error.map(|()| all)
+    }
+
+    /// The stripe directories on one disk that no checkpoint in `root` leads to.
+    fn orphans(self, stripe: &Path, root: &Path) -> Result<Swept> {
+        let mut all = Swept::default();
+        for dir in directories(stripe)? {
+            match self.orphan(&dir, root) {
+                Ok(swept) => all.add(swept),
+                // Another process removed it.
+                Err(error) if error.is_not_found() && dir::is_gone(&dir) => {}
+                // Not ringstow's: another user's, or `lost+found`.
+                Err(Error::Io { doing: "listing", cause, .. })
+                    if cause.kind() == ErrorKind::PermissionDenied => {}
+                Err(error) => all.left.push(Left::failed(dir, &error)),
+            }
         }
         Ok(all)
     }
 
-    /// A stripe directory that no checkpoint in `root` leads to.
     fn orphan(self, dir: &Path, root: &Path) -> Result<Swept> {
+        if remains(dir, root)?.is_empty() {
+            return Ok(Swept::default());
+        }
         let lock = match self.lock(dir) {
-            Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
+            Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             lock => lock?,
         };
         // Look again under the lock: a save may have begun meanwhile.
-        let mut removed = remains(dir, &dir::real(root)?)?;
-        if let Some(reason) = self.why_not(&lock).filter(|_| !removed.is_empty()) {
-            return Ok(left(dir, reason));
+        let mut removed = remains(dir, root)?;
+        if removed.is_empty() {
+            return Ok(Swept::default());
         }
-        if self.act == Act::CarryOut && !removed.is_empty() && remove_orphan(lock, &removed)? {
-            removed.push(dir.into());
+        if let Some(reason) = self.why_not(&lock) {
+            return Ok(Left::alone(dir, reason).into());
         }
+        if self.act == Act::CarryOut {
+            if let Some(left) = remove_stripe_dir(dir, Some(lock), true)? {
+                return Ok(left.into());
+            }
+            if dir::has(dir) {
+                return Ok(Swept::default()); // something else is in it by now, and the marker again
+            }
+        }
+        removed.push(dir.into());
         Ok(Swept { removed, ..Swept::default() })
     }
 
@@ -133,7 +169,7 @@ impl CleanUp<'_> {
             }
             // Not ringstow's (`lost+found`).
             Err(Error::Io { doing: "listing", cause, .. }) => {
-                Ok(left(dir, format!("it cannot be listed: {cause}")))
+                Ok(Left::alone(dir, format!("it cannot be listed: {cause}")).into())
             }
             Err(error) => Err(error),
             Ok(mut swept) => {
@@ -152,18 +188,21 @@ impl CleanUp<'_> {
     /// Finishes the killed removal of a checkpoint that consists of rank checkpoints.
     fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
         let locks = match lock_parts(parts, |part| self.lock(part)) {
-            Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
+            Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             locks => locks?,
         };
         if let Some(reason) = locks.iter().find_map(|lock| self.why_not(lock)) {
-            return Ok(left(dir, reason));
+            return Ok(Left::alone(dir, reason).into());
         }
         // Check again under the locks: a rank may have saved there meanwhile.
         if !rank_dirs::removal_was_interrupted(parts) {
             return Ok(Swept::default());
         }
         match check_parts(dir, parts, self.stripe) {
-            Err(error) if error.is_incomplete() => return Ok(left(dir, error.to_string())),
+            Err(error) if error.is_incomplete() => {
+                return Ok(Left::alone(dir, error.to_string()).into());
+            }
+            Err(error @ Error::Io { .. }) => return Ok(Left::failed(dir, &error).into()),
             _ => {}
         }
         let removed = vec![dir.into()];
@@ -179,18 +218,21 @@ impl CleanUp<'_> {
 
     /// Clears one directory.
     fn one(self, dir: &Path) -> Result<Swept> {
-        let stripes = Stripes::to_clear(dir, self.stripe)?;
+        let stripes = match Stripes::to_clear(dir, self.stripe) {
+            // Nobody knows whether a stripe directory is this checkpoint's: everything stays.
+            Err(error) if dir::has(dir) => return Ok(Left::failed(dir, &error).into()),
+            stripes => stripes?,
+        };
         let is_saved = |name: &String| names::is_uncommitted(name) || names::is_shard(name);
         let ours = |name: &String| {
             is_saved(name) || [names::REMOVAL_MARK, names::STRIPE_MARKER].contains(&name.as_str())
         };
         let present = file_names(dir)?;
-        let is_striped = stripes.stripe_dirs().next().is_some() || !stripes.unclaimed().is_empty();
-        if !present.iter().any(ours) && !is_striped {
+        if !present.iter().any(ours) && stripes.stripe_dirs().next().is_none() {
             return Ok(Swept::default());
         }
         let checkpoint = match stripe_owner(dir) {
-            Err(error) => return Ok(left(dir, error.to_string())),
+            Err(error) => return Ok(Left::failed(dir, &error).into()),
             checkpoint => checkpoint?,
         };
         if let Some(checkpoint) = checkpoint {
@@ -203,14 +245,14 @@ impl CleanUp<'_> {
                      the directory yourself"
                 ),
             };
-            return Ok(left(dir, reason));
+            return Ok(Left::alone(dir, reason).into());
         }
         let lock = match self.lock(dir) {
-            Err(Error::Busy { .. }) => return Ok(left(dir, IN_PROGRESS)),
+            Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             lock => lock?,
         };
         if let Err(error) = check_remains(&stripes) {
-            return Ok(left(dir, error.to_string()));
+            return Ok(Left::alone(dir, error.to_string()).into());
         }
         let leftovers = manifest::read_files(dir)
             .and_then(|listed| Leftovers::of_killed(&stripes, listed.as_ref(), &Scope::Everything));
@@ -218,14 +260,12 @@ impl CleanUp<'_> {
             Ok(leftovers) => leftovers,
             Err(error @ Error::Io { .. }) if !error.is_damage() => return Err(error),
             Err(error) => {
-                return Ok(left(
-                    dir,
-                    format!("ringstow cannot tell which of its files are stale: {error}"),
-                ));
+                let reason = format!("ringstow cannot tell which of its files are stale: {error}");
+                return Ok(Left::alone(dir, reason).into());
             }
         };
         if let Some(reason) = self.why_not(&lock).filter(|_| leftovers.changes_anything()) {
-            return Ok(left(dir, reason));
+            return Ok(Left::alone(dir, reason).into());
         }
         match self.act {
             Act::CarryOut => leftovers.clear(),
@@ -269,18 +309,6 @@ impl CleanUp<'_> {
 }
 
 const IN_PROGRESS: &str = "a save into it is in progress";
-fn left(dir: &Path, reason: impl Into<String>) -> Swept {
-    let left = Left { path: dir.into(), reason: reason.into() };
-    Swept { left: vec![left], ..Swept::default() }
-}
-
-impl Swept {
-    fn add(&mut self, other: Self) {
-        self.removed.extend(other.removed);
-        self.renamed.extend(other.renamed);
-        self.left.extend(other.left);
-    }
-}
 
 #[cfg(test)]
 mod tests {

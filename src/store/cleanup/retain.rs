@@ -14,7 +14,7 @@ use crate::store::cleanup::remove::{
 };
 use crate::store::layout::recycled::beside_all;
 use crate::store::layout::{rank_dirs, recycled};
-use crate::store::write::leftovers::Left;
+use crate::store::write::swept::Left;
 use crate::sys::{dir, lock};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -74,9 +74,10 @@ fn carry_out(
     disposal: Disposal,
     config: &Config,
 ) -> Result<Retained> {
+    let mut first_error = Ok(());
     for path in std::mem::take(&mut plan.removed) {
         let done = remove_checkpoint(&path, disposal, config);
-        plan.note(path, done.map(|removed| removed.left))?;
+        first_error = first_error.and(plan.note(path, done.map(|removed| removed.left)));
     }
     for path in std::mem::take(&mut plan.cleared) {
         plan.clear(path, config, Act::CarryOut, None);
@@ -84,7 +85,7 @@ fn carry_out(
     if disposal == Disposal::Remove {
         plan.removed_recycled = recycled::clear(&beside_all(root, config))?;
     }
-    Ok(plan)
+    first_error.map(|()| plan)
 }
 
 /// See [`Store::retain_plan`](crate::Store::retain_plan).
@@ -119,7 +120,10 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
                 Some(link) => plan.left.push(protected(found.path, link)),
                 None => plan.clear(found.path, config, Act::Plan, Some(problem)),
             },
-            Fate::Left(reason) => plan.left.push(Left { path: found.path, reason }),
+            Fate::Left(reason) => {
+                let failed = found.status == Status::Unreadable;
+                plan.left.push(Left { path: found.path, reason, failed });
+            }
         }
     }
     let old = steps.len().saturating_sub(keep);
@@ -141,7 +145,13 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
             Act::CarryOut => Ok(()),
             Act::Plan => check_free(&path, &parts),
         });
-        plan.note(path, goes.map(|()| Vec::new()))?;
+        match goes {
+            // Nothing of it was changed; the others can go.
+            Err(error @ Error::Io { .. }) if !may_be_another_call(&error) => {
+                plan.left.push(Left::failed(path, &error));
+            }
+            goes => plan.note(path, goes.map(|()| Vec::new()))?,
+        }
     }
     if retention.disposal == Disposal::Remove && act == Act::Plan {
         plan.removed_recycled = recycled::all_but_none(&beside_all(root, config))?;
@@ -154,7 +164,7 @@ fn protected(path: PathBuf, link: &Path) -> Left {
         "the link {} leads to it; without that link, it counts like any other",
         link.display()
     );
-    Left { path, reason }
+    Left::alone(path, reason)
 }
 
 impl Retained {
@@ -165,7 +175,7 @@ impl Retained {
         let warning = format!("{} stays: {reason}", path.display());
         tracing::warn!("{warning}");
         self.warnings.push(warning);
-        self.left.push(Left { path, reason: reason.into() });
+        self.left.push(Left::alone(path, reason));
     }
 
     /// Notes the outcome of removing a checkpoint: what is left of it, or the error.
@@ -185,7 +195,7 @@ impl Retained {
         };
         match reason {
             None => self.removed.push(path),
-            Some(reason) => self.left.push(Left { path, reason }),
+            Some(reason) => self.left.push(Left::alone(path, reason)),
         }
         Ok(())
     }
@@ -196,15 +206,13 @@ impl Retained {
         let swept = match prune::clear(&path, &config.stripe, act) {
             Ok(swept) => swept,
             // This must not fail the removal of old steps, which the user asked for.
-            Err(error) => {
-                return self.left.push(Left { path, reason: error.to_string() });
-            }
+            Err(error) => return self.left.push(Left::failed(path, &error)),
         };
         let nothing = swept.removed.is_empty() && swept.left.is_empty();
         match problem {
             // It was not a killed save: another call has finished its removal.
             Some(_) if nothing && is_emptied(&path) => self.removed.push(path),
-            Some(reason) if nothing => self.left.push(Left { path, reason }),
+            Some(reason) if nothing => self.left.push(Left::alone(path, reason)),
             _ if nothing || !swept.removed.is_empty() => self.cleared.push(path),
             _ => {} // `swept.left` says why
         }

@@ -30,8 +30,6 @@ pub(in crate::store) struct Stripes {
     left_out: Vec<String>,
     /// Directories of the configuration that exist and hold no stripe directory.
     vacant: Vec<PathBuf>,
-    /// Directories with a stripe directory's name that nobody has claimed; see [`Owner::Unclaimed`].
-    unclaimed: Vec<PathBuf>,
 }
 
 /// A checkpoint's directory on another disk.
@@ -51,10 +49,9 @@ struct Marker {
 
 /// The checkpoint that a stripe directory belongs to.
 pub(in crate::store) enum Owner {
-    /// The directory is missing or empty.
+    /// The directory is missing or empty, or holds only a marker without its name yet: a save is about to claim it, or
+    /// was killed then.
     Nobody,
-    /// It holds only a marker without its name yet: a save is about to claim it, or was killed then.
-    Unclaimed,
     /// This checkpoint.
     This,
     /// Another checkpoint; whether that exists.
@@ -67,8 +64,8 @@ impl Stripes {
     /// The own directory alone.
     pub fn alone(dir: &Path) -> Self {
         let marked = String::new();
-        let (left_out, vacant, unclaimed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { own: dir.into(), marked, stripe_dirs: Vec::new(), left_out, vacant, unclaimed }
+        let (stripe_dirs, left_out, vacant) = (Vec::new(), Vec::new(), Vec::new());
+        Self { own: dir.into(), marked, stripe_dirs, left_out, vacant }
     }
 
     /// The directories to save to. The own one exists; a save creates the stripe directories.
@@ -115,11 +112,18 @@ impl Stripes {
     /// [`Stripes::left_out`] says where nobody looked.
     pub fn to_read(dir: &Path, stripe: &[PathBuf]) -> Self {
         let filtered = Self::filtered(dir, stripe, |owner, stripe_dir, _| match owner {
-            // One that was moved or copied with its checkpoint is as good; checksums tell.
-            Owner::Nobody | Owner::Unclaimed | Owner::This | Owner::Other(_, false) => None,
-            Owner::Unknown(_) if !dir::leads_somewhere(&stripe_dir.join(names::MANIFEST)) => None,
-            Owner::Unknown(_) => Some("is a checkpoint itself".into()),
-            Owner::Other(checkpoint, true) => Some(format!("belongs to {checkpoint}")),
+            // One that was moved or copied with its checkpoint is as good, and one whose marker cannot be read; checksums
+            // tell.
+            Ok(Owner::Nobody | Owner::This | Owner::Other(_, false))
+            | Err(Error::Io { doing: "reading", .. }) => None,
+            Ok(Owner::Unknown(_)) => {
+                let is_checkpoint = dir::leads_somewhere(&stripe_dir.join(names::MANIFEST));
+                is_checkpoint.then(|| format!("{} is a checkpoint itself", stripe_dir.display()))
+            }
+            Ok(Owner::Other(checkpoint, true)) => {
+                Some(format!("{} belongs to {checkpoint}", stripe_dir.display()))
+            }
+            Err(error) => Some(error.to_string()),
         });
         filtered.0
     }
@@ -130,20 +134,20 @@ impl Stripes {
     /// [`Error::Io`] if the system does not say whose one is: once the checkpoint's own directory is cleared, nothing
     /// leads to its files there.
     pub fn to_clear(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
-        let (stripes, refused) = Self::filtered(
-            dir,
-            stripe,
-            |owner, stripe_dir, own| match owner {
-                Owner::This => why_apart(dir, stripe_dir),
-                Owner::Nobody | Owner::Unclaimed => Some("is not there, or empty".into()),
-                Owner::Other(checkpoint, false) => Some(format!(
-                    "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in its \
-                 {} to {own}",
+        let (stripes, refused) = Self::filtered(dir, stripe, |owner, stripe_dir, own| {
+            let why = match owner {
+                Ok(Owner::This) => why_apart(dir, stripe_dir)?,
+                Ok(Owner::Nobody) => "is not there, or empty".into(),
+                Ok(Owner::Other(checkpoint, false)) => format!(
+                    "belongs to {checkpoint}, which is not there: if you moved that to {own}, set \"checkpoint\" in \
+                     its {} to {own}",
                     names::STRIPE_MARKER
-                )),
-                _ => Some("does not belong to this checkpoint".into()),
-            },
-        );
+                ),
+                Ok(_) => "does not belong to this checkpoint".into(),
+                Err(error) => return Some(error.to_string()),
+            };
+            Some(format!("{} {why}", stripe_dir.display()))
+        });
         refused.map_or(Ok(stripes), Err)
     }
 
@@ -152,7 +156,7 @@ impl Stripes {
     fn filtered(
         dir: &Path,
         stripe: &[PathBuf],
-        refuse: impl Fn(&Owner, &Path, &str) -> Option<String>,
+        refuse: impl Fn(&Result<Owner>, &Path, &str) -> Option<String>,
     ) -> (Self, Option<Error>) {
         let mut stripes = match Self::named(dir, stripe) {
             Ok(stripes) => stripes,
@@ -166,25 +170,14 @@ impl Stripes {
             }
             let owner =
                 check_stripe(&stripe_dir.stripe).and_then(|()| stripes.owner(&stripe_dir.dir));
-            if matches!(owner, Ok(Owner::Nobody | Owner::Unclaimed)) {
+            if matches!(owner, Ok(Owner::Nobody)) {
                 stripes.vacant.push(stripe_dir.stripe.clone());
             }
-            if matches!(owner, Ok(Owner::Unclaimed)) {
-                stripes.unclaimed.push(stripe_dir.dir.clone());
-            }
-            let why = match owner {
-                Ok(owner) => refuse(&owner, &stripe_dir.dir, &stripes.marked)
-                    .map(|why| format!("{} {why}", stripe_dir.dir.display())),
-                Err(error) => {
-                    let why = error.to_string();
-                    refused = refused.or(Some(error).filter(|e| matches!(e, Error::Io { .. })));
-                    Some(why)
-                }
-            };
-            match why {
+            match refuse(&owner, &stripe_dir.dir, &stripes.marked) {
                 None => stripes.stripe_dirs.push(stripe_dir),
                 Some(why) => stripes.left_out.push(why),
             }
+            refused = refused.or(owner.err().filter(|e| matches!(e, Error::Io { .. })));
         }
         (stripes, refused)
     }
@@ -215,7 +208,6 @@ impl Stripes {
             stripe_dirs: stripe.iter().map(stripe_dir).collect::<Result<_>>()?,
             left_out: Vec::new(),
             vacant: Vec::new(),
-            unclaimed: Vec::new(),
         })
     }
 
@@ -232,11 +224,6 @@ impl Stripes {
     /// The directories on other disks.
     pub fn stripe_dirs(&self) -> impl Iterator<Item = &Path> {
         self.stripe_dirs.iter().map(|stripe_dir| stripe_dir.dir.as_path())
-    }
-
-    /// Directories that a killed save may have been about to claim.
-    pub fn unclaimed(&self) -> &[PathBuf] {
-        &self.unclaimed
     }
 
     /// The directories that exist. One that cannot be reached is an error, and not taken for missing.
@@ -363,15 +350,11 @@ impl Stripes {
             let exists = dir::is_dir(Path::new(&checkpoint));
             return Ok(Owner::Other(checkpoint, exists));
         }
-        let mut owner = Owner::Nobody;
-        for entry in entries.iter().filter(|entry| entry.file_name() != lock::FILE) {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if !names::is_uncommitted_stripe_marker(&name) {
-                return Ok(Owner::Unknown(name));
-            }
-            owner = Owner::Unclaimed;
-        }
-        Ok(owner)
+        let mut names =
+            entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let is_other =
+            |name: &String| name != lock::FILE && !names::is_uncommitted_stripe_marker(name);
+        Ok(names.find(is_other).map_or(Owner::Nobody, Owner::Unknown))
     }
 }
 
@@ -396,7 +379,7 @@ fn why_apart(own: &Path, stripe: &Path) -> Option<String> {
 /// Why a stripe directory cannot be used, and what to do; `None` if it can.
 fn why_taken(owner: Owner, stripe_dir: &Path, own: &str) -> Option<String> {
     match owner {
-        Owner::Nobody | Owner::Unclaimed | Owner::This => None,
+        Owner::Nobody | Owner::This => None,
         Owner::Other(checkpoint, true) => Some(format!(
             "belongs to the checkpoint {checkpoint}: save under another name, or stripe over another directory"
         )),
@@ -422,9 +405,18 @@ const MARKER_BYTES_MAX: u64 = 65_536;
 /// # Errors
 /// [`Error::Io`] for a marker that exists and cannot be read: the files beside it may be somebody's.
 pub(in crate::store) fn stripe_owner(dir: &Path) -> Result<Option<String>> {
+    let marker = read_marker(dir)?.and_then(|text| serde_json::from_slice(&text).ok());
+    Ok(marker.map(|marker: Marker| marker.checkpoint))
+}
+
+/// The text of the marker in `dir`; `None` without a marker.
+///
+/// # Errors
+/// As for [`stripe_owner`].
+pub(in crate::store) fn read_marker(dir: &Path) -> Result<Option<Vec<u8>>> {
     let path = dir.join(names::STRIPE_MARKER);
     match file::read_start(&path, MARKER_BYTES_MAX) {
-        Ok(text) => Ok(serde_json::from_slice(&text).ok().map(|marker: Marker| marker.checkpoint)),
+        Ok(text) => Ok(Some(text)),
         Err(e) if is_no_marker(&e) => Ok(None),
         Err(e) => Err(Error::io("reading", path, e)),
     }

@@ -2,59 +2,19 @@
 //! is in place, removes files that were never committed, and finishes a removal. Takes no locks.
 //! [`prune`](crate::store::cleanup::prune::prune()) does this to all checkpoints of a directory.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::manifest::Listed;
 use crate::format::{FileEntry, names};
 use crate::store::layout::recycled::RecycledFiles;
 use crate::store::layout::stripes::Stripes;
 use crate::store::write::scope::Scope;
+use crate::store::write::stripe_dir::remove_stripe_dir;
+use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir;
 use crate::sys::dir::{entries, file_names, remove};
-use crate::sys::file;
-use crate::sys::file_system::Reach;
 use crate::sys::lock::{self, DirLock};
-use serde::Serialize;
 use std::collections::HashSet;
-use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-
-/// What a clean-up did to a directory, or would do.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
-pub struct Swept {
-    /// Files that were removed, and directories that held nothing else. For a checkpoint of rank checkpoints whose
-    /// removal was finished, its own path alone, if nothing else was in it.
-    #[serde(with = "crate::path_text::list")]
-    pub removed: Vec<PathBuf>,
-    /// Shards of a committed checkpoint that got their final name.
-    #[serde(with = "crate::path_text::list")]
-    pub renamed: Vec<PathBuf>,
-    /// Shards that became recycled files; see [`Disposal::Recycle`](crate::Disposal::Recycle).
-    #[serde(with = "crate::path_text::list")]
-    pub kept: Vec<PathBuf>,
-    /// What was left alone, and why.
-    pub left: Vec<Left>,
-}
-
-/// A directory or file that a clean-up did not touch.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Left {
-    /// The directory, or the file.
-    #[serde(with = "crate::path_text")]
-    pub path: PathBuf,
-    /// Why.
-    pub reason: String,
-}
-
-impl Left {
-    /// A directory without a file of a checkpoint, which the system refuses to remove.
-    pub fn emptied(dir: &Path, error: &Error) -> Self {
-        tracing::warn!(dir = %dir.display(), %error, "an empty directory is left");
-        let reason = format!(
-            "its files are removed, and the directory cannot be ({error}): remove it yourself"
-        );
-        Self { path: dir.into(), reason }
-    }
-}
 
 /// A plan that makes a checkpoint's directories hold what its manifest lists:
 ///
@@ -76,8 +36,6 @@ pub(in crate::store) struct Leftovers {
     touched: Vec<PathBuf>,
     /// Stripe directories that will hold nothing but their marker.
     emptied: Vec<PathBuf>,
-    /// Directories that nobody has claimed. Under its lock it is certain that nobody is about to.
-    unclaimed: Vec<PathBuf>,
     /// The mark of a checkpoint that was being removed. Removed last.
     mark: Option<PathBuf>,
     /// Shards that exist under both of their names, and stripe directories that stay.
@@ -108,13 +66,10 @@ impl Leftovers {
                 Scope::Own(_) if !was_being_removed => {}
                 // A save may be about to write into it. Nothing finds it once the checkpoint is removed.
                 Scope::Own(own) if own.there.is_none() => {
-                    found.left.push(Left { path: dir.into(), reason: MARKER_STAYS.into() });
+                    found.leave(dir, MARKER_STAYS);
                 }
                 _ => found.emptied.push(dir.into()),
             }
-        }
-        if matches!(scope, Scope::Everything) {
-            found.unclaimed = stripes.unclaimed().to_vec();
         }
         found.mark = was_being_removed.then_some(mark);
         let is_listed = |path: &PathBuf| {
@@ -175,7 +130,7 @@ impl Leftovers {
                 Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
                     self.rename.push((path, dir.join(shard)));
                 }
-                Some(shard) => self.left.push(Left { path, reason: twice(shard) }),
+                Some(shard) => self.leave(path, twice(shard)),
                 _ if names::is_uncommitted(name) || stale_shard => self.remove.push(path),
                 _ => {}
             }
@@ -196,8 +151,8 @@ impl Leftovers {
     }
 
     /// Notes a file that stays.
-    pub fn leave(&mut self, path: PathBuf, reason: &str) {
-        self.left.push(Left { path, reason: reason.into() });
+    pub fn leave(&mut self, path: impl Into<PathBuf>, reason: impl Into<String>) {
+        self.left.push(Left::alone(path, reason));
     }
 
     /// Carries out the plan.
@@ -215,22 +170,18 @@ impl Leftovers {
         for (from, to) in &self.rename {
             dir::rename_new(from, to)?;
         }
-        for Left { path, reason } in &self.left {
+        for Left { path, reason, .. } in &self.left {
             tracing::warn!(path = %path.display(), reason, "left alone");
         }
         for dir in &self.touched {
             dir::sync(dir)?;
         }
         for dir in std::mem::take(&mut self.emptied) {
-            self.left.extend(unmark(&dir, true)?);
+            let lock = DirLock::take(&dir).ok();
+            self.left.extend(remove_stripe_dir(&dir, lock, true)?);
             if !dir::has(&dir) {
                 // Before the checkpoint's own directory goes: without that, nobody would find this one after a crash.
                 dir.parent().map_or(Ok(()), dir::sync)?;
-                self.emptied.push(dir);
-            }
-        }
-        for dir in std::mem::take(&mut self.unclaimed) {
-            if remove_unclaimed(&dir)? {
                 self.emptied.push(dir);
             }
         }
@@ -242,72 +193,15 @@ impl Leftovers {
 
     /// Whether there is anything to remove or rename.
     pub fn changes_anything(&self) -> bool {
-        let lists = [&self.remove, &self.touched, &self.emptied, &self.unclaimed];
+        let lists = [&self.remove, &self.touched, &self.emptied];
         self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
     }
 
     /// The report of what [`Leftovers::clear`] does.
     pub fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
-        let emptied = self.emptied.into_iter().chain(self.unclaimed);
-        let removed = self.remove.into_iter().chain(emptied).chain(self.mark).collect();
+        let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
         Swept { removed, renamed, kept: self.recycled, left: self.left }
-    }
-}
-
-/// Removes the marker of a stripe directory, and with `whole` the directory. If anything else is in it, the marker stays:
-/// without it nobody could tell whose the files are. Returns the directory if the system refuses to remove it.
-pub(in crate::store) fn unmark(dir: &Path, whole: bool) -> Result<Option<Left>> {
-    let path = dir.join(names::STRIPE_MARKER);
-    let is_marker = |name: &String| name == names::STRIPE_MARKER || name == lock::FILE;
-    let found = match file_names(dir) {
-        Err(error) if error.is_not_found() => return Ok(None),
-        found => found?,
-    };
-    if !found.iter().all(is_marker) {
-        return Ok(None);
-    }
-    // If another checkpoint of the same name is about to claim the directory, remove only the marker.
-    let lock = DirLock::take(dir).ok();
-    let marker = file::read(&path).ok().filter(|_| lock.is_some());
-    remove(&path)?;
-    let is_done = match lock {
-        Some(lock) if whole => lock.remove_dir(),
-        Some(_) => Ok(lock::is_empty(dir)),
-        None => Ok(false),
-    };
-    if let Some(marker) = marker.filter(|_| !matches!(is_done, Ok(true))) {
-        // A rank that outlived its session has just written a shard, or the listing was old, as a network file system's
-        // may be. Or the directory cannot be removed: the marker says whose it is.
-        put_back(&path, &marker)?;
-    }
-    Ok(is_done.err().map(|error| Left::emptied(dir, &error)))
-}
-
-/// Removes a directory that a killed save was about to claim; says whether it did. A save that is about to claim it now
-/// has its lock.
-fn remove_unclaimed(dir: &Path) -> Result<bool> {
-    let lock = match DirLock::take(dir) {
-        Err(Error::Busy { .. }) => return Ok(false),
-        Err(error) if error.is_not_found() => return Ok(false),
-        lock => lock?,
-    };
-    let names = file_names(dir)?;
-    let is_half = |name: &String| names::is_uncommitted_stripe_marker(name);
-    if lock.reach() != Reach::EveryHost || !names.iter().all(|n| is_half(n) || n == lock::FILE) {
-        return Ok(false);
-    }
-    names.iter().filter(|name| is_half(name)).try_for_each(|name| remove(&dir.join(name)))?;
-    lock.remove_dir()
-}
-
-/// Puts a marker back, unless another process has written one.
-fn put_back(path: &Path, marker: &[u8]) -> Result<()> {
-    let written = file::create_new(path, false)
-        .and_then(|mut file| file.write_all(marker).and_then(|()| file::sync(&file)));
-    match written {
-        Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
-        written => written.map_err(|e| Error::io("writing", path, e)),
     }
 }
 

@@ -29,9 +29,7 @@ pub(in crate::store) fn make_stripe_dirs(stripes: &Stripes, rollback: &mut Rollb
         };
         match stripes.owner(dir)? {
             Owner::This => {}
-            Owner::Nobody | Owner::Unclaimed => {
-                mark(dir, (&claiming, &stripes.marker()), rollback)?
-            }
+            Owner::Nobody => mark(dir, (&claiming, &stripes.marker()), rollback)?,
             Owner::Other(checkpoint, _) | Owner::Unknown(checkpoint) => {
                 return Err(Error::invalid(format!(
                     "{} was taken for {checkpoint} just now: save under another name",

@@ -8,5 +8,7 @@ pub(crate) mod rollback;
 pub(crate) mod save;
 pub(crate) mod scope;
 pub(crate) mod session;
+pub(crate) mod stripe_dir;
+pub(crate) mod swept;
 pub(crate) mod transaction;
 pub(crate) mod write_rank;
