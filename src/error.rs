@@ -280,6 +280,11 @@ impl Error {
         matches!(self, Self::Io { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
     }
 
+    /// Whether the system reported that a name is taken.
+    pub(crate) fn is_taken(&self) -> bool {
+        matches!(self, Self::Io { cause, .. } if cause.kind() == io::ErrorKind::AlreadyExists)
+    }
+
     /// Whether bytes differ from those that were written, or cannot be read: a bad sector, or damage that the file
     /// system found.
     pub(crate) fn is_damage(&self) -> bool {
@@ -292,8 +297,7 @@ impl Error {
 
     /// Whether the system reported a full disk or an exhausted quota.
     pub(crate) fn is_disk_full(&self) -> bool {
-        use io::ErrorKind::{QuotaExceeded, StorageFull};
-        matches!(self, Self::Io { cause, .. } if [StorageFull, QuotaExceeded].contains(&cause.kind()))
+        matches!(self, Self::Io { cause, .. } if is_full(cause))
     }
 
     /// An [`Error::Format`].
@@ -305,6 +309,11 @@ impl Error {
     pub fn invalid(reason: impl Into<String>) -> Self {
         Self::Invalid { reason: reason.into() }
     }
+}
+
+/// Whether the system reported a full disk or an exhausted quota.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Whether the system said that the medium is damaged: a bad sector, or what a file system's own checksums find.

@@ -74,6 +74,41 @@ fn save_that_cannot_know_whether_it_is_committed_keeps_the_files_of_both() {
     }
 }
 
+/// Another program commits at the same moment, with the same generation, and removes the manifest that was to be renamed.
+#[test]
+fn save_does_not_take_a_manifest_of_another_program_for_its_own() {
+    for only_new in [false, true] {
+        let root = scratch();
+        let [dir, other] = ["mine", "theirs"].map(|name| root.path().join(name));
+        let save = |step: i64, to: &Path, only_new: bool| {
+            let (bytes, mut state) = ([step as u8; 4], StateDict::new());
+            state.value("step", step).bytes("t", Dtype::U8, &[4], &bytes).unwrap();
+            if only_new {
+                state.only_new();
+            }
+            Store::new(small_config()).unwrap().save(&state, to)
+        };
+        save(1, &other, false).unwrap();
+        let theirs = other.join("manifest.json");
+        let interfering = on_thread(move |_, call, from| {
+            if call == Call::Rename && is_manifest(from) {
+                std::fs::rename(&theirs, from.with_file_name("manifest.json")).unwrap();
+                std::fs::remove_file(from).unwrap();
+                return Outcome::Fail(ENOENT);
+            }
+            Outcome::Pass
+        });
+        let error = save(2, &dir, only_new).unwrap_err();
+        drop(interfering);
+        assert_says(&error, &["manifest.json", "not this save's", "either checkpoint may be"]);
+        // Without interference, an answer that is lost makes no difference.
+        let losing = lose(EIO, |_, from| is_manifest(from));
+        save(3, &root.path().join("new"), only_new).unwrap();
+        drop(losing);
+        assert_eq!(common::step_at(&root.path().join("new")), 3);
+    }
+}
+
 /// The server gets to a rename that its client has given up when the save clears up.
 #[test]
 fn save_whose_rename_is_made_later_keeps_the_files_of_both() {

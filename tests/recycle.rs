@@ -143,6 +143,21 @@ fn a_hard_linked_copy_is_not_written_over() {
 }
 
 #[test]
+fn a_replaced_file_with_a_hard_link_is_not_recycled_and_the_report_says_why() {
+    let (root, _) = root(&[]);
+    let dir = root.path().join("last");
+    let runtime = Runtime::new(Config { recycle: true, ..small_config() }).unwrap();
+    State::new(1, &SIZES).save(&runtime, &dir).unwrap();
+    fs::hard_link(shard(&dir), root.path().join("copy")).unwrap();
+    let copy = fs::read(root.path().join("copy")).unwrap();
+    let report = State::new(2, &SIZES).save(&runtime, &dir).unwrap();
+    let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("recycled")).unwrap();
+    assert!(told.reason.contains("last/") && told.reason.contains("hard link"), "{told:?}");
+    assert!(!root.path().join(RECYCLED_DIR).exists());
+    assert!(fs::read(root.path().join("copy")).unwrap() == copy);
+}
+
+#[test]
 fn recycle_alternates_between_two_file_sets() {
     let (root, _) = root(&[]);
     let dir = root.path().join("last");

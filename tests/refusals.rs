@@ -130,6 +130,46 @@ fn gpu_tensor_without_a_driver_says_what_it_needs() {
     }
 }
 
+// ---- a directory of another program ----
+
+#[test]
+fn manifest_of_another_program_is_not_replaced() {
+    let root = scratch();
+    let dir = root.path().join("app");
+    let theirs = r#"{"name": "my web app"}"#;
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("manifest.json"), theirs).unwrap();
+    let state = State::new(1, &SIZES);
+    let refused = [
+        state.save(&runtime(), &dir).map(drop),
+        ringstow::Session::begin(&dir, 2).map(drop),
+        ringstow::Store::new(small_config()).unwrap().export(&StateDict::new(), &dir).map(drop),
+    ];
+    for error in refused.map(Result::unwrap_err) {
+        assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+        assert_says(&error, &["manifest.json", "to another directory, or remove"]);
+        assert_eq!(names_in(&dir), ["manifest.json"]);
+        assert_eq!(fs::read_to_string(dir.join("manifest.json")).unwrap(), theirs);
+    }
+    fs::remove_file(dir.join("manifest.json")).unwrap();
+    state.save(&runtime(), &dir).unwrap();
+    state.assert_at(&runtime(), &dir);
+}
+
+#[test]
+fn manifest_of_ringstows_that_a_crash_damaged_is_replaced() {
+    let (_root, dir) = saved();
+    let whole = fs::read(dir.join("manifest.json")).unwrap();
+    let half = &whole[..whole.len() / 2];
+    for damaged in [&b""[..], half, &vec![0; whole.len()], b"garbage", b"{\"format\":\"ringstow\"}"] {
+        fs::write(dir.join("manifest.json"), damaged).unwrap();
+        let state = State::new(2, &SIZES);
+        state.save(&runtime(), &dir).unwrap();
+        state.assert_at(&runtime(), &dir);
+        assert_no_litter(&dir);
+    }
+}
+
 // ---- two entries of one name ----
 
 #[test]

@@ -196,12 +196,24 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     made(Call::Rename, from, || fs::rename(from, to))
 }
 
+/// Renames a file to a name that is free. If the rename fails, and then `to` is there and `from` is gone, it counts as
+/// done: the server of a network file system did it, and its answer was lost.
+///
+/// # Errors
+/// As for [`rename_to_free`].
+pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
+    match rename_to_free(from, to) {
+        Err(error) if !error.is_taken() && has(to) && !has(from) => Ok(()),
+        renamed => renamed,
+    }
+}
+
 /// Renames a file to a name that is free. If the file system cannot refuse a taken name by itself (`EINVAL`), looks
 /// for the name first; another process may create it in between.
 ///
 /// # Errors
 /// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.
-pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
     let renamed = match rename_if_free(from, to) {
         Err(e) if e.kind() == io::ErrorKind::InvalidInput || is_unsupported(&e) => {
             match look_at(to) {
@@ -212,11 +224,9 @@ pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
         }
         renamed => renamed,
     };
-    renamed.or_else(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => Err(Error::io("renaming a file to", to, e)),
-        // The server of a network file system did it, and its answer was lost.
-        _ if has(to) && !has(from) => Ok(()),
-        _ => Err(Error::io("renaming", from, e)),
+    renamed.map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => Error::io("renaming a file to", to, e),
+        _ => Error::io("renaming", from, e),
     })
 }
 

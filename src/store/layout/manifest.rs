@@ -6,6 +6,9 @@ use crate::format::manifest::Listed;
 use crate::format::{Manifest, names};
 use crate::sys::dir::{has, look};
 use crate::sys::file;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 use std::io;
 use std::path::Path;
 
@@ -58,6 +61,39 @@ pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Listed>> 
     has(&path).then(read)
 }
 
+/// Refuses a directory whose manifest, which cannot be read as one of ringstow's, is another program's: JSON without the
+/// marks of ringstow's. What is no JSON is a damaged one of ringstow's.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(in crate::store) fn refuse_foreign(dir: &Path) -> Result<()> {
+    let bytes = read_bytes(dir).ok().flatten().unwrap_or_default();
+    if !is_foreign(&bytes) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{} is another program's, and a save would replace it; save to another directory, or remove the file",
+        dir.join(names::MANIFEST).display()
+    )))
+}
+
+fn is_foreign(bytes: &[u8]) -> bool {
+    /// The first field and the last one of ringstow's manifests: a flipped bit damages one of them at most.
+    #[derive(Deserialize)]
+    struct Marks<'a> {
+        #[serde(borrow)]
+        format: Option<&'a RawValue>,
+        crc32: Option<IgnoredAny>,
+    }
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
+    }
+    let is_unmarked = |marks: Marks<'_>| {
+        marks.crc32.is_none() && marks.format.is_none_or(|it| it.get() != r#""ringstow""#)
+    };
+    serde_json::from_slice(bytes).is_ok_and(is_unmarked)
+}
+
 /// Checks that `dir` is a directory.
 ///
 /// # Errors
@@ -72,4 +108,30 @@ pub(in crate::store) fn check_directory(dir: &Path) -> Result<()> {
         }
     };
     Err(Error::io("opening", dir, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_without_ringstows_marks_is_another_programs_and_what_is_cut_or_flipped_is_not() {
+        for theirs in [r#"{"name": "my web app"}"#, "{}", "[]", "[1,2]", "7", "\n{\"format\":7}", r#"{"format":"x"}"#] {
+            assert!(is_foreign(theirs.as_bytes()), "{theirs}");
+        }
+        let tree = RawValue::from_string("{}".into()).unwrap();
+        let ours: Manifest = Manifest::new(0, 1, 4096, Vec::new(), Vec::new(), tree);
+        let ours = ours.encode().unwrap();
+        for damaged in [&b""[..], b"\0\0\0\0", b"rubbish", b"{\"format\":\"ringstow\"}"] {
+            assert!(!is_foreign(damaged));
+        }
+        for at in 0..ours.len() {
+            assert!(!is_foreign(&ours[..at]), "cut at {at}");
+            for bit in 0..8 {
+                let mut flipped = ours.clone();
+                flipped[at] ^= 1 << bit;
+                assert!(!is_foreign(&flipped), "bit {bit} of byte {at}");
+            }
+        }
+    }
 }

@@ -66,28 +66,31 @@ impl RecycledFiles {
     }
 
     /// Moves a shard of a removed checkpoint to the recycled files, where it replaces an older one of its rank and
-    /// number. Returns `false`, and leaves the file, if it is unfit or not ringstow's.
+    /// number. Leaves a file that is unfit or not ringstow's.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn keep(&self, shard: &Path) -> Result<bool> {
+    pub fn keep(&self, shard: &Path) -> Result<Kept> {
         let Some(recycled) = shard.file_name().and_then(|name| names::recycled(name.to_str()?))
         else {
-            return Ok(false);
+            return Ok(Kept::No);
         };
         let found = dir::look_at(shard).map_err(|e| Error::io("opening", shard, e))?;
-        if !found.is_file() || found.nlink() != 1 || !dir::overwrites_in_place(shard) {
-            return Ok(false);
+        if found.nlink() != 1 {
+            return Ok(Kept::Refused(not_taken(shard, HARD_LINK)));
+        }
+        if !found.is_file() || !dir::overwrites_in_place(shard) {
+            return Ok(Kept::No);
         }
         dir::make(&self.dir)?;
         match dir::rename(shard, &self.dir.join(recycled)) {
             // The checkpoint is a file system of its own.
             Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::CrossesDevices => {
-                Ok(false)
+                Ok(Kept::No)
             }
             // Another removal has just cleared the directory away.
-            Err(error) if error.is_not_found() && dir::has(shard) => Ok(false),
-            renamed => renamed.map(|()| true),
+            Err(error) if error.is_not_found() && dir::has(shard) => Ok(Kept::No),
+            renamed => renamed.map(|()| Kept::Yes),
         }
     }
 
@@ -170,6 +173,14 @@ impl RecycledFiles {
         }
         Ok(removed)
     }
+}
+
+/// Whether a file was recycled.
+pub(in crate::store) enum Kept {
+    Yes,
+    No,
+    /// It must not be written over.
+    Refused(Fallback),
 }
 
 /// The recycled file for a shard.
@@ -334,7 +345,7 @@ fn check(part: &Path, new: &Access) -> std::result::Result<u64, String> {
     let file = file::open_write(part, false).map_err(|error| error.to_string())?;
     let found = file::look(&file).map_err(|error| error.to_string())?;
     if found.nlink() != 1 {
-        return Err("it has another name, a hard link".into());
+        return Err(HARD_LINK.into());
     }
     if Access::of(&file).map_err(|error| error.to_string())? != *new {
         return Err("its owner, group, mode or ACL is not that of a new file".into());
@@ -347,6 +358,8 @@ fn check(part: &Path, new: &Access) -> std::result::Result<u64, String> {
         }
     }
 }
+
+const HARD_LINK: &str = "it has another name, a hard link";
 
 /// Who may read and write a file. An old file may come from another umask, directory or user, and its readers need
 /// not be allowed to read the next checkpoint.

@@ -2,10 +2,12 @@
 //! is in place, removes files that were never committed, and finishes a removal. Takes no locks.
 //! [`prune`](crate::store::cleanup::prune::prune()) does this to all checkpoints of a directory.
 
+use crate::engine::fallback::Fallback;
 use crate::error::Result;
 use crate::format::manifest::Listed;
 use crate::format::{FileEntry, names};
-use crate::store::layout::recycled::RecycledFiles;
+use crate::pipeline::fallbacks::warn_once_of;
+use crate::store::layout::recycled::{Kept, RecycledFiles};
 use crate::store::layout::stripes::Stripes;
 use crate::store::write::scope::Scope;
 use crate::store::write::stripe_dir::remove_stripe_dir;
@@ -32,6 +34,8 @@ pub(in crate::store) struct Leftovers {
     rename: Vec<(PathBuf, PathBuf)>,
     /// Shards that became recycled files.
     recycled: Vec<PathBuf>,
+    /// Why another one did not.
+    pub refused: Option<Fallback>,
     /// Directories in which a file is removed or renamed.
     touched: Vec<PathBuf>,
     /// Stripe directories that will hold nothing but their marker.
@@ -89,7 +93,7 @@ impl Leftovers {
         Ok(Self { unsynced: Some(stripes.own().into()), ..found })
     }
 
-    /// Recycles shards that no manifest lists, if possible, instead of removing them.
+    /// Recycles shards that no manifest lists, if possible, instead of removing them. Logs once why one is unfit.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -97,8 +101,16 @@ impl Leftovers {
         for dir in stripes.existing()? {
             let (recycled, before) = (RecycledFiles::beside(dir)?, self.recycled.len());
             for path in std::mem::take(&mut self.remove) {
-                let kept = path.parent() == Some(dir) && recycled.keep(&path)?;
-                if kept { self.recycled.push(path) } else { self.remove.push(path) }
+                let is_here = path.parent() == Some(dir);
+                match if is_here { recycled.keep(&path)? } else { Kept::No } {
+                    Kept::Yes => self.recycled.push(path),
+                    Kept::No => self.remove.push(path),
+                    Kept::Refused(why) => {
+                        warn_once_of(dir, &why.wanted, &why);
+                        self.refused.get_or_insert(why);
+                        self.remove.push(path);
+                    }
+                }
             }
             if self.recycled.len() > before {
                 recycled.sync()?;

@@ -56,7 +56,7 @@ fn save_all(
     let planned = started.elapsed().as_secs_f64();
     job.note(What::Plan, started, None, 0);
     let written = contents.write_recycling(runtime, &plan, files, job);
-    let (written, recycled_bytes) = written.inspect_err(|error| transaction.disown(error))?;
+    let (mut written, recycled_bytes) = written.inspect_err(|error| transaction.disown(error))?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
@@ -65,7 +65,7 @@ fn save_all(
     let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
     (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), state.saved_step());
     manifest.stripes = transaction.stripes().noted(paths.iter().map(PathBuf::as_path));
-    transaction.commit(&manifest)?;
+    written.moved.fallbacks.extend(transaction.commit(&manifest)?);
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     report.recycled_bytes = recycled_bytes;

@@ -11,9 +11,11 @@
 //! Where other hosts may save to the directory, too, no two saves have a name in common, and a save whose lock does not
 //! keep them out clears up within its own [`Scope`].
 
+use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
+use crate::format::manifest::Listed;
 use crate::format::{FileEntry, Manifest, names};
-use crate::store::layout::manifest::read_files;
+use crate::store::layout::manifest::{read_files, refuse_foreign};
 use crate::store::layout::recycled;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::unique::{random_step, unique};
@@ -54,7 +56,8 @@ impl Transaction {
     /// creates its stripe directories in `stripe`.
     ///
     /// # Errors
-    /// As for [`Session::begin`](crate::Session::begin); [`Error::Invalid`] also if the checkpoint cannot be striped.
+    /// As for [`Session::begin`](crate::Session::begin); [`Error::Invalid`] also if the checkpoint cannot be striped, and
+    /// for a manifest of another program.
     pub fn begin(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
         let mut rollback = Rollback::begin(dir)?;
         let stripes = Stripes::to_save(dir, stripe)?;
@@ -66,6 +69,7 @@ impl Transaction {
         match read_files(dir) {
             // The save replaces a damaged checkpoint, and does not touch it before the commit.
             Err(error) if error.is_damage() => {
+                refuse_foreign(dir)?;
                 tracing::warn!(%error, "the checkpoint to be replaced is damaged");
             }
             listed => {
@@ -157,14 +161,18 @@ impl Transaction {
         &self.stripes
     }
 
-    /// Commits. All shards of `manifest` must be durable at their uncommitted paths.
+    /// Commits. All shards of `manifest` must be durable at their uncommitted paths. Returns why a file of the replaced
+    /// checkpoint was not recycled.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Invalid`] if a shard is gone, or a file already has its final name. Then nothing is
     /// committed.
     /// [`Error::NotDurable`] if the sync after the commit fails. If the rename fails and the manifest cannot be read, the
     /// error says that either checkpoint may be committed.
-    pub fn commit<T: Serialize, S: Serialize>(mut self, manifest: &Manifest<T, S>) -> Result<()> {
+    pub fn commit<T: Serialize, S: Serialize>(
+        mut self,
+        manifest: &Manifest<T, S>,
+    ) -> Result<Option<Fallback>> {
         self.check_free(&manifest.files)?;
         match self.write_manifest(manifest) {
             // A checkpoint is worth more than recycled files.
@@ -175,12 +183,12 @@ impl Transaction {
             written => written?,
         }
         self.check_there(&manifest.files)?;
-        self.publish()?;
-        if let Err(error) = self.settle(&manifest.files) {
+        self.publish(manifest)?;
+        Ok(self.settle(&manifest.files).unwrap_or_else(|error| {
             // The checkpoint is committed: readers find the shards under either name.
             tracing::warn!(%error, "the checkpoint is committed, but old files could not be removed; the next save into the directory or `ringstow prune` removes them");
-        }
-        Ok(())
+            None
+        }))
     }
 
     /// Checks that no file has the final name of a shard: readers would take it for the shard. Looks at each path,
@@ -243,14 +251,14 @@ impl Transaction {
     }
 
     /// The commit.
-    fn publish(&mut self) -> Result<()> {
+    fn publish<T, S>(&mut self, manifest: &Manifest<T, S>) -> Result<()> {
         assert!(!self.rollback.is_kept(), "a save commits once");
         if let Scope::Own(own) = &mut self.scope {
             // Another host may have committed since this save began. If its manifest is damaged, its files stay.
             let replaced = read_files(self.stripes.own()).unwrap_or_default();
             own.replaces(replaced.as_ref().map_or(&[], |listed| &listed.files));
         }
-        self.rename_manifest()?;
+        self.rename_manifest(manifest)?;
         // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
         let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
@@ -259,15 +267,14 @@ impl Transaction {
 
     /// Renames the manifest. On a network file system a rename may fail and have taken effect: the server's answer was
     /// lost, or the file system copies and then removes. Then the manifest says what is committed.
-    fn rename_manifest(&mut self) -> Result<()> {
+    fn rename_manifest<T, S>(&mut self, written: &Manifest<T, S>) -> Result<()> {
         let [from, to] =
             [&*self.uncommitted_manifest, names::MANIFEST].map(|name| self.dir().join(name));
-        let rename = if self.only_new { dir::rename_new } else { dir::rename };
+        let rename = if self.only_new { dir::rename_to_free } else { dir::rename };
         let Err(error) = rename(&from, &to) else { return Ok(()) };
-        let is_taken = error.io_error().is_some_and(|e| e.kind() == io::ErrorKind::AlreadyExists);
         match read_files(self.dir()) {
-            _ if is_taken && dir::has(&from) => Err(error),
-            Ok(Some(there)) if there.generation == self.generation => Ok(()),
+            _ if error.is_taken() && dir::has(&from) => Err(error),
+            Ok(Some(there)) if is_same(&there, written) => Ok(()),
             // Removed, it can no longer be renamed: not by a server that gets to it only now either.
             Ok(_) if dir::has(&from) && matches!(dir::try_remove(&from), Ok(true)) => Err(error),
             // Whichever is committed, its shards stay.
@@ -279,11 +286,14 @@ impl Transaction {
     }
 
     /// Step 3.
-    fn settle(&mut self, files: &[FileEntry]) -> Result<()> {
-        let leftovers = Leftovers::find(&self.stripes, Some(files), &self.scope)?;
-        let leftovers = if self.recycle { leftovers.recycle(&self.stripes)? } else { leftovers };
+    fn settle(&mut self, files: &[FileEntry]) -> Result<Option<Fallback>> {
+        let mut leftovers = Leftovers::find(&self.stripes, Some(files), &self.scope)?;
+        if self.recycle {
+            leftovers = leftovers.recycle(&self.stripes)?;
+        }
+        let refused = leftovers.refused.take();
         leftovers.clear()?;
-        recycled::drop_unfit(&self.stripes, files)
+        recycled::drop_unfit(&self.stripes, files).map(|()| refused)
     }
 }
 
@@ -304,6 +314,12 @@ impl Drop for Transaction {
             tracing::warn!(%error, "could not remove what a failed save wrote");
         }
     }
+}
+
+/// Whether a manifest is the one that this save has written, and not that of another save with an equal generation.
+fn is_same<T, S>(there: &Listed, written: &Manifest<T, S>) -> bool {
+    (there.generation, there.created_unix_ms) == (written.generation, written.created_unix_ms)
+        && there.files == written.files
 }
 
 /// Returns one more than the largest generation among the shards in the directories. The caller also checks the
@@ -332,8 +348,8 @@ fn foreign_file(dir: &Path, name: &str) -> Error {
     ))
 }
 
-const UNKNOWN: &str = "it may have taken effect, and the manifest cannot be read to see: either checkpoint may be \
-                       committed, and the files of both stay; save again";
+const UNKNOWN: &str = "it may have taken effect, and the manifest that is there now is not this save's or cannot be \
+                       read: either checkpoint may be committed, and the files of both stay; save again";
 
 #[cfg(test)]
 mod tests;

@@ -53,7 +53,7 @@ fn about_to_publish(dir: &Path, mark: u8) -> (Transaction, Manifest) {
 /// A save that is committed, and has cleared nothing away yet.
 fn published(dir: &Path, mark: u8) -> (Transaction, Manifest) {
     let (mut tx, manifest) = about_to_publish(dir, mark);
-    tx.publish().unwrap();
+    tx.publish(&manifest).unwrap();
     (tx, manifest)
 }
 
@@ -251,7 +251,7 @@ fn commit_whose_sync_fails_is_not_durable() {
     commit(dir.path(), 1);
     let (mut tx, manifest) = about_to_publish(dir.path(), 2);
     let failing = fail_call(Call::Sync, dir.path(), Errno::EIO as i32);
-    let error = tx.publish().unwrap_err();
+    let error = tx.publish(&manifest).unwrap_err();
     assert!(matches!(error, Error::NotDurable { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("is committed") && text.contains("may not survive a crash"), "{text}");
