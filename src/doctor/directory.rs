@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
+use crate::error::is_full;
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::file_system::{FileSystem, Reach};
@@ -33,7 +34,10 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     // Only a new file: an existing one may be somebody's.
     if let Err(error) = file::create_new(&trial, false) {
         let found = format!("no file can be created in {}: {error}", dir.display());
-        let remedy = "check its owner, its mode and how it is mounted, or save elsewhere";
+        let remedy = match is_full(&error) {
+            true => FREE_SPACE,
+            false => "check its owner, its mode and how it is mounted, or save elsewhere",
+        };
         return vec![Check::fail(name, found, remedy)];
     }
     let writable = match dir == asked || asked.as_os_str().is_empty() {
@@ -100,6 +104,9 @@ fn direct(trial: &Path, config: &Config) -> Check {
         format!("needs {} in memory, {} in the file", align.mem, align.offset)
     });
     match (write_direct(trial), align) {
+        (Err(error), _) if is_full(&error) => {
+            Check::fail(name, format!("not tried: the disk is full ({error})"), FREE_SPACE)
+        }
         (Err(error), _) => {
             let found = format!("refused ({error}); {announced}");
             let remedy = "save to a file system with direct I/O (ext4, XFS, btrfs, NFS); \
@@ -143,9 +150,20 @@ fn reserve(trial: &Path) -> Check {
             "the file system cannot reserve space, writes are slower and may run out of it",
             "save to a file system with fallocate (ext4, XFS, btrfs)",
         ),
-        Err(error) => Check::fail(name, format!("failed: {error}"), "free some space"),
+        Err(error) if is_full(&error) => {
+            Check::fail(name, format!("not tried: the disk is full ({error})"), FREE_SPACE)
+        }
+        Err(error) => Check::fail(
+            name,
+            format!("failed: {error}"),
+            "see the kernel's log (dmesg), or save elsewhere",
+        ),
     }
 }
+
+/// For a disk that is full, or a quota that is used up.
+const FREE_SPACE: &str = "free some space, raise the quota, or save elsewhere: until then every save here fails, before \
+                          it writes a byte where the file system can preallocate";
 
 #[cfg(test)]
 mod tests {
@@ -163,6 +181,34 @@ mod tests {
         assert_eq!(check.status, Status::Ok, "{check:?}");
         assert!(check.found.contains("a save will create it in"), "{check:?}");
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[cfg(debug_assertions)] // the seam exists in these builds only
+    #[test]
+    fn full_disk_is_called_full_and_not_unfit_for_direct_io() {
+        use crate::sys::seam::{Call, Outcome, on_thread};
+        for errno in [nix::libc::ENOSPC, nix::libc::EDQUOT] {
+            // No file can be created; or an empty one can, and there is no block for it.
+            for empty_files in [0, 1] {
+                let root = tempfile::tempdir().unwrap();
+                let mut created = 0;
+                let _full = on_thread(move |_, call, _| {
+                    created += u64::from(call == Call::Create);
+                    match call == Call::Create && created > empty_files {
+                        true => Outcome::Fail(errno),
+                        false => Outcome::Pass,
+                    }
+                });
+                let checks = checks(root.path(), &Config::default());
+                let failed: Vec<&Check> =
+                    checks.iter().filter(|check| check.status == Status::Fail).collect();
+                assert!(!failed.is_empty(), "{checks:?}");
+                for check in failed {
+                    assert_eq!(check.remedy.as_deref(), Some(FREE_SPACE), "{check:?}");
+                    assert!(!check.found.contains("refused"), "{check:?}");
+                }
+            }
+        }
     }
 
     #[cfg(target_os = "linux")]

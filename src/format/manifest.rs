@@ -42,7 +42,7 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     pub writer: String,
     /// When it was committed, in milliseconds since 1970-01-01 UTC.
     pub created_unix_ms: u64,
-    /// Number of earlier saves into this directory.
+    /// Number of earlier saves into this directory; more on a file system that hosts share.
     pub generation: u64,
     /// Processes that wrote shards.
     pub world_size: u32,

@@ -29,11 +29,7 @@ pub(in crate::store) fn survey(
         // A save into the run's own directory must not hide the run's checkpoints.
         let is_part = |found: &Found| names::rank_of_dir(&found.path).is_some();
         if all.iter().any(|found| found.status == Status::Committed && !is_part(found)) {
-            tracing::warn!(
-                "{} holds checkpoints and is {} itself, which ringstow ignores: move its files, or `prune` it",
-                dir.display(),
-                if own.status == Status::Committed { "one" } else { "what a save left" },
-            );
+            tracing::warn!("{}", why_ignored(dir, &own));
         } else {
             all = vec![own];
         }
@@ -49,6 +45,17 @@ pub(in crate::store) fn survey(
         (a.step, a.created_unix_ms, &a.path).cmp(&(b.step, b.created_unix_ms, &b.path))
     });
     Ok((row, all))
+}
+
+/// What to do about a checkpoint, or what is left of one, in the directory that holds a run's.
+fn why_ignored(dir: &Path, own: &Found) -> String {
+    let (what, remedy) = match (own.status, own.created_unix_ms) {
+        (Status::Committed, _) => ("one", "`remove` it, which keeps those in it, or move its files"),
+        (Status::Incomplete, None) => ("what a save or removal left", "`prune` it, or move its files"),
+        _ => ("what is left of one", "move its files"),
+    };
+    let dir = dir.display();
+    format!("{dir} holds checkpoints and is {what} itself, which ringstow ignores: {remedy}")
 }
 
 fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Result<Vec<Found>> {
