@@ -439,6 +439,25 @@ fn refused_save_leaves_no_lock_file_in_the_directory_of_another_program() {
 }
 
 #[test]
+fn refused_removal_leaves_no_lock_file_in_a_directory_that_is_no_checkpoint() {
+    let hosts = Hosts::with_locks();
+    let theirs = hosts.root.path().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join("notes.txt"), "theirs").unwrap();
+    store().save(&state(1), hosts.dir()).unwrap();
+    for dir in [&theirs, hosts.root.path()] {
+        let before = names_in(dir);
+        let error = store().remove(dir, Disposal::Remove).unwrap_err();
+        assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
+        assert_eq!(names_in(dir), before);
+    }
+    // A save has relied on this one.
+    fs::remove_file(hosts.dir().join("manifest.json")).unwrap();
+    store().remove(hosts.dir(), Disposal::Remove).unwrap_err();
+    assert!(hosts.dir().join(LOCK).exists());
+}
+
+#[test]
 fn export_never_clears_what_another_host_may_be_writing() {
     let hosts = Hosts::without_locks();
     let dir = hosts.dir();

@@ -92,15 +92,17 @@ fn refuse_link(dir: &Path) -> Result<()> {
 
 fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     let lock = DirLock::take(dir)?;
-    let stripes = match found(dir, &config.stripe) {
-        Ok(stripes) => stripes,
+    let begun = found(dir, &config.stripe).and_then(|stripes| {
+        let scope = Scope::of_removal(&lock, &stripes)?;
+        uncommit(dir).map(|()| (stripes, scope))
+    });
+    let (stripes, scope) = match begun {
+        Ok(begun) => begun,
         Err(error) => {
-            lock.withdraw();
+            lock.withdraw(); // it may be no checkpoint, but another program's directory
             return Err(error);
         }
     };
-    let scope = Scope::of_removal(&lock, &stripes)?;
-    uncommit(dir)?;
     let leftovers = retired(&stripes, scope)?;
     let mut swept = match disposal {
         Disposal::Recycle => recycle(&stripes, leftovers),
@@ -306,9 +308,15 @@ fn uncommit(dir: &Path) -> Result<()> {
     }
 }
 
-/// Removes the DCP mark. Called before the manifest is renamed: programs must not find a mark without a checkpoint.
+/// Removes the DCP mark, for good, before the manifest is renamed: programs that take the mark for a checkpoint must not
+/// find it without one, and a crash may undo a removal that was not synced, but keep the rename. If the rename fails after
+/// that, ringstow still loads the checkpoint, and those programs pass over it.
 fn remove_mark(dir: &Path) -> Result<()> {
-    if dcp_mark::is_ours(dir) { remove(&dir.join(names::DCP_MARK)) } else { Ok(()) }
+    if !dcp_mark::is_ours(dir) {
+        return Ok(());
+    }
+    remove(&dir.join(names::DCP_MARK))?;
+    dir::sync(dir)
 }
 
 pub(in crate::store) fn is_being_removed(dir: &Path) -> bool {
