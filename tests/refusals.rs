@@ -161,7 +161,8 @@ fn manifest_of_ringstows_that_a_crash_damaged_is_replaced() {
     let (_root, dir) = saved();
     let whole = fs::read(dir.join("manifest.json")).unwrap();
     let half = &whole[..whole.len() / 2];
-    for damaged in [&b""[..], half, &vec![0; whole.len()], b"garbage", b"{\"format\":\"ringstow\"}"] {
+    for damaged in [&b""[..], half, &vec![0; whole.len()], b"garbage", b"{\"format\":\"ringstow\"}"]
+    {
         fs::write(dir.join("manifest.json"), damaged).unwrap();
         let state = State::new(2, &SIZES);
         state.save(&runtime(), &dir).unwrap();

@@ -160,7 +160,10 @@ fn summary(checkpoint: &Checkpoint) -> String {
             "checksums",
             format!("{checksums}, one per {}", text::binary_size(manifest.block_bytes)),
         ),
-        row("generation", format!("{} (rises with each save into this directory)", manifest.generation)),
+        row(
+            "generation",
+            format!("{} (rises with each save into this directory)", manifest.generation),
+        ),
     ];
     let problem = checkpoint.check_files().err();
     let problem = problem.map(|error| row("problem", text::printable(&error.to_string())));

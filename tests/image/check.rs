@@ -3,6 +3,7 @@
 use crate::common::place::{Place, SIZES, Way};
 use crate::common::{State, load_all, load_opened, names_in};
 use crate::scenario::{World, path, roots};
+use ringstow::internals::format::names;
 use ringstow::{Checkpoint, Error, Status, Store, Value, Wanted};
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,6 +25,8 @@ fn ensure(holds: bool, broken: impl FnOnce() -> String) -> Outcome {
 pub fn check(place: &Place, world: &World, is_smooth: bool, prune_first: bool) -> Outcome {
     for (name, steps) in world {
         let found = found(place, name, steps)?;
+        let is_marked = path(place, name).join(names::DCP_MARK).exists();
+        ensure(found.is_some() || !is_marked, || format!("{name} has a mark and no checkpoint"))?;
         let as_promised = || format!("{name} holds step {found:?}, and should one of {steps:?}");
         ensure(steps.contains(&found), as_promised)?;
         if is_smooth && steps.len() == 1 && found.is_some() && !is_model(name) {
@@ -149,7 +152,8 @@ fn check_pruned(place: &Place, world: &World) -> Outcome {
             files_in(&path, &mut known);
         } else if let Ok(checkpoint) = Checkpoint::open_with(&path, place.config()) {
             known.extend(files(place, name, &checkpoint).concat());
-            known.extend([path.join("manifest.json"), stripe(place, name).join("companion.json")]);
+            known.extend([names::MANIFEST, names::DCP_MARK].map(|name| path.join(name)));
+            known.insert(stripe(place, name).join(names::STRIPE_MARKER));
         }
     }
     let mut there = BTreeSet::new();

@@ -109,6 +109,20 @@ fn each_sync_of_an_export_is_needed() {
     assert_needed(&recorded, &syncs);
 }
 
+#[test]
+fn each_sync_of_a_removal_is_needed() {
+    let before = [Act::Save("a", 1), Act::Mark("a")];
+    let recorded = record(Way::Plain, &before, &[Act::Remove("a")]);
+    let syncs = [
+        ("a", "Rename a/manifest.json"),       // no mark without a checkpoint
+        ("a", "Look a/manifest.json.retired"), // before the shards go
+    ];
+    assert_needed(&recorded, &syncs);
+    let kept = [Act::Save("step-1", 1), Act::Save("step-2", 2)];
+    let recorded = record(Way::Plain, &kept, &[Act::Retain]);
+    assert_needed(&recorded, &[("step-1", "Look step-1/manifest.json.retired")]);
+}
+
 /// Shows every sync of every scenario that nothing breaks without.
 #[test]
 #[ignore = "takes minutes"]

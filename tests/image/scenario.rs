@@ -3,6 +3,7 @@
 use crate::common::place::{Place, SIZES, Way};
 use crate::common::{State, scratch};
 use durable_image::{Journal, Recorder};
+use ringstow::internals::format::names;
 use ringstow::internals::sys::seam::Outcome;
 use ringstow::{Disposal, Error, Retention, Store};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,8 @@ pub enum Act {
     Save(&'static str, i64),
     /// The same in the background.
     SaveAsync(&'static str, i64),
+    /// Leaves the mark beside a checkpoint that a save under DCP leaves.
+    Mark(&'static str),
     /// A save whose nth system call fails.
     SaveFailing(&'static str, i64, u64),
     Remove(&'static str),
@@ -127,6 +130,10 @@ impl Act {
                 fs::create_dir(path(place, name)).unwrap();
                 Ok(())
             }
+            Self::Mark(name) => {
+                fs::write(path(place, name).join(names::DCP_MARK), names::DCP_MARK_WORDS).unwrap();
+                Ok(())
+            }
             Self::Save(name, step) | Self::SaveFailing(name, step, _) => {
                 place.save_to(step, &path(place, name))
             }
@@ -161,7 +168,7 @@ impl Act {
                 let old = world.iter().filter(|(_, steps)| steps.last() != newest);
                 old.map(|(name, _)| (*name, None)).collect()
             }
-            Self::MakeDir(_) | Self::Prune => Vec::new(),
+            Self::MakeDir(_) | Self::Mark(_) | Self::Prune => Vec::new(),
         }
     }
 

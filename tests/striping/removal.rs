@@ -377,7 +377,10 @@ mod refused {
         drop(failing);
         State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
         retain(&run, &retention, &disks.config()).unwrap();
-        assert_eq!((names_in(&run), names_in(&disks.stripe(0))), (vec!["step-3".into()], vec!["step-3".into()]));
+        assert_eq!(
+            (names_in(&run), names_in(&disks.stripe(0))),
+            (vec!["step-3".into()], vec!["step-3".into()])
+        );
     }
 
     #[test]
@@ -397,7 +400,10 @@ mod refused {
         assert_eq!(names_in(&first), before);
         assert!(!second.exists() && !disks.stripe(0).join("step-2").exists());
         prune(&run, &disks.config()).unwrap();
-        assert_eq!((names_in(&run), names_in(&disks.stripe(0))), (vec!["step-3".into()], vec!["step-3".into()]));
+        assert_eq!(
+            (names_in(&run), names_in(&disks.stripe(0))),
+            (vec!["step-3".into()], vec!["step-3".into()])
+        );
     }
 
     #[test]

@@ -50,8 +50,12 @@ pub(in crate::store) fn survey(
 /// What to do about a checkpoint, or what is left of one, in the directory that holds a run's.
 fn why_ignored(dir: &Path, own: &Found) -> String {
     let (what, remedy) = match (own.status, own.created_unix_ms) {
-        (Status::Committed, _) => ("one", "`remove` it, which keeps those in it, or move its files"),
-        (Status::Incomplete, None) => ("what a save or removal left", "`prune` it, or move its files"),
+        (Status::Committed, _) => {
+            ("one", "`remove` it, which keeps those in it, or move its files")
+        }
+        (Status::Incomplete, None) => {
+            ("what a save or removal left", "`prune` it, or move its files")
+        }
         _ => ("what is left of one", "move its files"),
     };
     let dir = dir.display();

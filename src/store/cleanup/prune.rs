@@ -96,7 +96,9 @@ impl CleanUp<'_> {
         }
         let root = dir::real(dir)?;
         for stripe in self.stripe.iter().filter(|stripe| dir::is_dir(stripe)) {
-            all.add(self.orphans(stripe, &root).unwrap_or_else(|e| Left::failed(stripe, &e).into()));
+            all.add(
+                self.orphans(stripe, &root).unwrap_or_else(|e| Left::failed(stripe, &e).into()),
+            );
         }
         first_error.map(|()| all)
     }

@@ -116,7 +116,15 @@ mod tests {
 
     #[test]
     fn json_without_ringstows_marks_is_another_programs_and_what_is_cut_or_flipped_is_not() {
-        for theirs in [r#"{"name": "my web app"}"#, "{}", "[]", "[1,2]", "7", "\n{\"format\":7}", r#"{"format":"x"}"#] {
+        for theirs in [
+            r#"{"name": "my web app"}"#,
+            "{}",
+            "[]",
+            "[1,2]",
+            "7",
+            "\n{\"format\":7}",
+            r#"{"format":"x"}"#,
+        ] {
             assert!(is_foreign(theirs.as_bytes()), "{theirs}");
         }
         let tree = RawValue::from_string("{}".into()).unwrap();

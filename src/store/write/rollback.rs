@@ -195,9 +195,8 @@ impl Rollback {
         // A session may have removed it, when it cleared up what its ranks wrote.
         for dir in self.marked.iter().filter(|dir| dir::has(dir)) {
             // A crash must not lose the marker alone.
-            let unmarked = dir::sync(dir).and_then(|()| {
-                remove_stripe_dir(dir, DirLock::take(dir).ok(), made.contains(dir))
-            });
+            let unmarked = dir::sync(dir)
+                .and_then(|()| remove_stripe_dir(dir, DirLock::take(dir).ok(), made.contains(dir)));
             let unmarked = unmarked.and_then(|_| match dir::has(dir) {
                 true => Ok(()),
                 false => sync_parent(dir),
