@@ -295,3 +295,31 @@ fn clean_up_that_the_system_stops_at_one_checkpoint_exits_with_1() {
         assert!(code == Some(1) && said.contains("left alone  "), "{code:?} {said}");
     }
 }
+
+#[test]
+fn advice_about_a_run_that_is_itself_a_checkpoint_works() {
+    let dir = Checkpoints::new();
+    let step = dir.save(1);
+    let mut state = StateDict::new();
+    state.value("step", 7);
+    let warning = || ringstow(&["ls", dir.path()]).err;
+    assert_eq!(warning(), "");
+
+    save(&state, dir.0.path());
+    assert!(warning().contains("`remove` it, which keeps those in it"), "{}", warning());
+    ringstow::remove(dir.path(), ringstow::Disposal::Remove).unwrap();
+    assert_eq!(warning(), "");
+
+    fs::write(dir.0.path().join(format!("{SHARD}.part")), "half").unwrap();
+    assert!(warning().contains("`prune` it"), "{}", warning());
+    assert_eq!(ringstow(&["prune", dir.path()]).code, Some(0));
+    assert_eq!(warning(), "");
+
+    save(&state, dir.0.path());
+    fs::write(dir.0.path().join("manifest.json"), "damaged").unwrap();
+    assert!(warning().ends_with("move its files\n"), "{}", warning());
+    fs::remove_file(dir.0.path().join("manifest.json")).unwrap();
+    fs::remove_file(dir.0.path().join(SHARD)).unwrap();
+    assert_eq!(warning(), "");
+    assert_eq!(ringstow(&["verify", step.to_str().unwrap()]).code, Some(0));
+}
