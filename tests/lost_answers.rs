@@ -9,7 +9,7 @@ use common::place::{Place, SIZES, WAYS};
 use common::{State, assert_says, names_in, scratch, small_config, step_with};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
-use ringstow::{Checkpoint, Config, Disposal, Store};
+use ringstow::{Checkpoint, Config, Disposal, Dtype, StateDict, Store};
 use std::path::Path;
 
 const EIO: i32 = 5;
