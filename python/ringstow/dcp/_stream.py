@@ -37,7 +37,11 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         super().__init__()
         self._claim = claim
         guarded = _Guarded()
-        self._live: dict[str, Any] | None = _copies.rebuild(state, guarded.replace)
+        try:
+            self._live: dict[str, Any] | None = _copies.rebuild(state, guarded.replace)
+        except BaseException:
+            guarded.wait()
+            raise
         self.fence = _cuda.Fence(_cuda.devices_of(guarded.tensors()))
         """Tensors on GPUs are saved as they are at the call."""
         self.watched: _native.Watch | None = _native.Watch(guarded.streamed)
@@ -98,6 +102,7 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
     def fail(self, error: BaseException) -> None:
         """Note that the save ended before everything was staged."""
         if not self.is_over():
+            self.fence.wait()  # nothing has waited for the copies of small tensors
             self._let_go()
             self.set_exception(error)
 
@@ -125,6 +130,7 @@ class _Guarded:
         self.streamed: list[tuple[str, torch.Tensor]] = []
         self.copied: list[torch.Tensor] = []
         """The originals of the copied tensors."""
+        self._copies: list[torch.Tensor] = []
 
     def replace(self, tensor: torch.Tensor, path: Path) -> torch.Tensor:
         """Return a tensor itself, or one like it with copies of small parts."""
@@ -140,6 +146,10 @@ class _Guarded:
         """Return the plain tensors, as they were at the call."""
         return [*(tensor for _, tensor in self.streamed), *self.copied]
 
+    def wait(self) -> None:
+        """Wait for the copies that GPUs make, which need both ends until then."""
+        _cuda.synchronize(_cuda.devices_of(self.copied))
+
     def _take(self, part: torch.Tensor, path: Path) -> torch.Tensor:
         is_small = part.numel() * part.element_size() <= SMALL
         if not is_small and not part.is_inference():
@@ -147,10 +157,13 @@ class _Guarded:
             return part
         if part.numel() == 0:
             return part
+        if _cuda.place_of(part) is not None:
+            _cuda.refuse_capture("a state cannot be staged")
         _copies.check(part, path)
         self.copied.append(part)
         with torch.no_grad():
-            return _cuda.clone(part)
+            self._copies.append(_cuda.clone(part))
+        return self._copies[-1]
 
 
 class StreamingStager(AsyncStager):

@@ -275,6 +275,12 @@ class Fence:
         """Return whether there is anything to wait for."""
         return bool(self._streams)
 
+    def wait(self) -> None:
+        """Wait until the moment has passed, or the devices run nothing any more."""
+        for stream in self._streams:
+            with contextlib.suppress(Exception):  # a lost context
+                stream.synchronize()
+
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
         """Make streams that wait for the moment this thread's current ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import threading
 
 import pytest
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch_has import needs_async_stager, needs_background_process, stager_option
 
 import ringstow
-from ringstow.dcp import StorageReader, StorageWriter, _snapshot
+from ringstow.dcp import StorageReader, StorageWriter, _snapshot, _writer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is"),
@@ -180,6 +181,53 @@ def test_streaming_from_another_process_is_refused(on_gpu, writer):
     with pytest.raises(ringstow.UnsupportedError, match="leave out async_stager"):
         writer.__getstate__()
     assert isinstance(future.exception(SECONDS), ringstow.UnsupportedError)
+
+
+def in_thread(act, *args):
+    """Call a function in a thread; return the thread and the list of what it raises."""
+    raised = []
+
+    def call():
+        try:
+            act(*args)
+        except ringstow.Error as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread, raised
+
+
+@needs_async_stager
+def test_refused_save_holds_its_tensors_until_they_are_copied(gpu, on_gpu, writer):
+    """Regression: they were freed while the GPU still copied the small ones."""
+    state = {"t": on_gpu(torch.ones(3))}
+    with gpu.held():
+        future = writer.stager().stage(state)
+        del state
+        thread, raised = in_thread(_writer._refuse_elsewhere, future)
+        thread.join(AWHILE_S)
+        gc.collect()
+        assert not future.is_over()
+        assert gpu.live("allocations") == 2
+    thread.join(SECONDS)
+    assert isinstance(raised[0], ringstow.UnsupportedError)
+    assert isinstance(future.exception(SECONDS), ringstow.UnsupportedError)
+
+
+@needs_async_stager
+def test_failed_staging_waits_for_its_copies(gpu, on_gpu, writer):
+    """Regression: as above, when a value after the tensor cannot be copied."""
+    state = {"t": on_gpu(torch.ones(3)), "bad": threading.Lock()}
+    with gpu.held():
+        thread, raised = in_thread(writer.stager().stage, state)
+        thread.join(AWHILE_S)
+        gc.collect()
+        assert thread.is_alive()
+        assert gpu.live("allocations") == 2
+    thread.join(SECONDS)
+    assert isinstance(raised[0], ringstow.InvalidStateError)
+    raised.clear()
 
 
 @needs_async_stager
