@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -12,12 +13,17 @@ from ringstow import _native
 
 
 def main() -> None:
-    """Run the program on ``sys.argv`` and exits with its code."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    if sys.argv[1:2] == ["convert"]:
-        from ringstow.convert import _cli
-
-        sys.exit(_cli.main(sys.argv[2:]))
+    """Run the program on ``sys.argv`` and exit with its code."""
     # Die of Ctrl-C and of a closed pipe as any other program does, not with a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(_native.cli(sys.argv))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:2] != ["convert"]:
+        sys.exit(_native.cli(sys.argv))
+    from ringstow.convert import _cli
+
+    code = _cli.main(sys.argv[2:])
+    if code == _cli.INTERRUPTED:
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(code)

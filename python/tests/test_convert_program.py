@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 
 import forked
 import pytest
@@ -166,6 +168,97 @@ def test_interrupted_program_says_what_is_left(at, monkeypatch, capsys, phase):
         ("complete, but not verified" in said) == (at / "ckpt").exists() == (phase == "verifying")
     )
     assert ("files are removed" in said) == (phase == "writing")
+
+
+INTERRUPTED = """
+import os, signal, sys
+from ringstow import _cli
+from ringstow.convert import _files
+
+write, n = _files._Sink.write, int(sys.argv.pop(1))
+
+def interrupted(self, data):
+    global n
+    n -= 1
+    if n == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    return write(self, data)
+
+_files._Sink.write = interrupted
+_cli.main()
+"""
+
+
+@pytest.mark.parametrize("call", [1, 2, 5])
+def test_ctrl_c_while_torch_writes_ends_the_program_as_any_other(at, call):
+    ringstow.save({f"w{i}": torch.randn(500) for i in range(9)}, at / "ckpt")
+    ran = python(INTERRUPTED, call, "convert", at / "ckpt", at / "to.pt")
+    assert ran.returncode == -signal.SIGINT, ran.stderr
+    assert ran.stderr == "ringstow: interrupted; unfinished files are removed\n"
+    assert os.listdir(at) == ["ckpt"]
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from ringstow import _cli
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+_cli.main()
+"""
+
+
+def test_ctrl_c_while_torch_is_imported_prints_no_traceback(at):
+    saved({"a": torch.ones(3)}, at / "a.pt")
+    ran = python(INTERRUPTED_IMPORT, "convert", at / "a.pt", at / "to")
+    assert ran.returncode == -signal.SIGINT, ran.stderr
+    assert ran.stderr == "ringstow: interrupted; unfinished files are removed\n"
+    assert os.listdir(at) == ["a.pt"]
+
+
+@pytest.mark.parametrize("hides", [RuntimeError, ImportError])
+def test_ctrl_c_that_a_library_turns_into_another_error_counts(at, monkeypatch, capsys, hides):
+    def convert(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise hides("something else") from None
+
+    monkeypatch.setattr(_cli, "convert", convert)
+    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
+    before = signal.getsignal(signal.SIGINT)
+    assert _cli.main(["--quiet", "a", "b"]) == 130
+    assert capsys.readouterr().err.startswith("ringstow: interrupted")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_that_a_library_drops_ends_the_conversion(at, monkeypatch, capsys):
+    def convert(*_, progress, **__):
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        progress("writing", 0, 1)
+
+    monkeypatch.setattr(_cli, "convert", convert)
+    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
+    assert _cli.main(["--quiet", "a", "b"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (4_194_304, "4.19 MB"),
+        (99_960_000, "100 MB"),
+        (10**9, "1.00 GB"),
+    ],
+)
+def test_sizes_are_printed_as_by_the_other_commands(count, said):
+    assert _cli._size(count) == said
 
 
 def test_bar_shows_one_phase_and_ends_full():

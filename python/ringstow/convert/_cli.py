@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 import warnings
@@ -27,13 +28,16 @@ examples:
 If it fails or is interrupted while it writes, it removes what it wrote, and a checkpoint that it
 was to replace is unchanged. While it verifies, DST is complete, and stays. If it is killed, it
 leaves *.part, *.distcp without .metadata, or numbered *.safetensors without an index. None of these
-is a checkpoint: remove them and run it again.
+is a checkpoint, and the next conversion to DST removes them.
 
 exit codes:
   0    converted, and verified unless --no-verify
   1    the source or the target is damaged
   2    it failed for another reason
   130  interrupted"""
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 
 _SLICE_S = 5.0  # between lines if there is no progress bar
 
@@ -43,14 +47,15 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     logging.basicConfig(format="ringstow: %(message)s", level=logging.WARNING)
     warnings.showwarning = lambda message, *_, **__: print(f"ringstow: {message}", file=sys.stderr)
+    interrupts = _Interrupts()
     try:
-        with contextlib.nullcontext() if args.quiet else _progress() as progress:
+        with interrupts, contextlib.nullcontext() if args.quiet else _progress() as progress:
             report = convert(
                 args.src,
                 args.dst,
                 source=args.source,
                 target=args.target,
-                progress=progress,
+                progress=interrupts.passed_on_by(progress),
                 verify=not args.no_verify,
                 overwrite=args.overwrite,
                 allow_pickle=args.allow_pickle,
@@ -58,21 +63,52 @@ def main(argv: list[str]) -> int:
                 dtype=args.dtype,
                 max_shard_size=args.max_shard_size,
             )
-    except KeyboardInterrupt as error:
-        print(
-            f"ringstow: interrupted; {_left(error, 'unfinished files are removed')}",
-            file=sys.stderr,
-        )
-        return 130
-    except ImportError as error:
-        print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
-        return 2
-    except Exception as error:
-        print(f"ringstow: {_said(error)}", file=sys.stderr)
-        return 1 if isinstance(error, CorruptCheckpointError) else 2
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or interrupts.came:
+            left = _left(error, "unfinished files are removed")
+            print(f"ringstow: interrupted; {left}", file=sys.stderr)
+            return INTERRUPTED
+        if isinstance(error, ImportError):
+            print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
+            return 2
+        if isinstance(error, Exception):
+            print(f"ringstow: {_said(error)}", file=sys.stderr)
+            return 1 if isinstance(error, CorruptCheckpointError) else 2
+        raise
     if not args.quiet:
         _tell(report)
     return 0
+
+
+class _Interrupts:
+    """Notes Ctrl-C, which torch or the import of a module may turn into another error, or drop."""
+
+    came = False
+
+    def __enter__(self) -> None:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before not in (None, signal.SIG_IGN):
+            signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, *_: object) -> None:
+        if not self.came:  # a second one must not interrupt the cleaning up
+            self.came = True
+            raise KeyboardInterrupt
+
+    def passed_on_by(self, progress: Progress | None) -> Progress:
+        """Return a function that reports progress, and raises again what was dropped."""
+
+        def advance(phase: str, done: int, total: int) -> None:
+            if self.came:
+                raise KeyboardInterrupt
+            if progress is not None:
+                progress(phase, done, total)
+
+        return advance
 
 
 def _said(error: Exception) -> str:
@@ -143,13 +179,24 @@ def _tell(report: ConvertReport) -> None:
     verified = "verified bit by bit" if report.verified else "not verified"
     print(
         f"{report.source} ({report.source_kind}) -> {report.target} ({report.target_kind}): "
-        f"{report.tensors} tensors, {report.tensor_bytes / 1e9:.3f} GB in {report.seconds:.1f} s, "
+        f"{report.tensors} tensors, {_size(report.tensor_bytes)} in {report.seconds:.1f} s, "
         f"{verified}"
     )
     for name, kept in report.tied:
         print(f"tied, written once: {name} is {kept}")
     for fallback in report.save.fallbacks if report.save else ():
         print(f"{fallback.wanted} -> {fallback.got}: {fallback.reason}; {fallback.remedy}")
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes with three digits, as the other commands print it."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
 
 
 def _progress() -> contextlib.AbstractContextManager[Progress]:
@@ -170,7 +217,7 @@ def _lines() -> Progress:
         now = time.monotonic()
         if now >= due:
             due = now + _SLICE_S
-            print(f"{phase}: {done / 1e9:.2f} of {total / 1e9:.2f} GB", file=sys.stderr)
+            print(f"{phase}: {_size(done)} of {_size(total)}", file=sys.stderr)
 
     return show
 

@@ -19,15 +19,19 @@ def save(value: Any, stream: IO[bytes]) -> None:
 
     Raises:
         OSError: the stream's own, which torch would replace by a message about its offsets.
+        KeyboardInterrupt: likewise.
     """
     import torch
 
     sink = _Sink(stream)
     try:
         torch.save(value, cast(IO[bytes], sink))
-    except Exception:
-        if sink.refused is not None:
-            raise sink.refused from None
+    except Exception as error:
+        # torch ends the archive in any case, which fails then.
+        first = error.__context__
+        cause = first if isinstance(first, KeyboardInterrupt) else sink.refused
+        if cause is not None:
+            raise cause from None
         raise
 
 
@@ -35,7 +39,7 @@ class _Sink(io.BufferedIOBase):
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__()
         self._stream = stream
-        self.refused: OSError | None = None
+        self.refused: BaseException | None = None
 
     def writable(self) -> bool:
         return True
@@ -43,7 +47,7 @@ class _Sink(io.BufferedIOBase):
     def write(self, data: Any) -> int:
         try:
             return self._stream.write(data)
-        except OSError as error:
+        except (OSError, KeyboardInterrupt) as error:
             self.refused = error
             raise
 
