@@ -149,13 +149,13 @@ def check_pruning(place, outside, done):
     look(place / "c", outside, [3])
 
 
-# Each kind as a target, to a new path and over an old checkpoint, and as a source. Not dcp to a new
-# path: a killed one leaves a directory that its user removes (docs/convert.md).
+# Each kind as a target, to a new path and over an old checkpoint, and as a source.
 TASKS = {
     f"{name}{' over' if replaces else ''}": writes(OPERATIONS[name], replaces=replaces)
     for name, replaces in [
         ("torch-to-ringstow", False),
         ("dcp-to-ringstow", True),
+        ("ringstow-to-dcp", False),
         ("ringstow-to-dcp", True),
         ("hf-to-dcp", True),
         ("ringstow-to-torch", False),

@@ -62,8 +62,7 @@ def converts(source, target):
 
     def operation(step, path, outside, begins):
         of = source_of(source, step, outside)
-        # What a killed conversion to dcp leaves at a new path must be replaced or removed by hand.
-        overwrite = os.path.lexists(path) if target == "dcp" else load(path, outside) is not None
+        overwrite = load(path, outside) is not None
         to_hf = {"max_shard_size": SMALL.shard_bytes}
         begins()
         convert(of, path, target=target, overwrite=overwrite, config=SMALL, **to_hf)

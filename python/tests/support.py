@@ -113,6 +113,13 @@ def reseal(path, manifest):
     (pathlib.Path(path) / "manifest.json").write_bytes(sealed)
 
 
+def flip(file, offset):
+    """Flip a bit of a byte in a file."""
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 0x10
+    file.write_bytes(data)
+
+
 def python(code, *args, limit=120, **options):
     """Run Python code in a new process; return the completed process, with text."""
     command = [sys.executable, "-c", code, *map(str, args)]

@@ -13,11 +13,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from converted import Evil, saved
-from support import assert_same, litter
+from support import assert_same, flip, litter
 
 import ringstow
+from ringstow import _native
 from ringstow import convert as conversions
 from ringstow.convert import (
+    _replace,
     convert,
     dcp_to_ringstow,
     ringstow_to_hf,
@@ -109,12 +111,6 @@ def test_undetectable_kind_is_reported(at):
 # Failures
 
 
-def flip(file, offset):
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 0x10
-    file.write_bytes(data)
-
-
 def test_a_damaged_torch_file_is_found(at):
     marker = torch.full((1000,), 1.5)
     saved({"a": marker}, at / "a.pt")
@@ -183,6 +179,42 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(at, kind):
         assert caught.value.errno in (errno.EFBIG, errno.ENOSPC)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(os.listdir(at)) == before
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_conversion_whose_names_cannot_be_made_durable_stays_and_says_so(at, kind, monkeypatch):
+    """Regression: the error of a new dcp directory was any failed conversion's."""
+    ringstow.save({"a": torch.arange(5.0)}, at / "ckpt")
+    sync = _native.sync_dir
+
+    def fail(directory):
+        if directory == str(at):
+            raise OSError(errno.EIO, "input/output error", directory)
+        sync(directory)
+
+    monkeypatch.setattr(_replace._native, "sync_dir", fail)
+    with pytest.raises(ringstow.NotDurableError, match="to is written and complete") as caught:
+        convert(at / "ckpt", at / "to", target=kind)
+    assert (caught.value.path, caught.value.errno) == (str(at / "to"), errno.EIO)
+    monkeypatch.undo()
+    convert(at / "to", at / "back", source=kind, target="ringstow")
+    assert_same(ringstow.load(at / "back"), {"a": torch.arange(5.0)})
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_conversion_whose_file_cannot_be_synced_leaves_nothing(at, kind, monkeypatch):
+    ringstow.save({"a": torch.arange(5.0)}, at / "ckpt")
+    before = sorted(os.listdir(at))
+
+    def fail(_):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="input/output error") as caught:
+        convert(at / "ckpt", at / "to", target=kind)
+    assert caught.value.filename.startswith(str(at / "to"))
+    assert ".part" not in caught.value.filename
     assert sorted(os.listdir(at)) == before
 
 

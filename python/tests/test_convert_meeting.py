@@ -157,7 +157,7 @@ def test_losing_conversion_removes_nothing_of_the_winner(at, monkeypatch, locks)
     assert same(read(at / "to", "dcp"), NEW)
 
 
-@pytest.mark.parametrize("there", ["__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("there", ["__0_convert.distcp", ".metadata"])
 def test_failed_dcp_write_removes_only_what_it_created(at, there):
     (at / "to").mkdir()
     (at / "to" / there).write_text("theirs")

@@ -294,13 +294,65 @@ def test_only_a_checkpoint_of_the_kind_is_replaced(at):
     before = files(at)
     for kind in KINDS:
         for other, path in [*makers.items(), (None, at / "dir")]:
-            if other == kind or (kind == "hf" and other in ("dcp", None)):
+            if other == kind or (kind == "hf" and other is None):
                 continue
             if kind == "ringstow" and other is None:
                 continue
             with pytest.raises((FileExistsError, ringstow.InvalidStateError), match=path.name):
                 convert(new, path, target=kind, overwrite=True)
     assert files(at) == before
+
+
+def test_refusal_advises_to_replace_only_what_overwrite_replaces(at):
+    """Regression: it advised --overwrite, which refused in turn."""
+    new = source(at, NEW, "new")
+    convert(new, at / "stock", target="dcp")
+    for kind in ("ringstow", "hf"):
+        for overwrite in (False, True):
+            with pytest.raises(FileExistsError, match=r"holds \.metadata") as refused:
+                convert(saved(NEW, at / "new.pt"), at / "stock", target=kind, overwrite=overwrite)
+            assert "--overwrite" not in str(refused.value)
+
+
+def killed_dcp(at, cut="metadata"):
+    """Leave what a kill leaves of a conversion to a new DCP directory; return its path."""
+    to = at / "to"
+    convert(source(at, OLD, "killed"), to, target="dcp", verify=False)
+    os.rename(to / ".metadata", to / ".metadata.tmp")
+    if cut == "data":
+        os.unlink(to / ".metadata.tmp")
+    return to
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("cut", ["data", "metadata"])
+def test_next_conversion_removes_what_a_killed_one_to_dcp_left(at, cut, overwrite):
+    """Regression: the user had to remove the directory."""
+    to = killed_dcp(at, cut=cut)
+    convert(source(at, NEW, "new"), to, target="dcp", overwrite=overwrite)
+    assert same(read(to, "dcp"), NEW)
+    assert sorted(os.listdir(to)) == [".metadata", "__0_convert.distcp"]
+    assert sorted(os.listdir(at)) == ["killed", "new", "to"]
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", "notes", ".metadata"])
+def test_conversion_to_dcp_removes_nothing_of_another_program(at, name):
+    to = killed_dcp(at)
+    (to / name).write_text("theirs")
+    before = files(at)
+    with pytest.raises(FileExistsError, match="is there already"):
+        convert(source(at, NEW, "new"), to, target="dcp")
+    assert files(at) | before == files(at)
+
+
+def test_unfinished_dcp_directory_of_another_host_is_not_touched(at, monkeypatch):
+    to = killed_dcp(at)
+    before = files(to)
+    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    with pytest.raises(ringstow.BusyError, match=r"another host.*remove all files in") as refused:
+        convert(source(at, NEW, "new"), to, target="dcp")
+    assert "__0_convert.distcp" in str(refused.value)
+    assert files(to) == before
 
 
 def test_foreign_files_are_refused_or_kept(at):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from support import manifest_of, reseal, shards_of
+from support import flip, manifest_of, reseal, shards_of
 
 import ringstow
 
@@ -25,12 +25,6 @@ def path(tmp_path):
 def shard(path):
     (only,) = shards_of(path)
     return only
-
-
-def flip(file, offset):
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 0x10
-    file.write_bytes(data)
 
 
 def data_begins(shard):

@@ -32,7 +32,7 @@ from ringstow import _native
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow.convert import _files
 from ringstow.convert._files import plain_numpy, reading, unreadable
-from ringstow.convert._paths import taken
+from ringstow.convert._paths import DCP_DATA, taken
 from ringstow.convert._walk import State, is_tensor, loaded, replaced, spec_of
 from ringstow.dcp import _private
 from ringstow.tensors import _torch
@@ -249,7 +249,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
             save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
         _native.sync_dir(path)
     except BaseException as error:
-        for name in writer.created:
+        for name in reversed(writer.created):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(path, name))
         raise _cause(error) from None
@@ -298,11 +298,10 @@ class _Writer(filesystem.FileSystemWriter):
         self.created: list[str] = []
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        name = f"{plan.storage_data.prefix}0{filesystem.DEFAULT_SUFFIX}"
         results = []
-        path = os.path.join(self.path, name)
+        path = os.path.join(self.path, DCP_DATA)
         with _files.naming(path), open(path, "xb") as stream:
-            self.created.append(name)
+            self.created.append(DCP_DATA)
             for item in plan.items:
                 begin = stream.tell()
                 data = planner.resolve_data(item)
@@ -311,12 +310,14 @@ class _Writer(filesystem.FileSystemWriter):
                 else:
                     self._wrote(_append(data, stream))
                 length = stream.tell() - begin
-                place = _private.storage_info(name, begin, length)
+                place = _private.storage_info(DCP_DATA, begin, length)
                 results.append(
                     WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
                 )
             stream.flush()
             os.fsync(stream.fileno())
+        # The metadata must not be durable before the name of this file is.
+        _native.sync_dir(str(self.path))
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
@@ -332,7 +333,7 @@ class _Writer(filesystem.FileSystemWriter):
 
     def finish(self, metadata: Any, results: list[list[WriteResult]]) -> None:
         self._refuse_other()
-        self.created += [_METADATA, f"{_METADATA}.tmp"]
+        self.created += [f"{_METADATA}.tmp", _METADATA]
         super().finish(metadata, results)
 
 

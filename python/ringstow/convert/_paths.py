@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from ringstow import _native
+from ringstow._config import Config
 from ringstow._errors import InvalidStateError
 from ringstow._others import RANK_DIR
 
@@ -18,6 +20,9 @@ KINDS = {
 _INDEX = "model.safetensors.index.json"
 _MARKS = ("manifest.json", ".metadata", _INDEX, "model.safetensors")
 _REPLACE = ", or replace it by --overwrite (overwrite=True)"
+DCP_DATA = "__0_convert.distcp"
+"""The file of tensors that a conversion to ``dcp`` writes. torch gives none this name: without
+``.metadata`` it is of a conversion that was killed."""
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
@@ -26,6 +31,7 @@ def kind_of(path: str) -> str:
 
     Raises:
         FileNotFoundError: nothing is there.
+        NotCommittedError: the save by torch.distributed.checkpoint has not ended.
         InvalidStateError: it is none of the kinds; lists them.
     """
     if not os.path.lexists(path):
@@ -39,6 +45,8 @@ def kind_of(path: str) -> str:
         return "dcp"
     if any(name.endswith(".safetensors") for name in names):
         return "hf"
+    if any(map(is_dcp, names)) and not any(name.endswith(".metadata") for name in names):
+        _native.Checkpoint(path, Config().to_json())  # its error says what to do
     listed = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
     hint = ""
     if any(name.endswith(".metadata") for name in names):
@@ -88,13 +96,16 @@ def check_target(source: str, path: str, kind: str, *, overwrite: bool) -> None:
         is_one = "is a directory" if kind == "torch" else "is there already and not a directory"
         raise taken(path, is_one)
     names = [] if kind == "torch" else sorted(os.listdir(path))
+    foreign = next((name for name in names if not _may_stay_or_go(name, names, kind)), None)
     if overwrite:
-        foreign = next((name for name in names if not _may_stay_or_go(name, names, kind)), None)
         if foreign is not None:
             raise taken(path, f"holds {foreign}, which does not belong to a {kind} checkpoint")
         return
+    unless = _REPLACE if foreign is None else ""
     if kind == "torch":
-        raise taken(path, "is there already", _REPLACE)
+        raise taken(path, "is there already", unless)
+    if kind == "dcp" and is_unfinished_dcp(names):  # this conversion removes them
+        return
     if kind == "hf":
         if f"{_INDEX}.part" in names and _INDEX not in names:  # the next export removes its files
             names = [name for name in names if not is_model(name)]
@@ -103,12 +114,17 @@ def check_target(source: str, path: str, kind: str, *, overwrite: bool) -> None:
         names = [name for name in names if not name.endswith(".part")]  # of a killed save
     if names:
         what = next((name for name in names if name in _MARKS), names[0])
-        raise taken(path, f"is there already, and holds {what}", _REPLACE)
+        raise taken(path, f"is there already, and holds {what}", unless)
 
 
 def is_dcp(name: str) -> bool:
     """Tell whether torch.distributed.checkpoint gives files this name."""
     return name in (".metadata", ".metadata.tmp") or name.endswith(".distcp")
+
+
+def is_unfinished_dcp(names: list[str]) -> bool:
+    """Tell whether a directory holds what a killed conversion to ``dcp`` left, and nothing else."""
+    return DCP_DATA in names and {*names} <= {DCP_DATA, ".metadata.tmp"}
 
 
 def is_model(name: str) -> bool:
@@ -121,7 +137,8 @@ def _may_stay_or_go(name: str, names: list[str], kind: str) -> bool:
     if kind == "dcp":
         return is_dcp(name)
     if kind == "hf":
-        return is_model(name) or (name != "manifest.json" and not name.endswith(".safetensors"))
+        is_other = name == "manifest.json" or name.endswith(".safetensors") or is_dcp(name)
+        return is_model(name) or not is_other
     # ringstow.dcp leaves one beside a manifest.
     return name != ".metadata" or "manifest.json" in names
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 from ringstow import _native
 from ringstow._errors import BusyError, NotDurableError
-from ringstow.convert._paths import is_dcp, is_model, taken
+from ringstow.convert._paths import DCP_DATA, is_dcp, is_model, is_unfinished_dcp, taken
 
 # Which files make up a checkpoint.
 _KINDS: dict[str, Callable[[str], bool]] = {"dcp": is_dcp, "hf": is_model}
@@ -114,13 +114,13 @@ def _new_directory(path: str) -> Iterator[None]:
     with _locked(path):
         try:
             yield
-            for directory in made:
-                _native.sync_dir(str(directory.parent))
         except BaseException:
             with contextlib.suppress(OSError):
                 for directory in made:
                     directory.rmdir()
             raise
+        for directory in made:
+            _sync_name(path, str(directory))
 
 
 @contextlib.contextmanager
@@ -133,6 +133,8 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
             _refuse_left(path)
         else:
             _clear_all(path, is_part_of)
+        if kind == "dcp":
+            _clear_unfinished(path)
         if any(map(is_part_of, os.listdir(path))):
             new = beside(path)
             try:
@@ -189,17 +191,19 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
                 os.rename(part, path)
             else:
                 _native.rename_new(part, path)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
+            if isinstance(error, OSError) and error.filename == part:
+                error.filename = path  # the caller knows no other name
             raise
         _sync_name(path)
 
 
-def _sync_name(path: str) -> None:
-    """Make a path's new name durable."""
+def _sync_name(path: str, made: str | None = None) -> None:
+    """Make the new name of a complete checkpoint durable, or of a directory above it."""
     try:
-        _native.sync_dir(os.path.dirname(path))
+        _native.sync_dir(os.path.dirname(made or path))
     except OSError as error:
         raise NotDurableError(
             f"{path} is written and complete, but its name may not survive a crash ({error}): "
@@ -266,6 +270,17 @@ def _refuse_left(path: str) -> None:
     for left in (beside(path), aside(path)):
         if os.path.lexists(left):
             raise _busy(left, f"move other programs' files from there to {path}, and remove it")
+
+
+def _clear_unfinished(path: str) -> None:
+    """Remove what a killed conversion to ``dcp`` left at a path that held nothing before."""
+    names = os.listdir(path)
+    if not is_unfinished_dcp(names):
+        return
+    if _native.is_shared(path):
+        raise _busy(os.path.join(path, DCP_DATA), f"remove all files in {path}")
+    for name in sorted(names, key=DCP_DATA.__eq__):  # last the file that tells whose they are
+        os.unlink(os.path.join(path, name))
 
 
 def _clear_all(path: str, is_part_of: Callable[[str], bool]) -> None:

@@ -21,7 +21,7 @@ NAME = ".metadata"
 
 # Near the beginning of torch's own.
 _TORCHS = b"torch.distributed.checkpoint.metadata"
-_DATA_FILE = rb"__\d+_\d+\.distcp"
+_DATA_FILE = rb"__\d+_(?:\d+|convert)\.distcp"
 _BYTES_MAX = 64 << 20
 """A longer ``.metadata`` is not searched: anybody can plant a file of endless length."""
 
