@@ -75,6 +75,20 @@ fn foreign_directories_are_named_with_their_reader() {
     }
 }
 
+/// As torch leaves it when it is killed: no reader of that format could open it.
+#[test]
+fn dcp_directory_without_metadata_is_unfinished() {
+    for more in [&[][..], &[(".metadata.tmp", &b"x"[..])]] {
+        let root = directory(&[more, &[("__0_0.distcp", b"x")]].concat());
+        let error = error_of(root.path());
+        assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");
+        assert_says(&error, &["__0_0.distcp", "no .metadata", "killed", "remove this directory"]);
+        assert!(!error.to_string().contains("convert OLD"), "{error}");
+    }
+    let of_each_rank = directory(&[("__0_0.distcp", b"x"), ("__0.metadata", b"x")]);
+    assert_says(&error_of(of_each_rank.path()), &["dcp.load"]);
+}
+
 #[test]
 fn files_are_named_with_what_reads_them() {
     let root = directory(&[

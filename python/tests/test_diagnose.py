@@ -10,6 +10,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import ringstow
 import ringstow.dcp
+from ringstow import _native
+from ringstow.convert import convert
 
 
 @pytest.fixture
@@ -46,6 +48,27 @@ def test_load_error_names_the_format_and_its_reader(others, name, kind, words):
             load(others / name)
         for word in [str(others / name), *words]:
             assert word in str(caught.value)
+
+
+def test_unfinished_dcp_directory_gets_one_message(others, capfd):
+    """Regression: `load` advised to convert it, and `convert` did not know it."""
+    path = others / "stock"
+    (path / ".metadata").unlink()
+    said = set()
+    for call in (
+        ringstow.load,
+        ringstow.open,
+        ringstow.verify,
+        lambda path: convert(path, others / "new"),
+    ):
+        with pytest.raises(ringstow.NotCommittedError, match="no .metadata") as caught:
+            call(path)
+        said.add(str(caught.value))
+    assert _native.cli(["ringstow", "show", str(path)]) != 0
+    assert "no .metadata, which that writes last" in capfd.readouterr().err
+    (message,) = said
+    assert "ringstow convert" not in message
+    assert "remove this directory once nothing writes there" in message
 
 
 @pytest.mark.parametrize("name", ["run", "stock", "empty"])

@@ -119,7 +119,22 @@ fn without_manifest(dir: &Path) -> Error {
     if let Some(shard) = names.iter().find(|name| names::is_shard(name)) {
         return Error::NotCommitted { path, reason: no_commit(shard) };
     }
+    if let Some(file) = unfinished_dcp(&names) {
+        let reason = format!(
+            "it holds {file} of torch.distributed.checkpoint and no {}, which that writes last: a save or conversion \
+             is in progress or was killed, and nothing can read it. Resume from an earlier checkpoint; remove this \
+             directory once nothing writes there",
+            names::DCP_MARK
+        );
+        return Error::NotCommitted { path, reason };
+    }
     Error::NoCheckpoint { path, reason: kind_of_directory(dir, &names) }
+}
+
+/// A data file of DCP's own writer, if there is no metadata: neither one for all ranks, nor one for each.
+fn unfinished_dcp(names: &[String]) -> Option<&String> {
+    let has_metadata = names.iter().any(|name| name.ends_with(names::DCP_MARK));
+    names.iter().find(|name| name.ends_with(".distcp")).filter(|_| !has_metadata)
 }
 
 /// Describes a directory without files of an unfinished save.
