@@ -83,6 +83,15 @@ def group_text(key: str, text: str) -> str:
     return store.compare_set(key, "", text).decode()
 
 
+def group_count(key: str, number: int) -> int:
+    """Add to a number that the default process group stores under a key, and return the sum.
+
+    Raises:
+        Exception: the store does not answer, or torch has no such function.
+    """
+    return int(dist.distributed_c10d._get_default_store().add(key, number))
+
+
 def set_version(metadata: Metadata) -> None:
     """Note the version of DCP's format, as torch's writer does; without a version, do nothing."""
     version = getattr(filesystem, "CURRENT_DCP_VERSION", None)

@@ -34,6 +34,7 @@ from ringstow._errors import (
 )
 from ringstow._report import LoadReport
 from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets
+from ringstow.dcp._absence import Absence
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry
@@ -145,9 +146,11 @@ class StorageReader(storage.StorageReader):
         try:
             path = self._require_path()
             open_it = self._open if rank is None else functools.partial(self._open_part, rank=rank)
+            absence = Absence(path)
             contents = _late.opened(
-                path, lambda: open_it(path), lambda error: self._is_late(error, rank)
+                path, lambda: open_it(path), lambda error: self._is_late(error, rank, absence)
             )
+            absence.ended()
             return self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
         except Exception as error:
             # DCP turns both failures into one AssertionError, which an older torch leaves empty.
@@ -159,13 +162,12 @@ class StorageReader(storage.StorageReader):
         """Return whether this is the kind of checkpoint that DCP looks for; it tries both kinds."""
         return (rank is not None) == self._has_ranks()
 
-    def _is_late(self, error: Exception, rank: int | None) -> bool:
+    def _is_late(self, error: Exception, rank: int | None, absence: Absence) -> bool:
         """Tell whether this rank may yet see what other ranks see."""
         if _late.lacks_files(error):
             return True
-        has_others = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         is_absent = isinstance(error, FileNotFoundError | NoCheckpointError | NotCommittedError)
-        return has_others and is_absent and self._is_meant(rank)
+        return is_absent and self._is_meant(rank) and not absence.is_everywhere()
 
     def _with_ids(self, metadata: Metadata) -> Metadata:
         stamp = None if self._checkpoint is None else self._checkpoint.stamp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import ringstow
 import ringstow.dcp
 from ringstow import _late, _native
+from ringstow.dcp import _absence, _private
 
 STATE = {"a": torch.arange(10.0)}
 
@@ -62,6 +64,39 @@ def test_rank_that_never_sees_the_checkpoint_says_what_may_be_late(ranks, tmp_pa
     for _, said in (one, other):
         # Older versions of torch hide the reason, which the log has.
         assert "step-1" in said or "metadata is None" in said
+
+
+def load_nothing(rank, path):
+    """Load what is nowhere; return how often this rank looked again."""
+    before = _late.time, _native.shared_file_system
+    looks, now = 0, 0.0
+    key = f"{_absence._KEY}/{_absence._loads[path] + 1}/{path}"
+
+    def sleep(seconds):
+        nonlocal looks, now
+        looks, now = looks + 1, now + 1.0
+        until = time.monotonic() + 30
+        while _private.group_count(key, 0) < 2 and time.monotonic() < until:
+            time.sleep(0.001)  # the other rank has not looked yet
+
+    class Time:
+        pass
+
+    Time.sleep, Time.monotonic = staticmethod(sleep), staticmethod(lambda: now)
+    _late.time, _native.shared_file_system = Time, lambda path: "nfs4"
+    try:
+        dcp.load({"a": torch.zeros(10)}, storage_reader=ringstow.dcp.StorageReader(path))
+    except CheckpointException:
+        return looks
+    finally:
+        _late.time, _native.shared_file_system = before
+
+
+def test_ranks_do_not_wait_for_what_none_of_them_sees(ranks, tmp_path):
+    """Regression: they waited for 90 s for a checkpoint that never was."""
+    for path in (tmp_path / "none", tmp_path / "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        assert max(ranks(2).run(load_nothing, str(path))) <= 1
 
 
 def test_reader_alone_does_not_wait(tmp_path, monkeypatch):
