@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import decimal
 import os
 
@@ -91,6 +92,12 @@ def test_values_that_are_not_numbers_are_equal_to_themselves(at):
         ({1: 2, 3: 4}, {1: 2}),
         ({float("nan"): 1}, {float("nan"): 2}),
         ({1, 2}, {1, 3}),
+        ({1: 2}, {True: 2}),
+        ({0: 2}, {0.0: 2}),
+        ({(1, 2): 3}, {(True, 2): 3}),
+        ({0.0: 1}, {-0.0: 1}),
+        ({1, 2}, {True, 2}),
+        (collections.Counter({1: 2}), collections.Counter({True: 2})),
     ],
 )
 def test_comparison_finds_values_that_differ(one, other):

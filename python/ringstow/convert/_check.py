@@ -50,7 +50,7 @@ class Comparison:
             return self._tensors(expected, found, path)
         if type(expected) is not type(found):
             self._differ(path, f"a {type_name(expected)}", f"a {type_name(found)}")
-        if isinstance(expected, dict) and type(expected) is not collections.Counter:
+        if isinstance(expected, dict):
             return self._dicts(expected, found, path)
         if _program.has_fields(expected):
             here, there = dict(parts(expected) or ()), dict(parts(found) or ())
@@ -64,10 +64,11 @@ class Comparison:
             self._differ(path, f"{expected!r:.80}", f"{found!r:.80}")
 
     def _dicts(self, expected: dict[Any, Any], found: dict[Any, Any], path: Path) -> None:
+        ours, theirs = ({_exact(key): key for key in some} for some in (expected, found))
         # A key that is not a number is equal to no other: these are matched in their order.
         here, there = (
-            [key for key in some if key not in others]
-            for some, others in ((expected, found), (found, expected))
+            [key for exact, key in some.items() if exact not in others]
+            for some, others in ((ours, theirs), (theirs, ours))
         )
         for key in there[len(here) :]:
             self._differ((*path, key), "not there", "there")
@@ -115,6 +116,16 @@ def _same_bits(one: Any, other: Any) -> bool:
     return torch.equal(flat[0], flat[1])
 
 
+def _exact(key: Any) -> Any:
+    """Return what is equal only for keys of one type: 1, True and 1.0 are equal to each other."""
+    if isinstance(key, tuple | frozenset):
+        items = map(_exact, key)
+        return type(key), tuple(items) if isinstance(key, tuple) else frozenset(items)
+    if type(key) in (float, complex):  # 0.0 is not -0.0
+        return type(key), repr(key) if key == key else id(key)
+    return type(key), key
+
+
 def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, io.BytesIO):
         return bool(one.getvalue() == other.getvalue() and one.tell() == other.tell())
@@ -126,6 +137,9 @@ def _is_equal(one: Any, other: Any) -> bool:
         return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
     if type(one).__module__.partition(".")[0] not in _PLAIN:
         return True
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
     if isinstance(one, (set, frozenset)):
-        return one == other or sorted(map(repr, one)) == sorted(map(repr, other))
-    return bool(one == other) or repr(one) == repr(other)  # NaN in a tuple, say
+        same = {*map(_exact, one)} == {*map(_exact, other)}
+        return same or sorted(map(repr, one)) == sorted(map(repr, other))
+    return bool(one == other) or repr(one) == repr(other)
