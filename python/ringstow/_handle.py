@@ -20,7 +20,8 @@ class SaveHandle(Future[SaveReport]):
     It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
     then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
 
-    ``await handle``, ``asyncio.wrap_future`` and ``concurrent.futures.wait`` work. Cancelling the
+    ``await handle``, ``asyncio.gather(handle)`` and ``concurrent.futures.wait([handle])`` work.
+    ``asyncio.wait`` takes only asyncio's futures: ``asyncio.wrap_future(handle)``. Cancelling the
     task that awaits it cancels the save; ``asyncio.shield`` prevents that. A cancelled save has
     failed with `SaveCancelledError`: `cancelled` returns False, and no task that awaits it is
     cancelled. Callbacks run in the thread that watches over the save.

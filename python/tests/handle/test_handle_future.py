@@ -61,6 +61,19 @@ def test_a_handle_can_be_awaited(awaits, gate, state, tmp_path, caplog):
     assert errors(caplog) == []
 
 
+def test_asyncio_waits_for_several_wrapped_handles(gate, state, tmp_path):
+    async def save():
+        handles = [ringstow.save_async(state, tmp_path / name) for name in "ab"]
+        wrapped = [asyncio.wrap_future(handle) for handle in handles]
+        done, late = await asyncio.wait(wrapped)
+        gathered = await asyncio.gather(*handles)
+        assert {task.result() for task in done} == {*gathered}
+        return len(gathered), late
+
+    gate()
+    assert asyncio.run(save()) == (2, set())
+
+
 @pytest.fixture
 def snapshots(monkeypatch):
     """Make asyncio read a future through its snapshot, as Python 3.15 does."""
