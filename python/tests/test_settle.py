@@ -14,18 +14,12 @@ import torch
 import ringstow
 from ringstow.tensors._memory import LazyTensor
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ONE = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
 LONG = 1 << 24  # elements: tens of milliseconds to add to
 SAVED = 1 << 18
 ROUNDS = 8
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def outcome(handle, path):

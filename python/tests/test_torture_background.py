@@ -4,7 +4,6 @@ import pathlib
 import sys
 
 import pytest
-import torch
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
@@ -13,16 +12,10 @@ from torturing.changes import ORDINARY, SEEN, UNSEEN  # noqa: E402
 from torturing.loops import run  # noqa: E402
 from torturing.trainer import OPTIMIZERS  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LOOPS = 40
 PER_TEST = 10
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("first", range(0, LOOPS, PER_TEST))
