@@ -233,32 +233,33 @@ def load_into(
 ) -> LoadReport:
     """Load a checkpoint into the tensors of a state dict of the same structure.
 
-    Fills tensors and arrays in place, without autograd noticing. Replaces all other values in the
+    Fills tensors and arrays in place; autograd does not record it. Replaces all other values in the
     dicts and lists that hold them. Changes nothing unless everything fits. After damage or a read
     error, the elements of the tensors are undefined. If a save replaces the checkpoint meanwhile,
     the result is entirely the old or entirely the new one.
 
+    ``optimizer.state_dict()`` returns new dicts that hold the optimizer's own tensors. The load
+    fills these tensors. Pass the dicts to ``optimizer.load_state_dict`` afterwards: it sets the
+    learning rate and all other values.
+
     Args:
-        state_dict: what to fill. Its tensors may be strided, require grad, and share memory.
-            Tensors on CUDA devices and arrays with ``__cuda_array_interface__`` are filled through
-            the staging memory. Strided CPU tensors, and tensors on other devices, need a temporary
-            copy. A list or tuple without tensors is one value, replaced as a whole.
+        state_dict: the state dict to fill. Its tensors may be strided, require grad, and share
+            memory. Tensors on CUDA devices and arrays with ``__cuda_array_interface__`` are filled
+            through the staging memory. Strided CPU tensors, and tensors on other devices, need a
+            temporary copy. A list or tuple without tensors is one value, replaced as a whole.
         path: the checkpoint's directory.
-        strict: the two must hold the same keys. False loads what is in both, and the report lists
-            what is ``missing`` and ``unexpected``; a tensor of another dtype or shape is still an
-            error.
+        strict: require the same keys in both. False loads the keys that both have, and the report
+            lists the others as ``missing`` and ``unexpected``; a tensor of another dtype or shape
+            is still an error.
         cast: convert floating-point elements to the target's dtype, and complex ones likewise, with
             a temporary copy. Other dtypes, such as integers, must be equal.
         verify: verify every checksum chunk that is read before using any of it.
-        on_corrupt: ``"skip"`` fills everything whose bytes are intact, and leaves every target of
-            damaged bytes as it is: the report lists these as ``damaged``, and
-            CorruptCheckpointWarning names them. A value that holds something damaged stays too.
+        on_corrupt: what to do about damage. ``"skip"`` fills all targets whose bytes are intact,
+            and leaves the others as they are: the report lists these as ``damaged``, and
+            CorruptCheckpointWarning names them. A value that holds something damaged stays, too.
             Reads everything twice, as in `load`.
         allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
         config: the settings; None means the defaults.
-
-    An optimizer's ``state_dict()`` holds its own tensors in new dicts. The tensors are filled; pass
-    the dicts to ``optimizer.load_state_dict`` for the learning rate and everything else.
 
     Returns:
         What was done and how long it took.
