@@ -38,25 +38,27 @@ from ringstow._save import save, save_async
 from ringstow.tree._damaged import DamagedTensor, Salvaged
 
 if TYPE_CHECKING:
-    from ringstow._handle import SaveHandle
-    from ringstow._report import (
+    from ringstow._catalog_report import (
         CheckpointInfo,
-        Damage,
         DiffReport,
         ElementDiff,
-        Fallback,
-        LoadReport,
-        LoadSeconds,
-        Progress,
         Removed,
         Retained,
-        SaveReport,
-        SaveSeconds,
         Step,
         Swept,
         TensorChange,
         TensorDiff,
         ValueDiff,
+    )
+    from ringstow._handle import SaveHandle
+    from ringstow._report import (
+        Damage,
+        Fallback,
+        LoadReport,
+        LoadSeconds,
+        Progress,
+        SaveReport,
+        SaveSeconds,
         VerifyReport,
     )
 
@@ -131,7 +133,7 @@ def __getattr__(name: str) -> Any:
 
         return version("ringstow")
     if name in __all__:  # a report: all else is here already
-        from ringstow import _report
+        from ringstow import _catalog_report, _report
 
-        return getattr(_report, name)
+        return getattr(_report if hasattr(_report, name) else _catalog_report, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

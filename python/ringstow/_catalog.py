@@ -10,7 +10,8 @@ from ringstow._arguments import StrPath, absolute, of_checkpoint, step_number
 from ringstow._config import Config, native_json
 
 if TYPE_CHECKING:
-    from ringstow._report import DiffReport, Removed, Retained, Step, Swept, VerifyReport
+    from ringstow._catalog_report import DiffReport, Removed, Retained, Step, Swept
+    from ringstow._report import VerifyReport
 
 
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
@@ -65,7 +66,7 @@ def diff(
         FormatError: a manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    from ringstow._report import DiffReport
+    from ringstow._catalog_report import DiffReport
 
     return DiffReport.from_json(
         _native.diff(of_checkpoint(a), of_checkpoint(b), values, native_json(config))
@@ -105,7 +106,7 @@ def steps(
         InvalidStateError: the pattern does not have exactly one place for the step.
         OSError: the directory, or one in it that may be a step, can't be read.
     """
-    from ringstow._report import Step
+    from ringstow._catalog_report import Step
 
     return Step.list_from_json(_native.steps(absolute(directory), pattern, native_json(config)))
 
@@ -194,7 +195,7 @@ def retain(
             step.
         OSError: a directory can't be read, or a file can't be removed.
     """
-    from ringstow._report import Retained
+    from ringstow._catalog_report import Retained
 
     if isinstance(keep, bool) or not isinstance(keep, SupportsIndex):
         raise TypeError(f"keep is a number of checkpoints, not {keep!r}")
@@ -235,7 +236,7 @@ def prune(
     Raises:
         OSError: a directory can't be read, or a file can't be removed.
     """
-    from ringstow._report import Swept
+    from ringstow._catalog_report import Swept
 
     knobs = native_json(config)
     return Swept.from_json(
@@ -265,7 +266,7 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
             files; remove the directory yourself.
         OSError: the system refused.
     """
-    from ringstow._report import Removed
+    from ringstow._catalog_report import Removed
 
     recycles = _recycles(recycle, config)
     return Removed.from_json(_native.remove(of_checkpoint(path), recycles, native_json(config)))

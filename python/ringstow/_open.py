@@ -21,7 +21,7 @@ from ringstow.tree._walk import Box, Leaf, Path, flat_name
 if TYPE_CHECKING:
     import numpy as np
 
-    from ringstow._report import CheckpointInfo
+    from ringstow._catalog_report import CheckpointInfo
 
 Framework = Literal["torch", "numpy"]
 _ELEMENTS = ("$tensor", "$ndarray")
@@ -155,7 +155,7 @@ class Checkpoint(Mapping[str, "Entry"]):
     @property
     def info(self) -> CheckpointInfo:
         """What the manifest says about the save: time, version, bytes, ranks."""
-        from ringstow._report import CheckpointInfo
+        from ringstow._catalog_report import CheckpointInfo
 
         return CheckpointInfo.from_json(self._alive().info)
 

@@ -1,4 +1,4 @@
-"""Reports of saves, loads and verifications, built from the native side's JSON.
+"""Reports of saves, loads and verifications, and how each report is built from JSON.
 
 The fields are those of the Rust structs of the same names (``src/pipeline/report.rs``).
 """
@@ -9,15 +9,12 @@ import dataclasses
 import functools
 import json
 import typing
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Self
 
 from ringstow.tree._damaged import DamagedTensor
 
-if TYPE_CHECKING:
-    import datetime
 
-
-class _Report:
+class Report:
     """What the native side reports as JSON. Subclasses are dataclasses of the fields they take."""
 
     @classmethod
@@ -33,15 +30,16 @@ class _Report:
 
 
 @functools.cache
-def _kinds(report: type[_Report]) -> dict[str, type[Any] | None]:
+def _kinds(report: type[Report]) -> dict[str, type[Any] | None]:
     """Return the class of the objects in each field, by its annotation; None if it has none."""
-    # By these names: an import that failed elsewhere may have taken this module away.
-    hints = typing.get_type_hints(report, globals())
+    # By the names of its own module, which a failed import elsewhere may have taken away: a method
+    # has them.
+    hints = typing.get_type_hints(report, report.__init__.__globals__)
     kinds: dict[str, type[Any] | None] = {}
     for field in dataclasses.fields(report):  # type: ignore[arg-type]
         parts = (hints[field.name], *typing.get_args(hints[field.name]))
         classes = [part for part in parts if isinstance(part, type)]
-        objects = (part for part in classes if issubclass(part, _Report | DamagedTensor))
+        objects = (part for part in classes if issubclass(part, Report | DamagedTensor))
         kinds[field.name] = next(objects, None)
     return kinds
 
@@ -54,11 +52,11 @@ def _made(kind: type[Any] | None, value: Any) -> Any:
         return value
     if kind is None:
         return tuple(value.values())
-    return kind._of(value) if issubclass(kind, _Report) else kind(**value)
+    return kind._of(value) if issubclass(kind, Report) else kind(**value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fallback(_Report):
+class Fallback(Report):
     """A step to a slower way of working, because the faster one was unavailable."""
 
     wanted: str
@@ -72,7 +70,7 @@ class Fallback(_Report):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Damage(_Report):
+class Damage(Report):
     """A damaged range of a file: a checksum chunk, or what is missing of the file."""
 
     file: str
@@ -91,7 +89,7 @@ class Damage(_Report):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SaveSeconds(_Report):
+class SaveSeconds(Report):
     """Seconds of each part of a save. Copying, checksums and writing overlap."""
 
     plan: float
@@ -119,7 +117,7 @@ class SaveSeconds(_Report):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadSeconds(_Report):
+class LoadSeconds(Report):
     """Seconds of each part of a load. Reading and checksums overlap."""
 
     prepare: float
@@ -135,7 +133,7 @@ class LoadSeconds(_Report):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Moved(_Report):
+class _Moved(Report):
     """How bytes were moved."""
 
     path: str
@@ -280,229 +278,6 @@ class VerifyReport(_Moved):
         """Names of the tensors, arrays and objects that can't be loaded, each once."""
         names = (name for damage in self.damage for name in damage.tensors)
         return tuple(dict.fromkeys(names))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ElementDiff(_Report):
-    """How the elements of two tensors differ, bit by bit."""
-
-    differing: int
-    """Elements that differ."""
-    elements: int
-    """Elements in all."""
-    max_abs: float | None
-    """The largest absolute difference between two finite elements; None for dtypes that are neither
-    floats nor integers, or if no two such elements differ."""
-    not_finite: int
-    """Elements that differ, one of which is infinite or not a number."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorDiff(_Report):
-    """A tensor or array whose bytes differ."""
-
-    name: str
-    elements: ElementDiff | None
-    """How its elements differ; None unless `diff` was called with ``values=True``."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TensorChange(_Report):
-    """A tensor whose dtype or shape differs. Dtypes have safetensors' names: ``"BF16"``."""
-
-    name: str
-    dtype_a: str
-    dtype_b: str
-    shape_a: tuple[int, ...]
-    shape_b: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ValueDiff(_Report):
-    """A value that differs, or that only one checkpoint has."""
-
-    name: str
-    """Its path in the state dict, joined by dots; empty for the state itself."""
-    a: str | None
-    """The value in ``a`` as JSON, as in the manifest; None if only ``b`` has it. In words for a
-    container, tensor, array or object, and for a key or an order of keys that differs:
-    ``"a dict"``, ``"tied to w"``, ``"key 1 (int)"``."""
-    b: str | None
-    """Likewise in ``b``."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DiffReport(_Report):
-    """How two checkpoints differ."""
-
-    a: str
-    """The one checkpoint's directory."""
-    b: str
-    """The other's."""
-    only_in_a: tuple[str, ...]
-    """Names of the tensors and arrays that only ``a`` has."""
-    only_in_b: tuple[str, ...]
-    """Likewise ``b``."""
-    changed: tuple[TensorChange, ...]
-    """Tensors whose dtype or shape differs."""
-    differing: tuple[TensorDiff, ...]
-    """Tensors and arrays whose bytes differ."""
-    values: tuple[ValueDiff, ...]
-    """Values that differ, or that only one checkpoint has; DCP's objects too, by their bytes."""
-    values_compared: bool
-    """Whether values were compared: not with another program's files, which have none."""
-    equal_tensors: int
-    """Number of tensors and arrays that are equal."""
-    read_bytes: int
-    """Bytes of tensors that were read, because checksums did not decide."""
-    seconds: float
-    """Seconds in total."""
-
-    def __bool__(self) -> bool:
-        """Refuse: ``if diff(a, b)`` could mean either answer.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("a DiffReport is neither true nor false: ask for its is_equal")
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether nothing differs."""
-        return not (
-            self.only_in_a or self.only_in_b or self.changed or self.differing or self.values
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckpointInfo(_Report):
-    """What a checkpoint's manifest says about the save."""
-
-    path: str
-    """The checkpoint's directory."""
-    kind: Literal["ringstow", "safetensors"]
-    """``"safetensors"``: files of another program, without checksums; times and versions are 0."""
-    version: int
-    """Version of the format."""
-    writer: str
-    """Version of the library that wrote it."""
-    created_unix_ms: int
-    """When it was committed, in milliseconds since 1970-01-01 UTC."""
-    generation: int
-    """Number of earlier saves into this directory."""
-    world_size: int
-    """Ranks that wrote it."""
-    block_bytes: int
-    """Bytes that one checksum covers."""
-    tensors: int
-    """Tensors stored; those that share memory count once."""
-    tensor_bytes: int
-    """Bytes of their data."""
-    file_bytes: int
-    """Bytes of all shards, headers included."""
-    files: tuple[tuple[str, int], ...]
-    """Name and bytes of each shard."""
-    stripes: tuple[str, ...]
-    """Other directories that its files were striped over, as the saver named them."""
-    part_of: tuple[int, int, str] | None
-    """Rank, number of ranks, and id of the save, if this is a rank checkpoint."""
-    step: int | None
-    """The step of training that it was saved as; None if none was given."""
-
-    @property
-    def created(self) -> datetime.datetime:
-        """When it was committed, in UTC."""
-        return _utc(self.created_unix_ms)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Step(_Report):
-    """One of the steps of a run, as `steps` lists them."""
-
-    path: str
-    """The checkpoint's directory."""
-    step: int | None
-    """Its number; None if nothing in the directory counts as a step."""
-    created_unix_ms: int | None
-    """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
-    manifest can't be read."""
-    nbytes: int | None
-    """Bytes of its files, headers included."""
-    status: Literal["committed", "incomplete", "damaged"]
-    """Whether it can be loaded, going by its manifest and the lengths of its files. `verify` and
-    ``latest(verify=True)`` compare the bytes."""
-    problem: str | None
-    """Why it can't be loaded, if it can't."""
-
-    @property
-    def created(self) -> datetime.datetime | None:
-        """When it was committed, in UTC."""
-        return None if self.created_unix_ms is None else _utc(self.created_unix_ms)
-
-    @classmethod
-    def list_from_json(cls, text: str) -> list[Self]:
-        """Build a list of them from the native side's JSON text."""
-        found = json.loads(text)
-        return [cls._of({**values, "nbytes": values["file_bytes"]}) for values in found]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Retained(_Report):
-    """What `retain` did, or would do."""
-
-    counted: str | None
-    """What counted as a step: ``"step-*"``. None if nothing did."""
-    kept: tuple[str, ...]
-    """Steps that were kept, oldest first."""
-    removed: tuple[str, ...]
-    """Steps that were removed, oldest first."""
-    cleared: tuple[str, ...]
-    """Directories of killed saves of earlier steps. Their files were removed, and the directory if
-    it was then empty."""
-    left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
-    of one; and empty ones that the system refused to remove."""
-    removed_recycled: tuple[str, ...]
-    """Recycled files of earlier calls that were removed, and their directory if it was then
-    empty."""
-    warnings: tuple[str, ...]
-    """Warnings if nothing counted as a step, or several kinds of names looked like steps. Also
-    logged."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Removed(_Report):
-    """What `remove` did."""
-
-    path: str
-    """The checkpoint's directory."""
-    recycled: int
-    """How many of its files are kept for the next save to write over."""
-    removed: tuple[str, ...]
-    """Files that were removed."""
-    left: tuple[tuple[str, str], ...]
-    """Directories that stay although no file of the checkpoint is in them, and why: the system
-    refused to remove them, or a save from elsewhere may be about to use them."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Swept(_Report):
-    """What `prune` did, or would do."""
-
-    removed: tuple[str, ...]
-    """Files that were removed, and directories that held nothing else."""
-    renamed: tuple[str, ...]
-    """Shards of a committed checkpoint that got their final name."""
-    kept: tuple[str, ...]
-    """Shards that became recycled files: none, `prune` makes none."""
-    left: tuple[tuple[str, str], ...]
-    """Directories that were left alone, and why."""
-
-
-def _utc(unix_ms: int) -> datetime.datetime:
-    import datetime
-
-    return datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ UNWANTED = (
     "multiprocessing",
     "numpy",
     "pickle",
+    "ringstow._catalog_report",
     "ringstow._report",
     "ringstow.convert",
     "ringstow.dcp",
