@@ -247,6 +247,18 @@ mod tests {
     use crate::engine::{Action, FileId};
     use crossbeam_channel::bounded;
     use std::path::PathBuf;
+    use std::process::Command;
+    use std::time::Duration;
+
+    /// How long a call that must not wait may take.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// What a function returns that must not wait for this thread.
+    fn returned<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = bounded(1);
+        thread::spawn(move || tell.send(act()));
+        told.recv_timeout(LIMIT).expect("it waits for this thread")
+    }
 
     fn config(blocks: u64) -> Config {
         Config { pool_bytes: blocks * 4096, block_bytes: 4096, ..Config::default() }
@@ -295,11 +307,36 @@ mod tests {
         let (file, action) = (FileId(0), Action::Sync);
         queue.submit(Request { file, action, needed: 0, abort: None, reply });
         drop(queue);
-        for blocks in [1021, 1031, 1033] {
-            drop(Runtime::shared(&config(blocks)).unwrap());
-        }
-        // If eviction waited for the thread, this line would not be reached.
+        returned(|| {
+            for blocks in [1021, 1031, 1033] {
+                drop(Runtime::shared(&config(blocks)).unwrap());
+            }
+        });
         tell.send(()).unwrap();
-        ended.recv().unwrap();
+        ended.recv_timeout(LIMIT).expect("the thread goes on");
+    }
+
+    /// A forked child has one thread: what another one had locked stays locked.
+    #[test]
+    fn forked_child_does_not_wait_for_the_lock_of_another_thread() {
+        const NAME: &str = "pipeline::runtime::tests::\
+                            forked_child_does_not_wait_for_the_lock_of_another_thread";
+        const CHILD: &str = "RINGSTOW_TEST_FORKED";
+        if std::env::var_os(CHILD).is_none() {
+            // Other tests run in this process, which must not count as forked.
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            let ran = child.args(["--exact", NAME]).env(CHILD, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&ran.stdout);
+            assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let parents = Runtime::shared(&config(1049)).unwrap();
+        let held = KEPT.lock().unwrap();
+        let own = returned(|| {
+            Runtime::forget_after_fork();
+            Runtime::shared(&config(1049)).unwrap()
+        });
+        assert!(!std::ptr::eq(parents.machine(), own.machine()));
+        drop(held);
     }
 }

@@ -166,11 +166,12 @@ mod tests {
     fn lease_fails_when_the_awaited_buffer_is_given_up() {
         let pool = Pool::new(2, 4096).unwrap();
         let (lost, kept) = (pool.lease().unwrap(), pool.lease().unwrap());
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| pool.lease());
-            lost.give_up();
-            assert!(waiting.join().unwrap().is_err());
-        });
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let waits = pool.clone();
+        std::thread::spawn(move || tell.send(waits.lease().is_err()));
+        lost.give_up();
+        let failed = told.recv_timeout(std::time::Duration::from_secs(60));
+        assert!(failed.expect("it waits for ever"), "a buffer was lent that nobody returned");
         assert!(pool.is_broken());
         drop(kept);
         drop(pool.lease().expect("the other one is free"));
