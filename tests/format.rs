@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{scratch, small_config};
+use common::{scratch, sealed, small_config};
 use ringstow::{
     Checkpoint, Config, Dtype, Item, LoadOptions, RankShare, Region, Runtime, Session, StateDict,
     TensorInfo, Value,
@@ -286,7 +286,7 @@ fn settled(path: &Path, root: &Path) -> Vec<u8> {
     assert_eq!(trailer.len(), "\"01234567\"}\n".len());
     let text = with_field(text, "\"created_unix_ms\":", "0");
     let text = with_field(&text, "\"writer\":", "\"0.1.0\"");
-    format!("{text},\"crc32\":\"{:08x}\"}}\n", crc32fast::hash(text.as_bytes())).into()
+    sealed(text.as_bytes())
 }
 
 /// JSON with another value for a field that comes once.

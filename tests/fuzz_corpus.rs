@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::noise;
+use common::{noise, number};
 use fuzz_targets::{TARGETS, Target};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn every_stored_input_holds() {
 /// What a fuzzer does first, without one: each stored input with a byte changed, a piece cut out or doubled.
 #[test]
 fn mutated_inputs_hold() {
-    let seed = std::env::var("RINGSTOW_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let seed = number("RINGSTOW_SEED", 1);
     let mut random = fastrand::Rng::with_seed(seed);
     for target in TARGETS {
         let inputs = corpus(target);

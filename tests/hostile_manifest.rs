@@ -14,8 +14,7 @@ use std::sync::Arc;
 
 /// Writes a manifest anew, sealed as if ringstow had written it.
 fn reseal(dir: &Path, body: &[u8]) {
-    let seal = format!(",\"crc32\":\"{:08x}\"}}\n", crc32fast::hash(body));
-    fs::write(dir.join("manifest.json"), [body, seal.as_bytes()].concat()).unwrap();
+    fs::write(dir.join("manifest.json"), sealed(body)).unwrap();
 }
 
 /// The manifest's text up to its seal: an object that lacks its closing brace.

@@ -7,13 +7,11 @@ mod common;
 
 use common::place::{Place, SIZES, WAYS};
 use common::{State, assert_says, names_in, scratch, small_config, step_with};
+use nix::libc::{EIO, ENOENT, ETIMEDOUT};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
 use ringstow::{Checkpoint, Config, Disposal, Dtype, StateDict, Store};
 use std::path::Path;
-
-const EIO: i32 = 5;
-const ENOENT: i32 = 2;
 
 /// Loses the answers to renames that `loses` picks, by their number and path.
 fn lose(errno: i32, mut loses: impl FnMut(usize, &Path) -> bool + Send + 'static) -> Watch {
@@ -119,7 +117,7 @@ fn save_whose_rename_is_made_later_keeps_the_files_of_both() {
         let late = on_thread(move |_, call, on| match call {
             Call::Rename if is_manifest(on) => {
                 failed = true;
-                Outcome::Fail(nix::libc::ETIMEDOUT)
+                Outcome::Fail(ETIMEDOUT)
             }
             Call::Remove if failed && is_manifest(on) => {
                 failed = false;

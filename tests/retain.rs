@@ -163,9 +163,8 @@ fn several_that_retain_at_the_same_time_all_succeed() {
 #[test]
 fn step_whose_directory_the_system_refuses_to_remove_is_reported() {
     use ringstow::internals::sys::seam::{Call, fail_call};
-    const EROFS: i32 = 30;
     let root = root(&["step-1", "step-2"]);
-    let refused = fail_call(Call::RemoveDir, &root.path().join("step-1"), EROFS);
+    let refused = fail_call(Call::RemoveDir, &root.path().join("step-1"), nix::libc::EROFS);
     let done = retain(root.path(), 1, Disposal::Remove).unwrap();
     assert_eq!((names(&done.kept), names(&done.removed)), (vec!["step-2"], vec!["step-1"]));
     let [(name, reason)] = &left(&done)[..] else { panic!("{done:?}") };

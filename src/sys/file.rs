@@ -213,27 +213,6 @@ pub(crate) fn look(file: &File) -> io::Result<Metadata> {
     made(Call::Look, file, || file.metadata())
 }
 
-/// Raises this process' soft limit of open files if it is too low for `count` more: at most to the hard
-/// limit, and for good. A checkpoint of thousands of processes has as many files, and the soft limit is low
-/// only for the sake of `select`.
-pub fn make_room_for(count: usize) {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    /// Files that the process has open besides. The limit is raised only if fewer than this many fit.
-    const OTHERS_MIN: u64 = 256;
-    /// What a raised limit leaves for them.
-    const OTHERS_MAX: u64 = 1024;
-    let limit = Resource::RLIMIT_NOFILE;
-    let limits = made(Call::Limit, Path::new("RLIMIT_NOFILE"), || Ok(getrlimit(limit)?));
-    let Ok((soft, hard)) = limits else { return };
-    if soft < count as u64 + OTHERS_MIN && soft < hard {
-        let wanted = hard.min(count as u64 + OTHERS_MAX);
-        // If it fails, opening the files does too, with a remedy.
-        if let Err(error) = setrlimit(limit, wanted, hard) {
-            tracing::debug!(%error, wanted, "cannot raise the limit of open files");
-        }
-    }
-}
-
 fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
     // NONBLOCK: open() does not wait for the other end of a FIFO that has the file's name.
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;

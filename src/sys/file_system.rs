@@ -174,6 +174,11 @@ impl FileSystem {
         Self { name, hosts: Hosts::One, locks: Reach::EveryHost, why }
     }
 
+    fn without_known_locks(name: String, hosts: Hosts) -> Self {
+        let why = format!("ringstow cannot know whether {name} passes locks on to other hosts");
+        Self { name, hosts, locks: Reach::ThisHost, why }
+    }
+
     /// One that the number in statfs does not tell: other hosts may use it, unless its name says that they do not.
     fn mounted(name: String, options: &str) -> Self {
         let is = |names: &[&str]| names.contains(&name.as_str());
@@ -181,22 +186,16 @@ impl FileSystem {
             return Self::of_one_host(name);
         }
         let known = PASS_LOCKS.iter().find(|known| is(known.names));
-        let (hosts, locks, why) = match known.map(|known| known.obstacle(options)) {
-            Some(None) => {
-                (Hosts::Many, Reach::EveryHost, format!("{name} passes locks on to other hosts"))
-            }
+        let (locks, why) = match known.map(|known| known.obstacle(options)) {
+            Some(None) => (Reach::EveryHost, format!("{name} passes locks on to other hosts")),
             Some(Some(obstacle)) => {
                 let mounted = "does not pass locks on to other hosts as it is mounted here";
-                (Hosts::Many, Reach::ThisHost, format!("{name} {mounted}: {obstacle}"))
+                (Reach::ThisHost, format!("{name} {mounted}: {obstacle}"))
             }
-            None => {
-                let hosts = if is(OTHER_NETWORK) { Hosts::Many } else { Hosts::Unknown };
-                let why =
-                    format!("ringstow cannot know whether {name} passes locks on to other hosts");
-                (hosts, Reach::ThisHost, why)
-            }
+            None if is(OTHER_NETWORK) => return Self::without_known_locks(name, Hosts::Many),
+            None => return Self::without_known_locks(name, Hosts::Unknown),
         };
-        Self { name, hosts, locks, why }
+        Self { name, hosts: Hosts::Many, locks, why }
     }
 
     /// One that keeps its files in a directory of another file system, `lower` if that is known: the same hosts may use
@@ -204,11 +203,7 @@ impl FileSystem {
     fn over(name: String, lower: Option<Self>) -> Self {
         match lower.map_or(Hosts::Unknown, |lower| lower.hosts) {
             Hosts::One => Self::of_one_host(name),
-            hosts => {
-                let why =
-                    format!("ringstow cannot know whether {name} passes locks on to other hosts");
-                Self { name, hosts, locks: Reach::ThisHost, why }
-            }
+            hosts => Self::without_known_locks(name, hosts),
         }
     }
 

@@ -112,14 +112,11 @@ impl DirLock {
         let (mut reach, mut why) = (system.locks, system.why.clone());
         let shared = system.is_shared();
         let identity = identity(file::look(&opened).map_err(io)?);
-        let (dir_path, failed) = (dir.to_path_buf(), |errno: io::Error| {
-            format!("the lock failed on {}: {errno}", system.name)
-        });
+        let failed = |error: io::Error| format!("the lock failed on {}: {error}", system.name);
+        let busy = || Error::Busy { path: dir.into() };
         let own = match Held::take(opened) {
             Ok(own) => Some(own),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(Error::Busy { path: dir_path });
-            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy()),
             Err(error) => {
                 if !shared {
                     (reach, why) = (Reach::ThisHost, failed(error));
@@ -131,28 +128,26 @@ impl DirLock {
             Ok(Attempt::Locked(file)) => Some(file),
             Ok(Attempt::Absent) => None,
             Ok(Attempt::Replaced) => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(Error::Busy { path: dir_path });
-            }
-            // The directory is gone.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(io(error)),
-            // Another host has just removed the file, or the directory too.
-            Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => {
-                return Ok(None);
-            }
-            Err(error) if cannot_lock(&error) => {
-                if reach == Reach::EveryHost {
-                    (reach, why) = (Reach::ThisHost, failed(error));
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Err(busy()),
+                // The directory is gone.
+                io::ErrorKind::NotFound => return Err(io(error)),
+                // Another host has just removed the file, or the directory too.
+                io::ErrorKind::StaleNetworkFileHandle => return Ok(None),
+                _ if cannot_lock(&error) => {
+                    if reach == Reach::EveryHost {
+                        (reach, why) = (Reach::ThisHost, failed(error));
+                    }
+                    None
                 }
-                None
-            }
-            // The lock works for other hosts, and they rely on it: a save without it is not safe for anybody.
-            Err(error) => return Err(Error::io("locking", dir.join(FILE), error)),
+                // The lock works for other hosts, and they rely on it: a save without it is not safe for anybody.
+                _ => return Err(Error::io("locking", dir.join(FILE), error)),
+            },
         };
         if identity != self::identity(dir::look(dir).map_err(io)?) {
             return Ok(None);
         }
-        let lock = Self { dir: dir_path, file, _own: own, reach, shared, why };
+        let lock = Self { dir: dir.into(), file, _own: own, reach, shared, why };
         lock.warn();
         Ok(Some(lock))
     }

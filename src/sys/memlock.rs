@@ -4,9 +4,9 @@
 #[cfg(target_os = "linux")]
 use crate::sys::file::read_kernel_text;
 #[cfg(target_os = "linux")]
-use crate::sys::seam::{Call, made};
+use crate::sys::rlimit::limits;
 #[cfg(target_os = "linux")]
-use std::path::Path;
+use nix::sys::resource::Resource;
 
 /// Bytes that the kernel charges for a ring's own queues and tables, at most (1024 operations in flight).
 pub const RING_BYTES: u64 = 256 << 10;
@@ -16,12 +16,10 @@ pub const RING_BYTES: u64 = 256 << 10;
 /// The kernel charges registered buffers to the user, over all of their processes, so less than this may be left.
 #[cfg(target_os = "linux")]
 pub fn limit_bytes() -> Option<u64> {
-    use nix::sys::resource::{Resource, getrlimit};
     if may_lock_any() {
         return None;
     }
-    let limit = || Ok(getrlimit(Resource::RLIMIT_MEMLOCK)?);
-    match made(Call::Limit, Path::new("RLIMIT_MEMLOCK"), limit) {
+    match limits(Resource::RLIMIT_MEMLOCK) {
         Ok((soft, _)) if soft == nix::libc::RLIM_INFINITY => None,
         Ok((soft, _)) => Some(soft),
         Err(_) => Some(0),

@@ -16,5 +16,6 @@ pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;
 pub(crate) mod path;
+pub mod rlimit;
 pub mod seam;
 pub mod space;

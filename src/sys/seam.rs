@@ -329,6 +329,7 @@ mod armed {
 mod tests {
     use crate::sys::dir;
     use crate::sys::seam::*;
+    use nix::libc::{EINTR, EIO};
 
     #[test]
     fn thread_watch_sees_the_calls_of_its_thread_in_order() {
@@ -347,7 +348,6 @@ mod tests {
 
     #[test]
     fn nth_call_fails_alone_or_with_all_after_it() {
-        const EIO: i32 = 5;
         let root = tempfile::tempdir().unwrap();
         let failed = || [1, 2, 3].map(|_| dir::look(root.path()).is_err());
         let watch = on_thread(nth(2, Outcome::Fail(EIO)));
@@ -362,7 +362,6 @@ mod tests {
 
     #[test]
     fn call_that_signals_interrupt_is_made_again_but_not_forever() {
-        const EINTR: i32 = 4;
         let root = tempfile::tempdir().unwrap();
         let watch = on_thread(|number, _, _| match number {
             1..=3 => Outcome::Fail(EINTR),
@@ -380,7 +379,7 @@ mod tests {
     fn late_failure_is_reported_although_the_call_was_made() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a");
-        let _late = on_thread(nth(1, Outcome::FailLate(5)));
+        let _late = on_thread(nth(1, Outcome::FailLate(EIO)));
         assert!(dir::make(&path).is_err());
         assert!(path.is_dir());
     }
@@ -390,7 +389,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("file");
         std::fs::write(&file, "x").unwrap();
-        let _failing = fail_call(Call::Remove, &file, 5);
+        let _failing = fail_call(Call::Remove, &file, EIO);
         let error = dir::remove(&file).unwrap_err();
         assert!(error.to_string().contains("file") && file.exists(), "{error}");
     }

@@ -2,7 +2,9 @@
 
 use crate::error::is_unsupported;
 use crate::sys::file::look;
+use crate::sys::rlimit::limits;
 use crate::sys::seam::{Call, made};
+use nix::sys::resource::Resource;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -48,9 +50,7 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
 /// Checks RLIMIT_FSIZE. A write beyond it raises SIGXFSZ, which ends every process that does not ignore the
 /// signal, and few do except Python.
 fn check_limit(len: u64) -> io::Result<()> {
-    use nix::sys::resource::{Resource, getrlimit};
-    let limits = || Ok(getrlimit(Resource::RLIMIT_FSIZE)?);
-    match made(Call::Limit, Path::new("RLIMIT_FSIZE"), limits) {
+    match limits(Resource::RLIMIT_FSIZE) {
         Ok((limit, _)) if limit < len => Err(rustix::io::Errno::FBIG.into()),
         _ => Ok(()),
     }

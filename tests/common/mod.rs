@@ -274,6 +274,12 @@ pub fn saved() -> (tempfile::TempDir, PathBuf) {
     (root, dir)
 }
 
+/// A manifest whose text up to its trailer is `body`, as if ringstow had written it.
+pub fn sealed(body: &[u8]) -> Vec<u8> {
+    let trailer = format!(",\"crc32\":\"{:08x}\"}}\n", crc32fast::hash(body));
+    [body, trailer.as_bytes()].concat()
+}
+
 /// The shard of a checkpoint that was saved once.
 pub fn shard_of(dir: &Path) -> PathBuf {
     dir.join("rank00000-0.safetensors")

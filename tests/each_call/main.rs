@@ -14,6 +14,7 @@ mod promises;
 use common::place::{Place, Way};
 use common::{scratch, small_config};
 use fastrand::Rng;
+use nix::libc::{EINTR, EIO, ENOSPC, ESTALE};
 use operations::{OPERATIONS, Operation};
 use promises::{End, Reader, check};
 use ringstow::internals::sys::seam::{Call, Outcome, from_nth, in_process, nth};
@@ -39,11 +40,6 @@ enum Trouble {
 }
 
 use Trouble::{AllFail, Dies, Fails, FailsLate, FailsThenDies};
-
-const EINTR: i32 = 4;
-const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
-const ESTALE: i32 = 116;
 
 const TROUBLES: [Trouble; 10] = [
     Fails(EIO),

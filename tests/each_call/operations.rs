@@ -150,12 +150,11 @@ fn die_after(
     act: impl FnOnce() -> Result<()>,
     last: impl Fn(Call, &Path) -> bool + Send + 'static,
 ) {
-    const EIO: i32 = 5;
     let mut is_dead = false;
     let _dies = in_process(move |_, call, on| {
         let was_dead = is_dead;
         is_dead |= last(call, on);
-        if was_dead { Outcome::Fail(EIO) } else { Outcome::Pass }
+        if was_dead { Outcome::Fail(nix::libc::EIO) } else { Outcome::Pass }
     });
     act().unwrap_err();
 }

@@ -266,11 +266,9 @@ fn killed_shares_are_cleared_from_all_stripes() {
 #[cfg(debug_assertions)] // the seam exists in these builds only
 mod refused {
     use super::*;
+    use nix::libc::{EACCES, EIO};
     use ringstow::internals::store::{prune, prune_plan, remove_checkpoint, retain, retain_plan};
     use ringstow::internals::sys::seam::{Call, fail_call};
-
-    const EIO: i32 = 5;
-    const EACCES: i32 = 13;
 
     fn left(removed: &ringstow::Removed) -> Vec<&Path> {
         removed.left.iter().map(|left| &*left.path).collect()
@@ -334,7 +332,7 @@ mod refused {
         disks.save(1);
         let denied = disks.stripe(0).join("lost+found");
         fs::create_dir(&denied).unwrap();
-        let _failing = fail_call(Call::List, &denied, nix::libc::EACCES);
+        let _failing = fail_call(Call::List, &denied, EACCES);
         prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     }
 

@@ -12,7 +12,7 @@ use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles};
 use crate::pool::Buffer;
-use crate::sys::file;
+use crate::sys::{file, rlimit};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub(super) fn open(
         .zip(reads.by_file())
         .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
         .collect();
-    file::make_room_for(paths.iter().flatten().count());
+    rlimit::make_room_for(paths.iter().flatten().count());
     let opened = open_each(runtime, config, &paths, |numbers, queue, mode| {
         let shards = numbers.iter().map(|&number| &reads.files[number]);
         Ok((open_in_directory(queue, mode, shards, collects)?, Vec::new()))

@@ -12,8 +12,8 @@ use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles};
 use crate::plan::save::SavePlan;
 use crate::pool::Pool;
-use crate::sys::file;
 use crate::sys::space::{self, Preallocated};
+use crate::sys::{file, rlimit};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(super) fn open(
     plan: &SavePlan,
     paths: &[PathBuf],
 ) -> Result<(Vec<Option<OpenFile>>, Moved)> {
-    file::make_room_for(paths.len());
+    rlimit::make_room_for(paths.len());
     let by_path: Vec<Option<&Path>> = paths.iter().map(|path| Some(path.as_path())).collect();
     open_each(runtime, runtime.config(), &by_path, |numbers, queue, mode| {
         let padded = |n: usize| plan.shards[n].bytes.next_multiple_of(ALIGN as u64);

@@ -18,8 +18,8 @@ use crate::store::write::scope::Scope;
 use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir;
 use crate::sys::dir::remove;
-use crate::sys::file::make_room_for;
 use crate::sys::lock::{self, DirLock};
+use crate::sys::rlimit::make_room_for;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 

@@ -33,8 +33,7 @@ mod other_hosts {
     use super::*;
     use crate::sys::file_system::play;
     use crate::sys::seam::{Outcome, Watch, fail_call, on_thread};
-
-    const ENOLCK: i32 = 37;
+    use nix::libc::{EACCES, EMFILE, ENOLCK, ESTALE};
 
     fn no_flock(dir: &Path) -> Watch {
         fail_call(Call::Lock, dir, ENOLCK)
@@ -180,7 +179,6 @@ mod other_hosts {
 
     #[test]
     fn local_directory_whose_lock_file_cannot_be_locked_is_shared() {
-        const EACCES: i32 = 13;
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().canonicalize().unwrap();
         // A client of this server has made it, as another user.
@@ -213,7 +211,6 @@ mod other_hosts {
 
     #[test]
     fn lock_that_fails_where_other_hosts_rely_on_it_is_an_error() {
-        const EMFILE: i32 = 24;
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().canonicalize().unwrap();
         let _nfs = play(&dir, "nfs4", "");
@@ -226,7 +223,6 @@ mod other_hosts {
 
     #[test]
     fn lock_file_that_another_host_has_just_removed_is_made_again() {
-        const ESTALE: i32 = 116;
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().canonicalize().unwrap();
         let path = dir.join(FILE);

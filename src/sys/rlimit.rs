@@ -1,0 +1,32 @@
+//! The limits of this process.
+
+use crate::sys::seam::{Call, made};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::io;
+use std::path::Path;
+
+/// The soft and the hard limit of a resource.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn limits(of: Resource) -> io::Result<(u64, u64)> {
+    made(Call::Limit, Path::new(&format!("{of:?}")), || Ok(getrlimit(of)?))
+}
+
+/// Raises this process' soft limit of open files if it is too low for `count` more: at most to the hard
+/// limit, and for good. A checkpoint of thousands of processes has as many files, and the soft limit is low
+/// only for the sake of `select`.
+pub fn make_room_for(count: usize) {
+    /// Files that the process has open besides. The limit is raised only if fewer than this many fit.
+    const OTHERS_MIN: u64 = 256;
+    /// What a raised limit leaves for them.
+    const OTHERS_MAX: u64 = 1024;
+    let Ok((soft, hard)) = limits(Resource::RLIMIT_NOFILE) else { return };
+    if soft < count as u64 + OTHERS_MIN && soft < hard {
+        let wanted = hard.min(count as u64 + OTHERS_MAX);
+        // If it fails, opening the files does too, with a remedy.
+        if let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) {
+            tracing::debug!(%error, wanted, "cannot raise the limit of open files");
+        }
+    }
+}
