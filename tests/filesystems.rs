@@ -4,8 +4,9 @@
 
 mod common;
 
-use common::mounts::{EXT4, MIB, Mount, XFS, where_mounts_work};
+use common::mounts::{EXT4, MIB, XFS, where_mounts_work};
 use common::{State, assert_no_litter, errno, names_in};
+use cut_disk::Mount;
 use nix::libc;
 use ringstow::{Config, EngineChoice, Error, Job, Runtime, SaveReport, Switch};
 use std::fs;
@@ -288,7 +289,7 @@ fn read_only_mount_refuses_saves_and_loads() {
             let before = State::new(1, &SIZES);
             before.save(&runtime(), &old).unwrap();
             let files = names_in(&old);
-            mount.remount("ro");
+            mount.remount("ro")?;
             for path in [&old, &fresh] {
                 let error = State::new(2, &SIZES).save(&runtime(), path).unwrap_err();
                 assert_eq!(errno(&error), Some(libc::EROFS), "{error}");
@@ -359,6 +360,22 @@ fn the_doctor_knows_what_direct_writes_of_btrfs_cost() {
         let set = std::process::Command::new("chattr").arg("+C").arg(&plain).status();
         assert!(set.is_ok_and(|status| status.success()), "chattr comes with mkfs.ext4");
         assert_eq!(remedy(&plain), None);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_doctor_calls_a_full_disk_full() {
+    where_mounts_work(|| {
+        let mount = Mount::of_memory("tmpfs", "size=64k")?;
+        fs::write(mount.path().join("all of it"), [0; 65_536]).unwrap();
+        let checks = ringstow::internals::doctor::diagnose(mount.path(), &Config::default()).checks;
+        for name in ["O_DIRECT", "preallocation"] {
+            let check = checks.iter().find(|check| check.name == name).unwrap();
+            assert!(check.found.contains("the disk is full"), "{check:?}");
+            assert!(check.remedy.as_ref().unwrap().contains("free some space"), "{check:?}");
+        }
+        assert_eq!(names_in(mount.path()), ["all of it"]);
         Ok(())
     });
 }

@@ -7,8 +7,7 @@ use ringstow::internals::device::Source;
 use ringstow::internals::format::{FileEntry, Manifest};
 use ringstow::internals::plan::save::{Options, SavePlan, Shard, plan};
 use ringstow::{Config, Dtype, Item, Region, Runtime, StateDict, TensorInfo};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The sizes in bytes of a mixed state, in turn: 4 KiB on average.
@@ -104,52 +103,35 @@ pub fn runtime(config: Config) -> Runtime {
 
 /// A directory whose files take no space, whatever their length: a file system without a device, mounted in a
 /// mount namespace of this thread and of the threads that it starts later.
-pub struct Endless {
-    root: tempfile::TempDir,
-    point: PathBuf,
-}
+pub struct Endless(#[cfg(target_os = "linux")] cut_disk::Mount);
 
+#[cfg(target_os = "linux")]
 impl Endless {
     /// Needs root.
     ///
     /// # Errors
     /// Why it is unavailable.
-    #[cfg(target_os = "linux")]
     pub fn new() -> Result<Self, String> {
-        use nix::sched::{CloneFlags, unshare};
-        unshare(CloneFlags::CLONE_NEWNS).map_err(|e| format!("no mount namespace: {e}"))?;
-        run("mount", &["--make-rprivate", "/"])?;
-        let root = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let point = root.path().join("endless");
-        std::fs::create_dir(&point).map_err(|e| e.to_string())?;
-        run("mount", &["-t", "ramfs", "none", &point.to_string_lossy()])?;
-        Ok(Self { root, point })
+        cut_disk::unshare_mounts()?;
+        cut_disk::Mount::of_memory("ramfs", "rw").map(Self)
     }
 
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Endless {
     /// Needs Linux.
     ///
     /// # Errors
     /// Always.
-    #[cfg(not(target_os = "linux"))]
     pub fn new() -> Result<Self, String> {
         Err("no mount namespaces on this platform".into())
     }
 
     pub fn path(&self) -> &Path {
-        &self.point
-    }
-}
-
-impl Drop for Endless {
-    fn drop(&mut self) {
-        let _ = run("umount", &["-l", &self.point.to_string_lossy()]);
-    }
-}
-
-fn run(program: &str, args: &[&str]) -> Result<(), String> {
-    let status = Command::new(program).args(args).status();
-    match status.map_err(|e| format!("{program} cannot be run: {e}"))?.success() {
-        true => Ok(()),
-        false => Err(format!("{program} {} failed", args.join(" "))),
+        unreachable!("there is none")
     }
 }

@@ -104,11 +104,6 @@ impl Place {
         assert_no_litter_in(self.config(), &self.dir());
     }
 
-    /// Saves step 2 in a child process, with these variables in its environment; says whether it came to its end.
-    pub fn save_in_child(&self, variables: &[(&str, &str)]) -> bool {
-        self.in_child("child_that_saves_once", variables)
-    }
-
     /// Runs a test in a child process, with these variables in its environment; says whether it passed.
     pub fn in_child(&self, test: &str, variables: &[(&str, &str)]) -> bool {
         let program = std::env::current_exe().unwrap();
@@ -131,10 +126,4 @@ impl Place {
         let way = WAYS.into_iter().find(|known| format!("{known:?}") == way).unwrap();
         Some(Self::new(way, &root))
     }
-}
-
-/// The child's life, in a test `child_that_saves_once` of each program that calls [`Place::save_in_child`].
-pub fn save_as_child() {
-    let Some(place) = Place::of_parent() else { return };
-    place.save(2).unwrap();
 }

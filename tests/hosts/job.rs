@@ -1,8 +1,7 @@
 //! One program on one host: a process of its own, which is this test binary again.
 
-use crate::common::mounts::run;
 use crate::common::{State, load_opened};
-use nix::sched::{CloneFlags, unshare};
+use cut_disk::run;
 use ringstow::internals::store::{Wanted, export, remove_checkpoint};
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, EngineChoice, Error, Loaded, Pruning, Receipt, Retention,
@@ -110,7 +109,7 @@ fn common_path(point: &Path) -> PathBuf {
 /// Moves this thread's view of a host's mount to the [`common_path`].
 fn mount_as_all_hosts_do(point: &Path) -> PathBuf {
     let path = common_path(point);
-    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    cut_disk::unshare_mounts().unwrap();
     let [from, to] = [point, &path].map(|path| path.to_str().unwrap());
     run("mount", &["--bind", from, to]).unwrap();
     path
