@@ -46,10 +46,10 @@ impl Checkpoint {
         }
     }
 
-    /// What can be read and checked of what is wanted, if the files have these faults.
+    /// What can be read and checked of what is wanted, if the files have these faults, by rising number of the file.
     pub(in crate::store) fn readable_of(&self, want: &Want, faults: &[Fault]) -> Want {
-        let fault = faults.iter().find(|fault| fault.file == want.file);
-        let lost = fault.map_or(u64::MAX, |fault| self.lost_chunks(fault).start);
+        let lost = Fault::in_file(faults, want.file)
+            .map_or(u64::MAX, |fault| self.lost_chunks(fault).start);
         let end = want.range.end.min(lost);
         Want { file: want.file, range: want.range.start.min(end)..end }
     }
@@ -59,17 +59,20 @@ impl Checkpoint {
     /// # Errors
     /// As for [`Checkpoint::check_files`].
     pub(in crate::store) fn check_faults(&self, entry: &TensorEntry) -> Result<()> {
-        let mut wants = wants_of(entry);
+        self.fault_of(entry).map_or(Ok(()), |fault| Err(self.error_of(fault)))
+    }
+
+    /// The first fault that takes bytes of a tensor.
+    fn fault_of(&self, entry: &TensorEntry) -> Option<&Fault> {
         let is_lost = |want: &Want| &self.readable_of(want, &self.faults) != want;
-        let Some(lost) = wants.find(is_lost) else { return Ok(()) };
-        let fault = self.faults.iter().find(|fault| fault.file == lost.file);
-        fault.map_or(Ok(()), |fault| Err(self.error_of(fault)))
+        let lost = wants_of(entry).find(is_lost)?;
+        Fault::in_file(&self.faults, lost.file)
     }
 
     /// What is wrong with a file of the manifest, by its number: `"no such file"`, `"a symbolic link"`. `None` if nothing
     /// is known to be. Does not read it.
     pub fn file_problem(&self, file: usize) -> Option<String> {
-        let fault = self.faults.iter().find(|fault| fault.file == file)?;
+        let fault = Fault::in_file(&self.faults, file)?;
         Some(match fault.kind {
             FaultKind::Length => format!("{} of {} bytes", fault.got, fault.expected),
             _ => fault.got.clone(),
@@ -78,7 +81,7 @@ impl Checkpoint {
 
     /// Whether bytes of a tensor are known to be missing. Does not read it.
     pub fn is_lost(&self, tensor: &TensorEntry) -> bool {
-        self.check_faults(tensor).is_err()
+        self.fault_of(tensor).is_some()
     }
 
     /// Checks that all files exist with their full length: after [`Checkpoint::open_damaged`], which does not.

@@ -81,6 +81,12 @@ impl Fault {
         is_bad_medium(error).then(|| Self::of_whole(file, bytes, got, FaultKind::Unreadable(errno)))
     }
 
+    /// The fault of a file, in a list by rising number of the file.
+    pub fn in_file(faults: &[Self], file: usize) -> Option<&Self> {
+        let found = faults.binary_search_by_key(&file, |fault| fault.file).ok()?;
+        Some(&faults[found])
+    }
+
     fn of_whole(file: usize, bytes: u64, got: String, kind: FaultKind) -> Self {
         let (what, expected) = ("the file", format!("a file of {bytes} bytes"));
         Self { file, lost: 0..bytes, what, expected, got, kind }

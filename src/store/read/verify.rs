@@ -73,7 +73,10 @@ impl Checkpoint {
                     damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
                     return Ok((damage, Fetched { bytes, read }));
                 }
-                Err(error) => faults.push(self.fault_of(error, &faults)?),
+                Err(error) => {
+                    let fault = self.fault_behind(error, &faults)?;
+                    faults.insert(faults.partition_point(|known| known.file < fault.file), fault);
+                }
             }
         }
     }
@@ -82,10 +85,10 @@ impl Checkpoint {
     ///
     /// # Errors
     /// An error that says nothing about a file, and one of a file whose fault is known.
-    fn fault_of(&self, error: Error, known: &[Fault]) -> Result<Fault> {
+    fn fault_behind(&self, error: Error, known: &[Fault]) -> Result<Fault> {
         let Error::Io { doing: "opening", path, cause, .. } = &error else { return Err(error) };
         let is_it = |file: &ShardFile| [&file.path, &file.other_path].contains(&path);
-        let unknown = |file: &usize| known.iter().all(|fault| fault.file != *file);
+        let unknown = |file: &usize| Fault::in_file(known, *file).is_none();
         let file = self.files.iter().position(is_it).filter(unknown);
         let fault = file.and_then(|file| Fault::of_error(file, self.files[file].bytes, cause));
         fault.ok_or(error)
