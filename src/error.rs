@@ -300,6 +300,18 @@ impl Error {
         matches!(self, Self::Io { cause, .. } if is_full(cause))
     }
 
+    /// An [`Error::Corrupt`] of bytes that belong to no tensor.
+    pub(crate) fn corrupt(
+        path: &Path,
+        offset: u64,
+        what: &str,
+        expected: impl Into<String>,
+        got: impl Into<String>,
+    ) -> Self {
+        let (path, what, expected, got) = (path.into(), what.into(), expected.into(), got.into());
+        Self::Corrupt { path, offset, what, expected, got, tensors: Box::default(), is_last: false }
+    }
+
     /// An [`Error::Format`].
     pub fn format(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
         Self::Format { path: path.into(), reason: reason.into() }

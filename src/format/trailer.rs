@@ -21,15 +21,7 @@ pub(super) fn write(object: &impl Serialize, to: impl Write) -> io::Result<()> {
 
 /// Returns the text that the trailer checksum covers, if it matches. `path` is for the message.
 pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
-    let corrupt = |offset, what: &str, expected: &str, got: &str| Error::Corrupt {
-        path: path.into(),
-        offset,
-        what: what.into(),
-        expected: expected.into(),
-        got: got.into(),
-        tensors: Box::default(),
-        is_last: false,
-    };
+    let corrupt = |offset, what, expected, got| Error::corrupt(path, offset, what, expected, got);
     if bytes.is_empty() {
         return Err(corrupt(0, "the manifest's length in bytes", "more than 0", "0"));
     }

@@ -74,10 +74,15 @@ impl TensorEntry {
         if self.chunks.len() == 1 {
             return Ok(true);
         }
-        self.with_regions(|regions| match is_whole {
-            true => Ok(cover::tiles(&self.shape, regions)),
-            false => cover::overlap(&self.shape, regions).map(|overlap| !overlap),
-        })
+        if is_whole {
+            return Ok(self.is_tiled());
+        }
+        self.with_regions(|regions| cover::overlap(&self.shape, regions)).map(|overlap| !overlap)
+    }
+
+    /// Whether chunks, all within the shape, hold each element exactly once.
+    pub(crate) fn is_tiled(&self) -> bool {
+        self.with_regions(|regions| cover::tiles(&self.shape, regions))
     }
 
     fn with_regions<T>(&self, look: impl FnOnce(&[Extent]) -> T) -> T {

@@ -5,8 +5,6 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
-use crate::format::cover;
-use crate::format::cover::Extent;
 use crate::format::model_index::ModelIndex;
 use crate::format::names::MODEL_INDEX as INDEX;
 use crate::format::safetensors_header::{Header, Sharding};
@@ -201,15 +199,8 @@ fn read_header(path: &Path) -> Result<(Header, u64, u64)> {
     let data = 8 + length;
     let expected = data.saturating_add(header.data_bytes);
     if expected != bytes {
-        return Err(Error::Corrupt {
-            path: path.into(),
-            offset: expected.min(bytes),
-            what: "length in bytes".into(),
-            expected: expected.to_string(),
-            got: bytes.to_string(),
-            tensors: Box::default(),
-            is_last: false,
-        });
+        let (at, expected, got) = (expected.min(bytes), expected.to_string(), bytes.to_string());
+        return Err(Error::corrupt(path, at, "length in bytes", expected, got));
     }
     Ok((header, data, bytes))
 }
@@ -338,26 +329,20 @@ fn with_region(chunk: &mut Chunk, shape: &[u64]) {
 
 /// Checks that a tensor's chunks cover it.
 fn check_coverage(dir: &Path, tensor: &TensorEntry) -> Result<()> {
-    let name = &tensor.name;
-    let zeros = vec![0; tensor.shape.len()];
-    let regions = tensor.chunks.iter().map(|Chunk { offsets, sizes, .. }| {
-        (offsets.as_deref().unwrap_or(&zeros), sizes.as_deref().unwrap_or(&tensor.shape))
-    });
-    let boxes: Vec<Extent> = regions.collect();
-    let whole = tensor.dtype.nbytes(&tensor.shape).ok_or_else(|| {
-        Error::format(dir, format!("tensor {name:?}: shape {:?} overflows", tensor.shape))
-    })?;
-    let held: u64 = boxes.iter().filter_map(|(_, sizes)| tensor.dtype.nbytes(sizes)).sum();
-    if cover::tiles(&tensor.shape, &boxes) {
+    let TensorEntry { name, shape, .. } = tensor;
+    let whole = tensor
+        .dtype
+        .nbytes(shape)
+        .ok_or_else(|| Error::format(dir, format!("tensor {name:?}: shape {shape:?} overflows")))?;
+    if tensor.is_tiled() {
         return Ok(());
     }
-    let shape = &tensor.shape;
+    let held = tensor.held_bytes();
     if held >= whole {
         let reason = format!("tensor {name:?} of {shape:?}: its chunks overlap each other");
         return Err(Error::format(dir, reason));
     }
-    let holes = cover::survey(shape, &boxes).unwrap_or_default().holes;
-    let hole = holes.first().map_or(String::new(), |(offsets, sizes)| {
+    let hole = tensor.holes().first().map_or(String::new(), |(offsets, sizes)| {
         format!(", {sizes:?} at {offsets:?} among what is missing")
     });
     let reason = format!(
