@@ -15,7 +15,7 @@ use common::mounts::where_mounts_work;
 use common::number;
 use cut_disk::{BTRFS, EXT4, FileSystem, Powered, XFS};
 use fastrand::Rng;
-use operations::{Machine, OPERATIONS};
+use operations::{Machine, OPERATIONS, Operation};
 use ringstow::EngineChoice;
 use saved::Saved;
 use std::collections::BTreeMap;
@@ -28,6 +28,36 @@ const BEFORE_MAX: usize = 3;
 
 /// So many cuts meet every operation, before its commit and after it.
 const ENOUGH: u64 = 100;
+
+/// Runs operations, then one again and again, and cuts the power so long after that began.
+fn cut_within(
+    powered: &Powered,
+    saved: &Saved,
+    machine: &Machine,
+    (before, target): (&[Operation], Operation),
+    delay: Duration,
+) {
+    let (begins, begun) = channel();
+    let dead = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let dead = &dead;
+        scope.spawn(move || {
+            let work = || -> ringstow::Result<()> {
+                before.iter().try_for_each(|operation| saved.run(machine, *operation))?;
+                let _ = begins.send(());
+                loop {
+                    saved.run(machine, target)?;
+                }
+            };
+            let error = work().unwrap_err();
+            assert!(dead.load(SeqCst), "{target:?}: there was power, and yet: {error}");
+        });
+        let _ = begun.recv();
+        std::thread::sleep(delay); // chooses the moment
+        dead.store(true, SeqCst);
+        powered.cut();
+    });
+}
 
 /// Cuts the power in each operation in turn, at a random moment.
 fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
@@ -46,26 +76,7 @@ fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
             .collect();
         let usual = took.get(&target).copied().unwrap_or(Duration::from_millis(20));
         let delay = usual.mul_f64(random.f64() * 1.2);
-        let (begins, begun) = channel();
-        let dead = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let (saved, machine, dead) = (&saved, &machine, &dead);
-            scope.spawn(move || {
-                let work = || -> ringstow::Result<()> {
-                    before.iter().try_for_each(|operation| saved.run(machine, *operation))?;
-                    let _ = begins.send(());
-                    loop {
-                        saved.run(machine, target)?;
-                    }
-                };
-                let error = work().unwrap_err();
-                assert!(dead.load(SeqCst), "cut {cut}: there was power, and yet: {error}");
-            });
-            let _ = begun.recv();
-            std::thread::sleep(delay); // chooses the moment
-            dead.store(true, SeqCst);
-            powered.cut();
-        });
+        cut_within(&powered, &saved, &machine, (&before, target), delay);
         drop(machine);
         let what = format!("cut {cut} of seed {seed}, in {:?}", saved.under_way());
         powered.restore().unwrap_or_else(|why| panic!("{what}: it cannot be mounted: {why}"));

@@ -47,17 +47,8 @@ pub fn latest(
     for found in steps.extract_if(.., |found| found.step.is_none() && found.refusal.is_some()) {
         pass_over_unreadable(found, wanted.verify)?;
     }
-    if steps.is_empty()
-        && let Some(nested) = nested_in(dir)
-        && is_first_time(dir)
-    {
-        tracing::warn!(
-            "{} holds no step, since {} is in a directory of its own below: pass {} to look there. Steps whose parts are \
-             saved apart are found if each part has its own directory of steps (run/actor/step-1, run/critic/step-1)",
-            dir.display(),
-            nested.display(),
-            nested.parent().unwrap_or(dir).display()
-        );
+    if steps.is_empty() {
+        warn_of_nested(dir);
     }
     if let Some(before) = &wanted.before {
         before.cut(&mut steps, dir)?;
@@ -93,6 +84,21 @@ pub fn latest(
             Err(error.without_earlier())
         }
         None => Ok(None),
+    }
+}
+
+/// Warns once of checkpoints that are too deep to be found.
+fn warn_of_nested(dir: &Path) {
+    if let Some(nested) = nested_in(dir)
+        && is_first_time(dir)
+    {
+        tracing::warn!(
+            "{} holds no step, since {} is in a directory of its own below: pass {} to look there. Steps whose parts are \
+             saved apart are found if each part has its own directory of steps (run/actor/step-1, run/critic/step-1)",
+            dir.display(),
+            nested.display(),
+            nested.parent().unwrap_or(dir).display()
+        );
     }
 }
 

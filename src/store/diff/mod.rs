@@ -116,13 +116,7 @@ fn diff_once(
     let (mut only_in_a, mut only_in_b) = (only_in(&a, &b), only_in(&b, &a));
     let have_values = [&a, &b].iter().all(|one| one.kind() == CheckpointKind::Ringstow);
     let mut changed_values = match have_values {
-        true => {
-            let tree = |one: &Checkpoint| {
-                Value::from_json_with_types(&one.manifest().state)
-                    .map_err(|e| Error::format(one.path().join(names::MANIFEST), e.to_string()))
-            };
-            values::compare((&tree(&a)?, &only_in_a), (&tree(&b)?, &only_in_b))?
-        }
+        true => values::compare((&tree(&a)?, &only_in_a), (&tree(&b)?, &only_in_b))?,
         false => Vec::new(),
     };
     let (mut changed, mut differing, mut equal_tensors) = (Vec::new(), Vec::new(), 0);
@@ -175,6 +169,12 @@ fn diff_once(
         read_bytes: contents.read_bytes,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+/// The values of a checkpoint.
+fn tree(of: &Checkpoint) -> Result<Value> {
+    Value::from_json_with_types(&of.manifest().state)
+        .map_err(|e| Error::format(of.path().join(names::MANIFEST), e.to_string()))
 }
 
 fn change(one: &TensorEntry, other: &TensorEntry) -> TensorChange {
