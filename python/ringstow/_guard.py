@@ -8,6 +8,7 @@ version of each tensor is compared: a tensor that has changed nevertheless makes
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -49,8 +50,12 @@ def check_staging(staging: object) -> None:
         raise InvalidStateError(f"staging={staging!r} is not one of {known}")
 
 
-def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int = 0) -> bool:
+def stage(
+    tensors: _native.Tensors, staging: Staging, path: str, hold: Hold, pool_bytes: int = 0
+) -> bool:
     """Copy what must be copied at the call, and return whether the call may then return.
+
+    GPUs make their copies later, as the save waits for: if it fails, `Hold.wait_copied` does.
 
     Raises:
         TornSaveError: another thread changed a tensor while it was copied.
@@ -63,16 +68,18 @@ def stage(tensors: _native.Tensors, staging: Staging, path: str, pool_bytes: int
         return False
     if staging == "snapshot":
         return _native.copy_now(tensors, path, _U64_MAX, _U64_MAX, _to_host)
-    return _native.copy_now(tensors, path, SMALL, pool_bytes // 2, _on_gpu)
+    on_gpu = functools.partial(_on_gpu, hold=hold)
+    return _native.copy_now(tensors, path, SMALL, pool_bytes // 2, on_gpu)
 
 
-def _on_gpu(tensors: list[torch.Tensor]) -> list[tuple[Address, object]] | None:
+def _on_gpu(tensors: list[torch.Tensor], hold: Hold) -> list[tuple[Address, object]] | None:
     """Queue copies of small tensors in their GPUs' memory; None if that is too small."""
     _cuda.refuse_capture("a state cannot be saved")
     try:
         copies = _cuda.copy_all(tensors)
     except _cuda.runtime().OutOfMemoryError:
         return None
+    hold.copies = _cuda.Fence(_cuda.devices_of(tensors))
     address_of = _cuda.finder()
     # The original is kept as well: its allocator may know of another stream than the copy's.
     pairs = zip(copies, tensors, strict=True)
@@ -93,6 +100,8 @@ class Hold:
         self._over = threading.Event()
         self._is_over: Callable[[], bool] = lambda: False
         self._caller: int | None = threading.get_ident()
+        self.copies: _cuda.Fence | None = None
+        """When GPUs have made the copies of small tensors."""
 
     def __enter__(self) -> Hold:
         return self
@@ -132,6 +141,11 @@ class Hold:
         A waiting step polls it, in case the save cannot call `end`.
         """
         self._is_over, self._caller = is_over, None
+
+    def wait_copied(self) -> None:
+        """Wait until GPUs have copied small tensors: until then, both ends must not be freed."""
+        if self.copies is not None:
+            self.copies.wait()
 
     def end(self) -> None:
         """End; may be called again."""

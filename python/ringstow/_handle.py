@@ -231,6 +231,8 @@ class SaveHandle(Future[SaveReport]):
 
     def _let_go(self) -> None:
         """Let the tensors be changed, and freed."""
+        if not self._job.staged():  # nothing has waited for the copies
+            self._hold.wait_copied()
         self._owners.clear()
         self._hold.end()
 

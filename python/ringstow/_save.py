@@ -67,7 +67,7 @@ def save(
     with _guard.Hold() as hold:
         hold.begin(may_wait=False)
         encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
-        _guard.stage(encoded.tensors, "wait", where)
+        _guard.stage(encoded.tensors, "wait", where, hold)
         return _jobs.run(
             lambda: _native.start_save(encoded.tensors, encoded.tree, where, knobs, number),
             where,
@@ -143,7 +143,7 @@ def save_async(
             hold.let_steps_end()
         encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
         tensors, tree = encoded.tensors, encoded.tree
-        is_copied = _guard.stage(tensors, staging, where, json.loads(knobs)["pool_bytes"])
+        is_copied = _guard.stage(tensors, staging, where, hold, json.loads(knobs)["pool_bytes"])
         handle = _handle.start(
             lambda: _native.start_save(tensors, tree, where, knobs, number), where, [tensors], hold
         )
@@ -154,6 +154,7 @@ def save_async(
             if handle is not None:
                 handle._abandon()
         finally:
+            hold.wait_copied()
             hold.end()
         raise
     return handle

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import threading
 
 import pytest
 import torch
@@ -117,6 +119,42 @@ def test_all_kinds_of_staging_save_the_values_of_the_call(staging, numel, gpu, o
             del zeros
         handle.result(SECONDS)
     assert_same(ringstow.load(at / "c"), {"t": torch.ones(numel)})
+
+
+def test_cancelled_save_holds_the_tensors_until_they_are_copied(gpu, on_gpu, at):
+    """Regression: small ones were freed while the GPU still copied them."""
+    tensor = on_gpu(torch.arange(1000.0))
+    with gpu.held():
+        handle = ringstow.save_async({"t": tensor}, at / "c")
+        del tensor
+        handle.cancel()
+        with pytest.raises(TimeoutError):
+            handle.result(AWHILE_S)
+        gc.collect()
+        assert gpu.live("allocations") == 2
+    with pytest.raises(ringstow.SaveCancelledError):
+        handle.result(SECONDS)
+
+
+def test_save_that_cannot_start_waits_for_its_copies(gpu, on_gpu, at):
+    """Regression: as above."""
+    (at / "c").write_text("a file")
+    state, raised = {"t": on_gpu(torch.arange(1000.0))}, []
+
+    def save():
+        try:
+            ringstow.save_async(state, at / "c").result()
+        except OSError as error:
+            raised.append(error.errno)
+
+    with gpu.held():
+        thread = threading.Thread(target=save)
+        thread.start()
+        thread.join(AWHILE_S)
+        assert thread.is_alive()
+        assert gpu.live("allocations") == 2
+    thread.join(SECONDS)
+    assert raised == [errno.ENOTDIR]
 
 
 def test_cancelled_save_releases_the_tensors(gpu, on_gpu, at):
