@@ -393,6 +393,29 @@ fn link_and_anything_but_a_file_loses_its_tensors_alone() {
     }
 }
 
+#[cfg(debug_assertions)] // the seam exists in these builds only
+#[test]
+fn many_files_without_permission_are_found_in_few_passes() {
+    use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
+    const FILES: usize = 40;
+    let root = scratch();
+    let dir = root.path().join("ckpt");
+    let runtime = Runtime::new(Config { shard_bytes: 5000, ..small_config() }).unwrap();
+    State::new(1, &[4096; FILES]).save(&runtime, &dir).unwrap();
+    let number = |on: &Path| -> Option<usize> {
+        on.file_stem()?.to_str()?.strip_prefix("rank00000-")?.parse().ok()
+    };
+    let is_denied = move |on: &Path| number(on).is_some_and(|number| number >= FILES / 2);
+    let denied = on_thread(move |_, call, on| match call == Call::Open && is_denied(on) {
+        true => Outcome::Fail(EACCES),
+        false => Outcome::Pass,
+    });
+    let report = verify(&runtime, &dir, &Arc::default()).unwrap();
+    assert_eq!(report.damage.len(), FILES / 2);
+    let opens = denied.take_paths(Call::Open).into_iter().filter_map(|on| number(&on)).count();
+    assert!(opens <= 3 * FILES, "{opens} opens");
+}
+
 /// Another process may read the file: an older step would silently lose progress.
 #[cfg(debug_assertions)]
 #[test]

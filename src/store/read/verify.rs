@@ -10,6 +10,7 @@ use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::fault::Fault;
 use crate::store::read::fingerprint::while_replaced;
 use crate::store::read::load::{Fetched, bytes_of};
+use crate::sys::file;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -74,11 +75,24 @@ impl Checkpoint {
                     return Ok((damage, Fetched { bytes, read }));
                 }
                 Err(error) => {
-                    let fault = self.fault_behind(error, &faults)?;
-                    faults.insert(faults.partition_point(|known| known.file < fault.file), fault);
+                    let first = self.fault_behind(error, &faults)?;
+                    let others = self.refused(&faults).filter(|fault| fault.file != first.file);
+                    let others: Vec<Fault> = others.collect();
+                    faults.push(first);
+                    faults.extend(others);
+                    faults.sort_by_key(|fault| fault.file);
                 }
             }
         }
+    }
+
+    /// The faults of all files that cannot be opened now, besides those that are known: each would end a pass of its own.
+    fn refused(&self, known: &[Fault]) -> impl Iterator<Item = Fault> {
+        let unknown = |file: &usize| Fault::in_file(known, *file).is_none();
+        (0..self.files.len()).filter(unknown).filter_map(|number| {
+            let ShardFile { path, bytes, .. } = &self.files[number];
+            Fault::of_error(number, *bytes, &file::open_read(path, false).err()?)
+        })
     }
 
     /// The fault of a file that cannot be opened.
