@@ -379,3 +379,21 @@ fn the_doctor_calls_a_full_disk_full() {
         Ok(())
     });
 }
+
+#[test]
+fn report_says_why_nothing_is_recycled_on_a_file_system_that_copies_on_write() {
+    where_mounts_work(|| {
+        let mount = Mount::image(&["mkfs.btrfs", "-q"], 128 * MIB, 512, "rw")?;
+        let config = Config { recycle: true, ..config(EngineChoice::Auto, Switch::Auto) };
+        let (runtime, dir) = (Runtime::new(config).unwrap(), mount.path().join("last"));
+        let told = [1, 2].map(|step| {
+            let report = State::new(step, &SIZES).save(&runtime, &dir).unwrap();
+            let told = report.moved.fallbacks.into_iter().find(|f| f.wanted.contains("recycled"));
+            told.map(|told| told.reason)
+        });
+        assert_eq!(told[0], None);
+        assert!(told[1].as_ref().unwrap().contains("copies on write"), "{told:?}");
+        assert_eq!(names_in(mount.path()), ["last"]);
+        Ok(())
+    });
+}

@@ -76,11 +76,16 @@ impl RecycledFiles {
             return Ok(Kept::No);
         };
         let found = dir::look_at(shard).map_err(|e| Error::io("opening", shard, e))?;
-        if found.nlink() != 1 {
-            return Ok(Kept::Refused(not_taken(shard, HARD_LINK)));
-        }
-        if !found.is_file() || !dir::overwrites_in_place(shard) {
+        if !found.is_file() {
             return Ok(Kept::No);
+        }
+        let unfit = match dir::overwrites_in_place(shard) {
+            true if found.nlink() == 1 => None,
+            true => Some(HARD_LINK),
+            false => Some("its file system copies on write, or other hosts may have the file open"),
+        };
+        if let Some(why) = unfit {
+            return Ok(Kept::Refused(not_taken(shard, why)));
         }
         dir::make(&self.dir)?;
         match dir::rename(shard, &self.dir.join(recycled)) {
