@@ -123,7 +123,7 @@ class CheckpointInfo(Report):
     created_unix_ms: int
     """When it was committed, in milliseconds since 1970-01-01 UTC."""
     generation: int
-    """Number of earlier saves into this directory."""
+    """Number of earlier saves into this directory; more on a file system that hosts share."""
     world_size: int
     """Ranks that wrote it."""
     block_bytes: int

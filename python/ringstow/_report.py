@@ -179,7 +179,7 @@ class SaveReport(_Copied):
     """What a save did."""
 
     generation: int
-    """Number of earlier saves into this directory."""
+    """Number of earlier saves into this directory; more on a file system that hosts share."""
     tensors: int
     """Tensors saved; those that share memory count once."""
     tensor_bytes: int

@@ -49,7 +49,7 @@ pub struct SaveReport {
     /// The checkpoint's directory.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
-    /// Saves into this directory that came before.
+    /// Saves into this directory that came before; more on a file system that hosts share.
     pub generation: u64,
     /// Tensors saved; those that share memory count once.
     pub tensors: usize,
