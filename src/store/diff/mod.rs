@@ -4,6 +4,7 @@ mod checksums;
 mod contents;
 mod elements;
 mod objects;
+mod shown;
 mod values;
 
 use crate::error::{Error, Result};

@@ -1,5 +1,9 @@
 //! Compares the values that are not tensors: two trees, walked together.
 
+use super::shown::{
+    Items, Keys, Pairs, below, is_set, json, key_text, kind, kind_fields, sorted, step, stored,
+    text,
+};
 use crate::error::Result;
 use crate::format::Value;
 use serde::Serialize;
@@ -226,47 +230,6 @@ fn pair_up(found: Vec<Found>) -> Vec<Found> {
     kept
 }
 
-type Pairs = [(Value, Value)];
-
-/// The items of a container.
-enum Items<'a> {
-    Named(&'a Pairs),
-    Listed(&'a [Value]),
-}
-
-impl<'a> Items<'a> {
-    fn of(value: &'a Value) -> Option<Self> {
-        let body = match value {
-            Value::Other(fields) => match fields.first() {
-                Some((tag, body)) if tag == "$odict" => body,
-                _ => value.plain(),
-            },
-            value => value,
-        };
-        match body {
-            Value::Dict(items) => Some(Self::Named(items)),
-            Value::List(items) | Value::Tuple(items) => Some(Self::Listed(items)),
-            _ => None,
-        }
-    }
-}
-
-/// The keys of a dictionary, as JSON and as steps of a path.
-struct Keys {
-    json: Vec<String>,
-    by_json: HashMap<String, usize>,
-    by_step: HashMap<String, usize>,
-}
-
-impl Keys {
-    fn of(items: &Pairs) -> Result<Self> {
-        let json = items.iter().map(|(key, _)| json(key)).collect::<Result<Vec<_>>>()?;
-        let by_json = json.iter().cloned().zip(0..).collect();
-        let steps = items.iter().map(|(key, _)| step(key)).collect::<Result<Vec<_>>>()?;
-        Ok(Self { json, by_json, by_step: steps.into_iter().zip(0..).collect() })
-    }
-}
-
 fn find_stored<'a>(
     value: &'a Value,
     name: &str,
@@ -289,99 +252,6 @@ fn find_stored<'a>(
         None => {}
     }
     Ok(())
-}
-
-/// The name of a tensor, an array or an object.
-fn stored(value: &Value) -> Option<&str> {
-    match value {
-        Value::Tensor(name) | Value::Object(name) => Some(name),
-        Value::Other(fields) => match fields.first() {
-            Some((tag, Value::Str(name))) if tag == "$ndarray" => Some(name),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-fn below(name: &str, step: &str) -> String {
-    if name.is_empty() { step.into() } else { format!("{name}.{step}") }
-}
-
-fn step(key: &Value) -> Result<String> {
-    match key {
-        Value::Str(text) => Ok(text.clone()),
-        key => json(key),
-    }
-}
-
-fn key_text(key: &Value) -> Result<String> {
-    let kind = match key {
-        Value::Str(_) => " (str)",
-        Value::Int(_) | Value::BigInt(_) => " (int)",
-        Value::Float(_) => " (float)",
-        Value::Bool(_) => " (bool)",
-        _ => "",
-    };
-    Ok(format!("{}{kind}", json(key)?))
-}
-
-fn json(value: &Value) -> Result<String> {
-    Ok(value.to_json()?.get().to_owned())
-}
-
-fn sorted(items: &[Value]) -> Result<Vec<String>> {
-    let mut texts = items.iter().map(json).collect::<Result<Vec<_>>>()?;
-    texts.sort();
-    Ok(texts)
-}
-
-/// A value in words where it is a container, a tensor, an array or an object, otherwise as JSON.
-fn text(value: &Value) -> Result<String> {
-    match Items::of(value) {
-        Some(Items::Named([]) | Items::Listed([])) => {
-            Ok(kind(value).replacen("an ", "an empty ", 1).replacen("a ", "an empty ", 1))
-        }
-        None if stored(value).is_none() => json(value),
-        _ => Ok(kind(value).into()),
-    }
-}
-
-/// What a container's type has beside its items, such as `maxlen`, as JSON.
-fn kind_fields(value: &Value) -> Result<String> {
-    let Value::Other(fields) = value else { return Ok(String::new()) };
-    let is_type = |tag: &str| matches!(tag, "$dataclass" | "$namedtuple" | "$namespace");
-    let kept = |(name, _): &&(String, Value)| {
-        if name.starts_with('$') { is_type(name) } else { name != "fields" }
-    };
-    json(&Value::Other(fields.iter().filter(kept).cloned().collect()))
-}
-
-fn is_set(value: &Value) -> bool {
-    matches!(kind(value), "a set" | "a frozenset")
-}
-
-/// The kind of a value, in words.
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Dict(_) => "a dict",
-        Value::List(_) => "a list",
-        Value::Tuple(_) => "a tuple",
-        Value::Tensor(_) => "a tensor",
-        Value::Object(_) => "an object",
-        Value::Other(fields) => match fields.first().map(|(tag, _)| tag.as_str()) {
-            Some("$ndarray") => "an array",
-            Some("$odict") => "an OrderedDict",
-            Some("$set") => "a set",
-            Some("$frozenset") => "a frozenset",
-            Some("$deque") => "a deque",
-            Some("$defaultdict") => "a defaultdict",
-            Some("$dataclass") => "a dataclass",
-            Some("$namedtuple") => "a named tuple",
-            Some("$namespace") => "a namespace",
-            _ => "a value",
-        },
-        _ => "a value",
-    }
 }
 
 #[cfg(test)]
