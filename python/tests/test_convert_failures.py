@@ -211,11 +211,17 @@ def test_conversion_whose_file_cannot_be_synced_leaves_nothing(at, kind, monkeyp
         raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="input/output error") as caught:
-        convert(at / "ckpt", at / "to", target=kind)
-    assert caught.value.filename.startswith(str(at / "to"))
-    assert ".part" not in caught.value.filename
-    assert sorted(os.listdir(at)) == before
+    for overwrite in (False, True):
+        with pytest.raises(OSError, match="input/output error") as caught:
+            convert(at / "ckpt", at / "to", target=kind, overwrite=overwrite)
+        name = caught.value.filename
+        assert name == str(at / "to" / "__0_convert.distcp" if kind == "dcp" else at / "to")
+        assert sorted(os.listdir(at)) == before
+        if not overwrite:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", lambda _: None)
+                convert(at / "ckpt", at / "to", target=kind)
+            before = sorted(os.listdir(at))
 
 
 @pytest.mark.parametrize("kind", ["torch", "dcp", "hf", "ringstow"])

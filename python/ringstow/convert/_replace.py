@@ -146,11 +146,12 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
                 # After the swap this directory has the path's name, and others must still wait.
                 locks.enter_context(_locked(new))
                 _take_place(new, path, is_part_of)
-            except BaseException:
+            except BaseException as first:
                 try:
                     _clear_all(path, is_part_of)
                 except OSError as error:  # what went wrong first is what the caller must see
                     _log.warning("could not remove what was written beside %s: %s", path, error)
+                _name_target(first, new, path)
                 raise
             _sync_name(path)  # a crash could undo the swap until then: the old one stays
             try:
@@ -194,10 +195,15 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
         except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            if isinstance(error, OSError) and error.filename == part:
-                error.filename = path  # the caller knows no other name
+            _name_target(error, part, path)
             raise
         _sync_name(path)
+
+
+def _name_target(error: BaseException, temporary: str, path: str) -> None:
+    """Name the target in an error of the system: the caller has not heard of the other name."""
+    if isinstance(error, OSError) and str(error.filename).startswith(temporary):
+        error.filename = path + error.filename.removeprefix(temporary)
 
 
 def _sync_name(path: str, made: str | None = None) -> None:
