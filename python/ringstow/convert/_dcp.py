@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import os
@@ -249,9 +248,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
             save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
         _native.sync_dir(path)
     except BaseException as error:
-        for name in reversed(writer.created):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, name))
+        _files.remove_dcp(path, writer.created)
         raise _cause(error) from None
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 
 from ringstow import _native
 from ringstow._errors import BusyError, NotDurableError
+from ringstow.convert._files import remove_dcp
 from ringstow.convert._paths import DCP_DATA, is_dcp, is_model, is_unfinished_dcp, taken
 
 # Which files make up a checkpoint.
@@ -285,8 +286,7 @@ def _clear_unfinished(path: str) -> None:
         return
     if _native.is_shared(path):
         raise _busy(os.path.join(path, DCP_DATA), f"remove all files in {path}")
-    for name in sorted(names, key=DCP_DATA.__eq__):  # last the file that tells whose they are
-        os.unlink(os.path.join(path, name))
+    remove_dcp(path, names)
 
 
 def _clear_all(path: str, is_part_of: Callable[[str], bool]) -> None:
