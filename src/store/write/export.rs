@@ -63,7 +63,7 @@ fn export_all(
     let (clears_up, is_shared) = (lock.reach() == Reach::EveryHost, lock.is_shared());
     make_room(path, clears_up)?;
     if is_shared {
-        claim(path, &mut rollback)?;
+        claim(path, clears_up, &mut rollback)?;
     }
     let files: Vec<PathBuf> =
         plan.shards.iter().map(|shard| path.join(names::uncommitted(&shard.name))).collect();
@@ -125,17 +125,25 @@ fn make_room(dir: &Path, clears_up: bool) -> Result<()> {
 }
 
 /// Creates the file that only one of all hosts can create. It stays with the model: a host whose listing is old, and so
-/// does not show the model, cannot create it either, even if it holds the lock.
-fn claim(dir: &Path, rollback: &mut Rollback) -> Result<()> {
+/// does not show the model, cannot create it either, even if it holds the lock. `is_alone` is whether that lock keeps
+/// out every other host.
+fn claim(dir: &Path, is_alone: bool, rollback: &mut Rollback) -> Result<()> {
     let path = dir.join(names::MODEL_CLAIM);
     match file::create_new(&path, false) {
         Ok(_) => rollback.files.push(path),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let (running, until) = match is_alone {
+                true => ("; none is exporting there now, since the lock shows that", ""),
+                false => (
+                    ", or is doing so now, and no lock would show that",
+                    " and no export is running",
+                ),
+            };
             return Err(Error::invalid(format!(
-                "{} holds {}: a host has exported a model there, or is doing so now, or was killed: export to another \
-                 directory, or remove that file if there is no model and no export is running",
-                dir.display(),
-                names::MODEL_CLAIM
+                "{} exists: a host has exported a model there, or was killed while it did{running}. Export to another \
+                 directory; or wait a minute, until this host sees what others wrote, and remove that file once \
+                 there is no model beside it{until}",
+                path.display()
             )));
         }
         Err(error) => return Err(Error::io("creating", path, error)),
@@ -410,7 +418,9 @@ mod tests {
         remove(&to.join("model.safetensors")).unwrap();
         let before = present(&to);
         let error = export_to(&to, 90_000).unwrap_err();
-        assert!(error.to_string().contains(names::MODEL_CLAIM), "{error}");
+        let claim = to.join(names::MODEL_CLAIM);
+        assert!(error.to_string().contains(&*claim.to_string_lossy()), "{error}");
+        assert!(error.to_string().contains("and no export is running"), "{error}");
         assert_eq!(present(&to), before);
         // A failed export leaves no claim.
         fs::remove_dir_all(&to).unwrap();
@@ -419,6 +429,16 @@ mod tests {
         assert!(export_to(&to, 0).is_err());
         drop(failing);
         export_to(&to, 0).unwrap();
+    }
+
+    #[test]
+    fn claim_of_a_killed_export_is_named_as_such_where_locks_show_that() {
+        let dir = tempfile::tempdir().unwrap();
+        let _played = crate::sys::file_system::play(dir.path(), "nfs4", "local_lock=none");
+        fs::write(dir.path().join(names::MODEL_CLAIM), "").unwrap();
+        let error = export_to(dir.path(), 0).unwrap_err().to_string();
+        assert!(error.contains("none is exporting there now"), "{error}");
+        assert!(!error.contains("no export is running"), "{error}");
     }
 
     #[test]
