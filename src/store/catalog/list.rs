@@ -6,7 +6,7 @@ use crate::format::{Manifest, StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::row::{Row, may_be_step};
 use crate::store::catalog::shares;
-use crate::store::layout::stripes::stripe_owner;
+use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir::{entries, file_names, is_there};

@@ -2,7 +2,7 @@
 //! their checkpoint could not remove them. They hold no shard.
 
 use crate::error::Result;
-use crate::store::layout::stripes::stripe_owner;
+use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::write::stripe_dir::markers_alone;
 use crate::sys::dir;
 use std::path::{Path, PathBuf};

@@ -4,5 +4,6 @@ pub(crate) mod manifest;
 pub(crate) mod rank_dirs;
 pub(crate) mod recycled;
 pub(crate) mod session_note;
+pub(crate) mod stripe_marker;
 pub(crate) mod stripes;
 pub(crate) mod unique;

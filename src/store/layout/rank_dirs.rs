@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::manifest::Listed;
 use crate::format::names;
 use crate::store::layout::manifest;
-use crate::store::layout::stripes::stripe_owner;
+use crate::store::layout::stripe_marker::stripe_owner;
 use crate::sys::dir::{directories, entries, file_names, has, is_dir, is_same};
 use std::path::{Path, PathBuf};
 

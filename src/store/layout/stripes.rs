@@ -10,9 +10,9 @@ use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::plan::save::Shard;
+use crate::store::layout::stripe_marker::{self, stripe_owner};
 use crate::sys::file_system::{FileSystem, Hosts};
-use crate::sys::{dir, file, lock};
-use serde::{Deserialize, Serialize};
+use crate::sys::{dir, lock};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -38,13 +38,6 @@ struct StripeDir {
     dir: PathBuf,
     /// The configured directory that it is in.
     stripe: PathBuf,
-}
-
-/// The content of a stripe directory's marker.
-#[derive(Debug, Serialize, Deserialize)]
-struct Marker {
-    /// The checkpoint's own directory.
-    checkpoint: String,
 }
 
 /// The checkpoint that a stripe directory belongs to.
@@ -300,7 +293,7 @@ impl Stripes {
 
     /// The content of the marker that says whose a stripe directory is.
     pub fn marker(&self) -> String {
-        serde_json::json!(Marker { checkpoint: self.marked.clone() }).to_string()
+        stripe_marker::text_of(&self.marked)
     }
 
     /// Makes the names of all files in the stripe directories durable, and those of the directories.
@@ -395,37 +388,6 @@ fn why_taken(owner: Owner, stripe_dir: &Path, own: &str) -> Option<String> {
             names::STRIPE_MARKER
         )),
     }
-}
-
-/// Longer markers are not read: ours hold one path.
-const MARKER_BYTES_MAX: u64 = 65_536;
-
-/// The checkpoint whose stripe directory `dir` is, by its marker; `None` without a marker.
-///
-/// # Errors
-/// [`Error::Io`] for a marker that exists and cannot be read: the files beside it may be somebody's.
-pub(in crate::store) fn stripe_owner(dir: &Path) -> Result<Option<String>> {
-    let marker = read_marker(dir)?.and_then(|text| serde_json::from_slice(&text).ok());
-    Ok(marker.map(|marker: Marker| marker.checkpoint))
-}
-
-/// The text of the marker in `dir`; `None` without a marker.
-///
-/// # Errors
-/// As for [`stripe_owner`].
-pub(in crate::store) fn read_marker(dir: &Path) -> Result<Option<Vec<u8>>> {
-    let path = dir.join(names::STRIPE_MARKER);
-    match file::read_start(&path, MARKER_BYTES_MAX) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if is_no_marker(&e) => Ok(None),
-        Err(e) => Err(Error::io("reading", path, e)),
-    }
-}
-
-/// Whether reading failed because the marker is missing, a link, or not a file.
-fn is_no_marker(error: &io::Error) -> bool {
-    use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
-    [NotFound, NotADirectory, InvalidInput].contains(&error.kind()) || file::is_link(error)
 }
 
 /// The own directory's name. The directory of a rank that saves by itself has the same name in every checkpoint,

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::store::layout::stripes::read_marker;
+use crate::store::layout::stripe_marker::read_marker;
 use crate::store::layout::unique::unique;
 use crate::store::write::swept::Left;
 use crate::sys::dir::{self, entries, remove};

@@ -1,0 +1,173 @@
+//! What a clean-up does where the system fails or refuses.
+#![cfg(debug_assertions)] // the seam exists in these builds only
+
+use super::*;
+use nix::libc::{EACCES, EIO};
+use ringstow::internals::store::{prune, prune_plan, remove_checkpoint, retain, retain_plan};
+use ringstow::internals::sys::seam::{Call, fail_call};
+
+fn left(removed: &ringstow::Removed) -> Vec<&Path> {
+    removed.left.iter().map(|left| &*left.path).collect()
+}
+
+fn says(reason: &str, words: &[&str]) {
+    assert!(words.iter().all(|word| reason.contains(word)), "{reason}");
+}
+
+#[test]
+fn a_stripe_directory_that_stays_because_the_lock_fails_is_reported() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    let dir = disks.dir().canonicalize().unwrap();
+    let failing = fail_call(Call::Lock, &dir, EIO);
+    let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    drop(failing);
+    assert!(!dir.exists());
+    assert_eq!(names_in(&disks.companion(0)), ["companion.json"]);
+    assert_eq!(left(&removed), [disks.companion(0)]);
+    says(&removed.left[0].reason, &["marker", "no lock", "ringstow prune"]);
+    // A later clean-up of the disk finds it, and cannot know whose save may come.
+    let swept = prune(&disks.stripe(0), &small_config()).unwrap();
+    assert_eq!(swept.left.len(), 1, "{swept:?}");
+    assert_eq!(swept.left[0].path, disks.companion(0));
+    says(&swept.left[0].reason, &["only the marker of", "step-1"]);
+    // The run's own knows that its checkpoint is gone.
+    let run = disks.root.path().join("run");
+    let planned = prune_plan(&run, &disks.config()).unwrap();
+    let swept = prune(&run, &disks.config()).unwrap();
+    assert_eq!(planned, swept);
+    assert_eq!(swept.removed.last(), Some(&disks.companion(0)));
+    disks.assert_empty();
+}
+
+#[test]
+fn prune_removes_markers_that_are_nobodys_and_no_others() {
+    let disks = Disks::new(1);
+    let (run, stripe) = (disks.root.path().join("run"), disks.stripe(0));
+    fs::create_dir(&run).unwrap();
+    let run = run.canonicalize().unwrap();
+    let write = |dir: &str, name: &str, text: &str| {
+        fs::create_dir_all(stripe.join(dir)).unwrap();
+        fs::write(stripe.join(dir).join(name), text).unwrap();
+    };
+    let marker = |of: &Path| format!("{{\"checkpoint\":\"{}\"}}", of.display());
+    write("torn", "companion.json.part", "");
+    write("gone", "companion.json", &marker(&run.join("gone")));
+    write("elsewhere", "companion.json", &marker(Path::new("/other/elsewhere")));
+    write("shards", "companion.json", &marker(&run.join("shards")));
+    write("shards", "rank00000-1.safetensors", "all that is left of it");
+    write("theirs", "notes.txt", "mine");
+    fs::create_dir(stripe.join("empty")).unwrap();
+    prune(&run, &disks.config()).unwrap();
+    assert_eq!(names_in(&stripe), ["elsewhere", "empty", "shards", "theirs"]);
+}
+
+#[test]
+fn prune_passes_over_directories_on_a_stripe_disk_that_it_may_not_list() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    let denied = disks.stripe(0).join("lost+found");
+    fs::create_dir(&denied).unwrap();
+    let _failing = fail_call(Call::List, &denied, EACCES);
+    prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+}
+
+/// A run of three steps that are striped over one disk.
+fn run_of_three(disks: &Disks) -> [PathBuf; 3] {
+    [1, 2, 3].map(|step| {
+        let dir = disks.dir().with_file_name(format!("step-{step}"));
+        State::new(step, &SIZES).save(&disks.runtime(), &dir).unwrap();
+        dir
+    })
+}
+
+/// Turns a checkpoint into what a save leaves that is killed before its commit.
+fn uncommit(dirs: &[&Path]) {
+    for dir in dirs {
+        for name in names_in(dir).iter().filter(|name| name.ends_with(".safetensors")) {
+            fs::rename(dir.join(name), dir.join(format!("{name}.part"))).unwrap();
+        }
+    }
+    fs::remove_file(dirs[0].join("manifest.json")).unwrap();
+}
+
+#[test]
+fn clean_ups_leave_the_checkpoint_whose_marker_cannot_be_read_and_do_the_rest() {
+    let disks = Disks::new(1);
+    let run = disks.root.path().join("run");
+    let [first, second, third] = run_of_three(&disks);
+    let retention = Retention::new(1);
+    let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
+    let planned = retain_plan(&run, &retention, &disks.config()).unwrap();
+    let retained = retain(&run, &retention, &disks.config()).unwrap();
+    assert_eq!(planned, retained);
+    assert_eq!((&*retained.kept, &*retained.removed), (&[third.clone()][..], &[second][..]));
+    let swept = prune(&run, &disks.config()).unwrap();
+    for left in [retained.left, swept.left] {
+        assert_eq!((left.len(), &left[0].path, left[0].failed), (1, &first, true), "{left:?}");
+        says(&left[0].reason, &["companion.json", "reading", "dmesg"]);
+    }
+    drop(failing);
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
+    retain(&run, &retention, &disks.config()).unwrap();
+    assert_eq!(
+        (names_in(&run), names_in(&disks.stripe(0))),
+        (vec!["step-3".into()], vec!["step-3".into()])
+    );
+}
+
+#[test]
+fn prune_leaves_the_killed_save_whose_marker_cannot_be_read_and_clears_the_others() {
+    let disks = Disks::new(1);
+    let run = disks.root.path().join("run");
+    let [first, second, _] = run_of_three(&disks);
+    uncommit(&[&first, &disks.companion(0)]);
+    uncommit(&[&second, &disks.stripe(0).join("step-2")]);
+    let before = names_in(&first);
+    let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
+    let planned = prune_plan(&run, &disks.config()).unwrap();
+    let swept = prune(&run, &disks.config()).unwrap();
+    drop(failing);
+    assert_eq!(planned, swept);
+    assert_eq!((swept.left.len(), &swept.left[0].path), (1, &first), "{swept:?}");
+    assert_eq!(names_in(&first), before);
+    assert!(!second.exists() && !disks.stripe(0).join("step-2").exists());
+    prune(&run, &disks.config()).unwrap();
+    assert_eq!(
+        (names_in(&run), names_in(&disks.stripe(0))),
+        (vec!["step-3".into()], vec!["step-3".into()])
+    );
+}
+
+#[test]
+fn prune_leaves_a_marker_alone_that_it_cannot_read_and_removes_the_others() {
+    let disks = Disks::new(1);
+    let run = disks.root.path().join("run");
+    fs::create_dir(&run).unwrap();
+    let run = run.canonicalize().unwrap();
+    for name in ["step-1", "step-2"] {
+        let dir = disks.stripe(0).join(name);
+        fs::create_dir(&dir).unwrap();
+        let marker = format!("{{\"checkpoint\":\"{}\"}}", run.join(name).display());
+        fs::write(dir.join("companion.json"), marker).unwrap();
+    }
+    let _failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
+    let swept = prune(&run, &disks.config()).unwrap();
+    assert_eq!((swept.left.len(), &swept.left[0].path), (1, &disks.companion(0)), "{swept:?}");
+    assert!(swept.left[0].failed);
+    assert_eq!(names_in(&disks.stripe(0)), ["step-1"]);
+}
+
+#[test]
+fn directories_that_the_system_refuses_to_remove_are_reported() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    let both = [disks.companion(0), disks.dir()];
+    let _refused = both.each_ref().map(|dir| fail_call(Call::RemoveDir, dir, EACCES));
+    let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap();
+    assert!(names_in(&disks.dir()).is_empty());
+    assert!(both.iter().all(|dir| !removed.removed.contains(dir)), "{removed:?}");
+    assert_eq!(left(&removed), both.each_ref().map(|dir| &**dir));
+    says(&removed.left[0].reason, &["Permission denied", "remove it yourself"]);
+}
