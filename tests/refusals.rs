@@ -130,7 +130,17 @@ fn gpu_tensor_without_a_driver_says_what_it_needs() {
     }
 }
 
-// ---- a directory of another program ----
+// ---- a directory that is not the saver's ----
+
+#[test]
+fn link_that_leads_nowhere_is_named_as_one() {
+    let root = scratch();
+    let link = root.path().join("latest");
+    std::os::unix::fs::symlink("step-1", &link).unwrap();
+    let error = State::new(1, &SIZES).save(&runtime(), &link).unwrap_err();
+    assert_says(&error, &["latest", "a link that leads nowhere"]);
+    assert_eq!(names_in(root.path()), ["latest"]);
+}
 
 #[test]
 fn manifest_of_another_program_is_not_replaced() {

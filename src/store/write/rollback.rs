@@ -67,6 +67,7 @@ impl Rollback {
                 let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
                 Err(Error::io("saving to (a checkpoint is a directory)", dir, error))
             }
+            Err(e) if dir::is_link(dir) => Err(Error::io("opening", dir, e).hinted(BROKEN.into())),
             Err(e) => Err(Error::io("opening", dir, e)),
         }
     }
@@ -165,6 +166,9 @@ impl Rollback {
         }
     }
 }
+
+const BROKEN: &str =
+    "it is a link that leads nowhere: create the directory that it leads to, or change the link";
 
 fn sync_parent(dir: &Path) -> Result<()> {
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
