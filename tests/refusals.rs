@@ -146,7 +146,7 @@ fn link_that_leads_nowhere_is_named_as_one() {
 fn manifest_of_another_program_is_not_replaced() {
     let root = scratch();
     let dir = root.path().join("app");
-    let theirs = r#"{"name": "my web app"}"#;
+    let theirs = r#"{"name": "my web app", "loss": NaN}"#; // as Python writes it
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("manifest.json"), theirs).unwrap();
     let state = State::new(1, &SIZES);

@@ -26,6 +26,9 @@ pub(crate) const TRAILER_LEN: usize = trailer::LEN;
 
 const FORMAT: &str = "ringstow";
 
+/// How each manifest begins.
+const START: &str = r#"{"format":"ringstow""#;
+
 /// Everything about a checkpoint except the tensors' bytes.
 ///
 /// A manifest that was read has all tensors and values in memory. For writing, `T` and `S` may be anything that
@@ -223,6 +226,13 @@ impl<T, S> Manifest<T, S> {
             newer => Err(newer_version(path, newer.into())),
         }
     }
+}
+
+/// Whether a text begins or ends as each manifest does. One that is damaged in one place still does.
+pub(crate) fn is_marked(text: &str) -> bool {
+    // Somebody may have formatted it.
+    let start = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).take(START.len());
+    start.eq(START.bytes()) || trailer::is_at_end(text)
 }
 
 /// The error for JSON that is not a manifest: a newer version if it has one.

@@ -32,6 +32,13 @@ use smallvec::SmallVec;
 /// more memory than such a list.
 pub type Shape = SmallVec<[u64; 2]>;
 
+/// The text of an object or list, unless it was cut. Does not parse it, since what other programs write need not be JSON
+/// by the book: Python writes NaN, and browsers take comments.
+pub(crate) fn whole_text(bytes: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    (text.trim_end().ends_with(['}', ']']) && !text.contains('\0')).then_some(text)
+}
+
 /// A tensor's name, element type and shape: all that a layout depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {

@@ -40,6 +40,14 @@ pub(super) fn check<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     })
 }
 
+/// Whether a text ends with a trailer, whatever its checksum.
+pub(super) fn is_at_end(text: &str) -> bool {
+    text.len()
+        .checked_sub(LEN)
+        .and_then(|at| text.get(at..))
+        .is_some_and(|end| end.starts_with(KEY))
+}
+
 fn of(crc32: u32) -> String {
     format!("{KEY}{crc32:08x}\"}}\n")
 }

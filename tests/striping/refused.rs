@@ -57,9 +57,11 @@ fn prune_removes_markers_that_are_nobodys_and_no_others() {
     write("shards", "companion.json", &marker(&run.join("shards")));
     write("shards", "rank00000-1.safetensors", "all that is left of it");
     write("theirs", "notes.txt", "mine");
+    write("app", "companion.json", r#"{"name": "companion"}"#);
+    write("cut", "companion.json", r#"{"check"#);
     fs::create_dir(stripe.join("empty")).unwrap();
     prune(&run, &disks.config()).unwrap();
-    assert_eq!(names_in(&stripe), ["elsewhere", "empty", "shards", "theirs"]);
+    assert_eq!(names_in(&stripe), ["app", "elsewhere", "empty", "shards", "theirs"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! their checkpoint could not remove them. They hold no shard.
 
 use crate::error::Result;
-use crate::store::layout::stripe_marker::stripe_owner;
+use crate::store::layout::stripe_marker::{is_foreign, stripe_owner};
 use crate::store::write::stripe_dir::markers_alone;
 use crate::sys::dir;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,9 @@ pub(in crate::store) fn remains(stripe_dir: &Path, root: &Path) -> Result<Vec<Pa
     }
     // Its checkpoint's directory exists from before the marker is written until after it is removed.
     let is_gone = |checkpoint: &Path| checkpoint.starts_with(root) && dir::is_gone(checkpoint);
-    match stripe_owner(stripe_dir)? {
-        Some(checkpoint) if !is_gone(Path::new(&checkpoint)) => Ok(Vec::new()),
-        _ => Ok(markers),
-    }
+    let is_alone = match stripe_owner(stripe_dir)? {
+        Some(checkpoint) => is_gone(Path::new(&checkpoint)),
+        None => !is_foreign(stripe_dir)?,
+    };
+    Ok(if is_alone { markers } else { Vec::new() })
 }

@@ -2,13 +2,10 @@
 //! an answer here, not an error; [`diagnose`](crate::store::read::diagnose) finds out why there is none.
 
 use crate::error::{Error, Result};
-use crate::format::manifest::Listed;
-use crate::format::{Manifest, names};
+use crate::format::manifest::{self, Listed};
+use crate::format::{Manifest, names, whole_text};
 use crate::sys::dir::{has, look};
 use crate::sys::file;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::value::RawValue;
 use std::io;
 use std::path::Path;
 
@@ -61,14 +58,17 @@ pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Listed>> 
     has(&path).then(read)
 }
 
-/// Refuses a directory whose manifest, which cannot be read as one of ringstow's, is another program's: JSON without the
-/// marks of ringstow's. What is no JSON is a damaged one of ringstow's.
+/// Refuses a directory whose manifest, which cannot be read as one of ringstow's, is another program's: whole text without
+/// the marks of ringstow's. Anything else is a damaged one of ringstow's.
 ///
 /// # Errors
-/// [`Error::Invalid`].
+/// [`Error::Invalid`]; [`Error::Io`] if the system does not say.
 pub(in crate::store) fn refuse_foreign(dir: &Path) -> Result<()> {
-    let bytes = read_bytes(dir).ok().flatten().unwrap_or_default();
-    if !is_foreign(&bytes) {
+    let bytes = match read_bytes(dir) {
+        Err(error) if error.is_damage() => None,
+        bytes => bytes?,
+    };
+    if !bytes.is_some_and(|bytes| is_foreign(&bytes)) {
         return Ok(());
     }
     Err(Error::invalid(format!(
@@ -78,20 +78,7 @@ pub(in crate::store) fn refuse_foreign(dir: &Path) -> Result<()> {
 }
 
 fn is_foreign(bytes: &[u8]) -> bool {
-    /// The first field and the last one of ringstow's manifests: a flipped bit damages one of them at most.
-    #[derive(Deserialize)]
-    struct Marks<'a> {
-        #[serde(borrow)]
-        format: Option<&'a RawValue>,
-        crc32: Option<IgnoredAny>,
-    }
-    if !bytes.trim_ascii_start().starts_with(b"{") {
-        return serde_json::from_slice::<IgnoredAny>(bytes).is_ok();
-    }
-    let is_unmarked = |marks: Marks<'_>| {
-        marks.crc32.is_none() && marks.format.is_none_or(|it| it.get() != r#""ringstow""#)
-    };
-    serde_json::from_slice(bytes).is_ok_and(is_unmarked)
+    whole_text(bytes).is_some_and(|text| !manifest::is_marked(text))
 }
 
 /// Checks that `dir` is a directory.
@@ -113,24 +100,32 @@ pub(in crate::store) fn check_directory(dir: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::value::RawValue;
 
     #[test]
-    fn json_without_ringstows_marks_is_another_programs_and_what_is_cut_or_flipped_is_not() {
+    fn text_without_ringstows_marks_is_another_programs_and_what_is_cut_or_flipped_is_not() {
         for theirs in [
             r#"{"name": "my web app"}"#,
             "{}",
             "[]",
             "[1,2]",
-            "7",
             "\n{\"format\":7}",
             r#"{"format":"x"}"#,
+            // What other programs write and read although it is no JSON by the book.
+            r#"{"best": Infinity, "loss": NaN}"#,
+            "\u{feff}{\"name\": \"app\"}\r\n",
+            "// of the browser\n{\"name\": \"app\",}",
+            r#"{"format": 1, "format": 2}"#,
+            r#"{"crc32": "01234567", "name": "app"}"#,
         ] {
             assert!(is_foreign(theirs.as_bytes()), "{theirs}");
         }
         let tree = RawValue::from_string("{}".into()).unwrap();
         let ours: Manifest = Manifest::new(0, 1, 4096, Vec::new(), Vec::new(), tree);
         let ours = ours.encode().unwrap();
-        for damaged in [&b""[..], b"\0\0\0\0", b"rubbish", b"{\"format\":\"ringstow\"}"] {
+        let cleared = [&vec![0; 512][..], &ours[ours.len().min(512)..]].concat();
+        let by_hand = b"{\n  \"format\": \"ringstow\",\n  \"version\": 1\n}\n";
+        for damaged in [&b""[..], b"\0\0\0\0", b"rubbish", &cleared, by_hand] {
             assert!(!is_foreign(damaged));
         }
         for at in 0..ours.len() {
@@ -141,5 +136,21 @@ mod tests {
                 assert!(!is_foreign(&flipped), "bit {bit} of byte {at}");
             }
         }
+    }
+
+    #[cfg(debug_assertions)] // the seam exists in these builds only
+    #[test]
+    fn manifest_is_not_called_ringstows_while_the_system_does_not_say() {
+        use crate::sys::seam::{Call, fail_call};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(names::MANIFEST);
+        std::fs::write(&path, "{}").unwrap();
+        let refused = |errno| {
+            let _failing = fail_call(Call::Read, &path, errno);
+            refuse_foreign(dir.path()).err()
+        };
+        assert!(matches!(refused(nix::libc::EACCES), Some(Error::Io { .. })));
+        assert!(refused(nix::libc::EIO).is_none(), "it is damaged");
+        assert!(matches!(refuse_foreign(dir.path()), Err(Error::Invalid { .. })));
     }
 }

@@ -1,7 +1,7 @@
 //! The marker of a stripe directory, which names the checkpoint that its shards belong to.
 
 use crate::error::{Error, Result};
-use crate::format::names;
+use crate::format::{names, whole_text};
 use crate::sys::file;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -29,6 +29,16 @@ const MARKER_BYTES_MAX: u64 = 65_536;
 pub(in crate::store) fn stripe_owner(dir: &Path) -> Result<Option<String>> {
     let marker = read_marker(dir)?.and_then(|text| serde_json::from_slice(&text).ok());
     Ok(marker.map(|marker: Marker| marker.checkpoint))
+}
+
+/// Whether the file in `dir` with a marker's name is another program's: whole text that names no checkpoint.
+///
+/// # Errors
+/// As for [`stripe_owner`].
+pub(in crate::store) fn is_foreign(dir: &Path) -> Result<bool> {
+    let is_marker = |text: &str| serde_json::from_str::<Marker>(text).is_ok();
+    let text = read_marker(dir)?;
+    Ok(text.is_some_and(|text| whole_text(&text).is_some_and(|text| !is_marker(text))))
 }
 
 /// The text of the marker in `dir`; `None` without a marker.
