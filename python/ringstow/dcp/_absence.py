@@ -1,13 +1,14 @@
 """Whether any rank of a load sees the checkpoint: if none does, there is nothing to wait for.
 
-The ranks count in the store of the default process group. A load in another group is never counted
-in full, and its ranks wait as long as they may.
+The ranks that wait count themselves in the store of the default process group. A load in a smaller
+group is not counted in full, and its ranks wait as long as they may.
 """
 
 from __future__ import annotations
 
 import collections
 import threading
+from typing import Self
 
 import torch.distributed as dist
 
@@ -16,33 +17,43 @@ from ringstow.dcp import _private
 _KEY = "ringstow.dcp/absent"
 
 _lock = threading.Lock()
-_loads: collections.Counter[str] = collections.Counter()
-"""Loads that this process has begun, by path: each rank has the same number."""
+_looks: collections.Counter[str] = collections.Counter()
+"""How often this process has looked for each checkpoint: ranks that load together agree on it."""
 
 
 class Absence:
     """What the ranks of one load say about the checkpoint's absence."""
 
-    def __init__(self, path: str) -> None:
-        """Begin a load of a path; every rank makes one."""
+    def __init__(self, path: str, kind: str) -> None:
+        """Begin to look for a checkpoint; every rank does.
+
+        Args:
+            path: its directory.
+            kind: what is looked for. A rank that finds one kind does not look for the next, so the
+                ranks agree only on how often they looked for the same kind.
+        """
+        name = f"{kind}/{path}"
         with _lock:
-            _loads[path] += 1
-            self._key = f"{_KEY}/{_loads[path]}/{path}"
+            _looks[name] += 1
+            self._key = f"{_KEY}/{_looks[name]}/{name}"
         self._is_counted = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Note that this rank no longer waits, for ranks that are out of step with it."""
+        if self._is_counted:
+            self._add(-1)
 
     def is_everywhere(self) -> bool:
         """Note that this rank does not see the checkpoint; tell whether no rank does."""
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return True
         count = self._add(0 if self._is_counted else 1)
-        self._is_counted = True
-        return count is not None and count >= dist.get_world_size()
-
-    def ended(self) -> None:
-        """Note that this rank sees the checkpoint."""
-        if self._is_counted:
-            self._is_counted = False
-            self._add(-1)
+        is_everywhere = count is not None and count >= dist.get_world_size()
+        self._is_counted = not is_everywhere  # a full count stays: the other ranks must see it too
+        return is_everywhere
 
     def _add(self, number: int) -> int | None:
         try:

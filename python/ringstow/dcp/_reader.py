@@ -146,11 +146,10 @@ class StorageReader(storage.StorageReader):
         try:
             path = self._require_path()
             open_it = self._open if rank is None else functools.partial(self._open_part, rank=rank)
-            absence = Absence(path)
-            contents = _late.opened(
-                path, lambda: open_it(path), lambda error: self._is_late(error, rank, absence)
-            )
-            absence.ended()
+            with Absence(path, "all" if rank is None else "rank") as absence:
+                contents = _late.opened(
+                    path, lambda: open_it(path), lambda error: self._is_late(error, rank, absence)
+                )
             return self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
         except Exception as error:
             # DCP turns both failures into one AssertionError, which an older torch leaves empty.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
+import types
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -18,33 +21,37 @@ from ringstow.dcp import _absence, _private
 STATE = {"a": torch.arange(10.0)}
 
 
-def load_late(rank, path, hidden, comes):
-    """Load while rank 1's disk shows the checkpoint only after its third look."""
-    looks, now = 0, 0.0
+@contextlib.contextmanager
+def network(looked=lambda looks: None):
+    """Play a network file system on which each further look takes a second; yield the looks."""
+    before, looks = (_late.time, _native.shared_file_system), []
 
     def sleep(seconds):
-        nonlocal looks, now
-        looks, now = looks + 1, now + 1.0
+        looks.append(seconds)
+        looked(len(looks))
+
+    _late.time = types.SimpleNamespace(sleep=sleep, monotonic=lambda: float(len(looks)))
+    _native.shared_file_system = lambda path: "nfs4"
+    try:
+        yield looks
+    finally:
+        _late.time, _native.shared_file_system = before
+
+
+def load_late(rank, path, hidden, comes):
+    """Load while rank 1's disk shows the checkpoint only after its third look."""
+
+    def looked(looks):
         if rank == 1 and looks == 3 and comes:
             hidden.rename(path[1])
 
-    before = _late.time, _native.shared_file_system
-
-    class Time:
-        pass
-
-    _late.time, time = Time, _late.time
-    Time.sleep, Time.monotonic = staticmethod(sleep), staticmethod(lambda: now)
-    _native.shared_file_system = lambda path: "nfs4"
-    try:
-        state = {"a": torch.zeros(10)}
-        dcp.load(state, storage_reader=ringstow.dcp.StorageReader(path[rank]))
-        return looks, state["a"].sum().item()
-    except CheckpointException as error:
-        return looks, str(error)
-    finally:
-        _late.time, _native.shared_file_system = before
-        assert time is before[0]
+    with network(looked) as looks:
+        try:
+            state = {"a": torch.zeros(10)}
+            dcp.load(state, storage_reader=ringstow.dcp.StorageReader(path[rank]))
+            return len(looks), state["a"].sum().item()
+        except CheckpointException as error:
+            return len(looks), str(error)
 
 
 def test_rank_waits_for_the_checkpoint_that_others_see(ranks, tmp_path):
@@ -68,28 +75,17 @@ def test_rank_that_never_sees_the_checkpoint_says_what_may_be_late(ranks, tmp_pa
 
 def load_nothing(rank, path):
     """Load what is nowhere; return how often this rank looked again."""
-    before = _late.time, _native.shared_file_system
-    looks, now = 0, 0.0
-    key = f"{_absence._KEY}/{_absence._loads[path] + 1}/{path}"
+    name = f"all/{path}"
+    key = f"{_absence._KEY}/{_absence._looks[name] + 1}/{name}"
 
-    def sleep(seconds):
-        nonlocal looks, now
-        looks, now = looks + 1, now + 1.0
-        until = time.monotonic() + 30
+    def looked(looks):
+        until = time.monotonic() + (30 if looks == 1 else 0)
         while _private.group_count(key, 0) < 2 and time.monotonic() < until:
             time.sleep(0.001)  # the other rank has not looked yet
 
-    class Time:
-        pass
-
-    Time.sleep, Time.monotonic = staticmethod(sleep), staticmethod(lambda: now)
-    _late.time, _native.shared_file_system = Time, lambda path: "nfs4"
-    try:
+    with network(looked) as looks, pytest.raises(CheckpointException):
         dcp.load({"a": torch.zeros(10)}, storage_reader=ringstow.dcp.StorageReader(path))
-    except CheckpointException:
-        return looks
-    finally:
-        _late.time, _native.shared_file_system = before
+    return len(looks)
 
 
 def test_ranks_do_not_wait_for_what_none_of_them_sees(ranks, tmp_path):
@@ -97,6 +93,46 @@ def test_ranks_do_not_wait_for_what_none_of_them_sees(ranks, tmp_path):
     for path in (tmp_path / "none", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         assert max(ranks(2).run(load_nothing, str(path))) <= 1
+
+
+class Blind(ringstow.dcp.StorageReader):
+    """Sees no checkpoint."""
+
+    def _open(self, path):
+        raise FileNotFoundError(2, "no such file or directory", path)
+
+
+def load_again(rank, path):
+    """Load what rank 0 alone sees, then what no rank sees; return how often this one looked."""
+    reader = (ringstow.dcp.StorageReader, Blind)[rank]
+    with network(), pytest.raises(CheckpointException):
+        dcp.load({"a": torch.zeros(10)}, storage_reader=reader(path))
+    dist.barrier()
+    if rank == 0:
+        ringstow.remove(path)
+    dist.barrier()
+    return load_nothing(rank, path)
+
+
+def test_ranks_agree_on_the_load_after_one_that_only_some_saw(ranks, tmp_path):
+    """Regression: a rank that saw nothing looked for both kinds, and counted one load more."""
+    ringstow.save(STATE, tmp_path / "step-1")
+    assert max(ranks(2).run(load_again, str(tmp_path / "step-1"))) <= 1
+
+
+def look_in_turn(rank, path):
+    """Look for a checkpoint after the other rank has given up; return how often."""
+    for turn in range(2):
+        if turn == rank:
+            with network() as looks, pytest.raises(FileNotFoundError):
+                ringstow.dcp.StorageReader(path).read_metadata()
+        dist.barrier()
+    return len(looks)
+
+
+def test_rank_that_has_given_up_is_no_longer_counted(ranks, tmp_path):
+    """Regression: the next rank then did not wait for what other ranks may see by now."""
+    assert ranks(2).run(look_in_turn, str(tmp_path / "step-1")) == [90, 90]
 
 
 def test_reader_alone_does_not_wait(tmp_path, monkeypatch):
