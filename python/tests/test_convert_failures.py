@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import errno
+import itertools
 import os
 import pickle
 import resource
+import sys
 import threading
 
 import pytest
@@ -19,6 +21,7 @@ import ringstow
 from ringstow import _native
 from ringstow import convert as conversions
 from ringstow.convert import (
+    _files,
     _replace,
     convert,
     dcp_to_ringstow,
@@ -248,6 +251,24 @@ def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
         convert(source, at / "to", target=kind, progress=interrupt)
     assert sorted(os.listdir(at)) == before
     assert litter(at / "to") == []
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+@pytest.mark.parametrize("call", [1, 2, 9])
+def test_exit_by_a_signal_handler_while_torch_writes_is_raised(at, kind, call, monkeypatch):
+    """Regression: torch replaced it by an error about its offsets."""
+    ringstow.save({f"w{i}": torch.randn(50) for i in range(9)}, at / "ckpt")
+    write, calls = _files._Sink.write, itertools.count(1)
+
+    def interrupted(self, data):
+        if next(calls) == call:  # Python calls a handler when a function begins
+            sys.exit(3)
+        return write(self, data)
+
+    monkeypatch.setattr(_files._Sink, "write", interrupted)
+    with pytest.raises(SystemExit):
+        convert(at / "ckpt", at / "to", target=kind)
+    assert os.listdir(at) == ["ckpt"]
 
 
 def test_name_reserved_by_safetensors_is_refused(tmp_path):

@@ -15,7 +15,7 @@ from support import python
 
 import ringstow
 from ringstow import convert as conversions
-from ringstow.convert import _cli, _targets, torch_to_ringstow
+from ringstow.convert import _cli, _replace, _targets, torch_to_ringstow
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -168,6 +168,25 @@ def test_interrupted_program_says_what_is_left(at, monkeypatch, capsys, phase):
         ("complete, but not verified" in said) == (at / "ckpt").exists() == (phase == "verifying")
     )
     assert ("files are removed" in said) == (phase == "writing")
+
+
+def test_program_interrupted_after_the_swap_says_that_the_new_checkpoint_is_complete(
+    at, monkeypatch, capsys
+):
+    """Regression: it said that unfinished files are removed."""
+    old, new = saved({"a": torch.zeros(3)}, at / "old.pt"), saved({"a": torch.ones(3)}, at / "a.pt")
+    conversions.convert(old, at / "to", target="dcp")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_replace, "_clear_replaced", interrupt)
+    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
+    options = ["--quiet", "--overwrite", "--to", "dcp"]
+    assert _cli.main([*options, str(new), str(at / "to")]) == 130
+    assert f"{at / 'to'} is written and complete, but not verified" in capsys.readouterr().err
+    conversions.convert(at / "to", at / "back")
+    assert ringstow.load(at / "back")["a"].tolist() == [1, 1, 1]
 
 
 INTERRUPTED = """

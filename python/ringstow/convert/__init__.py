@@ -162,13 +162,8 @@ def convert(
     if written.left_out:
         _log.warning("%s", listed(f"{there} can't hold, and is without", [*written.left_out]))
     if verify:
-        try:
+        with _replace.noting_complete(there):
             _verify(here, there, target_kind, written.expected, options, advance)
-        except CorruptCheckpointError:
-            raise  # says so itself
-        except BaseException as error:
-            error.add_note(f"{there} is written and complete, but not verified")
-            raise
     return ConvertReport(
         source=here,
         target=there,

@@ -22,7 +22,7 @@ def save(value: Any, stream: IO[bytes]) -> None:
 
     Raises:
         OSError: the stream's own, which torch would replace by a message about its offsets.
-        KeyboardInterrupt: likewise.
+        BaseException: likewise what a signal handler raised, such as KeyboardInterrupt.
     """
     import torch
 
@@ -32,7 +32,8 @@ def save(value: Any, stream: IO[bytes]) -> None:
     except Exception as error:
         # torch ends the archive in any case, which fails then.
         first = error.__context__
-        cause = first if isinstance(first, KeyboardInterrupt) else sink.refused
+        is_error = first is None or isinstance(first, Exception)
+        cause = sink.refused if is_error else first
         if cause is not None:
             raise cause from None
         raise
@@ -50,7 +51,7 @@ class _Sink(io.BufferedIOBase):
     def write(self, data: Any) -> int:
         try:
             return self._stream.write(data)
-        except (OSError, KeyboardInterrupt) as error:
+        except BaseException as error:
             self.refused = error
             raise
 

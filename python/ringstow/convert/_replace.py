@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from ringstow import _native
-from ringstow._errors import BusyError, NotDurableError
+from ringstow._errors import BusyError, CorruptCheckpointError, NotDurableError
 from ringstow.convert._files import remove_dcp
 from ringstow.convert._paths import DCP_DATA, is_dcp, is_model, is_unfinished_dcp, taken
 
@@ -120,8 +120,9 @@ def _new_directory(path: str) -> Iterator[None]:
                 for directory in made:
                     directory.rmdir()
             raise
-        for directory in made:
-            _sync_name(path, str(directory))
+        with noting_complete(path):
+            for directory in made:
+                _sync_name(path, str(directory))
 
 
 @contextlib.contextmanager
@@ -154,16 +155,9 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
                     _log.warning("could not remove what was written beside %s: %s", path, error)
                 _name_target(first, new, path)
                 raise
-            _sync_name(path)  # a crash could undo the swap until then: the old one stays
-            try:
-                _clear_all(path, is_part_of)
-            except OSError as error:
-                _log.warning(
-                    "%s is written, but what it replaces is left: %s. The next conversion there "
-                    "removes it",
-                    path,
-                    error,
-                )
+            with noting_complete(path):
+                _sync_name(path)  # a crash could undo the swap until then: the old one stays
+                _clear_replaced(path, is_part_of)
             return
         if kind == "dcp":
             yield path
@@ -198,7 +192,23 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
                 os.unlink(part)
             _name_target(error, part, path)
             raise
-        _sync_name(path)
+        with noting_complete(path):
+            _sync_name(path)
+
+
+@contextlib.contextmanager
+def noting_complete(path: str) -> Iterator[None]:
+    """Note in an exception, such as Ctrl-C's, that the new checkpoint is complete.
+
+    Not in errors that say so themselves.
+    """
+    try:
+        yield
+    except (CorruptCheckpointError, NotDurableError):
+        raise
+    except BaseException as error:
+        error.add_note(f"{path} is written and complete, but not verified")
+        raise
 
 
 def _name_target(error: BaseException, temporary: str, path: str) -> None:
@@ -287,6 +297,17 @@ def _clear_unfinished(path: str) -> None:
     if _native.is_shared(path):
         raise _busy(os.path.join(path, DCP_DATA), f"remove all files in {path}")
     remove_dcp(path, names)
+
+
+def _clear_replaced(path: str, is_part_of: Callable[[str], bool]) -> None:
+    try:
+        _clear_all(path, is_part_of)
+    except OSError as error:
+        _log.warning(
+            "%s is written, but what it replaces is left: %s. The next conversion there removes it",
+            path,
+            error,
+        )
 
 
 def _clear_all(path: str, is_part_of: Callable[[str], bool]) -> None:
