@@ -126,6 +126,12 @@ pub(crate) fn is_no_file(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none()
 }
 
+/// Whether a file was not opened because there is none: nothing has its path, or something other than a file.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    [NotFound, NotADirectory].contains(&error.kind()) || is_link(error) || is_no_file(error)
+}
+
 /// Longer files are never read into memory. A manifest of a million tensors in 100 TB has 1.5 GB.
 const READ_BYTES_MAX: u64 = 4 << 30;
 

@@ -3,6 +3,7 @@
 
 use super::*;
 use nix::libc::{EACCES, EIO};
+use ringstow::internals::format::names;
 use ringstow::internals::store::{prune, prune_plan, remove_checkpoint, retain, retain_plan};
 use ringstow::internals::sys::seam::{Call, fail_call};
 
@@ -159,6 +160,23 @@ fn prune_leaves_a_marker_alone_that_it_cannot_read_and_removes_the_others() {
     assert_eq!((swept.left.len(), &swept.left[0].path), (1, &disks.companion(0)), "{swept:?}");
     assert!(swept.left[0].failed);
     assert_eq!(names_in(&disks.stripe(0)), ["step-1"]);
+}
+
+#[test]
+fn removal_that_cannot_know_whose_the_dcp_mark_is_changes_nothing() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    let mark = disks.dir().join(names::DCP_MARK);
+    fs::write(&mark, names::DCP_MARK_WORDS).unwrap();
+    let before = names_in(&disks.dir());
+    let remove = || remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config());
+    let failing = fail_call(Call::Read, &mark, EIO);
+    let error = remove().unwrap_err();
+    drop(failing);
+    says(&error.to_string(), &[names::DCP_MARK, "reading"]);
+    assert_eq!(names_in(&disks.dir()), before);
+    remove().unwrap();
+    disks.assert_empty();
 }
 
 #[test]

@@ -312,7 +312,7 @@ fn uncommit(dir: &Path) -> Result<()> {
 /// find it without one, and a crash may undo a removal that was not synced, but keep the rename. If the rename fails after
 /// that, ringstow still loads the checkpoint, and those programs pass over it.
 fn remove_mark(dir: &Path) -> Result<()> {
-    if !dcp_mark::is_ours(dir) {
+    if !dcp_mark::is_ours(dir)? {
         return Ok(());
     }
     remove(&dir.join(names::DCP_MARK))?;

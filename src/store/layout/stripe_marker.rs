@@ -4,7 +4,6 @@ use crate::error::{Error, Result};
 use crate::format::{names, whole_text};
 use crate::sys::file;
 use serde::{Deserialize, Serialize};
-use std::io;
 use std::path::Path;
 
 /// The content of a stripe directory's marker.
@@ -49,13 +48,7 @@ pub(in crate::store) fn read_marker(dir: &Path) -> Result<Option<Vec<u8>>> {
     let path = dir.join(names::STRIPE_MARKER);
     match file::read_start(&path, MARKER_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),
-        Err(e) if is_no_marker(&e) => Ok(None),
+        Err(e) if file::is_absent(&e) => Ok(None),
         Err(e) => Err(Error::io("reading", path, e)),
     }
-}
-
-/// Whether reading failed because the marker is missing, a link, or not a file.
-fn is_no_marker(error: &io::Error) -> bool {
-    use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
-    [NotFound, NotADirectory, InvalidInput].contains(&error.kind()) || file::is_link(error)
 }

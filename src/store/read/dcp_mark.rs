@@ -4,13 +4,21 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::sys::dir::look_at;
-use crate::sys::file::read_start;
+use crate::sys::file;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// Whether the mark in a directory is ringstow's.
-pub(in crate::store) fn is_ours(dir: &Path) -> bool {
-    starts_with(&dir.join(names::DCP_MARK), names::DCP_MARK_WORDS)
+///
+/// # Errors
+/// [`Error::Io`] for a mark that exists and cannot be read.
+pub(in crate::store) fn is_ours(dir: &Path) -> Result<bool> {
+    let path = dir.join(names::DCP_MARK);
+    match starts_with(&path, names::DCP_MARK_WORDS) {
+        Err(error) if file::is_absent(&error) => Ok(false),
+        found => found.map_err(|e| Error::io("reading", path, e)),
+    }
 }
 
 /// Refuses a checkpoint that PyTorch's own writer has saved over: it writes files of other names, so that the older
@@ -46,15 +54,15 @@ fn newer_than(manifest: &Path, dir: &Path) -> Option<PathBuf> {
     let marks =
         dirs.flat_map(|dir| [names::DCP_MARK, names::DCP_RANK_MARK].map(|name| dir.join(name)));
     let mut newer = marks.filter(|mark| changed(mark).is_some_and(|at| at > committed));
-    newer.find(|mark| starts_with(mark, names::DCP_TORCH_WORDS))
+    newer.find(|mark| starts_with(mark, names::DCP_TORCH_WORDS).unwrap_or(false))
 }
 
 fn changed(path: &Path) -> Option<SystemTime> {
     look_at(path).ok()?.modified().ok()
 }
 
-fn starts_with(path: &Path, words: &[u8]) -> bool {
+fn starts_with(path: &Path, words: &[u8]) -> io::Result<bool> {
     const START_BYTES: u64 = 256; // ours is shorter, and PyTorch's says near its beginning what it is
-    let start = read_start(path, START_BYTES);
-    start.is_ok_and(|start| start.windows(words.len()).any(|found| found == words))
+    let start = file::read_start(path, START_BYTES)?;
+    Ok(start.windows(words.len()).any(|found| found == words))
 }

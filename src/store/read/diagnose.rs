@@ -143,7 +143,8 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
     let first = |is_it: fn(&str) -> bool| names.iter().find(|name| is_it(name));
     let dcp = |name: &str| name.ends_with(".distcp");
     if first(dcp).is_some()
-        || (first(|name| name == names::DCP_MARK).is_some() && !dcp_mark::is_ours(dir))
+        || (first(|name| name == names::DCP_MARK).is_some()
+            && !dcp_mark::is_ours(dir).unwrap_or(false))
     {
         return "it is a checkpoint of torch.distributed.checkpoint's own format: load it with dcp.load without \
                 ringstow's reader, or convert it (`ringstow convert OLD NEW`)"
