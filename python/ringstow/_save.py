@@ -154,8 +154,8 @@ def save_async(
             if handle is not None:
                 handle._abandon()
         finally:
+            hold.end()  # first: Ctrl-C may end the wait, and steps would wait for ever
             hold.wait_copied()
-            hold.end()
         raise
     return handle
 

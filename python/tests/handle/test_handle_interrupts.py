@@ -149,6 +149,18 @@ def test_ctrl_c_within_the_call_leaves_no_orphaned_save(gate, state, tmp_path, m
     assert 3 < len(jobs) < moment
 
 
+def test_ctrl_c_while_a_failed_save_waits_for_its_copies_lets_steps_go(tmp_path, monkeypatch):
+    """Regression: steps of other threads waited for ever."""
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_guard.Hold, "wait_copied", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ringstow.save_async({"a": threading.Lock()}, tmp_path / "c")
+    assert not _guard._holds
+
+
 def test_save_imports_everything_before_any_thread(gate, state, tmp_path):
     """A child forked while a thread imports would wait forever for that import."""
     import subprocess
