@@ -75,6 +75,19 @@ fn prune_passes_over_directories_on_a_stripe_disk_that_it_may_not_list() {
     prune(&disks.root.path().join("run"), &disks.config()).unwrap();
 }
 
+#[test]
+fn prune_says_that_it_failed_where_the_disk_does_and_not_where_it_may_not_look() {
+    let disks = Disks::new(1);
+    let run = disks.root.path().join("run");
+    let [first, ..] = run_of_three(&disks);
+    for (errno, failed) in [(EIO, true), (EACCES, false)] {
+        let _failing = fail_call(Call::List, &first, errno);
+        let swept = prune(&run, &disks.config()).unwrap();
+        assert_eq!((swept.left.len(), &swept.left[0].path), (1, &first), "{swept:?}");
+        assert_eq!(swept.left[0].failed, failed, "{swept:?}");
+    }
+}
+
 /// A run of three steps that are striped over one disk.
 fn run_of_three(disks: &Disks) -> [PathBuf; 3] {
     [1, 2, 3].map(|step| {

@@ -113,8 +113,7 @@ impl CleanUp<'_> {
                 // Another process removed it.
                 Err(error) if error.is_not_found() && dir::is_gone(&dir) => {}
                 // Not ringstow's: another user's, or `lost+found`.
-                Err(Error::Io { doing: "listing", cause, .. })
-                    if cause.kind() == ErrorKind::PermissionDenied => {}
+                Err(error) if is_denied(&error) => {}
                 Err(error) => all.left.push(Left::failed(dir, &error)),
             }
         }
@@ -171,9 +170,8 @@ impl CleanUp<'_> {
                 Ok(Swept::default())
             }
             // Not ringstow's (`lost+found`).
-            Err(Error::Io { doing: "listing", cause, .. }) => {
-                Ok(Left::alone(dir, format!("it cannot be listed: {cause}")).into())
-            }
+            Err(error) if is_denied(&error) => Ok(Left::alone(dir, error.to_string()).into()),
+            Err(error @ Error::Io { doing: "listing", .. }) => Ok(Left::failed(dir, &error).into()),
             Err(error) => Err(error),
             Ok(mut swept) => {
                 if !swept.removed.is_empty() {
@@ -309,6 +307,11 @@ impl CleanUp<'_> {
             )
         })
     }
+}
+
+/// Whether this process may not list a directory.
+fn is_denied(error: &Error) -> bool {
+    matches!(error, Error::Io { doing: "listing", cause, .. } if cause.kind() == ErrorKind::PermissionDenied)
 }
 
 const IN_PROGRESS: &str = "a save into it is in progress";
