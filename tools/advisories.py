@@ -22,7 +22,8 @@ def main() -> int:
     try:
         packages = json.loads(ran.stdout)["dependencies"]
     except ValueError:
-        print(f"skipped: pip-audit has no answer: {ran.stderr.strip().splitlines()[-1:]}")
+        reason = ran.stderr.strip().rpartition("\n")[2]
+        print(f"skipped: pip-audit has no answer: {reason or f'exit code {ran.returncode}'}")
         return NO_DATABASE
     return judge(packages)
 
