@@ -16,6 +16,7 @@ use toml::Table;
 const FILE_NAME: &str = "ringstow.toml";
 /// Longer files are not read: reading TOML takes 70 times its size in memory, which this keeps below 1 MiB.
 const FILE_BYTES_MAX: u64 = 12 << 10;
+
 impl Config {
     /// Reads the configuration. The value of each field comes from the first of these that sets it:
     ///

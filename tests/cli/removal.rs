@@ -297,6 +297,24 @@ fn clean_up_that_the_system_stops_at_one_checkpoint_exits_with_1() {
 }
 
 #[test]
+fn retain_names_each_checkpoint_that_it_could_not_remove_and_removes_the_others() {
+    let dir = Checkpoints::new();
+    let [first, second, third, last] = [1, 2, 3, 4].map(|step| dir.save(step));
+    for step in [&first, &second] {
+        // No manifest can take the name.
+        fs::create_dir(step.join("manifest.json.retired")).unwrap();
+    }
+    let ran = dir.retain(&["-k", "1"]);
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+    assert!(
+        [first, second].iter().all(|step| ran.err.contains(step.to_str().unwrap())),
+        "{}",
+        ran.err
+    );
+    assert!(!third.exists() && last.exists());
+}
+
+#[test]
 fn advice_about_a_run_that_is_itself_a_checkpoint_works() {
     let dir = Checkpoints::new();
     let step = dir.save(1);

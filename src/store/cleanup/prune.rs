@@ -13,7 +13,7 @@ use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
 use crate::store::write::stripe_dir::remove_stripe_dir;
-use crate::store::write::swept::{Left, Swept};
+use crate::store::write::swept::{Left, Swept, first_error};
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file_system::Reach;
 use crate::sys::lock::{self, DirLock};
@@ -88,11 +88,11 @@ impl CleanUp<'_> {
         if all.removed.iter().any(|path| path == dir) {
             return Ok(all); // `dir` held rank checkpoints, and no other checkpoints
         }
-        let mut first_error = Ok(());
+        let mut outcome = Ok(());
         for path in directories(dir)?.iter().filter(|path| names::rank_of_dir(path).is_none()) {
             match self.below(path, Self::checkpoint) {
                 Ok(swept) => all.add(swept),
-                Err(error) => first_error = first_error.and(Err(error)),
+                Err(error) => outcome = first_error(outcome, Err(error)),
             }
         }
         let root = dir::real(dir)?;
@@ -101,7 +101,7 @@ impl CleanUp<'_> {
                 self.orphans(stripe, &root).unwrap_or_else(|e| Left::failed(stripe, &e).into()),
             );
         }
-        first_error.map(|()| all)
+        outcome.map(|()| all)
     }
 
     /// The stripe directories on one disk that no checkpoint in `root` leads to.

@@ -14,7 +14,7 @@ use crate::store::cleanup::remove::{
 };
 use crate::store::layout::recycled::beside_all;
 use crate::store::layout::{rank_dirs, recycled};
-use crate::store::write::swept::Left;
+use crate::store::write::swept::{Left, first_error};
 use crate::sys::{dir, lock};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -74,18 +74,19 @@ fn carry_out(
     disposal: Disposal,
     config: &Config,
 ) -> Result<Retained> {
-    let mut first_error = Ok(());
+    let mut outcome = Ok(());
     for path in std::mem::take(&mut plan.removed) {
         let done = remove_checkpoint(&path, disposal, config);
-        first_error = first_error.and(plan.note(path, done.map(|removed| removed.left)));
+        outcome = first_error(outcome, plan.note(path, done.map(|removed| removed.left)));
     }
     for path in std::mem::take(&mut plan.cleared) {
         plan.clear(path, config, Act::CarryOut, None);
     }
     if disposal == Disposal::Remove {
-        plan.removed_recycled = recycled::clear(&beside_all(root, config))?;
+        let cleared = recycled::clear(&beside_all(root, config));
+        outcome = first_error(outcome, cleared.map(|removed| plan.removed_recycled = removed));
     }
-    first_error.map(|()| plan)
+    outcome.map(|()| plan)
 }
 
 /// See [`Store::retain_plan`](crate::Store::retain_plan).

@@ -1,4 +1,4 @@
-//! How a stripe directory goes: its marker last, and only while nothing else is in it. Without the marker, nobody could
+//! Removes a stripe directory: its marker last, and only while nothing else is in it. Without the marker, nobody could
 //! tell whose the files beside it are.
 
 use crate::error::{Error, Result};

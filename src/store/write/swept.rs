@@ -1,6 +1,6 @@
 //! What a clean-up reports.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -51,12 +51,12 @@ pub struct Left {
 }
 
 impl Left {
-    /// What a clean-up has no business with.
+    /// What a clean-up must not touch.
     pub(in crate::store) fn alone(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
         Self { path: path.into(), reason: reason.into(), failed: false }
     }
 
-    /// What stays because the system failed; the clean-up goes on with the rest.
+    /// What stays because the system failed, while the clean-up does the rest.
     pub(in crate::store) fn failed(path: impl Into<PathBuf>, error: &Error) -> Self {
         let path = path.into();
         tracing::warn!(path = %path.display(), %error, "left alone");
@@ -71,4 +71,12 @@ impl Left {
         );
         Self { path: dir.into(), reason, failed: true }
     }
+}
+
+/// The first error of a clean-up that does the rest in spite of it. Logs each later one.
+pub(in crate::store) fn first_error(first: Result<()>, next: Result<()>) -> Result<()> {
+    if let (Err(_), Err(error)) = (&first, &next) {
+        tracing::warn!(%error, "another error after the one that is returned");
+    }
+    first.and(next)
 }
