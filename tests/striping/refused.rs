@@ -134,6 +134,18 @@ fn clean_ups_leave_the_checkpoint_whose_marker_cannot_be_read_and_do_the_rest() 
 }
 
 #[test]
+fn stripe_directory_whose_marker_cannot_be_read_does_not_hide_the_checkpoints_own() {
+    let disks = Disks::new(2);
+    let other = disks.root.path().join("other/step-1");
+    for (step, dir, disk) in [(1, disks.dir(), 1), (2, other, 0)] {
+        let config = Config { stripe: vec![disks.stripe(disk)], ..small_config() };
+        State::new(step, &SIZES).save(&Runtime::new(config).unwrap(), &dir).unwrap();
+    }
+    let _failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+}
+
+#[test]
 fn prune_leaves_the_killed_save_whose_marker_cannot_be_read_and_clears_the_others() {
     let disks = Disks::new(1);
     let run = disks.root.path().join("run");

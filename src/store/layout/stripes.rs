@@ -144,8 +144,8 @@ impl Stripes {
         refused.map_or(Ok(stripes), Err)
     }
 
-    /// The stripe directories for which `refuse`, given owner, path and this checkpoint's own path, has no reason. Also
-    /// returns why the system did not say whose one is.
+    /// The stripe directories for which `refuse`, given owner, path and this checkpoint's own path, has no reason; first
+    /// those whose marker names this checkpoint. Also returns why the system did not say whose one is.
     fn filtered(
         dir: &Path,
         stripe: &[PathBuf],
@@ -156,7 +156,7 @@ impl Stripes {
             Err(error @ Error::Io { .. }) => return (Self::alone(dir), Some(error)),
             Err(_) => return (Self::alone(dir), None),
         };
-        let mut refused = None;
+        let (mut unsure, mut refused) = (Vec::new(), None);
         for stripe_dir in std::mem::take(&mut stripes.stripe_dirs) {
             if dir::is_same(&stripe_dir.dir, dir) {
                 continue;
@@ -167,11 +167,14 @@ impl Stripes {
                 stripes.vacant.push(stripe_dir.stripe.clone());
             }
             match refuse(&owner, &stripe_dir.dir, &stripes.marked) {
-                None => stripes.stripe_dirs.push(stripe_dir),
                 Some(why) => stripes.left_out.push(why),
+                None if matches!(owner, Ok(Owner::This)) => stripes.stripe_dirs.push(stripe_dir),
+                None => unsure.push(stripe_dir),
             }
             refused = refused.or(owner.err().filter(|e| matches!(e, Error::Io { .. })));
         }
+        // Another checkpoint's files have the same names.
+        stripes.stripe_dirs.append(&mut unsure);
         (stripes, refused)
     }
 
