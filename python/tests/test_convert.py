@@ -136,6 +136,15 @@ def test_stock_dcp_directory_converts_both_ways(at):
     assert into["step"] == 7
 
 
+def test_name_of_a_torch_file_asks_for_one_from_every_other_kind(at):
+    source = saved({"w": torch.arange(6.0)}, at / "a.pt")
+    assert convert(source, at / "step.ckpt").target_kind == "ringstow"
+    for kind in ("dcp", "hf"):
+        convert(at / "step.ckpt", at / kind, target=kind)
+        assert convert(at / kind, at / f"{kind}.pt").target_kind == "torch"
+        assert torch.equal(torch.load(at / f"{kind}.pt")["w"], torch.arange(6.0))
+
+
 def test_results_equal_those_of_torchs_converters(at):
     state = varied()
     saved(state, at / "a.pt")

@@ -105,8 +105,8 @@ def convert(
         dst: where to write. Refused if something is there, except files of a killed conversion and,
             for ``hf``, files of other programs.
         source: the kind of ``src``; None detects it.
-        target: the kind of ``dst``; None means ringstow, or torch for a ringstow ``src`` and a name
-            such as ``x.pt``.
+        target: the kind of ``dst``; None means ringstow, or torch for a name such as ``x.pt`` if
+            ``src`` is no such file itself.
         progress: called repeatedly with the phase, its bytes done, and its bytes in all.
         verify: compare the source's checksums if it has any; read back what was written and compare
             it, tensor by tensor, bit by bit.

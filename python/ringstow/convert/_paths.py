@@ -67,15 +67,17 @@ def kind_of(path: str) -> str:
 
 
 def target_kind(source: str, path: str) -> str:
-    """Return the kind to convert to if none was given: ringstow, from any other kind.
+    """Return the kind to convert to if none was given.
+
+    It is torch if the path ends like such a file, unless the source is one; else ringstow.
 
     Raises:
         InvalidStateError: it can't be derived from the path.
     """
+    if source != "torch" and path.endswith(_TORCH_ENDINGS):
+        return "torch"
     if source != "ringstow":
         return "ringstow"
-    if path.endswith(_TORCH_ENDINGS):
-        return "torch"
     raise InvalidStateError(
         f"{path} does not say which kind to convert to: give --to (target=) dcp, torch or hf"
     )
