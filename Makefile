@@ -39,7 +39,8 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 
 .PHONY: help demo test test-rust test-python test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
-	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-simulation torture-soak \
+	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
+	torture-threads \
 	lint doc bench bench-check bench-baseline compare compare-dcp sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
@@ -50,6 +51,8 @@ help:
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
 	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
 	@echo "make torture-address  unit tests of memory, format and plan under AddressSanitizer, on a nightly toolchain; not in make torture"
+	@echo "make torture-miri  the same without GPUs under Miri (many minutes)"
+	@echo "make torture-threads  saves and loads by every engine under ThreadSanitizer, likewise"
 	@echo "make torture-background  save training loops that change meanwhile (LOOPS=$(LOOPS) SEED=$(SEED))"
 	@echo "make torture-calls  fail and kill every operation at each of its system calls (minutes; SEED=$(SEED))"
 	@echo "make torture-calls-python  the same for Python programs and conversions (MINUTES=$(MINUTES) SEED=$(SEED))"
@@ -103,13 +106,31 @@ torture: $(READY)
 
 torture-%: export RINGSTOW_SEED = $(SEED)
 
+# $(call needs_nightly,COMPONENT) ends a rig, and says why, where the nightly toolchain has no such component.
+needs_nightly = rustup component list --toolchain nightly --installed 2>/dev/null | grep -q '^$(1)' || \
+	{ echo "skipped: rustup toolchain install nightly --component $(1)"; exit $${RINGSTOW_REQUIRE_RIGS:+1}; }
+TRIPLE := $(shell uname -m)-unknown-linux-gnu
+
 # A broken engine's buffers are leaked on purpose, so leaks are not looked for.
 torture-address: export RUSTFLAGS = -Zsanitizer=address
 torture-address: export ASAN_OPTIONS = detect_leaks=0
 torture-address:
-	@cargo +nightly --version >/dev/null 2>&1 || { echo "skipped: no nightly toolchain"; exit $${RINGSTOW_REQUIRE_RIGS:+1}; }; \
-	cargo +nightly test --lib --target $(shell uname -m)-unknown-linux-gnu --target-dir target/asan -- \
+	@$(call needs_nightly,rustc); cargo +nightly test --lib --target $(TRIPLE) --target-dir target/asan -- \
 		pool:: format:: plan:: state pipeline:: device::
+
+# The standard library is built too: ThreadSanitizer must see its locks.
+torture-threads: export RUSTFLAGS = -Zsanitizer=thread
+torture-threads:
+	@$(call needs_nightly,rust-src); cargo +nightly test -Zbuild-std --target $(TRIPLE) --target-dir target/tsan \
+		--lib --test round_trip --test awaiting --test engine_contract
+
+# Left out: tests of GPUs, which need a driver, and those with too much data for an interpreter.
+torture-miri: export MIRIFLAGS = -Zmiri-disable-isolation -Zmiri-ignore-leaks
+torture-miri: export PROPTEST_CASES = 3
+torture-miri:
+	@$(call needs_nightly,miri); cargo +nightly miri test -p ringstow --lib --target-dir target/miri -- \
+		pool:: device::host device::target format:: plan:: \
+		--skip format::cover --skip headers_stay_below --skip blocks_hold_every_byte
 
 torture-background: $(READY)
 	$(BIN)/python tools/torture_background.py --loops $(LOOPS) --seed $(SEED)

@@ -120,7 +120,7 @@ impl Mapping {
         let start = offset.next_multiple_of(PAGE);
         let end = offset.saturating_add(len).min(self.len) / PAGE * PAGE;
         #[cfg(target_os = "linux")]
-        if start < end {
+        if start < end && !cfg!(miri) {
             // SAFETY: within the mapping; its contents are given up by the caller.
             let _ = unsafe {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
@@ -142,6 +142,9 @@ impl Mapping {
 
     #[cfg(target_os = "linux")]
     fn advise(&self, advice: Advice, offset: usize, len: usize) -> io::Result<()> {
+        if cfg!(miri) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         self.raw.advise_range(advice, self.lead + offset, len)
     }
 

@@ -149,6 +149,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
+    #[cfg_attr(miri, ignore = "reads /proc/self/pagemap")]
     fn buffer_takes_memory_when_first_lent() {
         const BLOCK: usize = 4 << 20;
         let pool = Pool::new(64, BLOCK).unwrap();
