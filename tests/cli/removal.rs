@@ -31,6 +31,29 @@ fn prune_removes_what_its_dry_run_lists() {
 }
 
 #[test]
+fn prune_leaves_directories_whose_manifest_is_no_file_and_clears_the_others() {
+    let dir = Checkpoints::new();
+    let odd = [1, 2].map(|step| PathBuf::from(dir.step(step)));
+    odd.iter().for_each(|odd| fs::create_dir(odd).unwrap());
+    fs::create_dir(odd[0].join("manifest.json")).unwrap();
+    let fifo = odd[1].join("manifest.json");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    odd.iter().for_each(|odd| fs::write(odd.join(SHARD), "").unwrap());
+    let killed = dir.killed(3);
+
+    let done = ringstow(&["prune", dir.path(), "--json"]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    let done = done.json();
+    assert!(!killed.exists() && odd.iter().all(|odd| odd.join(SHARD).exists()));
+    for odd in &odd {
+        let is_it = |left: &&Json| left["path"].as_str() == odd.to_str();
+        let left = done["left"].as_array().unwrap().iter().find(is_it).expect("it is reported");
+        let reason = left["reason"].as_str().unwrap();
+        assert!(reason.contains("manifest.json: not a regular file"), "{reason}");
+    }
+}
+
+#[test]
 fn retain_removes_what_its_dry_run_lists() {
     let dir = Checkpoints::new();
     let [oldest, older, newer, newest] = [1, 2, 3, 10].map(|step| dir.save(step));

@@ -15,6 +15,7 @@ use crate::store::write::scope::Scope;
 use crate::store::write::stripe_dir::remove_stripe_dir;
 use crate::store::write::swept::{Left, Swept, first_error};
 use crate::sys::dir::{self, directories, file_names};
+use crate::sys::file;
 use crate::sys::file_system::Reach;
 use crate::sys::lock::{self, DirLock};
 use std::io::ErrorKind;
@@ -259,7 +260,7 @@ impl CleanUp<'_> {
             .and_then(|listed| Leftovers::of_killed(&stripes, listed.as_ref(), &Scope::Everything));
         let leftovers = match leftovers {
             Ok(leftovers) => leftovers,
-            Err(error @ Error::Io { .. }) if !error.is_damage() => return Err(error),
+            Err(error @ Error::Io { .. }) if !tells_of_content(&error) => return Err(error),
             Err(error) => {
                 let reason = format!("ringstow cannot tell which of its files are stale: {error}");
                 return Ok(Left::alone(dir, reason).into());
@@ -307,6 +308,11 @@ impl CleanUp<'_> {
             )
         })
     }
+}
+
+/// Whether an error says what a manifest is: damaged, or a directory, FIFO or device of that name.
+fn tells_of_content(error: &Error) -> bool {
+    error.is_damage() || error.io_error().is_some_and(file::is_no_file)
 }
 
 /// Whether this process may not list a directory.
