@@ -44,6 +44,33 @@ fn opening_a_run_directory_names_the_newest_checkpoint() {
 }
 
 #[test]
+fn another_programs_manifest_makes_no_checkpoint() {
+    let root = directory(&[("manifest.json", br#"{"name": "my web app"}"#)]);
+    let app = root.path().join("app");
+    fs::create_dir(&app).unwrap();
+    fs::copy(root.path().join("manifest.json"), app.join("manifest.json")).unwrap();
+    assert_eq!(ringstow::latest(root.path()).unwrap(), None);
+    for dir in [root.path(), &app] {
+        let error = error_of(dir);
+        assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
+        assert_says(&error, &["manifest.json is another program's"]);
+    }
+
+    let step = save(root.path().join("step-1"));
+    let retained = ringstow::retain(root.path(), 1, ringstow::Disposal::Remove).unwrap();
+    assert!(retained.left.is_empty() && retained.kept == [step.clone()], "{retained:?}");
+    let found = ringstow::list(root.path()).unwrap();
+    assert!(found.iter().map(|found| &found.path).eq([&step]), "{found:?}");
+    assert_says(&error_of(root.path()), &["another program's", "step-1"]);
+
+    // Beside a shard, it has replaced ringstow's own.
+    fs::copy(root.path().join("manifest.json"), step.join("manifest.json")).unwrap();
+    fs::write(step.join("rank00000-0.safetensors"), "").unwrap();
+    assert!(matches!(error_of(&step), Error::Format { .. } | Error::Corrupt { .. }));
+    assert!(ringstow::latest(root.path()).is_err());
+}
+
+#[test]
 fn a_missing_path_names_a_checkpoint_beside_it() {
     let root = scratch();
     let gone = root.path().join("step-2");

@@ -140,6 +140,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     let opened = match Checkpoint::open_with(dir, config) {
         // Another process removed or renamed it meanwhile. On NFS the error is ESTALE.
         Err(_) if matches!(is_there(dir), Ok(false)) => return Ok(None),
+        Err(_) if manifest::is_another_programs(dir) => return Ok(None),
         Err(error) if is_refusal(&error) => {
             return Ok(Some(Found::unreadable(dir.into(), error)));
         }

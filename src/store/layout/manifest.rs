@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use crate::format::manifest::{self, Listed};
 use crate::format::{Manifest, names, whole_text};
-use crate::sys::dir::{has, look};
+use crate::sys::dir::{file_names, has, look};
 use crate::sys::file;
 use std::io;
 use std::path::Path;
@@ -75,6 +75,14 @@ pub(in crate::store) fn refuse_foreign(dir: &Path) -> Result<()> {
         "{} is another program's, and a save would replace it; save to another directory, or remove the file",
         dir.join(names::MANIFEST).display()
     )))
+}
+
+/// Whether all in `dir` that looks like a checkpoint is a manifest of another program's. Beside a shard of ringstow's, a
+/// manifest that is not ringstow's is damage: somebody overwrote it.
+pub(in crate::store) fn is_another_programs(dir: &Path) -> bool {
+    let is_ours = |name: &String| name != names::MANIFEST && names::is_trace(name);
+    let foreign = || read_bytes(dir).is_ok_and(|bytes| bytes.is_some_and(|b| is_foreign(&b)));
+    file_names(dir).is_ok_and(|present| !present.iter().any(is_ours)) && foreign()
 }
 
 fn is_foreign(bytes: &[u8]) -> bool {

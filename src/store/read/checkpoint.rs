@@ -8,7 +8,7 @@ use crate::store::layout::manifest;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::stripes::Stripes;
 use crate::store::read::dcp_mark;
-use crate::store::read::diagnose::{explain, no_manifest, seen_late};
+use crate::store::read::diagnose::{explain, no_manifest, not_ringstows, seen_late};
 use crate::store::read::fault::{Fault, PlaceIndex};
 use crate::store::read::fingerprint::{Fingerprint, while_replaced};
 use crate::store::read::foreign;
@@ -85,7 +85,8 @@ impl Checkpoint {
         let bytes = bytes.ok_or_else(|| no_manifest(path))?;
         dcp_mark::refuse_newer(path)?;
         let fingerprint = Fingerprint::of(&bytes);
-        let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))?;
+        let manifest = Manifest::decode(bytes, &path.join(names::MANIFEST))
+            .map_err(|error| not_ringstows(path).unwrap_or(error))?;
         let shards = find_shards(path, &config.stripe, &manifest);
         if !shards.as_ref().is_ok_and(|shards| shards.faults.is_empty()) {
             // A save that committed since the manifest was read has removed its shards.

@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::format::names;
-use crate::store::layout::rank_dirs;
+use crate::store::layout::{manifest, rank_dirs};
 use crate::store::layout::session_note::unfinished_ranks;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::read::dcp_mark;
@@ -65,6 +65,17 @@ pub(in crate::store) fn no_manifest(dir: &Path) -> Error {
         reason.push_str(&seen_late(dir));
     }
     error
+}
+
+/// The error for a directory whose manifest is another program's; `None` if it is not.
+pub(in crate::store) fn not_ringstows(dir: &Path) -> Option<Error> {
+    let below = || match newest_in(dir) {
+        Some(newest) => format!("; it holds checkpoints, such as {}", newest.display()),
+        None => "; nothing was saved here".into(),
+    };
+    let reason = || format!("its {} is another program's{}", names::MANIFEST, below());
+    let error = || Error::NoCheckpoint { path: dir.into(), reason: reason() };
+    manifest::is_another_programs(dir).then(error)
 }
 
 fn without_manifest(dir: &Path) -> Error {
