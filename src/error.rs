@@ -383,7 +383,10 @@ fn remedy_for(cause: &io::Error) -> &'static str {
         QuotaExceeded => "; the disk quota is used up: free some space or save elsewhere",
         PermissionDenied => "; check the owner and mode of the file and of its directory",
         ReadOnlyFilesystem => "; the file system is mounted read-only: save elsewhere",
-        FileTooLarge => "; raise `ulimit -f`, or set `shard_bytes` so that each file is smaller",
+        // Of a file that ringstow itself finds too large, the message says all.
+        FileTooLarge if cause.raw_os_error().is_some() => {
+            "; raise `ulimit -f`, or set `shard_bytes` so that each file is smaller"
+        }
         _ if is_one_of(cause, &[Errno::EIO]) => {
             "; the device reports a hardware error: see the kernel's log (dmesg)"
         }

@@ -142,7 +142,13 @@ pub fn read(path: &Path, must_be_there: bool) -> Result<Table> {
         Err(error) if error.kind() == ErrorKind::NotFound && !must_be_there => {
             return Ok(Table::new());
         }
-        Err(error) => return Err(Error::io("reading the configuration", path, error)),
+        Err(error) => {
+            let hint = match error.kind() {
+                ErrorKind::FileTooLarge => "it is too large for a configuration",
+                _ => "",
+            };
+            return Err(Error::io("reading the configuration", path, error).hinted(hint.into()));
+        }
     };
     parse(&text, path).map(|(table, _)| table)
 }
@@ -195,6 +201,22 @@ mod tests {
         fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
         let error = with(&[("RINGSTOW_CONFIG", &path)]).unwrap_err().to_string();
         assert!(error.contains(&path) && error.contains("1099511627776 bytes"), "{error}");
+        assert!(error.contains("too large for a config") && !error.contains("ulimit"), "{error}");
+    }
+
+    #[test]
+    fn pipe_or_directory_in_the_place_of_the_file_is_refused_and_holds_nobody_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE_NAME);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (fifo, named) = (path.to_str().unwrap(), dir.path().to_str().unwrap());
+        for error in [
+            found(dir.path(), |_| None).unwrap_err(),
+            with(&[(FILE_VARIABLE, fifo)]).unwrap_err(),
+            with(&[(FILE_VARIABLE, named)]).unwrap_err(),
+        ] {
+            assert!(error.to_string().ends_with("not a regular file"), "{error}");
+        }
     }
 
     #[test]

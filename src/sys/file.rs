@@ -187,15 +187,15 @@ pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])
     })
 }
 
-/// Reads a text that the user wrote. Follows links.
+/// Reads a text that the user wrote. Follows links, and does not wait for a pipe.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more
-/// than `bytes_max`.
+/// The system's; [`io::ErrorKind::InvalidInput`] for anything but a regular file, [`io::ErrorKind::InvalidData`] for
+/// bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more than `bytes_max`.
 pub(crate) fn read_text(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<String> {
     let path = path.as_ref();
     made(Call::Read, path, || {
-        let file = File::open(path)?;
+        let file = open_file(path, OFlags::RDONLY)?;
         check_length(file.metadata()?.len(), bytes_max)?;
         let mut text = String::new();
         file.take(bytes_max).read_to_string(&mut text)?;
@@ -220,9 +220,14 @@ pub(crate) fn look(file: &File) -> io::Result<Metadata> {
 }
 
 fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW;
+    open_file(path, if direct { flags | direct_flag()? } else { flags })
+}
+
+/// Opens a regular file, or the one that a link leads to unless the flags forbid it.
+fn open_file(path: &Path, flags: OFlags) -> io::Result<File> {
     // NONBLOCK: open() does not wait for the other end of a FIFO that has the file's name.
-    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let flags = if direct { flags | direct_flag()? } else { flags };
+    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let mode = Mode::from_raw_mode(0o666);
     let file = File::from(rustix::fs::open(path, flags, mode)?);
     if !file.metadata()?.is_file() {
