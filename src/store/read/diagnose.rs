@@ -3,9 +3,9 @@
 
 use crate::error::Error;
 use crate::format::names;
-use crate::store::layout::{manifest, rank_dirs};
 use crate::store::layout::session_note::unfinished_ranks;
 use crate::store::layout::stripe_marker::stripe_owner;
+use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::dcp_mark;
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
