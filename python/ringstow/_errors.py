@@ -186,16 +186,16 @@ _SHOWN_MAX = 8
 
 
 def torn(path: object, tensors: Sequence[str]) -> TornSaveError:
-    """Return the error of a save to a path under which these tensors were changed."""
+    """Return the error of a save to a path under which these tensors were changed or freed."""
     names = ", ".join(map(repr, tensors[:_SHOWN_MAX]))
     if len(tensors) > _SHOWN_MAX:
         names += f" and {len(tensors) - _SHOWN_MAX} more"
     return TornSaveError(
-        f"the save to {path} was given up: {names} changed before the save had copied all tensors. "
-        "Nothing was committed; an earlier checkpoint there stands. Change tensors only after "
-        'handle.wait_staged(); or save with staging="snapshot", which copies everything at the '
-        'call, or with staging="wait", which returns once everything is copied. (With '
-        "torch.distributed.checkpoint: after staging_completion.result(), or without "
+        f"the save to {path} was given up: {names} changed, or lost their memory, before the save "
+        "had copied all tensors. Nothing was committed; an earlier checkpoint there stands. Change "
+        'and free tensors only after handle.wait_staged(); or save with staging="snapshot", which '
+        'copies everything at the call, or with staging="wait", which returns once everything is '
+        "copied. (With torch.distributed.checkpoint: after staging_completion.result(), or without "
         "async_stager=.)",
         path=str(path),
         tensors=tensors,

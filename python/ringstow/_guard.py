@@ -2,7 +2,8 @@
 
 Three things work together. Values that are small, or whose changes go unnoticed, are copied before
 the call returns. torch's optimizers wait with their next step until the rest is copied. Then the
-version of each tensor is compared: a tensor that has changed nevertheless makes the save fail.
+version of each tensor is compared, and where its memory is: a tensor that has changed nevertheless
+makes the save fail.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def save_async(
     cannot detect.
 
     Do not free the memory either: sharding libraries free parameters with
-    ``untyped_storage().resize_(0)``, which crashes the save. The interpreter's exit waits for the
-    save.
+    ``untyped_storage().resize_(0)``, which fails or crashes the save. The interpreter's exit waits
+    for the save.
 
     For CUDA tensors, the save waits for the work that is queued on the current stream, and saves
     its results. The call does not wait.

@@ -188,7 +188,7 @@ impl Tensors {
         for (at, spec) in std::mem::take(&mut self.specs).into_iter().enumerate() {
             if let Some(version) = spec.version {
                 let (name, tensor) = (spec.info.name.clone(), spec.tensor(py, &self.owners[at]));
-                watched.push(Watched { name, tensor, version });
+                watched.push(Watched::new(py, name, tensor, version));
             }
             let (info, source) = spec.source(raised, &mut ready)?;
             dict.source(info, source);

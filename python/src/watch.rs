@@ -1,5 +1,6 @@
-//! Tensors that somebody may write to while a save reads them: what each one's version was at the call,
-//! and whether it still is that once the last byte has been copied.
+//! Tensors that somebody may write to while a save reads them, or whose memory somebody may free: what
+//! each one's version and memory were at the call, and whether they still are that once the last byte has
+//! been copied.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -10,12 +11,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::lazy::Raised;
 use crate::settle::once_settled;
 
-/// A tensor, the name that it is saved under, and the version that it had.
+/// A tensor, the name that it is saved under, and the version and the memory that it had.
 pub(crate) struct Watched {
-    pub name: String,
-    pub tensor: Py<PyAny>,
-    pub version: u64,
+    name: String,
+    tensor: Py<PyAny>,
+    version: u64,
+    storage: Option<Storage>,
 }
+
+/// What holds a tensor's memory, and the memory that it held. Not asked of the tensor at the end:
+/// `parameter.data = ...` gives that another storage, and leaves this one to the save.
+struct Storage {
+    object: Py<PyAny>,
+    memory: Held,
+}
+
+/// The address and the size of a storage's memory.
+type Held = (usize, usize);
 
 /// Tensors to be looked at again. Let go of as soon as they have been, since they keep memory.
 #[derive(Default)]
@@ -33,12 +45,12 @@ impl Watch {
     fn new(py: Python<'_>, tensors: Vec<(String, Py<PyAny>)>) -> Self {
         let watched = |(name, tensor): (String, Py<PyAny>)| {
             let version = version_of(tensor.bind(py))?;
-            Some(Watched { name, tensor, version })
+            Some(Watched::new(py, name, tensor, version))
         };
         Self { list: Arc::new(WatchList::new(tensors.into_iter().filter_map(watched).collect())) }
     }
 
-    /// The names of those that have been changed.
+    /// The names of those that have been changed, or have lost their memory.
     fn changed(&self, py: Python<'_>) -> Vec<String> {
         self.list.changed(py)
     }
@@ -51,6 +63,35 @@ pub(crate) fn version_of(tensor: &Bound<'_, PyAny>) -> Option<u64> {
     version.ok().flatten()?.extract().ok()
 }
 
+impl Watched {
+    /// Notes the memory that the tensor has now.
+    pub fn new(py: Python<'_>, name: String, tensor: Py<PyAny>, version: u64) -> Self {
+        let storage = Storage::of(tensor.bind(py));
+        Self { name, tensor, version, storage }
+    }
+
+    /// Whether the tensor was written to, or its memory freed or moved (`storage.resize_`).
+    fn is_changed(&self, py: Python<'_>) -> bool {
+        let has_moved = |storage: &Storage| held(storage.object.bind(py)) != Some(storage.memory);
+        version_of(self.tensor.bind(py)) != Some(self.version)
+            || self.storage.as_ref().is_some_and(has_moved)
+    }
+}
+
+impl Storage {
+    fn of(tensor: &Bound<'_, PyAny>) -> Option<Self> {
+        let object = tensor.call_method0(intern!(tensor.py(), "untyped_storage")).ok()?;
+        let memory = held(&object)?;
+        Some(Self { object: object.unbind(), memory })
+    }
+}
+
+fn held(storage: &Bound<'_, PyAny>) -> Option<Held> {
+    let ask = |method| storage.call_method0(method).ok()?.extract().ok();
+    let py = storage.py();
+    Some((ask(intern!(py, "data_ptr"))?, ask(intern!(py, "nbytes"))?))
+}
+
 impl WatchList {
     pub fn new(watched: Vec<Watched>) -> Self {
         Self(Mutex::new(watched))
@@ -61,13 +102,12 @@ impl WatchList {
     }
 
     pub fn changed(&self, py: Python<'_>) -> Vec<String> {
-        let is_changed =
-            |watched: &&Watched| version_of(watched.tensor.bind(py)) != Some(watched.version);
+        let is_changed = |watched: &&Watched| watched.is_changed(py);
         self.lock().iter().filter(is_changed).map(|watched| watched.name.clone()).collect()
     }
 
     /// What a save calls once it has copied the last byte: fails if a tensor has been changed since the
-    /// call. Python then gets a `TornSaveError`.
+    /// call, or its memory freed. Python then gets a `TornSaveError`.
     pub fn check(&self, path: &Path, raised: &Raised) -> Result<()> {
         if self.is_empty() {
             return Ok(());

@@ -6,6 +6,7 @@ releases it. The tensors after it are not copied before that.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 
@@ -110,6 +111,61 @@ def test_tensor_changed_before_its_copy_fails_the_save(save, held, tmp_path):
         handle.result()
     assert ringstow.load(tmp_path / "c") == {"step": 1}
     assert litter(tmp_path / "c") == []
+
+
+@pytest.fixture
+def freed_memory_can_be_read():
+    """Keep freed memory in the process: reading what has left it is a segmentation fault."""
+    libc = ctypes.CDLL(None)
+    mmap_max, trim_threshold = -4, -1  # of glibc's malloc.h
+    assert libc.mallopt(mmap_max, 0)
+    assert libc.mallopt(trim_threshold, 1 << 30)
+    yield
+    libc.mallopt(mmap_max, 1 << 16)
+    libc.mallopt(trim_threshold, 128 << 10)
+
+
+def moved(tensor):
+    """Free a tensor's memory, and give it other memory, as sharding libraries do."""
+    storage = tensor.untyped_storage()
+    nbytes, version = storage.nbytes(), tensor._version
+    storage.resize_(0)
+    between = torch.ones(nbytes // 4)  # or the new memory could be where the old one was
+    storage.resize_(nbytes)
+    assert tensor._version == version
+    return between
+
+
+@pytest.mark.parametrize("staging", ["guard", "snapshot"])
+def test_memory_that_is_freed_before_its_copy_fails_the_save(
+    staging, save, held, freed_memory_can_be_read, tmp_path
+):
+    """Regression: what was in the freed memory was committed, with checksums of that."""
+    ringstow.save({"step": 1}, tmp_path / "c")
+    large = torch.zeros(2 * LARGE)
+    state = {"a": torch.zeros(LARGE), "view": large[LARGE:], "c": torch.zeros(LARGE)}
+    handle = save(state, staging)
+    between = [moved(state["a"]), moved(state["view"])]
+    held.release()
+    if staging == "snapshot":
+        handle.result()
+        assert not loaded(tmp_path / "c", "view").any()
+        return
+    with pytest.raises(ringstow.TornSaveError, match="lost their memory") as caught:
+        handle.result()
+    assert caught.value.tensors == ["a", "view"]
+    assert ringstow.load(tmp_path / "c") == {"step": 1}
+    assert litter(tmp_path / "c") == []
+    assert len(between) == 2
+
+
+def test_a_parameter_that_is_given_other_memory_is_saved_as_it_was(save, held, tmp_path):
+    parameter = torch.nn.Parameter(torch.zeros(LARGE))
+    handle = save({"p": parameter})
+    parameter.data = torch.ones(LARGE)
+    held.release()
+    handle.result()
+    assert not loaded(tmp_path / "c", "p").any()
 
 
 def test_the_error_names_some_of_many_tensors():
