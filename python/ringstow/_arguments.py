@@ -25,13 +25,16 @@ def absolute(path: StrPath) -> str:
 
     Raises:
         InvalidStateError: it is a URL, or the home of an unknown user.
-        ValueError: it is empty.
+        TypeError: it is no path, or one of bytes.
+        ValueError: it is empty, or has a null character.
     """
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
     if not text:
         raise ValueError("the path is empty")
+    if "\0" in text:
+        raise ValueError(f"{text!r} is no path: it has a null character")
     if _URL.match(text):
         raise InvalidStateError(
             f"{text} is a URL, and checkpoints are saved to and loaded from directories: mount the "

@@ -105,3 +105,18 @@ def test_tilde_is_expanded(tmp_path, monkeypatch):
         ringstow.save(state(1), "~no-such-user/x")
     assert list(here.iterdir()) == []
     assert ringstow.save(state(1), "./~").path == str(here / "~")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "said"),
+    [
+        (None, TypeError, "must be str or os.PathLike[str], not NoneType"),
+        (b"c", TypeError, "must be str or os.PathLike[str], not bytes"),
+        ("a\0b", ValueError, r"'a\x00b' is no path: it has a null character"),
+    ],
+)
+def test_what_is_no_path_is_refused_by_what_it_is(path, kind, said):
+    """Regression: it said that bytes are expected, and that creating the directory failed."""
+    with pytest.raises(kind) as caught:
+        ringstow.save({}, path)
+    assert said in str(caught.value)
