@@ -217,6 +217,7 @@ mod tests {
         ] {
             assert!(error.to_string().ends_with("not a regular file"), "{error}");
         }
+        assert_eq!(with(&[(FILE_VARIABLE, "/dev/null")]).unwrap(), Config::default());
     }
 
     #[test]

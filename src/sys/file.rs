@@ -5,9 +5,9 @@ use crate::error::{Error, Result};
 use crate::sys::dir::try_remove;
 use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
-use std::fs::{File, Metadata};
+use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 /// Creates a new file for writing. What has the name already, a link too, loses that name and keeps its
@@ -190,12 +190,12 @@ pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])
 /// Reads a text that the user wrote. Follows links, and does not wait for a pipe.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidInput`] for anything but a regular file, [`io::ErrorKind::InvalidData`] for
-/// bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more than `bytes_max`.
+/// The system's; [`io::ErrorKind::InvalidInput`] for anything but a regular file or a device (`/dev/null`),
+/// [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more than `bytes_max`.
 pub(crate) fn read_text(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<String> {
     let path = path.as_ref();
     made(Call::Read, path, || {
-        let file = open_file(path, OFlags::RDONLY)?;
+        let file = open_file(path, OFlags::RDONLY, |kind| kind.is_file() || kind.is_char_device())?;
         check_length(file.metadata()?.len(), bytes_max)?;
         let mut text = String::new();
         file.take(bytes_max).read_to_string(&mut text)?;
@@ -221,16 +221,17 @@ pub(crate) fn look(file: &File) -> io::Result<Metadata> {
 
 fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
     let flags = flags | OFlags::NOFOLLOW;
-    open_file(path, if direct { flags | direct_flag()? } else { flags })
+    let flags = if direct { flags | direct_flag()? } else { flags };
+    open_file(path, flags, FileType::is_file)
 }
 
-/// Opens a regular file, or the one that a link leads to unless the flags forbid it.
-fn open_file(path: &Path, flags: OFlags) -> io::Result<File> {
+/// Opens a file of a kind that fits, or the one that a link leads to unless the flags forbid it.
+fn open_file(path: &Path, flags: OFlags, fits: impl Fn(&FileType) -> bool) -> io::Result<File> {
     // NONBLOCK: open() does not wait for the other end of a FIFO that has the file's name.
     let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let mode = Mode::from_raw_mode(0o666);
     let file = File::from(rustix::fs::open(path, flags, mode)?);
-    if !file.metadata()?.is_file() {
+    if !fits(&file.metadata()?.file_type()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     // io_uring completes transfers of a NONBLOCK file with EAGAIN.
