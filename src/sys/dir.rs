@@ -200,7 +200,7 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
 /// done: the server of a network file system did it, and its answer was lost.
 ///
 /// # Errors
-/// As for [`rename_to_free`].
+/// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.
 pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
     match rename_to_free(from, to) {
         Err(error) if !error.is_taken() && has(to) && !has(from) => Ok(()),
