@@ -157,9 +157,12 @@ torture-fuzz: fuzz $(READY)
 	RINGSTOW_MUTATIONS=$(MUTATIONS) $(BIN)/python -m pytest -q python/tests/test_mutated.py
 	@echo "promise: a mutated input is read or refused, naming it: $$((8 * $(MUTATIONS))) mutations, 0 broken"
 
-torture-hosts:
-	RINGSTOW_REQUIRE_RIGS=1 RINGSTOW_INTERLEAVINGS=$(INTERLEAVINGS) \
+torture-hosts: export RINGSTOW_REQUIRE_RIGS = 1
+torture-hosts: $(READY)
+	RINGSTOW_INTERLEAVINGS=$(INTERLEAVINGS) \
 		cargo test --test hosts -- --ignored --nocapture hosts_lose_and_mix_nothing_500_times
+	RINGSTOW_INTERLEAVINGS=$$(($(INTERLEAVINGS) / 5 + 1)) \
+		$(BIN)/python -m pytest -q -rP python/tests/test_convert_two_hosts.py
 
 torture-image:
 	RINGSTOW_MINUTES=$(MINUTES) cargo test --test image -- --ignored --nocapture at_every_call

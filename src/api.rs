@@ -436,7 +436,8 @@ pub fn remove(path: impl AsRef<Path>, disposal: Disposal) -> Result<Removed> {
 /// `docs/retention.md` lists what it leaves alone.
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io) if listing `dir` or removing a file fails; as for [`Config::found`].
+/// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`]. What fails below it is in
+/// [`Swept::left`], and the rest is done.
 pub fn prune(dir: impl AsRef<Path>) -> Result<Swept> {
     Store::found()?.prune(dir)
 }

@@ -54,7 +54,7 @@ impl Check {
         }
     }
 
-    fn fail(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(crate) fn fail(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { status: Status::Fail, ..Self::warn(name, found, remedy) }
     }
 }

@@ -15,7 +15,7 @@ pub enum Error {
     ///
     /// The message ends with the system's own, so [`source`](std::error::Error::source) is `None` and a printed
     /// chain of sources says everything once.
-    #[error("{doing} {}{}: {cause}{}", path.display(), at(*offset), advice(cause, *space, hint))]
+    #[error("{doing} {}{}: {cause}{}", path.display(), at(*offset), advice(cause, *shortage, hint))]
     Io {
         /// What was being done, as a verb phrase: `"writing"`, `"opening"`.
         doing: &'static str,
@@ -25,8 +25,8 @@ pub enum Error {
         offset: Option<u64>,
         /// The system's error; see also [`Error::io_error`].
         cause: io::Error,
-        /// For a save that does not fit: the bytes that it needs, and those that are free.
-        space: Option<DiskSpace>,
+        /// What the file system lacks for a save, where that is known.
+        shortage: Option<Shortage>,
         /// What is at the path instead, and what to do; empty if nothing more is known.
         hint: String,
     },
@@ -72,7 +72,7 @@ pub enum Error {
     /// Bytes on disk are not the bytes that were written.
     #[error("{} is damaged at offset {offset}{}: {what} should be {expected}, is {got}; \
              restore the file from a copy, or {}", path.display(), which_holds(tensors), 
-             if *is_last { SALVAGE } else { GO_BACK })]
+             advice.text())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
@@ -86,8 +86,8 @@ pub enum Error {
         got: String,
         /// The names of the tensors with bytes in the damaged range, where known.
         tensors: Box<[String]>,
-        /// Whether `latest` found no other step that can be loaded.
-        is_last: bool,
+        /// What to do besides.
+        advice: Advice,
     },
 
     /// A manifest or header that cannot be what ringstow wrote: bad JSON, ranges that overlap or
@@ -193,6 +193,10 @@ pub enum Error {
     },
 }
 
+/// What to do about a checkpoint that cannot be removed, since its manifest is damaged.
+const BY_HAND: &str = "remove the checkpoint's directory yourself (and its directories on other disks, if it was striped): \
+                       the manifest alone says which files are the checkpoint's";
+
 /// What to do about a checkpoint that is damaged or incomplete.
 pub(crate) const GO_BACK: &str =
     "go back to an earlier checkpoint: `latest(dir, verify=True)` finds the newest that is intact";
@@ -202,19 +206,49 @@ const SALVAGE: &str = "load what is intact: no other step that `latest` looked a
                        on_corrupt=\"skip\")` of the newest returns its intact tensors, and `ringstow verify` of each \
                        step says which are damaged; see docs/troubleshooting.md, \"A checkpoint is damaged\"";
 
-/// Space on a file system, in bytes.
+/// What to do about a damaged file, besides restoring it from a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Go back to an earlier checkpoint.
+    #[default]
+    GoBack,
+    /// Load what is intact: `latest` found no other step that can be loaded.
+    Salvage,
+    /// Remove the checkpoint by hand: its manifest is damaged, so a removal does not know its files.
+    RemoveByHand,
+}
+
+impl Advice {
+    fn text(self) -> &'static str {
+        match self {
+            Self::GoBack => GO_BACK,
+            Self::Salvage => SALVAGE,
+            Self::RemoveByHand => BY_HAND,
+        }
+    }
+}
+
+/// What a file system lacks for a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DiskSpace {
-    /// What a save needs.
-    pub needed: u64,
-    /// What is free, including what the save's own files take.
-    pub free: u64,
+#[non_exhaustive]
+pub enum Shortage {
+    /// Bytes.
+    Bytes {
+        /// What the save needs.
+        needed: u64,
+        /// What is free, including what the save's own files take.
+        free: u64,
+    },
+    /// Inodes: no file can be created, however many bytes are free.
+    Inodes,
 }
 
 impl Error {
     /// An [`Error::Io`] without an offset.
     pub fn io(doing: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
-        Self::Io { doing, path: path.into(), offset: None, cause, space: None, hint: String::new() }
+        let (path, hint) = (path.into(), String::new());
+        Self::Io { doing, path, offset: None, cause, shortage: None, hint }
     }
 
     /// An [`Error::Io`] at a byte offset of a file.
@@ -224,8 +258,8 @@ impl Error {
         offset: u64,
         cause: io::Error,
     ) -> Self {
-        let offset = Some(offset);
-        Self::Io { doing, path: path.into(), offset, cause, space: None, hint: String::new() }
+        let (path, offset, hint) = (path.into(), Some(offset), String::new());
+        Self::Io { doing, path, offset, cause, shortage: None, hint }
     }
 
     /// The system's error, if this is an [`Error::Io`] or [`Error::NotDurable`].
@@ -251,8 +285,18 @@ impl Error {
     /// Advises to salvage, instead of going back to an earlier checkpoint, of which there is none.
     pub(crate) fn without_earlier(mut self) -> Self {
         match &mut self {
-            Self::Corrupt { is_last, .. } => *is_last = true,
+            Self::Corrupt { advice, .. } => *advice = Advice::Salvage,
             Self::MissingFiles { reason, .. } => *reason = reason.replace(GO_BACK, SALVAGE),
+            _ => {}
+        }
+        self
+    }
+
+    /// Advises to remove by hand a checkpoint whose manifest is damaged or cannot be read.
+    pub(crate) fn removed_by_hand(mut self) -> Self {
+        match &mut self {
+            Self::Corrupt { advice, .. } => *advice = Advice::RemoveByHand,
+            Self::Io { hint, .. } => *hint = BY_HAND.into(),
             _ => {}
         }
         self
@@ -268,11 +312,11 @@ impl Error {
 
     /// The message of an [`Error::Io`] without its path and error number, for languages whose errors print these. `None` for any other error.
     pub fn without_path(&self) -> Option<String> {
-        let Self::Io { doing, offset, cause, space, hint, .. } = self else { return None };
+        let Self::Io { doing, offset, cause, shortage, hint, .. } = self else { return None };
         let text = cause.to_string();
         let number = cause.raw_os_error().map(|errno| format!(" (os error {errno})"));
         let text = number.and_then(|number| text.strip_suffix(&number)).unwrap_or(&text);
-        Some(format!("{doing}{}: {text}{}", at(*offset), advice(cause, *space, hint)))
+        Some(format!("{doing}{}: {text}{}", at(*offset), advice(cause, *shortage, hint)))
     }
 
     /// Whether the system reported that a file or directory does not exist.
@@ -309,7 +353,8 @@ impl Error {
         got: impl Into<String>,
     ) -> Self {
         let (path, what, expected, got) = (path.into(), what.into(), expected.into(), got.into());
-        Self::Corrupt { path, offset, what, expected, got, tensors: Box::default(), is_last: false }
+        let (tensors, advice) = (Box::default(), Advice::GoBack);
+        Self::Corrupt { path, offset, what, expected, got, tensors, advice }
     }
 
     /// An [`Error::Format`].
@@ -364,35 +409,45 @@ pub(crate) fn tensors_named(tensors: &[String]) -> String {
 }
 
 /// What follows the system's message: the space needed, what to do, what is at the path instead.
-fn advice(cause: &io::Error, space: Option<DiskSpace>, hint: &str) -> String {
-    let space = space.map_or_else(String::new, |DiskSpace { needed, free }| {
-        format!("; the save needs {needed} bytes on this file system, which has {free} free")
-    });
+fn advice(cause: &io::Error, shortage: Option<Shortage>, hint: &str) -> String {
+    let remedy = match shortage {
+        Some(Shortage::Bytes { needed, free }) => format!(
+            "; the save needs {needed} bytes on this file system, which has {free} free{}",
+            remedy_for(cause)
+        ),
+        Some(Shortage::Inodes) => format!("; {NO_INODES}. {UNDONE}"),
+        None => remedy_for(cause),
+    };
     let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
-    format!("{space}{}{hint}", remedy_for(cause))
+    format!("{remedy}{hint}")
 }
 
+/// For a file system that can hold no more files.
+pub(crate) const NO_INODES: &str = "the file system has no free inodes (see `df -i`), so it can hold no more files, \
+                                    however much space is free: remove files from it or save elsewhere";
+
+const UNDONE: &str =
+    "What this save wrote has been removed, an earlier checkpoint at this path is untouched";
+
 /// What to do about an error of the system, for those that users meet.
-fn remedy_for(cause: &io::Error) -> &'static str {
+fn remedy_for(cause: &io::Error) -> String {
     use io::ErrorKind::*;
-    match cause.kind() {
-        StorageFull => {
-            "; free some space or save elsewhere. What this save wrote has been removed, \
-             an earlier checkpoint at this path is untouched"
-        }
-        QuotaExceeded => "; the disk quota is used up: free some space or save elsewhere",
-        PermissionDenied => "; check the owner and mode of the file and of its directory",
-        ReadOnlyFilesystem => "; the file system is mounted read-only: save elsewhere",
+    let remedy = match cause.kind() {
+        StorageFull => return format!("; free some space or save elsewhere. {UNDONE}"),
+        QuotaExceeded => "the disk quota is used up: free some space or save elsewhere",
+        PermissionDenied => "check the owner and mode of the file and of its directory",
+        ReadOnlyFilesystem => "the file system is mounted read-only: save elsewhere",
         // Of a file that ringstow itself finds too large, the message says all.
         FileTooLarge if cause.raw_os_error().is_some() => {
-            "; raise `ulimit -f`, or set `shard_bytes` so that each file is smaller"
+            "raise `ulimit -f`, or set `shard_bytes` so that each file is smaller"
         }
         _ if is_one_of(cause, &[Errno::EIO]) => {
-            "; the device reports a hardware error: see the kernel's log (dmesg)"
+            "the device reports a hardware error: see the kernel's log (dmesg)"
         }
-        _ if is_one_of(cause, &[Errno::EMFILE]) => "; too many open files: raise `ulimit -n`",
-        _ => "",
-    }
+        _ if is_one_of(cause, &[Errno::EMFILE]) => "too many open files: raise `ulimit -n`",
+        _ => return String::new(),
+    };
+    format!("; {remedy}")
 }
 
 fn key_mismatch(

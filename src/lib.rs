@@ -65,7 +65,7 @@ pub use config::{Config, EngineChoice, Switch};
 pub use device::cuda::{CudaSource, DeviceMemory, Ready, StreamHandle};
 pub use device::{Source, StridedTarget, Target, TensorSource};
 pub use engine::fallback::Fallback;
-pub use error::{DiskSpace, Error, Result};
+pub use error::{Advice, Error, Result, Shortage};
 pub use format::names::rank_dir;
 pub use format::{
     Chunk, Dtype, Element, FileEntry, Item, Manifest, RankShare, Receipt, Region, StepPattern,

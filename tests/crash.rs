@@ -9,7 +9,7 @@ mod common;
 
 use common::{State, assert_no_litter_in, names_in, number, step_at, step_with};
 use fastrand::Rng;
-use ringstow::internals::store::Status;
+use ringstow::internals::store::{Pruning, Status};
 use ringstow::{Config, Disposal, EngineChoice, Runtime};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -204,7 +204,8 @@ fn kill_and_look(kills: u64, seed: u64, striped: bool) {
     println!("{kills} kills, {last} saves, {of_the_killed_save} killed between commit and report");
     State::new(last + 1, &SIZES).save(&runtime, &dir).unwrap();
     assert_no_litter_in(runtime.config(), &dir);
-    ringstow::internals::store::remove_recycled(root.path(), runtime.config()).unwrap();
+    let pruning = Pruning { recycled: true, ..Pruning::default() };
+    ringstow::internals::store::prune_with(root.path(), pruning, runtime.config()).unwrap();
     assert_eq!(names_in(root.path()), ["ckpt"]);
 }
 

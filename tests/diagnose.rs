@@ -43,6 +43,36 @@ fn opening_a_run_directory_names_the_newest_checkpoint() {
     assert_says(&Checkpoint::open_foreign(root.path()).unwrap_err(), &["directory of checkpoints"]);
 }
 
+/// What has a manifest's name, and is none: another program's, damaged, a directory.
+fn no_checkpoints(dir: &Path) {
+    for name in ["step-7", "step-8", "step-9"] {
+        fs::create_dir_all(dir.join(name)).unwrap();
+    }
+    fs::write(dir.join("step-7/manifest.json"), r#"{"name": "my web app"}"#).unwrap();
+    fs::write(dir.join("step-8/manifest.json"), [0; 100]).unwrap();
+    fs::create_dir(dir.join("step-9/manifest.json")).unwrap();
+}
+
+#[test]
+fn hints_name_committed_checkpoints_alone() {
+    let root = scratch();
+    no_checkpoints(root.path());
+    let [run, gone] = ["", "gone"].map(|name| root.path().join(name));
+    for path in [&run, &gone] {
+        let said = error_of(path).to_string();
+        assert!(!said.contains("step-"), "{said}");
+    }
+    let file = root.path().join("step-7/manifest.json");
+    assert_says(&error_of(&file), &["a checkpoint is a directory"]);
+    // One that was committed before those were written.
+    let step = save(root.path().join("step-1"));
+    let manifest = fs::File::open(step.join("manifest.json")).unwrap();
+    manifest.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    for path in [&run, &gone] {
+        assert_says(&error_of(path), &["step-1"]);
+    }
+}
+
 #[test]
 fn another_programs_manifest_makes_no_checkpoint() {
     let root = directory(&[("manifest.json", br#"{"name": "my web app"}"#)]);

@@ -8,7 +8,7 @@ use common::mounts::{EXT4, MIB, XFS, where_mounts_work};
 use common::{State, assert_no_litter, errno, names_in};
 use cut_disk::Mount;
 use nix::libc;
-use ringstow::{Config, EngineChoice, Error, Job, Runtime, SaveReport, Switch};
+use ringstow::{Config, EngineChoice, Error, Job, Runtime, SaveReport, Shortage, Switch};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -142,12 +142,11 @@ fn assert_full_disk_is_told_before_a_byte_is_written(on: &Path, too_much: usize)
             let text = error.to_string();
             assert!(text.contains("preallocating") && text.contains("free some space"), "{text}");
             assert!(text.contains("safetensors"), "{text}");
-            let Error::Io { space: Some(space), .. } = error else { panic!("{error:?}") };
-            assert!(space.free < space.needed && space.needed >= too_much as u64, "{space:?}");
-            let said = format!(
-                "needs {} bytes on this file system, which has {} free",
-                space.needed, space.free
-            );
+            let Error::Io { shortage: Some(Shortage::Bytes { needed, free }), .. } = error else {
+                panic!("{error:?}")
+            };
+            assert!(free < needed && needed >= too_much as u64, "{free} of {needed}");
+            let said = format!("needs {needed} bytes on this file system, which has {free} free");
             assert!(text.contains(&said), "{text}");
             assert_eq!((job.progress().staged, job.progress().written), (0, 0));
             assert_eq!(names_in(&old), files);
@@ -175,6 +174,40 @@ fn full_disk_fails_before_the_first_byte_on_tmpfs() {
     where_mounts_work(|| {
         let mount = Mount::of_memory("tmpfs", "size=16m")?;
         assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 20 << 20);
+        Ok(())
+    });
+}
+
+/// A save into a file system on which no file can be created, although it has space.
+fn assert_lack_of_inodes_is_told(on: &Path) {
+    let (old, fresh) = (on.join("old"), on.join("fresh"));
+    let before = State::new(1, &SIZES);
+    before.save(&runtime(), &old).unwrap();
+    let fillers = (0..).map(|n| on.join(format!("filler-{n}")));
+    let made: Vec<PathBuf> = fillers.take_while(|path| fs::File::create(path).is_ok()).collect();
+    // With no inode left, and with one for the directory or the shard alone.
+    for freed in 0..2 {
+        made.iter().take(freed).for_each(|filler| fs::remove_file(filler).unwrap());
+        for path in [&old, &fresh] {
+            let error = State::new(2, &SIZES).save(&runtime(), path).unwrap_err();
+            assert_eq!(errno(&error), Some(libc::ENOSPC), "{error}");
+            assert!(matches!(error, Error::Io { shortage: Some(Shortage::Inodes), .. }), "{error}");
+            let said = error.to_string();
+            assert!(said.contains("no free inodes") && !said.contains("free some space"), "{said}");
+            let said = error.without_path().unwrap();
+            assert!(said.contains("no free inodes"), "{said}");
+        }
+        before.assert_at(&runtime(), &old);
+        assert!(!fresh.exists());
+    }
+}
+
+#[test]
+fn lack_of_inodes_is_told_from_a_lack_of_space() {
+    const FEW: &[&str] = &["mkfs.ext4", "-q", "-F", "-N", "32"];
+    where_mounts_work(|| {
+        assert_lack_of_inodes_is_told(Mount::of_memory("tmpfs", "size=64m,nr_inodes=16")?.path());
+        assert_lack_of_inodes_is_told(Mount::image(FEW, 64 * MIB, 512, "rw")?.path());
         Ok(())
     });
 }

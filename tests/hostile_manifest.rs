@@ -96,6 +96,32 @@ fn manifest_that_is_not_a_regular_file_is_refused() {
 }
 
 #[test]
+fn manifest_that_is_a_link_is_not_replaced_by_a_save() {
+    let (root, dir) = saved();
+    let (path, moved) = (dir.join("manifest.json"), root.path().join("elsewhere"));
+    fs::rename(&path, &moved).unwrap();
+    let manifest = fs::read(&moved).unwrap();
+    for to in [&*moved, Path::new("nowhere")] {
+        symlink(to, &path).unwrap();
+        let before = names_in(&dir);
+        let errors = [
+            State::new(2, &SIZES).save(&runtime(), &dir).unwrap_err(),
+            ringstow::Session::begin(&dir, 1).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+            assert_says(&error, &["manifest.json is a symbolic link", "save to another directory"]);
+        }
+        assert_eq!((fs::read_link(&path).unwrap(), names_in(&dir)), (to.into(), before));
+        fs::remove_file(&path).unwrap();
+    }
+    // The advice helps.
+    assert_eq!(fs::read(&moved).unwrap(), manifest);
+    fs::copy(&moved, &path).unwrap();
+    State::new(2, &SIZES).save(&runtime(), &dir).unwrap();
+}
+
+#[test]
 fn file_names_that_leave_the_directory_are_refused() {
     let name = "rank00000-0.safetensors";
     for hostile in [

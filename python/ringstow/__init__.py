@@ -81,6 +81,7 @@ __all__ = [
     "IncompleteCheckpointError",
     "InvalidStateError",
     "KeyMismatchError",
+    "Left",
     "LoadReport",
     "LoadSeconds",
     "MissingFilesError",

@@ -234,7 +234,8 @@ def prune(
         What was removed, renamed and left alone.
 
     Raises:
-        OSError: a directory can't be read, or a file can't be removed.
+        OSError: ``directory`` can't be listed. What fails below it is in `Swept.left`, and the rest
+            is done.
     """
     from ringstow._catalog_report import Swept
 

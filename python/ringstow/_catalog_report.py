@@ -88,7 +88,8 @@ class DiffReport(Report):
     equal_tensors: int
     """Number of tensors and arrays that are equal."""
     read_bytes: int
-    """Bytes of tensors that were read, because checksums did not decide."""
+    """Bytes of tensors that were read, because checksums did not decide, and of objects that
+    differ."""
     seconds: float
     """Seconds in total."""
 
@@ -181,6 +182,19 @@ class Step(Report):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Left(Report):
+    """A directory or file that `retain`, `remove` or `prune` did not touch."""
+
+    path: str
+    """The directory, or the file."""
+    reason: str
+    """Why."""
+    failed: bool
+    """Whether the system failed or refused, so that not all was done; False if it was left on
+    purpose."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Retained(Report):
     """What `retain` did, or would do."""
 
@@ -193,7 +207,7 @@ class Retained(Report):
     cleared: tuple[str, ...]
     """Directories of killed saves of earlier steps. Their files were removed, and the directory if
     it was then empty."""
-    left: tuple[tuple[str, str], ...]
+    left: tuple[Left, ...]
     """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
     of one; and empty ones that the system refused to remove."""
     removed_recycled: tuple[str, ...]
@@ -214,7 +228,7 @@ class Removed(Report):
     """How many of its files are kept for the next save to write over."""
     removed: tuple[str, ...]
     """Files that were removed."""
-    left: tuple[tuple[str, str], ...]
+    left: tuple[Left, ...]
     """Directories that stay although no file of the checkpoint is in them, and why: the system
     refused to remove them, or a save from elsewhere may be about to use them."""
 
@@ -229,7 +243,7 @@ class Swept(Report):
     """Shards of a committed checkpoint that got their final name."""
     kept: tuple[str, ...]
     """Shards that became recycled files: none, `prune` makes none."""
-    left: tuple[tuple[str, str], ...]
+    left: tuple[Left, ...]
     """Directories that were left alone, and why."""
 
 

@@ -89,6 +89,32 @@ def opened(
                 raise
 
 
+def awaited(path: str, what: str, is_seen: Callable[[], bool]) -> None:
+    """Wait until this host sees what another one has done.
+
+    Only where other hosts may use the file system, and for a bounded time.
+
+    Args:
+        path: the checkpoint's directory.
+        what: what must be seen, for the log.
+        is_seen: looks for it.
+    """
+    system = _native.shared_file_system(path)
+    if system is None or is_seen():
+        return
+    _log.warning(
+        "waiting up to %.0f s until this host sees %s in %s, which is on %s",
+        SEEN_S,
+        what,
+        path,
+        system,
+    )
+    until = time.monotonic() + SEEN_S
+    while not is_seen() and time.monotonic() < until:
+        time.sleep(POLL_S)
+        look_again(path)
+
+
 def look_again(path: str) -> None:
     """Make a network file system look for new names beside a path and below it: list both."""
     for directory in (os.path.dirname(path), path):

@@ -30,7 +30,7 @@ __all__ = [
     "forget_after_fork",
     "found_config",
     "gpus",
-    "is_shared",
+    "is_under_way",
     "latest",
     "nesting",
     "parse_size",
@@ -190,10 +190,15 @@ class Session:
         part_of: tuple[int, int, str] | None = None,
         step: int | None = None,
     ) -> Session: ...
+    # Whether this host sees what the ranks of these receipts wrote.
+    def sees(self, receipts: list[bytes]) -> bool: ...
     # Takes one receipt per rank, the JSON tree, and the names that must be there. Returns a
     # Committed.
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> str: ...
     def abandon(self) -> None: ...
+
+# Whether this host sees the session of a coordinator in a directory.
+def is_under_way(path: str) -> bool: ...
 
 # One tensor's bytes. They are writable, and stay while any buffer of them is held.
 @final
@@ -307,9 +312,6 @@ def retain(
 def prune(
     directory: str, recycled: bool, no_other_writers: bool, dry_run: bool, config: str
 ) -> str: ...
-
-# Whether other hosts may use the file system of an existing path.
-def is_shared(path: str) -> bool: ...
 
 # The nesting depth of valid JSON.
 def nesting(json: str) -> int: ...

@@ -109,16 +109,7 @@ pub(crate) fn prune(
     config: &str,
 ) -> PyResult<String> {
     let config = self::config(config)?;
-    let pruning = ringstow::Pruning { no_other_writers, dry_run };
-    let prune = || {
-        let mut swept = ringstow::internals::store::prune_with(&directory, pruning, &config)?;
-        if recycled {
-            swept.removed.extend(match dry_run {
-                true => ringstow::internals::store::recycled(&directory, &config)?.paths,
-                false => ringstow::internals::store::remove_recycled(&directory, &config)?,
-            });
-        }
-        Ok(swept)
-    };
+    let pruning = ringstow::Pruning { no_other_writers, dry_run, recycled };
+    let prune = || ringstow::internals::store::prune_with(&directory, pruning, &config);
     to_json(&py.detach(prune).map_err(to_python)?)
 }

@@ -102,13 +102,7 @@ fn sync_dir(py: Python<'_>, path: PathBuf) -> PyResult<()> {
 /// Swaps what two paths name.
 #[pyfunction]
 fn swap_names(py: Python<'_>, one: PathBuf, other: PathBuf) -> PyResult<()> {
-    Ok(py.detach(|| ringstow::internals::sys::dir::exchange(&one, &other))?)
-}
-
-/// Whether other hosts may use the file system of an existing path.
-#[pyfunction]
-fn is_shared(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
-    Ok(py.detach(|| ringstow::internals::sys::file_system::FileSystem::of(&path))?.is_shared())
+    py.detach(|| ringstow::internals::sys::dir::exchange(&one, &other)).map_err(error::to_python)
 }
 
 #[pyfunction]
@@ -144,12 +138,12 @@ mod _native {
         logging::deliver,
         place::{Pin, gpus},
         save::{SaveJob, start_export, start_save, start_write},
-        session::Session,
+        session::{Session, is_under_way},
         snapshot::{copy_now, watch},
         tensors::Tensors,
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
-        {diff, is_shared, nesting, parse_size, rename_new, swap_names, sync_dir, verify},
+        {diff, nesting, parse_size, rename_new, swap_names, sync_dir, verify},
     };
 
     #[pymodule_init]

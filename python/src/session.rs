@@ -9,6 +9,12 @@ use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
+/// Whether this host sees the session that a coordinator has begun in a directory.
+#[pyfunction]
+pub(crate) fn is_under_way(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+    py.detach(|| ringstow::internals::store::is_under_way(&path)).map_err(to_python)
+}
+
 /// A hold on a checkpoint's directory, until it is committed or abandoned.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Session {
@@ -52,6 +58,18 @@ impl Session {
         };
         let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
         Ok(Self { inner, process: std::process::id() })
+    }
+
+    /// Whether this host sees what the ranks of these receipts wrote; true if there is no session any more.
+    fn sees(&self, py: Python<'_>, receipts: Vec<Bound<'_, PyBytes>>) -> PyResult<bool> {
+        let receipts: Vec<&[u8]> = receipts.iter().map(|receipt| receipt.as_bytes()).collect();
+        let sees = || -> Result<_> {
+            let session = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            let receipts: Vec<_> =
+                receipts.into_iter().map(Receipt::decode).collect::<Result<_>>()?;
+            Ok(session.as_ref().is_none_or(|session| session.sees(&receipts)))
+        };
+        py.detach(sees).map_err(to_python)
     }
 
     fn commit(

@@ -1,6 +1,12 @@
 """Fixtures of all tests here."""
 
+import signal
+
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs so, and each program of the tests would ignore Ctrl-C too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -17,3 +23,26 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """Return a function from a seed to a share that two hosts mount."""
+    import os
+
+    from support import cargo_build, missing
+    from two_hosts import Share
+
+    if os.geteuid() != 0:
+        missing("only root can mount")
+    program = cargo_build("two-hosts") / "two-hosts"
+
+    def share(seed):
+        folder = tmp_path / f"seed-{seed}"
+        folder.mkdir()
+        try:
+            return Share(program, folder, seed)
+        except OSError as error:
+            missing(str(error))
+
+    return share

@@ -99,7 +99,7 @@ def test_two_conversions_to_one_torch_file_do_not_mix(at, monkeypatch, overwrite
 
 def test_torch_file_of_another_host_is_not_touched(at, monkeypatch):
     new = source(at, NEW, "new")
-    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
     (at / "to.pt.part").write_text("theirs")
     with pytest.raises(ringstow.BusyError, match=r"another host.*remove it"):
         convert(new, at / "to.pt")
@@ -187,6 +187,23 @@ def test_directories_that_a_conversion_creates_are_synced_from_the_first(at, mon
     )
     convert(new, at / "a" / "b" / "to", target="dcp")
     assert {str(at), str(at / "a"), str(at / "a" / "b"), str(at / "a" / "b" / "to")} <= {*synced}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_target_replaced_before_it_is_verified_is_not_called_damaged(at, kind, monkeypatch):
+    """Regression: the other program's checkpoint was reported as a damaged one."""
+    old, new = source(at, OLD, "old"), source(at, NEW, "new")
+    verify = conversions._verify
+
+    def late(*args):
+        monkeypatch.setattr(conversions, "_verify", verify)
+        convert(old, at / "to", target=kind, overwrite=True)
+        verify(*args)
+
+    monkeypatch.setattr(conversions, "_verify", late)
+    with pytest.raises(ringstow.ReplacedCheckpointError, match=r"/to was written, and another"):
+        convert(new, at / "to", target=kind)
+    assert same(read(at / "to", kind), OLD)
 
 
 def test_file_system_without_sync_of_directories_is_fine(at, monkeypatch):

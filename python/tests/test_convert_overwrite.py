@@ -348,7 +348,7 @@ def test_conversion_to_dcp_removes_nothing_of_another_program(at, name):
 def test_unfinished_dcp_directory_of_another_host_is_not_touched(at, monkeypatch):
     to = killed_dcp(at)
     before = files(to)
-    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
     with pytest.raises(ringstow.BusyError, match=r"another host.*remove all files in") as refused:
         convert(source(at, NEW, "new"), to, target="dcp")
     assert "__0_convert.distcp" in str(refused.value)
@@ -406,7 +406,7 @@ def test_the_program_refuses_and_replaces(at):
 def test_conversion_never_clears_what_another_host_may_be_writing(at, monkeypatch, swaps):
     convert(source(at, OLD, "one"), at / "to", target="hf")
     new = source(at, NEW, "other")
-    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
     if not swaps:
 
         def unsupported(*_):
@@ -431,7 +431,7 @@ def test_conversion_never_clears_what_another_host_may_be_writing(at, monkeypatc
 def test_conversion_on_another_host_that_begins_now_wins(at, monkeypatch):
     convert(source(at, OLD, "one"), at / "to", target="hf")
     new = source(at, NEW, "other")
-    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
     mkdir = os.mkdir
 
     def late(path, mode=0o777):
@@ -450,7 +450,7 @@ def test_old_checkpoint_between_two_renames_of_another_host_stays(at, monkeypatc
     convert(source(at, OLD, "one"), at / "to", target="hf")
     os.rename(at / "to", at / "to.convert.old")
     new, before = source(at, NEW, "other"), files(at)
-    monkeypatch.setattr(_replace._native, "is_shared", lambda _: True)
+    monkeypatch.setattr(_replace._native, "shared_file_system", lambda _: "nfs4")
     with pytest.raises(ringstow.BusyError, match=r"another host.*rename it to"):
         convert(new, at / "to", target="hf", overwrite=True)
     assert files(at) | before == files(at)

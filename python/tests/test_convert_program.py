@@ -189,6 +189,122 @@ def test_program_interrupted_after_the_swap_says_that_the_new_checkpoint_is_comp
     assert ringstow.load(at / "back")["a"].tolist() == [1, 1, 1]
 
 
+COMMITS = {
+    "ringstow": (conversions._targets._jobs, "run"),
+    "hf": (conversions._targets._jobs, "run"),
+    "dcp": (_targets.WRITERS, "dcp"),
+    "torch": (_replace._native, "rename_new"),
+    "dcp over": (_replace._native, "swap_names"),
+    "hf over": (_replace._native, "swap_names"),
+    "torch over": (_replace.os, "rename"),
+}
+"""What commits a target of each kind, and over one that exists."""
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("how", COMMITS)
+def test_ctrl_c_at_the_commit_says_whether_the_target_is_complete(
+    at, monkeypatch, capsys, how, is_after
+):
+    """Regression: it said that unfinished files are removed, although the target was complete."""
+    kind, _, over = how.partition(" ")
+    ringstow.save({"a": torch.ones(3)}, at / "new")
+    options = ["--quiet", "--to", kind]
+    if over:
+        ringstow.save({"a": torch.zeros(3)}, at / "old")
+        conversions.convert(at / "old", at / "to", target=kind)
+        options.append("--overwrite")
+    holder, name = COMMITS[how]
+    is_dict = isinstance(holder, dict)
+    commit = holder[name] if is_dict else getattr(holder, name)
+
+    def interrupted(*args, **kwargs):
+        monkeypatch.undo()
+        done = commit(*args, **kwargs) if is_after else None
+        os.kill(os.getpid(), signal.SIGINT)
+        return done
+
+    (monkeypatch.setitem if is_dict else monkeypatch.setattr)(holder, name, interrupted)
+    shown = _cli.warnings.showwarning
+    assert _cli.main([*options, str(at / "new"), str(at / "to")]) == 130
+    _cli.warnings.showwarning = shown
+    said = capsys.readouterr().err
+    assert (f"{at / 'to'} is written and complete, but not verified" in said) == is_after, said
+    assert ("unfinished files are removed" in said) != is_after, said
+    if is_after or over:
+        conversions.convert(at / "to", at / "back", source=kind, target="ringstow")
+        assert ringstow.load(at / "back")["a"].tolist() == [float(is_after)] * 3
+    else:
+        assert sorted(os.listdir(at)) == ["new"]
+
+
+def test_ctrl_c_that_is_dropped_at_the_end_says_that_the_target_is_complete(
+    at, monkeypatch, capsys
+):
+    saved({"a": torch.ones(3)}, at / "a.pt")
+    convert = _cli.convert
+
+    def dropping(*args, **kwargs):
+        report = convert(*args, **kwargs)
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        return report
+
+    monkeypatch.setattr(_cli, "convert", dropping)
+    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
+    before = signal.getsignal(signal.SIGINT)
+    assert _cli.main([str(at / "a.pt"), str(at / "to")]) == 130
+    told = capsys.readouterr()
+    assert f"interrupted; {at / 'to'} is written and complete, and verified" in told.err
+    assert told.out == ""
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+EXITING = """
+import atexit, os, signal, sys
+from ringstow import _cli
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+_cli.main()
+"""
+
+
+def test_ctrl_c_after_the_success_line_does_not_change_the_result(at):
+    """Regression: the program said that it had converted, and then ended by SIGINT."""
+    ringstow.save({"a": torch.ones(3)}, at / "ckpt")
+    ran = python(EXITING, "convert", at / "ckpt", at / "to.pt")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "verified bit by bit" in ran.stdout
+
+
+TWICE = """
+import os, signal, sys
+from ringstow import _cli
+from ringstow.convert import _files, _replace
+
+unlink = _replace.os.unlink
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+def interrupted_again(path):
+    interrupt()
+    unlink(path)
+
+_files._Sink.write = interrupt
+_replace.os.unlink = interrupted_again
+_cli.main()
+"""
+
+
+def test_second_ctrl_c_ends_the_program_at_once_and_the_next_conversion_clears_up(at):
+    ringstow.save({"a": torch.ones(3)}, at / "ckpt")
+    ran = python(TWICE, "convert", at / "ckpt", at / "to.pt")
+    assert ran.returncode == -signal.SIGINT, ran.stderr
+    assert sorted(os.listdir(at)) == ["ckpt", "to.pt.part"]
+    conversions.convert(at / "ckpt", at / "to.pt")
+    assert sorted(os.listdir(at)) == ["ckpt", "to.pt"]
+
+
 INTERRUPTED = """
 import os, signal, sys
 from ringstow import _cli

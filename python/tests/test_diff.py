@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import numpy as np
 import pytest
 import torch
@@ -127,10 +129,48 @@ def test_objects_of_dcp_are_values(tmp_path):
     values = {value.name: (value.a, value.b) for value in report.values}
     assert set(values) == {"note", "other", "new"}
     assert values["note"][0].startswith("an object of ")
+    assert values["note"][0].endswith(' bytes: "short"')
     assert values["note"][1].startswith("another of ")
+    assert values["note"][1].endswith(' bytes: "a longer text"')
+    assert values["other"][0].endswith(" bytes: set")
     assert values["other"][1] is None
     assert values["new"][0] is None
     assert ringstow.diff(a, a).is_equal
+
+
+def test_object_of_dcp_beside_a_converted_value_says_what_it_is(tmp_path):
+    """Regression: it was "an object", whatever it held."""
+    import torch.distributed.checkpoint as dcp
+
+    import ringstow.dcp
+    from ringstow import convert
+
+    state = {
+        "step": 7,
+        "lr": 0.5,
+        "name": "run",
+        "milestones": (1, 2),
+        "options": {"size": [1]},
+        "since": datetime.timedelta(days=2),
+    }
+    state = {"opt": [state]}
+    stock = {**state, "opt": [{k: v for k, v in state["opt"][0].items() if k != "since"}]}
+    dcp.save(stock, checkpoint_id=tmp_path / "stock", no_dist=True)
+    convert.convert(tmp_path / "stock", tmp_path / "converted")
+    ours = ringstow.dcp.StorageWriter(tmp_path / "ours")
+    dcp.save({**state, "last": state["opt"][0]["since"]}, storage_writer=ours, no_dist=True)
+    values = {v.name: v.a for v in ringstow.diff(tmp_path / "ours", tmp_path / "converted").values}
+    assert all(text.startswith("an object of ") for text in values.values()), values
+    since = '{"$value":"datetime.timedelta","args":[2,0,0]}'
+    assert {name: text.partition(" bytes: ")[2] for name, text in values.items()} == {
+        "opt.0.step": "7",
+        "opt.0.lr": "0.5",
+        "opt.0.name": '"run"',
+        "opt.0.milestones": "a tuple",
+        "opt.0.options.size": "a list",
+        "opt.0.since": since,
+        "last": since,
+    }
 
 
 def test_path_without_a_checkpoint_raises(saved, tmp_path):

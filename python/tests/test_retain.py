@@ -1,5 +1,6 @@
 """`retain` and `prune` remove old checkpoints, and new saves write over recycled files."""
 
+import json
 import os
 import pathlib
 
@@ -77,8 +78,8 @@ def test_retain_ignores_names_without_a_number(tmp_path):
     done = ringstow.retain(tmp_path, 1)
     assert done.kept == (str(tmp_path / "step-002"),)
     assert done.removed == (str(tmp_path / "step-001"),)
-    assert [pathlib.Path(path).name for path, _ in done.left] == ["best", "final"]
-    assert all("does not end in a number" in reason for _, reason in done.left)
+    assert [pathlib.Path(left.path).name for left in done.left] == ["best", "final"]
+    assert all("does not end in a number" in left.reason for left in done.left)
     assert_is(tmp_path / "final", 3)
 
 
@@ -107,7 +108,7 @@ def test_retain_clears_killed_saves_in_earlier_steps(tmp_path):
     leave_half(tmp_path / "step-009")
     done = ringstow.retain(tmp_path, 3)
     assert done.cleared == tuple(str(tmp_path / f"step-{step:03}") for step in range(8))
-    assert [pathlib.Path(path).name for path, _ in done.left] == ["step-009"]
+    assert [pathlib.Path(left.path).name for left in done.left] == ["step-009"]
     assert sorted(os.listdir(tmp_path)) == ["step-008", "step-009"]
 
 
@@ -137,9 +138,9 @@ def test_prune_removes_killed_saves_anywhere(tmp_path):
 def test_prune_reports_what_it_kept(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "step-001" / "manifest.json").write_text("rubbish")
-    [(path, reason)] = ringstow.prune(tmp_path).left
-    assert path == str(tmp_path / "step-001")
-    assert "cannot tell which" in reason
+    [left] = ringstow.prune(tmp_path).left
+    assert (left.path, left.failed) == (str(tmp_path / "step-001"), False)
+    assert "cannot tell which" in left.reason
 
 
 def test_invalid_arguments_are_refused(tmp_path):
@@ -160,7 +161,7 @@ def test_invalid_arguments_are_refused(tmp_path):
     with pytest.raises(ringstow.CorruptCheckpointError):
         ringstow.remove(tmp_path / "step-001")
     left = ringstow.retain(tmp_path, 1).left
-    assert [pathlib.Path(path).name for path, _ in left] == ["latest", "step-001"]
+    assert [pathlib.Path(one.path).name for one in left] == ["latest", "step-001"]
 
 
 def test_remove_reports_what_it_removed_and_what_is_left(tmp_path):
@@ -168,5 +169,17 @@ def test_remove_reports_what_it_removed_and_what_is_left(tmp_path):
     done = ringstow.remove(tmp_path / "step-001")
     assert (done.path, done.recycled, done.left) == (str(tmp_path / "step-001"), 0, ())
     assert any(path.endswith(".safetensors") for path in done.removed), done
-    native = '{"path": "a", "recycled": 0, "removed": [], "left": [{"path": "a", "reason": "b"}]}'
-    assert ringstow.Removed.from_json(native).left == (("a", "b"),)
+
+
+def test_left_says_whether_the_system_failed_or_it_was_left_on_purpose(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "best").symlink_to("step-001")
+    [best, protected] = ringstow.retain(tmp_path, 1).left
+    assert isinstance(best, ringstow.Left)
+    assert (best.path, best.failed) == (str(tmp_path / "best"), False)
+    assert (protected.path, protected.failed) == (str(tmp_path / "step-001"), False)
+    native = {"path": "a", "recycled": 0, "removed": []}
+    native["left"] = [{"path": "a", "reason": "b", "failed": True}]
+    expected = (ringstow.Left(path="a", reason="b", failed=True),)
+    assert ringstow.Removed.from_json(json.dumps(native)).left == expected

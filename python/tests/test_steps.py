@@ -42,7 +42,7 @@ def retain_as_planned(root, keep, **kwargs):
 
 
 def left(done):
-    return {pathlib.Path(path).name: reason for path, reason in done.left}
+    return {pathlib.Path(one.path).name: one.reason for one in done.left}
 
 
 def flip(path):

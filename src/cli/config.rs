@@ -60,7 +60,10 @@ impl StripeFlags {
     /// # Errors
     /// As [`Config::found`] and [`Config::validate`].
     pub fn config(&self) -> Result<Config> {
-        let mut config = Config::found()?;
+        self.over(Config::found()?)
+    }
+
+    fn over(&self, mut config: Config) -> Result<Config> {
         if !self.stripe.is_empty() {
             config.stripe.clone_from(&self.stripe);
         }
@@ -75,7 +78,15 @@ impl ConfigFlags {
     /// # Errors
     /// As [`Config::found`] and [`Config::validate`].
     pub fn config(&self) -> Result<Config> {
-        let found = self.stripe.config()?;
+        self.over(Config::found()?)
+    }
+
+    /// Returns this configuration with what the flags set, validated.
+    ///
+    /// # Errors
+    /// As [`Config::validate`].
+    pub fn over(&self, found: Config) -> Result<Config> {
+        let found = self.stripe.over(found)?;
         let config = Config {
             pool_bytes: self.pool_bytes.unwrap_or(found.pool_bytes),
             block_bytes: self.block_bytes.unwrap_or(found.block_bytes),

@@ -6,7 +6,7 @@ use super::place::place;
 use super::{Exit, table, text};
 use crate::config::Config;
 use crate::doctor::{Check, Diagnosis, Status, diagnose};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -30,8 +30,13 @@ pub struct Doctor {
 }
 
 pub fn run(args: &Doctor, out: &mut Output) -> Result<Exit> {
-    let mut diagnosis = diagnose(&args.dir, &args.config.config()?);
-    diagnosis.checks.insert(0, configuration());
+    // A broken configuration is a finding, too.
+    let (found, check) = match Config::found() {
+        Ok(found) => (found, configuration()),
+        Err(error) => (Config::default(), broken(&error)),
+    };
+    let mut diagnosis = diagnose(&args.dir, &args.config.over(found)?);
+    diagnosis.checks.insert(0, check);
     out.print(args.json, &diagnosis, || render(&diagnosis))?;
     Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Success })
 }
@@ -55,6 +60,20 @@ fn configuration() -> Check {
     }
 }
 
+/// Reports a configuration that cannot be read: every save fails then.
+fn broken(error: &Error) -> Check {
+    let remedy = match (error, Config::found_file()) {
+        (Error::Format { .. } | Error::Io { .. }, Some((path, _))) => {
+            format!("correct {}, or set RINGSTOW_CONFIG=/dev/null to read no file", path.display())
+        }
+        (_, Some((path, _))) => {
+            format!("correct the setting in the environment or in {}", path.display())
+        }
+        (_, None) => "correct the variable, or unset it".into(),
+    };
+    Check::fail("configuration", format!("{error}\nthe defaults are checked instead"), remedy)
+}
+
 fn render(diagnosis: &Diagnosis) -> String {
     let summary = match diagnosis.status() {
         Status::Ok => "All is well.",
@@ -64,17 +83,16 @@ fn render(diagnosis: &Diagnosis) -> String {
     format!("{}\n\n{summary}", table::list(diagnosis.checks.iter().flat_map(rows)))
 }
 
-/// Formats a finding, and below it the remedy.
+/// Formats a finding, each line in a row, and below it the remedy.
 fn rows(check: &Check) -> Vec<[String; 3]> {
     let status = match check.status {
         Status::Ok => "ok",
         Status::Warn => "warn",
         Status::Fail => "FAIL",
     };
-    let found = [status.to_owned(), text::printable(&check.name), text::printable(&check.found)];
-    let remedy = check
-        .remedy
-        .iter()
-        .map(|remedy| [String::new(), String::new(), format!("→ {}", text::printable(remedy))]);
-    std::iter::once(found).chain(remedy).collect()
+    let remedy = check.remedy.iter().map(|remedy| format!("→ {}", text::printable(remedy)));
+    let lines = check.found.split('\n').map(text::printable).chain(remedy);
+    let mut rows: Vec<_> = lines.map(|line| [String::new(), String::new(), line]).collect();
+    [rows[0][0], rows[0][1]] = [status.to_owned(), text::printable(&check.name)];
+    rows
 }

@@ -5,7 +5,7 @@ use super::output::Output;
 use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
-use crate::store::{Pruning, Swept, prune_with, recycled, remove_recycled};
+use crate::store::{Pruning, Swept, prune_with};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -36,14 +36,12 @@ pub struct Prune {
 
 pub fn run(args: &Prune, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
-    let (no_other_writers, dry_run) = (args.no_other_writers, args.clearing.dry_run);
-    let mut swept = prune_with(&args.dir, Pruning { no_other_writers, dry_run }, &config)?;
-    if args.recycled {
-        swept.removed.extend(match args.clearing.dry_run {
-            true => recycled(&args.dir, &config)?.paths,
-            false => remove_recycled(&args.dir, &config)?,
-        });
-    }
+    let pruning = Pruning {
+        no_other_writers: args.no_other_writers,
+        dry_run: args.clearing.dry_run,
+        recycled: args.recycled,
+    };
+    let swept = prune_with(&args.dir, pruning, &config)?;
     out.print(args.clearing.json, &swept, || render(&swept, args))?;
     Ok(clearing::exit(&swept.left))
 }

@@ -93,6 +93,8 @@ struct ShownFile<'a> {
     blocks: usize,
     /// What is wrong with it, if that is known without reading it: `"no such file"`.
     problem: Option<String>,
+    /// Its name on the disk, if that still ends in `.part`.
+    uncommitted_name: Option<String>,
     #[serde(flatten)]
     entry: &'a FileEntry,
 }
@@ -120,7 +122,8 @@ impl<'a> Shown<'a> {
         info.retain(|field, _| !["files", "tensors"].contains(&field.as_str()));
         let file = |(number, entry): (usize, &'a FileEntry)| {
             let problem = checkpoint.file_problem(number);
-            ShownFile { blocks: entry.crc32.len(), problem, entry }
+            let uncommitted_name = checkpoint.uncommitted_name(number);
+            ShownFile { blocks: entry.crc32.len(), problem, uncommitted_name, entry }
         };
         let tensor = |entry: &'a TensorEntry| ShownTensor {
             bytes: entry.nbytes(),
@@ -167,7 +170,17 @@ fn summary(checkpoint: &Checkpoint) -> String {
     ];
     let problem = checkpoint.check_files().err();
     let problem = problem.map(|error| row("problem", text::printable(&error.to_string())));
-    let rows = rows.into_iter().chain(part_of).chain(problem);
+    let files = 0..manifest.files.len();
+    let uncommitted = files.filter(|&file| checkpoint.uncommitted_name(file).is_some()).count();
+    let renames = (uncommitted > 0).then(|| {
+        let left = format!(
+            "of {} files, {uncommitted} still end in .part: the save committed and has not renamed them yet, or was \
+             killed before. Loads find them; the next save here or `ringstow prune` renames them",
+            manifest.files.len()
+        );
+        row("renames", left)
+    });
+    let rows = rows.into_iter().chain(part_of).chain(renames).chain(problem);
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
 }
 
@@ -176,9 +189,10 @@ fn files(checkpoint: &Checkpoint, all: bool) -> String {
     let files = &checkpoint.manifest().files;
     let rows = files.iter().enumerate().take(limit(all)).map(|(number, file)| {
         let checksums = file.crc32.len().to_string();
+        let name = checkpoint.uncommitted_name(number).unwrap_or_else(|| file.name.clone());
         let name = match checkpoint.file_problem(number) {
-            None => text::printable(&file.name),
-            Some(problem) => text::printable(&format!("{} ({problem})", file.name)),
+            None => text::printable(&name),
+            Some(problem) => text::printable(&format!("{name} ({problem})")),
         };
         [name, checksums, text::size(file.bytes), file.bytes.to_string()]
     });

@@ -4,11 +4,12 @@ use super::Config;
 use super::variables::{FILE_VARIABLE, fields, said_by, unknown, value, variable_of};
 use crate::error::{Error, Result};
 use crate::sys::dir::is_file;
-use crate::sys::file::read_text;
+use crate::sys::file::read_given;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::str::Utf8Error;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use toml::Table;
@@ -27,12 +28,13 @@ impl Config {
     /// In `./ringstow.toml`, `stripe` and `trace` are ignored with a warning, unless `RINGSTOW_CONFIG` names that file:
     /// they are paths to write to, and the directory may be a download. Logs once per process which file it reads.
     ///
-    /// In a variable, a boolean is `true`, `on`, `yes` or `1`, or `false`, `off`, `no` or `0`, and colons separate
-    /// paths. Everything else is written as in the file. Warns once per process of unknown variables that begin with
-    /// `RINGSTOW_`.
+    /// In a variable, a boolean is `true`, `on`, `yes` or `1`, or `false`, `off`, `no` or `0`, words may have any case,
+    /// and colons separate paths. Everything else is written as in the file. Warns once per process of unknown variables
+    /// that begin with `RINGSTOW_`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the invalid variable, or the file and line; [`Error::Io`] if the file cannot be read.
+    /// [`Error::Invalid`] with the invalid variable; [`Error::Format`] with the file and line; [`Error::Io`] if the
+    /// file cannot be read.
     pub fn found() -> Result<Self> {
         static WARNED: AtomicBool = AtomicBool::new(false);
         // Not `Once`: a thread waiting for it may hold a lock that the logging thread waits for.
@@ -78,18 +80,17 @@ fn absolute(path: &Path) -> PathBuf {
 
 /// Reads the settings of the configuration file.
 fn of_file(dir: &Path, named: Option<String>) -> Result<Table> {
-    let (path, table) = match &named {
-        Some(path) => (PathBuf::from(path), read(Path::new(path), true)?),
-        None => (dir.join(FILE_NAME), read(&dir.join(FILE_NAME), false)?),
-    };
+    // Messages have the whole path: their reader may not know the current directory.
+    let path = absolute(&named.as_ref().map_or_else(|| dir.join(FILE_NAME), PathBuf::from));
+    let table = read(&path, named.is_some())?;
     if table.is_empty() {
         return Ok(table);
     }
-    let text = format!("reading the configuration from {}", absolute(&path).display());
+    let text = format!("reading the configuration from {}", path.display());
     if is_news(&text) {
         tracing::info!("{text}");
     }
-    Ok(if named.is_some() { table } else { without_places(table, &absolute(&path)) })
+    Ok(if named.is_some() { table } else { without_places(table, &path) })
 }
 
 /// Removes the settings that are ignored in a file that `RINGSTOW_CONFIG` does not name.
@@ -117,7 +118,7 @@ fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<C
         let wrong =
             |why: &str| Error::invalid(format!("the environment says {name}={text}: {why}"));
         table.insert(field, value(&text, &default).map_err(wrong)?);
-        config(&table).map_err(|why| wrong(plain(why.message())))?;
+        config(&table).map_err(|why| wrong(&plain(why.message())))?;
     }
     let config = config(&table).map_err(|why| Error::invalid(why.message()))?;
     config.validate()?;
@@ -125,20 +126,25 @@ fn found(dir: &Path, environment: impl Fn(&str) -> Option<OsString>) -> Result<C
 }
 
 /// What serde says about a value, without Rust's names of types.
-fn plain(why: &str) -> &str {
-    let is_number = ["u32", "u64", "usize"]
-        .iter()
-        .any(|name| why.trim_end().ends_with(&format!("expected {name}")));
-    if is_number { "it must be a whole number" } else { why.trim_end() }
+fn plain(why: &str) -> String {
+    let why = why.trim_end();
+    match why.rsplit_once("expected ") {
+        Some((_, "u32" | "u64" | "usize")) => "it must be a whole number".into(),
+        Some((unknown, words)) if unknown.starts_with("unknown variant") => {
+            let words = words.trim_start_matches("one of ").replace('`', "");
+            format!("it must be one of {words}")
+        }
+        _ => why.into(),
+    }
 }
 
 /// Reads the settings of a file.
 ///
 /// # Errors
-/// [`Error::Io`], and those of [`parse`].
+/// [`Error::Io`]; [`Error::Format`] for what is not UTF-8, and those of [`parse`].
 pub fn read(path: &Path, must_be_there: bool) -> Result<Table> {
-    let text = match read_text(path, FILE_BYTES_MAX) {
-        Ok(text) => text,
+    let bytes = match read_given(path, FILE_BYTES_MAX) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound && !must_be_there => {
             return Ok(Table::new());
         }
@@ -150,7 +156,19 @@ pub fn read(path: &Path, must_be_there: bool) -> Result<Table> {
             return Err(Error::io("reading the configuration", path, error).hinted(hint.into()));
         }
     };
-    parse(&text, path).map(|(table, _)| table)
+    let text = std::str::from_utf8(&bytes).map_err(|why| not_text(path, &bytes, why))?;
+    parse(text, path).map(|(table, _)| table)
+}
+
+/// The error for a file that is not UTF-8.
+fn not_text(path: &Path, bytes: &[u8], why: Utf8Error) -> Error {
+    let (offset, before) = (why.valid_up_to(), &bytes[..why.valid_up_to()]);
+    let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+    let byte = bytes[offset];
+    let reason = format!(
+        "it is not UTF-8, which a configuration must be: byte 0x{byte:02x} at offset {offset}, in line {line}"
+    );
+    Error::format(path, reason)
 }
 
 /// The settings in the text of a configuration file, and the configuration that they make of the defaults.
@@ -250,13 +268,50 @@ mod tests {
             &[("RINGSTOW_POOL_BYTES", "lots")],
             &["RINGSTOW_POOL_BYTES=lots", "a number and a unit"],
         );
-        says(&[("RINGSTOW_ENGINE", "warp")], &["RINGSTOW_ENGINE=warp", "portable"]);
+        says(
+            &[("RINGSTOW_ENGINE", "warp")],
+            &["RINGSTOW_ENGINE=warp: it must be one of auto, uring, portable, tokio-uring"],
+        );
+        says(&[("RINGSTOW_DIRECT", "1")], &["RINGSTOW_DIRECT=1: it must be one of auto, on, off"]);
         says(&[("RINGSTOW_BLOCK_BYTES", "1000")], &["block_bytes = 1000", "multiple of 4096"]);
         says(&[("RINGSTOW_CONFIG", "/no/such/file")], &["/no/such/file"]);
         let (_dir, path) = file("queue_depth = 8\nblock_size = 4096");
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "line 2", "block_size", "block_bytes"]);
         let (_dir, path) = file("queue_depth = 0");
         says(&[("RINGSTOW_CONFIG", &path)], &["tuned.toml", "queue_depth = 0"]);
+    }
+
+    #[test]
+    fn word_in_a_variable_may_have_any_case() {
+        let said = with(&[
+            ("RINGSTOW_DIRECT", "ON"),
+            ("RINGSTOW_FIXED", "Off"),
+            ("RINGSTOW_ENGINE", "Uring"),
+            ("RINGSTOW_TRACE", "/Tmp/T"),
+        ]);
+        let (direct, fixed, engine) = (Switch::On, Switch::Off, EngineChoice::Uring);
+        let trace = Some("/Tmp/T".into()); // a path keeps its case
+        assert_eq!(said.unwrap(), Config { direct, fixed, engine, trace, ..Config::default() });
+    }
+
+    #[test]
+    fn file_that_is_not_utf_8_is_refused_with_the_position() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE_NAME), b"queue_depth = 8\n# caf\xe9\n").unwrap();
+        let error = found(dir.path(), |_| None).unwrap_err();
+        assert!(matches!(error, Error::Format { .. }), "{error:?}");
+        let said = error.to_string();
+        assert!(said.contains("UTF-8") && said.contains("0xe9 at offset 21, in line 2"), "{said}");
+    }
+
+    #[test]
+    fn error_in_an_unnamed_file_has_its_full_path() {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        fs::write(dir.path().join(FILE_NAME), "queue_depth = 0").unwrap();
+        let relative = Path::new(dir.path().file_name().unwrap());
+        let said = found(relative, |_| None).unwrap_err().to_string();
+        let path = fs::canonicalize(dir.path()).unwrap().join(FILE_NAME);
+        assert!(said.starts_with(path.to_str().unwrap()), "{said}");
     }
 
     #[test]
@@ -347,13 +402,13 @@ mod tests {
     fn booleans_have_four_words_each() {
         let (_dir, path) = file("recycle = true");
         let says = |text| with(&[("RINGSTOW_CONFIG", &path), ("RINGSTOW_RECYCLE", text)]);
-        for text in ["true", "on", "yes", "1"] {
+        for text in ["true", "on", "yes", "1", "TRUE", "Yes"] {
             assert!(with(&[("RINGSTOW_RECYCLE", text)]).unwrap().recycle, "{text}");
         }
-        for text in ["false", "off", "no", "0"] {
+        for text in ["false", "off", "no", "0", "False", "OFF"] {
             assert!(!says(text).unwrap().recycle, "{text}");
         }
-        for text in ["maybe", "2", "True", "auto"] {
+        for text in ["maybe", "2", "auto"] {
             let why = says(text).unwrap_err().to_string();
             assert!(why.contains(&format!("RINGSTOW_RECYCLE={text}")), "{why}");
             assert!(why.contains("true, on, yes or 1"), "{why}");

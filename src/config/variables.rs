@@ -82,14 +82,14 @@ pub(super) fn said_by(name: &str, value: Option<OsString>) -> Result<Option<Stri
     })
 }
 
-/// Parses a variable as a value of the type of the field's default.
+/// Parses a variable as a value of the type of the field's default. A word (`on`, `uring`) may have any case.
 pub(super) fn value(
     text: &str,
     default: &serde_json::Value,
 ) -> std::result::Result<Value, &'static str> {
     use serde_json::Value as Json;
     Ok(match default {
-        Json::Bool(_) => Value::Boolean(match text {
+        Json::Bool(_) => Value::Boolean(match text.to_ascii_lowercase().as_str() {
             "true" | "on" | "yes" | "1" => true,
             "false" | "off" | "no" | "0" => false,
             _ => return Err("it must be true, on, yes or 1, or false, off, no or 0"),
@@ -97,6 +97,7 @@ pub(super) fn value(
         Json::Array(_) => paths(text),
         // Sizes have units.
         Json::Number(_) => text.parse().map_or_else(|_| Value::String(text.into()), Value::Integer),
+        Json::String(_) => Value::String(text.to_ascii_lowercase()),
         _ => Value::String(text.into()),
     })
 }

@@ -2,11 +2,11 @@
 
 use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
-use crate::error::is_full;
+use crate::error::{NO_INODES, is_full};
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::file_system::{FileSystem, Reach};
-use crate::sys::{dir, file, space};
+use crate::sys::{dir, file, inodes, space};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -35,6 +35,7 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
     if let Err(error) = file::create_new(&trial, false) {
         let found = format!("no file can be created in {}: {error}", dir.display());
         let remedy = match is_full(&error) {
+            true if inodes::are_used_up(&trial) => NO_INODES,
             true => FREE_SPACE,
             false => "check its owner, its mode and how it is mounted, or save elsewhere",
         };
@@ -183,7 +184,6 @@ mod tests {
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
-    #[cfg(debug_assertions)] // the seam exists in these builds only
     #[test]
     fn full_disk_is_called_full_and_not_unfit_for_direct_io() {
         use crate::sys::seam::{Call, Outcome, on_thread};

@@ -9,6 +9,7 @@ pub(crate) mod lists;
 pub mod manifest;
 pub mod model_index;
 pub mod names;
+pub mod object;
 pub mod receipt;
 pub mod safetensors_header;
 pub mod select;

@@ -179,6 +179,12 @@ pub fn is_uncommitted(name: &str) -> bool {
             .is_some_and(|(name, _)| [MANIFEST, STRIPE_MARKER].contains(&name) || is_shard(name))
 }
 
+/// Whether a cancellation and a rank that were both killed may leave this in a stripe directory without a marker. No
+/// committed checkpoint has files of these names.
+pub fn is_left_unmarked(name: &str) -> bool {
+    is_uncommitted_stripe_marker(name) || split_write(name).is_some()
+}
+
 /// Whether this looks like the name of a rank checkpoint's directory: `rank00003`.
 pub fn is_rank_dir(name: &str) -> bool {
     name.strip_prefix("rank")

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::engine::fallback::{Fallback, Refusal};
 use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::Queue;
-use crate::error::{DiskSpace, Error, Result};
+use crate::error::{Error, Result, Shortage};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -21,13 +21,13 @@ pub(super) struct OpenFailure {
     pub doing: &'static str,
     pub path: PathBuf,
     pub error: io::Error,
-    pub space: Option<DiskSpace>,
+    pub shortage: Option<Shortage>,
 }
 
 impl OpenFailure {
     /// Makes failures of one step with one file, for `map_err`.
     pub fn of(stage: Stage, doing: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
-        move |error| Self { stage, doing, path: path.into(), error, space: None }
+        move |error| Self { stage, doing, path: path.into(), error, shortage: None }
     }
 }
 
@@ -83,7 +83,7 @@ fn first_working(
             Ok(((files, notes), queue)) => {
                 return Ok((files, moved(&queue, &mode, refused, notes)));
             }
-            Err(OpenFailure { stage, doing, path, error, space }) => {
+            Err(OpenFailure { stage, doing, path, error, shortage }) => {
                 match io_mode::refusal(&mode, stage, &error) {
                     Some(why) => refused.push((mode, why)),
                     None => {
@@ -93,7 +93,7 @@ fn first_working(
                             path,
                             offset: None,
                             cause: error,
-                            space,
+                            shortage,
                             hint,
                         });
                     }

@@ -3,7 +3,7 @@
 use super::fallbacks::warn_once;
 use crate::device::Pinning;
 use crate::engine::fallback::Fallback;
-use crate::error::Error;
+use crate::error::{Advice, Error};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -236,7 +236,7 @@ impl From<Damage> for Error {
             expected,
             got,
             tensors: tensors.into(),
-            is_last: false,
+            advice: Advice::GoBack,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since 1970-01-01 UTC.
 pub(crate) fn now_unix_ms() -> u64 {
-    #[cfg(debug_assertions)]
+    #[cfg(any(debug_assertions, test))]
     if let Some(now) = fixed::now_unix_ms() {
         return now;
     }
@@ -18,7 +18,7 @@ pub(crate) fn now_unix_ms() -> u64 {
 /// [`RandomState`] has random keys in each thread, but a forked child has its parent's. So the process number and the
 /// time are hashed too.
 pub(crate) fn random() -> u64 {
-    #[cfg(debug_assertions)]
+    #[cfg(any(debug_assertions, test))]
     if let Some(number) = fixed::random() {
         return number;
     }
@@ -29,10 +29,10 @@ pub(crate) fn random() -> u64 {
     hasher.finish()
 }
 
-#[cfg(debug_assertions)]
+#[cfg(any(debug_assertions, test))]
 pub use fixed::{Chance, fix};
 
-#[cfg(debug_assertions)]
+#[cfg(any(debug_assertions, test))]
 mod fixed {
     use std::cell::RefCell;
 

@@ -2,6 +2,7 @@
 //! checkpoint is.
 
 use crate::error::{Error, Result, is_unsupported};
+use crate::sys::inodes;
 use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, DirEntry, Metadata};
@@ -146,7 +147,7 @@ pub(crate) fn make(dir: &Path) -> Result<bool> {
     match made(Call::MakeDir, dir, || fs::create_dir(dir)) {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(e) => Err(Error::io("creating", dir, e)),
+        Err(e) => Err(inodes::creating(dir, e)),
     }
 }
 
@@ -165,6 +166,8 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
 pub(crate) fn try_remove(path: &Path) -> io::Result<bool> {
     match made(Call::Remove, path, || fs::remove_file(path)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        // Linux refuses before it looks whether the file is there.
+        Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem && is_gone(path) => Ok(false),
         removed => removed.map(|()| true),
     }
 }
@@ -244,9 +247,9 @@ fn rename_if_free(_: &Path, _: &Path) -> io::Result<()> {
 /// Swaps what two paths name, at once: nobody sees one of them missing.
 ///
 /// # Errors
-/// The system's; `EINVAL`, `ENOSYS` or `ENOTSUP` where the file system cannot.
-pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
-    made(Call::Rename, one, || {
+/// [`Error::Io`]; of `EINVAL`, `ENOSYS` or `ENOTSUP` where the file system cannot.
+pub fn exchange(one: &Path, other: &Path) -> Result<()> {
+    let exchanged = made(Call::Rename, one, || {
         #[cfg(any(target_os = "linux", target_vendor = "apple"))]
         {
             use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -257,7 +260,8 @@ pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
             let _ = other;
             Err(io::ErrorKind::Unsupported.into())
         }
-    })
+    });
+    exchanged.map_err(|e| Error::io("swapping the names of two directories", one, e))
 }
 
 /// Makes the names in a directory durable: files created, renamed and removed.
@@ -301,4 +305,20 @@ pub(crate) fn overwrites_in_place(path: &Path) -> bool {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn overwrites_in_place(_: &Path) -> bool {
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::seam::fail_call;
+
+    #[test]
+    fn file_that_was_never_made_on_a_read_only_file_system_counts_as_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let _failing = fail_call(Call::Remove, &path, nix::libc::EROFS);
+        assert!(!try_remove(&path).unwrap());
+        std::fs::write(&path, "").unwrap();
+        assert!(try_remove(&path).is_err(), "it is there, and stays");
+    }
 }

@@ -3,8 +3,10 @@
 
 use crate::error::{Error, Result};
 use crate::sys::dir::try_remove;
+use crate::sys::inodes;
 use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -74,7 +76,7 @@ pub(crate) fn create_or_empty(path: &Path) -> io::Result<File> {
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_by(path, |mut file| file.write_all(bytes)).map(drop).map_err(writing(path))
+    write_by(path, |mut file| file.write_all(bytes)).map(drop)
 }
 
 /// Has `content` write a small file that is [created](create) anew, and syncs it.
@@ -85,14 +87,15 @@ pub(crate) fn write_durably(
     path: &Path,
     content: impl FnOnce(&File) -> io::Result<()>,
 ) -> Result<()> {
-    write_by(path, content).and_then(|file| sync(&file)).map_err(writing(path))
+    let file = write_by(path, content)?;
+    sync(&file).map_err(writing(path))
 }
 
-fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
-    let file = create(path, false)?;
-    made(Call::Write, path, || Ok(()))?;
-    content(&file)?; // `write_all` repeats an interrupted write itself
-    Ok(file)
+fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> Result<File> {
+    let file = create(path, false).map_err(|error| inodes::creating(path, error))?;
+    // `write_all` repeats an interrupted write itself.
+    let written = made(Call::Write, path, || Ok(())).and_then(|()| content(&file));
+    written.map(|()| file).map_err(writing(path))
 }
 
 fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -187,28 +190,27 @@ pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])
     })
 }
 
-/// Reads a text that the user wrote. Follows links, and does not wait for a pipe.
+/// Reads a file that the user wrote. Follows links, and does not wait for a pipe.
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] for anything but a regular file or a device (`/dev/null`),
-/// [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8, [`io::ErrorKind::FileTooLarge`] for more than `bytes_max`.
-pub(crate) fn read_text(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<String> {
+/// [`io::ErrorKind::FileTooLarge`] for more than `bytes_max`.
+pub(crate) fn read_given(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<Vec<u8>> {
     let path = path.as_ref();
     made(Call::Read, path, || {
         let file = open_file(path, OFlags::RDONLY, |kind| kind.is_file() || kind.is_char_device())?;
         check_length(file.metadata()?.len(), bytes_max)?;
-        let mut text = String::new();
-        file.take(bytes_max).read_to_string(&mut text)?;
-        Ok(text)
+        read_to(&file, bytes_max)
     })
 }
 
 /// Reads a text of the kernel's (`/proc`, `/sys`).
 ///
 /// # Errors
-/// Those of [`read_text`].
+/// Those of [`read_given`]; [`io::ErrorKind::InvalidData`] for bytes that are not UTF-8.
 pub(crate) fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
-    read_text(path, 64 << 20)
+    let text = String::from_utf8(read_given(path, 64 << 20)?);
+    text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 /// What the system knows about an open file: length, owner, mode.
@@ -230,9 +232,14 @@ fn open_file(path: &Path, flags: OFlags, fits: impl Fn(&FileType) -> bool) -> io
     // NONBLOCK: open() does not wait for the other end of a FIFO that has the file's name.
     let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let mode = Mode::from_raw_mode(0o666);
-    let file = File::from(rustix::fs::open(path, flags, mode)?);
+    let no_file = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+    let file = match rustix::fs::open(path, flags, mode) {
+        // A socket, or a device without a driver.
+        Err(Errno::NXIO | Errno::NODEV) => return Err(no_file()),
+        opened => File::from(opened?),
+    };
     if !fits(&file.metadata()?.file_type()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        return Err(no_file());
     }
     // io_uring completes transfers of a NONBLOCK file with EAGAIN.
     let now = rustix::fs::fcntl_getfl(&file)?;

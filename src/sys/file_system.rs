@@ -134,7 +134,7 @@ impl FileSystem {
     #[cfg(target_os = "linux")]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
         let found = made(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?))?;
-        #[cfg(debug_assertions)]
+        #[cfg(any(debug_assertions, test))]
         if let Some(played) = played::on(open) {
             return Ok(played);
         }
@@ -250,11 +250,11 @@ fn mount_of(open: &File) -> Option<Mount> {
     Some(Mount { name, source, options: fields.next().unwrap_or_default().into() })
 }
 
-#[cfg(all(debug_assertions, target_os = "linux"))]
+#[cfg(all(any(debug_assertions, test), target_os = "linux"))]
 pub use played::{Played, play};
 
 /// Tests play file systems that the machine does not have.
-#[cfg(all(debug_assertions, target_os = "linux"))]
+#[cfg(all(any(debug_assertions, test), target_os = "linux"))]
 mod played {
     use crate::sys::file_system::FileSystem;
     use crate::sys::seam::Subject;

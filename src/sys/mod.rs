@@ -12,6 +12,7 @@ pub mod file;
 pub mod file_system;
 pub(crate) mod fork;
 pub(crate) mod inherited;
+pub(crate) mod inodes;
 pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;

@@ -247,6 +247,62 @@ fn doctor_names_the_configuration_file_in_force() {
 }
 
 #[test]
+fn doctor_reports_a_broken_configuration_and_checks_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().canonicalize().unwrap().join("ringstow.toml");
+    let doctor = |flags: &[&str], variable: (&str, &str)| {
+        let mut run = command(&[&["doctor"], flags].concat());
+        let ran = run.current_dir(dir.path()).env(variable.0, variable.1).output().unwrap();
+        assert_eq!(ran.status.code(), Some(1), "{ran:?}");
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let finding = |variable| {
+        let said: Json = serde_json::from_str(&doctor(&["--json"], variable)).unwrap();
+        assert!(said["checks"].as_array().unwrap().len() > 5, "{said}");
+        let check = &said["checks"][0];
+        assert_eq!((&check["name"], &check["status"]), (&json!("configuration"), &json!("fail")));
+        let text = |field: &str| check[field].as_str().unwrap().to_owned();
+        (text("found"), text("remedy"))
+    };
+    let none = ("RINGSTOW_DIRECT", "");
+    for (broken, word) in [(&b"queue_dept = 3"[..], "line 1"), (b"\xff", "UTF-8")] {
+        fs::write(&file, broken).unwrap();
+        let (found, remedy) = finding(none);
+        assert!(found.contains(file.to_str().unwrap()) && found.contains(word), "{found}");
+        assert!(found.contains("defaults"), "{found}");
+        assert!(
+            remedy.contains(file.to_str().unwrap()) && remedy.contains("/dev/null"),
+            "{remedy}"
+        );
+    }
+    fs::write(&file, "queue_dept = 3").unwrap();
+    let said = doctor(&[], none);
+    assert!(said.contains("FAIL") && said.contains("1 | queue_dept = 3"), "{said}");
+    fs::remove_file(&file).unwrap();
+    let (found, remedy) = finding(("RINGSTOW_DIRECT", "warp"));
+    assert!(found.contains("RINGSTOW_DIRECT=warp") && remedy.contains("unset it"), "{found}");
+}
+
+#[test]
+fn show_names_shards_as_they_are_on_the_disk() {
+    let dir = Checkpoints::new();
+    let step = dir.save(1);
+    let show = |flags: &[&str]| ringstow(&[&["show", &dir.step(1)], flags].concat());
+    assert!(!show(&[]).out.contains(".part"));
+    assert_eq!(show(&["--json"]).json()["files"][0]["uncommitted_name"], Json::Null);
+    // As a save leaves it that is killed between the commit and its renames.
+    let part = format!("{SHARD}.part");
+    fs::rename(step.join(SHARD), step.join(&part)).unwrap();
+    assert!(show(&["--files"]).out.contains(&part), "{}", show(&["--files"]).out);
+    let said = show(&[]).out;
+    assert!(said.contains("of 1 files, 1 still end in .part"), "{said}");
+    let file = &show(&["--json"]).json()["files"][0];
+    assert_eq!((&file["name"], &file["uncommitted_name"]), (&json!(SHARD), &json!(part)));
+    ringstow(&["prune", dir.path()]);
+    assert!(!show(&[]).out.contains(".part"));
+}
+
+#[test]
 fn diff_exits_with_0_1_or_2() {
     let dir = Checkpoints::new();
     let (one, other) = (dir.step(1), dir.step(3));

@@ -8,7 +8,7 @@ mod listing;
 mod removal;
 
 use common::flip;
-use ringstow::{Config, Dtype, RankShare, Session, StateDict, Value};
+use ringstow::{Config, Disposal, Dtype, RankShare, Session, StateDict, Value};
 use serde_json::{Value as Json, json};
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};

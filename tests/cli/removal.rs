@@ -1,6 +1,7 @@
 //! `prune` and `retain`.
 
 use super::*;
+use std::os::unix::net::UnixListener;
 
 #[test]
 fn prune_removes_what_its_dry_run_lists() {
@@ -33,11 +34,12 @@ fn prune_removes_what_its_dry_run_lists() {
 #[test]
 fn prune_leaves_directories_whose_manifest_is_no_file_and_clears_the_others() {
     let dir = Checkpoints::new();
-    let odd = [1, 2].map(|step| PathBuf::from(dir.step(step)));
+    let odd = [1, 2, 4].map(|step| PathBuf::from(dir.step(step)));
     odd.iter().for_each(|odd| fs::create_dir(odd).unwrap());
     fs::create_dir(odd[0].join("manifest.json")).unwrap();
     let fifo = odd[1].join("manifest.json");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let _socket = UnixListener::bind(odd[2].join("manifest.json")).unwrap();
     odd.iter().for_each(|odd| fs::write(odd.join(SHARD), "").unwrap());
     let killed = dir.killed(3);
 
@@ -308,13 +310,17 @@ fn clean_up_that_the_system_stops_at_one_checkpoint_exits_with_1() {
         store.save(StateDict::new().value("step", step), dir.step(step)).unwrap();
     }
     for command in [&["prune", dir.path()][..], &["retain", dir.path(), "-k", "1"]] {
-        let at = |n: u64| {
-            let mut run = self::command(&[command, &stripe].concat());
+        let at = |n: u64, flags: &[&str]| {
+            let mut run = self::command(&[command, &stripe, flags].concat());
             let ran = run.env("RINGSTOW_TEST_SEAM", format!("fail:{n}:5")).output().unwrap();
             (ran.status.code(), String::from_utf8(ran.stdout).unwrap())
         };
-        let of_marker = |(_, said): &(_, String)| said.contains("companion.json");
-        let (code, said) = (1..100).map(at).find(of_marker).expect("the marker is read");
+        let of_marker = |n: &u64| at(*n, &["--dry-run"]).1.contains("companion.json");
+        let n = (1..100).find(of_marker).expect("the marker is read");
+        let (code, said) = at(n, &["--dry-run", "--json"]);
+        let left: Json = serde_json::from_str(&said).unwrap();
+        assert!(code == Some(1) && left["left"][0]["failed"] == true, "{code:?} {said}");
+        let (code, said) = at(n, &[]);
         assert!(code == Some(1) && said.contains("left alone  "), "{code:?} {said}");
     }
 }
@@ -335,6 +341,44 @@ fn retain_names_each_checkpoint_that_it_could_not_remove_and_removes_the_others(
         ran.err
     );
     assert!(!third.exists() && last.exists());
+}
+
+#[test]
+fn damaged_checkpoint_that_cannot_be_removed_is_to_be_removed_by_hand() {
+    let dir = Checkpoints::new();
+    let error = |path: &Path| ringstow::remove(path, Disposal::Remove).unwrap_err().to_string();
+    let damaged = dir.save(1);
+    flip(&damaged.join("manifest.json"), 20);
+    let said = error(&damaged);
+    assert!(said.contains("remove the checkpoint's directory yourself"), "{said}");
+    assert!(damaged.join(SHARD).exists());
+    // A load of it has nothing to remove.
+    let said = ringstow::load(&damaged).unwrap_err().to_string();
+    assert!(said.contains("go back to an earlier checkpoint"), "{said}");
+}
+
+#[test]
+fn another_programs_files_are_never_to_be_removed_by_hand() {
+    let dir = Checkpoints::new();
+    let theirs = dir.0.path().join("app");
+    fs::create_dir(&theirs).unwrap();
+    fs::write(theirs.join("manifest.json"), "{\"name\": \"my web app\"}").unwrap();
+    let said = ringstow::remove(&theirs, Disposal::Remove).unwrap_err().to_string();
+    assert!(said.contains("its manifest.json is another program's"), "{said}");
+    // Beside a shard, it has overwritten ringstow's.
+    let overwritten = dir.save(1);
+    fs::copy(theirs.join("manifest.json"), overwritten.join("manifest.json")).unwrap();
+    let both = said + &ringstow::remove(&overwritten, Disposal::Remove).unwrap_err().to_string();
+    assert!(!both.contains("yourself"), "{both}");
+}
+
+#[test]
+fn removal_of_a_directory_of_checkpoints_asks_for_the_path_of_one() {
+    let dir = Checkpoints::new();
+    let step = dir.save(1);
+    let said = ringstow::remove(dir.0.path(), Disposal::Remove).unwrap_err().to_string();
+    let asked = format!("such as {}: give the path of one", step.display());
+    assert!(said.contains(&asked) && !said.contains("load"), "{said}");
 }
 
 #[test]

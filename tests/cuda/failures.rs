@@ -3,6 +3,8 @@
 use super::*;
 use ringstow::internals::device::cuda::Device;
 use ringstow::{Error, Result};
+use std::sync::mpsc;
+use std::time::Duration;
 
 const OUT_OF_MEMORY: i32 = 2;
 const LAUNCH_FAILED: i32 = 719;
@@ -65,6 +67,55 @@ fn fails_cleanly(fake: &Fake, function: &str, after: u32, code: i32, name: &str)
     assert_eq!(ringstow::load(dir.path()).unwrap().tensors().count(), 1);
     save(&runtime, &tensors, dir.path()).unwrap();
     assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+}
+
+/// Collects warnings.
+struct Warnings(mpsc::Sender<String>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut |_: &tracing::field::Field, text: &dyn std::fmt::Debug| {
+            let _nobody_listens = self.0.send(format!("{text:?}"));
+        });
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn failed_save_says_which_gpu_it_waits_for_and_lets_nothing_go_before() {
+    let fake = fake();
+    let (said, warnings) = mpsc::channel();
+    tracing::subscriber::set_global_default(Warnings(said)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (runtime, tensors) = (runtime(), tensors());
+    fake.hold();
+    fake.fail("cuMemcpyDtoHAsync_v2", 3, LAUNCH_FAILED);
+    std::thread::scope(|scope| {
+        let saving = scope.spawn(|| save(&runtime, &tensors, dir.path()).map(drop));
+        let warning = warnings.recv_timeout(Duration::from_secs(300));
+        let is_waiting = !saving.is_finished();
+        fake.release();
+        assert!(matches!(saving.join().unwrap(), Err(Error::Gpu { device: 0, .. })));
+        let warning = warning.expect("it says that it waits");
+        assert!(warning.contains("waits for GPU 0 to end copying to the host"), "{warning}");
+        assert!(is_waiting, "the copies were in flight");
+    });
+    let more: Vec<String> = warnings.try_iter().collect();
+    assert!(more.is_empty(), "{more:?}");
+    mend(&fake);
+    save(&runtime, &tensors, dir.path()).unwrap();
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Files and sectors that the system refuses to read.
 
-use crate::common::{
-    SIZES, State, assert_says, engine, errno, load_all, runtime, saved, scratch, shard_of,
-    small_config,
-};
+use crate::common::{SIZES, State, assert_says, engine, errno, load_all, saved, small_config};
+#[cfg(debug_assertions)] // for the tests with the seam
+use crate::common::{runtime, scratch, shard_of};
 use crate::{assert_salvages, begin_of, in_files, weight};
 use fake_engines::{Twist, Twisted};
-use nix::libc::{EACCES, EIO, EMFILE};
+use nix::libc::EIO;
+#[cfg(debug_assertions)]
+use nix::libc::{EACCES, EMFILE};
 use ringstow::internals::engine::{Action, Completion, Engine};
 use ringstow::internals::store::verify;
 use ringstow::{Checkpoint, Config, Error, Runtime};

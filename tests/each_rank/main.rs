@@ -100,7 +100,7 @@ fn a_whole_is_one_checkpoint_and_the_latest() {
     assert_eq!(whole.created_unix_ms, parts.iter().map(|part| part.created_unix_ms).max().unwrap());
     assert_eq!(parts[2].part_of.as_ref().map(|of| (of.rank, of.ranks)), Some((2, 3)));
     assert_eq!(latest(root.path()).unwrap(), Some(at(root.path(), 7)));
-    assert_eq!(only(&whole.path).path, whole.path, "also where it is asked for itself");
+    assert_eq!(only(&whole.path).path, whole.path, "listed by its own path");
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn recycled_files_go_while_a_share_marks_the_removal() {
     let spares = whole.join(names::RECYCLED_DIR);
     fs::create_dir(&spares).unwrap();
     fs::write(spares.join("rank00000-0.spare"), "old").unwrap();
-    // The first part cannot be removed: whoever removes the whole ends there.
+    // The first part cannot be removed, so a removal of the checkpoint stops at it.
     fs::remove_file(part(&whole, 0).join(names::MANIFEST)).unwrap();
     fs::create_dir(part(&whole, 0).join(names::REMOVAL_MARK)).unwrap();
     assert!(matches!(ringstow::remove(&whole, Disposal::Remove).unwrap_err(), Error::Io { .. }));

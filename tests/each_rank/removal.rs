@@ -3,7 +3,7 @@
 use crate::common::{State, assert_says, names_in, runtime, scratch, step_at};
 use crate::{assert_incomplete, at, flip_last_byte, part, root, save_part, take_down};
 use ringstow::internals::format::names;
-use ringstow::internals::store::{Status, remove_recycled};
+use ringstow::internals::store::{Pruning, Status, prune_with};
 use ringstow::{Config, Disposal, Error, Retention, Session, latest, list, prune, retain};
 use std::fs;
 
@@ -53,7 +53,7 @@ fn killed_removal_is_no_checkpoint_and_is_finished() {
 fn no_shard_goes_before_every_part_is_taken_down() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
-    // The third manifest cannot be renamed: whoever removes it ends there.
+    // The third manifest cannot be renamed, so a removal stops at it.
     let obstacle = part(&whole, 2).join(names::REMOVAL_MARK).join("obstacle");
     fs::create_dir_all(&obstacle).unwrap();
     retain(root.path(), 1, Disposal::Remove).unwrap();
@@ -166,6 +166,7 @@ fn retain_says_which_spare_files_it_removes() {
     fs::create_dir(&spares).unwrap();
     fs::write(spares.join("notes.txt"), "mine").unwrap();
     fs::write(&all[0], "old").unwrap();
-    assert_eq!(remove_recycled(root.path(), &config).unwrap(), all[..1]);
+    let pruning = Pruning { recycled: true, ..Pruning::default() };
+    assert_eq!(prune_with(root.path(), pruning, &config).unwrap().removed, all[..1]);
     assert!(spares.join("notes.txt").exists());
 }

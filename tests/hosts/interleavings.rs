@@ -198,6 +198,7 @@ impl Run<'_> {
         for path in self.history.paths() {
             self.history.check(path, self.found(path));
         }
+        self.check_newest();
         // Whatever was left behind, the next save works, and so does the one after it on the other host.
         let paths: Vec<PathBuf> = self.history.paths().into_iter().map(Path::to_path_buf).collect();
         for (path, host) in paths.iter().flat_map(|path| [(path, 0), (path, 1)]) {
@@ -208,6 +209,19 @@ impl Run<'_> {
         }
         self.check_cleaned(&paths);
         self.check_models();
+    }
+
+    /// Both hosts agree on the newest step, which loads.
+    fn check_newest(&self) {
+        let on = |host: usize| match self.run_alone(host, Job::Latest, Path::new("run")) {
+            Outcome::Done(seen) => seen.newest,
+            outcome => panic!("UNCLEAR: the newest on host {host}: {outcome:?}"),
+        };
+        let [a, b] = [on(0), on(1)];
+        assert_eq!(a, b, "MIXED: the hosts differ about the newest");
+        if let Some(newest) = a {
+            assert!(self.found(&newest).is_some(), "HALF: {} is the newest", newest.display());
+        }
     }
 
     /// Each model is whole or refused; once it is removed, the next export works.

@@ -101,6 +101,7 @@ fn scenarios(way: Way, rng: &mut Rng) -> Vec<Scenario> {
     if way == Way::Plain {
         all.push(scenario(&kept, &[SaveAsync("a", 2), SaveAsync("b", 3)]));
         all.push(scenario(&[], &[Act::Export("model", 1)]));
+        all.push(scenario(&[Save("a", 1), Act::Mark("a")], &[Remove("a"), Save("a", 2)]));
     }
     all
 }

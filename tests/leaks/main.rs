@@ -13,13 +13,14 @@ mod usage;
 use common::number;
 use deeds::World;
 use std::time::{Duration, Instant};
-use usage::{Usage, assert_flat};
+use usage::{Usage, alone, assert_flat};
 
 /// Rounds in `make test`: they take seconds, in memory.
 const ROUNDS: u64 = 2000;
 
 /// The first half warms up: pools, engines, allocator. The second may not need more.
 fn rounds(count: u64, seed: u64) {
+    let _alone = alone();
     let mut world = World::new(seed);
     (0..count / 2).for_each(|round| world.round(round));
     let before = Usage::settled();
@@ -47,6 +48,7 @@ fn nothing_grows_over_many_thousands_of_saves_and_loads() {
 #[test]
 #[ignore = "an hour: make torture-soak"]
 fn nothing_grows_and_nothing_is_lost_for_an_hour() {
+    let _alone = alone();
     let (minutes, seed) = (number("RINGSTOW_MINUTES", 60), number("RINGSTOW_SEED", 0));
     let until = Instant::now() + Duration::from_secs(60 * minutes);
     let mut world = World::new(seed);

@@ -1,6 +1,7 @@
 //! What a process takes of the system.
 
 use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Resident memory that the allocator may hold back between rounds: its arenas keep what was freed, and the kernel
@@ -11,6 +12,12 @@ const MAPPINGS_SLACK: u64 = 24;
 
 /// Threads that end, and files that they close, may be late by this much.
 const SETTLES_WITHIN: Duration = Duration::from_secs(20);
+
+/// Each test counts what the whole process has: one at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Usage {
@@ -108,6 +115,7 @@ pub fn assert_flat(before: &Usage, what: &str) {
 
 #[test]
 fn a_leak_of_each_kind_is_found() {
+    let _alone = alone();
     let before = Usage::now();
     let _open = fs::File::open("/proc/self/status").unwrap();
     let kept = vec![1u8; 64 << 20];

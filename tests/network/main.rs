@@ -100,7 +100,7 @@ fn parts(dir: &Path) -> Vec<String> {
     names_in(dir).into_iter().filter(|name| name.ends_with(".part")).collect()
 }
 
-const ALONE: Pruning = Pruning { no_other_writers: true, dry_run: false };
+const ALONE: Pruning = Pruning { no_other_writers: true, dry_run: false, recycled: false };
 
 fn tree() -> Box<RawValue> {
     Value::Dict(vec![(Value::from("step"), Value::Int(7))]).to_json().unwrap()

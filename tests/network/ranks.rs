@@ -2,14 +2,24 @@
 
 use crate::common::{assert_says, names_in, small_config};
 use crate::{BYTES, Hosts, assert_nothing_else, state, store, tree};
-use ringstow::Session;
+use ringstow::{Receipt, Session};
+use std::path::Path;
+
+/// Begins a save by one rank.
+fn begin(dir: &Path) -> Session {
+    Session::begin_with(dir, 1, &small_config()).unwrap()
+}
+
+/// What the rank of a save writes, as it reports it.
+fn write(dir: &Path, seed: u8) -> Receipt {
+    store().write_rank(&state(seed), 0, dir).unwrap().0
+}
 
 #[test]
 fn sessions_of_two_hosts_never_mix() {
     let hosts = Hosts::without_locks();
     let dir = hosts.dir();
-    let begin = || Session::begin_with(&dir, 1, &small_config()).unwrap();
-    let write = |seed| store().write_rank(&state(seed), 0, &dir).unwrap().0;
+    let (begin, write) = (|| begin(&dir), |seed| write(&dir, seed));
     let first = begin();
     let receipt = write(1);
     let second = begin();
@@ -32,8 +42,7 @@ fn sessions_of_two_hosts_never_mix() {
 fn failed_session_removes_its_own_files_alone() {
     let hosts = Hosts::without_locks();
     let dir = hosts.dir();
-    let begin = || Session::begin_with(&dir, 1, &small_config()).unwrap();
-    let write = |seed| store().write_rank(&state(seed), 0, &dir).unwrap().0;
+    let (begin, write) = (|| begin(&dir), |seed| write(&dir, seed));
     let first = begin();
     let receipt = write(1);
     let before = names_in(&dir);

@@ -11,7 +11,7 @@ use fastrand::Rng;
 use nix::libc::{EIO, ENOSPC, ESTALE};
 use ringstow::internals::store::{Wanted, latest, prune};
 use ringstow::internals::sys::file_system::play;
-use ringstow::{Config, EngineChoice, Runtime, Switch};
+use ringstow::{Config, EngineChoice, Left, Runtime, Switch};
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -311,10 +311,20 @@ impl Observer {
             self.world.history().check_at(path, *found, *time)?;
         }
         if self.random.bool() {
-            self.check_prune()?;
+            self.check_prune(Self::unclaimed)?;
         }
         self.check_saves()?;
-        self.check_prune()
+        self.check_prune(|_, _| false)
+    }
+
+    /// A rank that outlives its cancelled session and is then killed leaves shards of a checkpoint that is gone. A
+    /// clean-up names their directory.
+    fn unclaimed(&self, left: &Left) -> bool {
+        let name = left.path.file_name().expect("a stripe directory has a name");
+        let root = &self.world.root;
+        let is_gone =
+            [root.to_path_buf(), root.join(RUN)].iter().all(|dir| !dir.join(name).exists());
+        left.path.parent() == Some(&root.join(DISK)) && !left.failed && is_gone
     }
 
     /// The next saves work.
@@ -331,29 +341,31 @@ impl Observer {
         Ok(())
     }
 
-    /// A clean-up leaves the checkpoints and nothing else.
-    fn check_prune(&mut self) -> Result<(), String> {
+    /// A clean-up leaves the checkpoints, what it names and `may_stay`, and nothing else.
+    fn check_prune(&mut self, may_stay: fn(&Self, &Left) -> bool) -> Result<(), String> {
         let paths = self.world.history().paths();
         let there: Vec<Option<i64>> =
             paths.iter().map(|path| self.find(path)).collect::<Result<_, _>>()?;
+        let mut named = Vec::new();
         for dir in [RUN, ""] {
             let swept = prune(&self.world.root.join(dir), &self.world.config);
             let swept = swept.map_err(|error| format!("UNEXPECTED: prune: {error}"))?;
-            if !swept.left.is_empty() {
-                return Err(format!("LEFT: {:?}", swept.left));
+            if let Some(left) = swept.left.iter().find(|left| !may_stay(self, left)) {
+                return Err(format!("LEFT: {left:?}"));
             }
+            named.extend(swept.left.into_iter().map(|left| left.path));
         }
         for (path, there) in paths.iter().zip(there) {
             if self.find(path)? != there {
                 return Err(format!("LOST: {} by prune", path.display()));
             }
-            self.check_litter(path)?;
+            self.check_litter(path, &named)?;
         }
         Ok(())
     }
 
-    /// The directories of a checkpoint hold its files and nothing else.
-    fn check_litter(&self, path: &Path) -> Result<(), String> {
+    /// The directories of a checkpoint hold its files and nothing else, except those that a clean-up named.
+    fn check_litter(&self, path: &Path, named: &[PathBuf]) -> Result<(), String> {
         let root = &self.world.root;
         let mut known = vec![".ringstow-lock".to_owned()];
         if let Ok(manifest) = std::fs::read(root.join(path).join("manifest.json")) {
@@ -364,8 +376,9 @@ impl Observer {
             known.push("manifest.json".into());
         }
         let name = path.file_name().expect("a checkpoint has a name");
-        for dir in [root.join(path), root.join(DISK).join(name)] {
-            let all = if dir.exists() { names_in(&dir) } else { Vec::new() };
+        let dirs = [root.join(path), root.join(DISK).join(name)];
+        for dir in dirs.iter().filter(|dir| !named.contains(dir)) {
+            let all = if dir.exists() { names_in(dir) } else { Vec::new() };
             // A killed save may leave a marker without a shard.
             let is_marker = |name: &String| name.starts_with("companion.json");
             let is_litter = |name: &&String| !known.contains(name) && !is_marker(name);

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod pruned;
 mod refused;
 mod removal;
 
@@ -287,10 +288,11 @@ fn same_named_checkpoints_share_no_stripe_directory() {
 fn directory_without_a_marker_is_left_alone() {
     let disks = Disks::new(1);
     fs::create_dir(disks.companion(0)).unwrap();
-    fs::write(disks.companion(0).join("rank00000-0.safetensors.part"), "theirs").unwrap();
+    fs::write(disks.companion(0).join("rank00000-0.safetensors"), "theirs").unwrap();
     let error = State::new(1, &SIZES).save(&disks.runtime(), &disks.dir()).unwrap_err();
     assert_says(&error, &["disk0/step-1", "nobody's stripe directory"]);
-    assert_eq!(names_in(&disks.companion(0)), ["rank00000-0.safetensors.part"]);
+    ringstow::internals::store::prune(disks.root.path(), &disks.config()).unwrap();
+    assert_eq!(names_in(&disks.companion(0)), ["rank00000-0.safetensors"]);
     assert!(!disks.dir().exists());
 }
 
@@ -305,7 +307,7 @@ fn stripe_directory_is_not_a_checkpoint_or_a_target() {
         Checkpoint::open_with(disks.companion(0), &disks.config()).unwrap_err(),
         Checkpoint::open_foreign_with(disks.companion(0), &Config::default()).unwrap_err(),
     ] {
-        assert_says(&error, &["holds shards of", "run/step-1", "open that"]);
+        assert_says(&error, &["holds shards of", "run/step-1", "give that path"]);
     }
     let runtime = Runtime::new(small_config()).unwrap();
     let error = State::new(2, &SIZES).save(&runtime, &disks.companion(0)).unwrap_err();

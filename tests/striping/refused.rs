@@ -2,10 +2,13 @@
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
 use super::*;
-use nix::libc::{EACCES, EIO};
+use nix::libc::{EACCES, EIO, ESTALE};
 use ringstow::internals::format::names;
-use ringstow::internals::store::{prune, prune_plan, remove_checkpoint, retain, retain_plan};
-use ringstow::internals::sys::seam::{Call, fail_call};
+use ringstow::internals::store::{
+    Wanted, latest, prune, prune_plan, remove_checkpoint, retain, retain_plan,
+};
+use ringstow::internals::sys::seam::{Call, Outcome, fail_call, on_thread};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn left(removed: &ringstow::Removed) -> Vec<&Path> {
     removed.left.iter().map(|left| &*left.path).collect()
@@ -97,6 +100,14 @@ fn run_of_three(disks: &Disks) -> [PathBuf; 3] {
     })
 }
 
+/// Checks that nothing but the third step of a run is left, on its disk too.
+fn assert_third_alone(disks: &Disks, run: &Path) {
+    assert_eq!(
+        (names_in(run), names_in(&disks.stripe(0))),
+        (vec!["step-3".into()], vec!["step-3".into()])
+    );
+}
+
 /// Turns a checkpoint into what a save leaves that is killed before its commit.
 fn uncommit(dirs: &[&Path]) {
     for dir in dirs {
@@ -127,10 +138,7 @@ fn clean_ups_leave_the_checkpoint_whose_marker_cannot_be_read_and_do_the_rest() 
     drop(failing);
     State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
     retain(&run, &retention, &disks.config()).unwrap();
-    assert_eq!(
-        (names_in(&run), names_in(&disks.stripe(0))),
-        (vec!["step-3".into()], vec!["step-3".into()])
-    );
+    assert_third_alone(&disks, &run);
 }
 
 #[test]
@@ -143,6 +151,58 @@ fn stripe_directory_whose_marker_cannot_be_read_does_not_hide_the_checkpoints_ow
     }
     let _failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
     State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+}
+
+#[test]
+fn save_goes_on_if_prune_removes_an_empty_stripe_directory_meanwhile() {
+    let disks = Disks::new(1);
+    fs::create_dir_all(disks.dir()).unwrap();
+    fs::create_dir(disks.companion(0)).unwrap();
+    let (own, companion, first) = (disks.dir(), disks.companion(0), AtomicBool::new(true));
+    let watch = on_thread(move |_, call, on| {
+        if call == Call::List && on == own && first.swap(false, Ordering::Relaxed) {
+            fs::remove_dir(&companion).unwrap();
+        }
+        Outcome::Pass
+    });
+    disks.save(1);
+    drop(watch);
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+}
+
+/// What the system does not say is not "missing": nobody goes back to an earlier checkpoint for it.
+#[test]
+fn directory_that_the_system_does_not_show_is_an_error_and_no_missing_file() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    let run = disks.root.path().join("run");
+    for (call, path) in
+        [(Call::Look, disks.stripe(0)), (Call::List, disks.companion(0)), (Call::Look, disks.dir())]
+    {
+        for errno in [EIO, ESTALE] {
+            let failing = fail_call(call, &path, errno);
+            let error = load_all(&disks.runtime(), &disks.dir()).unwrap_err();
+            assert_eq!(error.io_error().unwrap().raw_os_error(), Some(errno), "{error}");
+            assert!(!error.is_incomplete(), "{error}");
+            let newest = latest(&run, &Wanted::default(), &disks.config(), &Arc::default());
+            assert!(!matches!(newest, Ok(None)), "{call:?} {}", path.display());
+            drop(failing);
+        }
+    }
+    let _failing = fail_call(Call::Look, &disks.companion(0).join("rank00000-1.safetensors"), EIO);
+    let removed = remove_checkpoint(&disks.dir(), Disposal::Remove, &disks.config()).unwrap_err();
+    assert_eq!(removed.io_error().unwrap().raw_os_error(), Some(EIO), "{removed}");
+}
+
+#[test]
+fn file_that_is_lost_is_missing_whatever_other_disks_refuse() {
+    let disks = Disks::new(2);
+    let config = Config { stripe: vec![disks.stripe(0)], ..small_config() };
+    State::new(1, &SIZES).save(&Runtime::new(config).unwrap(), &disks.dir()).unwrap();
+    fs::remove_file(disks.companion(0).join("rank00000-1.safetensors")).unwrap();
+    let _failing = fail_call(Call::Look, &disks.stripe(1), EACCES);
+    let error = load_all(&disks.runtime(), &disks.dir()).unwrap_err();
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
 }
 
 #[test]
@@ -162,10 +222,7 @@ fn prune_leaves_the_killed_save_whose_marker_cannot_be_read_and_clears_the_other
     assert_eq!(names_in(&first), before);
     assert!(!second.exists() && !disks.stripe(0).join("step-2").exists());
     prune(&run, &disks.config()).unwrap();
-    assert_eq!(
-        (names_in(&run), names_in(&disks.stripe(0))),
-        (vec!["step-3".into()], vec!["step-3".into()])
-    );
+    assert_third_alone(&disks, &run);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What is removed, or left by a kill, goes from all disks or from none.
 
 use super::*;
+use ringstow::internals::store::{prune, prune_plan};
 
 #[test]
 fn killed_saves_litter_is_cleared_from_all_stripes() {
@@ -15,10 +16,8 @@ fn killed_saves_litter_is_cleared_from_all_stripes() {
         fs::write(left.join("rank00000-1.g1.safetensors.part"), "half").unwrap();
     }
     State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
-    let planned =
-        ringstow::internals::store::prune_plan(&disks.root.path().join("run"), &disks.config());
-    let swept =
-        ringstow::internals::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    let planned = prune_plan(&disks.root.path().join("run"), &disks.config());
+    let swept = prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     assert_eq!(planned.unwrap(), swept);
     assert_eq!(swept.renamed, [shard]);
     assert_eq!(swept.removed.len(), 2);
@@ -36,11 +35,69 @@ fn killed_first_save_is_cleared_with_its_stripes() {
     }
     fs::remove_file(disks.dir().join("manifest.json")).unwrap();
     // From the side of the other disk, it is the checkpoint's to clear up.
-    let swept = ringstow::internals::store::prune(&disks.stripe(0), &disks.config()).unwrap();
+    let swept = prune(&disks.stripe(0), &disks.config()).unwrap();
     assert_eq!((swept.removed.len(), swept.left.len()), (0, 1));
     assert!(swept.left[0].reason.contains("run/step-1"), "{swept:?}");
-    ringstow::internals::store::prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    prune(&disks.root.path().join("run"), &disks.config()).unwrap();
     disks.assert_empty();
+}
+
+#[test]
+fn shards_of_a_checkpoint_that_is_gone_are_named_and_stay() {
+    let disks = Disks::new(2);
+    disks.save(1);
+    let moved = disks.root.path().join("archive/step-1");
+    fs::create_dir(moved.parent().unwrap()).unwrap();
+    fs::rename(disks.dir(), &moved).unwrap();
+    let run = disks.root.path().join("run");
+    let swept = prune(&run, &disks.config()).unwrap();
+    let left: Vec<_> = swept.left.iter().map(|left| left.path.clone()).collect();
+    assert_eq!(left, [disks.companion(0), disks.companion(1)]);
+    let reason = &swept.left[0].reason;
+    assert!(reason.contains("run/step-1, which is gone") && !swept.left[0].failed, "{reason}");
+    assert_eq!(swept.removed, [] as [PathBuf; 0]);
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &moved);
+}
+
+/// A cancelled session removed the marker, a rank wrote on, and both were killed.
+#[test]
+fn uncommitted_shards_without_a_marker_stop_no_save_and_are_cleared() {
+    let part = "rank00001-0.safetensors.00c0ffee00c0ffee.part";
+    let marker = "companion.json.00c0ffee00c0ffee.part";
+    let disks = Disks::new(1);
+    let litter = || {
+        fs::create_dir_all(disks.companion(0)).unwrap();
+        fs::write(disks.companion(0).join(part), "half").unwrap();
+        fs::write(disks.companion(0).join(marker), "half").unwrap();
+    };
+    litter();
+    fs::create_dir_all(disks.root.path().join("run")).unwrap();
+    let run = disks.root.path().join("run");
+    let planned = prune_plan(&run, &disks.config()).unwrap();
+    let swept = prune(&run, &disks.config()).unwrap();
+    assert_eq!(planned, swept);
+    let dir = disks.companion(0);
+    assert_eq!(swept.removed, [dir.join(marker), dir.join(part), dir]);
+    litter();
+    disks.save(1);
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
+    assert_no_litter_in(&disks.config(), &disks.dir());
+}
+
+/// A save that is killed between its commit and its renames leaves such names, too.
+#[test]
+fn committed_shards_that_lost_their_marker_are_nobodys_to_remove() {
+    let disks = Disks::new(1);
+    disks.save(1);
+    let shard = disks.companion(0).join("rank00000-1.safetensors");
+    fs::rename(&shard, shard.with_extension("safetensors.part")).unwrap();
+    fs::remove_file(disks.companion(0).join("companion.json")).unwrap();
+    let swept = prune(&disks.root.path().join("run"), &disks.config()).unwrap();
+    assert_eq!(swept.removed, [] as [PathBuf; 0]);
+    let other = disks.root.path().join("other/step-1");
+    let error = State::new(2, &SIZES).save(&disks.runtime(), &other).unwrap_err();
+    assert_says(&error, &["disk0/step-1", "nobody's stripe directory"]);
+    State::new(1, &SIZES).assert_at(&disks.runtime(), &disks.dir());
 }
 
 #[test]
@@ -110,18 +167,15 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
     // Nor does a clean-up finish a removal that was killed.
     fs::rename(&manifests()[0], manifests()[0].with_extension("json.retired")).unwrap();
     let run = disks.root.path().join("run");
-    for swept in [
-        ringstow::internals::store::prune_plan(&run, &small_config()),
-        ringstow::internals::store::prune(&run, &small_config()),
-    ] {
+    for swept in [prune_plan(&run, &small_config()), prune(&run, &small_config())] {
         assert!(swept.unwrap().left[0].reason.contains("set `stripe`"));
     }
     assert!(manifests()[1].exists());
     // Also when no part is committed any more.
     fs::rename(&manifests()[1], manifests()[1].with_extension("json.retired")).unwrap();
-    let swept = ringstow::internals::store::prune(&run, &small_config()).unwrap();
+    let swept = prune(&run, &small_config()).unwrap();
     assert!(swept.left[0].reason.contains("may still be in"), "{swept:?}");
-    ringstow::internals::store::prune(&run, &disks.config()).unwrap();
+    prune(&run, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -134,8 +188,8 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
     let here_only = Config { stripe: vec![disks.stripe(0)], ..small_config() };
     let others = Disks::new(2);
     for config in [small_config(), here_only, others.config()] {
-        let planned = ringstow::internals::store::prune_plan(&run, &config).unwrap();
-        let swept = ringstow::internals::store::prune(&run, &config).unwrap();
+        let planned = prune_plan(&run, &config).unwrap();
+        let swept = prune(&run, &config).unwrap();
         assert_eq!(planned, swept);
         assert!(swept.removed.is_empty(), "{swept:?}");
         let error =
@@ -151,7 +205,7 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
     }
     // Before it was killed, it may have got so far.
     fs::remove_dir_all(disks.companion(0)).unwrap();
-    ringstow::internals::store::prune(&run, &disks.config()).unwrap();
+    prune(&run, &disks.config()).unwrap();
     disks.assert_empty();
 }
 
@@ -163,13 +217,9 @@ fn killed_removal_is_finished_on_remounted_stripes() {
     let moved = disks.root.path().join("moved");
     fs::rename(disks.stripe(0), &moved).unwrap();
     let run = disks.root.path().join("run");
-    let swept = ringstow::internals::store::prune(&run, &disks.config()).unwrap();
+    let swept = prune(&run, &disks.config()).unwrap();
     assert!(swept.left[0].reason.contains("is not there: mount its disk"), "{swept:?}");
-    ringstow::internals::store::prune(
-        &run,
-        &Config { stripe: vec![moved.clone()], ..small_config() },
-    )
-    .unwrap();
+    prune(&run, &Config { stripe: vec![moved.clone()], ..small_config() }).unwrap();
     assert!(!disks.dir().exists());
     assert_eq!(names_in(&moved), Vec::<String>::new());
 }
@@ -256,8 +306,8 @@ fn killed_shares_are_cleared_from_all_stripes() {
         }
     }
     let run = disks.root.path().join("run");
-    let planned = ringstow::internals::store::prune_plan(&run, &disks.config()).unwrap();
-    let swept = ringstow::internals::store::prune(&run, &disks.config()).unwrap();
+    let planned = prune_plan(&run, &disks.config()).unwrap();
+    let swept = prune(&run, &disks.config()).unwrap();
     assert_eq!(planned, swept);
     assert_eq!(swept.removed.last(), Some(&disks.dir()));
     disks.assert_empty();
@@ -274,7 +324,7 @@ fn stripe_directory_without_a_finished_marker_is_cleared_unless_a_save_is_claimi
     let claiming = fs::File::open(disks.companion(1)).unwrap();
     claiming.lock().unwrap();
     let (run, config) = (disks.root.path().join("run"), disks.config());
-    let prune = || ringstow::internals::store::prune(&run, &config).unwrap();
+    let prune = || prune(&run, &config).unwrap();
     let removed = [disks.companion(0).join("companion.json.part"), disks.companion(0)];
     assert_eq!(prune().removed, removed);
     assert!(!disks.companion(0).exists() && disks.companion(1).exists());

@@ -15,17 +15,26 @@ and compared with the source, bit by bit. This needs torch; ``import ringstow`` 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, TypedDict, Unpack
 
-from ringstow import _catalog
+from ringstow import _catalog, _native
 from ringstow._arguments import StrPath, absolute
 from ringstow._config import Config, in_bytes
-from ringstow._errors import CorruptCheckpointError, InvalidStateError
+from ringstow._errors import (
+    CorruptCheckpointError,
+    Error,
+    IncompleteCheckpointError,
+    InvalidStateError,
+    ReplacedCheckpointError,
+)
 from ringstow._report import SaveReport
 from ringstow.convert import _paths, _replace, _targets
 from ringstow.convert._check import Comparison
@@ -131,6 +140,8 @@ def convert(
         CorruptCheckpointError: the source is damaged; or the target differs from the source, and
             is not removed. Names the first difference.
         BusyError: another conversion writes to ``dst``.
+        ReplacedCheckpointError: another program has replaced what was written at ``dst`` before it
+            was verified.
         OSError: the system refused: no such path, something at ``dst``, a full disk. Nothing that
             looks like a checkpoint is left. An error during the comparison at the end has a note
             that says that the target is complete.
@@ -157,13 +168,16 @@ def convert(
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
-    with _replace.place(there, target_kind, check, overwrite=overwrite) as to:
-        written = _targets.WRITERS[target_kind](state, to, advance, options)
-    if written.left_out:
-        _log.warning("%s", listed(f"{there} can't hold, and is without", [*written.left_out]))
-    if verify:
-        with _replace.noting_complete(there):
-            _verify(here, there, target_kind, written.expected, options, advance)
+    with _replace.Outcome(there, target_kind) as outcome:
+        with _replace.place(there, target_kind, check, overwrite=overwrite) as to:
+            written = _targets.WRITERS[target_kind](state, to, advance, options)
+            is_there = _recognizer(to, there, target_kind, written.report)
+        outcome.is_placed = True
+        if written.left_out:
+            _log.warning("%s", listed(f"{there} can't hold, and is without", [*written.left_out]))
+        if verify:
+            with _noting_replaced(there, is_there):
+                _verify(here, there, target_kind, written.expected, options, advance)
     return ConvertReport(
         source=here,
         target=there,
@@ -265,6 +279,48 @@ def _check_options(kind: str, prefix: str, dtype: str | None) -> None:
         )
     if dtype not in (None, "float32", "bfloat16", "float16"):
         raise InvalidStateError(f"dtype {dtype!r} is not one of float32, bfloat16, float16")
+
+
+def _recognizer(to: str, path: str, kind: str, report: SaveReport | None) -> Callable[[], bool]:
+    """Return a function that tells whether what was just written is still at a path.
+
+    Args:
+        to: where it was written.
+        path: what it is named by now.
+        kind: what was written.
+        report: the report of a ringstow checkpoint.
+    """
+    if kind == "ringstow" and report is not None:
+        generation = report.generation
+
+        def has_generation() -> bool:
+            info = json.loads(_native.Checkpoint(path, Config().to_json(), damaged=True).info)
+            return bool(info["generation"] == generation)
+
+        return has_generation
+    made = os.stat(to)
+    return lambda: os.path.samestat(made, os.stat(path)) and _paths.kind_of(path) == kind
+
+
+@contextlib.contextmanager
+def _noting_replaced(path: str, is_there: Callable[[], bool]) -> Iterator[None]:
+    """Raise a difference as what it is: damage, or the checkpoint of another program."""
+    try:
+        yield
+    except (Error, OSError) as error:
+        try:
+            replaced = not is_there()
+        except (FileNotFoundError, IncompleteCheckpointError):
+            replaced = True
+        except (Error, OSError):
+            replaced = False  # nobody knows: the difference says more than this
+        if not replaced:
+            raise
+        raise ReplacedCheckpointError(
+            f"{path} was written, and another program has replaced or removed it, or saved beside "
+            "it, before it was verified: convert to a path to which no other program writes",
+            path=path,
+        ) from error
 
 
 def _verify(

@@ -10,11 +10,12 @@ import signal
 import sys
 import time
 import warnings
-from typing import Any
+from typing import Any, Self
 
 from ringstow._errors import CorruptCheckpointError, Error
 from ringstow.convert import ConvertReport, Progress, convert
 from ringstow.convert._paths import KINDS
+from ringstow.convert._replace import complete
 
 _EXAMPLES = """\
 examples:
@@ -26,9 +27,10 @@ examples:
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
 
 If it fails or is interrupted while it writes, it removes what it wrote, and a checkpoint that it
-was to replace is unchanged. While it verifies, DST is complete, and stays. If it is killed, it
-leaves *.part, *.distcp without .metadata, or numbered *.safetensors without an index. None of these
-is a checkpoint, and the next conversion to DST removes them.
+was to replace is unchanged. While it verifies, DST is complete, and stays; the message says so. A
+second Ctrl-C ends it at once, as a kill does. If it is killed, it leaves *.part, *.distcp without
+.metadata, or numbered *.safetensors without an index. None of these is a checkpoint, and the next
+conversion to DST removes them.
 
 exit codes:
   0    converted, and verified unless --no-verify
@@ -47,57 +49,81 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     logging.basicConfig(format="ringstow: %(message)s", level=logging.WARNING)
     warnings.showwarning = lambda message, *_, **__: print(f"ringstow: {message}", file=sys.stderr)
-    interrupts = _Interrupts()
-    try:
-        with interrupts, contextlib.nullcontext() if args.quiet else _progress() as progress:
-            report = convert(
-                args.src,
-                args.dst,
-                source=args.source,
-                target=args.target,
-                progress=interrupts.passed_on_by(progress),
-                verify=not args.no_verify,
-                overwrite=args.overwrite,
-                allow_pickle=args.allow_pickle,
-                prefix=args.prefix,
-                dtype=args.dtype,
-                max_shard_size=args.max_shard_size,
-            )
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or interrupts.came:
-            left = _left(error, "unfinished files are removed")
-            print(f"ringstow: interrupted; {left}", file=sys.stderr)
-            return INTERRUPTED
-        if isinstance(error, ImportError):
-            print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
-            return 2
-        if isinstance(error, Exception):
-            print(f"ringstow: {_said(error)}", file=sys.stderr)
-            return 1 if isinstance(error, CorruptCheckpointError) else 2
-        raise
-    if not args.quiet:
-        _tell(report)
-    return 0
+    with _Interrupts() as interrupts:
+        report = None
+        try:
+            with contextlib.nullcontext() if args.quiet else _progress() as progress:
+                report = convert(
+                    args.src,
+                    args.dst,
+                    source=args.source,
+                    target=args.target,
+                    progress=interrupts.passed_on_by(progress),
+                    verify=not args.no_verify,
+                    overwrite=args.overwrite,
+                    allow_pickle=args.allow_pickle,
+                    prefix=args.prefix,
+                    dtype=args.dtype,
+                    max_shard_size=args.max_shard_size,
+                )
+            interrupts.settle()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or interrupts.came:
+                left = _left(error, "unfinished files are removed")
+                if report is not None:
+                    left = complete(report.target, verified=report.verified)
+                print(f"ringstow: interrupted; {left}", file=sys.stderr)
+                return INTERRUPTED
+            if isinstance(error, ImportError):
+                print(f"ringstow: {error}: convert needs PyTorch; install torch", file=sys.stderr)
+                return 2
+            if isinstance(error, Exception):
+                print(f"ringstow: {_said(error)}", file=sys.stderr)
+                return 1 if isinstance(error, CorruptCheckpointError) else 2
+            raise
+        if not args.quiet:
+            _tell(report)
+        return 0
 
 
 class _Interrupts:
-    """Notes Ctrl-C, which torch or the import of a module may turn into another error, or drop."""
+    """Notes Ctrl-C, which torch or the import of a module may turn into another error, or drop.
+
+    A second Ctrl-C ends the process at once, as a kill does.
+    """
 
     came = False
+    _is_settled = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._before = signal.getsignal(signal.SIGINT)
-        if self._before not in (None, signal.SIG_IGN):
-            signal.signal(signal.SIGINT, self._note)
+        self._handle_by(self._note)
+        return self
 
     def __exit__(self, *error: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        # The exit of the program takes a while, and what it has said stays true.
+        if not (self._is_settled and self._before is signal.SIG_DFL):
+            self._handle_by(self._before)
+
+    def settle(self) -> None:
+        """Ignore Ctrl-C from now on, or raise one that was dropped: the result is about to be told.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came.
+        """
+        self._handle_by(signal.SIG_IGN)
+        self._is_settled = not self.came
+        if self.came:
+            raise KeyboardInterrupt
+
+    def _handle_by(self, handler: Any) -> None:
+        if self._before not in (None, signal.SIG_IGN):
+            signal.signal(signal.SIGINT, handler)
 
     def _note(self, *_: object) -> None:
-        if not self.came:  # a second one must not interrupt the cleaning up
-            self.came = True
-            raise KeyboardInterrupt
+        self.came = True
+        self._handle_by(signal.SIG_DFL)
+        raise KeyboardInterrupt
 
     def passed_on_by(self, progress: Progress | None) -> Progress:
         """Return a function that reports progress, and raises again what was dropped."""

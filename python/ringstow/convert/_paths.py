@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
@@ -23,6 +24,13 @@ _REPLACE = ", or replace it by --overwrite (overwrite=True)"
 DCP_DATA = "__0_convert.distcp"
 """The file of tensors that a conversion to ``dcp`` writes. torch gives none this name: without
 ``.metadata`` it is of a conversion that was killed."""
+_COMMITS = {
+    "ringstow": ("manifest.json",),
+    "dcp": (".metadata",),
+    "torch": ("",),
+    "hf": (_INDEX, "model.safetensors"),
+}
+"""The files in a target of each kind, the first of which commits it."""
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
@@ -64,6 +72,18 @@ def kind_of(path: str) -> str:
     raise InvalidStateError(
         f"{path} is not a checkpoint of a known kind. Known kinds are {listed}.{hint}"
     )
+
+
+def commit_of(path: str, kind: str) -> tuple[int, int, int] | None:
+    """Return what identifies the file that commits a checkpoint of a kind; None if there is none.
+
+    Every conversion makes a new one.
+    """
+    for name in _COMMITS[kind]:
+        with contextlib.suppress(OSError):
+            found = os.stat(os.path.join(path, name) if name else path)
+            return found.st_dev, found.st_ino, found.st_mtime_ns
+    return None
 
 
 def target_kind(source: str, path: str) -> str:

@@ -22,9 +22,22 @@ import stat
 from collections.abc import Callable, Iterator
 
 from ringstow import _native
-from ringstow._errors import BusyError, CorruptCheckpointError, NotDurableError
+from ringstow._errors import (
+    BusyError,
+    CorruptCheckpointError,
+    Error,
+    NotDurableError,
+    ReplacedCheckpointError,
+)
 from ringstow.convert._files import remove_dcp
-from ringstow.convert._paths import DCP_DATA, is_dcp, is_model, is_unfinished_dcp, taken
+from ringstow.convert._paths import (
+    DCP_DATA,
+    commit_of,
+    is_dcp,
+    is_model,
+    is_unfinished_dcp,
+    taken,
+)
 
 # Which files make up a checkpoint.
 _KINDS: dict[str, Callable[[str], bool]] = {"dcp": is_dcp, "hf": is_model}
@@ -54,7 +67,7 @@ def put_back(path: str) -> None:
     """
     path = os.path.realpath(path)
     if not os.path.lexists(path) and os.path.isdir(aside(path)):
-        if _native.is_shared(aside(path)):
+        if _native.shared_file_system(aside(path)):
             raise _busy(aside(path), f"rename it to {path}")
         with _locked(aside(path)):
             _put_back(path)
@@ -120,9 +133,8 @@ def _new_directory(path: str) -> Iterator[None]:
                 for directory in made:
                     directory.rmdir()
             raise
-        with noting_complete(path):
-            for directory in made:
-                _sync_name(path, str(directory))
+        for directory in made:
+            _sync_name(path, str(directory))
 
 
 @contextlib.contextmanager
@@ -131,7 +143,7 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
     with contextlib.ExitStack() as locks:
         locks.enter_context(_locked(path))
         check()
-        if _native.is_shared(path):
+        if _native.shared_file_system(path):
             _refuse_left(path)
         else:
             _clear_all(path, is_part_of)
@@ -155,9 +167,8 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
                     _log.warning("could not remove what was written beside %s: %s", path, error)
                 _name_target(first, new, path)
                 raise
-            with noting_complete(path):
-                _sync_name(path)  # a crash could undo the swap until then: the old one stays
-                _clear_replaced(path, is_part_of)
+            _sync_name(path)  # a crash could undo the swap until then: the old one stays
+            _clear_replaced(path, is_part_of)
             return
         if kind == "dcp":
             yield path
@@ -171,7 +182,7 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
     if os.path.lexists(part):
         if not stat.S_ISREG(os.lstat(part).st_mode):
             raise taken(part, "is there already and not a file")
-        if _native.is_shared(part):
+        if _native.shared_file_system(part):
             raise _busy(part, "remove it")
         with _locked(part):
             os.unlink(part)
@@ -192,23 +203,39 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
                 os.unlink(part)
             _name_target(error, part, path)
             raise
-        with noting_complete(path):
-            _sync_name(path)
+        _sync_name(path)
 
 
-@contextlib.contextmanager
-def noting_complete(path: str) -> Iterator[None]:
-    """Note in an exception, such as Ctrl-C's, that the new checkpoint is complete.
+class Outcome(contextlib.AbstractContextManager["Outcome"]):
+    """Notes in an exception, such as Ctrl-C's, that the new checkpoint is complete if it is.
 
-    Not in errors that say so themselves.
+    Ctrl-C can come between any two steps, also right after the one that commits the target. So this
+    looks at the file that commits: at the beginning and after an exception.
     """
-    try:
-        yield
-    except (CorruptCheckpointError, NotDurableError):
-        raise
-    except BaseException as error:
-        error.add_note(f"{path} is written and complete, but not verified")
-        raise
+
+    is_placed = False
+    """Whether the target was written, so that an error is of the comparison."""
+
+    def __init__(self, path: str, kind: str) -> None:
+        self._path, self._kind = path, kind
+        self._before = commit_of(path, kind)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        # These say so themselves.
+        says_so = (CorruptCheckpointError, NotDurableError, ReplacedCheckpointError)
+        if error is None or isinstance(error, says_so):
+            return
+        # Before that, an error means that nothing was committed, unless by another process.
+        if not self.is_placed and isinstance(error, (Error, OSError)):
+            return
+        if commit_of(self._path, self._kind) not in (None, self._before):
+            error.add_note(complete(self._path, verified=False))
+
+
+def complete(path: str, *, verified: bool) -> str:
+    """Say that a target is complete."""
+    but = ", and verified" if verified else ", but not verified"
+    return f"{path} is written and complete{but}"
 
 
 def _name_target(error: BaseException, temporary: str, path: str) -> None:
@@ -294,7 +321,7 @@ def _clear_unfinished(path: str) -> None:
     names = os.listdir(path)
     if not is_unfinished_dcp(names):
         return
-    if _native.is_shared(path):
+    if _native.shared_file_system(path):
         raise _busy(os.path.join(path, DCP_DATA), f"remove all files in {path}")
     remove_dcp(path, names)
 

@@ -1,7 +1,6 @@
 """Whether any rank of a load sees the checkpoint: if none does, there is nothing to wait for.
 
-The ranks that wait count themselves in the store of the default process group. A load in a smaller
-group is not counted in full, and its ranks wait as long as they may.
+The ranks that wait count themselves in the store of the default process group.
 """
 
 from __future__ import annotations
@@ -32,7 +31,10 @@ class Absence:
             kind: what is looked for. A rank that finds one kind does not look for the next, so the
                 ranks agree only on how often they looked for the same kind.
         """
+        self._ranks = _private.load_ranks()
         name = f"{kind}/{path}"
+        if dist.is_available() and dist.is_initialized() and self._size() < dist.get_world_size():
+            name = f"{self._ranks}/{name}"  # another group may load the same path
         with _lock:
             _looks[name] += 1
             self._key = f"{_KEY}/{_looks[name]}/{name}"
@@ -48,12 +50,15 @@ class Absence:
 
     def is_everywhere(self) -> bool:
         """Note that this rank does not see the checkpoint; tell whether no rank does."""
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        if not (dist.is_available() and dist.is_initialized()) or self._size() == 1:
             return True
         count = self._add(0 if self._is_counted else 1)
-        is_everywhere = count is not None and count >= dist.get_world_size()
+        is_everywhere = count is not None and count >= self._size()
         self._is_counted = not is_everywhere  # a full count stays: the other ranks must see it too
         return is_everywhere
+
+    def _size(self) -> int:
+        return dist.get_world_size() if self._ranks is None else len(self._ranks)
 
     def _add(self, number: int) -> int | None:
         try:

@@ -92,6 +92,25 @@ def group_count(key: str, number: int) -> int:
     return int(dist.distributed_c10d._get_default_store().add(key, number))
 
 
+def load_ranks() -> list[int] | None:
+    """Return the ranks that take part in the ``dcp.load`` that calls this; None if unknown.
+
+    DCP passes a reader neither its process group nor ``no_dist``: they are in its frame.
+    """
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_load_state_dict":
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    load: Any = frame.f_locals.get("distW")
+    try:
+        if not load.use_dist:
+            return [dist.get_rank() if dist.is_initialized() else 0]
+        return dist.get_process_group_ranks(load.group)
+    except Exception:  # another torch's
+        return None
+
+
 def set_version(metadata: Metadata) -> None:
     """Note the version of DCP's format, as torch's writer does; without a version, do nothing."""
     version = getattr(filesystem, "CURRENT_DCP_VERSION", None)

@@ -7,6 +7,7 @@ CUDA device, and verifies every checksum chunk of it. The manifest is JSON, not 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import logging
 import math
@@ -406,10 +407,19 @@ class StorageReader(storage.StorageReader):
 
     def _open_part(self, path: str, rank: int) -> Contents:
         """Open the checkpoint of a rank that saved by itself."""
+        own = _paths.of_rank(path, rank)
         try:
-            return self._open(_paths.of_rank(path, rank))
-        except (FileNotFoundError, IncompleteCheckpointError):
+            return self._open(own)
+        except (FileNotFoundError, IncompleteCheckpointError) as error:
             _native.check_own_share(path, rank)  # says more, if rank 0's share is there
+            if not os.path.lexists(own):
+                # DCP puts this behind the error of the whole checkpoint, which is what was meant.
+                raise FileNotFoundError(
+                    errno.ENOENT,
+                    f"it has no {os.path.basename(own)} either, as a save of each rank by itself "
+                    "(use_collectives=False) would leave",
+                    path,
+                ) from error
             raise
 
     def _open(self, path: str) -> Contents:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from ringstow import _native
+from ringstow import _late, _native
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _private
 from ringstow.dcp._stream import StagingFuture
@@ -63,6 +63,8 @@ class Save:
         """Whether DCP has returned from it, as far as this thread has shown."""
         self._call = _private.Call()
         self._session: _native.Session | None = None
+        self._ranks = 0
+        """How many write, on the rank that commits."""
         self._is_done = False
         self._is_in_hook = False
         self._touched = time.monotonic()
@@ -75,12 +77,20 @@ class Save:
 
     @contextlib.contextmanager
     def hook(self, *, is_last: bool = False) -> Iterator[None]:
-        """Note that DCP is within one of the writer's hooks, and whether it calls another."""
+        """Note that DCP is within one of the writer's hooks, and whether it calls another.
+
+        If the hook of a save by one rank fails, nobody else is writing, and all is removed at once.
+        """
         self._is_in_hook = True
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._is_done = True
+            if self._ranks == 1:
+                try:
+                    self.abandon()
+                except Exception as second:
+                    error.add_note(f"what it wrote stays in {self.path}: {second}")
             raise
         finally:
             self._touched = time.monotonic()
@@ -103,8 +113,9 @@ class Save:
         return self.is_over or self._call.is_here() or self._call.has_ended()
 
     # The native session locks the directory from the coordinator's plan to the commit. After a save
-    # that failed unseen it stays until the writer's next save, or until another writer of this
-    # process saves into the directory. In a forked child it does nothing.
+    # by several ranks that failed, or one that failed unseen, it stays until the next save of the
+    # writer, or until another writer of this process saves into the directory. In a forked child it
+    # does nothing.
 
     def lock(self, world_size: int, config: str) -> None:
         """Lock the directory for a save by ``world_size`` ranks, and the stripe directories.
@@ -121,6 +132,7 @@ class Save:
         other = _locking.get(self.path)
         if other is not None and not other.may_commit():
             other.abandon()
+        self._ranks = world_size
         self._session = _native.Session(self.path, world_size, config, self.part_of)
         _locking[self.path] = self
 
@@ -136,6 +148,8 @@ class Save:
                 "finish() was called without prepare_global_plan() first: save by dcp.save or "
                 "dcp.async_save"
             )
+        session = self._session
+        _late.awaited(self.path, "all that the ranks have written", lambda: session.sees(receipts))
         done: dict[str, object] = json.loads(self._session.commit(receipts, state, names))
         return done
 

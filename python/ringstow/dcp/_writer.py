@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _jobs, _native, _others
+from ringstow import _jobs, _late, _native, _others
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
@@ -303,6 +303,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def _write(
         self, save: Save, items: _items.Items, stream: StagingFuture | None
     ) -> tuple[bytes, int]:
+        _late.awaited(
+            save.path,
+            "the save that the coordinator has begun",
+            lambda: _native.is_under_way(save.path),
+        )
         lease = self._snapshot.read(memory.address for _, memory, _, _ in items.specs)
         job: _native.SaveJob | None = None
         try:  # Ctrl-C must find the job to end it

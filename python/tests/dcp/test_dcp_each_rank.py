@@ -131,8 +131,8 @@ def test_retain_counts_them_once_and_removes_all_parts(ranks, tmp_path):
     done = ringstow.retain(tmp_path, keep=1)
     assert done.kept == (str(tmp_path / "step-2"),)
     assert done.removed == tuple(str(tmp_path / f"step-{step}") for step in range(2))
-    ((left, reason),) = done.left
-    assert (left, "of rank 0" in reason) == (str(tmp_path / "step-3"), True)
+    (left,) = done.left
+    assert (left.path, "of rank 0" in left.reason) == (str(tmp_path / "step-3"), True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
     assert ranks(2).run(resume, tmp_path) == [2, 2]
 

@@ -84,7 +84,9 @@ def kill(ranks, path, victim, moment):
 def test_killed_rank_is_named_and_does_no_harm(ranks, tmp_path, victim, moment, missing):
     fresh, over = tmp_path / "fresh", tmp_path / "over"
     kill(ranks, fresh, victim, moment)
-    with pytest.raises(ringstow.IncompleteCheckpointError, match=missing):
+    # A coordinator that has noticed before its own end removes what was written.
+    cleared = (FileNotFoundError,) if missing is None else ()
+    with pytest.raises((ringstow.IncompleteCheckpointError, *cleared), match=missing):
         ringstow.load(fresh)
     assert ringstow.latest(tmp_path) is None
     assert not list(fresh.glob("*.safetensors"))

@@ -74,9 +74,9 @@ def test_rank_that_never_sees_the_checkpoint_says_what_may_be_late(ranks, tmp_pa
         assert "step-1" in said or "metadata is None" in said
 
 
-def load_nothing(rank, path):
+def load_nothing(rank, path, group=None):
     """Load what is nowhere; return how often this rank looked again."""
-    name = f"all/{path}"
+    name = f"all/{path}" if group is None else f"[0, 1]/all/{path}"
     key = f"{_absence._KEY}/{_absence._looks[name] + 1}/{name}"
 
     def looked(looks):
@@ -84,8 +84,9 @@ def load_nothing(rank, path):
         while _private.group_count(key, 0) < 2 and time.monotonic() < until:
             time.sleep(0.001)  # the other rank has not looked yet
 
+    reader = ringstow.dcp.StorageReader(path)
     with network(looked) as looks, pytest.raises(CheckpointException):
-        dcp.load({"a": torch.zeros(10)}, storage_reader=ringstow.dcp.StorageReader(path))
+        dcp.load({"a": torch.zeros(10)}, storage_reader=reader, process_group=group)
     return len(looks)
 
 
@@ -94,6 +95,30 @@ def test_ranks_do_not_wait_for_what_none_of_them_sees(ranks, tmp_path):
     for path in (tmp_path / "none", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         assert max(ranks(2).run(load_nothing, str(path))) <= 1
+
+
+def load_nothing_in_group(rank, path):
+    """Load what is nowhere on ranks 0 and 1 of three; return how often this rank looked again."""
+    group = dist.new_group([0, 1])
+    return load_nothing(rank, path, group) if rank < 2 else 0
+
+
+def test_ranks_of_a_group_do_not_wait_for_what_none_of_them_sees(ranks, tmp_path):
+    assert max(ranks(3).run(load_nothing_in_group, str(tmp_path / "none"))) <= 1
+
+
+def load_nothing_alone(rank, path):
+    """Load what is nowhere on one rank of several; return how often it looked again."""
+    with network() as looks:
+        if rank == 1:
+            reader = ringstow.dcp.StorageReader(path)
+            with pytest.raises(CheckpointException):
+                dcp.load({"a": torch.zeros(10)}, storage_reader=reader, no_dist=True)
+    return len(looks)
+
+
+def test_rank_that_loads_alone_does_not_wait(ranks, tmp_path):
+    assert ranks(2).run(load_nothing_alone, str(tmp_path / "none")) == [0, 0]
 
 
 class Blind(ringstow.dcp.StorageReader):

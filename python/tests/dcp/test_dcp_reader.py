@@ -232,6 +232,19 @@ def test_a_missing_checkpoint_is_logged_once(tmp_path, caplog):
     assert error.message.endswith(f"'{tmp_path / 'nothing'}'")  # not a rank checkpoint below it
 
 
+def test_stock_checkpoint_is_not_said_to_have_been_removed(tmp_path):
+    """Regression: the error ended with "no checkpoint was saved there, or it was removed"."""
+    dcp.save(
+        {"a": torch.ones(2)}, checkpoint_id=tmp_path, storage_writer=dcp.FileSystemWriter(tmp_path)
+    )
+    with pytest.raises(FileNotFoundError, match="no rank00003 either.*use_collectives") as caught:
+        StorageReader(tmp_path).read_metadata(rank=3)
+    assert caught.value.filename == str(tmp_path)
+    assert "removed" not in str(caught.value)
+    with pytest.raises(ringstow.NoCheckpointError, match="own format"):
+        StorageReader(tmp_path).read_metadata()
+
+
 def test_load_without_a_path_is_refused(caplog):
     with pytest.raises(CheckpointException):
         dcp.load({"a": 1}, storage_reader=StorageReader())

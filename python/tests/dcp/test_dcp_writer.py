@@ -154,6 +154,16 @@ def test_closing_the_writer_cleans_up_a_failed_save(how, tmp_path):
     ringstow.save({"a": torch.ones(1)}, tmp_path)  # the directory is free
 
 
+def test_failed_save_of_one_rank_leaves_nothing_while_its_writer_lives(tmp_path):
+    """Regression: manifest.json.part stayed, although the error says that all was removed."""
+    writer = StorageWriter(tmp_path / "c")
+    with pytest.raises(CheckpointException):
+        dcp.save({"a": torch.ones(3)}, storage_writer=writer, planner=Failing("resolve_data"))
+    assert os.listdir(tmp_path) == []
+    dcp.save({"a": torch.ones(3)}, storage_writer=writer)
+    assert_same(load(tmp_path / "c", {"a": torch.zeros(3)}), {"a": torch.ones(3)})
+
+
 def test_failed_save_leaves_nothing_after_the_exit(tmp_path):
     code = """
 import sys, torch, torch.distributed.checkpoint as dcp, ringstow.dcp

@@ -10,8 +10,9 @@ use crate::plan::slab::Runs;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUmemorytype, CUstream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Rows of bytes, evenly apart on either side.
 #[derive(Debug, Clone, Copy)]
@@ -228,6 +229,11 @@ impl RunningCopies {
 
     /// Polls until they have ended: yields at first, then sleeps for about as long as copying a block takes.
     fn wait(&mut self) -> Result<()> {
+        self.wait_while(|| ())
+    }
+
+    /// [`RunningCopies::wait`] that calls this each time before it polls again.
+    fn wait_while(&mut self, mut waiting: impl FnMut()) -> Result<()> {
         const YIELDS: u32 = 20;
         const SLEEP: Duration = Duration::from_micros(50);
         let mut polls = 0;
@@ -237,8 +243,33 @@ impl RunningCopies {
                 0..YIELDS => thread::yield_now(),
                 _ => thread::sleep(SLEEP),
             }
+            waiting();
         }
         Ok(())
+    }
+
+    /// [`RunningCopies::wait`] of a save or load that has failed or was cancelled. Warns if a GPU hangs, once until it
+    /// goes on: the copies have the memory of the tensors and of the pool, however long they take.
+    fn wait_to_let_go(&mut self) -> Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let (device, direction, began) = (self.device.clone(), self.direction, Instant::now());
+        let mut has_warned = false;
+        let done = self.wait_while(|| {
+            if began.elapsed() >= PATIENCE && !device.is_stuck.swap(true, Relaxed) {
+                has_warned = true;
+                tracing::warn!(
+                    "a save or load has failed, and waits for GPU {0} to end {1} it: until then, neither the tensors' \
+                     memory nor the staging buffers may be freed. If this goes on, GPU {0} hangs or is held up by \
+                     other work: see nvidia-smi and the kernel's log (dmesg)",
+                    device.ordinal(),
+                    direction.doing()
+                );
+            }
+        });
+        if has_warned {
+            device.is_stuck.store(false, Relaxed);
+        }
+        done
     }
 
     fn seconds(&self) -> f64 {
@@ -260,7 +291,7 @@ impl RunningCopies {
 impl Drop for RunningCopies {
     /// After this, the memory on both sides may be freed.
     fn drop(&mut self) {
-        if self.ended.is_none() || self.wait().is_err() {
+        if self.ended.is_none() || self.wait_to_let_go().is_err() {
             let _ = self.synchronize();
         }
     }

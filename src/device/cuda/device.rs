@@ -52,6 +52,8 @@ pub struct Device {
     /// Unused events.
     events: Mutex<Vec<CUevent>>,
     process: u32,
+    /// Whether a thread waits, and has said so, for copies that do not end.
+    pub(super) is_stuck: AtomicBool,
 }
 
 /// One of our streams.
@@ -126,6 +128,7 @@ impl Device {
             streams: [CopyStream::new(std::ptr::null_mut()), CopyStream::new(std::ptr::null_mut())],
             events: Mutex::default(),
             process: std::process::id(),
+            is_stuck: AtomicBool::new(false),
         };
         // From here on, a failure drops the device, and so releases what it has.
         // SAFETY: the context was retained, and `device` releases it after this.

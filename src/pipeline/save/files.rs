@@ -4,7 +4,7 @@ use crate::engine::Action;
 use crate::engine::fallback::Fallback;
 use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::{Answer, Queue};
-use crate::error::{DiskSpace, Error, Result};
+use crate::error::{Error, Result, Shortage};
 use crate::limits::ALIGN;
 use crate::pipeline::open::{Attempt, OpenFailure, Opened, attach, open_each};
 use crate::pipeline::report::Moved;
@@ -52,8 +52,8 @@ fn open_in_directory(
         // Attached at once: a child that is forked before would keep it open.
         let open = attach(queue, path, file)?;
         let preallocated = space::preallocate(&open.file, bytes).map_err(|error| {
-            let space = too_little_space(&error, paths, &files, &open.file);
-            OpenFailure { space, ..failed(Stage::Open, "preallocating")(error) }
+            let shortage = too_little_space(&error, paths, &files, &open.file);
+            OpenFailure { shortage, ..failed(Stage::Open, "preallocating")(error) }
         })?;
         if preallocated == Preallocated::SizeOnly && notes.is_empty() {
             notes.push(no_preallocation());
@@ -75,7 +75,7 @@ fn too_little_space(
     paths: &[(&Path, u64)],
     open: &[OpenFile],
     last: &File,
-) -> Option<DiskSpace> {
+) -> Option<Shortage> {
     if error.kind() != io::ErrorKind::StorageFull {
         return None;
     }
@@ -84,7 +84,7 @@ fn too_little_space(
     let held: u64 = files.map(|file| space::allocated(file).unwrap_or_default()).sum();
     let free = space::free(last).ok()?.saturating_add(held);
     // Otherwise something else took the space: the file system's own needs, or other writers.
-    (free < needed).then_some(DiskSpace { needed, free })
+    (free < needed).then_some(Shortage::Bytes { needed, free })
 }
 
 fn no_preallocation() -> Fallback {

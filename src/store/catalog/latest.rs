@@ -7,6 +7,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::steps::{Before, steps_and_row};
+use crate::store::layout::manifest;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::verify::verify;
 use crate::sys::dir;
@@ -106,7 +107,7 @@ fn warn_of_nested(dir: &Path) {
 fn nested_in(dir: &Path) -> Option<PathBuf> {
     let below = |dir: &PathBuf| dir::directories(dir).unwrap_or_default();
     let mut nested = below(&dir.to_path_buf()).into_iter().flat_map(|dir| below(&dir));
-    nested.find(|path| dir::has(&path.join(names::MANIFEST)))
+    nested.find(|path| manifest::is_committed(path))
 }
 
 /// Logs why a checkpoint that cannot be loaded is skipped. Returns whether it was committed.
@@ -215,5 +216,24 @@ fn is_of_checkpoint(error: &Error) -> bool {
         Error::Corrupt { .. } | Error::Format { .. } => true,
         Error::Io { cause, .. } => cause.kind() == NotFound || is_bad_medium(cause),
         error => error.is_incomplete(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StateDict;
+    use std::fs;
+
+    #[test]
+    fn nested_directories_with_another_programs_manifest_are_not_called_checkpoints() {
+        let root = tempfile::tempdir().unwrap();
+        let app = root.path().join("a/app");
+        fs::create_dir_all(&app).unwrap();
+        fs::write(app.join(names::MANIFEST), r#"{"name": "my web app"}"#).unwrap();
+        assert_eq!(nested_in(root.path()), None);
+        let actor = root.path().join("step-1/actor");
+        crate::save(&StateDict::new(), &actor).unwrap();
+        assert_eq!(nested_in(root.path()), Some(actor));
     }
 }

@@ -4,8 +4,9 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::store::cleanup::orphans::remains;
+use crate::store::cleanup::orphans::{self, Orphan};
 use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remove_parts};
+use crate::store::layout::recycled::everywhere;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::{manifest, rank_dirs};
@@ -13,7 +14,7 @@ use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
 use crate::store::write::stripe_dir::remove_stripe_dir;
-use crate::store::write::swept::{Left, Swept, first_error};
+use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
 use crate::sys::file_system::Reach;
@@ -30,6 +31,8 @@ pub struct Pruning {
     pub no_other_writers: bool,
     /// Only report what would be done. Changes nothing.
     pub dry_run: bool,
+    /// Also remove recycled files, which the next saves would write over.
+    pub recycled: bool,
 }
 
 /// See [`prune`](crate::prune()).
@@ -44,9 +47,14 @@ pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
 
 /// See [`Store::prune_with`](crate::Store::prune_with).
 pub fn prune_with(dir: &Path, pruning: Pruning, config: &Config) -> Result<Swept> {
-    let Pruning { no_other_writers, dry_run } = pruning;
+    let Pruning { no_other_writers, dry_run, recycled } = pruning;
     let act = if dry_run { Act::Plan } else { Act::CarryOut };
-    CleanUp { stripe: &config.stripe, act, no_other_writers }.all(dir)
+    let clean_up = CleanUp { stripe: &config.stripe, act, no_other_writers };
+    let mut swept = clean_up.all(dir)?;
+    if recycled {
+        clean_up.recycled(dir, config, &mut swept);
+    }
+    Ok(swept)
 }
 
 impl Checkpoint {
@@ -61,10 +69,7 @@ impl Checkpoint {
 }
 
 /// Removes what killed saves left in this directory, and the directory if it is then empty.
-///
-/// # Errors
-/// As for [`prune`].
-pub(in crate::store) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Result<Swept> {
+pub(in crate::store) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Swept {
     CleanUp { stripe, act, no_other_writers: false }.below(dir, CleanUp::checkpoint)
 }
 
@@ -85,65 +90,81 @@ struct CleanUp<'a> {
 
 impl CleanUp<'_> {
     fn all(self, dir: &Path) -> Result<Swept> {
-        let mut all = self.checkpoint(dir)?;
+        let mut all = match self.checkpoint(dir) {
+            // If it cannot be listed, nothing below it can be cleared up.
+            Err(error) => directories(dir).map(|_| Left::failed(dir, &error).into())?,
+            Ok(swept) => swept,
+        };
         if all.removed.iter().any(|path| path == dir) {
             return Ok(all); // `dir` held rank checkpoints, and no other checkpoints
         }
-        let mut outcome = Ok(());
-        for path in directories(dir)?.iter().filter(|path| names::rank_of_dir(path).is_none()) {
-            match self.below(path, Self::checkpoint) {
-                Ok(swept) => all.add(swept),
-                Err(error) => outcome = first_error(outcome, Err(error)),
-            }
+        let below = all.or_left(dir, directories(dir)).unwrap_or_default();
+        for path in below.iter().filter(|path| names::rank_of_dir(path).is_none()) {
+            all.add(self.below(path, Self::checkpoint));
         }
-        let root = dir::real(dir)?;
+        let Some(root) = all.or_left(dir, dir::real(dir)) else { return Ok(all) };
         for stripe in self.stripe.iter().filter(|stripe| dir::is_dir(stripe)) {
-            all.add(
-                self.orphans(stripe, &root).unwrap_or_else(|e| Left::failed(stripe, &e).into()),
-            );
+            let orphans = self.orphans(stripe, &root);
+            let mut orphans = all.or_left(stripe, orphans).unwrap_or_default();
+            // What the checkpoint of a stripe directory has failed with is reported once.
+            let is_new = |left: &Left| all.left.iter().all(|other| other.reason != left.reason);
+            orphans.left.retain(|left| !left.failed || is_new(left));
+            all.add(orphans);
         }
-        outcome.map(|()| all)
+        Ok(all)
+    }
+
+    /// Removes the recycled files of the checkpoints in `dir`.
+    fn recycled(self, dir: &Path, config: &Config, swept: &mut Swept) {
+        let Some(all) = swept.or_left(dir, everywhere(dir, config)) else { return };
+        for files in all {
+            let done = match self.act {
+                Act::CarryOut => files.clear_but(std::iter::empty(), &mut swept.removed),
+                Act::Plan => {
+                    files.all_but(std::iter::empty()).map(|found| swept.removed.extend(found))
+                }
+            };
+            swept.or_left(files.dir(), done);
+        }
     }
 
     /// The stripe directories on one disk that no checkpoint in `root` leads to.
     fn orphans(self, stripe: &Path, root: &Path) -> Result<Swept> {
         let mut all = Swept::default();
         for dir in directories(stripe)? {
-            match self.orphan(&dir, root) {
-                Ok(swept) => all.add(swept),
-                // Another process removed it.
-                Err(error) if error.is_not_found() && dir::is_gone(&dir) => {}
+            let outcome = match self.orphan(&dir, root) {
                 // Not ringstow's: another user's, or `lost+found`.
-                Err(error) if is_denied(&error) => {}
-                Err(error) => all.left.push(Left::failed(dir, &error)),
+                Err(error) if is_denied(&error) => continue,
+                outcome => outcome,
+            };
+            if let Some(swept) = all.or_left(&dir, outcome) {
+                all.add(swept);
             }
         }
         Ok(all)
     }
 
     fn orphan(self, dir: &Path, root: &Path) -> Result<Swept> {
-        if remains(dir, root)?.is_empty() {
-            return Ok(Swept::default());
+        match orphans::find(dir, root)? {
+            None => return Ok(Swept::default()),
+            Some(Orphan::Shards(checkpoint)) => return Ok(unclaimed(dir, &checkpoint).into()),
+            Some(Orphan::Unmarked) => return Ok(self.below(dir, Self::one)),
+            Some(Orphan::Markers(_)) => {}
         }
         let lock = match self.lock(dir) {
             Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             lock => lock?,
         };
         // Look again under the lock: a save may have begun meanwhile.
-        let mut removed = remains(dir, root)?;
-        if removed.is_empty() {
+        let Some(Orphan::Markers(mut removed)) = orphans::find(dir, root)? else {
             return Ok(Swept::default());
-        }
+        };
         if let Some(reason) = self.why_not(&lock) {
             return Ok(Left::alone(dir, reason).into());
         }
         if self.act == Act::CarryOut {
-            if let Some(left) = remove_stripe_dir(dir, Some(lock), true)? {
-                return Ok(left.into());
-            }
-            if dir::has(dir) {
-                return Ok(Swept::default()); // something else is in it by now, and the marker again
-            }
+            // If something else is in it by now, the marker stays.
+            return remove_stripe_dir(dir, Some(lock), true);
         }
         removed.push(dir.into());
         Ok(Swept { removed, ..Swept::default() })
@@ -157,34 +178,31 @@ impl CleanUp<'_> {
             return self.interrupted(dir, &parts);
         }
         let mut all = self.one(dir)?;
-        for part in rank_dirs::dirs(dir)? {
-            all.add(self.below(&part, Self::one)?);
+        for part in all.or_left(dir, rank_dirs::dirs(dir)).unwrap_or_default() {
+            all.add(self.below(&part, Self::one));
         }
         Ok(all)
     }
 
-    /// Clears a directory in another with `prune`, and removes it if it is then empty.
-    fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Result<Swept> {
-        match prune(self, dir) {
+    /// Clears a directory in another with `prune`, and removes it if it is then empty. If it cannot, the report says why.
+    fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Swept {
+        let mut swept = match prune(self, dir) {
             // Another process removed it.
-            Err(error) if error.is_not_found() && !dir::leads_somewhere(dir) => {
-                Ok(Swept::default())
-            }
+            Err(error) if error.is_not_found() && !dir::leads_somewhere(dir) => Swept::default(),
             // Not ringstow's (`lost+found`).
-            Err(error) if is_denied(&error) => Ok(Left::alone(dir, error.to_string()).into()),
-            Err(error @ Error::Io { doing: "listing", .. }) => Ok(Left::failed(dir, &error).into()),
-            Err(error) => Err(error),
-            Ok(mut swept) => {
-                if !swept.removed.is_empty() {
-                    match self.remove_emptied(dir, &swept) {
-                        Ok(true) => swept.removed.push(dir.into()),
-                        Ok(false) => {}
-                        Err(error) => swept.left.push(Left::emptied(dir, &error)),
-                    }
-                }
-                Ok(swept)
+            Err(error) if is_denied(&error) => Left::alone(dir, error.to_string()).into(),
+            Err(error) => Left::failed(dir, &error).into(),
+            Ok(swept) => swept,
+        };
+        // After a failure it stays: it leads to what is left in its stripe directories.
+        if !swept.removed.is_empty() && !swept.left.iter().any(|left| left.failed) {
+            match self.remove_emptied(dir, &swept) {
+                Ok(true) => swept.removed.push(dir.into()),
+                Ok(false) => {}
+                Err(error) => swept.left.push(Left::emptied(dir, &error)),
             }
         }
+        swept
     }
 
     /// Finishes the killed removal of a checkpoint that consists of rank checkpoints.
@@ -207,15 +225,18 @@ impl CleanUp<'_> {
             Err(error @ Error::Io { .. }) => return Ok(Left::failed(dir, &error).into()),
             _ => {}
         }
-        let removed = vec![dir.into()];
-        if self.act == Act::Plan {
-            return Ok(Swept { removed, ..Swept::default() });
+        let mut swept = Swept::default();
+        if self.act == Act::CarryOut {
+            let locks = (locks, self.no_other_writers);
+            let done = remove_parts(dir, parts, locks, self.stripe, &mut swept);
+            swept.or_left(dir, done);
+            if dir::has(dir) {
+                // Other programs' files are in it, or the system failed.
+                swept.removed.extend(parts.iter().filter(|part| dir::is_gone(part)).cloned());
+                return Ok(swept);
+            }
         }
-        let swept = remove_parts(dir, parts, (locks, self.no_other_writers), self.stripe)?;
-        match dir::has(dir) {
-            false => Ok(Swept { removed, left: swept.left, ..Swept::default() }),
-            true => Ok(swept), // other programs' files are in it
-        }
+        Ok(Swept { removed: vec![dir.into()], ..swept })
     }
 
     /// Clears one directory.
@@ -269,10 +290,13 @@ impl CleanUp<'_> {
         if let Some(reason) = self.why_not(&lock).filter(|_| leftovers.changes_anything()) {
             return Ok(Left::alone(dir, reason).into());
         }
-        match self.act {
-            Act::CarryOut => leftovers.clear(),
-            Act::Plan => Ok(leftovers.swept()),
+        if self.act == Act::Plan {
+            return Ok(leftovers.swept());
         }
+        let mut swept = Swept::default();
+        let done = leftovers.carry_out(&mut swept);
+        swept.or_left(dir, done);
+        Ok(swept)
     }
 
     fn lock(self, dir: &Path) -> Result<DirLock> {
@@ -320,11 +344,21 @@ fn is_denied(error: &Error) -> bool {
     matches!(error, Error::Io { doing: "listing", cause, .. } if cause.kind() == ErrorKind::PermissionDenied)
 }
 
+/// Shards of a cancelled session, or of a checkpoint that somebody moved.
+fn unclaimed(dir: &Path, checkpoint: &str) -> Left {
+    let reason = format!(
+        "its marker says that its files belong to {checkpoint}, which is gone: remove it yourself, unless that \
+         checkpoint was moved or renamed"
+    );
+    Left::alone(dir, reason)
+}
+
 const IN_PROGRESS: &str = "a save into it is in progress";
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::seam::{Outcome, on_thread};
 
     #[test]
     fn prune_keeps_directory_that_a_save_has_locked() {
@@ -336,5 +370,29 @@ mod tests {
         assert!(!clean_up.remove_emptied(&dir, &Swept::default()).unwrap());
         drop(saver);
         assert!(clean_up.remove_emptied(&dir, &Swept::default()).unwrap());
+    }
+
+    #[test]
+    fn directory_that_another_process_removes_meanwhile_is_no_failure() {
+        for n in 1.. {
+            let root = tempfile::tempdir().unwrap();
+            let dir = root.path().join("step");
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(dir.join("rank00000-0.safetensors.part"), "").unwrap();
+            let gone = dir.clone();
+            let watch = on_thread(move |number, _, _| {
+                if number == n {
+                    std::fs::remove_dir_all(&gone).unwrap();
+                }
+                Outcome::Pass
+            });
+            let swept = clear(&dir, &[], Act::CarryOut);
+            let calls = watch.take().len() as u64;
+            drop(watch);
+            assert!(swept.left.is_empty(), "call {n}: {swept:?}");
+            if calls < n {
+                break;
+            }
+        }
     }
 }

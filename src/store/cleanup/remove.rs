@@ -67,11 +67,35 @@ impl Removed {
 /// See [`remove`](crate::remove()).
 pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     refuse_link(dir)?;
+    remove_all(dir, disposal, config).map_err(|error| explained(dir, error))
+}
+
+/// Says why a checkpoint whose manifest cannot be read is not removed, and what to do.
+fn explained(dir: &Path, error: Error) -> Error {
+    let path = match &error {
+        Error::Corrupt { path, .. } => path,
+        Error::Io { path, .. } if error.is_damage() => path,
+        _ => return error,
+    };
+    if let Some(not_ringstows) = diagnose::not_ringstows(dir) {
+        return not_ringstows;
+    }
+    // Of a rank checkpoint, it is that one's.
+    let holder = path.parent().filter(|_| path.ends_with(names::MANIFEST));
+    match holder.map(manifest::refuse_foreign) {
+        Some(Ok(())) => error.removed_by_hand(),
+        _ => error, // another program's: nobody knows what else in the directory is
+    }
+}
+
+fn remove_all(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     match rank_dirs::parts(dir)? {
         parts if parts.is_empty() => remove_one(dir, disposal, config),
         parts => {
             let locks = lock_parts(&parts, DirLock::take)?;
-            Ok(Removed::of(dir, remove_parts(dir, &parts, (locks, false), &config.stripe)?))
+            let mut swept = Swept::default();
+            remove_parts(dir, &parts, (locks, false), &config.stripe, &mut swept)?;
+            Ok(Removed::of(dir, swept))
         }
     }
 }
@@ -127,7 +151,7 @@ pub(in crate::store) fn lock_parts(
 
 /// Removes a checkpoint that consists of rank checkpoints, or what a killed removal left of it. `locks` are
 /// those of `parts`. If the caller knows that it is `alone`, what killed saves left there goes too, whomever the locks
-/// keep out.
+/// keep out. Adds to `done` each thing that is done.
 ///
 /// # Errors
 /// Those of [`check_parts`], before any change; [`Error::Io`].
@@ -136,7 +160,8 @@ pub(in crate::store) fn remove_parts(
     parts: &[PathBuf],
     (locks, alone): (Vec<DirLock>, bool),
     stripe: &[PathBuf],
-) -> Result<Swept> {
+    done: &mut Swept,
+) -> Result<()> {
     let stripes = parts.iter().map(|part| Stripes::to_clear(part, stripe));
     let stripes: Vec<Stripes> = stripes.collect::<Result<_>>()?;
     let scope = |(lock, stripes)| match alone {
@@ -149,22 +174,19 @@ pub(in crate::store) fn remove_parts(
     parts.iter().filter(|part| is_being_removed(part)).try_for_each(|part| dir::sync(part))?;
     // Remove the recycled files of ranks that saved over their own checkpoints first: once the last rank checkpoint
     // is gone, nothing marks them for removal.
-    let removed = RecycledFiles::under(dir).clear_but(std::iter::empty())?;
-    let mut swept = Swept { removed, ..Swept::default() };
+    RecycledFiles::under(dir).clear_but(std::iter::empty(), &mut done.removed)?;
     for (((part, lock), stripes), scope) in parts.iter().zip(locks).zip(stripes).zip(scopes) {
-        let Swept { removed, left, .. } = retired(&stripes, scope)?.clear()?;
-        swept.removed.extend(removed);
-        swept.left.extend(left);
-        swept.left.extend(remove_if_empty(part, Some(lock)));
+        retired(&stripes, scope)?.carry_out(done)?;
+        done.left.extend(remove_if_empty(part, Some(lock)));
     }
     for part in rank_dirs::dirs(dir)? {
         // A killed call may have emptied this one.
         if !parts.contains(&part) {
-            swept.left.extend(remove_if_empty(&part, None));
+            done.left.extend(remove_if_empty(&part, None));
         }
     }
-    swept.left.extend(remove_if_empty(dir, None));
-    Ok(swept)
+    done.left.extend(remove_if_empty(dir, None));
+    Ok(())
 }
 
 /// Checks that removing a checkpoint, or these rank checkpoints, would remove all its files.
@@ -214,11 +236,16 @@ fn found(dir: &Path, stripe: &[PathBuf]) -> Result<Stripes> {
 /// stay on other disks. A checkpoint that is not striped has all its files in its directory.
 fn check_found(stripes: &Stripes) -> Result<()> {
     let Some(listed) = manifest::read_files(stripes.own())? else { return check_remains(stripes) };
-    let is_found =
-        |name: &str| stripes.find(name).or_else(|| stripes.find(&names::uncommitted(name)));
-    let files = listed.files.iter().map(|file| &file.name);
-    let missing: Vec<String> = files.filter(|name| is_found(name).is_none()).cloned().collect();
-    if missing.is_empty() || listed.stripes.is_empty() {
+    if listed.stripes.is_empty() {
+        return Ok(());
+    }
+    let mut missing = Vec::new();
+    for file in &listed.files {
+        let is_found = stripes.find(&file.name)?.is_some()
+            || stripes.find(&names::uncommitted(&file.name))?.is_some();
+        missing.extend((!is_found).then(|| file.name.clone()));
+    }
+    if missing.is_empty() {
         return Ok(());
     }
     let reason = format!(
@@ -286,7 +313,7 @@ fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
     // No save would write over the recycled files of an earlier checkpoint with more ranks or shards.
     for files in recycled {
         let kept = swept.kept.iter().filter_map(|path| path.file_name()?.to_str());
-        swept.removed.extend(files.clear_but(kept)?);
+        files.clear_but(kept, &mut swept.removed)?;
     }
     Ok(swept)
 }

@@ -7,6 +7,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::load::LoadOptions;
+use crate::store::read::loaded::Loaded;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -30,6 +31,26 @@ impl<'a> Contents<'a> {
         job: &'a Arc<Job>,
     ) -> Self {
         Self { a, b, runtime, job, read_bytes: 0 }
+    }
+
+    /// One of the two checkpoints.
+    pub fn side(&self, is_a: bool) -> &'a Checkpoint {
+        if is_a { self.a } else { self.b }
+    }
+
+    /// Loads tensors or objects of one of them.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::load_names`].
+    pub fn load<'n>(
+        &mut self,
+        is_a: bool,
+        names: impl IntoIterator<Item = &'n str>,
+    ) -> Result<Loaded> {
+        let options = LoadOptions::default().on(self.runtime, self.job);
+        let loaded = self.side(is_a).load_names(names, options)?;
+        self.read_bytes += loaded.report.tensor_bytes;
+        Ok(loaded)
     }
 
     /// Compares these tensors of `a` with those of the same names in `b`, which have the same dtypes and shapes.

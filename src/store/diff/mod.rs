@@ -46,7 +46,7 @@ pub struct DiffReport {
     pub values_compared: bool,
     /// Number of tensors that are equal.
     pub equal_tensors: usize,
-    /// Bytes of tensors that were read, because checksums did not decide.
+    /// Bytes of tensors that were read, because checksums did not decide, and of objects that differ.
     pub read_bytes: u64,
     /// Seconds in total.
     pub seconds: f64,
@@ -156,6 +156,7 @@ fn diff_once(
     differing.sort_by_key(|tensor| a.number(&tensor.name));
     if have_values {
         objects.add_to(&mut changed_values);
+        objects::describe(&mut changed_values, &mut contents)?;
     }
     Ok(DiffReport {
         a: path_a.into(),

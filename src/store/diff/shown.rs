@@ -4,6 +4,9 @@ use crate::error::Result;
 use crate::format::Value;
 use std::collections::HashMap;
 
+/// What an object is called.
+pub const OBJECT: &str = "an object";
+
 pub type Pairs = [(Value, Value)];
 
 /// The items of a container.
@@ -121,7 +124,7 @@ pub fn kind(value: &Value) -> &'static str {
         Value::List(_) => "a list",
         Value::Tuple(_) => "a tuple",
         Value::Tensor(_) => "a tensor",
-        Value::Object(_) => "an object",
+        Value::Object(_) => OBJECT,
         Value::Other(fields) => match fields.first().map(|(tag, _)| tag.as_str()) {
             Some("$ndarray") => "an array",
             Some("$odict") => "an OrderedDict",

@@ -50,6 +50,12 @@ pub(in crate::store) fn read_files(dir: &Path) -> Result<Option<Listed>> {
     bytes.map(|bytes| Manifest::decode_files(bytes, &dir.join(names::MANIFEST))).transpose()
 }
 
+/// Whether `dir` holds a committed checkpoint, or one rank's share of one. Reads the manifest: another program's file, or
+/// anything but a file, may have its name.
+pub(in crate::store) fn is_committed(dir: &Path) -> bool {
+    matches!(read_files(dir), Ok(Some(_)))
+}
+
 /// Which files the manifest in `dir` listed before a removal renamed it. `None` if there is no such manifest,
 /// `Some(None)` if it cannot be read.
 pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Listed>> {
@@ -58,12 +64,20 @@ pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Listed>> 
     has(&path).then(read)
 }
 
-/// Refuses a directory whose manifest, which cannot be read as one of ringstow's, is another program's: whole text without
-/// the marks of ringstow's. Anything else is a damaged one of ringstow's.
+/// Refuses a directory whose manifest, which cannot be read as one of ringstow's, is not ringstow's: a symbolic link, or
+/// another program's whole text without the marks of ringstow's. Anything else is a damaged one of ringstow's.
 ///
 /// # Errors
 /// [`Error::Invalid`]; [`Error::Io`] if the system does not say.
 pub(in crate::store) fn refuse_foreign(dir: &Path) -> Result<()> {
+    let path = dir.join(names::MANIFEST);
+    if crate::sys::dir::is_link(&path) {
+        return Err(Error::invalid(format!(
+            "{} is a symbolic link, which a save neither follows nor replaces: put the file that it leads to in its \
+             place, remove the link, or save to another directory",
+            path.display()
+        )));
+    }
     let bytes = match read_bytes(dir) {
         Err(error) if error.is_damage() => None,
         bytes => bytes?,
@@ -73,7 +87,7 @@ pub(in crate::store) fn refuse_foreign(dir: &Path) -> Result<()> {
     }
     Err(Error::invalid(format!(
         "{} is another program's, and a save would replace it; save to another directory, or remove the file",
-        dir.join(names::MANIFEST).display()
+        path.display()
     )))
 }
 
@@ -146,7 +160,6 @@ mod tests {
         }
     }
 
-    #[cfg(debug_assertions)] // the seam exists in these builds only
     #[test]
     fn manifest_is_not_called_ringstows_while_the_system_does_not_say() {
         use crate::sys::seam::{Call, fail_call};

@@ -24,6 +24,7 @@ use crate::store::layout::stripes::Stripes;
 use crate::sys::dir;
 use crate::sys::dir::{directories, entries, file_names, remove, remove_if_empty};
 use crate::sys::file;
+use crate::sys::inodes;
 use crate::sys::lease::is_sole_opener;
 use serde::Serialize;
 use std::collections::HashSet;
@@ -124,7 +125,7 @@ impl RecycledFiles {
         }
         // The rename replaces this new file. Until then it shows the access that a new file gets here.
         let new = file::create(part, false).and_then(|file| Access::of(&file));
-        let new = new.map_err(|e| Error::io("creating", part, e))?;
+        let new = new.map_err(|e| inodes::creating(part, e))?;
         // The process that moves it first has it. If it is missing or cannot be moved, the save creates a new file.
         if dir::rename(&recycled, part).is_err() {
             remove(part)?;
@@ -163,20 +164,29 @@ impl RecycledFiles {
         Ok(found)
     }
 
-    /// Removes what [`RecycledFiles::all_but`] returns, and returns what it removed.
+    /// Removes what [`RecycledFiles::all_but`] returns, and adds to `removed` what is removed.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn clear_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
-        let mut removed = self.all_but(shards)?;
-        for path in removed.iter().filter(|path| **path != self.dir) {
-            remove(path)?;
+    pub fn clear_but<'a>(
+        &self,
+        shards: impl Iterator<Item = &'a str>,
+        removed: &mut Vec<PathBuf>,
+    ) -> Result<()> {
+        for path in self.all_but(shards)? {
+            let is_removed = match path == self.dir {
+                // Another removal may have moved a file there in the meantime.
+                true => matches!(remove_if_empty(&path), Ok(true)),
+                false => remove(&path).map(|()| true)?,
+            };
+            removed.extend(is_removed.then_some(path));
         }
-        // Another removal may have moved a file there in the meantime.
-        if removed.last() == Some(&self.dir) && !matches!(remove_if_empty(&self.dir), Ok(true)) {
-            removed.pop();
-        }
-        Ok(removed)
+        Ok(())
+    }
+
+    /// Their directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 }
 
@@ -251,14 +261,6 @@ pub fn recycled(root: impl AsRef<Path>, config: &Config) -> Result<Recycled> {
     Ok(Recycled { paths, bytes })
 }
 
-/// Removes the [`recycled`] files. Returns them, and the emptied directories that went with them.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn remove_recycled(root: impl AsRef<Path>, config: &Config) -> Result<Vec<PathBuf>> {
-    clear(&everywhere(root.as_ref(), config)?)
-}
-
 /// Bytes of disk that a file has; none if a save has just claimed it.
 fn allocated(path: &Path) -> u64 {
     let file = dir::look_at(path).ok().filter(Metadata::is_file);
@@ -271,7 +273,10 @@ pub(in crate::store) fn beside_all(root: &Path, config: &Config) -> Vec<Recycled
 }
 
 /// Also those of rank checkpoints.
-fn everywhere(root: &Path, config: &Config) -> Result<Vec<RecycledFiles>> {
+///
+/// # Errors
+/// [`Error::Io`].
+pub(in crate::store) fn everywhere(root: &Path, config: &Config) -> Result<Vec<RecycledFiles>> {
     let below = match directories(root) {
         // Another process has just removed it.
         Err(error) if error.is_not_found() => Vec::new(),
@@ -296,9 +301,9 @@ pub(in crate::store) fn all_but_none(all: &[RecycledFiles]) -> Result<Vec<PathBu
 /// # Errors
 /// [`Error::Io`].
 pub(in crate::store) fn clear(all: &[RecycledFiles]) -> Result<Vec<PathBuf>> {
-    let removed: Result<Vec<_>> =
-        all.iter().map(|files| files.clear_but(std::iter::empty())).collect();
-    Ok(removed?.concat())
+    let mut removed = Vec::new();
+    all.iter().try_for_each(|files| files.clear_but(std::iter::empty(), &mut removed))?;
+    Ok(removed)
 }
 
 /// Removes the recycled files that a save could still write over, because its disk is full. Returns how many bytes

@@ -12,7 +12,7 @@ use crate::format::names;
 use crate::plan::save::Shard;
 use crate::store::layout::stripe_marker::{self, stripe_owner};
 use crate::sys::file_system::{FileSystem, Hosts};
-use crate::sys::{dir, lock};
+use crate::sys::{dir, file, lock};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -30,6 +30,8 @@ pub(in crate::store) struct Stripes {
     left_out: Vec<String>,
     /// Directories of the configuration that exist and hold no stripe directory.
     vacant: Vec<PathBuf>,
+    /// The first directory of which the system did not say whose it is, and what it said.
+    refused: Option<(PathBuf, Error)>,
 }
 
 /// A checkpoint's directory on another disk.
@@ -42,8 +44,8 @@ struct StripeDir {
 
 /// The checkpoint that a stripe directory belongs to.
 pub(in crate::store) enum Owner {
-    /// The directory is missing or empty, or holds only a marker without its name yet: a save is about to claim it, or
-    /// was killed then.
+    /// The directory is missing or empty, or holds only what was left by a kill: a marker without its name yet, and what
+    /// a rank that outlived its session was writing.
     Nobody,
     /// This checkpoint.
     This,
@@ -58,7 +60,7 @@ impl Stripes {
     pub fn alone(dir: &Path) -> Self {
         let marked = String::new();
         let (stripe_dirs, left_out, vacant) = (Vec::new(), Vec::new(), Vec::new());
-        Self { own: dir.into(), marked, stripe_dirs, left_out, vacant }
+        Self { own: dir.into(), marked, stripe_dirs, left_out, vacant, refused: None }
     }
 
     /// The directories to save to. The own one exists; a save creates the stripe directories.
@@ -102,9 +104,9 @@ impl Stripes {
     }
 
     /// The directories in which to look for committed files. Never fails: if a file is missing,
-    /// [`Stripes::left_out`] says where nobody looked.
+    /// [`Stripes::left_out`] and [`Stripes::refused`] say where nobody looked.
     pub fn to_read(dir: &Path, stripe: &[PathBuf]) -> Self {
-        let filtered = Self::filtered(dir, stripe, |owner, stripe_dir, _| match owner {
+        Self::filtered(dir, stripe, |owner, stripe_dir, _| match owner {
             // One that was moved or copied with its checkpoint is as good, and one whose marker cannot be read; checksums
             // tell.
             Ok(Owner::Nobody | Owner::This | Owner::Other(_, false))
@@ -117,8 +119,7 @@ impl Stripes {
                 Some(format!("{} belongs to {checkpoint}", stripe_dir.display()))
             }
             Err(error) => Some(error.to_string()),
-        });
-        filtered.0
+        })
     }
 
     /// The directories from which to remove files: only stripe directories whose marker names this checkpoint.
@@ -127,7 +128,7 @@ impl Stripes {
     /// [`Error::Io`] if the system does not say whose one is: once the checkpoint's own directory is cleared, nothing
     /// leads to its files there.
     pub fn to_clear(dir: &Path, stripe: &[PathBuf]) -> Result<Self> {
-        let (stripes, refused) = Self::filtered(dir, stripe, |owner, stripe_dir, own| {
+        let mut stripes = Self::filtered(dir, stripe, |owner, stripe_dir, own| {
             let why = match owner {
                 Ok(Owner::This) => why_apart(dir, stripe_dir)?,
                 Ok(Owner::Nobody) => "is not there, or empty".into(),
@@ -141,22 +142,25 @@ impl Stripes {
             };
             Some(format!("{} {why}", stripe_dir.display()))
         });
-        refused.map_or(Ok(stripes), Err)
+        stripes.refused.take().map_or(Ok(stripes), |(_, error)| Err(error))
     }
 
     /// The stripe directories for which `refuse`, given owner, path and this checkpoint's own path, has no reason; first
-    /// those whose marker names this checkpoint. Also returns why the system did not say whose one is.
+    /// those whose marker names this checkpoint.
     fn filtered(
         dir: &Path,
         stripe: &[PathBuf],
         refuse: impl Fn(&Result<Owner>, &Path, &str) -> Option<String>,
-    ) -> (Self, Option<Error>) {
+    ) -> Self {
+        let is_refusal = |error: &Error| matches!(error, Error::Io { .. });
         let mut stripes = match Self::named(dir, stripe) {
             Ok(stripes) => stripes,
-            Err(error @ Error::Io { .. }) => return (Self::alone(dir), Some(error)),
-            Err(_) => return (Self::alone(dir), None),
+            Err(error) => {
+                let refused = is_refusal(&error).then(|| (dir.into(), error));
+                return Self { refused, ..Self::alone(dir) };
+            }
         };
-        let (mut unsure, mut refused) = (Vec::new(), None);
+        let mut unsure = Vec::new();
         for stripe_dir in std::mem::take(&mut stripes.stripe_dirs) {
             if dir::is_same(&stripe_dir.dir, dir) {
                 continue;
@@ -167,15 +171,18 @@ impl Stripes {
                 stripes.vacant.push(stripe_dir.stripe.clone());
             }
             match refuse(&owner, &stripe_dir.dir, &stripes.marked) {
-                Some(why) => stripes.left_out.push(why),
+                Some(why) => {
+                    stripes.left_out.push(why);
+                    let refusal = owner.err().filter(is_refusal).map(|e| (stripe_dir.dir, e));
+                    stripes.refused = stripes.refused.or(refusal);
+                }
                 None if matches!(owner, Ok(Owner::This)) => stripes.stripe_dirs.push(stripe_dir),
                 None => unsure.push(stripe_dir),
             }
-            refused = refused.or(owner.err().filter(|e| matches!(e, Error::Io { .. })));
         }
         // Another checkpoint's files have the same names.
         stripes.stripe_dirs.append(&mut unsure);
-        (stripes, refused)
+        stripes
     }
 
     /// All directories by name, whatever is there.
@@ -199,11 +206,9 @@ impl Stripes {
             Ok(StripeDir { dir: stripe.join(&name), stripe })
         };
         Ok(Self {
-            own: dir.into(),
             marked: marked.into(),
             stripe_dirs: stripe.iter().map(stripe_dir).collect::<Result<_>>()?,
-            left_out: Vec::new(),
-            vacant: Vec::new(),
+            ..Self::alone(dir)
         })
     }
 
@@ -231,9 +236,30 @@ impl Stripes {
         self.dirs().map(existing).filter_map(Result::transpose).collect()
     }
 
+    /// The directories that exist, and the names of the files in each. A stripe directory that a clean-up removes meanwhile
+    /// is left out.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn listed(&self) -> Result<Vec<(&Path, Vec<String>)>> {
+        let listed = |dir| match dir::file_names(dir) {
+            Err(error) if error.is_not_found() && dir != self.own => None,
+            names => Some(names.map(|names| (dir, names))),
+        };
+        self.existing()?.into_iter().filter_map(listed).collect()
+    }
+
     /// Why directories of the configuration are not searched.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
+    }
+
+    /// A directory of which the system did not say whose it is, and so was not searched, and what it said.
+    pub fn refused(&self) -> Option<(&Path, &io::Error)> {
+        match &self.refused {
+            Some((dir, Error::Io { cause, .. })) => Some((dir, cause)),
+            _ => None,
+        }
     }
 
     /// The stripes in a manifest's note that may hold a stripe directory which is not among these: they are not
@@ -265,9 +291,19 @@ impl Stripes {
     }
 
     /// The path of a file that one of the directories holds.
-    pub fn find(&self, name: &str) -> Option<PathBuf> {
-        let mut paths = self.dirs().map(|dir| dir.join(name));
-        paths.find(|path| dir::has(path))
+    ///
+    /// # Errors
+    /// [`Error::Io`] if none is known to hold it and the system does not say for one.
+    pub fn find(&self, name: &str) -> Result<Option<PathBuf>> {
+        let mut refused = Ok(None);
+        for path in self.dirs().map(|dir| dir.join(name)) {
+            match dir::look_at(&path) {
+                Ok(_) => return Ok(Some(path)),
+                Err(error) if file::is_absent(&error) => {}
+                Err(error) => refused = refused.and(Err(Error::io("opening", path, error))),
+            }
+        }
+        refused
     }
 
     /// The manifest's note of the stripes, if any of these files is in one: for messages.
@@ -348,8 +384,7 @@ impl Stripes {
         }
         let mut names =
             entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let is_other =
-            |name: &String| name != lock::FILE && !names::is_uncommitted_stripe_marker(name);
+        let is_other = |name: &String| name != lock::FILE && !names::is_left_unmarked(name);
         Ok(names.find(is_other).map_or(Owner::Nobody, Owner::Unknown))
     }
 }

@@ -176,6 +176,13 @@ impl Checkpoint {
         self.files.iter().map(|file| file.path.as_path())
     }
 
+    /// The name of a file of the manifest, by its number, if the file was found under its uncommitted name: the save
+    /// has not renamed it yet, or was killed after its commit.
+    pub fn uncommitted_name(&self, file: usize) -> Option<String> {
+        let name = self.files[file].path.file_name()?.to_str()?;
+        names::is_uncommitted(name).then(|| name.to_owned())
+    }
+
     /// The manifest: everything except the tensors' bytes.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
@@ -239,7 +246,7 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
     let (mut files, mut faults) = (Vec::with_capacity(manifest.files.len()), Vec::new());
     let mut missing = Vec::new();
     for (number, file) in manifest.files.iter().enumerate() {
-        let (shard, fault) = match find_shard(&stripes, file) {
+        let (shard, fault) = match find_shard(&stripes, manifest, file) {
             Some((shard, There::File(len))) => (shard, Fault::of_length(number, file, len)),
             Some((shard, There::Other(kind))) => {
                 (shard, Some(Fault::of_kind(number, file.bytes, kind)))
@@ -271,7 +278,8 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
 
 /// Whether at least half of the files are there.
 fn is_half_there(stripes: &Stripes, manifest: &Manifest) -> bool {
-    let there = manifest.files.iter().filter(|file| find_shard(stripes, file).is_some()).count();
+    let there =
+        manifest.files.iter().filter(|file| find_shard(stripes, manifest, file).is_some()).count();
     there >= manifest.files.len() / 2
 }
 
@@ -314,8 +322,17 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
 
 /// Finds a committed shard: under its own name or, if the save has not renamed it yet or was killed before, under the
 /// uncommitted name. Says what is there, too.
-fn find_shard(stripes: &Stripes, file: &FileEntry) -> Option<(ShardFile, There)> {
-    stripes.dirs().find_map(|dir| find_shard_in(dir, file))
+fn find_shard(
+    stripes: &Stripes,
+    manifest: &Manifest,
+    file: &FileEntry,
+) -> Option<(ShardFile, There)> {
+    stripes.dirs().find_map(|dir| find_shard_in(dir, file)).or_else(|| {
+        let (dir, refusal) =
+            stripes.refused().filter(|_| !stripes.unseen(&manifest.stripes).is_empty())?;
+        let refusal = io::Error::from_raw_os_error(refusal.raw_os_error()?);
+        Some((shard_in(dir, file), There::Refused(refusal)))
+    })
 }
 
 /// What has a shard's path.

@@ -114,9 +114,9 @@ impl Checkpoint {
             }
             _ => match self.damage_of(fault).into() {
                 // Exactly where the file ends, not where the checksum chunk begins.
-                Error::Corrupt { path, what, expected, got, tensors, is_last, .. } => {
+                Error::Corrupt { path, what, expected, got, tensors, advice, .. } => {
                     let offset = fault.lost.start;
-                    Error::Corrupt { path, offset, what, expected, got, tensors, is_last }
+                    Error::Corrupt { path, offset, what, expected, got, tensors, advice }
                 }
                 error => error,
             },

@@ -82,7 +82,7 @@ fn without_manifest(dir: &Path) -> Error {
     let path = dir.to_path_buf();
     if let Ok(Some(checkpoint)) = stripe_owner(dir) {
         let reason =
-            format!("it holds shards of {checkpoint}, which is striped over it: open that");
+            format!("it holds shards of {checkpoint}, which is striped over it: give that path");
         return Error::NoCheckpoint { path, reason };
     }
     let parts = rank_dirs::parts(dir).unwrap_or_default();
@@ -122,7 +122,7 @@ fn without_manifest(dir: &Path) -> Error {
     if let Some(newest) = newest_in(dir) {
         let newest = newest.display();
         let reason = format!(
-            "it is a directory of checkpoints, such as {newest}: load one of these. `latest` gives the path of \
+            "it is a directory of checkpoints, such as {newest}: give the path of one. `latest` gives the path of \
              the newest, `ringstow ls` lists them"
         );
         return Error::NoCheckpoint { path, reason };
@@ -192,8 +192,8 @@ pub(in crate::store) fn no_commit(shard: &str) -> String {
 /// Describes a file, and says what reads it.
 fn kind_of_file(path: &Path) -> String {
     let parent = path.parent().unwrap_or(path);
-    if dir::has(&parent.join(names::MANIFEST)) {
-        return format!("it is a file of the checkpoint {}: open that", parent.display());
+    if manifest::is_committed(parent) {
+        return format!("it is a file of the checkpoint {}: give that path", parent.display());
     }
     let begin = first_bytes(path);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -226,11 +226,17 @@ fn first_bytes(path: &Path) -> Vec<u8> {
 
 /// The checkpoint directly below a directory that was committed last, going by the manifests' times.
 fn newest_in(dir: &Path) -> Option<PathBuf> {
-    let committed = |path: &Path| -> Option<SystemTime> {
-        let at = |path: &Path| dir::look(&path.join(names::MANIFEST)).ok()?.modified().ok();
-        at(path).or_else(|| at(rank_dirs::parts(path).ok()?.first()?))
+    let dated = |holder: PathBuf| {
+        let at = dir::look(&holder.join(names::MANIFEST)).ok()?.modified().ok()?;
+        Some((at, holder))
     };
-    let found = directories(dir).ok()?.into_iter();
-    let timed = found.filter_map(|path| Some((committed(&path)?, path)));
-    timed.max().map(|(_, path)| path)
+    let found = directories(dir).ok()?.into_iter().filter_map(|path| {
+        let part = || dated(rank_dirs::parts(&path).ok()?.into_iter().next()?);
+        let (at, holder) = dated(path.clone()).or_else(part)?;
+        Some((at, path, holder))
+    });
+    let mut newest_first: Vec<(SystemTime, PathBuf, PathBuf)> = found.collect();
+    newest_first.sort_by(|one, other| other.cmp(one));
+    let committed = newest_first.into_iter().find(|(_, _, holder)| manifest::is_committed(holder));
+    committed.map(|(_, path, _)| path)
 }

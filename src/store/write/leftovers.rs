@@ -10,11 +10,11 @@ use crate::pipeline::fallbacks::warn_once_of;
 use crate::store::layout::recycled::{Kept, RecycledFiles};
 use crate::store::layout::stripes::Stripes;
 use crate::store::write::scope::Scope;
-use crate::store::write::stripe_dir::remove_stripe_dir;
+use crate::store::write::stripe_dir::lock_and_remove;
 use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir;
-use crate::sys::dir::{entries, file_names, remove};
-use crate::sys::lock::{self, DirLock};
+use crate::sys::dir::{entries, remove};
+use crate::sys::lock;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -61,8 +61,8 @@ impl Leftovers {
         let mark = stripes.own().join(names::REMOVAL_MARK);
         let was_being_removed = scope.covers(&mark) && dir::has(&mark);
         let mut found = Self::default();
-        for dir in stripes.existing()? {
-            found.add(dir, &listed, (scope, files.is_some() || was_being_removed))?;
+        for (dir, present) in stripes.listed()? {
+            found.add(dir, &present, &listed, (scope, files.is_some() || was_being_removed));
             if dir == stripes.own() || !found.empties(dir)? {
                 continue;
             }
@@ -124,12 +124,12 @@ impl Leftovers {
     fn add(
         &mut self,
         dir: &Path,
+        present: &[String],
         listed: &HashSet<&str>,
         (scope, shards_go): (&Scope, bool),
-    ) -> Result<()> {
-        let present = file_names(dir)?;
+    ) {
         let so_far = self.remove.len() + self.rename.len();
-        for name in &present {
+        for name in present {
             let path = dir.join(name);
             if !scope.covers(&path) {
                 continue;
@@ -150,7 +150,6 @@ impl Leftovers {
         if self.remove.len() + self.rename.len() > so_far {
             self.touched.push(dir.into());
         }
-        Ok(())
     }
 
     /// Whether a stripe directory will hold nothing but its marker.
@@ -159,7 +158,10 @@ impl Leftovers {
         let own = [names::STRIPE_MARKER, lock::FILE];
         let goes =
             |path: &Path| removed.contains(path) || own.iter().any(|name| path.ends_with(name));
-        Ok(entries(stripe_dir)?.iter().all(|entry| goes(&entry.path())))
+        match entries(stripe_dir) {
+            Err(error) if error.is_not_found() => Ok(false),
+            entries => Ok(entries?.iter().all(|entry| goes(&entry.path()))),
+        }
     }
 
     /// Notes a file that stays.
@@ -170,37 +172,54 @@ impl Leftovers {
     /// Carries out the plan.
     ///
     /// # Errors
+    /// [`Error::Io`]. Then [`Leftovers::carry_out`] would also say what was done before.
+    pub fn clear(self) -> Result<Swept> {
+        let mut done = Swept::default();
+        self.carry_out(&mut done).map(|()| done)
+    }
+
+    /// Carries out the plan, and adds to `done` each thing that is done.
+    ///
+    /// # Errors
     /// [`Error::Io`].
-    pub fn clear(mut self) -> Result<Swept> {
+    pub fn carry_out(self, done: &mut Swept) -> Result<()> {
         if let Some(own) = self.unsynced.as_ref().filter(|_| self.changes_anything()) {
             dir::sync(own)?;
         }
+        done.kept.extend(self.recycled);
         // Remove stale shards first, so that programs that ignore the manifest never see them beside new ones.
-        for path in &self.remove {
-            remove(path)?;
+        for path in self.remove {
+            remove(&path)?;
+            done.removed.push(path);
         }
-        for (from, to) in &self.rename {
-            dir::rename_new(from, to)?;
+        for (from, to) in self.rename {
+            dir::rename_new(&from, &to)?;
+            done.renamed.push(to);
         }
         for Left { path, reason, .. } in &self.left {
             tracing::warn!(path = %path.display(), reason, "left alone");
         }
+        done.left.extend(self.left);
         for dir in &self.touched {
             dir::sync(dir)?;
         }
-        for dir in std::mem::take(&mut self.emptied) {
-            let lock = DirLock::take(&dir).ok();
-            self.left.extend(remove_stripe_dir(&dir, lock, true)?);
-            if !dir::has(&dir) {
-                // Before the checkpoint's own directory goes: without that, nobody would find this one after a crash.
-                dir.parent().map_or(Ok(()), dir::sync)?;
-                self.emptied.push(dir);
+        for dir in self.emptied {
+            let Swept { removed, left, .. } = lock_and_remove(&dir, true)?;
+            done.left.extend(left);
+            if dir::has(&dir) {
+                done.removed.extend(removed);
+                continue;
             }
+            // Before the checkpoint's own directory goes: without that, nobody would find this one after a crash.
+            let synced = dir.parent().map_or(Ok(()), dir::sync);
+            done.removed.push(dir);
+            synced?;
         }
-        if let Some(mark) = &self.mark {
-            remove(mark)?;
+        if let Some(mark) = self.mark {
+            remove(&mark)?;
+            done.removed.push(mark);
         }
-        Ok(self.swept())
+        Ok(())
     }
 
     /// Whether there is anything to remove or rename.
@@ -209,7 +228,7 @@ impl Leftovers {
         self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
     }
 
-    /// The report of what [`Leftovers::clear`] does.
+    /// The report of what [`Leftovers::clear`] would do.
     pub fn swept(self) -> Swept {
         let renamed = self.rename.into_iter().map(|(_, to)| to).collect();
         let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::write::durable::Name;
-use crate::store::write::stripe_dir::remove_stripe_dir;
+use crate::store::write::stripe_dir::lock_and_remove;
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::{self, DirLock};
@@ -199,8 +199,7 @@ impl Rollback {
         // A session may have removed it, when it cleared up what its ranks wrote.
         for dir in self.marked.iter().filter(|dir| dir::has(dir)) {
             // A crash must not lose the marker alone.
-            let unmarked = dir::sync(dir)
-                .and_then(|()| remove_stripe_dir(dir, DirLock::take(dir).ok(), made.contains(dir)));
+            let unmarked = dir::sync(dir).and_then(|()| lock_and_remove(dir, made.contains(dir)));
             let unmarked = unmarked.and_then(|_| match dir::has(dir) {
                 true => Ok(()),
                 false => sync_parent(dir),

@@ -17,6 +17,7 @@ use crate::store::layout::recycled;
 use crate::store::layout::stripes::Stripes;
 use crate::store::write::transaction::Transaction;
 use crate::sys::chance::now_unix_ms;
+use crate::sys::inodes;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -109,7 +110,7 @@ impl Contents<'_> {
         let NewFiles { stripes, paths, create } = files;
         let claimed = recycled::claim(stripes, &plan.shards, paths)?;
         for path in paths.iter().filter(|path| !claimed.files.contains(*path)) {
-            create(path, false).map_err(|e| Error::io("creating", path, e))?;
+            create(path, false).map_err(|e| inodes::creating(path, e))?;
         }
         let (mut written, gave_up) = match plan.shards.is_empty() {
             true => (Written::nothing(), None),

@@ -15,7 +15,6 @@ use crate::error::Result;
 use crate::format::{FileEntry, names};
 use crate::store::layout::session_note::{Note, is_of_session};
 use crate::store::layout::stripes::Stripes;
-use crate::sys::dir::file_names;
 use crate::sys::file_system::Reach;
 use crate::sys::lock::DirLock;
 use std::collections::HashSet;
@@ -72,8 +71,8 @@ impl Scope {
                 name == names::UNCOMMITTED_MANIFEST || names::done_rank(name).is_some()
             };
             let mut there = HashSet::from([names::REMOVAL_MARK.to_owned()]);
-            for dir in stripes.existing()? {
-                there.extend(file_names(dir)?.into_iter().filter(|name| !is_reused(name)));
+            for (_, names) in stripes.listed()? {
+                there.extend(names.into_iter().filter(|name| !is_reused(name)));
             }
             own.there = Some(there);
         }

@@ -2,8 +2,8 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result, numbered};
-use crate::format::{Manifest, RankShare, Receipt, names, receipt};
-use crate::store::layout::session_note::Note;
+use crate::format::{FileEntry, Manifest, RankShare, Receipt, names, receipt};
+use crate::store::layout::session_note::{Note, is_of_session};
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
 use crate::sys::chance::now_unix_ms;
@@ -94,6 +94,18 @@ pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
     }
 }
 
+/// Whether this host sees the session of a coordinator in a directory, so that ranks can write there.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn is_under_way(dir: &Path) -> Result<bool> {
+    match under_way(dir) {
+        Ok(_) => Ok(true),
+        Err(Error::Invalid { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 impl Session {
     /// See [`Session::begin`].
     #[doc(hidden)]
@@ -154,7 +166,7 @@ impl Session {
     ) -> Result<Committed> {
         let started = Instant::now();
         self.check_ranks(&receipts)?;
-        let writes = Writes::of(&receipts);
+        let writes = Writes::of(receipts.iter());
         let stale = receipts.iter().find(|receipt| receipt.session != self.id);
         let stale = stale.map(|receipt| receipt.rank);
         let parts = receipt::merge(receipts)?;
@@ -174,7 +186,7 @@ impl Session {
         })?;
         self.check_names(&manifest, names)?;
         self.check_marks(&writes)?;
-        let found = self.check_files(&manifest, &writes)?;
+        let found = self.check_files(manifest.files.iter(), &writes)?;
         self.adopt(&manifest, &found)?;
         manifest.stripes = self.transaction.stripes().noted(found.iter().map(PathBuf::as_path));
         let committed = Committed {
@@ -184,8 +196,27 @@ impl Session {
             tensors: manifest.tensors.len(),
             seconds: 0.0,
         };
+        let path = self.transaction.dir().to_path_buf();
         self.transaction.commit(&manifest)?;
+        // The clean-up after a commit lists the directory, which on a network file system may be late.
+        for mark in (0..self.world_size).map(|rank| path.join(names::done(rank))) {
+            if is_of_session(&mark, &self.id)
+                && let Err(error) = dir::remove(&mark)
+            {
+                tracing::warn!(%error, "left after a commit; the next save or `ringstow prune` removes it");
+            }
+        }
         Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
+    }
+
+    /// Whether this host sees all that the ranks say they have written for this session. On a network file system it may
+    /// see that late, and a commit until then fails.
+    #[doc(hidden)]
+    pub fn sees(&self, receipts: &[Receipt]) -> bool {
+        let own = || receipts.iter().filter(|receipt| receipt.session == self.id);
+        let writes = Writes::of(own());
+        let files = own().flat_map(|receipt| receipt.files.iter());
+        self.check_marks(&writes).is_ok() && self.check_files(files, &writes).is_ok()
     }
 
     /// Checks that there are as many receipts as ranks. Merging the receipts finds duplicates.
@@ -217,11 +248,15 @@ impl Session {
     }
 
     /// Finds the files of all ranks. The coordinator must see them: the ranks write to the same file systems.
-    fn check_files(&self, manifest: &Manifest, writes: &Writes) -> Result<Vec<PathBuf>> {
-        let mut parts = Vec::with_capacity(manifest.files.len());
-        for file in &manifest.files {
+    fn check_files<'a>(
+        &self,
+        files: impl Iterator<Item = &'a FileEntry>,
+        writes: &Writes,
+    ) -> Result<Vec<PathBuf>> {
+        let mut parts = Vec::new();
+        for file in files {
             let name = names::uncommitted_write(&file.name, &writes.by_file[&file.name]);
-            let part = self.transaction.stripes().find(&name);
+            let part = self.transaction.stripes().find(&name)?;
             let part = part.unwrap_or_else(|| self.path().join(&name));
             let found = dir::look(&part).map(|found| found.len());
             let wrong = match found {
@@ -285,16 +320,16 @@ struct Writes {
 }
 
 impl Writes {
-    fn of(receipts: &[Receipt]) -> Self {
-        let by_file = receipts.iter().flat_map(|receipt| {
+    fn of<'a>(receipts: impl Iterator<Item = &'a Receipt> + Clone) -> Self {
+        let by_file = receipts.clone().flat_map(|receipt| {
             receipt.files.iter().map(|file| (file.name.clone(), receipt.write.clone()))
         });
-        let marks = receipts.iter().map(|receipt| (receipt.rank, receipt.mark()));
+        let marks = receipts.map(|receipt| (receipt.rank, receipt.mark()));
         Self { by_file: by_file.collect(), marks: marks.collect() }
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::layout::stripes::Stripes;

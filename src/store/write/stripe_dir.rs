@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::layout::stripe_marker::read_marker;
 use crate::store::layout::unique::unique;
-use crate::store::write::swept::Left;
+use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir::{self, entries, remove};
 use crate::sys::file;
 use crate::sys::lock::{self, DirLock};
@@ -31,31 +31,57 @@ pub(in crate::store) fn markers_alone(dir: &Path) -> Result<Option<Vec<PathBuf>>
     Ok(all.then(|| names.iter().map(|name| dir.join(name)).collect()))
 }
 
-/// Removes the markers of a stripe directory that holds nothing else, and with `whole` the directory. `lock` is its own;
-/// without one, another checkpoint of the same name is about to claim the directory, and only the markers go. Returns the
-/// directory if the system refuses to remove it.
+/// [`remove_stripe_dir`] for a caller without the directory's lock. If it cannot be taken, nothing changes, and the directory
+/// is in the report; while another process holds it, only the markers go.
 ///
 /// # Errors
-/// [`Error::Io`]; also for a marker that cannot be read, and so not be put back.
+/// As for [`remove_stripe_dir`].
+pub(in crate::store) fn lock_and_remove(dir: &Path, whole: bool) -> Result<Swept> {
+    match DirLock::take(dir) {
+        Ok(lock) => remove_stripe_dir(dir, Some(lock), whole),
+        Err(Error::Busy { .. }) => remove_stripe_dir(dir, None, whole),
+        Err(error) if error.is_not_found() && dir::is_gone(dir) => Ok(Swept::default()),
+        Err(error) => Ok(Left::failed(dir, &error).into()),
+    }
+}
+
+/// Removes the markers of a stripe directory that holds nothing else, and with `whole` the directory. `lock` is its own;
+/// while another process has it, another checkpoint of the same name is about to claim the directory, and only the markers
+/// go. Returns the files that are gone for good, the directory if it is gone, and what the system refuses.
+///
+/// # Errors
+/// [`Error::Io`] before any change; also for a marker that cannot be read, and so not be put back.
 pub(in crate::store) fn remove_stripe_dir(
     dir: &Path,
     lock: Option<DirLock>,
     whole: bool,
-) -> Result<Option<Left>> {
-    let Some(markers) = markers_alone(dir)? else { return Ok(None) };
-    let marker = read_marker(dir)?.filter(|_| lock.is_some());
-    markers.iter().try_for_each(|marker| remove(marker))?;
-    let is_done = match lock {
-        Some(lock) if whole => lock.remove_dir(),
-        Some(_) => Ok(lock::is_empty(dir)),
-        None => Ok(false),
+) -> Result<Swept> {
+    let Some(markers) = markers_alone(dir)? else { return Ok(Swept::default()) };
+    let marker = read_marker(dir)?;
+    let mut left = Vec::new();
+    // They are sorted: the one that says whose the directory is goes last.
+    let is_done = match markers.iter().rev().try_for_each(|marker| remove(marker)) {
+        Err(error) => {
+            left.push(Left::failed(dir, &error));
+            false
+        }
+        Ok(()) => match lock {
+            Some(lock) if whole => lock.remove_dir().unwrap_or_else(|error| {
+                left.push(Left::emptied(dir, &error));
+                false
+            }),
+            Some(_) => lock::is_empty(dir),
+            None => markers_alone(dir).is_ok_and(|alone| alone.is_some()),
+        },
     };
-    if let Some(marker) = marker.filter(|_| !matches!(is_done, Ok(true))) {
+    if let Some(marker) = marker.filter(|_| !is_done) {
         // A rank that outlived its session has just written a shard, or the listing was old, as a network file system's
         // may be. Or the directory cannot be removed: the marker says whose it is.
-        put_back(dir, &marker)?;
+        left.extend(put_back(dir, &marker).err().map(|error| Left::failed(dir, &error)));
     }
-    Ok(is_done.err().map(|error| Left::emptied(dir, &error)))
+    let mut removed: Vec<PathBuf> = markers.into_iter().filter(|path| !dir::has(path)).collect();
+    removed.extend((whole && !dir::has(dir)).then(|| dir.into()));
+    Ok(Swept { removed, left, ..Swept::default() })
 }
 
 /// Puts a marker back, whole or not at all, unless another process has written one.
@@ -73,10 +99,10 @@ fn put_back(dir: &Path, marker: &[u8]) -> Result<()> {
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::seam::{Call, Outcome, on_thread};
+    use crate::sys::seam::{Call, Outcome, fail_call, on_thread};
 
     /// Whatever call fails meanwhile, or kills the process, the marker has its text or is not there.
     #[test]
@@ -103,9 +129,60 @@ mod tests {
             let text = std::fs::read_to_string(&marker).ok();
             assert!(text.as_deref().is_none_or(|text| text == "text"), "call {n}: {text:?}");
             if calls < n {
-                assert!(done.unwrap().is_none() && text.is_some());
+                assert!(done.unwrap() == Swept::default() && text.is_some());
                 break;
             }
         }
+    }
+
+    /// A stripe directory with these files, and its marker.
+    fn stripe_dir(names: &[&str]) -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("step-1");
+        std::fs::create_dir(&dir).unwrap();
+        for name in names {
+            std::fs::write(dir.join(name), "text").unwrap();
+        }
+        let marker = dir.join(names::STRIPE_MARKER);
+        (root, dir, marker)
+    }
+
+    #[test]
+    fn marker_stays_while_its_directory_cannot_be_locked() {
+        let (_root, dir, marker) = stripe_dir(&[names::STRIPE_MARKER]);
+        let failing = fail_call(Call::Open, &dir, nix::libc::EMFILE);
+        let swept = lock_and_remove(&dir, true).unwrap();
+        drop(failing);
+        assert!(marker.exists() && swept.removed.is_empty());
+        assert!(matches!(&*swept.left, [left] if left.failed && left.path == dir), "{swept:?}");
+        assert_eq!(lock_and_remove(&dir, true).unwrap().removed, [marker, dir]);
+    }
+
+    #[test]
+    fn marker_stays_beside_a_late_shard_while_another_process_holds_the_lock() {
+        let (_root, dir, marker) = stripe_dir(&[names::STRIPE_MARKER]);
+        let _other = DirLock::take(&dir).unwrap();
+        let (path, late) = (marker.clone(), dir.join("rank00000-0.safetensors.part"));
+        let watch = on_thread(move |_, call, on| {
+            if call == Call::Remove && on == path {
+                std::fs::write(&late, "").unwrap();
+            }
+            Outcome::Pass
+        });
+        assert_eq!(lock_and_remove(&dir, true).unwrap(), Swept::default());
+        drop(watch);
+        assert_eq!(std::fs::read_to_string(marker).unwrap(), "text");
+    }
+
+    #[test]
+    fn what_is_removed_from_a_directory_that_stays_is_reported() {
+        let part = names::UNCOMMITTED_STRIPE_MARKER;
+        let (_root, dir, marker) = stripe_dir(&[names::STRIPE_MARKER, part]);
+        let failing = fail_call(Call::RemoveDir, &dir, nix::libc::EPERM);
+        let swept = lock_and_remove(&dir, true).unwrap();
+        drop(failing);
+        assert!(marker.exists() && !dir.join(part).exists());
+        assert_eq!(swept.removed, [dir.join(part)]);
+        assert!(matches!(&*swept.left, [left] if left.failed && left.path == dir), "{swept:?}");
     }
 }

@@ -1,6 +1,7 @@
 //! What a clean-up reports.
 
 use crate::error::{Error, Result};
+use crate::sys::dir;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,19 @@ impl Swept {
         self.kept.extend(other.kept);
         self.left.extend(other.left);
     }
+
+    /// The outcome of a step of a clean-up that goes on without it: `None` if it failed, and then `path` is in the report.
+    pub(in crate::store) fn or_left<T>(&mut self, path: &Path, outcome: Result<T>) -> Option<T> {
+        match outcome {
+            Ok(done) => Some(done),
+            // Another process removed it.
+            Err(error) if error.is_not_found() && dir::is_gone(path) => None,
+            Err(error) => {
+                self.left.push(Left::failed(path, &error));
+                None
+            }
+        }
+    }
 }
 
 impl From<Left> for Swept {
@@ -46,7 +60,6 @@ pub struct Left {
     /// Why.
     pub reason: String,
     /// Whether the system failed or refused, so that the clean-up did not do all of its work.
-    #[serde(skip)]
     pub failed: bool,
 }
 

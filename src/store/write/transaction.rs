@@ -24,7 +24,6 @@ use crate::store::write::make_dirs::make_stripe_dirs;
 use crate::store::write::rollback::Rollback;
 use crate::store::write::scope::Scope;
 use crate::sys::dir;
-use crate::sys::dir::file_names;
 use crate::sys::file;
 use crate::sys::file_system::Reach;
 use serde::Serialize;
@@ -326,8 +325,8 @@ fn is_same<T, S>(there: &Listed, written: &Manifest<T, S>) -> bool {
 /// manifest, so that neither a damaged manifest nor a stale listing makes a save overwrite an earlier one.
 fn next_generation(stripes: &Stripes) -> Result<u64> {
     let mut next = 0;
-    for dir in stripes.existing()? {
-        for name in file_names(dir)? {
+    for (dir, names) in stripes.listed()? {
+        for name in names {
             // Those of a damaged checkpoint may still have their uncommitted names.
             let shard = names::committed(&name);
             if names::is_shard(shard) {

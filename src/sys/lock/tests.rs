@@ -28,7 +28,7 @@ fn lock_file(dir: &Path) -> Option<Metadata> {
 }
 
 /// Other hosts do not see this one's locks on directories.
-#[cfg(all(debug_assertions, target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod other_hosts {
     use super::*;
     use crate::sys::file_system::play;
