@@ -7,6 +7,7 @@ use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{self, DirEntry, Metadata};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -278,13 +279,41 @@ pub fn sync(dir: &Path) -> Result<()> {
 /// The system's.
 pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    made(Call::Sync, dir, || {
-        match rustix::fs::fsync(rustix::fs::open(dir, flags, Mode::empty())?) {
-            Err(rustix::io::Errno::INVAL) => Ok(()),
-            synced => Ok(synced?),
-        }
+    let opened = rustix::fs::open(dir, flags, Mode::empty())?;
+    made(Call::Sync, dir, || match rustix::fs::fsync(&opened) {
+        Err(rustix::io::Errno::INVAL) => Ok(()),
+        synced => Ok(synced?),
     })?;
+    check_journal(&opened)?;
     made(Call::Synced, dir, || Ok(()))
+}
+
+/// Checks that the file system of a directory still writes its journal. Once a write of the journal has failed, ext4 and XFS
+/// say of a directory whose changes were in it that it is synced (`jbd2_complete_transaction` and `xfs_log_force_inode` in
+/// the kernel's [fs](https://github.com/torvalds/linux/tree/v6.18/fs)), and refuse every change. So this asks for one that
+/// changes nothing: to remove an attribute that is not there.
+///
+/// # Errors
+/// The system's, if the journal is lost.
+#[cfg(target_os = "linux")]
+fn check_journal(dir: &impl AsFd) -> io::Result<()> {
+    use nix::sys::statfs::{
+        BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs,
+    };
+    let journaled = [BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, XFS_SUPER_MAGIC];
+    if !fstatfs(dir).is_ok_and(|found| journaled.contains(&found.filesystem_type())) {
+        return Ok(());
+    }
+    match rustix::fs::fremovexattr(dir, "user.ringstow.none") {
+        Err(lost @ (rustix::io::Errno::IO | rustix::io::Errno::ROFS)) => Err(lost.into()),
+        _ => Ok(()), // there is none, or this process may not change the directory
+    }
+}
+
+/// Off Linux this is not known.
+#[cfg(not(target_os = "linux"))]
+fn check_journal(_: &impl AsFd) -> io::Result<()> {
+    Ok(())
 }
 
 /// Whether a path is on a file system of this machine's own, as [`is_sole_opener`] needs it, that writes to

@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod control;
+mod lost_journal;
 mod operations;
 mod saved;
 

@@ -8,7 +8,7 @@ use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::{self, DirLock};
 use crate::sys::path;
-use std::io;
+use std::io::{self, ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem};
 use std::path::{Path, PathBuf};
 
 /// Files and directories that a save has created. Dropping it removes them, unless [`Rollback::keep`] was called.
@@ -146,9 +146,9 @@ impl Rollback {
                 }
             }
             match dir::sync(parent) {
-                // A process that may not list the directory has not created anything in it.
-                Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                }
+                // A process that may not list or change the directory has not created anything in it.
+                Err(Error::Io { cause, .. })
+                    if matches!(cause.kind(), PermissionDenied | ReadOnlyFilesystem) => {}
                 synced => synced?,
             }
             if level >= always {
