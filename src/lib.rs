@@ -68,8 +68,8 @@ pub use engine::fallback::Fallback;
 pub use error::{Advice, Error, Result, Shortage};
 pub use format::names::rank_dir;
 pub use format::{
-    Chunk, Dtype, Element, FileEntry, Item, Manifest, RankShare, Receipt, Region, StepPattern,
-    TensorEntry, TensorInfo, Value,
+    Chunk, Dtype, Element, FileEntry, Item, Manifest, Metrics, RankShare, Receipt, Region,
+    StepPattern, TensorEntry, TensorInfo, Value,
 };
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
 pub use pipeline::job::{Job, Progress};

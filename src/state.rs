@@ -6,7 +6,7 @@ use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
 use crate::format::value::{Leaf, Named};
-use crate::format::{Dtype, Element, Item, Region, TensorInfo, Value};
+use crate::format::{Dtype, Element, Item, Metrics, Region, TensorInfo, Value, metrics};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
@@ -18,6 +18,7 @@ pub struct StateDict<'a> {
     sources: Vec<TensorSource<'a>>,
     values: Vec<(String, Value)>,
     step: Option<u64>,
+    metrics: Metrics,
     only_new: bool,
     tree: Option<Box<RawValue>>,
     check: Option<Box<Check<'a>>>,
@@ -157,6 +158,20 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// Notes metrics of the step, such as `[("loss", 0.25)]`, in the manifest: [`steps`](crate::steps) reports them, and
+    /// [`Retention::keep_best`](crate::Retention) compares them. NaN and infinities come back, too. A name that was
+    /// given before gets the new number.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than 256 metrics, an empty name, or one of more than 256 bytes.
+    pub fn metrics<K: Into<String>>(
+        &mut self,
+        metrics: impl IntoIterator<Item = (K, f64)>,
+    ) -> Result<&mut Self> {
+        self.metrics = metrics::with(self.metrics.clone(), metrics)?;
+        Ok(self)
+    }
+
     /// Makes the save fail instead of replacing a checkpoint, also one that another process commits meanwhile. The
     /// error is an [`Error::Io`] of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists).
     pub fn only_new(&mut self) -> &mut Self {
@@ -181,6 +196,11 @@ impl<'a> StateDict<'a> {
     /// The number set by [`StateDict::step`].
     pub(crate) fn saved_step(&self) -> Option<u64> {
         self.step
+    }
+
+    /// What [`StateDict::metrics`] noted.
+    pub(crate) fn saved_metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Whether [`StateDict::only_new`] was called.

@@ -116,6 +116,14 @@ fn cases() -> Vec<Case> {
             state.step(12);
             ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
         }),
+        Case::new("metrics", |case, root| {
+            let mut state = case.state();
+            let metrics = [("loss", 0.1), ("steps", 3.0), ("\u{fc} \"", -0.0), ("$float", 1e300)];
+            let not_finite =
+                [("nan", f64::NAN), ("inf", f64::INFINITY), ("-inf", f64::NEG_INFINITY)];
+            state.step(12).metrics(metrics.into_iter().chain(not_finite)).unwrap();
+            ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
+        }),
         dtypes(),
         values(),
         Case::new("object", save_object),
@@ -344,6 +352,23 @@ fn stored_checkpoints_load_with_their_values() {
             assert_eq!(format!("{got:?}"), format!("{value:?}"), "{name} of {}", case.name);
         }
     }
+}
+
+#[test]
+fn stored_metrics_come_back() {
+    let read = Checkpoint::open(Path::new(STORED).join("metrics/c")).unwrap().info().metrics;
+    let expected = [
+        ("$float", 1e300),
+        ("-inf", f64::NEG_INFINITY),
+        ("inf", f64::INFINITY),
+        ("loss", 0.1),
+        ("nan", f64::NAN),
+        ("steps", 3.0),
+        ("\u{fc} \"", -0.0),
+    ];
+    let bits = |number: f64| number.to_bits();
+    let read: Vec<(&str, u64)> = read.iter().map(|(name, &n)| (&**name, bits(n))).collect();
+    assert_eq!(read, expected.map(|(name, number)| (name, bits(number))));
 }
 
 #[test]

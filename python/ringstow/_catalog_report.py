@@ -143,6 +143,8 @@ class CheckpointInfo(Report):
     """Rank, number of ranks, and id of the save, if this is a rank checkpoint."""
     step: int | None
     """The step of training that it was saved as; None if none was given."""
+    metrics: dict[str, float] = dataclasses.field(hash=False)
+    """The metrics that it was saved with."""
 
     @property
     def created(self) -> datetime.datetime:
@@ -158,6 +160,8 @@ class Step(Report):
     """The checkpoint's directory."""
     step: int | None
     """Its number; None if nothing in the directory counts as a step."""
+    metrics: dict[str, float] = dataclasses.field(hash=False)
+    """The metrics that it was saved with. For rank checkpoints, those of the lowest rank."""
     created_unix_ms: int | None
     """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
     manifest can't be read."""

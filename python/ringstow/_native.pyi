@@ -19,6 +19,7 @@ __all__ = [
     "Watch",
     "__version__",
     "check_config",
+    "check_metrics",
     "check_own_share",
     "cli",
     "copy_now",
@@ -162,6 +163,7 @@ def start_save(
     path: str,
     config: str,
     step: int | None = None,
+    metrics: dict[str, float] = ...,
     *,
     only_new: bool = False,
 ) -> SaveJob: ...
@@ -189,6 +191,7 @@ class Session:
         config: str,
         part_of: tuple[int, int, str] | None = None,
         step: int | None = None,
+        metrics: dict[str, float] = ...,
     ) -> Session: ...
     # Whether this host sees what the ranks of these receipts wrote.
     def sees(self, receipts: list[bytes]) -> bool: ...
@@ -270,6 +273,9 @@ def gpus() -> str: ...
 # The configuration that the environment and ringstow.toml ask for.
 def found_config() -> str: ...
 def check_config(json: str) -> None: ...
+
+# Checks the number of metrics, and the length of their names.
+def check_metrics(metrics: dict[str, float]) -> None: ...
 
 # Returns the bytes of a size such as "64M". Raises ValueError.
 def parse_size(text: str) -> int: ...

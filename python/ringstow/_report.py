@@ -11,6 +11,7 @@ import json
 import typing
 from typing import Any, Self
 
+from ringstow import _metrics
 from ringstow.tree._damaged import DamagedTensor
 
 
@@ -31,13 +32,20 @@ class Report:
 
 @functools.cache
 def _kinds(report: type[Report]) -> dict[str, type[Any] | None]:
-    """Return the class of the objects in each field, by its annotation; None if it has none."""
+    """Return the class of the objects in each field, by its annotation; None if it has none.
+
+    It is dict for metrics.
+    """
     # By the names of its own module, which a failed import elsewhere may have taken away: a method
     # has them.
     hints = typing.get_type_hints(report, report.__init__.__globals__)
     kinds: dict[str, type[Any] | None] = {}
     for field in dataclasses.fields(report):  # type: ignore[arg-type]
-        parts = (hints[field.name], *typing.get_args(hints[field.name]))
+        hint = hints[field.name]
+        if typing.get_origin(hint) is dict:
+            kinds[field.name] = dict
+            continue
+        parts = (hint, *typing.get_args(hint))
         classes = [part for part in parts if isinstance(part, type)]
         objects = (part for part in classes if issubclass(part, Report | DamagedTensor))
         kinds[field.name] = next(objects, None)
@@ -46,6 +54,8 @@ def _kinds(report: type[Report]) -> dict[str, type[Any] | None]:
 
 def _made(kind: type[Any] | None, value: Any) -> Any:
     """Return what a field holds. Objects without a class become tuples."""
+    if kind is dict:
+        return _metrics.from_json(value)
     if isinstance(value, list):
         return tuple(_made(kind, item) for item in value)
     if not isinstance(value, dict):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _arguments, _guard, _jobs, _native, _others
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, native_json
 from ringstow._guard import Staging
+from ringstow._metrics import metrics_of
 from ringstow.tree import _encode
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ def save(
     path: StrPath,
     *,
     step: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -45,6 +48,10 @@ def save(
         step: the step of training. `latest`, `steps` and `retain` use it instead of the directory's
             name. Give a step only to the run's checkpoints: `retain` removes an old one even if its
             name is ``best``. None means that the name decides: ``step-1000``.
+        metrics: names and numbers to note beside the step, such as ``{"loss": 0.25}``: `steps`
+            reports them, and ``retain(keep_best=...)`` compares them. A number is an int, a float
+            (NaN and infinities included), a NumPy scalar, or a tensor or array without a dimension.
+            At most 256, with names of at most 256 bytes.
         config: the settings; None means the defaults.
         allow_pickle: pickle all other values. Loading them also needs ``allow_pickle=True``, and
             can run any code. Tensors, arrays of more than 64 KiB and objects that hold either are
@@ -55,7 +62,7 @@ def save(
 
     Raises:
         InvalidStateError: values that can't be saved, each with its key and what to save instead;
-            or an invalid ``config``.
+            a metric that is no number; or an invalid ``config``.
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or something that
             ``config`` requires and this machine lacks.
         BusyError: another save into the same directory is in progress.
@@ -63,13 +70,13 @@ def save(
         NotDurableError: the save is committed, but may not survive a crash.
         OSError: the system refused: no space, no permission, a path that is a file.
     """
-    where, number, knobs = _prepared(path, step, config)
+    where, knobs, noted = _prepared(path, step, metrics, config)
     with _guard.Hold() as hold:
         hold.begin(may_wait=False)
         encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
         _guard.stage(encoded.tensors, "wait", where, hold)
         return _jobs.run(
-            lambda: _native.start_save(encoded.tensors, encoded.tree, where, knobs, number),
+            lambda: _native.start_save(encoded.tensors, encoded.tree, where, knobs, *noted),
             where,
             hold=hold,
         )
@@ -81,6 +88,7 @@ def save_async(
     path: StrPath,
     *,
     step: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
@@ -104,6 +112,7 @@ def save_async(
         state_dict: as in `save`.
         path: as in `save`.
         step: as in `save`.
+        metrics: as in `save`.
         config: as in `save`. If ``pool_bytes`` is as large as the checkpoint, staging takes as long
             as a copy; otherwise about as long as the disk needs for the rest.
         allow_pickle: as in `save`.
@@ -132,7 +141,7 @@ def save_async(
     from ringstow import _handle  # imports futures, which only a background save needs
 
     _guard.check_staging(staging)
-    where, number, knobs = _prepared(path, step, config)
+    where, knobs, noted = _prepared(path, step, metrics, config)
     _jobs.refuse_own(where)
     hold = _guard.Hold()
     handle: SaveHandle | None = None
@@ -145,7 +154,7 @@ def save_async(
         tensors, tree = encoded.tensors, encoded.tree
         is_copied = _guard.stage(tensors, staging, where, hold, json.loads(knobs)["pool_bytes"])
         handle = _handle.start(
-            lambda: _native.start_save(tensors, tree, where, knobs, number), where, [tensors], hold
+            lambda: _native.start_save(tensors, tree, where, knobs, *noted), where, [tensors], hold
         )
         if not (may_return and is_copied):
             handle._wait_copied()
@@ -161,10 +170,18 @@ def save_async(
 
 
 def _prepared(
-    path: StrPath, step: int | None, config: Config | None
-) -> tuple[str, int | None, str]:
-    """Check a save's arguments; return the absolute path, the step and the settings as JSON."""
-    where, number, knobs = absolute(path), step_number(step), native_json(config)
+    path: StrPath, step: int | None, metrics: Mapping[str, Any] | None, config: Config | None
+) -> tuple[str, str, tuple[int | None, dict[str, float]]]:
+    """Check a save's arguments.
+
+    Returns:
+        The absolute path; the settings as JSON; the step and the metrics that the manifest notes.
+    """
+    where, knobs, noted = (
+        absolute(path),
+        native_json(config),
+        (step_number(step), metrics_of(metrics)),
+    )
     _jobs.log_unreported()
     _others.refuse_other_ranks(where)
-    return where, number, knobs
+    return where, knobs, noted

@@ -137,7 +137,7 @@ mod _native {
         load::{Block, Checkpoint},
         logging::deliver,
         place::{Pin, gpus},
-        save::{SaveJob, start_export, start_save, start_write},
+        save::{SaveJob, check_metrics, start_export, start_save, start_write},
         session::{Session, is_under_way},
         snapshot::{copy_now, watch},
         tensors::Tensors,

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::internals::device::cuda::Ready;
 use ringstow::{
-    Config, Error, Item, Job, Receipt, Region, Result, SaveHandle, SaveReport, StateDict,
+    Config, Error, Item, Job, Metrics, Receipt, Region, Result, SaveHandle, SaveReport, StateDict,
 };
 use serde_json::value::RawValue;
 use std::path::PathBuf;
@@ -139,15 +139,22 @@ impl Drop for SaveJob {
     }
 }
 
+/// Checks the number of metrics, and the length of their names.
+#[pyfunction]
+pub(crate) fn check_metrics(metrics: Metrics) -> PyResult<()> {
+    StateDict::new().metrics(metrics).map(drop).map_err(to_python)
+}
+
 /// Starts a save and returns at once.
 #[pyfunction]
-#[pyo3(signature = (tensors, state, path, config, step=None, *, only_new=false))]
+#[pyo3(signature = (tensors, state, path, config, step=None, metrics=Metrics::new(), *, only_new=false))]
 pub(crate) fn start_save(
     tensors: &Bound<'_, Tensors>,
     state: String,
     path: PathBuf,
     config: &str,
     step: Option<u64>,
+    metrics: Metrics,
     only_new: bool,
 ) -> PyResult<SaveJob> {
     SaveJob::start(tensors.py(), config, |config, raised| {
@@ -158,6 +165,7 @@ pub(crate) fn start_save(
         if let Some(step) = step {
             dict.step(step);
         }
+        dict.metrics(metrics)?;
         if only_new {
             dict.only_new();
         }

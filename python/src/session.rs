@@ -4,7 +4,7 @@ use crate::error::to_python;
 use crate::to_json;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringstow::{Error, RankShare, Receipt, Result};
+use ringstow::{Error, Metrics, RankShare, Receipt, Result};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -40,7 +40,7 @@ impl Session {
 #[pymethods]
 impl Session {
     #[new]
-    #[pyo3(signature = (path, world_size, config, part_of=None, step=None))]
+    #[pyo3(signature = (path, world_size, config, part_of=None, step=None, metrics=Metrics::new()))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -48,13 +48,14 @@ impl Session {
         config: &str,
         part_of: Option<(u32, u32, String)>,
         step: Option<u64>,
+        metrics: Metrics,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
         let part_of = part_of.map(|(rank, ranks, save)| RankShare { rank, ranks, save });
         let begin = || -> Result<_> {
             let session = ringstow::Session::begin_with(path, world_size, &config)?;
             let session = part_of.into_iter().fold(session, ringstow::Session::rank_share);
-            Ok(step.into_iter().fold(session, ringstow::Session::step))
+            step.into_iter().fold(session, ringstow::Session::step).metrics(metrics)
         };
         let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
         Ok(Self { inner, process: std::process::id() })

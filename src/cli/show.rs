@@ -168,6 +168,8 @@ fn summary(checkpoint: &Checkpoint) -> String {
             format!("{} (rises with each save into this directory)", manifest.generation),
         ),
     ];
+    let step = info.step.map(|step| row("step", step.to_string()));
+    let metrics = (!info.metrics.is_empty()).then(|| row("metrics", text::metrics(&info.metrics)));
     let problem = checkpoint.check_files().err();
     let problem = problem.map(|error| row("problem", text::printable(&error.to_string())));
     let files = 0..manifest.files.len();
@@ -180,7 +182,8 @@ fn summary(checkpoint: &Checkpoint) -> String {
         );
         row("renames", left)
     });
-    let rows = rows.into_iter().chain(part_of).chain(renames).chain(problem);
+    let rows =
+        rows.into_iter().chain(step).chain(metrics).chain(part_of).chain(renames).chain(problem);
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
 }
 

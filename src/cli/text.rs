@@ -2,6 +2,7 @@
 
 pub(super) use crate::doctor::binary_size;
 
+use crate::format::Metrics;
 use bytesize::ByteSize;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -76,6 +77,12 @@ pub fn utc(unix_ms: u64) -> Option<String> {
         let moment = UNIX_EPOCH + Duration::from_millis(unix_ms);
         humantime::format_rfc3339_seconds(moment).to_string()
     })
+}
+
+/// Metrics by name: `accuracy 0.5, loss 0.25`.
+pub fn metrics(metrics: &Metrics) -> String {
+    let each = metrics.iter().map(|(name, number)| format!("{} {number}", printable(name)));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// Elements per dimension: `[32, 32]`.

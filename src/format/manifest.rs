@@ -5,7 +5,7 @@ mod check;
 mod rank_share;
 mod tensor;
 
-use super::{lists, names, trailer};
+use super::{Metrics, lists, metrics, names, trailer};
 use crate::error::{Error, Result};
 use crate::limits::STRIPES_MAX;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -71,6 +71,9 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// The step of training that it was saved as; absent if the caller gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
+    /// The metrics that it was saved with; absent if there are none.
+    #[serde(default, skip_serializing_if = "Metrics::is_empty", with = "metrics")]
+    pub metrics: Metrics,
     /// The tree of non-tensor values, with references to tensors; see [`Value`](super::Value).
     pub state: S,
 }
@@ -138,6 +141,7 @@ impl<T, S> Manifest<T, S> {
             stripes: Vec::new(),
             part_of: None,
             step: None,
+            metrics: Metrics::new(),
             state,
         }
     }

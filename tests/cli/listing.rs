@@ -28,6 +28,23 @@ fn ls_lists_committed_incomplete_and_damaged_by_step() {
 }
 
 #[test]
+fn ls_and_show_print_metrics() {
+    let dir = Checkpoints::new();
+    let mut state = StateDict::new();
+    state.step(5).metrics([("loss", 0.25), ("a\x1bcc", f64::NAN)]).unwrap();
+    save(&state, Path::new(&dir.step(5)));
+    dir.save(6);
+    let metrics = serde_json::json!({"a\x1bcc": {"$float": "nan"}, "loss": 0.25});
+    let json = ringstow(&["ls", dir.path(), "--json"]).json();
+    assert_eq!(json[0]["metrics"], metrics);
+    assert_eq!(json[1]["metrics"], serde_json::json!({}));
+    let shown = ringstow(&["show", &dir.step(5)]).out;
+    assert!(shown.contains("step") && shown.contains("a\\u{1b}cc NaN, loss 0.25"), "{shown}");
+    assert_eq!(ringstow(&["show", &dir.step(5), "--json"]).json()["metrics"], metrics);
+    assert!(!ringstow(&["show", &dir.step(6)]).out.contains("metrics"));
+}
+
+#[test]
 fn ls_accepts_an_empty_directory_but_not_a_missing_one() {
     let dir = Checkpoints::new();
     let ran = ringstow(&["ls", dir.path()]);

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ringstow import _late, _native
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _private
+from ringstow.dcp._note import Note
 from ringstow.dcp._stream import StagingFuture
 
 _POLL_S = 0.005
@@ -46,11 +47,13 @@ def end_here() -> None:
 class Save:
     """One save of a writer: what its hooks share, and the coordinator's lock on the directory."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, note: Note) -> None:
         end_here()
         _here.save = self
         self.path = path
         """The directory that this process writes into."""
+        self.note = note
+        """What the manifest notes of the step."""
         self.rank: int | None = None
         self.is_alone = False
         """Whether each rank saves by itself."""
@@ -133,7 +136,9 @@ class Save:
         if other is not None and not other.may_commit():
             other.abandon()
         self._ranks = world_size
-        self._session = _native.Session(self.path, world_size, config, self.part_of)
+        self._session = _native.Session(
+            self.path, world_size, config, self.part_of, self.note.step, self.note.metrics
+        )
         _locking[self.path] = self
 
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> dict[str, object]:

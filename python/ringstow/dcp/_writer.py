@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.distributed.checkpoint import storage
@@ -31,6 +31,7 @@ from ringstow._report import SaveReport
 from ringstow.dcp import _items, _mark, _metadata, _paths, _private, _rank_parts
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
+from ringstow.dcp._note import Notes
 from ringstow.dcp._saves import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
@@ -56,7 +57,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     ::
 
-        dcp.save(state_dict, checkpoint_id="step-1000", storage_writer=ringstow.dcp.StorageWriter())
+        writer = ringstow.dcp.StorageWriter()
+        writer.note(step=1000, metrics={"loss": 0.25})      # optional
+        dcp.save(state_dict, checkpoint_id="run/step-1000", storage_writer=writer)
 
     The checkpoint appears complete or not at all, and an earlier one at the path stays until then.
     If a rank fails, the save fails on every rank; the writer can be used again right away.
@@ -93,6 +96,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         config: Config | None = None,
         *,
         allow_pickle: bool = False,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """Make a writer.
 
@@ -102,14 +107,19 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             config: the configuration; None means the defaults.
             allow_pickle: save objects that a load refuses by default, as torch.save pickles them.
                 Loading them also needs ``StorageReader(allow_pickle=True)``.
+            step: for a writer of one save: as `note` sets it.
+            metrics: likewise.
 
         Raises:
-            InvalidStateError: ``path`` is not a path in the file system.
+            InvalidStateError: ``path`` is not a path in the file system, or a metric is no number.
+            TypeError, ValueError: as from `note`.
         """
         self._allow_pickle = allow_pickle
         own = None if path is None else _paths.directory(path)
         self._destination = Destination(own, keeps_id=self._keeps_id)
         self._config = config or Config()
+        self._notes = Notes()
+        self._notes.give(step, metrics)
         self._start()
 
     def _start(self) -> None:
@@ -136,7 +146,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if future is not None and not future.is_over():
             _refuse_elsewhere(future)
             future.is_elsewhere = True
-        return {name: vars(self)[name] for name in ("_destination", "_config", "_allow_pickle")}
+        return {
+            name: vars(self)[name]
+            for name in ("_destination", "_notes", "_config", "_allow_pickle")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -155,6 +168,24 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if checkpoint_id is not None:
             self._destination.give(_paths.directory(checkpoint_id))
         self.save_id = _paths.fresh_id()
+
+    def note(self, *, step: int | None = None, metrics: Mapping[str, Any] | None = None) -> None:
+        """Set what the next save notes in its manifest, and that one only, even if it fails.
+
+        Call it before each ``dcp.save`` or ``dcp.async_save``, in the same thread. What the
+        coordinator notes counts; without collectives each rank notes it in its own checkpoint. A
+        second call before the save replaces the first.
+
+        Args:
+            step: the step of training, as in `ringstow.save`.
+            metrics: as in `ringstow.save`.
+
+        Raises:
+            InvalidStateError: a metric is no number.
+            TypeError, ValueError: ``step`` is no integer from 0 to 2**64 - 1.
+        """
+        self._adopt()
+        self._notes.give(step, metrics)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
@@ -187,8 +218,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 replace the one before.
         """
         self._adopt()
-        path = self._destination.take()
-        save = Save(path)
+        path, note = self._destination.take(), self._notes.take()
+        save = Save(path, note)
         self._saves.begin(save)
         save.rank = kwargs.get("rank")
         save.is_alone = not kwargs.get("use_collectives", True)
@@ -397,11 +428,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """
         self._adopt()
         end_here()
-        destination, here = self._destination, self._here
-        given = destination.hand_over()
+        destination, notes, here = self._destination, self._notes, self._here
+        given, note = destination.hand_over(), notes.hand_over()
 
         def claim(stream: StagingFuture | None) -> None:
             destination.receive(given)
+            notes.receive(note)
             here.stream = stream
 
         return claim

@@ -2,7 +2,7 @@
 
 use super::{FileEntry, Manifest, RankShare, TensorEntry};
 use crate::format::lists::{Entry, LongDims};
-use crate::format::{Dtype, names};
+use crate::format::{Dtype, metrics, names};
 use crate::limits::ALIGN;
 use std::collections::HashSet;
 
@@ -15,6 +15,7 @@ impl<T, S> Manifest<T, S> {
             return Err(format!("block_bytes is {}, not a multiple of 4096", self.block_bytes));
         }
         self.part_of.as_ref().map_or(Ok(()), RankShare::check)?;
+        metrics::check(&self.metrics)?;
         let mut names = HashSet::new();
         for file in &self.files {
             self.check_file(file)?;

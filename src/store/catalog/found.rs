@@ -1,7 +1,7 @@
 //! What a directory was found to hold: a checkpoint, complete or not.
 
 use crate::error::Error;
-use crate::format::RankShare;
+use crate::format::{Metrics, RankShare, metrics};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -20,6 +20,9 @@ pub struct Found {
     /// The step that its manifest notes.
     #[serde(skip)]
     pub(in crate::store) saved_step: Option<u64>,
+    /// The metrics that it was saved with. For the shares that ranks saved each by itself, those of the lowest rank.
+    #[serde(with = "metrics")]
+    pub metrics: Metrics,
     /// When it was committed, in milliseconds since 1970-01-01 UTC.
     pub created_unix_ms: Option<u64>,
     /// Number of tensors.
@@ -46,6 +49,7 @@ impl Found {
             problem: Some(refusal.to_string()),
             step: None,
             saved_step: None,
+            metrics: Metrics::new(),
             created_unix_ms: None,
             tensors: None,
             file_bytes: None,

@@ -1,6 +1,6 @@
 //! A checkpoint's manifest in brief.
 
-use crate::format::{RankShare, TensorEntry};
+use crate::format::{Metrics, RankShare, TensorEntry, metrics};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -39,6 +39,9 @@ pub struct Info {
     pub part_of: Option<RankShare>,
     /// The step of training that it was saved as, if one was given.
     pub step: Option<u64>,
+    /// The metrics that it was saved with.
+    #[serde(with = "metrics")]
+    pub metrics: Metrics,
 }
 
 /// A shard.
@@ -76,6 +79,7 @@ impl Checkpoint {
             stripes: manifest.stripes.clone(),
             part_of: manifest.part_of.clone(),
             step: manifest.step,
+            metrics: manifest.metrics.clone(),
         }
     }
 }

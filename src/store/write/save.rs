@@ -65,6 +65,7 @@ fn save_all(
     let block_bytes = runtime.config().checksum_bytes();
     let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
     (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), state.saved_step());
+    manifest.metrics.clone_from(state.saved_metrics());
     manifest.stripes = transaction.stripes().noted(paths.iter().map(PathBuf::as_path));
     written.moved.fallbacks.extend(transaction.commit(&manifest)?);
     job.note(What::Commit, committing, None, 0);

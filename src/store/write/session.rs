@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result, numbered};
-use crate::format::{FileEntry, Manifest, RankShare, Receipt, names, receipt};
+use crate::format::{FileEntry, Manifest, Metrics, RankShare, Receipt, metrics, names, receipt};
 use crate::store::layout::session_note::{Note, is_of_session};
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
@@ -45,6 +45,7 @@ pub struct Session {
     world_size: u32,
     part_of: Option<RankShare>,
     step: Option<u64>,
+    metrics: Metrics,
 }
 
 /// What a commit did.
@@ -121,7 +122,7 @@ impl Session {
         transaction.begin_ranks(&id);
         let note = Note { world_size, session: Some(id.clone()), generation: Some(generation) };
         file::write(&path, serde_json::json!(note).to_string().as_bytes())?;
-        Ok(Self { transaction, id, world_size, part_of: None, step: None })
+        Ok(Self { transaction, id, world_size, part_of: None, step: None, metrics: Metrics::new() })
     }
 
     /// Makes this the rank checkpoint of one rank, in [`rank_dir`](crate::rank_dir) below the checkpoint's directory.
@@ -134,6 +135,18 @@ impl Session {
     /// is ignored.
     pub fn step(self, step: u64) -> Self {
         Self { step: Some(step), ..self }
+    }
+
+    /// As [`StateDict::metrics`](crate::StateDict::metrics). Those of the ranks' states are ignored.
+    ///
+    /// # Errors
+    /// As for [`StateDict::metrics`](crate::StateDict::metrics); then the session has ended.
+    pub fn metrics<K: Into<String>>(
+        self,
+        metrics: impl IntoIterator<Item = (K, f64)>,
+    ) -> Result<Self> {
+        let metrics = metrics::with(self.metrics.clone(), metrics)?;
+        Ok(Self { metrics, ..self })
     }
 
     /// The checkpoint's directory.
@@ -181,6 +194,7 @@ impl Session {
         );
         manifest.part_of.clone_from(&self.part_of);
         (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), self.step);
+        manifest.metrics.clone_from(&self.metrics);
         manifest.check().map_err(|reason| {
             Error::invalid(format!("what the ranks wrote is not a checkpoint: {reason}"))
         })?;
