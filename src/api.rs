@@ -10,7 +10,7 @@ use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
 use crate::store::{
     self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained,
-    Retention, Session, Swept, Wanted, while_replaced,
+    Retention, Session, Slimmed, Swept, Wanted, while_replaced,
 };
 use crate::sys::path::absolute;
 use std::path::{Path, PathBuf};
@@ -219,6 +219,11 @@ impl Store {
         store::remove_checkpoint(path.as_ref(), disposal, &self.config)
     }
 
+    /// As [`slim`].
+    pub fn slim(&self, path: impl AsRef<Path>, drop: &[String]) -> Result<Slimmed> {
+        store::slim(path.as_ref(), drop, &self.config)
+    }
+
     /// As [`prune`].
     pub fn prune(&self, dir: impl AsRef<Path>) -> Result<Swept> {
         store::prune(dir.as_ref(), &self.config)
@@ -416,6 +421,21 @@ pub fn latest_verified(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
 /// or removing a file fails; as for [`Config::found`].
 pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
     Store::found()?.retain(root, &Retention { disposal, ..Retention::new(keep) })
+}
+
+/// Drops the values of these names and below them from the checkpoint at `path`, the tensors to which only they refer,
+/// and the files that hold nothing else: `["optimizer"]` leaves what inference needs. The save must have set these names
+/// [apart](StateDict::apart). A load of the rest goes on as before. If the process is killed meanwhile, the checkpoint is
+/// as before or slimmed, and the next save into its directory or [`prune`] removes the rest.
+///
+/// # Errors
+/// In each case the checkpoint is as before. [`Error::Invalid`](crate::Error::Invalid) for a name that the checkpoint does
+/// not have, if no file would be freed or no tensor left, and for a link; [`Error::Unsupported`](crate::Error::Unsupported)
+/// for a checkpoint that ranks saved each by itself, and where nobody can know whether another host is saving;
+/// [`Error::Busy`](crate::Error::Busy) if a save into the directory is in progress; as for [`remove`] if there is none
+/// or files are missing. [`Error::NotDurable`](crate::Error::NotDurable) if it is slimmed, and a crash may undo that.
+pub fn slim(path: impl AsRef<Path>, drop: &[String]) -> Result<Slimmed> {
+    Store::found()?.slim(path, drop)
 }
 
 /// Removes the checkpoint at `path`. If the process is killed meanwhile, the checkpoint may be incomplete, and another

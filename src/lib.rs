@@ -57,7 +57,7 @@ mod sys;
 
 pub use api::{
     Store, diff, export, export_async, latest, latest_verified, list, load, load_async, prune,
-    remove, retain, save, save_async, steps, verify, write_rank, write_rank_async,
+    remove, retain, save, save_async, slim, steps, verify, write_rank, write_rank_async,
 };
 pub use background::Filled;
 pub use config::{Config, EngineChoice, Switch};
@@ -81,8 +81,8 @@ pub use state::StateDict;
 pub use store::{
     Before, Checkpoint, CheckpointKind, Committed, DiffReport, Disposal, ElementDiff, FileInfo,
     Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt, Pruning, Recycled, Removed,
-    Retained, Retention, Session, Slice, Status, Swept, TensorChange, TensorDiff, TensorPart,
-    TensorView, ValueDiff, Wanted,
+    Retained, Retention, Session, Slice, Slimmed, Status, Swept, TensorChange, TensorDiff,
+    TensorPart, TensorView, ValueDiff, Wanted,
 };
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change

@@ -11,6 +11,9 @@ pub const FIXED_BUFFERS_MAX: usize = 1 << 14;
 /// Most directories besides its own that a checkpoint can be striped over.
 pub const STRIPES_MAX: usize = 64;
 
+/// Most names that a checkpoint can be slimmed by.
+pub const DROPPED_MAX: usize = 64;
+
 /// Interruptions in a row (EINTR, EAGAIN) after which a call or a transfer fails. Far beyond what a working kernel does; it
 /// only keeps a broken one from blocking a save forever.
 pub const INTERRUPTIONS_MAX: u32 = 1000;

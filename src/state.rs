@@ -19,6 +19,7 @@ pub struct StateDict<'a> {
     values: Vec<(String, Value)>,
     step: Option<u64>,
     metrics: Metrics,
+    apart: Vec<String>,
     only_new: bool,
     tree: Option<Box<RawValue>>,
     check: Option<Box<Check<'a>>>,
@@ -172,6 +173,13 @@ impl<'a> StateDict<'a> {
         Ok(self)
     }
 
+    /// Writes the tensors of this name and below it (`optimizer` and `optimizer.state.0`) into files of their own, so that
+    /// [`slim`](crate::slim()) can free them later.
+    pub fn apart(&mut self, name: impl Into<String>) -> &mut Self {
+        self.apart.push(name.into());
+        self
+    }
+
     /// Makes the save fail instead of replacing a checkpoint, also one that another process commits meanwhile. The
     /// error is an [`Error::Io`] of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists).
     pub fn only_new(&mut self) -> &mut Self {
@@ -210,7 +218,8 @@ impl<'a> StateDict<'a> {
 
     /// The tensors, for the save.
     pub(crate) fn contents(&self) -> Contents<'_> {
-        Contents { items: &self.items, sources: &self.sources, check: self.check.as_deref() }
+        let (items, sources, apart) = (&self.items, &self.sources, &self.apart);
+        Contents { items, sources, apart, check: self.check.as_deref() }
     }
 
     /// The tree of values, as it is written.
@@ -243,6 +252,8 @@ impl<'a> StateDict<'a> {
 pub(crate) struct Contents<'a> {
     pub items: &'a [Item],
     pub sources: &'a [TensorSource<'a>],
+    /// Names below which tensors lie in files of their own.
+    pub apart: &'a [String],
     /// Called once all of these bytes have been copied.
     pub check: Option<&'a Check<'a>>,
 }

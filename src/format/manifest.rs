@@ -3,11 +3,12 @@
 
 mod check;
 mod rank_share;
+mod slim;
 mod tensor;
 
 use super::{Metrics, lists, metrics, names, trailer};
 use crate::error::{Error, Result};
-use crate::limits::STRIPES_MAX;
+use crate::limits::{DROPPED_MAX, STRIPES_MAX};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
@@ -16,6 +17,7 @@ use std::path::Path;
 
 pub(crate) use rank_share::RANKS_MAX;
 pub use rank_share::RankShare;
+pub use slim::Dropped;
 pub use tensor::{Chunk, TensorEntry};
 
 /// Version of the format that this library writes, and the newest that it reads.
@@ -74,6 +76,13 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// The metrics that it was saved with; absent if there are none.
     #[serde(default, skip_serializing_if = "Metrics::is_empty", with = "metrics")]
     pub metrics: Metrics,
+    /// Names below which [`slim`](crate::slim()) has dropped everything.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "lists::few::<_, DROPPED_MAX>"
+    )]
+    pub dropped: Vec<String>,
     /// The tree of non-tensor values, with references to tensors; see [`Value`](super::Value).
     pub state: S,
 }
@@ -142,6 +151,7 @@ impl<T, S> Manifest<T, S> {
             part_of: None,
             step: None,
             metrics: Metrics::new(),
+            dropped: Vec::new(),
             state,
         }
     }

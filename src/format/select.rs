@@ -1,5 +1,5 @@
-//! Cuts the text of a tree of values down to what a load selects: parsing a million names would take longer than
-//! reading the few selected tensors.
+//! Cuts the text of a tree of values down to what a load selects, or to what a checkpoint keeps when it is slimmed:
+//! parsing a million names would take longer than reading the few selected tensors.
 //!
 //! The result may hold more than the selection: only dictionaries are cut, and only at keys that are text or integers.
 //! Names are paths joined by dots; a duplicate name ends in `#` and a number.
@@ -16,6 +16,13 @@ pub enum Wanted {
     Names(Vec<String>),
     /// This name and everything below it.
     Below(String),
+    /// Everything but these names and what is below them.
+    NotBelow(Vec<String>),
+}
+
+/// Whether a name is `prefix` or lies below it: `optimizer` and `optimizer.state` below `optimizer`.
+pub fn is_below(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Wanted {
@@ -42,10 +49,14 @@ impl Wanted {
             }
             Self::Below(prefix) => {
                 let prefix = prefix.strip_suffix('.').unwrap_or(prefix);
-                let is_below = path
-                    .strip_prefix(prefix)
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-                Keep::of(is_below || goes_on(prefix, '#'), goes_on(prefix, '.'))
+                Keep::of(is_below(path, prefix) || goes_on(prefix, '#'), goes_on(prefix, '.'))
+            }
+            Self::NotBelow(dropped) => {
+                let is_dropped = dropped.iter().any(|prefix| is_below(path, prefix));
+                Keep::of(
+                    !is_dropped && !dropped.iter().any(|prefix| goes_on(prefix, '.')),
+                    !is_dropped,
+                )
             }
         }
     }
@@ -272,6 +283,24 @@ mod tests {
         let model = of("model");
         assert!(model.contains("a.w") && model.contains("\"b\":1") && !model.contains("ema"));
         assert_eq!(of("opt.k"), r#"{"opt":{"$dict":[["k",5],[[1,2],6]]}}"#);
+    }
+
+    #[test]
+    fn everything_but_what_is_dropped_is_kept() {
+        let of = |dropped: &[&str]| {
+            let dropped = dropped.iter().map(|name| (*name).into()).collect();
+            cut_of(TREE, &Wanted::NotBelow(dropped))
+        };
+        assert_eq!(of(&[]), TREE);
+        assert_eq!(of(&["mod", "model.b.c", "l.0.x", "k"]), TREE);
+        assert_eq!(
+            of(&["model", "l", "é\""]),
+            r#"{"model_ema":{"w":3},"opt":{"$dict":[[0,{"s":4}],["k",5],[[1,2],6]]}}"#
+        );
+        let part = of(&["opt.0", "model.a", "model_ema.w"]);
+        assert!(part.contains(r#"{"$odict":{"b":1},"attrs""#), "{part}");
+        assert!(part.contains(r#""opt":{"$dict":[["k",5],[[1,2],6]]}"#), "{part}");
+        assert!(part.contains(r#""model_ema":{},"#), "{part}");
     }
 
     #[test]

@@ -57,6 +57,18 @@ impl Value {
         }
     }
 
+    /// The name of the tensor, array or object that it refers to.
+    pub(crate) fn stored(&self) -> Option<&str> {
+        match self {
+            Self::Tensor(name) | Self::Object(name) => Some(name),
+            Self::Other(fields) => match fields.first() {
+                Some((tag, Self::Str(name))) if tag == "$ndarray" => Some(name),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// The value of a dictionary's key or of a field; see [`Value::plain`].
     pub fn get(&self, key: &str) -> Option<&Value> {
         match self.plain() {

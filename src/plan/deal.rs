@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::format::Item;
 use crate::format::header::{Length, Reader};
 use crate::format::lists::LongDims;
+use crate::format::select::is_below;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
@@ -92,6 +93,22 @@ pub fn total(order: &[Member]) -> Result<u64> {
         .try_fold(0u64, |sum, member| sum.checked_add(member.nbytes))
         .filter(|&sum| sum < 1 << 62)
         .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))
+}
+
+/// The items below each name of `apart`, and before them all others. No file holds items of two groups. Groups without
+/// items are left out, but for the only one of a state without any.
+pub fn groups(order: Vec<Member>, items: &[Item], apart: &[String]) -> Vec<Vec<Member>> {
+    if apart.is_empty() {
+        return vec![order];
+    }
+    let mut groups = vec![Vec::new(); apart.len() + 1];
+    for member in order {
+        let name = &items[member.item].info.name;
+        let group = apart.iter().position(|prefix| is_below(name, prefix));
+        groups[group.map_or(0, |group| group + 1)].push(member);
+    }
+    groups.retain(|group| !group.is_empty());
+    if groups.is_empty() { vec![Vec::new()] } else { groups }
 }
 
 /// Distributes the items over at most `lanes` lanes, none of them empty: the largest first, each to the lane with the

@@ -7,7 +7,7 @@
 //! A lane is a sequence of files, of which one is written at a time. Each tensor belongs to one lane, and the blocks of
 //! the lanes take turns.
 
-use super::deal::{Member, deal, order, split, total};
+use super::deal::{Member, deal, groups, order, split, total};
 use crate::error::Result;
 use crate::format::header::{self, Header, Placed, Reader};
 use crate::format::{Chunk, Item, TensorEntry, names};
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// Everything besides the tensors that a layout depends on.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct Options<'a> {
     /// Which process this is; part of the shards' names.
     pub rank: u32,
     /// How many saves into the same directory came before.
@@ -29,6 +29,8 @@ pub struct Options {
     pub shard_bytes: u64,
     /// Number of lanes: files that are written at the same time.
     pub lanes: usize,
+    /// Names below which tensors lie in files of their own, so that these files can go before the others.
+    pub apart: &'a [String],
 }
 
 /// Where everything of a save goes.
@@ -100,7 +102,7 @@ pub enum PieceSource {
 ///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) naming a duplicate tensor, a size that overflows, or a region outside of its tensor.
-pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
+pub fn plan(items: &[Item], options: Options<'_>) -> Result<SavePlan> {
     let name = |number, _| names::shard(options.rank, number, options.generation);
     plan_files(items, options, name, Reader::Any)
 }
@@ -110,14 +112,15 @@ pub fn plan(items: &[Item], options: Options) -> Result<SavePlan> {
 /// # Errors
 /// As for [`plan`].
 pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<SavePlan> {
-    let options = Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1 };
+    let options =
+        Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1, apart: &[] };
     plan_files(items, options, names::model_shard, Reader::Model)
 }
 
 /// `name` gets the number of a file, from 0, and the number of files.
 fn plan_files(
     items: &[Item],
-    options: Options,
+    options: Options<'_>,
     name: impl Fn(usize, usize) -> String,
     reader: Reader,
 ) -> Result<SavePlan> {
@@ -125,9 +128,11 @@ fn plan_files(
     let tensor_bytes = total(&order)?;
     order.sort_by_key(|member| member.layer);
     let mut files: Vec<(usize, Vec<Member>)> = Vec::new();
-    for (lane, members) in deal(order, options.lanes).into_iter().enumerate() {
-        let of_lane = split(items, &members, options.shard_bytes, reader)?;
-        files.extend(of_lane.into_iter().map(|members| (lane, members)));
+    for group in groups(order, items, options.apart) {
+        for (lane, members) in deal(group, options.lanes).into_iter().enumerate() {
+            let of_lane = split(items, &members, options.shard_bytes, reader)?;
+            files.extend(of_lane.into_iter().map(|members| (lane, members)));
+        }
     }
     let count = files.len();
     let shards: Vec<Shard> = files

@@ -7,11 +7,11 @@ use crate::plan::deal::HEADER_BYTES_FULL;
 use proptest::prelude::*;
 use std::collections::HashSet;
 
-fn options(block_bytes: u64, shard_bytes: u64) -> Options {
-    Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1 }
+fn options(block_bytes: u64, shard_bytes: u64) -> Options<'static> {
+    Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1, apart: &[] }
 }
 
-fn in_lanes(lanes: usize) -> Options {
+fn in_lanes(lanes: usize) -> Options<'static> {
     Options { lanes, ..options(4096, 0) }
 }
 
@@ -65,6 +65,28 @@ proptest! {
         }
         let all: Vec<u64> = items.iter().map(|t| t.info.nbytes().unwrap()).collect();
         prop_assert_eq!(copied, all);
+    }
+
+    #[test]
+    fn no_file_holds_tensors_of_two_groups_and_none_is_empty(
+        groups in prop::collection::vec((0..3usize, 0..3000u64), 0..40),
+        shard_bytes in prop::sample::select(vec![0u64, 5_000]),
+        lanes in 1..4usize,
+    ) {
+        let names = ["model", "optimizer", "ema"];
+        let named = |(i, &(group, n)): (usize, &(usize, u64))| {
+            item(format!("{}.{i}", names[group]), Dtype::U8, n)
+        };
+        let items: Vec<Item> = groups.iter().enumerate().map(named).collect();
+        let apart = ["optimizer".to_owned(), "ema".to_owned(), "absent".to_owned()];
+        let plan = plan(&items, Options { apart: &apart, ..Options { shard_bytes, ..in_lanes(lanes) } }).unwrap();
+        let mut placed = HashSet::new();
+        for shard in &plan.shards {
+            let of: HashSet<usize> = shard.items.iter().map(|extent| groups[extent.item].0).collect();
+            prop_assert!(of.len() == 1 || items.is_empty());
+            prop_assert!(shard.items.iter().all(|extent| placed.insert(extent.item)));
+        }
+        prop_assert_eq!(placed.len(), items.len());
     }
 
     #[test]

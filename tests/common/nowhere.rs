@@ -76,8 +76,14 @@ impl Source for Sparse {
 
 /// The layout of these tensors in blocks of 4 MiB.
 pub fn layout(items: &[Item]) -> SavePlan {
-    let options =
-        Options { rank: 0, generation: 0, block_bytes: 4 << 20, shard_bytes: 0, lanes: 1 };
+    let options = Options {
+        rank: 0,
+        generation: 0,
+        block_bytes: 4 << 20,
+        shard_bytes: 0,
+        lanes: 1,
+        apart: &[],
+    };
     plan(items, options).expect("the tensors are valid")
 }
 

@@ -1,11 +1,11 @@
 //! What is done to a run: each operation, what the run holds before and after it, and in which ways.
 
 use crate::common::place::{Place, SIZES, WAYS, Way};
-use crate::common::{State, load_all};
+use crate::common::{EXTRA, State, is_extra, load_all};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
-use ringstow::{Disposal, Error, Left, Result, Retention, Store};
+use ringstow::{Checkpoint, Disposal, Error, Left, Result, Retention, Store};
 use std::path::{Path, PathBuf};
 
 /// Numbers of checkpoints, `step-1`, each with the number of the state that it holds.
@@ -23,6 +23,8 @@ pub struct Operation {
     pub act: fn(&Place) -> Result<()>,
     /// The checkpoint to which the next save goes.
     pub next: u32,
+    /// Whether a reader that opened a checkpoint before may find it changed.
+    pub changes: bool,
 }
 
 const SAVE: Operation = Operation {
@@ -34,9 +36,10 @@ const SAVE: Operation = Operation {
     prepare: |_| (),
     act: |place| place.save_to(2, &step_dir(place, 2)),
     next: 2,
+    changes: false,
 };
 
-pub const OPERATIONS: [Operation; 8] = [
+pub const OPERATIONS: [Operation; 9] = [
     SAVE,
     Operation {
         name: "save over",
@@ -78,6 +81,26 @@ pub const OPERATIONS: [Operation; 8] = [
         prepare: leave_much,
         act: Place::prune,
         next: 4,
+        ..SAVE
+    },
+    Operation {
+        name: "slim",
+        ways: &SINGLE,
+        before: &[(1, 1), (2, 2)],
+        after: &[(1, 1), (2, 2)],
+        partial: true,
+        prepare: |place| {
+            let state = State::new(2, &SIZES);
+            state.save_with_extra(&place.runtime, &step_dir(place, 2)).unwrap();
+        },
+        act: |place| {
+            let drop = [EXTRA.to_owned()];
+            nothing_left(&store::slim(&step_dir(place, 2), &drop, place.config())?.left)?;
+            let slimmed = Checkpoint::open_with(step_dir(place, 2), place.config())?;
+            assert!(!slimmed.tensors().iter().any(|tensor| is_extra(&tensor.name)));
+            Ok(())
+        },
+        changes: true,
         ..SAVE
     },
     Operation {

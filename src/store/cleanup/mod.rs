@@ -4,3 +4,4 @@ mod orphans;
 pub(crate) mod prune;
 pub(crate) mod remove;
 pub(crate) mod retain;
+pub(crate) mod slim;

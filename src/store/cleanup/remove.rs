@@ -101,7 +101,7 @@ fn remove_all(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed
 }
 
 /// Refuses a link: another program may rely on it, and would find no checkpoint there.
-fn refuse_link(dir: &Path) -> Result<()> {
+pub(in crate::store) fn refuse_link(dir: &Path) -> Result<()> {
     let itself: PathBuf = dir.components().collect(); // a path that ends in `/` would be followed
     if !dir::is_link(&itself) {
         return Ok(());
@@ -226,7 +226,7 @@ pub(in crate::store) fn check_parts<'a>(
 }
 
 /// The directories of a checkpoint, in which all its files are found.
-fn found(dir: &Path, stripe: &[PathBuf]) -> Result<Stripes> {
+pub(in crate::store) fn found(dir: &Path, stripe: &[PathBuf]) -> Result<Stripes> {
     let stripes = Stripes::to_clear(dir, stripe)?;
     check_found(&stripes)?;
     Ok(stripes)

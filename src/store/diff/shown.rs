@@ -48,18 +48,6 @@ impl Keys {
     }
 }
 
-/// The name of a tensor, an array or an object.
-pub fn stored(value: &Value) -> Option<&str> {
-    match value {
-        Value::Tensor(name) | Value::Object(name) => Some(name),
-        Value::Other(fields) => match fields.first() {
-            Some((tag, Value::Str(name))) if tag == "$ndarray" => Some(name),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
 pub fn below(name: &str, step: &str) -> String {
     if name.is_empty() { step.into() } else { format!("{name}.{step}") }
 }
@@ -98,7 +86,7 @@ pub fn text(value: &Value) -> Result<String> {
         Some(Items::Named([]) | Items::Listed([])) => {
             Ok(kind(value).replacen("an ", "an empty ", 1).replacen("a ", "an empty ", 1))
         }
-        None if stored(value).is_none() => json(value),
+        None if value.stored().is_none() => json(value),
         _ => Ok(kind(value).into()),
     }
 }

@@ -1,8 +1,7 @@
 //! Compares the values that are not tensors: two trees, walked together.
 
 use super::shown::{
-    Items, Keys, Pairs, below, is_set, json, key_text, kind, kind_fields, sorted, step, stored,
-    text,
+    Items, Keys, Pairs, below, is_set, json, key_text, kind, kind_fields, sorted, step, text,
 };
 use crate::error::Result;
 use crate::format::Value;
@@ -72,7 +71,7 @@ impl<'a> Walk<'a> {
 
     /// Compares what both trees have at a place.
     fn both(&mut self, name: &str, one: &'a Value, other: &'a Value) -> Result<()> {
-        if let (Some(x), Some(y)) = (stored(one), stored(other)) {
+        if let (Some(x), Some(y)) = (one.stored(), other.stored()) {
             return self.both_stored(name, (one, x), (other, y));
         }
         let (Some(items), Some(others)) = (Items::of(one), Items::of(other)) else {
@@ -190,9 +189,9 @@ impl<'a> Walk<'a> {
                     self.alone(&below(name, &index.to_string()), &keys, item, in_a)?;
                 }
             }
-            _ if stored(value).is_some_and(|stored| side.only.contains(stored)) => {}
+            _ if value.stored().is_some_and(|stored| side.only.contains(stored)) => {}
             _ => {
-                let tied = stored(value).and_then(|stored| side.tied_to(stored, name));
+                let tied = value.stored().and_then(|stored| side.tied_to(stored, name));
                 let text = tied.map_or_else(|| text(value), |to| Ok(format!("tied to {to}")))?;
                 let (a, b) = if in_a { (Some(text), None) } else { (None, Some(text)) };
                 let diff = ValueDiff { name: name.into(), a, b };
@@ -235,7 +234,7 @@ fn find_stored<'a>(
     name: &str,
     first: &mut HashMap<&'a str, String>,
 ) -> Result<()> {
-    if let Some(stored) = stored(value) {
+    if let Some(stored) = value.stored() {
         first.entry(stored).or_insert_with(|| name.into());
     }
     match Items::of(value) {

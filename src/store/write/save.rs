@@ -97,7 +97,8 @@ impl Contents<'_> {
         let config = runtime.config();
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
         let lanes = stripes.lanes(config.files);
-        plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes })
+        let apart = self.apart;
+        plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes, apart })
     }
 
     /// Writes the planned shards, over recycled files if there are any. Also returns the recycled bytes.

@@ -22,7 +22,8 @@ use crate::store::layout::unique::{random_step, unique};
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::make_dirs::make_stripe_dirs;
 use crate::store::write::rollback::Rollback;
-use crate::store::write::scope::Scope;
+use crate::store::write::scope::{Own, Scope};
+use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir;
 use crate::sys::file;
 use crate::sys::file_system::Reach;
@@ -93,6 +94,42 @@ impl Transaction {
         Ok(Self {
             stripes,
             generation,
+            scope,
+            uncommitted_manifest,
+            ranks: false,
+            recycle: false,
+            only_new: false,
+            rollback,
+        })
+    }
+
+    /// Begins to change a committed checkpoint, whose files stay: locks its directory, and changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if a save holds the lock; [`Error::Unsupported`] if the lock does not keep out other hosts: one of
+    /// them may be replacing the checkpoint; [`Error::Io`].
+    pub fn begin_change(dir: &Path, stripes: Stripes) -> Result<Self> {
+        let rollback = Rollback::begin(dir)?;
+        let lock = rollback.held();
+        if lock.reach() != Reach::EveryHost {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "changing {}, where nobody can know whether another host is saving ({})",
+                    dir.display(),
+                    lock.why()
+                ),
+                remedy: "save it again without that part, and remove this one".into(),
+            });
+        }
+        // No save has this name, and a clean-up elsewhere finds it.
+        let uncommitted_manifest = names::unique_manifest(&unique());
+        let scope = match lock.is_shared() {
+            false => Scope::Everything,
+            true => Scope::Own(Own::default()),
+        };
+        Ok(Self {
+            stripes,
+            generation: 0,
             scope,
             uncommitted_manifest,
             ranks: false,
@@ -188,6 +225,29 @@ impl Transaction {
             tracing::warn!(%error, "the checkpoint is committed, but old files could not be removed; the next save into the directory or `ringstow prune` removes them");
             None
         }))
+    }
+
+    /// Commits a manifest that lists some of the committed checkpoint's files and no others, and removes the rest.
+    /// `is_unchanged` checks that the committed manifest is still the one that this was made from.
+    ///
+    /// # Errors
+    /// As for [`Transaction::commit`].
+    pub fn commit_change<T: Serialize, S: Serialize>(
+        mut self,
+        manifest: &Manifest<T, S>,
+        is_unchanged: impl Fn() -> Result<()>,
+    ) -> Result<Swept> {
+        self.write_manifest(manifest)?;
+        is_unchanged()?;
+        self.publish(manifest)?;
+        let mut swept = Swept::default();
+        let cleared = Leftovers::find(&self.stripes, Some(&manifest.files), &self.scope)
+            .and_then(|leftovers| leftovers.carry_out(&mut swept));
+        if let Err(error) = cleared {
+            tracing::warn!(%error, "the checkpoint lists them no more, but files could not be removed; the next save into the directory or `ringstow prune` removes them");
+            swept.left.push(Left::failed(self.dir(), &error));
+        }
+        Ok(swept)
     }
 
     /// Checks that no file has the final name of a shard: readers would take it for the shard. Looks at each path,

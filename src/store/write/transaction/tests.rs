@@ -17,7 +17,7 @@ fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
     let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![1] };
     let generation = tx.generation();
     let (block_bytes, shard_bytes) = (4096, 0);
-    let options = Options { rank: 0, generation, block_bytes, shard_bytes, lanes: 1 };
+    let options = Options { rank: 0, generation, block_bytes, shard_bytes, lanes: 1, apart: &[] };
     let items = [info.into()];
     let plan = crate::plan::save::plan(&items, options).unwrap();
     let shard = &plan.shards[0];

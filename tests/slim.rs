@@ -1,0 +1,115 @@
+//! A checkpoint loses the part that it is slimmed by, whole or not at all, and nothing else.
+
+mod common;
+
+use common::{
+    EXTRA, State, assert_no_litter_in, is_extra, load_all, load_opened, names_in, runtime,
+    small_config,
+};
+use ringstow::internals::store::{self, Slimmed};
+use ringstow::{Checkpoint, Config, Error, Result, Runtime, StateDict};
+use std::path::Path;
+
+const SIZES: [usize; 2] = [9_000, 5];
+
+fn slim(dir: &Path, config: &Config) -> Result<Slimmed> {
+    store::slim(dir, &[EXTRA.to_owned()], config)
+}
+
+/// A run with a checkpoint of step 1 that has the extra part.
+fn saved(runtime: &Runtime) -> (tempfile::TempDir, std::path::PathBuf) {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("step-1");
+    State::new(1, &SIZES).save_with_extra(runtime, &dir).unwrap();
+    (root, dir)
+}
+
+#[test]
+fn slimmed_checkpoint_has_everything_but_that_part_and_frees_its_files() {
+    let runtime = runtime();
+    let (_root, dir) = saved(&runtime);
+    let before = names_in(&dir);
+    assert_eq!(
+        load_all(&runtime, &dir).unwrap().tensors().filter(|(name, _)| is_extra(name)).count(),
+        2
+    );
+
+    let done = slim(&dir, &small_config()).unwrap();
+    assert_eq!((done.tensors, done.names), (2, vec![EXTRA.to_owned()]));
+    assert!(done.file_bytes > 30_000 && done.left.is_empty());
+    let after = names_in(&dir);
+    assert_eq!(before.len() - after.len(), done.removed.len());
+    assert!(after.iter().all(|name| before.contains(name)));
+    State::new(1, &SIZES).assert_at(&runtime, &dir);
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    assert!(!checkpoint.tensors().iter().any(|tensor| is_extra(&tensor.name)));
+    assert!(checkpoint.value("extra.lr").is_err());
+    assert_eq!(checkpoint.manifest().dropped, [EXTRA]);
+    assert!(ringstow::verify(&dir).unwrap().damage.is_empty());
+
+    let again = slim(&dir, &small_config()).unwrap();
+    assert_eq!((again.tensors, again.names.len(), again.removed.len()), (0, 0, 0));
+    State::new(2, &SIZES).save(&runtime, &dir).unwrap();
+    State::new(2, &SIZES).assert_at(&runtime, &dir);
+    assert_no_litter_in(&small_config(), &dir);
+}
+
+#[test]
+fn part_that_shares_files_is_not_dropped() {
+    let runtime = runtime();
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("step-1");
+    let mut state = StateDict::new();
+    state.slice("model.w", &[4], &[1f32; 4]).unwrap().slice("extra.m", &[4], &[2f32; 4]).unwrap();
+    store::save(&runtime, &state, &dir, &Default::default()).unwrap();
+    let before = std::fs::read(dir.join("manifest.json")).unwrap();
+    let error = slim(&dir, &small_config()).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    assert!(error.to_string().contains("apart"), "{error}");
+    assert_eq!(std::fs::read(dir.join("manifest.json")).unwrap(), before);
+}
+
+#[test]
+fn checkpoint_in_use_or_absent_is_refused_with_the_reason() {
+    let runtime = runtime();
+    let (root, dir) = saved(&runtime);
+    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    assert!(matches!(slim(&dir, &small_config()), Err(Error::Busy { .. })));
+    drop(session);
+    let absent = root.path().join("step-2");
+    let error = slim(&absent, &small_config()).unwrap_err();
+    assert!(error.to_string().contains("step-2"), "{error}");
+    assert!(!absent.exists());
+    let link = root.path().join("newest");
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    assert!(matches!(slim(&link, &small_config()), Err(Error::Invalid { .. })));
+    for name in ["", "extra.", "layer.9", "extr"] {
+        let error = store::slim(&dir, &[name.to_owned()], &small_config()).unwrap_err();
+        assert!(matches!(error, Error::Invalid { .. }), "{name}: {error}");
+    }
+    State::new(1, &SIZES).assert_at(&runtime, &dir);
+}
+
+#[test]
+fn striped_checkpoint_frees_its_files_on_all_disks() {
+    let (disk, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let config = Config { stripe: vec![disk.path().into()], files: 2, ..small_config() };
+    let runtime = Runtime::new(config.clone()).unwrap();
+    let dir = root.path().join("step-1");
+    State::new(1, &SIZES).save_with_extra(&runtime, &dir).unwrap();
+    let on_disk = names_in(&disk.path().join("step-1")).len();
+    let done = slim(&dir, &config).unwrap();
+    assert!(done.removed.iter().any(|path| path.starts_with(disk.path())), "{done:?}");
+    assert!(names_in(&disk.path().join("step-1")).len() < on_disk);
+    State::new(1, &SIZES).assert_at(&runtime, &dir);
+}
+
+#[test]
+fn load_that_has_begun_before_gets_the_rest_or_all_of_it() {
+    let runtime = runtime();
+    let (_root, dir) = saved(&runtime);
+    let opened = Checkpoint::open(&dir).unwrap();
+    slim(&dir, &small_config()).unwrap();
+    let error = load_opened(&runtime, &opened).unwrap_err();
+    assert!(matches!(error, Error::Replaced { .. }), "{error}");
+}
