@@ -5,6 +5,7 @@ use crate::device::TensorSource;
 use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
+use crate::format::select::is_below;
 use crate::format::value::{Leaf, Named};
 use crate::format::{Dtype, Element, Item, Metrics, Region, TensorInfo, Value, metrics};
 use serde::{Serialize, Serializer};
@@ -174,7 +175,7 @@ impl<'a> StateDict<'a> {
     }
 
     /// Writes the tensors of this name and below it (`optimizer` and `optimizer.state.0`) into files of their own, so that
-    /// [`slim`](crate::slim()) can free them later.
+    /// [`slim`](crate::slim()) can free them later. A save of a state that has nothing of the name fails.
     pub fn apart(&mut self, name: impl Into<String>) -> &mut Self {
         self.apart.push(name.into());
         self
@@ -199,6 +200,20 @@ impl<'a> StateDict<'a> {
     pub fn check_staged(&mut self, check: impl Fn() -> Result<()> + Send + Sync + 'a) -> &mut Self {
         self.check = Some(Box::new(check));
         self
+    }
+
+    /// Checks that the state has something of each name that is set apart: a misspelled one would get no files.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming one that it does not have.
+    pub(crate) fn check_apart(&self) -> Result<()> {
+        let has = |name: &&String| self.entries().any(|(entry, _)| is_below(entry, name));
+        match self.apart.iter().find(|name| self.tree.is_none() && !has(name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::invalid(format!(
+                "the state has nothing named {name:?}, which is to be set apart, and nothing below it"
+            ))),
+        }
     }
 
     /// The number set by [`StateDict::step`].

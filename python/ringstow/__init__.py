@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow._catalog import diff, latest, prune, remove, retain, steps, verify
+from ringstow._catalog import diff, latest, prune, remove, retain, slim, steps, verify
 from ringstow._config import Config
 from ringstow._errors import (
     BusyError,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ElementDiff,
         Removed,
         Retained,
+        Slimmed,
         Step,
         Swept,
         TensorChange,
@@ -99,6 +100,7 @@ __all__ = [
     "SaveHandle",
     "SaveReport",
     "SaveSeconds",
+    "Slimmed",
     "Step",
     "Swept",
     "TensorChange",
@@ -117,6 +119,7 @@ __all__ = [
     "retain",
     "save",
     "save_async",
+    "slim",
     "steps",
     "verify",
 ]

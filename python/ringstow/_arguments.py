@@ -7,7 +7,7 @@ import operator
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
 from ringstow._errors import InvalidStateError, NoCheckpointError
@@ -62,6 +62,27 @@ def of_checkpoint(path: StrPath) -> str:
             "without one; start afresh, or call ringstow.steps() to see why none can be loaded"
         )
     return absolute(path)
+
+
+def names_of_parts(names: Iterable[str], argument: str) -> list[str]:
+    """Return names of parts of a state, such as ``optimizer``.
+
+    Raises:
+        TypeError: it is a string, or holds something else than strings.
+        InvalidStateError: a name is empty or ends in a dot.
+    """
+    if isinstance(names, str):
+        raise TypeError(f'{argument} is a list of names: {argument}=["{names}"]')
+    listed = list(names)
+    for name in listed:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} is a list of names, not of {type(name).__name__}")
+        if not name or name.endswith("."):
+            raise InvalidStateError(
+                f"{argument}: {name!r} is no name; a name stands for all below it, as in "
+                '"optimizer"'
+            )
+    return listed
 
 
 def step_number(step: int | None, name: str = "step") -> int | None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, SupportsIndex
 
 from ringstow import _native
-from ringstow._arguments import StrPath, absolute, of_checkpoint, step_number
+from ringstow._arguments import (
+    StrPath,
+    absolute,
+    names_of_parts,
+    of_checkpoint,
+    step_number,
+)
 from ringstow._config import Config, native_json
 
 if TYPE_CHECKING:
-    from ringstow._catalog_report import DiffReport, Removed, Retained, Step, Swept
+    from ringstow._catalog_report import DiffReport, Removed, Retained, Slimmed, Step, Swept
     from ringstow._report import VerifyReport
 
 
@@ -271,6 +278,40 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
 
     recycles = _recycles(recycle, config)
     return Removed.from_json(_native.remove(of_checkpoint(path), recycles, native_json(config)))
+
+
+def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) -> Slimmed:
+    """Drop a part of a checkpoint, such as the optimizer's state, and free its disk space.
+
+    The save must have set that part ``apart``. Everything else loads as before. Changes the
+    checkpoint entirely or not at all, even if the process is killed; a load that has begun
+    completes.
+
+    Args:
+        path: the checkpoint's directory. A link is refused: pass the directory that it leads to.
+        drop: names, each of which stands for itself and all below it: ``["optimizer"]`` for
+            ``optimizer.state.0.exp_avg``. Names that were dropped before are passed over. Only
+            dicts are cut: a part of a list or a tuple is refused.
+        config: the settings, of which only ``stripe`` is used; None means the defaults.
+
+    Returns:
+        What was dropped and removed.
+
+    Raises:
+        TypeError: ``drop`` is a string, or holds something else than strings.
+        InvalidStateError: the checkpoint has nothing of a name, or no file would be freed, or no
+            tensor would be left; or the path is a link.
+        UnsupportedError: ranks saved the checkpoint each by itself; or nobody can know whether
+            another host is saving there.
+        IncompleteCheckpointError: as in `remove`.
+        BusyError: a save into the directory is in progress.
+        NotDurableError: it is slimmed, and a crash may undo that.
+        OSError: the system refused.
+    """
+    from ringstow._catalog_report import Slimmed
+
+    names = names_of_parts(drop, "drop")
+    return Slimmed.from_json(_native.slim(of_checkpoint(path), names, native_json(config)))
 
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:

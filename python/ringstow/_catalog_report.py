@@ -145,6 +145,8 @@ class CheckpointInfo(Report):
     """The step of training that it was saved as; None if none was given."""
     metrics: dict[str, float] = dataclasses.field(hash=False)
     """The metrics that it was saved with."""
+    dropped: tuple[str, ...]
+    """Names below which `slim` has dropped everything."""
 
     @property
     def created(self) -> datetime.datetime:
@@ -235,6 +237,24 @@ class Removed(Report):
     left: tuple[Left, ...]
     """Directories that stay although no file of the checkpoint is in them, and why: the system
     refused to remove them, or a save from elsewhere may be about to use them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slimmed(Report):
+    """What `slim` did."""
+
+    path: str
+    """The checkpoint's directory."""
+    names: tuple[str, ...]
+    """Names that it dropped; without those that were dropped before."""
+    tensors: int
+    """Tensors, arrays and objects that it dropped."""
+    file_bytes: int
+    """Bytes of the files that it removed."""
+    removed: tuple[str, ...]
+    """These files."""
+    left: tuple[Left, ...]
+    """Files that could not be removed, and why: `prune` tries again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -66,9 +66,11 @@ class Merge:
         self._usual = _torch.usual()
         self._address_of = _cuda.finder()
 
-    def check(self, path: str, *, strict: bool) -> None:
+    def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
         """Raise a KeyMismatchError that lists all mismatches."""
         advice = []
+        if lost := [name for name in dropped if any(is_below(key, name) for key in self.missing)]:
+            advice.append(f"`slim` has dropped {' and '.join(lost)} from this checkpoint")
         if self.needs_cast and not self.cast:
             advice.append("cast=True converts floating-point elements to the dtype that is here")
         names = (self.missing, self.unexpected) if strict else ([], [])
@@ -243,7 +245,7 @@ def load_into(
     merge = Merge(contents, cast=cast, damaged=damaged)
     merge.merge(state, skeleton, ())
     merge.mismatched += _ties.differing(checkpoint, merge.fills)
-    merge.check(path, strict=strict)
+    merge.check(path, strict=strict, dropped=checkpoint.dropped)
     ways = _split(merge.fills)
     for fill in ways.copied:
         merge.survey.add(fill.leaf)

@@ -41,6 +41,7 @@ __all__ = [
     "retain",
     "shared_file_system",
     "start_export",
+    "slim",
     "start_save",
     "start_write",
     "steps",
@@ -165,6 +166,7 @@ def start_save(
     step: int | None = None,
     metrics: dict[str, float] = ...,
     *,
+    apart: list[str] = ...,
     only_new: bool = False,
 ) -> SaveJob: ...
 
@@ -232,6 +234,9 @@ class Checkpoint:
     # The saved JSON tree.
     @property
     def state(self) -> str: ...
+    # Names below which everything was dropped.
+    @property
+    def dropped(self) -> list[str]: ...
     # The tree with at least what a prefix or names need. Raises ValueError.
     def part_of_state(self, prefix: str | None, names: list[str] | None) -> str: ...
     @property
@@ -312,6 +317,9 @@ def remove(path: str, recycle: bool, config: str) -> str: ...
 def retain(
     directory: str, keep: int, recycle: bool, pattern: str | None, dry_run: bool, config: str
 ) -> str: ...
+
+# Returns a Slimmed as JSON.
+def slim(path: str, drop: list[str], config: str) -> str: ...
 
 # Removes what killed saves and removals left in a directory and directly below it; with `recycled`,
 # also the recycled files. `no_other_writers` promises that no other host writes there.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _arguments, _guard, _jobs, _native, _others
-from ringstow._arguments import StrPath, absolute, step_number
+from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._config import Config, native_json
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow.tree import _encode
@@ -25,6 +26,7 @@ def save(
     *,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
+    apart: Iterable[str] = (),
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -52,6 +54,8 @@ def save(
             reports them, and ``retain(keep_best=...)`` compares them. A number is an int, a float
             (NaN and infinities included), a NumPy scalar, or a tensor or array without a dimension.
             At most 256, with names of at most 256 bytes.
+        apart: names of parts whose tensors get files of their own, so that `slim` can drop them
+            later: ``["optimizer"]``. A name stands for itself and all below it.
         config: the settings; None means the defaults.
         allow_pickle: pickle all other values. Loading them also needs ``allow_pickle=True``, and
             can run any code. Tensors, arrays of more than 64 KiB and objects that hold either are
@@ -62,7 +66,8 @@ def save(
 
     Raises:
         InvalidStateError: values that can't be saved, each with its key and what to save instead;
-            a metric that is no number; or an invalid ``config``.
+            a metric that is no number; a name in ``apart`` that the state does not have; or an invalid
+            ``config``.
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or something that
             ``config`` requires and this machine lacks.
         BusyError: another save into the same directory is in progress.
@@ -71,12 +76,15 @@ def save(
         OSError: the system refused: no space, no permission, a path that is a file.
     """
     where, knobs, noted = _prepared(path, step, metrics, config)
+    parts = _parts(apart, state_dict)
     with _guard.Hold() as hold:
         hold.begin(may_wait=False)
         encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
         _guard.stage(encoded.tensors, "wait", where, hold)
         return _jobs.run(
-            lambda: _native.start_save(encoded.tensors, encoded.tree, where, knobs, *noted),
+            lambda: _native.start_save(
+                encoded.tensors, encoded.tree, where, knobs, *noted, apart=parts
+            ),
             where,
             hold=hold,
         )
@@ -89,6 +97,7 @@ def save_async(
     *,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
+    apart: Iterable[str] = (),
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
@@ -113,6 +122,7 @@ def save_async(
         path: as in `save`.
         step: as in `save`.
         metrics: as in `save`.
+        apart: as in `save`.
         config: as in `save`. If ``pool_bytes`` is as large as the checkpoint, staging takes as long
             as a copy; otherwise about as long as the disk needs for the rest.
         allow_pickle: as in `save`.
@@ -142,6 +152,7 @@ def save_async(
 
     _guard.check_staging(staging)
     where, knobs, noted = _prepared(path, step, metrics, config)
+    parts = _parts(apart, state_dict)
     _jobs.refuse_own(where)
     hold = _guard.Hold()
     handle: SaveHandle | None = None
@@ -154,7 +165,10 @@ def save_async(
         tensors, tree = encoded.tensors, encoded.tree
         is_copied = _guard.stage(tensors, staging, where, hold, json.loads(knobs)["pool_bytes"])
         handle = _handle.start(
-            lambda: _native.start_save(tensors, tree, where, knobs, *noted), where, [tensors], hold
+            lambda: _native.start_save(tensors, tree, where, knobs, *noted, apart=parts),
+            where,
+            [tensors],
+            hold,
         )
         if not (may_return and is_copied):
             handle._wait_copied()
@@ -185,3 +199,26 @@ def _prepared(
     _jobs.log_unreported()
     _others.refuse_other_ranks(where)
     return where, knobs, noted
+
+
+def _parts(apart: Iterable[str], state_dict: dict[Any, Any]) -> list[str]:
+    """Return the names of the parts that get files of their own; a misspelled one would get none."""
+    names = names_of_parts(apart, "apart")
+    for name in names if isinstance(state_dict, dict) else ():
+        if not _has(state_dict, name):
+            raise InvalidStateError(
+                f"apart: the state has nothing named {name!r}, and nothing below it"
+            )
+    return names
+
+
+def _has(state_dict: dict[Any, Any], name: str) -> bool:
+    """Whether a dict has something of a name or below it; its keys may have dots."""
+    for key, value in state_dict.items():
+        step = str(key)
+        if step == name or step.startswith(f"{name}."):
+            return True
+        if name.startswith(f"{step}.") and isinstance(value, dict):
+            if _has(value, name[len(step) + 1 :]):
+                return True
+    return False

@@ -100,6 +100,18 @@ pub(crate) fn retain(
 }
 
 #[pyfunction]
+pub(crate) fn slim(
+    py: Python<'_>,
+    path: PathBuf,
+    drop: Vec<String>,
+    config: &str,
+) -> PyResult<String> {
+    let config = self::config(config)?;
+    let slim = || ringstow::internals::store::slim(&path, &drop, &config);
+    to_json(&py.detach(slim).map_err(to_python)?)
+}
+
+#[pyfunction]
 pub(crate) fn prune(
     py: Python<'_>,
     directory: PathBuf,

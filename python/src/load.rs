@@ -174,6 +174,11 @@ impl Checkpoint {
         self.inner.manifest().state.get()
     }
 
+    #[getter]
+    fn dropped(&self) -> Vec<String> {
+        self.inner.manifest().dropped.clone()
+    }
+
     /// The part of the tree that a load needs, or more.
     #[pyo3(signature = (prefix, names))]
     fn part_of_state(

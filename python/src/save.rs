@@ -147,7 +147,7 @@ pub(crate) fn check_metrics(metrics: Metrics) -> PyResult<()> {
 
 /// Starts a save and returns at once.
 #[pyfunction]
-#[pyo3(signature = (tensors, state, path, config, step=None, metrics=Metrics::new(), *, only_new=false))]
+#[pyo3(signature = (tensors, state, path, config, step=None, metrics=Metrics::new(), *, apart=Vec::new(), only_new=false))]
 pub(crate) fn start_save(
     tensors: &Bound<'_, Tensors>,
     state: String,
@@ -155,6 +155,7 @@ pub(crate) fn start_save(
     config: &str,
     step: Option<u64>,
     metrics: Metrics,
+    apart: Vec<String>,
     only_new: bool,
 ) -> PyResult<SaveJob> {
     SaveJob::start(tensors.py(), config, |config, raised| {
@@ -166,6 +167,9 @@ pub(crate) fn start_save(
             dict.step(step);
         }
         dict.metrics(metrics)?;
+        for name in apart {
+            dict.apart(name);
+        }
         if only_new {
             dict.only_new();
         }

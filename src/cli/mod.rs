@@ -16,6 +16,7 @@ mod progress;
 mod prune;
 mod retain;
 mod show;
+mod slim;
 mod table;
 mod text;
 mod values;
@@ -35,6 +36,8 @@ Examples:
   ringstow diff run/step-900 run/step-1000
                                           show which tensors and values differ
   ringstow retain checkpoints --keep 3    remove all but the newest 3
+  ringstow slim checkpoints/step-1000 --drop optimizer
+                                          drop the optimizer's state, free its space
   ringstow doctor /mnt/nvme               check this machine and this directory
   ringstow bench /mnt/nvme --gb 4         measure saves and loads there, beside fio
   ringstow convert run/step-1000 hf       convert to and from torch.save, DCP, Hugging Face
@@ -42,7 +45,7 @@ Examples:
 Exit codes:
   0  success
   1  damage was found (verify), the two differ (diff), a check failed (doctor), or the system failed where something
-     was to be removed (retain, prune)
+     was to be removed (retain, prune, slim)
   2  failure: no such path, no checkpoint there, wrong arguments";
 
 /// Inspect, verify and clean up training checkpoints written by ringstow.
@@ -62,6 +65,7 @@ enum Command {
     Diff(diff::Diff),
     Prune(prune::Prune),
     Retain(retain::Retain),
+    Slim(slim::Slim),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     Convert(convert::Convert),
@@ -107,6 +111,7 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Diff(args) => diff::run(&args, out),
         Command::Prune(args) => prune::run(&args, out),
         Command::Retain(args) => retain::run(&args, out),
+        Command::Slim(args) => slim::run(&args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),
         Command::Convert(args) => convert::run(&args),

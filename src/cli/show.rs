@@ -182,8 +182,10 @@ fn summary(checkpoint: &Checkpoint) -> String {
         );
         row("renames", left)
     });
-    let rows =
-        rows.into_iter().chain(step).chain(metrics).chain(part_of).chain(renames).chain(problem);
+    let dropped = (!manifest.dropped.is_empty())
+        .then(|| row("dropped", text::printable(&manifest.dropped.join(", "))));
+    let rows = rows.into_iter().chain(step).chain(metrics).chain(part_of).chain(dropped);
+    let rows = rows.chain(renames).chain(problem);
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
 }
 

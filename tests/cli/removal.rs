@@ -408,3 +408,21 @@ fn advice_about_a_run_that_is_itself_a_checkpoint_works() {
     assert_eq!(warning(), "");
     assert_eq!(ringstow(&["verify", step.to_str().unwrap()]).code, Some(0));
 }
+
+#[test]
+fn slim_drops_what_was_set_apart_and_says_how_much_that_was() {
+    let dir = Checkpoints::new();
+    let path = dir.step(1);
+    let state = common::State::new(1, &[3000]);
+    state.save_with_extra(&common::runtime(), path.as_ref()).unwrap();
+    let refused = ringstow(&["slim", &path, "--drop", "absent"]);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("nothing named \"absent\""), "{}", refused.err);
+    let done = ringstow(&["slim", &path, "--drop", common::EXTRA, "--json"]).json();
+    assert_eq!((&done["tensors"], &done["names"]), (&json!(2), &json!([common::EXTRA])));
+    let again = ringstow(&["slim", &path, "--drop", common::EXTRA]);
+    assert_eq!(again.code, Some(0));
+    assert!(again.out.contains("dropped already"), "{}", again.out);
+    let shown = ringstow(&["show", &path]);
+    assert!(shown.out.contains("dropped") && shown.out.contains(common::EXTRA), "{}", shown.out);
+}

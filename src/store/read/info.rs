@@ -42,6 +42,8 @@ pub struct Info {
     /// The metrics that it was saved with.
     #[serde(with = "metrics")]
     pub metrics: Metrics,
+    /// Names below which everything was dropped; see [`slim`](crate::slim()).
+    pub dropped: Vec<String>,
 }
 
 /// A shard.
@@ -80,6 +82,7 @@ impl Checkpoint {
             part_of: manifest.part_of.clone(),
             step: manifest.step,
             metrics: manifest.metrics.clone(),
+            dropped: manifest.dropped.clone(),
         }
     }
 }

@@ -43,6 +43,7 @@ fn save_all(
     let started = Instant::now();
     let (contents, tree) = (state.contents(), state.tree()?);
     contents.check_sizes()?;
+    state.check_apart()?;
     let mut transaction = Transaction::begin(path, &runtime.config().stripe)?;
     transaction.recycle(runtime.config().recycle);
     if state.is_only_new() {
