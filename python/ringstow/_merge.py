@@ -20,7 +20,7 @@ from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._remedies import type_name
-from ringstow.tree._select import check_match
+from ringstow.tree._select import check_match, is_below
 from ringstow.tree._skeleton import parse
 from ringstow.tree._walk import (
     METADATA,

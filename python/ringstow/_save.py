@@ -202,7 +202,7 @@ def _prepared(
 
 
 def _parts(apart: Iterable[str], state_dict: dict[Any, Any]) -> list[str]:
-    """Return the names of the parts that get files of their own; a misspelled one would get none."""
+    """Return the names of parts that get files of their own: all must be in the state."""
     names = names_of_parts(apart, "apart")
     for name in names if isinstance(state_dict, dict) else ():
         if not _has(state_dict, name):
@@ -218,7 +218,7 @@ def _has(state_dict: dict[Any, Any], name: str) -> bool:
         step = str(key)
         if step == name or step.startswith(f"{name}."):
             return True
-        if name.startswith(f"{step}.") and isinstance(value, dict):
-            if _has(value, name[len(step) + 1 :]):
-                return True
+        is_above = name.startswith(f"{step}.") and isinstance(value, dict)
+        if is_above and _has(value, name[len(step) + 1 :]):
+            return True
     return False

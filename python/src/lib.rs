@@ -130,7 +130,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
-        catalog::{latest, prune, remove, retain, shared_file_system, steps},
+        catalog::{latest, prune, remove, retain, shared_file_system, slim, steps},
         encode::encode,
         exchange::Exchange,
         exit::{end_jobs, fail_exit},

@@ -34,6 +34,11 @@ def by_prefix(skeleton: dict[Any, Any], prefix: str, path: str) -> dict[Any, Any
     raise missing_names([prefix], [shown], skeleton, path)
 
 
+def is_below(name: str, part: str) -> bool:
+    """Return whether a flat name is that of a part, or below it."""
+    return name == part or name.startswith(f"{part}.")
+
+
 def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[Any, Any]:
     """Return the skeleton with only the leaves whose flat names are among the keys.
 

@@ -1,0 +1,87 @@
+"""A part of a checkpoint that was saved apart can be dropped, and the rest loads as before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ringstow
+
+
+def state_of(step=1):
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 64)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+
+
+def size(path):
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path):
+    path, state = tmp_path / "step-1", state_of()
+    ringstow.save(state, path, step=1, apart=["optimizer"])
+    before = size(path)
+    done = ringstow.slim(path, drop=["optimizer"])
+    assert done.names == ("optimizer",)
+    assert done.tensors == 6  # two moments and a counter for each of two parameters
+    assert done.left == ()
+    assert size(path) < before - done.file_bytes + 4096
+    loaded = ringstow.load(path)
+    assert list(loaded) == ["model", "step"]
+    assert all(torch.equal(loaded["model"][name], state["model"][name]) for name in state["model"])
+    assert ringstow.open(path).info.dropped == ("optimizer",)
+    assert ringstow.latest(tmp_path) == str(path)
+    assert ringstow.verify(path).ok
+    assert ringstow.slim(path, drop=["optimizer"]).names == ()
+
+
+def test_load_into_a_whole_state_says_that_the_part_was_dropped(tmp_path):
+    path, state = tmp_path / "step-1", state_of()
+    ringstow.save(state, path, apart=["optimizer"])
+    ringstow.slim(path, drop=["optimizer"])
+    with pytest.raises(ringstow.KeyMismatchError, match="`slim` has dropped optimizer"):
+        ringstow.load_into(state, path)
+    report = ringstow.load_into(state, path, strict=False)
+    assert report.missing
+
+
+def test_background_save_sets_parts_apart_too(tmp_path):
+    path = tmp_path / "step-1"
+    ringstow.save_async(state_of(), path, apart=["optimizer.state"]).result()
+    assert ringstow.slim(path, drop=["optimizer.state"]).tensors == 6
+    assert list(ringstow.load(path)["optimizer"]) == ["param_groups"]
+
+
+def test_optimizer_without_tensors_is_set_apart_and_dropped(tmp_path):
+    path = tmp_path / "step-0"
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+    ringstow.save({"w": np.ones(3), "optimizer": optimizer.state_dict()}, path, apart=["optimizer"])
+    assert ringstow.slim(path, drop=["optimizer"]).tensors == 0
+    assert list(ringstow.load(path)) == ["w"]
+
+
+def test_part_that_was_not_saved_apart_stays(tmp_path):
+    path, state = tmp_path / "step-1", state_of()
+    ringstow.save(state, path)
+    with pytest.raises(ringstow.InvalidStateError, match="save these names apart"):
+        ringstow.slim(path, drop=["optimizer"])
+    assert list(ringstow.load(path)) == list(state)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        ("optimizer", TypeError, "list of names"),
+        ([1], TypeError, "not of int"),
+        (["optimizer."], ringstow.InvalidStateError, "is no name"),
+        (["optimiser"], ringstow.InvalidStateError, "nothing named 'optimiser'"),
+    ],
+)
+def test_wrong_names_are_refused_before_anything_is_written(tmp_path, names, error, message):
+    with pytest.raises(error, match=message):
+        ringstow.save(state_of(), tmp_path / "step-1", apart=names)
+    assert not (tmp_path / "step-1").exists()
