@@ -66,8 +66,8 @@ def save(
 
     Raises:
         InvalidStateError: values that can't be saved, each with its key and what to save instead;
-            a metric that is no number; a name in ``apart`` that the state does not have; or an invalid
-            ``config``.
+            a metric that is no number; a name in ``apart`` that the state does not have; or an
+            invalid ``config``.
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or something that
             ``config`` requires and this machine lacks.
         BusyError: another save into the same directory is in progress.
