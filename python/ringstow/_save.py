@@ -83,7 +83,7 @@ def save(
         _guard.stage(encoded.tensors, "wait", where, hold)
         return _jobs.run(
             lambda: _native.start_save(
-                encoded.tensors, encoded.tree, where, knobs, *noted, apart=parts
+                encoded.tensors, encoded.tree, where, knobs, noted, apart=parts
             ),
             where,
             hold=hold,
@@ -165,7 +165,7 @@ def save_async(
         tensors, tree = encoded.tensors, encoded.tree
         is_copied = _guard.stage(tensors, staging, where, hold, json.loads(knobs)["pool_bytes"])
         handle = _handle.start(
-            lambda: _native.start_save(tensors, tree, where, knobs, *noted, apart=parts),
+            lambda: _native.start_save(tensors, tree, where, knobs, noted, apart=parts),
             where,
             [tensors],
             hold,

@@ -147,14 +147,13 @@ pub(crate) fn check_metrics(metrics: Metrics) -> PyResult<()> {
 
 /// Starts a save and returns at once.
 #[pyfunction]
-#[pyo3(signature = (tensors, state, path, config, step=None, metrics=Metrics::new(), *, apart=Vec::new(), only_new=false))]
+#[pyo3(signature = (tensors, state, path, config, noted=(None, Metrics::new()), *, apart=Vec::new(), only_new=false))]
 pub(crate) fn start_save(
     tensors: &Bound<'_, Tensors>,
     state: String,
     path: PathBuf,
     config: &str,
-    step: Option<u64>,
-    metrics: Metrics,
+    noted: (Option<u64>, Metrics),
     apart: Vec<String>,
     only_new: bool,
 ) -> PyResult<SaveJob> {
@@ -163,6 +162,7 @@ pub(crate) fn start_save(
         let tree = RawValue::from_string(state)
             .map_err(|e| Error::invalid(format!("the state's tree is not JSON: {e}")))?;
         dict.set_tree(tree);
+        let (step, metrics) = noted;
         if let Some(step) = step {
             dict.step(step);
         }

@@ -101,7 +101,7 @@ class SaveJob:
         self._gate.open()
 
 
-def start_save(tensors, state, path, config, step=None, metrics=None):
+def start_save(tensors, state, path, config, noted=(None, {}), *, apart=()):
     return SaveJob(tensors, state, path)
 
 
