@@ -33,7 +33,7 @@ def test_ctrl_c_in_save_cancels_it_and_waits(gate, state, tmp_path, monkeypatch)
     gate(staging=False)
     jobs = []
 
-    def start(*args):
+    def start(*args, **options):
         jobs.append(fake_native.SaveJob(*args[:3]))
         return jobs[0]
 
@@ -125,7 +125,7 @@ class _CtrlC:
 def test_ctrl_c_within_the_call_leaves_no_orphaned_save(gate, state, tmp_path, monkeypatch):
     jobs = {}
 
-    def start(*args):
+    def start(*args, **options):
         jobs[args[2]] = fake_native.SaveJob(*args[:3])
         return jobs[args[2]]
 
