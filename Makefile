@@ -79,7 +79,8 @@ help:
 demo: $(READY)
 	$(BIN)/python tools/demo.py --gb $(GB)
 
-test: test-rust test-python
+# PyTorch first: pip needs the most room while it unpacks.
+test: test-python test-rust
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
